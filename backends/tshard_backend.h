@@ -1,9 +1,18 @@
-/* tshard_backend.h - what backends share, for those who write one  A program that only uses tshard
- * needs none of this. A backend includes it (the three beside it do, and
- * examples/05_write_a_backend.c) and calls the functions that begin with tshb_. What a backend must
- * do is told in tshard.h, HOW A BACKEND WORKS.  DO THIS, in the source file that compiles the
- * library:  #define TSHARD_IMPLEMENTATION #include "tshard.h" #include "backends/tshard_backend.h"
- * // or any backend, which includes it  It needs nothing beyond tshard.h. */
+/* tshard_backend.h - functions that backends share, for those who write one */
+/*
+ * A program that only uses tshard needs none of this. A backend includes it (the three beside it
+ * do, and examples/05_write_a_backend.c) and calls the functions that begin with tshb_. What a
+ * backend must do is described in tshard.h, HOW A BACKEND WORKS; "rule 5" and so on are the rules
+ * there.
+ *
+ * DO THIS, in the source file that compiles the library
+ *
+ *     #define TSHARD_IMPLEMENTATION
+ *     #include "tshard.h"
+ *     #include "backends/tshard_backend.h"    // or any backend, which includes it
+ *
+ * It needs nothing beyond tshard.h.
+ */
 
 #include "../tshard.h"
 
@@ -12,8 +21,8 @@
 
 /* ========================================================================== */
 /* >>backend-api                                          MARK: - backend-api */
-/* What backends share: a comm, time limits, sums, comparing calls, ranks     */
-/* that wait.                                                                 */
+/* What backends share: making a comm, time limits, sums, comparing the calls */
+/* of all ranks, finding ranks that wait for each other.                      */
 /* Needs: the public part of tshard.h.                                        */
 /* ========================================================================== */
 
@@ -21,153 +30,186 @@
 extern "C" {
 #endif
 
-/* What backends share, for those who write one: a comm and a runner, time, sentences, rule 5's
- * arithmetic, comparing calls, and ranks that wait for each other. dtype and op are ones that
- * tsh_start took. */
+/* For those who write a backend: making a comm, time limits, sums in the order of rule 5, calls as
+ * text, comparing the calls of all ranks, finding ranks that wait for each other in a cycle, and
+ * settings from the environment. Arguments dtype and op must be ones that tsh_start accepts. */
 
-/* Rank `rank` of a group of `size`; nothing has been started on it. */
+/* Returns a comm for rank `rank` of a group of `size` ranks, on which nothing has been started.
+ * ops: the backend's functions; impl: the backend's own data; id: the group's (see
+ * tshb_group_text). */
 TSH_API tsh_comm tshb_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
                                uint64_t id);
-/* Makes of a comm of messages (rule 9) for the whole world one that has everything,
- * in rule 5's order; it owns that one. The time limit is TSHARD_TIMEOUT's, else 300 s. Errors:
- * TSH_ERR_ARGUMENT (TSHARD_TIMEOUT is not a time), TSH_ERR_MEMORY, with a sentence in error. */
+/* Makes a comm for the whole world, with all collectives, groups and errors, from one that only
+ * sends and receives messages (rule 9). Sums are in the order of rule 5. Closing *out closes
+ * `messages`; after an error, `messages` stays the caller's. The time limit is TSHARD_TIMEOUT, else
+ * 300 s. Errors: TSH_ERR_ARGUMENT (TSHARD_TIMEOUT is not a time), TSH_ERR_MEMORY, with a sentence
+ * in error. */
 TSH_API tsh_result tshb_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh_error *error);
 
-/* The time limit of a world in ns, at most 2^61: `given` seconds (negative: no limit) where a desc
- * has them in a field called `name`; if that is 0, TSHARD_TIMEOUT (0: no limit), else 300 s.
- * Returns 0 with a sentence in error if the number is NaN or the variable is not a time. */
+/* Sets *ns to the time limit of a world, in ns; 2^61 stands for no limit. given: the limit in
+ * seconds, from the field of a desc that is called `name`; negative: no limit. If given is 0: that
+ * of the environment variable TSHARD_TIMEOUT ("0": no limit); if that is unset: 300 s. Returns 1;
+ * or 0, with a sentence in error, if `given` is NaN or the variable is not a time. */
 TSH_API int tshb_timeout(double given, const char *name, int64_t *ns, tsh_error *error);
-/* The same of another variable and default. */
+/* Does what tshb_timeout does, with this environment variable and `otherwise` seconds in place of
+ * TSHARD_TIMEOUT and 300 s. */
 TSH_API int tshb_time_limit(double given, const char *name, const char *variable, double otherwise,
                            int64_t *ns, tsh_error *error);
-/* The time (tsh_now) at which a call that starts now times out: timeout_ns from now, or `otherwise`
- * from now if timeout_ns is 0. */
+/* Returns the time (as tsh_now counts) at which a call that starts now times out: timeout_ns from
+ * now, or `otherwise` ns from now if timeout_ns is 0. */
 TSH_API int64_t tshb_deadline(int64_t timeout_ns, int64_t otherwise);
 
-/* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
- * not overlap them otherwise. */
+/* Combines n elements by op: out = left op right (AVG adds). out may be left or right, but must not
+ * overlap them otherwise. */
 TSH_API void tshb_coll_fold(void *out, const void *left, const void *right, int64_t n,
                            tsh_dtype dtype, tsh_redop op);
-/* 1 if out of tshb_coll_fold may be rounded, as of the SUM of two bf16: a sum of several ranks is
- * to be rounded once, at its end, so it takes tshb_coll_sum. */
+/* Returns 1 if tshb_coll_fold rounds its results to dtype, as in a SUM of bf16. A sum over several
+ * ranks must be rounded only once, at its end: such dtypes need tshb_coll_sum. */
 TSH_API int tshb_coll_rounds(tsh_dtype dtype, tsh_redop op);
-/* AVG's division of n finished sums by the number of ranks; nothing for other ops. */
+/* Divides n finished sums by the number of ranks, `size`, if op is AVG; does nothing for other
+ * ops. */
 TSH_API void tshb_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size);
-/* Rule 5's sum of n elements of chunk k: out = x[k+1] + x[k+2] + ... + x[k+P], of bf16 and f16 in
- * float, rounded once. part(user, r) is where those of rank r are; out may be the first of them,
- * and overlaps no other. */
+/* Combines the n elements of chunk k of all ranks, in the order of rule 5: out = x[k+1] + x[k+2] +
+ * ... + x[k+P], indices modulo P = size, with coll->redop in place of +. bf16 and f16 are summed in
+ * float and rounded once; AVG is divided. part(user, r) returns the address of rank r's n elements.
+ * out may be that of x[k+1], but must not overlap any other. */
 TSH_API void tshb_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
                           const void *(*part)(const void *user, int r), const void *user);
-/* counts[0] + ... + counts[r-1]: where rank r's part of a row starts. */
+/* Returns counts[0] + ... + counts[r-1]: where rank r's part of a row starts. */
 TSH_API int64_t tshb_coll_before(const int64_t *counts, int r);
-/* Rule 5's chunks: where chunk k of n elements over `size` ranks starts; of k = size: n. */
+/* Returns where chunk k of n elements starts, of `size` chunks (rule 5); n if k is size. */
 TSH_API int64_t tshb_coll_chunk(int64_t n, int size, int k);
-/* Equal exactly where the descriptors of two ranks of `size`, both taken by tsh_start, fit (up to a
- * chance of 2^-64). A SEND fits the RECV of its dtype, count and tag; of a SENDRECV, describe the
- * halves. An ALLTOALL's counts are not in it: they are to be compared pair by pair. */
+/* Returns a hash of a call in a group of `size` ranks. The calls of two ranks match if their hashes
+ * are equal (up to a chance of 2^-64), and only then. Both must have been accepted by tsh_start. A
+ * SEND matches the RECV of its dtype, count and tag; of a SENDRECV, hash the halves
+ * (tshb_coll_half). The counts of an ALLTOALL, which differ from rank to rank, are not hashed: they
+ * must be compared pair by pair, as tshb_call_mismatch does. */
 TSH_API uint64_t tshb_coll_digest(const tsh_coll *coll, int size);
-/* Writes "all-reduce of 7 f32 (sum)" into text, cut to `capacity` bytes; of counts that differ from
- * other's (may be NULL), the first of `size`. Any values will do, and counts may be NULL: coll may
- * come from a broken peer. Returns text. */
+/* Writes a call as text, such as "all-reduce of 7 f32 (sum)", into `text`, cut to `capacity` bytes.
+ * If `other` is not NULL, adds the first of coll's `size` counts that differs from other's. Invalid
+ * values and counts that are NULL do no harm: coll may come from a broken peer. Returns text. */
 TSH_API char *tshb_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
                             size_t capacity);
 
-/* Writes the name of a group, by its id, into text, cut to `capacity` bytes: "tp", "dp" or "pp" of
- * a ctx, whose ids have the name's first letter in their highest byte; "world" of id 1; "group 7"
- * of another id. Groups of one axis, as the tp of two replicas, have one name. Returns text. */
+/* Writes the name of a group, found from its id, into `text`, cut to `capacity` bytes: "tp", "dp"
+ * or "pp" if tsh_open made the group (the highest byte of its id is the name's first letter),
+ * "world" for id 1, and "group 7" for another id, 7. Groups of one axis have one name, such as the
+ * tp groups of two replicas. Returns text. */
 TSH_API char *tshb_group_text(uint64_t group, char *text, size_t capacity);
-/* Appends "all-reduce of 7 f32 (sum), collective 3 of tp"; messages have no number. */
+/* Appends a call, its number and its group to `text`: "all-reduce of 7 f32 (sum), collective 3 of
+ * tp". For messages (SEND, RECV, SENDRECV) seq is left out. group: the group's id. */
 TSH_API void tshb_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64_t group,
                             char *text, size_t capacity);
-/* The SEND or the RECV that a message is, or that a SENDRECV has: its count is in .count. */
+/* Returns a SENDRECV's SEND (receives 0) or RECV (receives 1), with its count in .count. Of a SEND
+ * or a RECV, whose kind `receives` must agree with, returns a copy without count arrays. */
 TSH_API tsh_coll tshb_coll_half(const tsh_coll *coll, int receives);
 
-/* What a rank of a group has called. */
+/* What one rank of a group has called, as others see it. */
 typedef struct tshb_call {
-    tsh_coll coll; /* its counts may be NULL; kind TSH_COLL_KINDS: it closes the group */
-    uint64_t digest;
-    int rank;   /* of the world */
-    int counts; /* how many of coll's counts are known */
+    tsh_coll coll;   /* the call; kind TSH_COLL_KINDS: the rank closes the group */
+    uint64_t digest; /* tshb_coll_digest of the call */
+    int rank;        /* the rank's number in the world */
+    int counts;      /* length of coll's arrays of counts; 0: they are not known, and may be NULL */
 } tshb_call;
-/* Compares the calls of `size` ranks; call(user, r, out) returns 0 if rank r has made none. Returns
- * 1, and the world's error, if they do not fit: the largest part is right (of several, the one with
- * the lowest rank), and the lowest rank that is not in it is blamed. Of all-to-alls with different
- * counts, the rank with the most of them; of several, the lowest but rank 0. */
+/* Compares the calls of the `size` ranks of a group. call(user, r, out) fills *out with the call of
+ * rank r, or returns 0 if r has made none. Returns 0 if the calls match; else 1, with the world's
+ * error in *error. The call that most ranks have made is taken as right (of several such, that of
+ * the lowest rank), and the lowest rank with another call is blamed. If all have called all-to-all
+ * with counts that do not fit, the rank with the most counts that disagree is blamed (of several
+ * such, the lowest but rank 0). If some ranks have closed the group while others make a call in it,
+ * the error is TSH_ERR_LOST, and blames the lowest rank that has closed it. seq, group: number of
+ * the collective and id of the group, for the sentence. */
 TSH_API int tshb_call_mismatch(int (*call)(const void *user, int r, tshb_call *out),
                                const void *user, int size, uint64_t seq, uint64_t group,
                                tsh_error *error);
-/* The error of a SEND and a RECV (halves) that do not fit, by world rank `from` and `to`. */
+/* Fills *error for a SEND and a RECV (or halves of SENDRECVs) that do not match. from, to: the
+ * ranks in the world of sender and receiver; number: number of the message between them; group: the
+ * group's id. */
 TSH_API void tshb_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted, int from, int to,
                                   uint64_t number, uint64_t group, tsh_error *error);
-/* Of two ranks that disagree, which is blamed: the one that is not rank 0, else the lower. */
+/* Returns which of two ranks that disagree is blamed: the one that is not rank 0, else the
+ * lower. */
 TSH_API int tshb_blamed(int a, int b);
 
-/* Where ranks of one color are in their new group: fills order with the ranks r of `size` whose
- * color is `color`, sorted by key, then by rank. Returns how many there are. */
+/* What a rank passes to tsh_split. */
 typedef struct tshb_ticket {
     int32_t color, key;
 } tshb_ticket;
+/* Fills `order` with the ranks of a new group: those of `size` ranks whose color is `color`, sorted
+ * by key, then by rank. Returns how many there are. Rank r's ticket is r * stride bytes after
+ * `tickets`, perhaps within a larger struct. */
 TSH_API int tshb_split_order(const void *tickets, size_t stride, int size, int color, int *order);
 
-/* A rank in a search for ranks that wait for each other. */
+/* The state of one rank in a search for ranks that wait for each other in a cycle. */
 typedef struct tshb_coll_search {
-    int seen;       /* 1: it is on the path, 2: it leads to no cycle */
-    int from, next; /* the ranks before and after it; -1: none */
-    int edge;       /* which of those that it waits for is tried next */
+    int seen;       /* 0: not visited; 1: on the current path; 2: done, it leads to no cycle */
+    int from, next; /* the ranks before and after it on the path; -1: none */
+    int edge;       /* index of the rank to try next, of those that it waits for */
 } tshb_coll_search;
 
-/* A rank of a cycle to which rank r of `size` leads, -1 if there is none: on a cycle all wait for
- * ever. Around it leads .next of search, which has an entry per rank, zeros before the first of
- * several searches. awaits(user, r, i) is the i-th rank, i < size, that r waits for, or -1. Depth
- * first. */
+/* Searches, depth first, for a cycle of ranks that wait for each other, beginning with rank r of
+ * `size`: such ranks wait forever. Returns a rank of the cycle, from which search[...].next leads
+ * around it; -1: r leads to no cycle. awaits(user, r, i) returns the i-th rank that r waits for, 0
+ * <= i < size; -1: no such rank. search has one entry per rank, all zeros before the first search;
+ * further searches with the same entries skip ranks that were visited before. */
 TSH_API int tshb_coll_cycle(tshb_coll_search *search, int size, int r,
                            int (*awaits)(const void *user, int r, int i), const void *user);
-/* Which rank of a cycle, r is another, is out of step and blamed: the one in whose call the fewest
- * ranks wait (together(user, r)); of several the lowest, rank 0 last. *waits: a rank that waits for
- * it. */
+/* Returns the rank of a cycle that is out of step, and so is blamed: the one that the fewest ranks
+ * are in the same call with; of several such the lowest, rank 0 last. r: any rank of the cycle.
+ * together(user, r) returns how many ranks wait in r's call. *waits: the rank of the cycle that
+ * waits for the blamed one. */
 TSH_API int tshb_coll_blame(const tshb_coll_search *search, int r,
                            int (*together)(const void *user, int r), const void *user, int *waits);
-/* The error of a cycle: `blamed` waits in the call `in` while `waits` waits for it in `other` (both
- * as tshb_coll_where has them), or for itself, if they are one rank. */
+/* Fills *error for a cycle: rank `blamed` waits in the call `in` while rank `waits` waits for it in
+ * the call `other` (both as tshb_coll_where writes them). If both ranks are the same, it waits for
+ * itself. */
 TSH_API void tshb_cycle_error(int blamed, const char *in, int waits, const char *other,
                              tsh_error *error);
 
-/* For backends whose ranks tell each other where they wait. How far a rank has come: collectives
- * that it has started in a group (peer -1), or messages to and from a peer, a rank of the world. */
+/* For backends whose ranks report to each other which call they wait in. A mark counts what a rank
+ * has started in one group: its collectives, or its messages with one peer. */
 typedef struct tshb_wait_mark {
-    uint64_t group, sends, recvs; /* of collectives: sends */
-    int64_t peer;
+    /* sends: number of collectives or of messages to peer; recvs: of messages from peer */
+    uint64_t group, sends, recvs;
+    int64_t peer; /* -1: the mark counts collectives; else the peer's rank in the world */
 } tshb_wait_mark;
-/* Where a rank waits, in one piece of memory: marks follow, then the `awaited` ranks of the world
- * that it waits for (ints). */
+/* What one rank waits for. In the same block of memory follow `marks` tshb_wait_mark and then
+ * `awaited` ints, the ranks of the world that it waits for. */
 typedef struct tshb_wait_report {
+    /* group: id of the group; the others are the numbers of the collective, of the message that it
+     * sends and of the one that it receives */
     uint64_t group, seq, send_number, recv_number;
-    int32_t pairwise, send_to, recv_from; /* pairwise: ranks of the world; -1: not awaited */
-    int32_t awaited, marks;
-    char text[256]; /* the call, in words */
+    /* pairwise 1: it waits for a message; send_to, recv_from: peer's rank in the world, -1: none */
+    int32_t pairwise, send_to, recv_from;
+    int32_t awaited, marks; /* number of awaited ranks, and of marks, that follow */
+    char text[256];         /* the call, as tshb_coll_where writes it */
 } tshb_wait_report;
-/* 1 if rank m has not done its part of what rank r waits for, as far as its last report tells, and
- * waits itself. report: of each rank the last one; NULL: it does not wait, as far as is known. */
+/* Returns 1 if rank m has not started its part of the call that rank r waits in, as far as m's last
+ * report says, and waits itself. report[i]: the last report of rank i; NULL: i is not known to
+ * wait. */
 TSH_API int tshb_wait_missing(tshb_wait_report *const *report, int r, int m);
-/* Whether rank r of `size` waits in a cycle, which then never ends: 1, and the world's error. (A
- * rank goes on only when those that it waits for have. So of a cycle none can have been the first
- * to go on since it reported, and old reports do.) search has an entry per rank. */
+/* Returns 1, with the world's error in *error, if rank r of `size` waits in a cycle, which then
+ * never ends; else 0. search: memory for one entry per rank; need not be initialised. (Old reports
+ * suffice. A rank goes on only after those that it waits for, so no rank of a cycle can have been
+ * the first to go on since it reported.) */
 TSH_API int tshb_wait_cycle(tshb_wait_report *const *report, int size, int r,
                             tshb_coll_search *search, tsh_error *error);
-/* Appends "; absent ranks: 1 3" to the error of rank r's time limit, and names the first of them:
- * those that it waits for, and that do not wait where it does. */
+/* Appends "; absent ranks: 1 3" to the error of rank r's timeout, and blames the first of them.
+ * Absent are those ranks that r waits for and that are not known to have started their part. If r
+ * is not known to wait, or no rank is absent: " none". */
 TSH_API void tshb_wait_absent(tshb_wait_report *const *report, int r, tsh_error *error);
 
 /* Settings of a backend that come from the environment. Each function reads the variable `name`
  * and returns 1 if it is set; 0 if it is unset or empty; -1, with a sentence in error
  * (TSH_ERR_ARGUMENT), if its value is not accepted. Unless it returns 1, the result stays as it
  * was. No blanks, signs or exponents are accepted, and the locale does not matter. */
-/* Reads a whole number from low to high; low is at least 0. */
+/* Reads the variable as an integer from low to high; low is at least 0. */
 TSH_API int tshb_env_int(const char *name, int low, int high, int *value, tsh_error *error);
-/* Reads a time in seconds with an optional fraction ("30", "0.5"), at most 1e9, as nanoseconds. */
+/* Reads the variable as a time in seconds, with an optional fraction ("30", "0.5"), at most 1e9.
+ * *ns: the time in nanoseconds. */
 TSH_API int tshb_env_seconds(const char *name, int64_t *ns, tsh_error *error);
-/* Copies the variable into text, `capacity` bytes with its final 0. The error does not repeat
- * it, as it may be a secret. */
+/* Copies the variable's value to `text`, which has `capacity` bytes, the final 0 included. The
+ * error does not repeat the value, as it may be a secret. */
 TSH_API int tshb_env_text(const char *name, char *text, size_t capacity, tsh_error *error);
 
 
@@ -180,8 +222,8 @@ TSH_API int tshb_env_text(const char *name, char *text, size_t capacity, tsh_err
 /* ========================================================================== */
 #endif /* TSHARD_BACKEND_H */
 
-/* The library of TSHARD_IMPLEMENTED has these functions, too, where this header was included there.
- * */
+/* With TSHARD_IMPLEMENTED, nothing below is compiled: the file that compiles the library must
+ * include this header, too, and has these functions. */
 #if defined(TSHARD_IMPLEMENTATION) && defined(TSHARD_IMPLEMENTED_HERE) &&                          \
     !defined(TSHARD_BACKEND_IMPLEMENTED)
 #define TSHARD_BACKEND_IMPLEMENTED
@@ -192,7 +234,7 @@ extern "C" {
 
 /* ========================================================================== */
 /* >>coll-sum                                      MARK: - coll-sum (private) */
-/* A comm; settings and time limits; rule 5's sums.                           */
+/* Making a comm; settings and time limits; sums in the order of rule 5.      */
 /* Needs: the implementation of tshard.h.                                     */
 /* ========================================================================== */
 
@@ -225,7 +267,8 @@ TSH_API int tshb_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
         for (; *at >= '0' && *at <= '9'; at++) {
             unit /= 10;
             if (unit) number += unit * (*at - '0');
-            if (*at > '0' && number == 0) number = 1; /* less than 1 ns; 0 is no limit */
+            /* less than 1 ns: rounded up, as 0 means no limit */
+            if (*at > '0' && number == 0) number = 1;
         }
         right = at > point + 1; /* at least one digit after the point */
     }
@@ -259,7 +302,7 @@ TSH_API int tshb_timeout(double given, const char *name, int64_t *ns, tsh_error 
 
 TSH_API int64_t tshb_deadline(int64_t timeout_ns, int64_t otherwise) {
     int64_t now = tsh_now(), wait = timeout_ns ? timeout_ns : otherwise;
-    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* must not overflow */
+    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* the sum must not overflow */
 }
 
 TSH_API int tshb_env_text(const char *name, char *text, size_t capacity, tsh_error *error) {
@@ -285,7 +328,7 @@ TSH_API int tshb_coll_rounds(tsh_dtype dtype, tsh_redop op) {
 
 TSH_API void tshb_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
-    tsh_real run[TSHI_DTYPE_RUN]; /* up to 32 of the sums */
+    tsh_real run[TSHI_DTYPE_RUN]; /* up to TSHI_DTYPE_RUN of the sums */
     int64_t e, m;                 /* first element, and number of elements, of the current run */
     if (op != TSH_AVG) return;
     if (row->divide) row->divide(sums, n, size);
@@ -297,13 +340,13 @@ TSH_API void tshb_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop 
     }
 }
 
-/* tshb_coll_sum of a dtype that the sums of tshb_coll_fold would be rounded to: in tsh_real, run by
- * run, rounded once. */
+/* tshb_coll_sum for a dtype to which tshb_coll_fold would round every partial sum: sums in
+ * tsh_real, TSHI_DTYPE_RUN elements at a time, and rounds once. */
 static void tshi_coll_sum_wide(void *out, int64_t n, const tsh_coll *coll, int size, int k,
                                const void *(*part)(const void *user, int r), const void *user) {
     const tshi_dtype *row = &tshi_dtypes[coll->dtype];
     tsh_real sum[TSHI_DTYPE_RUN], next[TSHI_DTYPE_RUN];
-    int64_t m; /* elements of this run */
+    int64_t m; /* number of elements in this run */
     for (int64_t e = 0; e < n; e += m) {
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
         row->load((const char *)part(user, (k + 1) % size) + e * row->size, 1, m, sum);
@@ -347,17 +390,18 @@ TSH_API int64_t tshb_coll_chunk(int64_t n, int size, int k) {
 /* Needs: >>coll-sum.                                                         */
 /* ========================================================================== */
 
-/* Nothing here and below sends, waits or allocates, but for >>compose: a backend passes in what its
- * ranks have called, through a callback such as call(user, r, &out), and gets back a number or a
- * tsh_error to raise. So threads, sockets and MPI report the same mistake in the same sentence. A
- * new kind of collective needs its name in tshi_coll_kinds of tshard.h, and its arguments in
- * tshb_coll_digest and tshb_coll_text. */
+/* Apart from >>compose, no function from here on sends, waits or allocates: a backend passes in
+ * what its ranks have called, through a callback such as call(user, r, &out), and gets back a
+ * number or a tsh_error to raise. So threads, sockets and MPI report the same mistake in the same
+ * sentence. A new kind of collective needs its name in tshi_coll_kinds of tshard.h, and its
+ * arguments in tshb_coll_digest and tshb_coll_text. */
 
 enum { TSHI_COLL_TEXT = 256 }; /* bytes of a call's description */
 enum { TSHI_COLL_NAME = 32 };  /* bytes of a group's name: "group ", 20 digits, a final 0 */
 
 TSH_API uint64_t tshb_coll_digest(const tsh_coll *coll, int size) {
-    int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV; /* a SEND matches its RECV */
+    /* hashed alike: a SEND matches its RECV */
+    int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
     uint64_t hash, kind = (uint64_t)(pairwise ? TSH_SEND : coll->kind);
     if (coll->kind >= TSH_BARRIER) return kind; /* no arguments */
     kind |= (uint64_t)coll->dtype << 8;         /* the arguments, above the kind */
@@ -367,12 +411,14 @@ TSH_API uint64_t tshb_coll_digest(const tsh_coll *coll, int size) {
     hash = tshi_coll_mix(1, kind);
     if (!tshi_coll_rows(coll->kind)) return tshi_coll_mix(hash, (uint64_t)coll->count);
     hash = tshi_coll_mix(hash, (uint64_t)coll->blocks);
-    for (int r = 0; r < size && coll->kind != TSH_ALLTOALL; r++) /* an all-to-all differs by rank */
+    /* an all-to-all's counts differ by rank */
+    for (int r = 0; r < size && coll->kind != TSH_ALLTOALL; r++)
         hash = tshi_coll_mix(hash, (uint64_t)coll->recv_counts[r]);
     return hash;
 }
 
-/* Appends names[value]; if value is not below n, `what` and the number, such as "kind 77". */
+/* Appends names[value] to text or, if value is n or more, `what` and the number, such as "kind
+ * 77". */
 static void tshi_coll_name(char *text, size_t capacity, const char *const *names, unsigned n,
                            const char *what, unsigned value) {
     if (value < n)
@@ -388,7 +434,8 @@ TSH_API char *tshb_coll_text(const tsh_coll *coll, const tsh_coll *other, int si
     text[0] = '\0';
     if (!coll) return text;
     unsigned kind = (unsigned)coll->kind;
-    const int64_t *mine = coll->recv_counts, *theirs = NULL; /* theirs: other's, if comparable */
+    /* theirs: the counts of `other`; NULL: not comparable */
+    const int64_t *mine = coll->recv_counts, *theirs = NULL;
     if (tshi_coll_rows(coll->kind) && kind != TSH_ALLTOALL && other && other->kind == coll->kind)
         theirs = other->recv_counts;
     tshi_coll_name(text, capacity, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
@@ -446,7 +493,8 @@ TSH_API tsh_coll tshb_coll_half(const tsh_coll *coll, int receives) {
     half.kind = receives ? TSH_RECV : TSH_SEND;
     half.send_counts = half.recv_counts = NULL;
     if (coll->kind == TSH_SENDRECV)
-        half.count = *(receives ? coll->recv_counts : coll->send_counts); /* this half's count */
+        /* this half's number of elements */
+        half.count = *(receives ? coll->recv_counts : coll->send_counts);
     if (receives) half.send_to = -1;    /* a RECV has no send_to */
     if (!receives) half.recv_from = -1; /* a SEND has no recv_from */
     return half;
@@ -477,7 +525,7 @@ static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
 }
 
 /* Returns 1 if ranks `from` and `to` disagree on how many elements `from` sends to `to` in an
- * all-to-all. A count that is not known does not disagree. */
+ * all-to-all. Returns 0 if one of the two counts is not known. */
 static int tshi_coll_unequal(const tshi_coll_calls *all, int from, int to) {
     tshb_call a, b;
     return all->call(all->user, from, &a) && all->call(all->user, to, &b) && to < a.counts &&
@@ -493,8 +541,8 @@ static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t
     const int64_t *mine, *theirs;
     tshb_call a, b;
     for (int r = all->size - 1; r >= 0; r--) {
-        int wrong = 0;                      /* counts on which r and the others disagree */
-        for (int i = 0; i < all->size; i++) /* adds what r sends to i, and i to r */
+        int wrong = 0; /* number of counts on which r and the others disagree */
+        for (int i = 0; i < all->size; i++) /* the count that r sends to i, and i to r */
             wrong += tshi_coll_unequal(all, r, i) + tshi_coll_unequal(all, i, r);
         if (!wrong || wrong < max || (wrong == max && r == 0)) continue;
         blamed = r;
@@ -502,7 +550,8 @@ static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t
     }
     if (blamed < 0) return 0; /* all counts agree */
     while (!tshi_coll_unequal(all, blamed, m) && !tshi_coll_unequal(all, m, blamed)) m++;
-    sends = tshi_coll_unequal(all, blamed, m); /* 1: what `blamed` sends, 0: receives */
+    /* 1: they disagree on what `blamed` sends; 0: on what it receives */
+    sends = tshi_coll_unequal(all, blamed, m);
     (void)all->call(all->user, blamed, &a);
     (void)all->call(all->user, m, &b);
     mine = sends ? a.coll.send_counts : a.coll.recv_counts;
@@ -522,8 +571,8 @@ static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t
 static int tshi_coll_left(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
                           tsh_error *error) {
     char text[TSHI_COLL_TEXT] = "";
-    tshb_call call, lowest[2]; /* [0]: of the ranks that wait, [1]: that closed */
-    int found[2] = {0, 0};     /* 1: there is such a rank */
+    tshb_call call, lowest[2]; /* the call of the lowest rank that waits [0], that closed [1] */
+    int found[2] = {0, 0};     /* found[i] 1: lowest[i] is such a rank */
     memset(lowest, 0, sizeof lowest);
     for (int r = all->size - 1; r >= 0; r--) {
         int closed;
@@ -541,7 +590,7 @@ static int tshi_coll_left(const tshi_coll_calls *all, uint64_t seq, uint64_t gro
 }
 
 /* Fills error, which blames rank_a: "rank 1 called A where rank 0 called B (collective 3 of tp)".
- * known: how many counts of both calls are known. unit, number: "collective", 3. */
+ * known: number of entries known in the count arrays of both; unit, number: "collective", 3. */
 static void tshi_coll_mismatch(const tsh_coll *a, const tsh_coll *b, int known, int rank_a,
                                int rank_b, const char *unit, uint64_t number, uint64_t group,
                                tsh_error *error) {
@@ -613,7 +662,7 @@ TSH_API int tshb_coll_cycle(tshb_coll_search *search, int size, int r,
     search[r].from = -1;           /* where the search begins */
     while (r >= 0) {
         int m = -1;
-        search[r].seen = 1; /* 1: on the path from the first rank to r */
+        search[r].seen = 1; /* on the path from the first rank to r */
         while (search[r].edge < size && (m < 0 || search[m].seen == 2))
             m = awaits(user, r, search[r].edge++); /* skips ranks that lead to no cycle */
         if (m >= 0 && search[m].seen == 2) m = -1;
@@ -636,7 +685,8 @@ TSH_API int tshb_coll_blame(const tshb_coll_search *search, int r,
                             int *waits) {
     int blamed = r, at = r; /* at: each rank of the cycle in turn */
     do {
-        int more = together(user, blamed) - together(user, at); /* > 0: fewer are in at's call */
+        /* > 0: fewer ranks are in the call of `at` */
+        int more = together(user, blamed) - together(user, at);
         if (more > 0 || (more == 0 && (blamed == 0 || (at < blamed && at > 0)))) blamed = at;
         at = search[at].next;
     } while (at != r);
@@ -748,8 +798,8 @@ TSH_API void tshb_wait_absent(tshb_wait_report *const *report, int r, tsh_error 
 
 /* ========================================================================== */
 /* >>compose                                        MARK: - compose (private) */
-/* Every kind of collective, groups and errors, made of a backend's SEND and  */
-/* RECV: tshb_comm_compose. What is sent, and how an op goes on.              */
+/* tshb_comm_compose: collectives, groups and errors, made of a backend's     */
+/* SEND and RECV. Here: what is sent, and the steps of an op.                 */
 /* Needs: >>coll-wait.                                                        */
 /* ========================================================================== */
 
@@ -779,7 +829,7 @@ typedef enum tshi_compose_channel {
     TSHI_COMPOSE_CHANNELS = 8 /* factor in tshi_compose_seq; more than the channels above */
 } tshi_compose_channel;
 
-enum { TSHI_COMPOSE_MARKS = 64 };           /* limit of the marks in a report */
+enum { TSHI_COMPOSE_MARKS = 64 };           /* max number of marks in a report */
 #define TSHI_COMPOSE_MS    INT64_C(1000000) /* a millisecond, in ns */
 
 /* Describes a rank's call to the others. 2 P counts follow in memory: how many elements the rank
@@ -787,8 +837,9 @@ enum { TSHI_COMPOSE_MARKS = 64 };           /* limit of the marks in a report */
  * call.coll are valid on the rank that wrote them only. */
 typedef struct tshi_compose_header {
     tshb_call call;     /* what the rank has called */
-    uint64_t made;     /* of a split: id of the new group, if the rank is the first of its color */
-    tshb_ticket ticket; /* of a split: its color and key */
+    /* split: id of the new group, as the rank proposes it; the first rank of a color decides */
+    uint64_t made;
+    tshb_ticket ticket; /* split: the rank's color and key */
 } tshi_compose_header;
 
 typedef enum tshi_compose_state {
@@ -804,22 +855,26 @@ typedef struct tshi_compose_group tshi_compose_group;
 /* A collective, a SEND, a RECV or the closing of a group; a SENDRECV is two ops. (P) marks arrays
  * with one entry per rank of the group. */
 typedef struct tshi_compose_op {
-    struct tshi_compose_op *next;  /* the op that this rank started after it; NULL: none */
+    struct tshi_compose_op *next;  /* the op started after this one in the group; NULL: none */
     struct tshi_compose_op *other; /* the other half of a SENDRECV; else NULL */
     tshi_compose_group *group;     /* the group in which the op was started */
     tsh_coll coll;                 /* what the caller asked for */
     tsh_coll part;       /* the current round as an ALLGATHER, REDUCE_SCATTER or ALLTOALL */
-    uint64_t id, number; /* id: the request; number: of the collective in group, of the message */
+    /* id: the tsh_req; number: of the collective in the group, or of the message with the peer */
+    uint64_t id, number;
     int64_t deadline;    /* the time (tsh_now) at which it times out */
-    tshi_compose_state state; /* how far the op has come */
-    int peer, sends; /* peer: the other rank of a message, -1 for collectives; sends: 1: a SEND */
+    tshi_compose_state state; /* how far the op has proceeded */
+    /* peer: the other rank of a message, -1: a collective; sends 1: the op is a SEND */
+    int peer, sends;
     int round;       /* 1: the second round, in which an all-reduce sends its summed chunks */
     tsh_coll *recv;  /* (P): the receives that are not complete */
     int recvs;       /* number of entries of recv */
-    char *headers;   /* one per rank; for a message two: the SEND's, then the RECV's */
+    char *headers;   /* one header per rank; for a message two: the SEND's, then the RECV's */
     int64_t *counts; /* (P): elements of each rank's part of an all-reduce or a broadcast */
-    int64_t *to, *from; /* (P) each: number of elements for, from each rank */
-    char *out, *in;     /* these elements, rank by rank; `in` lies in the block that `out` owns */
+    int64_t *to, *from; /* (P) each: number of elements to send to, to receive from each rank */
+    /* out: the elements to send, in: those received, packed rank by rank; `in` points into the
+     * block of `out` */
+    char *out, *in;
 } tshi_compose_op;
 
 /* A group, as this rank sees it. */
@@ -839,7 +894,9 @@ struct tshi_compose_world {
     tsh_comm messages;          /* the backend's comm, of SEND and RECV only; owned */
     int64_t timeout;            /* default time limit in ns */
     int open_comms;             /* number of this rank's comms that are not closed */
-    uint64_t splits, made;      /* number of splits that this rank has started; the last's `made` */
+    /* splits: number of splits that this rank has started; made: the id that it proposed in the
+     * last one */
+    uint64_t splits, made;
     tshi_compose_group *groups; /* list of groups, the newest first */
     size_t report_bytes;        /* bytes of one report with its marks and awaited ranks */
     tshb_wait_report **report; /* per rank of the world: its last report; NULL: not known to wait */
@@ -879,8 +936,8 @@ static tshi_compose_header *tshi_compose_header_of(const tshi_compose_op *op, in
 
 /* ---- sending and receiving ---- */
 
-/* Returns a SEND to, or a RECV from, rank `peer` of the world, as the backend takes it. The caller
- * adds buffer and count. */
+/* Returns the descriptor of a SEND to, or of a RECV from, rank `peer` of the world, for the
+ * backend. The caller adds buffer and count. */
 static tsh_coll tshi_compose_message(tsh_coll_kind kind, int peer, uint64_t seq, tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
     *(kind == TSH_SEND ? &coll.send_to : &coll.recv_from) = peer;
@@ -897,7 +954,8 @@ static int64_t tshi_compose_segment(int64_t left, tsh_dtype dtype) {
  * caller may overwrite them at once. */
 static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, const void *at,
                               int64_t n, tsh_dtype dtype) {
-    tsh_coll coll = tshi_compose_message(TSH_SEND, to, seq, dtype); /* becomes each segment */
+    /* describes one segment after the other */
+    tsh_coll coll = tshi_compose_message(TSH_SEND, to, seq, dtype);
     tsh_result result = TSH_OK;
     tsh_error error;
     coll.send = at;
@@ -945,7 +1003,7 @@ static void tshi_compose_lost(const tshi_compose_op *op, int lost) {
 static int tshi_compose_receive(const tshi_compose_op *op, tsh_coll *recv) {
     tsh_comm *messages = &op->group->world->messages;
     while (recv->count > 0) {
-        tsh_coll next = *recv; /* becomes the next segment */
+        tsh_coll next = *recv; /* describes the next segment */
         tsh_req again = 0;
         tsh_result result;
         next.count = tshi_compose_segment(recv->count, recv->dtype);
@@ -962,7 +1020,8 @@ static int tshi_compose_receive(const tshi_compose_op *op, tsh_coll *recv) {
 static int tshi_compose_arrived(tshi_compose_op *op) {
     for (int i = 0; i < op->recvs;) {
         if (tshi_compose_receive(op, &op->recv[i]))
-            op->recv[i] = op->recv[--op->recvs]; /* the last one takes its place */
+            /* the last receive takes the place of this one */
+            op->recv[i] = op->recv[--op->recvs];
         else
             i++;
     }
@@ -980,7 +1039,8 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tshb_ticket *tic
     int message = op->peer >= 0, n = group->size; /* message: 1: op is a SEND or a RECV */
     tshi_compose_header *header = tshi_compose_header_of(op, message ? !op->sends : group->rank);
     int64_t *counts = (int64_t *)(void *)(header + 1);            /* elements sent, then received */
-    tshi_compose_channel mine = TSHI_COMPOSE_HEADERS, its = mine; /* its: the peer's channel */
+    /* its: the channel of the peer's header */
+    tshi_compose_channel mine = TSHI_COMPOSE_HEADERS, its = mine;
     if (message) {
         mine = op->sends ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS;
         its = op->sends ? TSHI_COMPOSE_RECVS : TSHI_COMPOSE_SENDS;
@@ -995,7 +1055,7 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tshb_ticket *tic
     if (tshi_coll_rows(coll->kind))
         memcpy(counts + n, coll->recv_counts, (size_t)n * sizeof *counts);
     for (int i = 0; i < n; i++) {
-        int r = (group->rank + i) % n; /* each rank begins with another peer */
+        int r = (group->rank + i) % n; /* every rank begins with a different peer */
         if (message ? r != op->peer : r == group->rank) continue;
         tshi_compose_send(group->world, group->ranks[r], tshi_compose_seq(group, mine), header,
                           words, TSH_I64);
@@ -1058,14 +1118,15 @@ static void tshi_compose_plan(tshi_compose_op *op) {
             op->counts[k] = tshb_coll_chunk(coll->count, n, k + 1) -
                             tshb_coll_chunk(coll->count, n, k);
     }
-    for (int k = 0; k < n; k++) { /* [me]: the same number for every k */
+    for (int k = 0; k < n; k++) { /* index me: the same number for every k */
         op->to[k] = part->blocks * part->send_counts[part->kind == TSH_ALLGATHER ? me : k];
         op->from[k] = part->blocks * part->recv_counts[part->kind == TSH_REDUCE_SCATTER ? me : k];
     }
 }
 
-/* Copies rank k's shard, `blocks` rows of counts[k] elements, from a buffer whose rows hold
- * counts[0] + counts[1] + ... elements to `packed`, without gaps; unpacks: the other way. */
+/* Copies rank k's shard between `whole`, a buffer of `blocks` rows with counts[0] + counts[1] + ...
+ * elements each, and `packed`, where its blocks * counts[k] elements are without gaps. unpacks 0:
+ * to packed; 1: to whole. */
 static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, int k, void *whole,
                               char *packed, int unpacks) {
     size_t width = tsh_dtype_size(op->coll.dtype), n = (size_t)counts[k] * width;
@@ -1101,7 +1162,7 @@ static void tshi_compose_round(tshi_compose_op *op) {
     }
     op->in = op->out + out;
     for (int i = 0; i < group->size; i++) {
-        int k = (group->rank + i) % group->size; /* begins with this rank */
+        int k = (group->rank + i) % group->size; /* k begins with this rank */
         char *from = op->out + (size_t)tshb_coll_before(op->to, k) * width;
         char *into = op->in + (size_t)tshb_coll_before(op->from, k) * width;
         tshi_compose_pack(op, k, from);
@@ -1139,9 +1200,9 @@ static void tshi_compose_finish(tshi_compose_op *op) {
 
 /* ---- ops ---- */
 
-/* Appends an op to the group and sends its header. coll: a collective, a message, a close, or half
- * of a SENDRECV; ticket: of a split, else NULL. Returns NULL if there is no memory; then the world
- * has failed. */
+/* Appends an op to the group and sends its header. coll: a collective, a message, half of a
+ * SENDRECV, or the closing of the group; ticket: for a split, else NULL. Returns NULL if there is
+ * no memory; then the world has failed. */
 static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_coll *coll,
                                          const tshb_ticket *ticket) {
     size_t n = (size_t)group->size, recv = n * sizeof(tsh_coll);
@@ -1335,7 +1396,7 @@ static void tshi_compose_fill_report(const tshi_compose_op *op, tshb_wait_report
     int *awaited;
     memset(r, 0, group->world->report_bytes);
     r->group = group->id;
-    r->seq = op->peer >= 0 ? 0 : op->number; /* number of the collective */
+    r->seq = op->peer >= 0 ? 0 : op->number; /* number of the collective; 0: a message */
     r->pairwise = op->peer >= 0;
     r->send_to = r->recv_from = -1; /* -1: no message is awaited */
     r->marks = tshi_compose_marks(group->world, (tshb_wait_mark *)(void *)(r + 1));
@@ -1376,7 +1437,8 @@ static void tshi_compose_time_out(const tshi_compose_op *op) {
                                                     : "ranks that have not finished");
     for (int r = 0; r < group->size; r++) {
         int i = 0;
-        while (i < op->recvs && op->recv[i].recv_from != group->ranks[r]) i++; /* a RECV from r */
+        /* looks for a receive from r */
+        while (i < op->recvs && op->recv[i].recv_from != group->ranks[r]) i++;
         if (i == op->recvs) continue;                     /* op does not wait for r */
         if (error.rank < 0) error.rank = group->ranks[r]; /* the first one is blamed */
         tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[r]);
@@ -1474,8 +1536,8 @@ static void tshi_compose_abort(tsh_comm *comm, const tsh_error *why) {
 }
 
 /* Returns the new group of this rank's color, from the colors and keys that all ranks have sent in
- * the headers of a split. Sets *id to what the lowest of its ranks in the old group has made up.
- * NULL: no memory. */
+ * the headers of a split. Sets *id to the id that the lowest of its ranks in the old group has
+ * proposed. NULL: no memory. */
 static tshi_compose_group *tshi_compose_color_group(const tshi_compose_op *op, int color,
                                                     uint64_t *id) {
     const tshi_compose_group *group = op->group;
@@ -1502,9 +1564,10 @@ static tsh_result tshi_compose_split(tsh_comm *comm, int color, int key, tsh_com
     tshi_compose_op *op;
     uint64_t id = 0;
     if (code != TSH_OK) return code;
+    /* an id that no other group has */
     world->made = 1 + (uint64_t)world->messages.rank +
-                  (uint64_t)world->messages.size * ++world->splits; /* no other group's id */
-    world->made |= out->id;                                         /* the new group's name */
+                  (uint64_t)world->messages.size * ++world->splits;
+    world->made |= out->id; /* adds the new group's name to its id */
     op = tshi_compose_add(group, &coll, &ticket);
     if (!op) return TSH_ERR_MEMORY;
     code = tshi_compose_await(op);
@@ -1525,7 +1588,7 @@ static void tshi_compose_close(tsh_comm *comm) {
     tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
     char name[TSHI_COLL_NAME];
     tsh_error error;
-    coll.kind = TSH_COLL_KINDS; /* a kind of its own: this rank closes the group */
+    coll.kind = TSH_COLL_KINDS; /* not a collective: this rank closes the group */
     if (group->first && tshi_compose_code(world) == TSH_OK) {
         (void)tsh_error_set(&error, TSH_ERR_LOST, world->messages.rank,
                             "rank %d closed %s before it waited for its requests",
@@ -1533,7 +1596,7 @@ static void tshi_compose_close(tsh_comm *comm) {
         tshi_compose_raise(world, &error);
     }
     if (tshi_compose_code(world) == TSH_OK && tshi_compose_add(group, &coll, NULL))
-        group->closing = 1; /* freed when the close is done */
+        group->closing = 1; /* the group is freed when the close is done */
     tshi_compose_advance(world);
     comm->impl = NULL;
     if (--world->open_comms > 0) return;                          /* this rank has other comms */

@@ -72,20 +72,23 @@ extern "C" {
 
 typedef struct tsh_threads_world tsh_threads_world;
 
-/* Runs fn on nranks threads, each with a ctx that is opened by desc (NULL: all defaults; its comm
- * is ignored) and closed after fn. Returns 0 if fn returned 0 on all ranks, else the result of the
- * lowest rank with another. Returns 1, and reports why to desc->logger, if a ctx, thread or memory
- * could not be had, nranks is not 1 to 1024, or the variable TSHARD_TIMEOUT is not a time. */
+/* Runs fn on nranks threads, one per rank, each with a ctx of its own. The ctx is opened by desc
+ * (NULL: all defaults; desc->comm is ignored) and closed after fn. Returns 0 if fn returned 0 on
+ * all ranks, else the first result, by rank, that is not 0. Returns 1, and logs the reason to
+ * desc->logger, if a ctx, thread or memory is not available, nranks is not 1 to 1024, or the
+ * variable TSHARD_TIMEOUT is not a time. */
 TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                             void *user);
 
 /* Makes a world for nranks threads of the caller. Errors: TSH_ERR_ARGUMENT (out is NULL, nranks is
- * not 1 to 1024, TSHARD_TIMEOUT is not a time), TSH_ERR_MEMORY, TSH_ERR_IO (no mutex). */
+ * not 1 to 1024, TSHARD_TIMEOUT is not a time), TSH_ERR_MEMORY, TSH_ERR_IO (the system has no mutex
+ * left). */
 TSH_API tsh_result tsh_threads_world_new(int nranks, tsh_threads_world **out);
-/* Outputs the comm of one rank, which one thread uses and closes. Errors: TSH_ERR_ARGUMENT,
+/* Outputs the comm of one rank, for one thread to use and close. Errors: TSH_ERR_ARGUMENT,
  * TSH_ERR_STATE (this rank's comm has been handed out before). */
 TSH_API tsh_result tsh_threads_comm(tsh_threads_world *world, int rank, tsh_comm *out);
-/* Frees the world (may be NULL) once no thread is in a call. Comms still open become invalid. */
+/* Frees a world (NULL: does nothing). No thread may be in a call; comms that are still open become
+ * invalid. */
 TSH_API void tsh_threads_world_free(tsh_threads_world *world);
 
 #ifdef __cplusplus
@@ -149,7 +152,7 @@ typedef struct tshi_threads_monitor {
 } tshi_threads_monitor;
 
 typedef struct tshi_threads_thread {
-    void *handle;          /* of the running thread; closed when it is joined */
+    void *handle;          /* handle of the running thread; closed when it is joined */
     void *(*body)(void *); /* the function that the thread runs */
     void *argument;        /* what `body` is called with */
 } tshi_threads_thread;
@@ -178,10 +181,12 @@ static unsigned __stdcall tshi_threads_begin(void *argument) { /* runs the threa
     return 0;
 }
 
-/* 0: the system refuses. The stack is 8 MiB, as on Linux. *thread must not move until joined. */
+/* Starts a thread that runs body(argument), with a stack of 8 MiB, as on Linux. Returns 0 if the
+ * system cannot start it. *thread must not move until it is joined. */
 static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*body)(void *),
                                      void *argument) {
-    const unsigned reservation = 0x10000; /* STACK_SIZE_PARAM_IS_A_RESERVATION: of addresses only */
+    const unsigned reservation = 0x10000; /* STACK_SIZE_PARAM_IS_A_RESERVATION: 8 MiB of
+                                           * addresses, not of memory */
     thread->body = body;
     thread->argument = argument;
     thread->handle = (void *)_beginthreadex(NULL, 8u << 20, tshi_threads_begin, thread, reservation,
@@ -206,10 +211,11 @@ static void tshi_threads_signal(tshi_threads_monitor *monitor) {
     WakeConditionVariable((struct _RTL_CONDITION_VARIABLE *)&monitor->condition);
 }
 
-/* Sleeps; the caller holds the lock. Returns 1 if tsh_now() has reached `until`, else 0: signalled,
- * or for no reason. Sleeps whole milliseconds, a minute at most. */
+/* Sleeps until signalled, or until the time `until`. The caller holds the lock. Returns 1 if
+ * tsh_now() has reached `until`, else 0, also after a spurious wakeup. Sleeps for whole
+ * milliseconds, a minute at most. */
 static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t until) {
-    int64_t left = until - tsh_now(); /* ns, then ms */
+    int64_t left = until - tsh_now(); /* in ns; below in ms */
     if (left <= 0) return 1;
     left = left / 1000000 + 1;
     (void)SleepConditionVariableSRW((struct _RTL_CONDITION_VARIABLE *)&monitor->condition,
@@ -221,9 +227,10 @@ static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t unti
 #else
 /* -- POSIX ------------------------------------------------------------------ */
 
-/* Timed waits must use the clock of tsh_now, CLOCK_MONOTONIC: if the time of day were set back, a
- * rank would sleep past its time limit. Under -std=c99 the headers of glibc and musl hide this name
- * and pthread_condattr_setclock, but libc has both. In C++ neither is hidden. */
+/* Timed waits must use the clock of tsh_now, CLOCK_MONOTONIC: with the clock of the time of day, a
+ * rank would sleep past its time limit if that were set back. Under -std=c99 the headers of glibc
+ * and musl hide CLOCK_MONOTONIC and pthread_condattr_setclock, but libc has both. In C++ neither is
+ * hidden. */
 #if defined(CLOCK_MONOTONIC)
 #define TSHI_THREADS_CLOCK CLOCK_MONOTONIC
 #elif defined(__linux__)
@@ -266,7 +273,8 @@ static int tshi_threads_monitor_init(tshi_threads_monitor *monitor) {
            pthread_cond_init(&monitor->condition, &attr) == 0;
     (void)pthread_condattr_destroy(&attr);
 #endif
-    if (!done || pthread_mutex_init(&monitor->lock, NULL) == 0) return done; /* below: no mutex */
+    /* without a mutex, the condition variable must be destroyed again */
+    if (!done || pthread_mutex_init(&monitor->lock, NULL) == 0) return done;
     (void)pthread_cond_destroy(&monitor->condition);
     return 0;
 }
@@ -278,7 +286,8 @@ static void tshi_threads_monitor_destroy(tshi_threads_monitor *monitor) {
 
 static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*body)(void *),
                                      void *argument) {
-    return pthread_create(thread, NULL, body, argument) == 0; /* 0: the system refuses */
+    /* 0: the system cannot start a thread */
+    return pthread_create(thread, NULL, body, argument) == 0;
 }
 
 static void tshi_threads_join_thread(tshi_threads_thread *thread) {
@@ -297,9 +306,10 @@ static void tshi_threads_signal(tshi_threads_monitor *monitor) {
     (void)pthread_cond_signal(&monitor->condition);
 }
 
-/* Sleeps, under the lock. 1: tsh_now() has reached `until`; 0: signalled, or for no reason. */
+/* Sleeps until signalled, or until the time `until`. The caller holds the lock. Returns 1 if
+ * tsh_now() has reached `until`, else 0, also after a spurious wakeup. */
 static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t until) {
-    struct timespec t; /* macOS: a duration; else the time `until` */
+    struct timespec t; /* macOS: time left; else the time `until` */
 #if defined(__APPLE__)
     const int64_t left = until - tsh_now();
     if (left <= 0) return 1;
@@ -316,8 +326,8 @@ static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t unti
 #endif
 /* -- everywhere ------------------------------------------------------------- */
 
-/* Allocates zeroed memory that starts on a cache line. The byte before it holds its distance, 1 to
- * 64, from the block that malloc returned. NULL: out of memory. */
+/* Allocates zeroed memory that starts on a cache line. The byte before it is its distance, 1 to 64,
+ * from the start of malloc's block. NULL: out of memory. */
 static void *tshi_threads_alloc(size_t bytes) {
     unsigned char *block = (unsigned char *)malloc(bytes + 64);
     size_t offset = block ? 64 - ((uintptr_t)block & 63) : 0; /* 1 to 64 */
@@ -326,7 +336,7 @@ static void *tshi_threads_alloc(size_t bytes) {
     return memset(block + offset, 0, bytes);
 }
 
-static void tshi_threads_free(void *p) { /* from tshi_threads_alloc; may be NULL */
+static void tshi_threads_free(void *p) { /* p: from tshi_threads_alloc, or NULL */
     unsigned char *bytes = (unsigned char *)p;
     if (bytes) free(bytes - bytes[-1]);
 }
@@ -349,45 +359,50 @@ static void tshi_threads_free(void *p) { /* from tshi_threads_alloc; may be NULL
 #define TSHI_THREADS_ADD(place, value) __atomic_add_fetch((place), (value), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_APART             __attribute__((aligned(64))) /* a cache line of its own */
 
-/* A slot is reused RING collectives later, when no peer reads it any more: 64 that a rank may have
- * in flight, plus 64 that a peer may be behind. An eager call, a barrier or an all-reduce of at
- * most EAGER bytes, is copied into the slot; its rank does not wait until all peers have read
- * it. */
+/* A slot is reused RING collectives later, when no peer reads it any more: a rank may have 64 in
+ * flight, and a peer may be 64 behind. An eager call (a barrier, or an all-reduce of at most EAGER
+ * bytes) is copied into the slot, so its rank does not wait until all peers have read it. */
 enum {
-    TSHI_THREADS_RING = 128,    /* slots of a member */
-    TSHI_THREADS_PAIRWISE = 64, /* pair records of a member: a comm's limit in flight */
-    TSHI_THREADS_EAGER = 480    /* bytes of the longest eager all-reduce */
+    TSHI_THREADS_RING = 128,    /* number of slots of a member */
+    TSHI_THREADS_PAIRWISE = 64, /* number of pair records of a member: the limit of messages in
+                                 * flight on a comm */
+    TSHI_THREADS_EAGER = 480    /* max bytes of an eager all-reduce */
 };
 enum { TSHI_THREADS_TEXT = 320 };   /* bytes of the description of a call */
 enum { TSHI_THREADS_RANKS = 1024 }; /* max ranks of a world; its mailboxes are then 192 MiB */
-enum { TSHI_THREADS_TILE = 4096 };  /* bytes summed at once: they stay in the first-level cache */
+enum { TSHI_THREADS_TILE = 4096 };  /* bytes summed at once: they stay in the L1 cache */
 
-#define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63) /* set in the request of a message */
+/* This bit is set in the requests of messages (SEND, RECV, SENDRECV). */
+#define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63)
 
-/* What every peer reads of a collective that was posted; written only by the member that posts. */
+/* What peers read of a posted collective; only the member that posts it writes here. */
 typedef struct TSHI_THREADS_APART tshi_threads_slot {
     uint64_t stamp;   /* atomic: the collective's number + 1, written last */
     uint64_t digest;  /* tshb_coll_digest of the call: if two ranks' differ, it is a mismatch */
-    const char *send; /* the buffers of the call */
+    const char *send; /* send and recv of the call */
     char *recv;
-    char eager[TSHI_THREADS_EAGER]; /* values of an eager all-reduce; of a split, its tshb_ticket */
+    char eager[TSHI_THREADS_EAGER]; /* values of an eager all-reduce; the tshb_ticket of a split */
 } tshi_threads_slot;
 
 typedef struct tshi_threads_group tshi_threads_group;
 
 /* A call that was started: a collective, or a SEND, RECV or SENDRECV (in a pair record, below). */
 typedef struct tshi_threads_call {
-    tsh_coll coll;            /* a copy of the caller's; the counts are still the caller's */
+    tsh_coll coll;            /* a copy of the caller's descriptor; its count arrays are the
+                               * caller's own */
     int64_t deadline;         /* the time (tsh_now) at which it times out */
-    int eager;                /* 1: no peer touches the buffers of this rank */
-    tshi_threads_group *made; /* of a split, at the first rank of a color: the color's group */
+    int eager;                /* 1: no peer reads or writes the buffers of this rank */
+    tshi_threads_group *made; /* split: on the first rank of a color: the new group of this color */
 } tshi_threads_call;
 
-/* A pair record: a SEND, RECV or SENDRECV that was started. A request holds the record's index. */
+/* A pair record: a SEND, RECV or SENDRECV that was started. Its request holds the record's
+ * index. */
 typedef struct tshi_threads_pair {
     tshi_threads_call call;
-    uint64_t send_number, recv_number; /* the message's number among those to, from a peer */
-    int used;                          /* 1 from start until its wait returns */
+    uint64_t send_number, recv_number; /* send_number: index of the sent message among those to
+                                        * its receiver; recv_number: of the received one among
+                                        * those from its sender */
+    int used;                          /* 1: in use, from start until the wait has returned */
     int receiving; /* atomic: 1 until this rank has copied the message that it receives */
     int sending;   /* atomic: 1 until the peer has copied the message that this rank sends */
 } tshi_threads_pair;
@@ -396,64 +411,72 @@ typedef struct tshi_threads_pair {
  * in the order in which the messages were started. */
 typedef struct TSHI_THREADS_APART tshi_threads_mailbox {
     uint64_t posted; /* atomic, written only by the sender: how many messages it has posted */
-    unsigned char record[TSHI_THREADS_PAIRWISE]; /* message n is at n % PAIRWISE */
-    TSHI_THREADS_APART uint64_t wanted; /* atomic, written only by the receiver: receives started */
+    unsigned char record[TSHI_THREADS_PAIRWISE]; /* message n uses entry n % PAIRWISE */
+    TSHI_THREADS_APART uint64_t wanted; /* atomic, written only by the receiver: number of
+                                         * receives */
     uint64_t taken; /* used only by the receiver: how many messages it has copied */
 } tshi_threads_mailbox;
 
-/* One rank in one group: the impl of a comm. The only field that peers write is `sending` of its
- * pair records. */
+/* One rank in one group; tsh_comm.impl points to it. The only field that peers write is `sending`
+ * of its pair records. */
 typedef struct TSHI_THREADS_APART tshi_threads_member {
-    tshi_threads_slot slot[TSHI_THREADS_RING];     /* collective n is at n % RING */
-    tshi_threads_call call[TSHI_THREADS_RING];     /* collective n is at n % RING, too */
+    tshi_threads_slot slot[TSHI_THREADS_RING];     /* collective n uses entry n % RING */
+    tshi_threads_call call[TSHI_THREADS_RING];     /* collective n uses entry n % RING */
     tshi_threads_pair pair[TSHI_THREADS_PAIRWISE]; /* messages that this rank has started */
-    TSHI_THREADS_APART uint64_t finished; /* atomic: how many collectives this rank is done with */
+    TSHI_THREADS_APART uint64_t finished; /* atomic: number of collectives of which this rank has
+                                           * done its part */
     int closed;                           /* atomic: 1 once the comm is closed */
-    TSHI_THREADS_APART uint64_t started;  /* how many collectives this rank has started */
+    TSHI_THREADS_APART uint64_t started;  /* number of collectives that this rank has started */
     uint64_t shared; /* 1 + the number of the last collective that was not eager; 0: none */
-    int seen;        /* how many members are known to have posted collective `finished` */
-    int receiving;   /* how many of the pair records are `receiving` */
-    int rank;        /* of the group */
-    uint64_t name;   /* of the groups that this rank's split makes, as in their ids; 0: none */
+    int seen;        /* number of members known to have posted the collective with number
+                      * `finished` */
+    int receiving;   /* number of pair records whose `receiving` is 1 */
+    int rank;        /* rank in the group */
+    uint64_t name;   /* name (in the form of an id) for the groups that a split makes; 0: none */
     tshi_threads_group *group;
-    struct tshi_threads_member *next; /* the same rank's member in another group; NULL: none */
+    struct tshi_threads_member *next; /* member of the same world rank in another group; NULL:
+                                       * none */
 } tshi_threads_member;
 
 struct TSHI_THREADS_APART tshi_threads_group {
     tsh_threads_world *world;
-    tshi_threads_group *next; /* in the world's list */
-    uint64_t id;              /* 1: the group of the whole world */
+    tshi_threads_group *next; /* next group in the world's list */
+    uint64_t id;              /* number, from 1 (the whole world) on, and name of the group */
     int size;
-    int open;                      /* atomic: how many members are not closed yet */
+    int open;                      /* atomic: number of members that are not closed yet */
     int *ranks;                    /* the world rank of each member */
-    tshi_threads_mailbox *mailbox; /* messages from rank i to j are at i * size + j */
-    tshi_threads_member *member;   /* one for each rank of the group */
+    tshi_threads_mailbox *mailbox; /* [i * size + j]: messages from rank i to rank j of the group */
+    tshi_threads_member *member;   /* array of one member for each rank of the group */
 };
 
 /* One rank of the world. */
 typedef struct TSHI_THREADS_APART tshi_threads_rank {
     int working; /* atomic: 1 while this rank may touch buffers of peers */
     int asleep;  /* atomic: 1 while this rank sleeps, or is about to */
-    TSHI_THREADS_APART tshi_threads_monitor wake; /* what this rank sleeps on */
+    TSHI_THREADS_APART tshi_threads_monitor wake; /* mutex and condition variable on which this
+                                                   * rank sleeps */
     int woken;                    /* under wake's lock: 1 if a peer has woken this rank */
-    tshi_threads_member *members; /* one for each open comm of this rank */
-    tshi_threads_member *root;    /* the member in the group of the whole world */
-    tshi_threads_member *blocked; /* under the world's lock: the member that waits, or NULL */
-    tsh_req blocked_req;          /* the request that member has waited for, over 20 ms */
+    tshi_threads_member *members; /* list of members, one for each open comm of this rank */
+    tshi_threads_member *root;    /* this rank's member in the group of the whole world */
+    tshi_threads_member *blocked; /* under the world's lock: the member in whose group this rank
+                                   * has waited for over 20 ms; NULL: none */
+    tsh_req blocked_req;          /* the request that it waits for */
     int taken;                    /* 1 once tsh_threads_comm has handed out the comm */
 } tshi_threads_rank;
 
 struct tsh_threads_world {
     TSHI_THREADS_APART int failed; /* atomic: the error's code, set after `error`; 0: none */
-    int sleepers;                  /* atomic: how many ranks sleep, or are about to */
-    int size, spins, crowded;      /* how many ranks; polls before a sleep; 1: ranks > cores */
-    int64_t timeout;               /* of collectives without timeout_ns, in ns */
+    int sleepers;                  /* atomic: number of ranks that sleep, or are about to */
+    int size, spins, crowded;      /* number of ranks; number of polls before a sleep; 1: more
+                                    * ranks than cores */
+    int64_t timeout;               /* time limit in ns of collectives without timeout_ns */
     tshi_threads_rank *rank;       /* one for each rank */
-    tshb_coll_search *search;       /* one for each rank: the search for a cycle of blocked ranks */
+    tshb_coll_search *search;       /* one for each rank: state of the search for a cycle of
+                                     * blocked ranks */
     tsh_error error;               /* the world's error; never changes after `failed` is set */
     tshi_threads_monitor lock;     /* protects error, groups, ids and blocked ranks */
     tshi_threads_group *groups;
-    uint64_t ids; /* how many groups have been made */
+    uint64_t ids; /* number of groups made so far */
 };
 
 static tshi_threads_rank *tshi_threads_self(const tshi_threads_member *member) {
@@ -473,7 +496,7 @@ static tshi_threads_call *tshi_threads_call_of(tshi_threads_member *member, uint
     return &member->call[number % TSHI_THREADS_RING];
 }
 
-/* 1 if rank m of the group has started collective `number`. */
+/* Returns 1 if rank m of the group has posted collective `number`, else 0. */
 static int tshi_threads_posted(const tshi_threads_group *group, int m, uint64_t number) {
     return TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[m], number)->stamp) > number;
 }
@@ -484,7 +507,7 @@ static int tshi_threads_posted(const tshi_threads_group *group, int m, uint64_t 
 /* Needs: >>threads-types.                                                      */
 /* ========================================================================== */
 
-static void tshi_threads_wake(tshi_threads_rank *rank) { /* if asleep, or about to be */
+static void tshi_threads_wake(tshi_threads_rank *rank) { /* wakes it if it sleeps or is about to */
     if (!TSHI_THREADS_GET(&rank->asleep)) return;
     tshi_threads_lock(&rank->wake);
     rank->woken = 1;
@@ -496,7 +519,8 @@ static void tshi_threads_wake_group(const tshi_threads_group *group) {
     for (int r = 0; r < group->size; r++) tshi_threads_wake(&group->world->rank[group->ranks[r]]);
 }
 
-/* Sleeps until another rank wakes this one, or until tsh_now() is `until`: then 1. */
+/* Sleeps until another rank wakes this one, or until the time `until`. Returns 1 if that time was
+ * reached, else 0. */
 static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
     int expired = 0;
     tshi_threads_lock(&rank->wake);
@@ -506,7 +530,8 @@ static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
     return expired;
 }
 
-/* Pauses between two polls. Every 32nd time (crowded: always) lets another thread have the core. */
+/* Pauses between two polls. On every 32nd call (crowded: on every call) offers the core to another
+ * thread. */
 static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
     if (world->crowded || spins % 32 == 31) {
         tshi_threads_yield();
@@ -526,7 +551,8 @@ static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
 /* Needs: >>threads-sleep.                                                      */
 /* ========================================================================== */
 
-/* Sets the world's error, unless it has one already, and wakes all ranks. Any thread. */
+/* Sets the world's error, unless it has one already, and wakes all ranks. Any thread may call
+ * it. */
 static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error) {
     tshi_threads_lock(&world->lock);
     if (TSHI_THREADS_GET(&world->failed) == TSH_OK) {
@@ -537,7 +563,8 @@ static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error)
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
 
-/* After the world has failed: 1 while any rank may still touch buffers of its peers. */
+/* For use after the world has failed: returns 1 while any rank may still touch buffers of its
+ * peers. */
 static int tshi_threads_touched(const tsh_threads_world *world) {
     for (int r = 0; r < world->size; r++)
         if (TSHI_THREADS_GET(&world->rank[r].working)) return 1;
@@ -549,8 +576,8 @@ static tsh_result tshi_threads_settle(const tsh_threads_world *world) {
     return (tsh_result)TSHI_THREADS_GET(&world->failed);
 }
 
-/* From here to tshi_threads_leave this rank may touch buffers of its peers: no rank returns with an
- * error in between. Returns 1, or 0 if it may not: the world has failed. */
+/* Call before touching buffers of peers; tshi_threads_leave ends this. In between no rank returns
+ * with an error. Returns 1; or 0 if the world has failed, and buffers must not be touched. */
 static int tshi_threads_enter(const tshi_threads_member *member) {
     tshi_threads_rank *self = tshi_threads_self(member);
     TSHI_THREADS_PUT(&self->working, 1);
@@ -565,15 +592,15 @@ static int tshi_threads_leave(const tshi_threads_member *member) {
     return TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK;
 }
 
-/* For tshb_call_mismatch: outputs the call that the group's rank r makes of the collective that
- * `user`, a member, is in. */
+/* For tshb_call_mismatch. user: a member. Outputs the call that rank r of its group has made as the
+ * collective in which the member is. */
 static int tshi_threads_called(const void *user, int r, tshb_call *out) {
     const tshi_threads_member *member = (const tshi_threads_member *)user;
     const tshi_threads_group *group = member->group;
     out->coll = tshi_threads_call_of(&group->member[r], member->finished)->coll;
     out->digest = tshi_threads_slot_of(&group->member[r], member->finished)->digest;
     out->rank = group->ranks[r];
-    out->counts = out->coll.recv_counts ? group->size : 0; /* 0: it has none */
+    out->counts = out->coll.recv_counts ? group->size : 0; /* 0: a call without counts */
     return 1;
 }
 
@@ -595,14 +622,15 @@ static int tshi_threads_mismatch(const tshi_threads_member *member) {
 /* ========================================================================== */
 
 typedef struct TSHI_THREADS_APART tshi_threads_tile {
-    char bytes[TSHI_THREADS_TILE]; /* sums, before they are copied to every recv */
+    char bytes[TSHI_THREADS_TILE]; /* sums, before they are copied to the recv of every rank */
 } tshi_threads_tile;
 
-/* Elements that tshb_coll_sum sums: `offset` bytes into each rank's message. */
+/* What tshb_coll_sum passes to tshi_threads_part: which collective, and which elements of its
+ * buffers are summed. */
 typedef struct tshi_threads_parts {
     tshi_threads_member *member;
-    uint64_t number; /* of the collective */
-    size_t offset;   /* where the piece begins in the buffers, in bytes; the same on all ranks */
+    uint64_t number; /* number of the collective */
+    size_t offset;   /* offset in bytes of the elements in the buffers; the same on all ranks */
 } tshi_threads_parts;
 
 static const void *tshi_threads_part(const void *user, int r) {
@@ -616,8 +644,8 @@ static int64_t tshi_threads_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Sums elements at ... at + n - 1 of the messages, which all lie in chunk k, tile by tile. The sums
- * go to `to`; if that is NULL, to the same elements of every rank's recv. */
+/* Sums elements [at, at + n) of the ranks' messages, all in chunk k, tile by tile. The sums go to
+ * `to`; if that is NULL, to the same elements of every rank's recv. */
 static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k, int64_t at,
                              int64_t n, char *to) {
     const tshi_threads_group *group = member->group;
@@ -641,14 +669,15 @@ static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k
     }
 }
 
-/* Eager messages are in the slots: this rank sums all chunks into its own recv. Otherwise, it alone
- * reads and writes chunk `rank` of every rank's buffers, so send and recv may be the same. */
+/* All-reduce. Eager values are in the slots: this rank sums all chunks into its own recv. Otherwise
+ * this rank alone reads and writes chunk `rank` of every rank's buffers, so send and recv may be
+ * the same. */
 static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
                                    const tsh_coll *coll) {
     const int eager = tshi_threads_call_of(member, number)->eager, size = member->group->size;
     for (int k = eager ? 0 : member->rank; k < (eager ? size : member->rank + 1); k++) {
-        int64_t at = tshb_coll_chunk(coll->count, size, k);         /* where the chunk starts */
-        int64_t n = tshb_coll_chunk(coll->count, size, k + 1) - at; /* its length */
+        int64_t at = tshb_coll_chunk(coll->count, size, k);         /* index of its first element */
+        int64_t n = tshb_coll_chunk(coll->count, size, k + 1) - at; /* its number of elements */
         char *to = eager && n ? (char *)coll->recv + (size_t)at * tsh_dtype_size(coll->dtype)
                               : NULL;
         tshi_threads_sum(member, number, k, at, n, to);
@@ -657,10 +686,13 @@ static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
 
 static void tshi_threads_reduce_scatter(tshi_threads_member *member, uint64_t number,
                                         const tsh_coll *coll) {
-    int64_t mine = coll->recv_counts[member->rank]; /* elements of this rank's piece of a block */
-    int64_t before = tshb_coll_before(coll->recv_counts, member->rank); /* its offset there */
+    int64_t mine = coll->recv_counts[member->rank]; /* number of elements of a block that this
+                                                     * rank receives */
+    /* their offset in the block */
+    int64_t before = tshb_coll_before(coll->recv_counts, member->rank);
+    /* number of elements of a block of send */
     int64_t whole = tshb_coll_before(coll->recv_counts,
-                                     member->group->size); /* length of a block */
+                                     member->group->size);
     for (int64_t b = 0; b < coll->blocks && mine; b++)
         tshi_threads_sum(member, number, member->rank, b * whole + before, mine,
                          (char *)coll->recv + (size_t)(b * mine) * tsh_dtype_size(coll->dtype));
@@ -673,7 +705,8 @@ static void tshi_threads_broadcast(tshi_threads_member *member, uint64_t number,
            (size_t)coll->count * tsh_dtype_size(coll->dtype));
 }
 
-/* All-to-all: 1 if, with some peer, the count one side sends is not what the other side expects. */
+/* For an all-to-all: returns 1 if, between this rank and some peer, the count that one side sends
+ * is not what the other side expects. */
 static int tshi_threads_unequal(const tshi_threads_member *member, uint64_t number,
                                 const tsh_coll *coll) {
     for (int m = 0; m < member->group->size; m++) {
@@ -685,15 +718,15 @@ static int tshi_threads_unequal(const tshi_threads_member *member, uint64_t numb
     return 0;
 }
 
-/* ALLGATHER, ALLTOALL: copies this rank's piece of each peer's send to its recv. The piece is the
- * n elements from `at` on in every block of `step` elements. */
+/* All-gather, all-to-all: copies to recv what each peer sends to this rank: of every block of
+ * `step` elements of the peer's send, the n elements from `at` on. */
 static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
                                  const tsh_coll *coll) {
     const tshi_threads_group *group = member->group;
     size_t width = tsh_dtype_size(coll->dtype);
     int all_to_all = coll->kind == TSH_ALLTOALL; /* else all-gather */
     int64_t row = tshb_coll_before(coll->recv_counts,
-                                   group->size); /* elements of a block of recv */
+                                   group->size); /* number of elements of a block of recv */
     if (all_to_all && tshi_threads_unequal(member, number, coll) && tshi_threads_mismatch(member))
         return;
     for (int j = 0; j < group->size; j++) {
@@ -709,7 +742,8 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
         }
         send = (const char *)peer->send + (size_t)at * width;
         recv = (char *)coll->recv + (size_t)tshb_coll_before(coll->recv_counts, from) * width;
-        for (int64_t b = 0; b < coll->blocks && recv != send; b++) /* equal: own piece, in place */
+        /* recv == send: this rank's own part, in place */
+        for (int64_t b = 0; b < coll->blocks && recv != send; b++)
             memcpy(recv + (size_t)(b * row) * width, send + (size_t)(b * step) * width,
                    (size_t)n * width);
     }
@@ -724,8 +758,8 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
 /* ========================================================================== */
 
 /* Allocates a group with its members, mailboxes and ranks in one block of memory, and adds it to
- * the world's list. name: what its id has beside a number. The caller fills `ranks`. NULL: out of
- * memory. */
+ * the world's list. name: the part of its id that is not a number. The caller fills in `ranks`.
+ * NULL: out of memory. */
 static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int size,
                                                   uint64_t name) {
     size_t n = (size_t)size;
@@ -753,19 +787,19 @@ static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int 
 static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group *group) {
     tshi_threads_group **at = &world->groups;
     tshi_threads_lock(&world->lock);
-    while (*at != group) at = &(*at)->next; /* at: the pointer to this group */
+    while (*at != group) at = &(*at)->next; /* at: the link that points to this group */
     *at = group->next;
     tshi_threads_unlock(&world->lock);
     tshi_threads_free(group);
 }
 
 static int tshi_threads_color(const tshi_threads_group *group, uint64_t number, int r) {
-    tshb_ticket ticket; /* what rank r has put in its slot */
+    tshb_ticket ticket; /* what rank r has posted in its slot */
     memcpy(&ticket, tshi_threads_slot_of(&group->member[r], number)->eager, sizeof ticket);
     return ticket.color;
 }
 
-/* Returns the first rank that gave this color. It makes the color's group. */
+/* Returns the first rank with this color. It makes the color's group. */
 static int tshi_threads_leader(const tshi_threads_group *group, uint64_t number, int color) {
     int r = 0;
     while (tshi_threads_color(group, number, r) != color) r++;
@@ -809,7 +843,8 @@ static void tshi_threads_join(tshi_threads_group *group, int rank, const tsh_com
 /* Needs: >>threads-group.                                                      */
 /* ========================================================================== */
 
-/* 1 if every member has posted the collective that this member executes next. */
+/* Returns 1 if every member has posted the collective with number `finished`, the next one that
+ * this member executes. */
 static int tshi_threads_gathered(tshi_threads_member *member) {
     while (member->seen < member->group->size &&
            tshi_threads_posted(member->group, member->seen, member->finished))
@@ -817,7 +852,8 @@ static int tshi_threads_gathered(tshi_threads_member *member) {
     return member->seen == member->group->size;
 }
 
-/* 1 if every member has done its part of this collective: nobody touches its buffers any more. */
+/* Returns 1 if every member has done its part of this collective: nobody touches its buffers any
+ * more. */
 static int tshi_threads_all_finished(const tshi_threads_group *group, uint64_t number) {
     for (int m = 0; m < group->size; m++)
         if (TSHI_THREADS_GET(&group->member[m].finished) <= number) return 0;
@@ -825,7 +861,8 @@ static int tshi_threads_all_finished(const tshi_threads_group *group, uint64_t n
 }
 
 static int tshi_threads_fits(tshi_threads_member *member, uint64_t number) {
-    uint64_t digest = tshi_threads_slot_of(member, number)->digest; /* equal: the same call */
+    /* equal digests: the calls fit */
+    uint64_t digest = tshi_threads_slot_of(member, number)->digest;
     for (int m = 0; m < member->group->size; m++)
         if (tshi_threads_slot_of(&member->group->member[m], number)->digest != digest) return 0;
     return 1;
@@ -844,7 +881,8 @@ static void tshi_threads_work(tshi_threads_member *member, uint64_t number) {
     }
 }
 
-/* Does this rank's part of its next collective, which all have posted. 0: the world has failed. */
+/* Does this rank's part of its next collective, which all ranks have posted. Returns 0 if the world
+ * has failed. */
 static int tshi_threads_execute(tshi_threads_member *member) {
     uint64_t number = member->finished;
     const tshi_threads_call *call = tshi_threads_call_of(member, number);
@@ -863,15 +901,15 @@ static int tshi_threads_execute(tshi_threads_member *member) {
     return 1;
 }
 
-/* Copies the oldest message of the mailbox, the one that `record` receives, and marks it as sent.
- * 0: the world has failed, also if the two calls do not fit. */
+/* Receives a message: copies the oldest message of the mailbox to the recv of `record`, and marks
+ * it as sent. Returns 0 if the world has failed, also because the SEND and the RECV do not fit. */
 static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *record,
                              tshi_threads_mailbox *mailbox) {
     tshi_threads_group *group = member->group;
     int from = record->call.coll.recv_from;
     tshi_threads_pair *sent =
         &group->member[from].pair[mailbox->record[record->recv_number % TSHI_THREADS_PAIRWISE]];
-    tsh_coll a, b; /* what was sent, what is received */
+    tsh_coll a, b; /* a: the SEND; b: the RECV */
     if (!tshi_threads_enter(member)) return 0;
     a = tshb_coll_half(&sent->call.coll, 0);
     b = tshb_coll_half(&record->call.coll, 1);
@@ -893,9 +931,9 @@ static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *rec
 }
 
 /* Copies all messages that have arrived. Those of one sender are copied in order, so one copy may
- * make another possible: passes over the records until a pass copies nothing. */
+ * make another possible: passes over the records are repeated until a pass copies nothing. */
 static void tshi_threads_match(tshi_threads_member *member) {
-    int moved = 1; /* whether the pass has copied a message */
+    int moved = 1; /* 1: the pass has copied a message */
     while (moved && member->receiving) {
         moved = 0;
         for (int i = 0; i < TSHI_THREADS_PAIRWISE; i++) {
@@ -930,8 +968,8 @@ static void tshi_threads_advance(tshi_threads_rank *self) {
 /* Needs: >>threads-progress.                                                   */
 /* ========================================================================== */
 
-/* A request is (number + 1) * 2, plus 1 if eager, for a collective; for a message, the index of its
- * pair record plus TSHI_THREADS_REQ_PAIR. Returns the number of the collective. */
+/* A request of a collective is (number + 1) * 2, plus 1 if it is eager; of a message, the index of
+ * its pair record plus TSHI_THREADS_REQ_PAIR. Returns the number of the collective. */
 static uint64_t tshi_threads_number_of(tsh_req req) {
     return (req >> 1) - 1;
 }
@@ -947,7 +985,8 @@ static const tshi_threads_call *tshi_threads_request(tshi_threads_member *member
     return pair ? &pair->call : tshi_threads_call_of(member, tshi_threads_number_of(req));
 }
 
-/* 1 if req is complete: recv is filled, and no peer touches this rank's buffers any more. */
+/* Returns 1 if req is complete: recv is filled, and no peer touches this rank's buffers any
+ * more. */
 static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     if (pair) return !TSHI_THREADS_GET(&pair->receiving) && !TSHI_THREADS_GET(&pair->sending);
@@ -955,9 +994,9 @@ static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
     return (req & 1) || tshi_threads_all_finished(member->group, tshi_threads_number_of(req));
 }
 
-/* 0 if request req still waits for rank m of the group to start its part: the collective; of a
- * message, the RECV of what this rank sends to m, or the SEND of what it receives from m. Else 1,
- * also if the message has nothing to do with m. */
+/* Returns 0 if request req still waits for rank m of the group to start its part: to post the
+ * collective; to start the RECV of a message that this rank sends to m; to start the SEND of a
+ * message that it receives from m. Else 1, also if the message is not between this rank and m. */
 static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     if (!pair) return tshi_threads_posted(member->group, m, tshi_threads_number_of(req));
@@ -970,7 +1009,7 @@ static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
                  pair->recv_number);
 }
 
-/* Writes which call member waits in: "all-reduce of 7 f32 (sum), collective 3 of tp". Returns
+/* Writes the call that belongs to req: "all-reduce of 7 f32 (sum), collective 3 of tp". Returns
  * text, which has TSHI_THREADS_TEXT bytes. */
 static char *tshi_threads_where(char *text, tshi_threads_member *member, tsh_req req) {
     text[0] = '\0';
@@ -979,7 +1018,8 @@ static char *tshi_threads_where(char *text, tshi_threads_member *member, tsh_req
     return text;
 }
 
-/* Fails the world and returns 1 if a rank has closed its comm without starting its part of req. */
+/* If a rank has closed its comm without starting its part of req, fails the world and returns 1,
+ * else returns 0. */
 static int tshi_threads_check_lost(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_group *group = member->group;
     char text[TSHI_THREADS_TEXT];
@@ -996,8 +1036,8 @@ static int tshi_threads_check_lost(tshi_threads_member *member, tsh_req req) {
     return 1;
 }
 
-/* Fails the world: req has timed out. The error names the ranks that have not started their part;
- * if all have, those that have not finished; it blames the first of them. */
+/* Fails the world because req has timed out. The error lists the ranks that have not started their
+ * part; if all have, those that have not finished. It blames the first rank of the list. */
 static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_group *group = member->group;
     uint64_t number = tshi_threads_number_of(req);
@@ -1020,8 +1060,8 @@ static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
     tshi_threads_raise(group->world, &error);
 }
 
-/* For tshb_coll_cycle, under the world's lock. Rank r of the world is blocked in a group: returns
- * the world rank of the group's rank i if r waits for it, else -1. */
+/* For tshb_coll_cycle; the caller holds the world's lock. Rank r of the world is blocked in a
+ * group: returns the world rank of the group's rank i if r waits for it, else -1. */
 static int tshi_threads_awaits(const void *user, int r, int i) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     tshi_threads_member *member = world->rank[r].blocked;
@@ -1031,9 +1071,9 @@ static int tshi_threads_awaits(const void *user, int r, int i) {
     return member->group->ranks[i];
 }
 
-/* For tshb_coll_blame, under the world's lock: how many ranks, r included, are blocked in the same
- * collective as rank r of the world. Messages count as the same if their pair records have the
- * same index. */
+/* For tshb_coll_blame; the caller holds the world's lock. Returns how many ranks, r included, are
+ * blocked in the same collective as rank r of the world. Messages count as the same if their pair
+ * records have the same index. */
 static int tshi_threads_together(const void *user, int r) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     const tshi_threads_rank *self = &world->rank[r];
@@ -1044,7 +1084,7 @@ static int tshi_threads_together(const void *user, int r) {
     return count;
 }
 
-/* Fills error: rank r is on a cycle. The caller holds the world's lock. */
+/* Fills *error for a cycle that contains rank r. The caller holds the world's lock. */
 static void tshi_threads_tell_cycle(const tsh_threads_world *world, int r, tsh_error *error) {
     char texts[2][TSHI_THREADS_TEXT];
     int waits, blamed = tshb_coll_blame(world->search, r, tshi_threads_together, world, &waits);
@@ -1085,8 +1125,8 @@ static int tshi_threads_ready(tshi_threads_member *member, tsh_req req) {
            tshi_threads_complete(member, req);
 }
 
-/* For a request that is not ready: if its deadline has passed, or a rank that it needs has closed
- * its comm, fails the world and returns 1. */
+/* For a request that is not complete: if its deadline has passed, or a rank that it needs has
+ * closed its comm, fails the world and returns 1. */
 static int tshi_threads_hopeless(tshi_threads_member *member, tsh_req req, int64_t now) {
     if (now < tshi_threads_request(member, req)->deadline)
         return tshi_threads_check_lost(member, req);
@@ -1094,8 +1134,9 @@ static int tshi_threads_hopeless(tshi_threads_member *member, tsh_req req, int64
     return 1;
 }
 
-/* Sleeps until another rank wakes this one, the deadline, or for *patience ns; if for so long, then
- * searches for a cycle. *patience is 20 ms at first, then half a second. */
+/* Sleeps until another rank wakes this one, but not past the deadline and not for more than
+ * *patience ns. After a sleep of *patience ns, searches for a cycle. *patience is 20 ms at first,
+ * then 500 ms. */
 static void tshi_threads_sleep(tshi_threads_member *member, tsh_req req, int64_t *patience) {
     tsh_threads_world *world = member->group->world;
     tshi_threads_rank *self = tshi_threads_self(member);
@@ -1124,7 +1165,8 @@ static tshi_threads_member *tshi_threads_member_of(const tsh_comm *comm) {
     return (tshi_threads_member *)comm->impl;
 }
 
-/* Posts a collective and copies `load`, the values of an eager all-reduce or a split's ticket. */
+/* Posts a collective and returns its request. Copies `bytes` bytes of `load` into the slot: the
+ * values of an eager all-reduce, or a split's ticket. */
 static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *coll,
                                  const void *load, size_t bytes, int eager) {
     tshi_threads_group *group = member->group;
@@ -1150,7 +1192,7 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     return (tsh_req)(number + 1) << 1 | (tsh_req)eager;
 }
 
-/* Starts a SEND, RECV or SENDRECV in a free pair record. TSH_ERR_STATE: all of them are in use. */
+/* Starts a SEND, RECV or SENDRECV in a free pair record. TSH_ERR_STATE: all records are in use. */
 static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_coll *coll,
                                        tsh_req *req) {
     int i = 0;
@@ -1176,7 +1218,8 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
         pair->send_number = mailbox->posted;
         TSHI_THREADS_PUT(&pair->sending, 1);
         mailbox->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
-        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1); /* may be copied now */
+        /* from now on the peer may copy it */
+        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1);
         tshi_threads_wake(&member->group->world->rank[member->group->ranks[coll->send_to]]);
     }
     return TSH_OK;
@@ -1186,7 +1229,7 @@ static tsh_result tshi_threads_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
     tshi_threads_member *member = tshi_threads_member_of(comm);
     int failed = TSHI_THREADS_GET(&member->group->world->failed);
     size_t bytes = 0;
-    int eager = coll->kind == TSH_BARRIER; /* set below for a small all-reduce, too */
+    int eager = coll->kind == TSH_BARRIER; /* 1 also for a small all-reduce, see below */
     *req = 0;
     if (failed != TSH_OK) return (tsh_result)failed;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV)
@@ -1204,7 +1247,7 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     tshi_threads_member *member = tshi_threads_member_of(comm);
     tsh_threads_world *world = member->group->world;
     tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
-    int64_t patience = 20000000; /* how long to sleep at first, in ns */
+    int64_t patience = 20000000; /* max length of a sleep, in ns: see tshi_threads_sleep */
     int spins = 0, failed;
     while (!tshi_threads_ready(member, req)) {
         if (spins++ < world->spins) {
@@ -1251,7 +1294,7 @@ static void tshi_threads_abort(tsh_comm *comm, const tsh_error *why) {
     tshi_threads_raise(member->group->world, &error);
 }
 
-/* 1 if peers may still need this rank or its buffers: requests of it have not been waited for. */
+/* Returns 1 if peers may still need this rank or its buffers, as requests were not waited for. */
 static int tshi_threads_owes(tshi_threads_member *member) {
     if (member->finished < member->started) return 1;
     if (member->shared && !tshi_threads_all_finished(member->group, member->shared - 1)) return 1;
@@ -1269,7 +1312,7 @@ static void tshi_threads_close(tsh_comm *comm) {
     tshi_threads_rank *self = tshi_threads_self(member);
     int rank = group->ranks[member->rank];
     if (TSHI_THREADS_GET(&world->failed) == TSH_OK && tshi_threads_owes(member)) {
-        char name[32]; /* of the group */
+        char name[32]; /* name of the group */
         tsh_error error;
         (void)tsh_error_set(&error, TSH_ERR_LOST, rank,
                             "rank %d closed %s before it waited for its requests", rank,
@@ -1277,7 +1320,8 @@ static void tshi_threads_close(tsh_comm *comm) {
         tshi_threads_raise(world, &error);
     }
     if (TSHI_THREADS_GET(&world->failed) != TSH_OK) (void)tshi_threads_settle(world);
-    for (at = &self->members; *at != member;) at = &(*at)->next; /* at: the pointer to it */
+    /* at: the link that points to member */
+    for (at = &self->members; *at != member;) at = &(*at)->next;
     *at = member->next;
     TSHI_THREADS_PUT(&member->closed, 1);
     tshi_threads_wake_group(group);
@@ -1291,7 +1335,7 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     tsh_result result = (tsh_result)TSHI_THREADS_GET(&group->world->failed);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tshb_ticket ticket;
-    int place = 0; /* this rank in the new group */
+    int place = 0; /* rank of this rank in the new group */
     tsh_req req;
     uint64_t number;
     if (result != TSH_OK) return result;
@@ -1317,7 +1361,7 @@ static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
 
-/* Frees a world of which only the first `ready` ranks have a monitor. */
+/* Frees a world in which only the first `ready` ranks have a monitor. */
 static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     while (world->groups) tshi_threads_group_free(world, world->groups);
     for (int r = 0; r < ready; r++) tshi_threads_monitor_destroy(&world->rank[r].wake);
@@ -1325,7 +1369,8 @@ static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     tshi_threads_free(world);
 }
 
-/* Does the work of tsh_threads_world_new; on failure, error says why. */
+/* Makes a world for tsh_threads_world_new and tsh_threads_run; after a failure, error has the
+ * reason. */
 static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, tsh_error *error) {
     tsh_threads_world *world;
     tshi_threads_group *root = NULL;
@@ -1350,7 +1395,8 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     world->rank = (tshi_threads_rank *)(void *)(world + 1);
     world->search = (tshb_coll_search *)(void *)(world->rank + nranks);
     while (ready < nranks && tshi_threads_monitor_init(&world->rank[ready].wake)) ready++;
-    if (ready == nranks) root = tshi_threads_group_new(world, nranks, 0); /* the group of all */
+    /* the group of all ranks */
+    if (ready == nranks) root = tshi_threads_group_new(world, nranks, 0);
     if (!root) {
         tshi_threads_world_drop(world, ready);
         return tsh_error_set(error, TSH_ERR_MEMORY, -1,
@@ -1387,13 +1433,13 @@ TSH_API void tsh_threads_world_free(tsh_threads_world *world) {
     if (world) tshi_threads_world_drop(world, world->size);
 }
 
-/* What one thread of tsh_threads_run is given, and what it returns. */
+/* Arguments and result of one thread of tsh_threads_run. */
 typedef struct tshi_threads_job {
     tsh_threads_world *world;
     const tsh_desc *desc;
     int (*fn)(tsh_ctx *ctx, void *user);
     void *user;
-    int rank, result; /* result: what fn returned; 1: no ctx could be opened */
+    int rank, result; /* result: what fn returned; 1: the ctx could not be opened */
     tshi_threads_thread thread;
 } tshi_threads_job;
 
@@ -1411,7 +1457,7 @@ TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx 
     tsh_threads_world *world = NULL;
     tshi_threads_job *jobs = NULL;
     tsh_error error;
-    int started = 0, result; /* started: how many threads run */
+    int started = 0, result; /* started: number of threads that were started */
     (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
     if (fn && tshi_threads_world_make(nranks, &world, &error) == TSH_OK && world) {
         jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof *jobs);

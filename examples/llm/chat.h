@@ -1,9 +1,10 @@
-/* chat.h - a conversation as the text that a model was trained on: chat templates of the Hugging
- * Face hub
+/* chat.h - turns a conversation into the text that a model was trained on, by chat templates of the
+ * Hugging Face hub
  *
- * A template is a program in Jinja. None is run here: those of the families in models/ are known by
- * their exact text, as a hash of it, and rendered by a row of the table below, to the same bytes as
- * apply_chat_template of transformers with add_generation_prompt. Another text is an error.
+ * A template is a program in Jinja. None is run here: those of the families in models/ are
+ * recognized by a hash of their exact text, and rendered by a row of the table below, to the same
+ * bytes as by apply_chat_template of transformers with add_generation_prompt. Any other template is
+ * an error.
  *
  *     chat_format format;
  *     if (!chat_open(&format, tokenizer_config, chat_template, NULL)) puts(format.error);
@@ -29,34 +30,36 @@ typedef struct chat_message {
     const char *text;
 } chat_message;
 
-/* Where a template has the system message. */
+/* Where a template puts the system message. */
 typedef enum chat_place {
-    CHAT_OWN,      /* a message like the others */
-    CHAT_NOWHERE,  /* the template refuses it */
-    CHAT_IN_FIRST, /* in the first message of the user, before its text */
-    CHAT_IN_LAST   /* in the last message */
+    CHAT_OWN,      /* as a message of its own, like the others */
+    CHAT_NOWHERE,  /* not at all: a system message is an error */
+    CHAT_IN_FIRST, /* within the first message of the user, before its text */
+    CHAT_IN_LAST   /* within the last message, if it is the user's, before its text */
 } chat_place;
 
-/* Whose texts lose the white space around them, and what else happens to texts. */
+/* Flags: the roles whose texts lose the white space at both ends, and other changes to texts. */
 enum {
     CHAT_TRIM_SYSTEM = 1 << CHAT_SYSTEM,
     CHAT_TRIM_USER = 1 << CHAT_USER,
     CHAT_TRIM_ASSISTANT = 1 << CHAT_ASSISTANT,
-    CHAT_TRIM = 7,        /* all of them */
-    CHAT_TRIM_JOINED = 8, /* CHAT_IN_FIRST: the message and the system message in it, as one */
-    CHAT_NO_THOUGHTS = 16 /* of answers what follows the last </think> */
+    CHAT_TRIM = 7, /* all roles */
+    /* CHAT_IN_FIRST: the system message and the user's text are joined first, then stripped */
+    CHAT_TRIM_JOINED = 8,
+    CHAT_NO_THOUGHTS = 16 /* an answer loses all up to its last </think> */
 };
 
-/* {bos}, {eos} and {today} stand for the model's tokens and for the date. */
+/* How a template renders messages. {bos}, {eos} and {today} in the strings stand for the model's
+ * tokens and the date. */
 typedef struct chat_style {
     const char *name;
-    uint64_t texts[2]; /* the templates, by chat_hash; 0: none */
-    const char *start; /* before all messages */
-    const char *around[3][2]; /* before and after the text of each role */
-    const char *prompt;       /* after the last message, for an answer to come */
-    const char *usual;        /* the system message if there is none; NULL: no such message */
+    uint64_t texts[2];        /* chat_hash of the templates that this style renders; 0: none */
+    const char *start;        /* text before all messages */
+    const char *around[3][2]; /* [role][0] comes before a message's text, [role][1] after it */
+    const char *prompt;       /* text after the last message, where the answer begins */
+    const char *usual;        /* system message if the conversation has none; NULL: none */
     chat_place place;
-    int changes; /* CHAT_TRIM ... */
+    int changes; /* flags, CHAT_TRIM ... */
 } chat_style;
 
 #define CHATML                                                                                     \
@@ -142,17 +145,17 @@ static const chat_style chat_styles[] = {
 #undef CHAT_HEADER
 #undef CHAT_LLAMA3
 
-/* A style with the tokens of a model. */
+/* A style, with the special tokens of a model and today's date. */
 typedef struct chat_format {
     const chat_style *style;
-    char *bos, *eos; /* as text; NULL: none */
+    char *bos, *eos; /* texts of the bos and eos tokens; NULL: the model has none */
     char today[32];
     char error[768];
 } chat_format;
 
 /* -- text --------------------------------------------------------------------- */
 
-/* Grows; at is NULL once there was not enough memory. */
+/* A buffer that grows. at becomes NULL when there is not enough memory, and stays so. */
 typedef struct chat_text {
     char *at;
     size_t length, room;
@@ -172,7 +175,7 @@ static void chat_append(chat_text *text, const char *more, size_t n) {
     text->at[text->length] = 0;
 }
 
-/* Appends a text of a style. */
+/* Appends a string of a style, with the values of {bos}, {eos} and {today}. */
 static void chat_fill(chat_text *text, const chat_format *format, const char *from) {
     const struct {
         const char *name, *value;
@@ -191,7 +194,8 @@ static void chat_fill(chat_text *text, const chat_format *format, const char *fr
     }
 }
 
-/* How many bytes of white space, as Python's str.isspace has it, stand at `at`; 0: none. */
+/* Returns the length in bytes of the white space character at `at`, as Python's str.isspace defines
+ * it, where n bytes are left; 0: there is none. */
 static size_t chat_space(const unsigned char *at, size_t n) {
     const unsigned code = n > 1 && (at[0] & 0xe0) == 0xc0 ? (at[0] & 0x1fu) << 6 | (at[1] & 0x3fu)
                           : n > 2 && (at[0] & 0xf0) == 0xe0
@@ -205,7 +209,7 @@ static size_t chat_space(const unsigned char *at, size_t n) {
                : 0;
 }
 
-/* Without the white space around it. Returns the new length. */
+/* Strips white space at both ends of *text, n bytes: moves *text, and returns the new length. */
 static size_t chat_trim(const char **text, size_t n) {
     const unsigned char *at = (const unsigned char *)*text;
     size_t step, end = 0;
@@ -220,6 +224,7 @@ static size_t chat_trim(const char **text, size_t n) {
 
 /* -- rendering ---------------------------------------------------------------- */
 
+/* Appends the text of a message, changed as the style says. */
 static void chat_content(chat_text *text, const chat_style *style, const chat_message *message) {
     const char *at = message->text, *thoughts = at;
     if (message->role == CHAT_ASSISTANT && (style->changes & CHAT_NO_THOUGHTS)) {
@@ -231,7 +236,7 @@ static void chat_content(chat_text *text, const chat_style *style, const chat_me
     chat_append(text, at, n);
 }
 
-/* The system message within a message of the user. */
+/* Appends the text of a message of the user with the system message before it. */
 static void chat_joined(chat_text *text, const chat_format *format, const chat_message *system,
                         const chat_message *user) {
     const chat_style *style = format->style;
@@ -251,8 +256,9 @@ static void chat_joined(chat_text *text, const chat_format *format, const chat_m
     text->at[text->length = from + n] = 0;
 }
 
-/* The conversation, up to where the next answer begins. The system message, if any, is the first
- * one, then user and assistant take turns. To be freed; NULL: format->error says why. */
+/* Renders a conversation, up to where the next answer begins. The system message, if any, is the
+ * first message; after it, user and assistant take turns. Returns the text, to be passed to free();
+ * NULL: format->error says why not. */
 static char *chat_render(chat_format *format, const chat_message *messages, size_t n) {
     const chat_style *style = format->style;
     const chat_message usual = {CHAT_SYSTEM, style->usual};
@@ -282,8 +288,8 @@ static char *chat_render(chat_format *format, const chat_message *messages, size
     return text.at;
 }
 
-/* The token that ends an answer, as text, "" if there is none. To be freed; NULL: not enough
- * memory. */
+/* Returns the token that ends an answer, as text, to be passed to free(); "": the style has none;
+ * NULL: not enough memory. */
 static char *chat_end(const chat_format *format) {
     chat_text text = {NULL, 0, 0};
     const char *at;
@@ -299,8 +305,9 @@ static char *chat_end(const chat_format *format) {
 
 /* -- which template ------------------------------------------------------------ */
 
-/* FNV-1a of a template's text; "\n" in two characters, as files of JSON in JSON have it, counts as
- * one, and a newline at the end as none, as in Jinja. */
+/* Returns the FNV-1a hash of a template's text. A newline that is written as the two characters
+ * "\n", as in JSON within JSON, counts as a newline; one at the end of the text is left out, as
+ * Jinja does. */
 static uint64_t chat_hash(const char *text) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (; *text; text++) {
@@ -312,14 +319,15 @@ static uint64_t chat_hash(const char *text) {
     return hash;
 }
 
-/* All names, to an error. */
+/* Appends the names of all styles to an error. */
 static void chat_names(char *error, size_t size) {
     size_t n = strlen(error);
     for (size_t i = 0; i < sizeof chat_styles / sizeof *chat_styles && n < size; i++)
         n += (size_t)snprintf(error + n, size - n, "%s%s", i ? ", " : "", chat_styles[i].name);
 }
 
-/* The style of a name, NULL: of a template's text. 0, and format->error: it is not known. */
+/* Sets format->style by its name, or, if that is NULL, by the text of a template. Returns 0 and
+ * format->error if it is not known. */
 static int chat_choose(chat_format *format, const char *name, const char *text) {
     const uint64_t hash = text ? chat_hash(text) : 0;
     for (size_t i = 0; i < sizeof chat_styles / sizeof *chat_styles; i++) {
@@ -340,8 +348,8 @@ static int chat_choose(chat_format *format, const char *name, const char *text) 
     return 0;
 }
 
-/* A token of tokenizer_config.json: a string, or an object with a string in it. NULL: there is none,
- * or, with format->error, not enough memory. */
+/* Returns a copy of a special token of tokenizer_config.json: a string, or the string "content" of
+ * an object. NULL: there is none, or, with format->error, not enough memory. */
 static char *chat_token(chat_format *format, const cJSON *config, const char *key) {
     const cJSON *item = cJSON_GetObjectItem(config, key);
     const char *text = cJSON_GetStringValue(
@@ -351,7 +359,8 @@ static char *chat_token(chat_format *format, const cJSON *config, const char *ke
     return copy ? strcpy(copy, text) : NULL;
 }
 
-/* The template of tokenizer_config.json: a string, or of a list the one named "default". */
+/* Returns the chat template of tokenizer_config.json: a string, or the one named "default" of a
+ * list. NULL: there is none. */
 static const char *chat_template(const cJSON *config) {
     const cJSON *item = cJSON_GetObjectItem(config, "chat_template"), *one;
     if (!cJSON_IsArray(item)) return cJSON_GetStringValue(item);
@@ -363,9 +372,10 @@ static const char *chat_template(const cJSON *config) {
     return NULL;
 }
 
-/* From the texts of tokenizer_config.json and chat_template.jinja, of which the latter wins; each
- * may be NULL. name: of a style, in place of the template; NULL: none given. 0: format->error says
- * why not. chat_close in either case. */
+/* Chooses the style by the texts of tokenizer_config.json (config) and chat_template.jinja, each of
+ * which may be NULL; the template of the latter has priority. name: of a style that is taken
+ * whatever the template; NULL: none. Returns 0: format->error says why not. Call chat_close in
+ * either case. */
 static int chat_open(chat_format *format, const char *config, const char *jinja,
                      const char *name) {
     const time_t now = time(NULL);

@@ -1,8 +1,9 @@
-/* embed.h - a text as one vector, as sentence-transformers makes it from a model's folder
+/* embed.h - computes one vector per text from a model's folder, as sentence-transformers does
  *
- * modules.json lists what is done: Transformer (the model itself), Pooling (its tokens' vectors
- * become one), then Dense and Normalize in any number. Each has a folder of its own. Without that
- * file, the vector is the mean of all tokens, or of a causal language model the last token's.
+ * modules.json lists the steps: Transformer (the model itself), Pooling (makes one vector of those
+ * of the tokens), then any number of Dense and Normalize. Each has a folder of its own. Without
+ * that file, the vector is the mean over all tokens, or for a causal language model the last
+ * token's.
  *
  *     embed_model e;
  *     if (embed_open(&e, folder) &&
@@ -12,17 +13,19 @@
  *     embed_vector(&e, vectors, n, out);               vectors (n, width): of all tokens
  *     embed_close(&e);
  *
- * 0 or -1: e.error says why not. Include tshard.h, folder.h, gguf.h and tokenizer.h first. */
+ * If a function returns 0 (embed_encode: -1), e.error says why. Include tshard.h, folder.h, gguf.h
+ * and tokenizer.h first. */
 #ifndef LLM_EMBED_H
 #define LLM_EMBED_H
 
-/* Ways to make one vector of many, in the order in which older files concatenate them. */
+/* Ways to pool the vectors of all tokens to one, in the order in which configs of the older form
+ * concatenate them. */
 typedef enum embed_mode {
     EMBED_FIRST,
     EMBED_MAX,
     EMBED_MEAN,
     EMBED_MEAN_SQRT, /* the sum divided by the square root of the number of tokens */
-    EMBED_WEIGHTED,  /* the mean with the weights 1, 2, 3 ... */
+    EMBED_WEIGHTED, /* the mean, with the weights 1, 2, 3 ... for the first token, the second ... */
     EMBED_LAST,
     EMBED_MODES
 } embed_mode;
@@ -36,7 +39,8 @@ typedef enum embed_activation {
     EMBED_SILU
 } embed_activation;
 
-/* y = act(W x + b), plus x or V x if it is residual; or, without W, x of length 1. */
+/* A Dense layer, y = act(W x + b), plus x or V x if it is residual; or, if weight is NULL, a
+ * Normalize, which scales x to length 1. */
 typedef struct embed_step {
     float *weight, *bias, *shortcut; /* W (out, in), b (out), V (out, in); NULL: none */
     int64_t in, out;
@@ -44,25 +48,26 @@ typedef struct embed_step {
     embed_activation act;
 } embed_step;
 
+/* The most Dense and Normalize steps. */
 enum { EMBED_STEPS = 16 };
 
 typedef struct embed_model {
-    char folder[4096]; /* of the Transformer */
+    char folder[4096]; /* folder of the Transformer step */
     embed_mode mode[2 * EMBED_MODES];
-    int modes;       /* how many of them are concatenated; 0: modules.json says none */
-    int no_prompt;   /* 1: tokens of the prompt are left out of the pooling */
+    int modes; /* how many of `mode` are used, and concatenated; 0: there is no modules.json */
+    int no_prompt;   /* 1: the tokens of the prompt are left out of the pooling */
     int lower;       /* 1: texts are lowercased */
-    int cut_left;    /* 1: texts that are too long lose their beginning */
-    int64_t limit;   /* tokens that a text may have, longer ones are cut; 0: any number */
-    char *prompt;    /* before every text; NULL: none */
-    int64_t skipped; /* tokens of it that are left out */
+    int cut_left;    /* 1: texts that are too long lose their beginning; 0: their end */
+    int64_t limit;   /* most tokens of a text, longer ones are cut; 0: any number */
+    char *prompt;    /* put before every text; NULL: none */
+    int64_t skipped; /* number of the prompt's tokens that the pooling leaves out */
     embed_step step[EMBED_STEPS];
     int steps;
-    int64_t width, size; /* of a token's vector, of a text's */
+    int64_t width, size; /* elements of a token's vector, and of a text's */
     char error[TSH_MESSAGE_SIZE];
 } embed_model;
 
-/* Keeps the first error. Returns 0. */
+/* Records an error, unless there is one already. Returns 0. */
 TSH_PRINTF(2, 3)
 static int embed_fail(embed_model *e, const char *format, ...) {
     va_list list;
@@ -76,8 +81,8 @@ static int embed_fail(embed_model *e, const char *format, ...) {
 
 /* -- files ------------------------------------------------------------------ */
 
-/* A file of JSON in folder/part; NULL: it is not there, or an error if `needed` or if it is no
- * JSON. */
+/* Reads the JSON file folder/part/name. NULL: it does not exist; or, with an error, it is not JSON,
+ * cannot be read, or is `needed` and does not exist. */
 static cJSON *embed_json(embed_model *e, const char *folder, const char *part, const char *name,
                          int needed) {
     char path[4096];
@@ -96,8 +101,9 @@ static cJSON *embed_json(embed_model *e, const char *folder, const char *part, c
     return json;
 }
 
-/* Refuses what a config says beside the keys "a b c", unless it says nothing: null, false, 0, "",
- * [], {}. 0: refused. */
+/* Refuses a key of config that is not in `keys`, which have a blank before and after each, unless
+ * its value is empty: null, false, 0, "", [] or {}. Returns 0 and an error if it refuses one.
+ * where: the file's name for errors. */
 static int embed_known(embed_model *e, const char *where, const cJSON *config, const char *keys) {
     const cJSON *item;
     cJSON_ArrayForEach(item, config) {
@@ -115,7 +121,8 @@ static int embed_known(embed_model *e, const char *where, const cJSON *config, c
     return 1;
 }
 
-/* Text of a key, `otherwise` if it is not there; NULL: an error, it is no string. */
+/* Returns the string of a key; `otherwise` if the key is missing or null; NULL and an error if it
+ * is no string. where: the file's name for errors. */
 static const char *embed_string(embed_model *e, const char *where, const cJSON *config,
                                 const char *key, const char *otherwise) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, key);
@@ -127,7 +134,8 @@ static const char *embed_string(embed_model *e, const char *where, const cJSON *
     return NULL;
 }
 
-/* A whole number of a key from 1 to 1e9, `otherwise` if it is not there; 0: an error. */
+/* Returns the whole number of a key, from 1 to 1e9; `otherwise` if the key is missing or null; 0
+ * and an error if it is something else. where: the file's name for errors. */
 static int64_t embed_count(embed_model *e, const char *where, const cJSON *config, const char *key,
                            int64_t otherwise) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, key);
@@ -140,7 +148,8 @@ static int64_t embed_count(embed_model *e, const char *where, const cJSON *confi
                       llm_json_text(item, value, sizeof value));
 }
 
-/* Both Normalize and Dense take a text's vector, and replace it. 0: refused. */
+/* Checks that a Normalize or Dense takes the text's vector and replaces it, since only that is
+ * supported. Returns 0 and an error if not. */
 static int embed_in_place(embed_model *e, const char *where, const cJSON *config) {
     static const char *const keys[] = {"module_input_name", "module_output_name"};
     for (int i = 0; i < 2; i++) {
@@ -154,7 +163,7 @@ static int embed_in_place(embed_model *e, const char *where, const cJSON *config
 
 /* -- Transformer ------------------------------------------------------------ */
 
-/* What sentence_bert_config.json says, or the file of an older name. */
+/* Reads the Transformer's sentence_bert_config.json, or a file with one of its older names. */
 static int embed_transformer(embed_model *e, const char *folder, const char *part) {
     static const char *const names[] = {
         "sentence_bert_config.json",       "sentence_roberta_config.json",
@@ -212,7 +221,8 @@ static int embed_add_mode(embed_model *e, const char *where, const cJSON *item) 
     return 1;
 }
 
-/* In its new form, a name or a list of them, or in the older one, a flag for each. */
+/* Reads the Pooling's config.json. Its modes are a name or a list of names (pooling_mode), or in
+ * the older form a flag for each. */
 static int embed_pooling(embed_model *e, const char *folder, const char *part) {
     char where[300];
     cJSON *config = embed_json(e, folder, part, "config.json", 1);
@@ -239,7 +249,7 @@ static int embed_pooling(embed_model *e, const char *folder, const char *part) {
 
 /* -- Dense ------------------------------------------------------------------ */
 
-/* What a small world of one rank reads a Dense's weights for. */
+/* The argument of embed_read_dense, which loads the weights of a Dense in a world of one rank. */
 typedef struct embed_dense {
     embed_model *e;
     embed_step *step;
@@ -247,12 +257,13 @@ typedef struct embed_dense {
     int no_bias;
 } embed_dense;
 
+/* Logger of the world that runs embed_read_dense: keeps an error in e->error, ignores warnings. */
 static void embed_heed(void *user, const char *message) {
     if (!strstr(message, "warning: "))
         (void)embed_fail(((embed_dense *)user)->e, "%s", message);
 }
 
-/* A copy of a parameter's values, for free(); NULL: an error, or no such parameter is wanted. */
+/* Returns a copy of a parameter's values, for free(); NULL: an error, or `wanted` is 0. */
 static float *embed_values(tsh_ctx *ctx, const char *name, int wanted) {
     tsh_tensor *t = wanted ? tsh_param(tsh_root(ctx), name) : NULL;
     const size_t bytes = t ? (size_t)tsh_numel(t) * sizeof(float) : 0;
@@ -326,7 +337,7 @@ static int embed_add_normalize(embed_model *e, const char *folder, const char *p
     return ok && e->error[0] == 0;
 }
 
-/* A module, the i-th of the list. */
+/* Adds a module of modules.json, number i, from 0. */
 static int embed_add(embed_model *e, const char *folder, const cJSON *module, int i) {
     const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(module, "type"));
     const char *part = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(module, "path"));
@@ -353,7 +364,7 @@ static int embed_add(embed_model *e, const char *folder, const cJSON *module, in
                          "sentence_transformers", i, type, EMBED_STEPS);
 }
 
-/* The prompt that config_sentence_transformers.json gives to all texts. */
+/* Reads the default prompt of config_sentence_transformers.json, which is put before every text. */
 static int embed_read_prompt(embed_model *e, const char *folder) {
     static const char where[] = "config_sentence_transformers.json";
     cJSON *config = embed_json(e, folder, "", where, 0);
@@ -378,7 +389,8 @@ static int embed_read_prompt(embed_model *e, const char *folder) {
     return e->error[0] == 0;
 }
 
-/* The folder of a model, or a GGUF file. 0: e->error says why not. embed_close in either case. */
+/* Opens a model's folder, or a GGUF file. Returns 0: e->error says why not. Call embed_close in
+ * either case. */
 LLM_API int embed_open(embed_model *e, const char *folder) {
     int i = 0;
     memset(e, 0, sizeof *e);
@@ -408,13 +420,13 @@ LLM_API void embed_close(embed_model *e) {
 
 /* -- the model's own config ---------------------------------------------------- */
 
-/* A key of config.json, whoever has read it. */
+/* Returns a key of config.json, whether or not the family has read it; NULL: it is missing. */
 static const cJSON *embed_config_key(const llm_config *c, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(c->read, key);
     return item ? item : cJSON_GetObjectItemCaseSensitive(c->unread, key);
 }
 
-/* How many tokens a text may have if sentence_bert_config.json does not say. */
+/* Sets e->limit, if sentence_bert_config.json has not, and which end of a long text is cut. */
 static void embed_read_limit(embed_model *e, const llm_config *c) {
     static const char *const keys[] = {"max_position_embeddings", "n_positions"};
     cJSON *config = c->gguf ? NULL : embed_json(e, e->folder, "", "tokenizer_config.json", 0);
@@ -433,7 +445,8 @@ static void embed_read_limit(embed_model *e, const llm_config *c) {
     cJSON_Delete(config);
 }
 
-/* Without modules.json: the mean, or the last token of a causal language model. */
+/* Returns the pooling of a model without modules.json: the last token's vector for a causal
+ * language model, else the mean. */
 static embed_mode embed_usual(const llm_config *c) {
     const cJSON *names = embed_config_key(c, "architectures");
     const char *name = cJSON_GetStringValue(cJSON_GetArrayItem(names, 0));
@@ -445,7 +458,8 @@ static embed_mode embed_usual(const llm_config *c) {
                : EMBED_MEAN;
 }
 
-/* After llm_config_read: sizes, and what is left to the model. 0: e->error says why not. */
+/* Sets what depends on the model's config: limit, default pooling, sizes; checks that the sizes of
+ * all steps fit. Call it after llm_config_read. Returns 0: e->error says why not. */
 LLM_API int embed_begin(embed_model *e, const llm_config *c) {
     embed_read_limit(e, c);
     if (e->modes == 0) e->mode[e->modes++] = embed_usual(c);
@@ -466,8 +480,9 @@ LLM_API int embed_begin(embed_model *e, const llm_config *c) {
 
 /* -- texts ------------------------------------------------------------------- */
 
-/* Cuts the n ids of a text to the limit, as tokenizers do: `count` of them are its own, content;
- * those that begin and end it stay. Returns how many are left. */
+/* Cuts the n ids of a text to e->limit, as `tokenizers` does: removes some of its own ids, which
+ * are `content`, `count` of them, and keeps those that begin and end the text. Returns how many ids
+ * are left. */
 static int64_t embed_cut(const embed_model *e, int32_t *ids, int64_t n, const int32_t *content,
                          int64_t count) {
     int64_t before = 0, keep = e->limit - (n - count), dropped;
@@ -481,20 +496,22 @@ static int64_t embed_cut(const embed_model *e, int32_t *ids, int64_t n, const in
     return n - dropped;
 }
 
-/* Counts the prompt's tokens, but for a special one at its end. 0: an error. */
+/* Sets e->skipped to the number of tokens of the prompt, without a special token at its end.
+ * Returns 0 on error. */
 static int embed_skip_prompt(embed_model *e, llm_tokenizer *t, int special) {
     int32_t *ids = NULL;
     size_t length = 1;
     const int64_t n = llm_tokenizer_encode(t, e->prompt, strlen(e->prompt), special, &ids);
     char *last = n > 0 ? llm_tokenizer_decode(t, ids + n - 1, 1, 0, &length) : NULL;
-    if (n > 0) e->skipped = n - (last && length == 0); /* special ones decode to nothing here */
+    if (n > 0) e->skipped = n - (last && length == 0); /* a special token decodes to nothing here */
     free(last);
     free(ids);
     return n >= 0 ? 1 : embed_fail(e, "%s", llm_tokenizer_error(t));
 }
 
-/* The ids of a text with its prompt; -1: an error. special: with those that begin and end it. *ids
- * is for free(). */
+/* Encodes a text with the prompt before it, and cuts it to the limit. Returns the number of ids;
+ * -1: an error. special: 1 adds the tokens that begin and end a text. *ids is to be passed to
+ * free(). */
 LLM_API int64_t embed_encode(embed_model *e, llm_tokenizer *t, const char *text, size_t length,
                              int special, int32_t **ids) {
     const size_t more = e->prompt ? strlen(e->prompt) : 0;
@@ -521,10 +538,11 @@ LLM_API int64_t embed_encode(embed_model *e, llm_tokenizer *t, const char *text,
 
 /* -- vectors ----------------------------------------------------------------- */
 
-/* One vector of x (n, width), its first `skip` rows left out. */
+/* Pools x (n, width), without its first `skip` rows, to one vector, out (width). */
 static void embed_pool(embed_mode mode, const float *x, int64_t n, int64_t skip, int64_t width,
                        double *out) {
-    const int64_t first = skip < n ? skip : 0; /* of none: as sentence-transformers */
+    /* if no row is left, row 0, as in sentence-transformers */
+    const int64_t first = skip < n ? skip : 0;
     double sum = 0;
     for (int64_t k = 0; k < width; k++) out[k] = mode == EMBED_MAX ? -(double)INFINITY : 0;
     if (mode == EMBED_FIRST || mode == EMBED_LAST) {
@@ -539,7 +557,7 @@ static void embed_pool(embed_mode mode, const float *x, int64_t n, int64_t skip,
         for (int64_t k = 0; k < width; k++) {
             const double v = (double)row[k];
             if (mode != EMBED_MAX) out[k] += weight * v;
-            else if (!(v <= out[k])) out[k] = v; /* NaN stays */
+            else if (!(v <= out[k])) out[k] = v; /* also if v is NaN */
         }
     }
     if (mode == EMBED_MAX) return;
@@ -559,7 +577,7 @@ static double embed_activate(embed_activation act, double x) {
     return x;
 }
 
-/* x (in) -> y (out) */
+/* Computes a Dense layer: x (in) -> y (out). */
 static void embed_apply(const embed_step *step, const double *x, double *y) {
     for (int64_t o = 0; o < step->out; o++) {
         double sum = step->bias ? (double)step->bias[o] : 0;
@@ -572,8 +590,8 @@ static void embed_apply(const embed_step *step, const double *x, double *y) {
     }
 }
 
-/* The vector (e->size) of a text whose n tokens have the vectors x (n, e->width). 0: not enough
- * memory. */
+/* Computes the vector of a text, out (e->size), from the vectors of its n tokens, x (n, e->width).
+ * Returns 0: not enough memory. */
 LLM_API int embed_vector(embed_model *e, const float *x, int64_t n, double *out) {
     int64_t size = e->modes * e->width, most = size;
     for (int i = 0; i < e->steps; i++)

@@ -4,8 +4,8 @@
  *     char *text = llm_read("model/config.json", LLM_JSON_MAX, &length, &why);
  *     if (!text && !llm_is_absent(errno)) puts(why.message);
  *
- * A model's files are opened by tsh_file_open: what is no regular file, or larger than files of its
- * kind are, is refused. Link with tshard. */
+ * A model's files are opened by tsh_file_open, which refuses those that are not regular files, or
+ * exceed a size limit. Link with tshard. */
 #ifndef LLM_FILES_H
 #define LLM_FILES_H
 
@@ -22,12 +22,13 @@
 #endif
 
 enum {
-    LLM_JSON_MAX = 1 << 24,     /* bytes of config.json, chat templates and the like */
-    LLM_TOKENIZER_MAX = 1 << 28 /* of tokenizer.json; the largest known have some 35 MB */
+    LLM_JSON_MAX = 1 << 24,     /* most bytes of config.json, chat templates and the like */
+    LLM_TOKENIZER_MAX = 1 << 28 /* most bytes of tokenizer.json; the largest known have 35 MB */
 };
 
-/* What is left of an open file or pipe, at most max bytes (0: any), and a 0 after it; *length: bytes
- * without that. To be freed with free(). NULL: errno says why (EFBIG: there is more). */
+/* Reads the rest of an open file or pipe, at most max bytes (0: any number), and appends a 0 byte.
+ * *length: the bytes without that 0. Free the result with free(). NULL: failed, with errno (EFBIG:
+ * there are more than max bytes). */
 LLM_FILES_API char *llm_read_all(FILE *file, int64_t max, size_t *length) {
     size_t size = 1 << 16, n = 0;
     char *text = (char *)malloc(size), *more;
@@ -56,8 +57,8 @@ LLM_FILES_API char *llm_read_all(FILE *file, int64_t max, size_t *length) {
     return NULL;
 }
 
-/* The same of a file of a model's folder, of at most max bytes. NULL: *why has the sentence, and
- * llm_is_absent(errno) is 1 if there is no such file. */
+/* Reads a file of at most max bytes, a regular one, as llm_read_all does. NULL: *why has the
+ * sentence, and llm_is_absent(errno) is 1 if there is no such file. */
 LLM_FILES_API char *llm_read(const char *path, int64_t max, size_t *length, tsh_error *why) {
     FILE *file = tsh_file_open(path, max, why);
     char *text = file ? llm_read_all(file, max, length) : NULL;
@@ -70,15 +71,16 @@ LLM_FILES_API char *llm_read(const char *path, int64_t max, size_t *length, tsh_
     return text;
 }
 
-/* The same of folder/name ("": of name), without its length, as its kind is text. */
+/* Reads the text file folder/name (folder "": name) by llm_read, at most LLM_JSON_MAX bytes. */
 LLM_FILES_API char *llm_read_text(const char *folder, const char *name, tsh_error *why) {
-    char path[8200]; /* of two names */
+    char path[8200]; /* room for a folder and a name */
     size_t length;
     (void)snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name);
     return llm_read(path, LLM_JSON_MAX, &length, why);
 }
 
-/* 1 if errno says that a file is not there (ENOTDIR: the folder is a file, such as a GGUF's). */
+/* Returns 1 if `number`, an errno, says that a file does not exist. ENOTDIR: its folder is a file,
+ * such as a GGUF file. */
 LLM_FILES_API int llm_is_absent(int number) {
     return number == ENOENT || number == ENOTDIR;
 }

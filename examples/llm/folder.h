@@ -1,10 +1,10 @@
-/* folder.h - what config.json of a folder from the Hugging Face hub says, in its older form
- * (rope_theta, rope_scaling, torch_dtype, rotary_pct) and in that of transformers 5
+/* folder.h - reads config.json of a model's folder from the Hugging Face hub into an llm_config, in
+ * its older form (rope_theta, rope_scaling, torch_dtype, rotary_pct) and in that of transformers 5
  * (rope_parameters, dtype). Include tshard.h first; needs cJSON.
  *
- * Every key is either read by the family, or known not to change results (keys.h), or refused: a
- * model that would compute something else is never run. A key that is absent has the family's
- * default. */
+ * Every key is either read by the family, or known not to change results (keys.h), or refused, so
+ * that a model never runs if a key might make it compute something else. An absent key has the
+ * family's default. */
 #ifndef LLM_FOLDER_H
 #define LLM_FOLDER_H
 
@@ -22,13 +22,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a program may call. */
+/* Marks functions for programs to call: the compiler does not warn if one is unused. */
 #if defined(__GNUC__)
 #define LLM_API __attribute__((unused)) static
 #else
 #define LLM_API static
 #endif
 
+/* Limits: end-of-text tokens, blocks, heads, rotary pairs of a head, texts in a batch. */
 enum {
     LLM_MOST_EOS = 16,
     LLM_MOST_LAYERS = 256,
@@ -36,80 +37,91 @@ enum {
     LLM_MOST_PAIRS = 512,
     LLM_MOST_ROWS = 256
 };
-#define LLM_NEEDED (-1e300) /* the default of a key that must be there */
+#define LLM_NEEDED (-1e300) /* a key with this default must be present */
 
 typedef enum llm_norm_kind {
     LLM_RMS,     /* x weight / sqrt(mean x^2 + eps) */
-    LLM_RMS_ONE, /* the same with weight + 1, as Gemma */
+    LLM_RMS_ONE, /* x (weight + 1) / sqrt(mean x^2 + eps), as Gemma */
     LLM_LAYER    /* layer norm */
 } llm_norm_kind;
 
-/* RMS norm of queries and keys before rotary positions: none, of each head, of all together. */
+/* RMS norm of queries and keys before rotary positions: none, of each head separately, or one over
+ * all heads. */
 typedef enum llm_qk_norm { LLM_NO_NORM, LLM_NORM_OF_EACH, LLM_NORM_OF_ALL } llm_qk_norm;
 
-/* How positions turn queries and keys. */
+/* Rotary positions: feature pair i of queries and keys at position t is rotated by t freqs[i]. */
 typedef struct llm_rope {
-    int on;
-    int64_t dims; /* features of a head that turn */
+    int on;       /* 1: the model has rotary positions */
+    int64_t dims; /* features of a head that are rotated */
+    /* freqs: of texts of up to `limit` tokens; factor: of cosines and sines, as YaRN has it */
     double freqs[LLM_MOST_PAIRS], factor;
-    double longer[LLM_MOST_PAIRS]; /* longrope: the frequencies of texts beyond the limit */
-    double base, stretch;          /* dynamic: what these follow from beyond it */
-    int64_t limit; /* the longest text that these frequencies hold for; 0: any */
-    char kind[24];
+    double longer[LLM_MOST_PAIRS]; /* longrope: the frequencies of texts longer than `limit` */
+    /* base: theta, freqs[i] = base^(-2 i / dims) before scaling; stretch: the factor by which
+     * dynamic scaling changes the base for texts longer than `limit`; 0: another scaling */
+    double base, stretch;
+    int64_t limit; /* tokens; 0: the frequencies do not depend on the length of the text */
+    char kind[24]; /* the scaling: default, linear, llama3, yarn, longrope or dynamic */
 } llm_rope;
 
-/* What a caller may allow; all zero: nothing. */
+/* Options for reading a model. All zero: unknown keys and tensors are refused. */
 typedef struct llm_options {
-    int unknown_keys;          /* 1: keys of config.json that are not known are passed over */
-    const char *const *ignore; /* patterns of names of tensors that are passed over, up to a NULL;
+    int unknown_keys;          /* 1: unknown keys of config.json are a warning, not an error */
+    const char *const *ignore; /* patterns of tensor names that loading skips, ended by a NULL;
                                 * NULL: none */
-    void (*warn)(void *user, const char *sentence); /* NULL: warnings are not heard */
-    void *user;
+    void (*warn)(void *user, const char *sentence); /* gets each warning; NULL: they are dropped */
+    void *user;                                     /* passed to warn */
 } llm_options;
 
-/* What a family makes of config.json. */
+/* The configuration of a model, which its family reads from config.json or a GGUF file. */
 typedef struct llm_config {
     llm_options options;
-    char type[64];       /* model_type */
-    cJSON *unread, *read; /* keys nobody has asked for, and the others */
-    char error[TSH_MESSAGE_SIZE];
+    char type[64];        /* model_type */
+    cJSON *unread, *read; /* JSON objects: the keys that were not read yet, and those that were */
+    char error[TSH_MESSAGE_SIZE]; /* the first error; "": none */
+    /* Tokens of the vocabulary; features of a token's vector; features inside the MLP; blocks;
+     * query heads; key and value heads; features of a head. */
     int64_t vocabulary, width, hidden, layers, heads, kv_heads, head_size;
-    int64_t places, skip; /* learned positions, 0: none; rows before the first one */
-    int encoder;          /* there is no head, and nothing is generated */
-    int causal;           /* a token sees those before it; 0: it sees all */
-    int headless;         /* set it before llm_model_load: tokens' vectors are given, no logits */
-    int64_t kinds;        /* of tokens (BERT's segments) */
+    /* places: learned positions, 0: none; skip: unused rows before the first in their table */
+    int64_t places, skip;
+    int encoder;  /* 1: as BERT: it has no head, and generates no text */
+    int causal;   /* 1: a token attends to itself and those before it; 0: to all */
+    int headless; /* 1: llm_logits returns the tokens' vectors, not logits; set it before
+                   * llm_model_load, which then loads no head */
+    int64_t kinds; /* number of token types (BERT's segments) */
     llm_norm_kind norm;
-    llm_qk_norm qk_norm; /* of each head, or of all at once */
+    llm_qk_norm qk_norm;
     double eps;
     tsh_activation act;
-    int turns_part;                          /* partial_rotary_factor may be other than 1 */
-    llm_rope rope, local;                    /* of all layers, or of those that do not slide; if on,
-                                              * of those that do */
-    int tied;                                /* the head has the embedding's weight */
-    char head[96];                           /* tied: the files have that of the head alone, under
-                                              * this name; "": they have the embedding's */
-    int qkv_bias, out_bias, mlp_bias;        /* of the attention's two sides, of the MLP */
-    int parallel;                            /* attention and MLP read the same x */
-    int rows_out;                            /* weights are (out, in), also where the hub's are
-                                              * (in, out): GGUF */
-    struct gguf *gguf;                       /* the model is one GGUF file; NULL: a folder */
-    int variant;                             /* whatever else a family has to remember */
-    double scale;                            /* multiplies q k^T; 0: 1 / sqrt(head_size) */
-    double embed_scale, branch_scale, logit_scale; /* factors; 0: 1 */
-    int64_t window;                          /* keys that a token of a sliding layer sees */
-    unsigned char slides[LLM_MOST_LAYERS];   /* layers with the window */
-    double score_cap, logit_cap;             /* soft caps c tanh(x / c); 0: none */
-    unsigned char no_rope[LLM_MOST_LAYERS];  /* layers without rotary positions */
-    tsh_dtype dtype;                         /* of the weights, as far as it is known */
-    int broadcast;                           /* rank 0 alone has the files: it sends the weights */
-    int64_t eos[LLM_MOST_EOS];
+    int turns_part;       /* 1: the family may rotate a part of each head (partial_rotary_factor) */
+    llm_rope rope, local; /* rope: of all layers; if local.on, layers with the sliding window have
+                           * local instead */
+    int tied;             /* 1: the head shares the embedding's weight */
+    char head[96]; /* tied: the head's tensor, if the files have it in place of the embedding's;
+                    * "": they have the embedding's */
+    int qkv_bias, out_bias, mlp_bias; /* 1: biases of the projections to q, k and v; of the
+                                       * attention's output; of the MLP */
+    int parallel;      /* 1: attention and MLP read the same x; 0: the MLP follows the attention */
+    int rows_out;      /* 1: weights are stored (out, in), even those that the hub's files have as
+                        * (in, out): GGUF */
+    struct gguf *gguf; /* the GGUF file that the model is read from; NULL: it is a folder */
+    int variant;       /* for the family's own use, such as flags of its variants */
+    double scale;      /* multiplies q k^T; 0: 1 / sqrt(head_size) */
+    /* Factors of the embeddings, of the outputs of attention and MLP, and of the logits; 0: 1. */
+    double embed_scale, branch_scale, logit_scale;
+    int64_t window; /* keys that a token attends to in a layer with a sliding window; 0: all */
+    unsigned char slides[LLM_MOST_LAYERS];  /* of each layer, 1: it has the sliding window */
+    double score_cap, logit_cap;            /* soft caps c tanh(x / c) of attention scores and of
+                                             * logits; 0: none */
+    unsigned char no_rope[LLM_MOST_LAYERS]; /* of each layer, 1: it has no rotary positions */
+    tsh_dtype dtype; /* of the weights, as config.json says; TSH_F32 if it does not */
+    int broadcast;   /* 1: rank 0 alone has the files, and sends the others their shards */
+    int64_t eos[LLM_MOST_EOS]; /* the tokens that end a text */
     int eos_count;
 } llm_config;
 
 /* -- reading keys ----------------------------------------------------------- */
 
-/* Keeps the first error. */
+/* Keeps the first error in c->error; later ones are ignored. */
 TSH_PRINTF(2, 3)
 static void llm_refuse(llm_config *c, const char *format, ...) {
     va_list list;
@@ -120,7 +132,7 @@ static void llm_refuse(llm_config *c, const char *format, ...) {
     (void)quote_message(c->error);
 }
 
-/* Says something that is no error. */
+/* Gives a warning to the function warn of the options. */
 TSH_PRINTF(2, 3)
 static void llm_warn(const llm_config *c, const char *format, ...) {
     char sentence[TSH_MESSAGE_SIZE];
@@ -131,7 +143,7 @@ static void llm_warn(const llm_config *c, const char *format, ...) {
     if (c->options.warn) c->options.warn(c->options.user, sentence);
 }
 
-/* The value as JSON, cut to `size`. */
+/* Writes a value as JSON to text, at most 60 bytes of it. Returns text. */
 static const char *llm_json_text(const cJSON *item, char *text, size_t size) {
     char *whole = cJSON_PrintUnformatted(item);
     snprintf(text, size, "%.60s%s", whole ? whole : "?", whole && strlen(whole) > 60 ? "..." : "");
@@ -144,7 +156,8 @@ static void llm_refuse_value(llm_config *c, const char *key, const cJSON *item, 
     llm_refuse(c, "config.json: %s is %s; %s", key, llm_json_text(item, text, sizeof text), why);
 }
 
-/* The value of the first of the keys "a|b" that is there and not null, else NULL. */
+/* Returns the value of the first of the keys "a|b" that is present and not null, else NULL. Marks
+ * them all as read: moves them from c->unread to c->read. */
 static const cJSON *llm_config_key(llm_config *c, const char *keys) {
     const cJSON *found = NULL;
     while (*keys) {
@@ -152,7 +165,8 @@ static const cJSON *llm_config_key(llm_config *c, const char *keys) {
         const size_t n = strcspn(keys, "|");
         snprintf(key, sizeof key, "%.*s", (int)n, keys);
         cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(c->unread, key);
-        if (item) cJSON_AddItemToArray(c->read, item); /* with its key; nothing is allocated */
+        /* the item keeps its key, so nothing is allocated */
+        if (item) cJSON_AddItemToArray(c->read, item);
         item = cJSON_GetObjectItemCaseSensitive(c->read, key);
         if (!found && item && !cJSON_IsNull(item)) found = item;
         keys += keys[n] == '|' ? n + 1 : n;
@@ -160,7 +174,8 @@ static const cJSON *llm_config_key(llm_config *c, const char *keys) {
     return found;
 }
 
-/* The number that item is; 1, and an error, if it is none, or beyond all that a config may have. */
+/* Returns the number in item. If it is none, or above 1e12 in magnitude, records an error and
+ * returns 1. */
 static double llm_json_number(llm_config *c, const cJSON *item) {
     if (cJSON_IsNumber(item) && fabs(item->valuedouble) <= 1e12) return item->valuedouble;
     llm_refuse_value(c, item->string ? item->string : "an element", item,
@@ -168,6 +183,7 @@ static double llm_json_number(llm_config *c, const cJSON *item) {
     return 1;
 }
 
+/* Returns the number of llm_config_key, `otherwise` if no key is present (LLM_NEEDED: an error). */
 static double llm_config_number(llm_config *c, const char *keys, double otherwise) {
     const cJSON *item = llm_config_key(c, keys);
     if (item) return llm_json_number(c, item);
@@ -176,7 +192,8 @@ static double llm_config_number(llm_config *c, const char *keys, double otherwis
     return 1;
 }
 
-/* A number of things. */
+/* Returns the number of llm_config_number, which must be a whole one from 0 to 1e9; else an error
+ * and 0. */
 static int64_t llm_config_count(llm_config *c, const char *keys, double otherwise) {
     const double value = llm_config_number(c, keys, otherwise);
     if (value >= 0 && value <= 1e9 && floor(value) == value) return (int64_t)value;
@@ -191,7 +208,7 @@ static int llm_config_flag(llm_config *c, const char *keys, int otherwise) {
     return item ? cJSON_IsTrue(item) : otherwise;
 }
 
-/* The flag must have this value. */
+/* Refuses a model whose flag `key`, if absent `otherwise`, is not `value`. */
 static void llm_config_must(llm_config *c, const char *key, int value, int otherwise) {
     if (llm_config_flag(c, key, otherwise) != value)
         llm_refuse(c, "config.json: %s is %s, which is not supported for %s", key,
@@ -215,7 +232,7 @@ static void llm_read_activation(llm_config *c, const char *key, const char *othe
     const char *name = llm_config_string(c, key, otherwise);
     const size_t count = sizeof all / sizeof *all;
     size_t i = 0;
-    if (!name) return; /* it was refused, as it is no string */
+    if (!name) return; /* llm_config_string has refused it: not a string */
     while (i < count && strcmp(all[i].name, name) != 0) i++;
     if (i < count)
         c->act = all[i].act;
@@ -224,7 +241,8 @@ static void llm_read_activation(llm_config *c, const char *key, const char *othe
                       "gelu_pytorch_tanh and gelu_fast", key, name);
 }
 
-/* The sizes that nearly all families have, by the names of most. */
+/* Reads the sizes that nearly all families have, under their usual keys. Refuses heads that do not
+ * divide into groups. */
 static void llm_read_sizes(llm_config *c) {
     c->vocabulary = llm_config_count(c, "vocab_size", LLM_NEEDED);
     c->width = llm_config_count(c, "hidden_size|n_embd|n_embed", LLM_NEEDED);
@@ -240,8 +258,9 @@ static void llm_read_sizes(llm_config *c) {
                       "heads", (int)c->heads, (int)c->kv_heads, (int)c->width);
 }
 
-/* A sliding window: of the layers that layer_types names, else of those from `from` on, of which
- * each `every`-th has none; every 0: all have it. absent: its length if config.json has none. */
+/* Reads which layers have a sliding window, and its length; `absent` is the length if config.json
+ * has no sliding_window (null: no window). layer_types names the layers; without it they are those
+ * from index `from` on, except each `every`-th of all layers (0: no exceptions). */
 static void llm_read_window(llm_config *c, int64_t absent, int64_t from, int64_t every) {
     const int there = cJSON_GetObjectItemCaseSensitive(c->unread, "sliding_window") != NULL;
     const cJSON *types = llm_config_key(c, "layer_types"), *type;
@@ -259,7 +278,7 @@ static void llm_read_window(llm_config *c, int64_t absent, int64_t from, int64_t
         const int slides = strcmp(name, "sliding_attention") == 0;
         if (!slides && strcmp(name, "full_attention") != 0)
             llm_refuse_value(c, "layer_types", types, "known are full and sliding attention");
-        if (!slides && c->window > 0 && same) /* transformers does not read it there */
+        if (!slides && c->window > 0 && same) /* transformers ignores layer_types there */
             llm_refuse(c, "config.json: layer_types has %s; all layers of %s have the window", name,
                        c->type);
         if (i < LLM_MOST_LAYERS) c->slides[i++] = (unsigned char)slides;
@@ -277,28 +296,33 @@ static double llm_rope_number(llm_config *c, const cJSON *scaling, const char *k
     return 1;
 }
 
-/* Llama 3.1: long wavelengths are stretched, short ones are not, and those between in part. old: the
- * tokens of a text that the model was first trained with. */
+/* Llama 3.1: divides low frequencies by the scaling's factor, keeps high ones, and interpolates
+ * between. old: tokens of the longest text before the context was extended. */
 static void llm_rope_llama3(llm_config *c, const cJSON *scaling, double old) {
     const double factor = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
     const double low = llm_rope_number(c, scaling, "low_freq_factor", LLM_NEEDED);
     const double high = llm_rope_number(c, scaling, "high_freq_factor", LLM_NEEDED);
     for (int64_t i = 0; i < c->rope.dims / 2; i++) {
         const double turns = old * c->rope.freqs[i] / (2 * 3.14159265358979323846);
-        double part = (turns - low) / (high - low); /* of what is kept */
+        /* 1: the frequency is kept; 0: divided by factor */
+        double part = (turns - low) / (high - low);
         part = part < 0 ? 0 : part > 1 ? 1 : part;
         c->rope.freqs[i] *= (1 - part) / factor + part;
     }
 }
 
-/* What YaRN multiplies scores with, for a factor: 0.1 scale log(factor) + 1. */
+/* Returns YaRN's factor for cosines and sines when the context is `factor` times as long: 0.1 scale
+ * log(factor) + 1, or 1 if factor is at most 1. */
 static double llm_yarn_scale(double factor, double scale) {
     return factor > 1 ? 0.1 * scale * log(factor) + 1 : 1;
 }
 
-/* YaRN (Peng et al. 2023): the same idea with a ramp over pairs, and larger scores. */
+/* YaRN (Peng et al. 2023): keeps the high frequencies of the first pairs, divides the low ones of
+ * the last by the scaling's factor, with a linear ramp over the pairs between. places: tokens of
+ * the longest text; old: the same before the context was extended. */
 static void llm_rope_yarn(llm_config *c, const cJSON *scaling, double places, double old) {
-    const int there = cJSON_GetObjectItemCaseSensitive(scaling, "factor") != NULL; /* or null */
+    /* null stands for places / old */
+    const int there = cJSON_GetObjectItemCaseSensitive(scaling, "factor") != NULL;
     const double factor = llm_rope_number(c, scaling, "factor", there ? places / old : LLM_NEEDED);
     const double fast = llm_rope_number(c, scaling, "beta_fast", 32);
     const double slow = llm_rope_number(c, scaling, "beta_slow", 1);
@@ -326,8 +350,9 @@ static void llm_rope_yarn(llm_config *c, const cJSON *scaling, double places, do
     }
 }
 
-/* LongRoPE (Ding et al. 2024): a factor per pair, one list for texts up to the original length, and
- * one for longer texts. */
+/* LongRoPE (Ding et al. 2024): divides each pair's frequency by a factor of its own, from one list
+ * for texts of up to `old` tokens, and from another for longer texts. places: tokens of the longest
+ * text. */
 static void llm_rope_long(llm_config *c, const cJSON *scaling, double places, double old) {
     const double factor = llm_rope_number(c, scaling, "factor", places / old);
     c->rope.factor = llm_rope_number(c, scaling, "attention_factor",
@@ -348,8 +373,8 @@ static void llm_rope_long(llm_config *c, const cJSON *scaling, double places, do
     }
 }
 
-/* The frequencies of a text of n tokens, where they depend on it: a dynamic base (as transformers),
- * or LongRoPE's other list. 1: they are now other ones than `rope` had. */
+/* Sets rope->freqs for texts of n tokens, if the scaling depends on the length: dynamic scaling
+ * changes the base, as in transformers, LongRoPE has a second list. Returns 1 if they changed. */
 static int llm_rope_of(const llm_rope *config, llm_rope *rope, int64_t n) {
     const double dims = (double)config->dims, limit = (double)config->limit;
     const double *freqs = n > config->limit ? config->longer : config->freqs;
@@ -367,7 +392,7 @@ static int llm_rope_of(const llm_rope *config, llm_rope *rope, int64_t n) {
     return 1;
 }
 
-/* Refuses what a scaling holds beside the words. */
+/* Refuses a rotary scaling that is no object, or has a key that is not known. */
 static void llm_rope_known(llm_config *c, const cJSON *scaling) {
     static const char known[] =
         " type rope_type rope_theta partial_rotary_factor factor low_freq_factor high_freq_factor "
@@ -387,8 +412,9 @@ static void llm_rope_known(llm_config *c, const cJSON *scaling) {
     }
 }
 
-/* Sets c->rope.kind to the one that scaling names. Phi-3 had two more names for longrope, and has
- * no other one. */
+/* Sets c->rope.kind to the scaling's rope_type, in older files its type; "default" if it has
+ * neither. In phi3, "su" and "yarn" are older names of longrope, and no other kind is supported but
+ * default. */
 static void llm_rope_name(llm_config *c, const cJSON *scaling) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
     const int phi3 = strcmp(c->type, "phi3") == 0;
@@ -403,7 +429,8 @@ static void llm_rope_name(llm_config *c, const cJSON *scaling) {
     snprintf(c->rope.kind, sizeof c->rope.kind, "%s", kind);
 }
 
-/* Scales c->rope's frequencies as its kind says. */
+/* Scales c->rope's frequencies as its kind says. places, old: tokens of the longest text, now and
+ * before the context was extended. */
 static void llm_rope_scale(llm_config *c, const cJSON *scaling, double places, double old) {
     const char *kind = c->rope.kind;
     if (strcmp(kind, "linear") == 0) {
@@ -416,7 +443,7 @@ static void llm_rope_scale(llm_config *c, const cJSON *scaling, double places, d
     } else if (strcmp(kind, "longrope") == 0) {
         llm_rope_long(c, scaling, places, old);
     } else if (strcmp(kind, "dynamic") == 0) {
-        c->rope.limit = (int64_t)places; /* up to there they do not change */
+        c->rope.limit = (int64_t)places; /* texts of up to so many tokens are not scaled */
         c->rope.stretch = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
     } else if (strcmp(kind, "default") != 0) {
         llm_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
@@ -428,9 +455,10 @@ static void llm_rope_scale(llm_config *c, const cJSON *scaling, double places, d
                           "finite; check its numbers", kind);
 }
 
-/* c->rope from a scaling, which may be NULL. base, and part of the features of a head that turns:
- * if the scaling does not say. old: the original_max_position_embeddings that stand beside it,
- * which go before its own; 0: none. */
+/* Sets c->rope from the scaling, an object of config.json or NULL. base, part: theta, and the
+ * fraction of a head's features that is rotated, if the scaling does not have them. old:
+ * original_max_position_embeddings from outside the scaling, which overrides that inside; 0:
+ * none. */
 static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, double part,
                          double old) {
     const double places = llm_config_number(c, "max_position_embeddings", 2048);
@@ -440,13 +468,13 @@ static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, doubl
     memset(&c->rope, 0, sizeof c->rope);
     llm_rope_name(c, scaling);
     if (strcmp(c->rope.kind, "default") != 0 && strcmp(c->rope.kind, "linear") != 0 &&
-        !llm_config_key(c, "max_position_embeddings")) /* families have other defaults */
+        !llm_config_key(c, "max_position_embeddings")) /* its default differs between families */
         llm_refuse(c, "config.json: rotary scaling \"%s\" needs the key max_position_embeddings",
                    c->rope.kind);
     c->rope.on = 1;
     c->rope.factor = 1;
     c->rope.base = base;
-    if (part != 1 && !c->turns_part && !c->gguf) /* transformers does not read it there */
+    if (part != 1 && !c->turns_part && !c->gguf) /* transformers ignores it there */
         llm_refuse(c, "config.json: partial_rotary_factor is %g; %s turns all features of a head",
                    part, c->type);
     part *= (double)c->head_size;
@@ -462,7 +490,8 @@ static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, doubl
     llm_rope_scale(c, scaling, places, old > 0 ? old : own);
 }
 
-/* The object that says how positions turn: of both names the older one, unless that is empty. */
+/* Returns the object with the rotary parameters: rope_scaling, the older name, unless it is absent,
+ * null or empty, else rope_parameters. NULL: there is none. */
 static const cJSON *llm_rope_object(llm_config *c) {
     const cJSON *newer = llm_config_key(c, "rope_parameters");
     const cJSON *older = llm_config_key(c, "rope_scaling");
@@ -470,8 +499,9 @@ static const cJSON *llm_rope_object(llm_config *c) {
     return newer ? newer : older;
 }
 
-/* Rotary positions of one kind for all layers, where several places say something in the order of
- * transformers. base_key, part_key: the top-level keys of theta and of the rotated fraction. */
+/* Reads rotary positions that are the same in all layers. Where several keys give a value, the one
+ * counts that transformers takes. base_key, part_key: the top-level keys of theta and of the
+ * rotated fraction; base, part: their defaults. */
 static void llm_read_rope_named(llm_config *c, const char *base_key, double base,
                                 const char *part_key, double part) {
     const int phi3 = strcmp(c->type, "phi3") == 0 && !c->gguf;
@@ -488,7 +518,8 @@ static void llm_read_rope(llm_config *c, double base, double part) {
 
 /* -- the whole file --------------------------------------------------------- */
 
-/* The tokens that end a text: a number, or a list of them. */
+/* Reads eos_token_id, the tokens that end a text: a number, or a list of them. If it is absent,
+ * c->eos stays. */
 static void llm_read_eos(llm_config *c, const cJSON *json) {
     const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id"), *one;
     if (!eos) return;
@@ -505,8 +536,9 @@ static void llm_read_eos(llm_config *c, const cJSON *json) {
     }
 }
 
-/* Takes a config.json, as llm_parse returned it, as far as all families share it. 0, with c->error,
- * if that is not possible. */
+/* Takes over config.json as llm_parse returned it (NULL: with its errno), and reads the keys that
+ * all families share. where: the name of the file in errors. Returns 0, with c->error, on
+ * failure. */
 static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
     const char *type, *dtype, *twice;
     c->unread = json;
@@ -519,7 +551,7 @@ static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
         llm_refuse(c, "%.300s is not a JSON object", where);
         return 0;
     }
-    if ((twice = llm_json_twice(json, 0)) != NULL) { /* which one counts, programs do not agree */
+    if ((twice = llm_json_twice(json, 0)) != NULL) { /* parsers differ in which of them counts */
         llm_refuse(c, "%.300s has the key %.60s twice", where, twice);
         return 0;
     }
@@ -540,7 +572,8 @@ static void llm_check_json(llm_config *c, const char *text, const char *where) {
     if (llm_json_explain(text, why, sizeof why)) llm_refuse(c, "%.300s: %s", where, why);
 }
 
-/* The same of a folder's, and of its generation_config.json. */
+/* Reads a folder's config.json by llm_config_take, then the tokens that end a text from its
+ * generation_config.json, if it has one. Returns 0, with c->error, on failure. */
 static int llm_config_open(llm_config *c, const char *folder) {
     tsh_error why;
     char *text = llm_read_text(folder, "config.json", &why), where[340], other[1024];
@@ -568,7 +601,8 @@ static int llm_config_open(llm_config *c, const char *folder) {
     return c->error[0] == 0;
 }
 
-/* Refuses the keys that nobody has read. 0: refused. */
+/* Checks the keys that were not read: refuses those that may change results, or warns of them if
+ * options.unknown_keys is set. Returns 0, with c->error, if it refused one. */
 static int llm_config_close(llm_config *c) {
     const cJSON *item;
     cJSON_ArrayForEach(item, c->unread) {

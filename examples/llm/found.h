@@ -1,5 +1,5 @@
-/* found.h - what stands in place of a model's folder, or of a file that is missing in it, and what to
- * do then: one sentence. Needs POSIX. */
+/* found.h - explains in one sentence why a folder cannot be loaded as a model: what is there in
+ * place of the missing file or folder, and what to do. Needs POSIX. */
 #ifndef LLM_FOUND_H
 #define LLM_FOUND_H
 
@@ -9,14 +9,16 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* 1 if name is that of row: the same, or with this end if the row begins with *. */
+/* Returns 1 if a file's name matches row: both are the same, or row is "*" and the end of the
+ * name. */
 static int llm_found_is(const char *row, const char *name) {
     const size_t n = strlen(name), k = strlen(row);
     return row[0] == '*' ? n >= k && strcmp(name + n - (k - 1), row + 1) == 0
                          : strcmp(row, name) == 0;
 }
 
-/* The first name in a folder, by the alphabet, that is as `row`; 0: there is none, or no folder. */
+/* Writes to name the alphabetically first file name in a folder that matches row (llm_found_is),
+ * hidden files aside. Returns 0 if there is none, or no such folder. */
 static int llm_found_in(const char *folder, const char *row, char *name, size_t size) {
     DIR *list = opendir(folder);
     struct dirent *entry;
@@ -29,11 +31,13 @@ static int llm_found_in(const char *folder, const char *row, char *name, size_t 
     return *name != 0;
 }
 
+/* A file that a folder may have in place of the right one, and what to do then. */
 typedef struct llm_found_row {
     const char *name, *advice;
 } llm_found_row;
 
-/* Writes "... holds NAME: advice" by the first row that the folder has; 0: it has none. */
+/* Writes "FOLDER has NAME, but no LACKS: ADVICE" for the first of the rows, which end with a NULL,
+ * that names a file of the folder. Returns 0 if none does. */
 static int llm_found_say(const char *folder, const llm_found_row *row, const char *lacks,
                          char *sentence, size_t size) {
     char name[256];
@@ -46,7 +50,8 @@ static int llm_found_say(const char *folder, const llm_found_row *row, const cha
     return 0;
 }
 
-/* In place of config.json. 0: nothing that is known. */
+/* Explains why path has no config.json: by what else is there, or that it does not exist. Returns 0
+ * if it has no explanation. */
 LLM_FILES_API int llm_found_for_config(const char *path, char *sentence, size_t size) {
     static const llm_found_row rows[] = {
         {"*.gguf", "give that file itself, with its path"},
@@ -73,14 +78,15 @@ LLM_FILES_API int llm_found_for_config(const char *path, char *sentence, size_t 
     if (there) return llm_found_say(path, rows, "config.json", sentence, size);
     if (path[0] == '/' || path[0] == '.' || path[0] == '~' ||
         (slash && (!slash[1] || strchr(slash + 1, '/'))))
-        return 0; /* a name is "name" or "owner/name" */
+        return 0; /* no name on the hub: those are "name" or "owner/name" */
     (void)snprintf(sentence, size, "there is no folder %.200s; if that is a name on the Hugging Face "
                                    "hub, download it: hf download %.200s --local-dir DIR, and "
                                    "give --model DIR", path, path);
     return 1;
 }
 
-/* In place of model.safetensors and the like. 0: it is there, or nothing that is known. */
+/* Explains why a folder has no *.safetensors: by weights in another format. Returns 0 if it has
+ * them, or there is no explanation. */
 LLM_FILES_API int llm_found_for_weights(const char *folder, char *sentence, size_t size) {
     static const llm_found_row rows[] = {
         {"pytorch_model.bin", "write it anew with transformers: "
@@ -102,7 +108,8 @@ LLM_FILES_API int llm_found_for_weights(const char *folder, char *sentence, size
     return llm_found_say(folder, rows, "*.safetensors", sentence, size);
 }
 
-/* In place of tokenizer.json. 0: it is there, or nothing that is known. */
+/* Explains why a folder has no tokenizer.json: by a tokenizer in another format. Returns 0 if it
+ * has one, or there is no explanation. */
 LLM_FILES_API int llm_found_for_tokenizer(const char *folder, char *sentence, size_t size) {
     static const char again[] = "make one with transformers: "
                                 "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)";

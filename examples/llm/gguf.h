@@ -1,16 +1,17 @@
-/* gguf.h - GGUF files, the models of llama.cpp: version 3, little-endian, of the families llama,
- * qwen2, qwen3, gemma, gpt2 and phi3
+/* gguf.h - reads GGUF files, the models of llama.cpp: version 3, little-endian, of the families
+ * llama, qwen2, qwen3, gemma, gpt2 and phi3
  *
  *     gguf *g = gguf_open("model.gguf", error, sizeof error);     see gguf_parts.h
- *     cJSON *config = gguf_config(g);              as config.json of a folder of the hub
- *     char *json = gguf_tokenizer(g, NULL);        as its tokenizer.json; gguf_open_keys suffices
+ *     cJSON *config = gguf_config(g);              what config.json of a hub folder would say
+ *     char *json = gguf_tokenizer(g, NULL);        its tokenizer.json; gguf_open_keys suffices
  *     const char *text = gguf_chat_template(g, &length);
- *     gguf_file file;                              as its model.safetensors:
+ *     gguf_file file;                              its model.safetensors:
  *     gguf_file_open(&file, g, keep, user);        gguf_file_read is tsh_file_desc.read
  *
- * So everything after that is what it is for a folder. The file is mapped; whoever reads a part of
- * a tensor touches the pages of that part only. Q8_0, Q4_0 and Q4_1 may be kept as they are: their
- * blocks are tshard's bytes. Other types of blocks, and those that are not kept, are read as F32.
+ * From there on, all is done as for a folder. The file is mapped: reading a part of a tensor
+ * touches the pages of that part only. Blocks of Q8_0, Q4_0 and Q4_1 may be kept as they are, since
+ * tshard's have the same bytes. Blocks of other types, and blocks that are not kept, are read as
+ * F32.
  *
  * A key or value that is not known, and may change what the model computes, is an error with its
  * name. The format: docs/gguf.md of https://github.com/ggml-org/ggml. Needs cJSON and POSIX. */
@@ -43,13 +44,13 @@
 
 enum { GGUF_DIMS = 4, GGUF_NAME = 96, GGUF_BLOCK = 256, GGUF_MAX_EOS = 8 };
 
-/* Bytes of the file, without a 0 at the end. */
+/* A string in the file, without a zero byte at its end. */
 typedef struct gguf_string {
     const char *at;
     size_t length;
 } gguf_string;
 
-/* Types of metadata, by the format's numbers. */
+/* Types of metadata values, with the numbers of the file format. */
 typedef enum gguf_type {
     GGUF_U8,
     GGUF_I8,
@@ -67,7 +68,8 @@ typedef enum gguf_type {
     GGUF_TYPES
 } gguf_type;
 
-/* A key and its value: `count` elements of type `of` at `at`; not an array: one, of its type. */
+/* A key and its value: `count` elements of type `of`, from `at` on. If type is not GGUF_ARRAY, `of`
+ * is the same and count is 1. */
 typedef struct gguf_pair {
     gguf_string key;
     gguf_type type, of;
@@ -75,51 +77,54 @@ typedef struct gguf_pair {
     const unsigned char *at;
 } gguf_pair;
 
-/* A type of tensors: blocks of `elements` in `bytes` bytes. */
+/* A type of tensors: each block has `elements` elements in `bytes` bytes. number: of the type in
+ * GGUF files. */
 typedef struct gguf_format {
     uint32_t number;
-    const char *name, *hub; /* ggml's; safetensors', "U8" for blocks that tshard computes with */
-    const char *dtype;      /* tshard's name of such blocks, else NULL */
+    /* the type's names in ggml and in safetensors ("U8": blocks that tshard computes with) */
+    const char *name, *hub;
+    const char *dtype; /* tshard's name of such blocks; NULL: it has none */
     int elements, bytes;
-    void (*decode)(const unsigned char *block, float *to); /* NULL: they are read as they are */
+    /* converts a block to F32; NULL: elements are stored as they are read */
+    void (*decode)(const unsigned char *block, float *to);
 } gguf_format;
 
 typedef struct gguf_tensor {
     gguf_string name;
     char hub[GGUF_NAME]; /* its name in model.safetensors; "": the model has no such parameter */
     int dims;
-    uint64_t ne[GGUF_DIMS]; /* ne[0] elements in a row, ne[1] rows, ... */
+    uint64_t ne[GGUF_DIMS]; /* dimensions: ne[0] elements in a row, ne[1] rows, ... */
     const gguf_format *format;
-    uint64_t offset, bytes; /* place and size in the data section */
-    uint64_t head;          /* rows of heads of this size are stored in pairs, see gguf_row; or 0 */
+    uint64_t offset, bytes; /* position in the data section, and size in bytes */
+    uint64_t head; /* head size, if the rows of heads are in another order, see gguf_row; else 0 */
 } gguf_tensor;
 
-/* What is read of a file. */
+/* How much of a file is read. */
 typedef enum gguf_what {
-    GGUF_MODEL, /* all: a model of a known architecture */
-    GGUF_KEYS,  /* the keys alone */
-    GGUF_PART   /* keys and places of tensors: one of the files of a model */
+    GGUF_MODEL, /* everything, of a model of a known architecture */
+    GGUF_KEYS,  /* the keys only */
+    GGUF_PART   /* the keys, and which tensors there are: for one of several files of a model */
 } gguf_what;
 
 typedef struct gguf {
     gguf_what what;
     char *path;
     const unsigned char *bytes; /* the whole file */
-    size_t size, at;            /* at: the next byte to parse */
-    void *map;                  /* to be unmapped; NULL: the bytes are the caller's */
+    size_t size, at;            /* size: of the file; at: position of the next byte to parse */
+    void *map; /* mapping that gguf_close unmaps; NULL: the bytes are the caller's */
     gguf_pair *pair;            /* sorted by key */
     gguf_tensor *tensor;        /* sorted by offset */
     size_t pairs, tensors;
-    size_t keys_end;            /* where the keys end */
-    size_t data;                /* where the data section begins */
+    size_t keys_end; /* position after the last key */
+    size_t data;     /* position of the data section */
     char arch[32];
-    char error[512];            /* the first one */
-    char warning[256];          /* what was read otherwise than the file says; "": nothing */
+    char error[512];   /* the first error; empty: none */
+    char warning[256]; /* what was not read as the file says; empty: nothing */
 } gguf;
 
 /* -- errors ----------------------------------------------------------------- */
 
-/* Keeps the first error, "path: ...". Returns 0. */
+/* Records an error as "path: ...", unless there is one already. Returns 0. */
 GGUF_PRINTF(2, 3)
 static int gguf_fail(gguf *g, const char *format, ...) {
     char text[384];
@@ -133,7 +138,8 @@ static int gguf_fail(gguf *g, const char *format, ...) {
     return 0;
 }
 
-/* A string of the file for an error: its beginning, anything unprintable as '?'. */
+/* Copies the beginning of a string of the file for an error, with '?' for what is not printable
+ * ASCII. Returns `to`, which has `size` bytes. */
 static const char *gguf_quote(gguf_string s, char *to, size_t size) {
     size_t i, n = s.length < size - 4 ? s.length : size - 4;
     for (i = 0; i < n; i++) to[i] = s.at[i] >= ' ' && s.at[i] < 127 ? s.at[i] : '?';
@@ -143,6 +149,7 @@ static const char *gguf_quote(gguf_string s, char *to, size_t size) {
 
 /* -- parsing ---------------------------------------------------------------- */
 
+/* Returns the little-endian number of `bytes` bytes at `at`. */
 static uint64_t gguf_word(const unsigned char *at, int bytes) {
     uint64_t word = 0;
     int i;
@@ -150,7 +157,7 @@ static uint64_t gguf_word(const unsigned char *at, int bytes) {
     return word;
 }
 
-/* Bytes of a value; 0: its size varies. */
+/* Returns the size in bytes of a value of a type; 0: values differ in size. */
 static int gguf_size_of(gguf_type type) {
     static const char size[GGUF_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
     return size[type];
@@ -160,7 +167,8 @@ static size_t gguf_left(const gguf *g) {
     return g->size - g->at;
 }
 
-/* Takes the next n bytes, which are `what`; NULL and an error if the file ends before. */
+/* Takes the next n bytes of the file. NULL and an error if it ends before; what: what they are, for
+ * the error. */
 static const unsigned char *gguf_take(gguf *g, uint64_t n, const char *what) {
     const unsigned char *at = g->bytes + g->at;
     if (n > gguf_left(g)) {
@@ -186,7 +194,7 @@ static gguf_string gguf_take_string(gguf *g, const char *what) {
     return s;
 }
 
-/* Takes a type of values; 0 and an error if it is none. */
+/* Takes the type of a key's value. Returns 0 and an error if there is no such type. */
 static int gguf_take_type(gguf *g, gguf_string key, gguf_type *type) {
     char quote[80];
     const uint64_t number = gguf_take_word(g, 4, "a key's type");
@@ -253,7 +261,7 @@ static const gguf_pair *gguf_find(const gguf *g, const char *key) {
     return (const gguf_pair *)bsearch(&wanted, g->pair, g->pairs, sizeof wanted, gguf_by_key);
 }
 
-/* Element i of numbers or flags. */
+/* Returns element i of a number or a bool, or of an array of these. */
 static double gguf_element(const gguf_pair *pair, uint64_t i) {
     const int size = gguf_size_of(pair->of);
     const uint64_t word = gguf_word(pair->at + i * (uint64_t)size, size);
@@ -276,7 +284,7 @@ static int gguf_is_number(gguf_type type) {
     return type != GGUF_STRING && type != GGUF_ARRAY && type != GGUF_BOOL;
 }
 
-/* 1 for a number, or an array of numbers, one for each layer, that are all the same. */
+/* Returns 1 if a value is a number, or an array of equal numbers (one for each layer). */
 static int gguf_is_one_number(const gguf_pair *pair) {
     uint64_t i = 1;
     if (pair->type != GGUF_ARRAY) return gguf_is_number(pair->type);
@@ -287,13 +295,14 @@ static int gguf_is_one_number(const gguf_pair *pair) {
     return i == pair->count;
 }
 
-/* Fails with what a value is that is not one number. */
+/* Records that the value of a key is not a single number. Returns 0. */
 static int gguf_no_number(gguf *g, const char *key, const gguf_pair *pair) {
     return gguf_fail(g, "the key \"%s\" is no number%s", key,
                      pair->type == GGUF_ARRAY ? "; layers that differ are not supported" : "");
 }
 
-/* The number of a key; 0: it is not there, or, with an error, is no number. */
+/* Reads the number of a key. Returns 0: the key is missing, or, with an error, its value is no
+ * number. */
 static int gguf_number(gguf *g, const char *key, double *number) {
     const gguf_pair *pair = gguf_find(g, key);
     if (!pair) return 0;
@@ -302,7 +311,8 @@ static int gguf_number(gguf *g, const char *key, double *number) {
     return 1;
 }
 
-/* A whole number from 0 to `most`; absent: `otherwise`, or an error if that is negative. */
+/* Returns the whole number of a key, from 0 to `most`. If the key is missing, returns `otherwise`,
+ * or, if that is negative, 0 and an error. */
 static int64_t gguf_count(gguf *g, const char *key, int64_t most, int64_t otherwise) {
     double number = (double)otherwise;
     if (!gguf_number(g, key, &number)) {
@@ -315,7 +325,7 @@ static int64_t gguf_count(gguf *g, const char *key, int64_t most, int64_t otherw
     return 0;
 }
 
-/* The string at *at, which then is the one after it. */
+/* Returns the string at *at, and moves *at to the one after it. */
 static gguf_string gguf_next(const unsigned char **at) {
     gguf_string s;
     s.length = (size_t)gguf_word(*at, 8);
@@ -324,7 +334,7 @@ static gguf_string gguf_next(const unsigned char **at) {
     return s;
 }
 
-/* A string's value; absent: length 0. */
+/* Returns the string of a key; its length is 0 if the key is missing. */
 static gguf_string gguf_text(gguf *g, const char *key) {
     const gguf_pair *pair = gguf_find(g, key);
     gguf_string s = {"", 0};
@@ -342,6 +352,7 @@ static int gguf_is(gguf_string s, const char *text) {
 
 /* -- blocks ----------------------------------------------------------------- */
 
+/* Returns the F16 at `at` as a float. */
 static float gguf_half(const unsigned char *at) {
     const int bits = at[0] | at[1] << 8, exponent = bits >> 10 & 31, fraction = bits & 1023;
     double x = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
@@ -361,7 +372,7 @@ static void gguf_decode_q4_1(const unsigned char *b, float *to) {
     for (i = 0; i < 32; i++) to[i] = d * (float)(b[4 + i % 16] >> (i < 16 ? 0 : 4) & 15) + m;
 }
 
-/* The fifth bits lie in a word of their own. */
+/* The fifth bit of element i is bit i of a separate word. */
 static void gguf_decode_q5_0(const unsigned char *b, float *to) {
     const float d = gguf_half(b);
     const uint64_t high = gguf_word(b + 2, 4);
@@ -386,13 +397,16 @@ static void gguf_decode_q8_0(const unsigned char *b, float *to) {
     for (i = 0; i < 32; i++) to[i] = d * (float)(signed char)b[2 + i];
 }
 
-/* Scale and minimum of part j of 8 of a block of 256, 6 bits each. */
+/* The scale and the minimum, 6 bits each, of sub-block j, from 0 to 7, of a block of 256; s: 12
+ * bytes. */
 static void gguf_part(const unsigned char *s, int j, int *scale, int *min) {
     *scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
     *min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
 }
 
-/* 8 parts of 32: scale d s and minimum m t. high: their fifth bits, bit j for part j; or NULL. */
+/* Decodes Q4_K and Q5_K, 8 sub-blocks of 32: element = d * scale * q - m * min. low: the lower 4
+ * bits of all q; high: the fifth bits, those of sub-block j in bit j of each byte; NULL: there are
+ * none. */
 static void gguf_decode_parts(const unsigned char *b, const unsigned char *low,
                               const unsigned char *high, float *to) {
     const float d = gguf_half(b), m = gguf_half(b + 2);
@@ -415,7 +429,8 @@ static void gguf_decode_q5_k(const unsigned char *b, float *to) {
     gguf_decode_parts(b, b + 48, b + 16, to);
 }
 
-/* Two halves of 128: 64 bytes of low bits, 32 of two high ones; a scale for 16 elements. */
+/* Q6_K, two halves of 128 elements: 64 bytes with the lower 4 bits of each half, 32 bytes with the
+ * upper 2 bits; every 16 elements have a scale. */
 static void gguf_decode_q6_k(const unsigned char *b, float *to) {
     const float d = gguf_half(b + 208);
     int i;
@@ -442,7 +457,8 @@ static const gguf_format gguf_formats[] = {
 
 /* -- tensors ---------------------------------------------------------------- */
 
-/* Names of tensors, without "blk.N.", and the hub's; the families that have them. */
+/* A name of tensors without "blk.N.", the name on the hub, the architectures that have it. hub "":
+ * no parameter. */
 typedef struct gguf_name {
     const char *arch, *name, *hub;
 } gguf_name;
@@ -474,11 +490,12 @@ static const gguf_name gguf_names[] = {
     {"gpt2", "ffn_norm", "transformer.h.N.ln_2"},
     {"gpt2", "ffn_up", "transformer.h.N.mlp.c_fc"},
     {"gpt2", "ffn_down", "transformer.h.N.mlp.c_proj"},
-    {"llama phi3", "rope_freqs", ""}, /* of positions; gguf_factors reads them */
+    /* no parameter: factors of rotary positions, see gguf_factors */
+    {"llama phi3", "rope_freqs", ""},
     {"phi3", "rope_factors_long", ""},
     {"phi3", "rope_factors_short", ""}};
 
-/* 1 if the list has the word. */
+/* Returns 1 if `word` is one of the words of `list`, which have blanks between them. */
 static int gguf_listed(const char *list, const char *word) {
     const size_t n = strlen(word);
     const char *at = list;
@@ -489,7 +506,8 @@ static int gguf_listed(const char *list, const char *word) {
     return 0;
 }
 
-/* Sets the hub's name of a tensor; 0 and an error if the family has none such. */
+/* Sets t->hub, the tensor's name on the hub. Returns 0 and an error if the architecture has no
+ * tensor of this name. */
 static int gguf_name_tensor(gguf *g, gguf_tensor *t) {
     char name[GGUF_NAME], quote[80], *part = name, *end;
     const char *number = "", *hub, *n;
@@ -522,7 +540,7 @@ static int gguf_name_tensor(gguf *g, gguf_tensor *t) {
                      gguf_quote(t->name, quote, sizeof quote), g->arch);
 }
 
-/* Takes the description of a tensor. */
+/* Takes the description of a tensor from the file. Returns 0 and an error if it is wrong. */
 static int gguf_take_tensor(gguf *g, gguf_tensor *t) {
     char quote[80];
     uint64_t number, count = 1;
@@ -561,7 +579,8 @@ static int gguf_take_tensor(gguf *g, gguf_tensor *t) {
     return 1;
 }
 
-/* Checks places and sizes, and sorts tensors by offset. */
+/* Checks that tensors have different names, lie within the file and do not overlap; sorts them by
+ * offset. */
 static int gguf_check_places(gguf *g, uint64_t alignment) {
     char quote[80], other[80];
     const uint64_t room = g->size - g->data;
@@ -612,13 +631,15 @@ static int gguf_take_arch(gguf *g) {
     return !g->error[0];
 }
 
-/* The rows of a head's queries and keys, which llama.cpp stores in the order of its rotation: row
- * 2 j + s has what row s D / 2 + j of the hub has. */
+/* Sets t->head of the projections of queries and keys, whose rows llama.cpp stores in the order in
+ * which it rotates them: of each head of size D, row 2 j + s in the file is row s D / 2 + j on the
+ * hub (s is 0 or 1). */
 static void gguf_mark_pairs(gguf *g) {
     char key[64];
     int64_t heads, kv, width, size;
     size_t i;
-    if (strcmp(g->arch, "llama") != 0 || !g->tensors) return; /* none: a vocabulary alone */
+    /* no tensors: a file that has a tokenizer only */
+    if (strcmp(g->arch, "llama") != 0 || !g->tensors) return;
     width = gguf_count(g, "llama.embedding_length", INT32_MAX, -1);
     heads = gguf_count(g, "llama.attention.head_count", 65536, -1);
     kv = gguf_count(g, "llama.attention.head_count_kv", 65536, heads);
@@ -647,7 +668,7 @@ static int gguf_take_header(gguf *g, uint64_t *tensors, uint64_t *pairs) {
                          (unsigned long long)version);
     *tensors = gguf_take_word(g, 8, "the number of tensors");
     *pairs = gguf_take_word(g, 8, "the number of keys");
-    /* the shortest key has 8 + 1 + 4 + 1 bytes, the shortest tensor 8 + 1 + 4 + 8 + 4 + 8 */
+    /* the shortest key takes 8 + 1 + 4 + 1 bytes, the shortest tensor 8 + 1 + 4 + 8 + 4 + 8 */
     if (!g->error[0] && (*pairs > gguf_left(g) / 14 || *tensors > gguf_left(g) / 33))
         return gguf_fail(g, "%llu keys and %llu tensors do not fit into %llu bytes",
                          (unsigned long long)*pairs, (unsigned long long)*tensors,
@@ -655,7 +676,8 @@ static int gguf_take_header(gguf *g, uint64_t *tensors, uint64_t *pairs) {
     return !g->error[0];
 }
 
-/* Parses the keys of g->bytes; *tensors: how many tensors follow. 0 and an error. */
+/* Parses the header and the keys of g->bytes; *tensors: how many tensors follow. Returns 0 and an
+ * error if it cannot. */
 static int gguf_parse_keys(gguf *g, uint64_t *tensors) {
     uint64_t pairs = 0;
     char quote[80];
@@ -674,7 +696,7 @@ static int gguf_parse_keys(gguf *g, uint64_t *tensors) {
     return 1;
 }
 
-/* Parses the descriptions of tensors, and where their data begins. 0 and an error. */
+/* Parses the descriptions of the tensors, and sets g->data. Returns 0 and an error if it cannot. */
 static int gguf_parse_tensors(gguf *g, uint64_t tensors) {
     uint64_t alignment;
     g->tensor = (gguf_tensor *)calloc((size_t)tensors + 1, sizeof *g->tensor);
@@ -686,11 +708,12 @@ static int gguf_parse_tensors(gguf *g, uint64_t tensors) {
         return gguf_fail(g, "the key \"general.alignment\" is %llu, no power of two",
                          (unsigned long long)alignment);
     g->data = (size_t)((g->at + alignment - 1) / alignment * alignment);
-    if (g->data > g->size) g->data = g->size; /* without tensors */
+    /* a file without tensors may end before its data section */
+    if (g->data > g->size) g->data = g->size;
     return gguf_check_places(g, alignment);
 }
 
-/* Parses g->bytes; 0 and an error. */
+/* Parses g->bytes, as much as g->what says. Returns 0 and an error if it cannot. */
 static int gguf_parse(gguf *g) {
     uint64_t tensors = 0;
     size_t i;
@@ -732,14 +755,15 @@ static gguf *gguf_read_as(gguf_what what, const void *bytes, size_t size, const 
     return NULL;
 }
 
-/* A GGUF file in memory, which stays as long as it is open; `name` is what errors call it. NULL: an
- * error, one sentence in `error`. */
+/* Reads a GGUF file in memory, which must stay until gguf_close; `name` stands for it in errors.
+ * Returns NULL on error, with one sentence in `error`, of `room` bytes. */
 GGUF_API gguf *gguf_read(const void *bytes, size_t size, const char *name, char *error,
                          size_t room) {
     return gguf_read_as(GGUF_MODEL, bytes, size, name, error, room);
 }
 
-/* Maps a file of `size` bytes; writable: changes go to the file. */
+/* Maps and parses an open file of `size` bytes. writable: 1 if what is written to the mapping goes
+ * to the file. Returns NULL on error, with one sentence in `error`. */
 static gguf *gguf_map(gguf_what what, int file, size_t size, int writable, const char *name,
                       char *error, size_t room) {
     void *map = mmap(NULL, size, writable ? PROT_READ | PROT_WRITE : PROT_READ,
@@ -772,16 +796,18 @@ static gguf *gguf_open_as(gguf_what what, const char *path, char *error, size_t 
     return g;
 }
 
-/* The keys of a GGUF file of any architecture, for its tokenizer. */
+/* Opens a GGUF file of any architecture and reads its keys only, as its tokenizer needs. Returns
+ * NULL on error, as gguf_read does. */
 GGUF_API gguf *gguf_open_keys(const char *path, char *error, size_t room) {
     return gguf_open_as(GGUF_KEYS, path, error, room);
 }
 
-/* A GGUF file of which only the first n bytes are here, those before the tensors' values. Values
- * are 0 until they are written to g->map; what is not written takes no room. */
+/* Makes a GGUF file of `size` bytes of which only the first n are given, all before the values of
+ * the tensors. It is a temporary file: the values are 0 until they are written to g->map, and pages
+ * that are never written take no space on disk. Returns NULL on error, as gguf_read does. */
 GGUF_API gguf *gguf_of_header(const void *header, size_t n, size_t size, const char *name,
                               char *error, size_t room) {
-    struct rlimit limit; /* a file beyond it would end the process (SIGXFSZ) */
+    struct rlimit limit; /* writing beyond it would end the process (SIGXFSZ) */
     const int fits = getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= (rlim_t)size;
     FILE *file = fits ? tmpfile() : NULL;
     gguf *g = NULL;
@@ -795,7 +821,7 @@ GGUF_API gguf *gguf_of_header(const void *header, size_t n, size_t size, const c
     return g;
 }
 
-/* 1 if a path is that of a file that begins as GGUF does. Allocates nothing. */
+/* Returns 1 if `path` is a regular file that begins with "GGUF", else 0. Allocates nothing. */
 GGUF_API int gguf_is_file(const char *path) {
     char magic[4] = "";
     struct stat info;
@@ -807,8 +833,9 @@ GGUF_API int gguf_is_file(const char *path) {
 
 /* -- JSON, with every allocation checked ------------------------------------- */
 
-/* Adds item under a key that is copied, or appends it to an array. Returns item; NULL, with item
- * freed and the error "not enough memory", if it, the parent or the key's copy could not be made. */
+/* gguf_put adds item to an object under a copy of key; gguf_push appends it to an array. Both
+ * return item; or NULL, with item freed and the error "not enough memory", if item, its parent or
+ * the copy could not be made. */
 static cJSON *gguf_put(gguf *g, cJSON *object, const char *key, cJSON *item) {
     if (object && item && cJSON_AddItemToObject(object, key, item)) return item;
     cJSON_Delete(item);
@@ -837,15 +864,16 @@ static void gguf_put_flag(gguf *g, cJSON *object, const char *key, int on) {
 
 /* -- as config.json --------------------------------------------------------- */
 
-/* Keys after "llama.", and what config.json calls them; after a ':' within rope_scaling. NULL: they
- * do not change results, or are read elsewhere. */
+/* Keys after "llama." (or another architecture), and their names in config.json; those after a ':'
+ * belong in its rope_scaling. NULL: the key does not change the result, or is read elsewhere.
+ * needed: 1 if the file must have it. */
 static const struct {
     const char *key, *hub;
     int needed;
 } gguf_keys[] = {{"block_count", "num_hidden_layers", 1},
                  {"context_length", "max_position_embeddings", 1},
                  {"embedding_length", "hidden_size", 1},
-                 {"feed_forward_length", "intermediate_size", 1}, /* of gpt2: n_inner */
+                 {"feed_forward_length", "intermediate_size", 1}, /* gpt2 calls it n_inner */
                  {"attention.head_count", "num_attention_heads", 1},
                  {"attention.head_count_kv", "num_key_value_heads", 0},
                  {"attention.key_length", "head_dim", 0},
@@ -864,15 +892,16 @@ static const struct {
                  {"attention.value_length", NULL, 0},
                  {"vocab_size", NULL, 0}};
 
-/* The value of arch.key, a whole number. */
+/* Returns the whole number of a key of the architecture, such as "llama.block_count"; otherwise: as
+ * for gguf_count. */
 static int64_t gguf_arch_count(gguf *g, const char *key, int64_t otherwise) {
     char whole[96];
     (void)snprintf(whole, sizeof whole, "%s.%s", g->arch, key);
     return gguf_count(g, whole, INT32_MAX, otherwise);
 }
 
-/* Adds the value of a key of the architecture to config or scaling; 0 and an error if it is not
- * known. */
+/* Adds the value of a key of the architecture to config, or to its rope_scaling, `scaling`. Returns
+ * 0 and an error if the key is not known. */
 static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON *scaling) {
     char key[128];
     const char *hub = "";
@@ -885,7 +914,7 @@ static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON
     if (!hub) return 1;
     if (!*hub && (pair->type == GGUF_BOOL || gguf_is_one_number(pair)) &&
         gguf_element(pair, 0) == 0)
-        return 1; /* of what it counts there is none */
+        return 1; /* a value of 0 or false does not change the result */
     if (!*hub)
         return gguf_fail(g, "the key \"%s\" is not known, and may change what the model computes",
                          key);
@@ -904,7 +933,8 @@ static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON
     return !g->error[0];
 }
 
-/* LongRoPE's factors of frequencies, if the file has this tensor of them. 0: it has none. */
+/* Adds the values of a tensor, LongRoPE's factors of the frequencies, to `scaling` under `key`.
+ * Returns 0: the file has no such tensor. */
 static int gguf_config_factors(gguf *g, cJSON *scaling, const char *tensor, const char *key) {
     const gguf_tensor *factors = gguf_tensor_named(g, tensor);
     cJSON *list;
@@ -921,7 +951,8 @@ static int gguf_config_factors(gguf *g, cJSON *scaling, const char *tensor, cons
     return !g->error[0];
 }
 
-/* Rotary positions: how much of a head turns, and factors of its frequencies. */
+/* Sets what config.json says of rotary positions: which part of a head is rotated, and the factors
+ * of its frequencies. */
 static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
     const int64_t heads = gguf_arch_count(g, "attention.head_count", -1);
     const int64_t width = gguf_arch_count(g, "embedding_length", -1);
@@ -935,7 +966,8 @@ static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
                         g->arch, (int)size);
     if (size > 0 && turns != size)
         gguf_put_number(g, config, "partial_rotary_factor", (double)turns / (double)size);
-    /* llama.cpp multiplies YaRN's own factor by it */
+    /* config.json holds the complete factor: the file's value times YaRN's own, 0.1 ln(factor) +
+     * 1 */
     if (scale && kind && strcmp(kind->valuestring, "yarn") == 0)
         cJSON_SetNumberValue(scale, scale->valuedouble *
                                         (factor && factor->valuedouble > 1
@@ -948,7 +980,7 @@ static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
     }
 }
 
-/* Tokens that end a text. */
+/* Sets eos_token_id of config.json: the tokens that end a text. */
 static void gguf_config_ends(gguf *g, cJSON *config) {
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id",
                                        "tokenizer.ggml.eot_token_id",
@@ -961,7 +993,8 @@ static void gguf_config_ends(gguf *g, cJSON *config) {
                                         (double)gguf_count(g, ends[i], INT32_MAX, -1)));
 }
 
-/* The keys that a GGUF file says by its tensors and its architecture. */
+/* Sets keys of config.json that follow from the tensors and the architecture of a GGUF file. words:
+ * the embedding of the tokens. */
 static void gguf_config_rest(gguf *g, cJSON *config, const gguf_tensor *words) {
     const int64_t window = gguf_arch_count(g, "attention.sliding_window", 0);
     if (gguf_arch_count(g, "vocab_size", 0) > (int64_t)words->ne[1])
@@ -972,7 +1005,7 @@ static void gguf_config_rest(gguf *g, cJSON *config, const gguf_tensor *words) {
                     window && strcmp(g->arch, "llama") == 0 ? "mistral" : g->arch);
     gguf_put_number(g, config, "vocab_size", (double)words->ne[1]);
     gguf_put_flag(g, config, "tie_word_embeddings", !gguf_tensor_named(g, "output.weight"));
-    gguf_put_string(g, config, "dtype", "float32"); /* as llama.cpp computes */
+    gguf_put_string(g, config, "dtype", "float32"); /* llama.cpp computes in f32 */
     if (!window) cJSON_DeleteItemFromObject(config, "sliding_window");
     if (window && strncmp(g->arch, "qwen", 4) == 0) {
         gguf_put_flag(g, config, "use_sliding_window", 1);
@@ -980,7 +1013,8 @@ static void gguf_config_rest(gguf *g, cJSON *config, const gguf_tensor *words) {
     }
 }
 
-/* What config.json would say, or NULL and an error in g->error. */
+/* Returns what config.json would say, to be freed with cJSON_Delete; NULL and an error in
+ * g->error. */
 GGUF_API cJSON *gguf_config(gguf *g) {
     const gguf_tensor *words = gguf_tensor_named(g, "token_embd.weight");
     cJSON *config = cJSON_CreateObject(), *scaling = cJSON_CreateObject();
@@ -1008,7 +1042,8 @@ GGUF_API cJSON *gguf_config(gguf *g) {
     return NULL;
 }
 
-/* Factors that divide the n frequencies, such as Llama 3.1's; NULL: there are none. */
+/* Returns the n numbers, F32, that the rotary frequencies are divided by, as for Llama 3.1; NULL:
+ * the file has none, or, with an error, not n of F32. */
 GGUF_API const unsigned char *gguf_factors(gguf *g, int64_t n) {
     const gguf_tensor *t = gguf_tensor_named(g, "rope_freqs.weight");
     if (!t) return NULL;
@@ -1019,14 +1054,15 @@ GGUF_API const unsigned char *gguf_factors(gguf *g, int64_t n) {
     return NULL;
 }
 
-/* 1 if a block has such a bias. */
+/* Returns 1 if the first block has the bias of `layer`, such as "attn_q". */
 GGUF_API int gguf_has_bias(const gguf *g, const char *layer) {
     char name[64];
     (void)snprintf(name, sizeof name, "blk.0.%s.bias", layer);
     return gguf_tensor_named(g, name) != NULL;
 }
 
-/* The template of conversations, in Jinja; NULL: there is none. */
+/* Returns the chat template, in Jinja: *length bytes, without a zero byte at the end; NULL: the
+ * file has none. */
 GGUF_API const char *gguf_chat_template(gguf *g, size_t *length) {
     const gguf_string text = gguf_text(g, "tokenizer.chat_template");
     *length = text.length;
@@ -1035,19 +1071,20 @@ GGUF_API const char *gguf_chat_template(gguf *g, size_t *length) {
 
 /* -- as model.safetensors ---------------------------------------------------- */
 
-/* A tensor of the safetensors file that a GGUF file is read as. */
+/* A tensor of the safetensors file that a GGUF file is presented as. */
 typedef struct gguf_entry {
     const gguf_tensor *tensor;
-    int64_t begin, end, row; /* bytes from its header's end on; bytes of a row */
-    int decodes;             /* 1: as F32, from blocks; 0: as it is */
+    /* first byte and the byte after the last, counted from the end of the header; bytes of a row */
+    int64_t begin, end, row;
+    int decodes; /* 1: the blocks are converted to F32; 0: they are copied as they are */
 } gguf_entry;
 
-/* A GGUF file as a safetensors file, which does not exist as such. */
+/* A GGUF file presented as a safetensors file, whose bytes are made when they are read. */
 typedef struct gguf_file {
     const gguf *g;
-    char *header; /* 8 bytes of its size, then JSON */
+    char *header; /* 8 bytes with the size of the JSON, then the JSON */
     int64_t header_size;
-    gguf_entry *entry; /* of `entries`, in the order of the file */
+    gguf_entry *entry; /* `entries` tensors, in the order of their data */
     size_t entries;
 } gguf_file;
 
@@ -1058,7 +1095,8 @@ GGUF_API void gguf_file_close(gguf_file *f) {
     f->entry = NULL;
 }
 
-/* Appends a tensor to the header, from `at` on; returns how many bytes that took. */
+/* Writes a tensor's part of the header to `at`, which has `room` bytes. Returns how many bytes it
+ * takes. */
 static size_t gguf_put_entry(char *at, size_t room, const gguf_entry *e) {
     const gguf_tensor *t = e->tensor;
     const int blocks = !e->decodes && t->format->dtype;
@@ -1074,8 +1112,9 @@ static size_t gguf_put_entry(char *at, size_t room, const gguf_entry *e) {
     return n;
 }
 
-/* Fills in f. keep says of which tensors the blocks stay as they are, if tshard computes with such;
- * dtype is tshard's name of them. 0: not enough memory. */
+/* Presents g as a safetensors file. Where tshard can compute with a tensor's blocks, keep(user,
+ * name, dtype) says whether they stay as they are (1) or are converted to F32 (0); dtype is
+ * tshard's name of the blocks. Returns 0: not enough memory. */
 GGUF_API int gguf_file_open(gguf_file *f, const gguf *g,
                             int (*keep)(void *user, const char *name, const char *dtype),
                             void *user) {
@@ -1117,17 +1156,20 @@ GGUF_API int gguf_file_open(gguf_file *f, const gguf *g,
     return 1;
 }
 
-/* The row of the file that has a row of the hub's tensor; see gguf_mark_pairs. */
+/* Returns which row of the file holds the given row of the tensor on the hub, see
+ * gguf_mark_pairs. */
 static int64_t gguf_row(const gguf_tensor *t, int64_t row) {
     const int64_t size = (int64_t)t->head, half = size / 2, i = size ? row % size : 0;
     return size ? row - i + 2 * (i % half) + i / half : row;
 }
 
-/* Copies bytes of an entry from `at` on, of one row or block; returns how many. */
+/* Copies up to `bytes` bytes of an entry, from its byte `at` on, to the end of the row or block
+ * there at most. Returns how many. */
 static int64_t gguf_copy(const gguf_file *f, const gguf_entry *e, int64_t at, char *to,
                          int64_t bytes) {
     const gguf_tensor *t = e->tensor;
-    const int single = t->dims == 1 && t->head; /* a bias of queries or keys: rows of an element */
+    /* bias of queries or keys: each row is one element */
+    const int single = t->dims == 1 && t->head;
     const int64_t row = single ? e->row / (int64_t)t->ne[0] : e->row;
     const int64_t stored = e->decodes ? (int64_t)t->ne[0] / t->format->elements * t->format->bytes
                                       : row;
@@ -1148,7 +1190,8 @@ static int64_t gguf_copy(const gguf_file *f, const gguf_entry *e, int64_t at, ch
     return n;
 }
 
-/* tsh_file_desc.read, user a gguf_file. Decoded values are this machine's: little-endian. */
+/* Reads bytes of the presented file: the function for tsh_file_desc.read, with a gguf_file as user.
+ * Values converted to F32 have this machine's byte order, so it must be little-endian. */
 GGUF_API int64_t gguf_file_read(void *user, int64_t at, void *to, int64_t bytes) {
     const gguf_file *f = (const gguf_file *)user;
     int64_t done = 0, n;
@@ -1158,7 +1201,7 @@ GGUF_API int64_t gguf_file_read(void *user, int64_t at, void *to, int64_t bytes)
         memcpy(to, f->header + at, (size_t)done);
     }
     at += done - f->header_size;
-    while (low < high) { /* the last entry that begins at or before `at` */
+    while (low < high) { /* find the last entry that begins at or before `at` */
         const size_t middle = (low + high) / 2;
         if (f->entry[middle].begin <= at) low = middle + 1;
         else high = middle;

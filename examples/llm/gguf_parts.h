@@ -1,24 +1,29 @@
-/* gguf_parts.h - gguf_open: a model's GGUF file, or the first of several files
+/* gguf_parts.h - gguf_open: opens a model's GGUF file, or the first of several files and all others
  *
- * Files NAME-00001-of-00003.gguf and so on, as llama-gguf-split writes them: the first has all keys,
- * each has some of the tensors. They are mapped one behind the other, after a header that describes
- * the tensors of all, as one GGUF file. Needs POSIX. */
+ * Files named NAME-00001-of-00003.gguf and so on, as llama-gguf-split writes them: the first has
+ * all keys, each has some of the tensors. They are mapped one after the other, behind a new header
+ * that describes the tensors of all of them, so that they read as one GGUF file. Needs POSIX. */
 #ifndef LLM_GGUF_PARTS_H
 #define LLM_GGUF_PARTS_H
 
 #include "gguf.h"
 
 typedef struct gguf_parts {
+    /* The files of a model, `count` of them. */
     gguf **part;
     int count;
+    /* Size of a page of memory, in bytes. */
     size_t page;
-    size_t header, total; /* bytes of the new header, and of all */
+    size_t header, total; /* bytes of the new header, and of the whole mapping */
+    /* Number of tensors in all files. */
     uint64_t tensors;
 } gguf_parts;
 
-enum { GGUF_MOST_PARTS = 1000, GGUF_ENDING = 20 }; /* of the name: -00001-of-00003.gguf */
+/* GGUF_ENDING: characters of -00001-of-00003.gguf */
+enum { GGUF_MOST_PARTS = 1000, GGUF_ENDING = 20 };
 
-/* The name of file i of count, from 0, of which `name` is one; 0: it does not end so. */
+/* Writes the name of file i (from 0) of `count` to `path`; `name` is the name of any of them.
+ * Returns 0: `name` does not end in -00001-of-00003.gguf or the like. */
 static int gguf_part_name(const char *name, int i, int count, char *path, size_t size) {
     const size_t n = strlen(name);
     char end[32];
@@ -35,7 +40,8 @@ static void gguf_parts_close(gguf_parts *p) {
     free(p->part);
 }
 
-/* Opens all, first being part 0, which is taken over. 0 and an error. */
+/* Opens all files. `first`, which is open already, is part 0 and now belongs to p. Returns 0 on
+ * error, with one sentence in `error`. */
 static int gguf_parts_open(gguf_parts *p, gguf *first, char *error, size_t room) {
     char path[4096];
     int i;
@@ -73,7 +79,8 @@ static size_t gguf_round_up(size_t n, size_t unit) {
     return (n + unit - 1) / unit * unit;
 }
 
-/* Bytes of a part's pages, from the one on that its data begin in. */
+/* Returns the size in bytes of all pages of a file from the one on in which its data section
+ * begins. */
 static size_t gguf_part_pages(const gguf_parts *p, const gguf *g) {
     return gguf_round_up(g->size - g->data / p->page * p->page, p->page);
 }
@@ -84,7 +91,7 @@ static unsigned char *gguf_put_word(unsigned char *to, uint64_t word, int bytes)
     return to;
 }
 
-/* Writes the description of a tensor; returns where the next one goes. */
+/* Writes the description of a tensor at `to`. Returns the position after it. */
 static unsigned char *gguf_put_tensor(unsigned char *to, const gguf_tensor *t, uint64_t offset) {
     int d;
     to = gguf_put_word(to, t->name.length, 8);
@@ -95,8 +102,8 @@ static unsigned char *gguf_put_tensor(unsigned char *to, const gguf_tensor *t, u
     return gguf_put_word(to, offset, 8);
 }
 
-/* The header of the whole, with zeros to a full page; p->header is then its size, p->total that of
- * all. NULL: not enough memory. */
+/* Returns the header of the joined file, filled up with zeros to a full page; sets p->header to its
+ * size and p->total to the size of the whole mapping. NULL: not enough memory. */
 static unsigned char *gguf_parts_header(gguf_parts *p) {
     gguf *first = p->part[0];
     size_t data = first->keys_end, i;
@@ -122,12 +129,14 @@ static unsigned char *gguf_parts_header(gguf_parts *p) {
     return header;
 }
 
-/* Maps `bytes` of a file from page `from` on at a place. */
+/* Maps `bytes` bytes of a file, from byte `from` on (a multiple of the page size), at the address
+ * `at`. Returns 0 and sets errno on failure. */
 static int gguf_overlay(void *at, size_t bytes, int file, size_t from) {
     return !bytes || mmap(at, bytes, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, (off_t)from) == at;
 }
 
-/* Maps the header and the data of all files over map, of p->total bytes. 0 and errno. */
+/* Maps the new header, and the data of all files after it, over `map`, which has p->total bytes.
+ * Returns 0 and sets errno on failure. */
 static int gguf_parts_map(const gguf_parts *p, unsigned char *map, const unsigned char *header) {
     FILE *made = tmpfile();
     size_t at = p->header;
@@ -145,7 +154,8 @@ static int gguf_parts_map(const gguf_parts *p, unsigned char *map, const unsigne
     return ok;
 }
 
-/* The model whose first file is `first`, which is taken over. */
+/* Joins the files of a model, of which `first` is the first, and closes them. Returns NULL on
+ * error, with one sentence in `error`. */
 static gguf *gguf_join(gguf *first, int count, char *error, size_t room) {
     gguf_parts p = {NULL, 0, 0, 0, 0, 0};
     unsigned char *header = NULL, *map = NULL;
@@ -156,7 +166,7 @@ static gguf *gguf_join(gguf *first, int count, char *error, size_t room) {
         header = gguf_parts_header(&p);
         if (!header) (void)snprintf(error, room, "not enough memory");
     }
-    if (header) { /* the place of all: for now pages of the first file, which nobody reads */
+    if (header) { /* reserve the addresses: for now, pages of the first file, which nobody reads */
         const int file = open(first->path, O_RDONLY);
         void *place = mmap(NULL, p.total, PROT_READ, MAP_PRIVATE, file, 0);
         if (file >= 0) (void)close(file);
@@ -173,7 +183,8 @@ static gguf *gguf_join(gguf *first, int count, char *error, size_t room) {
     return g;
 }
 
-/* How many files the model has of which `path` is the first; 0, and an error, for another. */
+/* Returns how many files the model has whose first file is `path`. 0 and an error: it is not the
+ * first, or cannot be read. */
 static int gguf_parts_count(const char *path, char *error, size_t room) {
     gguf *g = gguf_open_keys(path, error, room);
     char name[4096];
@@ -192,8 +203,8 @@ static int gguf_parts_count(const char *path, char *error, size_t room) {
     return !ok ? 0 : count > 1 ? (int)count : 1;
 }
 
-/* A GGUF file, mapped; of the first of several files, all of them. NULL: an error, one sentence in
- * `error`. */
+/* Opens and maps a GGUF file; if it is the first of several files, all of them. Returns NULL on
+ * error, with one sentence in `error`, of `room` bytes. */
 GGUF_API gguf *gguf_open(const char *path, char *error, size_t room) {
     const int count = gguf_parts_count(path, error, room);
     gguf *g = count ? gguf_open_as(count > 1 ? GGUF_PART : GGUF_MODEL, path, error, room) : NULL;

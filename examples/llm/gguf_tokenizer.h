@@ -1,18 +1,21 @@
-/* gguf_tokenizer.h - the tokenizer of a GGUF file, as the tokenizer.json that tokenizer.h reads.
- * Include gguf.h first. */
+/* gguf_tokenizer.h - converts the tokenizer of a GGUF file to the text of a tokenizer.json, which
+ * tokenizer.h reads. Include gguf.h first. */
 #ifndef LLM_GGUF_TOKENIZER_H
 #define LLM_GGUF_TOKENIZER_H
 
-/* Types of tokens. */
+/* The values of tokenizer.ggml.token_type. */
 enum { GGUF_NORMAL = 1, GGUF_UNKNOWN, GGUF_CONTROL, GGUF_USER, GGUF_UNUSED, GGUF_BYTE };
 
+/* Returns the bool of a key; `otherwise` if it is missing; 0 and an error if it is something
+ * else. */
 static int gguf_flag(gguf *g, const char *key, int otherwise) {
     const gguf_pair *pair = gguf_find(g, key);
     if (pair && pair->type != GGUF_BOOL) return gguf_fail(g, "the key \"%s\" is no bool", key);
     return pair ? gguf_element(pair, 0) != 0 : otherwise;
 }
 
-/* An array of numbers or strings; NULL: absent, or, with an error, something else. */
+/* Returns a key whose value is an array of strings (`strings` is 1) or of numbers (0); NULL: the
+ * key is missing, or, with an error, its value is something else. */
 static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
     const gguf_pair *pair = gguf_find(g, key);
     if (!pair) return NULL;
@@ -24,10 +27,11 @@ static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
 
 /* -- pre-tokenizers, by name -------------------------------------------------- */
 
+/* GPT-4's pattern; digits: how many digits one match has, as the quantifier of \p{N}. */
 #define GGUF_GPT4(digits)                                                                          \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits                     \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-/* With marks among the letters. */
+/* The same with combining marks (\p{M}) among the letters. */
 #define GGUF_GPT4_MARKS                                                                            \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"                      \
     "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -68,15 +72,15 @@ static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
 #define GGUF_BLOOM                                                                                 \
     " ?[^(\\s|.,!?\\x{2026}\\x{3002}\\x{FF0C}\\x{3001}\\x{964}\\x{6D4}\\x{60C})]+"
 
-/* How byte-level BPE splits a text before it merges: at the matches of each pattern in turn, or of
- * GPT-2's. The names are llama.cpp's. */
+/* How byte-level BPE splits a text into words before it merges: at the matches of each pattern in
+ * turn. The names are those of llama.cpp for tokenizer.ggml.pre, separated by blanks. */
 typedef struct gguf_pre {
     const char *names;
-    const char *patterns[7]; /* NULL after the last; none: GPT-2's */
-    int digits;              /* 1: digits stand alone, before that */
-    int whole;               /* 1: a word that is a token is not merged */
-    int begins;              /* 1: without add_bos_token, a text begins with a token, too */
-    int composes;            /* 1: NFC first */
+    const char *patterns[7]; /* regular expressions, NULL after the last; none: GPT-2's */
+    int digits;              /* 1: each digit is split off, before the patterns */
+    int whole;               /* 1: a word that is a token as a whole is not merged from parts */
+    int begins;              /* 1: without the key add_bos_token, the bos token begins a text */
+    int composes;            /* 1: the text is normalized to NFC first */
 } gguf_pre;
 
 static const gguf_pre gguf_pres[] = {
@@ -106,7 +110,8 @@ static const gguf_pre gguf_pres[] = {
     {"bloom poro-chat gpt3-finnish", {GGUF_BLOOM}, 0, 0, 0, 0},
     {"viking", {GGUF_BLOOM, "\\p{N}"}, 0, 0, 0, 0}};
 
-/* The row of a name that is given, or else the file's. NULL, and an error: not known. */
+/* Returns the row for the name `given`, or, if that is NULL, for the file's tokenizer.ggml.pre.
+ * NULL and an error: the name is not known. */
 static const gguf_pre *gguf_find_pre(gguf *g, const char *given) {
     const gguf_string text = gguf_text(g, "tokenizer.ggml.pre");
     const size_t rows = sizeof gguf_pres / sizeof *gguf_pres;
@@ -130,20 +135,21 @@ static const gguf_pre *gguf_find_pre(gguf *g, const char *given) {
 
 /* -- JSON ------------------------------------------------------------------- */
 
-/* An object with a type. */
+/* Returns a new JSON object with "type". */
 static cJSON *gguf_typed(gguf *g, const char *type) {
     cJSON *o = cJSON_CreateObject();
     gguf_put_string(g, o, "type", type);
     return o;
 }
 
-/* Puts {"type": "Sequence", name: []} under a key of the file. Returns the array. */
+/* Adds {"type": "Sequence", name: []} to the tokenizer.json `file` under `key`. Returns the
+ * array. */
 static cJSON *gguf_put_sequence(gguf *g, cJSON *file, const char *key, const char *name) {
     cJSON *o = gguf_put(g, file, key, gguf_typed(g, "Sequence"));
     return gguf_put(g, o, name, cJSON_CreateArray());
 }
 
-/* A Replace or Split. */
+/* Returns a step of the type Replace or Split; kind: "String" or "Regex", what its pattern is. */
 static cJSON *gguf_pattern(gguf *g, const char *type, const char *kind, const char *pattern) {
     cJSON *o = gguf_typed(g, type);
     gguf_put_string(g, gguf_put(g, o, "pattern", cJSON_CreateObject()), kind, pattern);
@@ -152,18 +158,20 @@ static cJSON *gguf_pattern(gguf *g, const char *type, const char *kind, const ch
 
 /* -- the vocabulary --------------------------------------------------------- */
 
-/* Tokens with a 0 at the end, and what is said of them. Of several of one text, only the last is
- * ever the token of a text, as in llama.cpp; an empty one never is. */
+/* The vocabulary: zero-terminated texts of the tokens, their types and scores. If several tokens
+ * have the same text, only the last of them is used to encode a text, as in llama.cpp; an empty
+ * token is never used. */
 typedef struct gguf_words {
     gguf *g;
-    char **text;           /* by id */
-    int32_t *order;        /* ids sorted by text */
-    const gguf_pair *type; /* NULL: all are normal */
+    char **text;           /* text[id]: the token's text */
+    int32_t *order;        /* ids sorted by text, equal texts by id */
+    const gguf_pair *type; /* tokenizer.ggml.token_type; NULL: all tokens are normal */
+    /* tokenizer.ggml.scores; NULL: the file has none. */
     const gguf_pair *score;
     int32_t count;
 } gguf_words;
 
-/* 0: a number that is the type of no token. */
+/* Returns a token's type, GGUF_NORMAL ...; 0: the file's number is the type of no token. */
 static int gguf_type_of(const gguf_words *w, int32_t id) {
     const double type = w->type ? gguf_element(w->type, (uint64_t)id) : GGUF_NORMAL;
     return type >= 0 && type < 256 ? (int)type : 0;
@@ -175,7 +183,7 @@ static void gguf_words_free(gguf_words *w) {
     free(w->order);
 }
 
-/* Sorts ids by text: merges runs of doubled length. */
+/* Sorts w->order by text: merge sort, bottom up. Returns 0: not enough memory. */
 static int gguf_sort_words(gguf_words *w) {
     int32_t *from = w->order, *to = (int32_t *)malloc((size_t)w->count * sizeof *to), *swap;
     int32_t width, begin, i;
@@ -200,7 +208,7 @@ static int gguf_sort_words(gguf_words *w) {
     return 1;
 }
 
-/* Reads the tokens; 0 and an error. */
+/* Reads the tokens, their types and scores into w. Returns 0 and an error if it cannot. */
 static int gguf_read_words(gguf *g, gguf_words *w) {
     const gguf_pair *tokens = gguf_array(g, "tokenizer.ggml.tokens", 1);
     const unsigned char *at;
@@ -242,9 +250,10 @@ static int gguf_read_words(gguf *g, gguf_words *w) {
     return gguf_sort_words(w) || gguf_fail(g, "not enough memory");
 }
 
-/* The last token of n bytes, of any type; -1: there is none. */
+/* Returns the last id whose token, of any type, is the n bytes of `text`; -1: there is none. */
 static int32_t gguf_last_word(const gguf_words *w, const char *text, size_t n) {
-    int32_t low = 0, high = w->count; /* the first after it in the order */
+    /* binary search for the first entry of `order` that is larger */
+    int32_t low = 0, high = w->count;
     while (low < high) {
         const int32_t middle = low + (high - low) / 2, id = w->order[middle];
         const int order = strncmp(w->text[id], text, n);
@@ -256,7 +265,7 @@ static int32_t gguf_last_word(const gguf_words *w, const char *text, size_t n) {
     return strncmp(w->text[low], text, n) == 0 && !w->text[low][n] ? low : -1;
 }
 
-/* The id of a normal token of n bytes; -1: there is none. */
+/* Returns the last id whose token is the n bytes of `text`, if that token is normal; else -1. */
 static int32_t gguf_word_id(const gguf_words *w, const char *text, size_t n) {
     const int32_t id = gguf_last_word(w, text, n);
     return id >= 0 && gguf_type_of(w, id) == GGUF_NORMAL ? id : -1;
@@ -264,11 +273,13 @@ static int32_t gguf_word_id(const gguf_words *w, const char *text, size_t n) {
 
 /* -- merges of SentencePiece -------------------------------------------------- */
 
-/* A pair of tokens that makes one. Those of a higher score come first. */
+/* Two tokens that SentencePiece joins to one. Those with a higher score of the result come
+ * first. */
 typedef struct gguf_merge {
     double score;
-    int32_t left, right, lefts, rights; /* ids; characters of both */
-    int32_t order;                      /* place before sorting */
+    /* left, right: ids of the two tokens; lefts, rights: their lengths in characters */
+    int32_t left, right, lefts, rights;
+    int32_t order; /* position before sorting, the last tie-breaker */
 } gguf_merge;
 
 static int gguf_by_score(const void *a, const void *b) {
@@ -279,14 +290,15 @@ static int gguf_by_score(const void *a, const void *b) {
     return (x->order > y->order) - (x->order < y->order);
 }
 
-/* By the ids of the parts; of one token's. */
+/* Compares merges to the same token, by the ids of their parts. */
 static int gguf_by_parts(const void *a, const void *b) {
     const gguf_merge *x = (const gguf_merge *)a, *y = (const gguf_merge *)b;
     if (x->left != y->left) return x->left < y->left ? -1 : 1;
     return (x->right > y->right) - (x->right < y->right);
 }
 
-/* Appends the pairs that make token id; returns the new count, -1 without memory. */
+/* Appends to *all the pairs of normal tokens that make up token `id`. Returns the new count; -1:
+ * not enough memory. *room: capacity of *all. */
 static int64_t gguf_add_merges(const gguf_words *w, int32_t id, gguf_merge **all, size_t *room,
                                int64_t count) {
     const char *text = w->text[id];
@@ -298,7 +310,7 @@ static int64_t gguf_add_merges(const gguf_words *w, int32_t id, gguf_merge **all
     for (i = 1; i < length; i++) {
         gguf_merge m;
         chars += ((unsigned char)text[i - 1] & 0xC0) != 0x80;
-        if (((unsigned char)text[i] & 0xC0) == 0x80) continue; /* within a character */
+        if (((unsigned char)text[i] & 0xC0) == 0x80) continue; /* byte i is within a character */
         m.left = gguf_word_id(w, text, i);
         m.right = m.left < 0 ? -1 : gguf_word_id(w, text + i, length - i);
         if (m.right < 0) continue;
@@ -318,8 +330,9 @@ static int64_t gguf_add_merges(const gguf_words *w, int32_t id, gguf_merge **all
     return count;
 }
 
-/* Adds to the model the merges that the scores stand for: SentencePiece joins the two tokens whose
- * result has the highest score. Of equal scores, longer parts come first, as in transformers. */
+/* Adds to the model the merges that the scores imply: SentencePiece joins the two tokens whose
+ * result has the highest score. Of equal scores, the pair with the longer left part comes first,
+ * then that with the longer right part, as in transformers. */
 static int gguf_score_merges(gguf *g, const gguf_words *w, cJSON *model) {
     gguf_merge *all = NULL;
     size_t room = 0;
@@ -343,7 +356,8 @@ static int gguf_score_merges(gguf *g, const gguf_words *w, cJSON *model) {
 
 /* -- the parts of tokenizer.json ---------------------------------------------- */
 
-/* The token of a key of ids; -1: there is none, or, with an error, no such token. */
+/* Returns the token id that `key` has as its value; -1: the key is missing, or, with an error,
+ * there is no such token. */
 static int32_t gguf_special(gguf *g, const gguf_words *w, const char *key) {
     const int64_t id = gguf_find(g, key) ? gguf_count(g, key, INT32_MAX, -1) : -1;
     if (id >= w->count)
@@ -363,7 +377,8 @@ static void gguf_put_model(const gguf_words *w, cJSON *model) {
     }
 }
 
-/* Control tokens and those of the user are found in the text as they are. */
+/* Adds "added_tokens": control tokens, unknown tokens and those of the user, which are found in a
+ * text as they are. */
 static void gguf_put_added(const gguf_words *w, cJSON *file) {
     cJSON *list = gguf_put(w->g, file, "added_tokens", cJSON_CreateArray());
     int32_t id;
@@ -380,7 +395,8 @@ static void gguf_put_added(const gguf_words *w, cJSON *file) {
     }
 }
 
-/* The tokens that begin and end a text. */
+/* Adds the post-processor: the bos token before a text and the eos token after it, as the file
+ * says. begins: 1 if a text begins with bos where the file does not say so. */
 static void gguf_put_template(gguf *g, const gguf_words *w, cJSON *file, int begins) {
     static const char *const keys[] = {"tokenizer.ggml.bos_token_id", "",
                                        "tokenizer.ggml.eos_token_id"};
@@ -411,7 +427,7 @@ static void gguf_put_template(gguf *g, const gguf_words *w, cJSON *file, int beg
     }
 }
 
-/* The merges of the file, as texts of two tokens. */
+/* Adds the file's merges to the model, each as one string of two tokens. */
 static int gguf_put_merges(gguf *g, cJSON *model) {
     const gguf_pair *merges = gguf_array(g, "tokenizer.ggml.merges", 1);
     cJSON *list = gguf_put(g, model, "merges", cJSON_CreateArray());
@@ -430,7 +446,7 @@ static int gguf_put_merges(gguf *g, cJSON *model) {
     return !g->error[0];
 }
 
-/* tokenizer.ggml.model "gpt2": byte-level BPE. name: that of its pre-tokenizer, or NULL. */
+/* tokenizer.ggml.model "gpt2": byte-level BPE. name: of its pre-tokenizer; NULL: the file's. */
 static int gguf_put_bytes(gguf *g, const gguf_words *w, cJSON *file, cJSON *model,
                           const char *name) {
     const gguf_pre *pre = gguf_find_pre(g, name);
@@ -457,7 +473,8 @@ static int gguf_put_bytes(gguf *g, const gguf_words *w, cJSON *file, cJSON *mode
     return !g->error[0];
 }
 
-/* Spaces as U+2581, tokens <0x..> as bytes; prefix: a text begins with a space. */
+/* Adds SentencePiece's normalizer and decoder: a space is U+2581 in tokens, and tokens <0x..> are
+ * bytes. prefix: 1 puts a space before each text. */
 static void gguf_put_spaces(gguf *g, cJSON *file, int prefix) {
     cJSON *list = gguf_put_sequence(g, file, "normalizer", "normalizers"), *step;
     if (prefix) {
@@ -495,7 +512,8 @@ static int gguf_put_pieces(gguf *g, const gguf_words *w, cJSON *file, cJSON *mod
     return !g->error[0];
 }
 
-/* tokenizer.ggml.model "gemma4": BPE on UTF-8 with merges and byte fallback, line by line. */
+/* tokenizer.ggml.model "gemma4": BPE on characters, with merges and byte fallback; texts are split
+ * into lines first. */
 static int gguf_put_lines(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
     cJSON *step;
     gguf_put_flag(g, model, "byte_fallback", 1);
@@ -509,8 +527,8 @@ static int gguf_put_lines(gguf *g, const gguf_words *w, cJSON *file, cJSON *mode
     return !g->error[0];
 }
 
-/* WordPiece's vocabulary: llama.cpp writes U+2581 before a token that begins a word, where BERT's
- * has "##" before the others. Those in brackets, such as [CLS], are the same in both. */
+/* Adds the vocabulary of WordPiece. llama.cpp marks tokens that begin a word by U+2581 before them,
+ * BERT the others by "##". Tokens in brackets, such as [CLS], are the same in both. */
 static int gguf_put_word_pieces(const gguf_words *w, cJSON *model) {
     cJSON *vocabulary = gguf_put(w->g, model, "vocab", cJSON_CreateObject());
     int32_t id;
@@ -528,14 +546,15 @@ static int gguf_put_word_pieces(const gguf_words *w, cJSON *model) {
     return !w->g->error[0];
 }
 
-/* The text of the token of a key, or else of the one that has llama.cpp's usual id. */
+/* Returns the text of the token whose id is the value of `key`, or, if the key is missing, of the
+ * token `usual`, llama.cpp's default. */
 static const char *gguf_bert_special(gguf *g, const gguf_words *w, const char *key, int32_t usual) {
     const int32_t id = gguf_find(g, key) ? gguf_special(g, w, key) : usual;
     if (id >= w->count) (void)gguf_fail(g, "the key \"%s\" is missing", key);
     return id >= 0 && id < w->count ? w->text[id] : "";
 }
 
-/* {key: [text, id]} of BertProcessing. */
+/* Adds "key": [text, id] to a BertProcessing, such as "cls": ["[CLS]", 101]. */
 static void gguf_put_end(gguf *g, const gguf_words *w, cJSON *o, const char *key,
                          const char *text) {
     cJSON *pair = gguf_put(g, o, key, cJSON_CreateArray());
@@ -566,11 +585,12 @@ static int gguf_put_bert(gguf *g, const gguf_words *w, cJSON *file, cJSON *model
     gguf_put_string(g, model, "continuing_subword_prefix", "##");
     gguf_put_string(g, model, "unk_token",
                     gguf_bert_special(g, w, "tokenizer.ggml.unknown_token_id", 100));
-    gguf_put_number(g, model, "max_input_chars_per_word", 1e9); /* no limit, as llama.cpp */
+    gguf_put_number(g, model, "max_input_chars_per_word", 1e9); /* no limit, as in llama.cpp */
     return gguf_put_word_pieces(w, model);
 }
 
-/* Fills in the file and its model by the kind of the tokenizer. 0 and an error. */
+/* Fills in the tokenizer.json `file`, by the kind of tokenizer in tokenizer.ggml.model. Returns 0
+ * and an error if it cannot. */
 static int gguf_put_tokenizer(gguf *g, const gguf_words *w, cJSON *file, const char *pre) {
     const gguf_string kind = gguf_text(g, "tokenizer.ggml.model");
     const int bert = gguf_is(kind, "bert"), bytes = gguf_is(kind, "gpt2");
@@ -588,8 +608,8 @@ static int gguf_put_tokenizer(gguf *g, const gguf_words *w, cJSON *file, const c
                                      : gguf_put_pieces(g, w, file, model);
 }
 
-/* What tokenizer.json would say, to be freed with cJSON_free; NULL and an error in g->error. pre:
- * the name of its pre-tokenizer; NULL: as the file says. */
+/* Returns what tokenizer.json would say, to be freed with cJSON_free; NULL and an error in
+ * g->error. pre: name of its pre-tokenizer; NULL: the one that the file names. */
 GGUF_API char *gguf_tokenizer(gguf *g, const char *pre) {
     const gguf_string kind = gguf_text(g, "tokenizer.ggml.model");
     cJSON *file = cJSON_CreateObject();
@@ -611,7 +631,8 @@ GGUF_API char *gguf_tokenizer(gguf *g, const char *pre) {
     return text;
 }
 
-/* Adds the text of the token of a key of ids. */
+/* Adds to config, as `name`, the text of the token whose id is the value of `key`; nothing if there
+ * is no such token. */
 static void gguf_put_token(gguf *g, cJSON *config, const char *name, const char *key) {
     const gguf_pair *tokens = gguf_array(g, "tokenizer.ggml.tokens", 1);
     int64_t id = gguf_find(g, key) ? gguf_count(g, key, INT32_MAX, -1) : -1;
@@ -622,12 +643,13 @@ static void gguf_put_token(gguf *g, cJSON *config, const char *name, const char 
     for (; id >= 0; id--) text = gguf_next(&at);
     copy = (char *)calloc(text.length + 1, 1);
     if (copy) memcpy(copy, text.at, text.length);
-    gguf_put_string(g, config, name, copy); /* without a copy, it fails */
+    /* copy is NULL without memory, which is an error here */
+    gguf_put_string(g, config, name, copy);
     free(copy);
 }
 
-/* What tokenizer_config.json would say of conversations, to be freed with cJSON_free: the texts of
- * the tokens that begin and end a text, and the chat template. NULL and an error in g->error. */
+/* Returns what tokenizer_config.json would say about conversations, to be freed with cJSON_free:
+ * the texts of the bos and eos tokens, and the chat template. NULL and an error in g->error. */
 GGUF_API char *gguf_tokenizer_config(gguf *g) {
     cJSON *config = cJSON_CreateObject();
     size_t length;

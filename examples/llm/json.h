@@ -1,5 +1,5 @@
-/* json.h - says what is wrong with a text that is no JSON, by line and column, and which key an
- * object has twice. cJSON parses it; this is only called after it has failed, or for the second.
+/* json.h - explains what is wrong with a text that is not JSON, by line and column, and finds a key
+ * that an object has twice. cJSON does the parsing; llm_json_explain is called after it has failed.
  * Include tshard.h first; needs cJSON. */
 #ifndef LLM_JSON_H
 #define LLM_JSON_H
@@ -9,25 +9,27 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a program may call. */
+/* LLM_JSON_API marks the functions that a program may call. */
 #if defined(__GNUC__)
 #define LLM_JSON_API __attribute__((unused)) static
 #else
 #define LLM_JSON_API static
 #endif
 
-/* Parses JSON. NULL and errno: ENOMEM where memory is missing, else 0. */
+/* Parses JSON with cJSON. Returns NULL if that fails; errno is ENOMEM without memory, else 0. */
 LLM_JSON_API cJSON *llm_parse(const char *text) {
     cJSON *json;
-    errno = 0; /* malloc sets it, as POSIX says, and cJSON does not */
+    errno = 0; /* malloc sets ENOMEM (POSIX), while cJSON says only that it failed */
     json = cJSON_Parse(text);
     if (!json && errno != ENOMEM) errno = 0;
     return json;
 }
 
+/* Limits: brackets within each other; keys of an object that llm_json_twice looks at. */
 enum { LLM_JSON_DEPTH = 500, LLM_JSON_KEYS = 512 };
 
-/* Where a text is read, and the first thing that is wrong there; NULL: nothing so far. */
+/* at: the position in the text; wrong: the first thing that is wrong there, NULL: nothing so
+ * far. */
 typedef struct llm_json_scan {
     const char *at, *wrong;
 } llm_json_scan;
@@ -41,7 +43,8 @@ static void llm_json_skip(llm_json_scan *s) {
     s->at += strspn(s->at, " \t\r\n");
 }
 
-/* Each of these moves behind what it is named for; 0: that is not there. */
+/* Each of the functions below moves s->at past the thing that it is named for. It returns 0, and
+ * sets s->wrong, if that is not there. */
 static int llm_json_string(llm_json_scan *s) {
     if (*s->at == '\'') return llm_json_wrong(s, "strings of JSON have double quotes");
     if (*s->at != '"') return llm_json_wrong(s, "a string in double quotes is missing here");
@@ -54,7 +57,7 @@ static int llm_json_string(llm_json_scan *s) {
     return 1;
 }
 
-/* A number, or a word. */
+/* A number, or one of true, false and null. */
 static int llm_json_word(llm_json_scan *s) {
     static const char *const words[] = {"true", "false", "null"};
     const size_t n = strcspn(s->at, ",]} \t\r\n:"), digits = strspn(s->at, "+-0123456789.eE");
@@ -79,7 +82,7 @@ static int llm_json_word(llm_json_scan *s) {
 
 static int llm_json_value(llm_json_scan *s, int depth);
 
-/* What stands between brackets, of an object or a list. */
+/* An object or a list, from its opening bracket to the closing one. */
 static int llm_json_inside(llm_json_scan *s, int object, int depth) {
     const char close = object ? '}' : ']';
     s->at++;
@@ -117,7 +120,8 @@ static int llm_json_value(llm_json_scan *s, int depth) {
     return ok;
 }
 
-/* Writes what is wrong with a text: "line 3, column 7: a colon is missing here". 0: nothing is. */
+/* Writes what is wrong with a text, such as "line 3, column 7: a colon is missing here", to
+ * `sentence`. Returns 1; 0 if nothing is wrong. */
 LLM_JSON_API int llm_json_explain(const char *text, char *sentence, size_t size) {
     llm_json_scan s = {text, NULL};
     int line = 1, column = 1;
@@ -131,8 +135,9 @@ LLM_JSON_API int llm_json_explain(const char *text, char *sentence, size_t size)
     return 1;
 }
 
-/* A key that an object has twice, or one of its objects; NULL: none. Objects of more keys than
- * configs have are not looked at. */
+/* Returns a key that occurs twice in the object, or in an object within it; NULL: there is none.
+ * The keys of an object with more than LLM_JSON_KEYS, more than configs have, are not compared.
+ * depth: 0 for the outermost object. */
 LLM_JSON_API const char *llm_json_twice(const cJSON *object, int depth) {
     const cJSON *item, *other;
     const char *found = NULL;

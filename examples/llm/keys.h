@@ -1,20 +1,22 @@
-/* keys.h - the keys of config.json that no family reads: those that change nothing, and those that
- * are supported with one value alone. tests/llm/config_keys.txt lists every key that transformers'
- * classes have for these families, and what becomes of it. Include tshard.h first; needs cJSON. */
+/* keys.h - keys of config.json that no model family reads: those that change nothing, and those
+ * that are supported with one value only. tests/llm/config_keys.txt lists every key that
+ * transformers' classes have for these families, and how it is treated. Include tshard.h first;
+ * needs cJSON. */
 #ifndef LLM_KEYS_H
 #define LLM_KEYS_H
 
 #include <cjson/cJSON.h>
 #include <string.h>
 
-/* Keys that change no logits, whatever their value: where a file comes from, which class reads it,
- * how it was trained, what a head that is not read has, how fast it is computed. */
+/* Keys that do not change the logits, whatever their value: where a file comes from, which class
+ * reads it, how the model was trained, options of heads that are not loaded, how fast it is
+ * computed. */
 static const char llm_harmless_keys[] =
-    /* the file itself */
+    /* what the file is, and which program reads it */
     " architectures attribute_map auto_map custom_pipelines is_llama_config model_max_length "
     "name_or_path prefix sentence_transformers task_specific_params tokenizer_class "
     "transformers_version transformers.js_config "
-    /* special tokens: llm_read_eos takes those that end a text, the others are the tokenizer's */
+    /* special tokens: llm_read_eos reads the ids that end a text; the tokenizer has all others */
     "bos_token bos_token_id cls_token_id decoder_start_token_id eos_token eos_token_id "
     "mask_token_id pad_token pad_token_id sep_token_id unk_token unk_token_id "
     /* training */
@@ -23,18 +25,18 @@ static const char llm_harmless_keys[] =
     "embedding_dropout gradient_checkpointing hidden_dropout hidden_dropout_prob init_std "
     "initializer_factor initializer_range layerdrop resid_pdrop residual_dropout "
     "summary_first_dropout "
-    /* heads that are not read, and what their outputs mean */
+    /* heads that are not loaded, and what their outputs mean */
     "finetuning_task id2label label2id num_labels pooler_fc_size pooler_num_attention_heads "
     "pooler_num_fc_layers pooler_size_per_head pooler_type predict_special_tokens problem_type "
     "sbert_ce_default_activation_function summary_activation summary_proj_to_labels summary_type "
     "summary_use_proj "
-    /* how a program computes the same, and what it returns beside */
+    /* how a program computes the same result, and what else it returns */
     "attention_softmax_in_fp32 attn_implementation bias_dropout_fusion cache_implementation "
     "chunk_size_feed_forward experts_implementation masked_softmax_fusion output_attentions "
     "output_hidden_states output_past pretraining_tp reorder_and_upcast_attn return_dict "
     "scale_attention_softmax_in_fp32 slow_but_exact tf_legacy_loss tie_last_hidden_states "
     "torchscript use_bfloat16 use_cache use_flash_attn "
-    /* what other keys say, or no class reads */
+    /* repeats what other keys say, or is read by no class */
     "directionality is_decoder max_position_embeddings max_sequence_length max_window_layers n_ctx "
     "n_special offset_alibi seq_length skip_bias_add skip_bias_add_qkv "
     /* how generate() of transformers draws tokens */
@@ -48,14 +50,16 @@ static const char llm_harmless_keys[] =
     "return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p "
     "typical_p ";
 
-/* Keys that are supported with one value, or null. families: NULL: of all. */
+/* A key that is supported with one value only, or null; families: model types it applies to, with a
+ * blank before and after each; NULL: all. */
 typedef struct llm_fixed_key {
-    const char *name, *value; /* as cJSON prints it, without blanks */
+    const char *name, *value; /* the value, as cJSON prints it, without blanks */
     const char *families;
 } llm_fixed_key;
 static const llm_fixed_key llm_fixed_keys[] = {
     {"add_cross_attention", "false", NULL},
-    {"apply_residual_connection_post_layernorm", "false", " falcon "}, /* BLOOM reads it */
+    /* the family bloom reads this key */
+    {"apply_residual_connection_post_layernorm", "false", " falcon "},
     {"attention_bias", "false", " mistral phi3 "},
     {"cross_attention_hidden_size", "null", NULL},
     {"ff_factor", "4", " falcon "},
@@ -76,7 +80,7 @@ static const llm_fixed_key llm_fixed_keys[] = {
     {"use_sliding_window", "false", NULL},
 };
 
-/* Returns the line of a key of this family; NULL: it has none. */
+/* Returns the row of a key in a family; NULL: there is none. */
 static const llm_fixed_key *llm_fixed_key_find(const char *key, const char *family) {
     char word[80];
     snprintf(word, sizeof word, " %.70s ", family);
@@ -88,8 +92,8 @@ static const llm_fixed_key *llm_fixed_key_find(const char *key, const char *fami
     return NULL;
 }
 
-/* Returns 1 if a key changes nothing: one of the list, or null. Names that begin with _ are notes of
- * the program that wrote them. */
+/* Returns 1 if a key of config.json changes nothing: it is null, or one of llm_harmless_keys, or a
+ * note of the program that wrote it, whose name begins with _ or unsloth_. */
 static int llm_key_is_harmless(const cJSON *item) {
     char word[80];
     snprintf(word, sizeof word, " %.70s ", item->string);

@@ -1,52 +1,56 @@
-/* layers.h - what the models of this folder are made of: tshard's attention and MLP with the sizes
- * and options of config.json, norms, embedding and head, each with its cut over the ranks. Include
- * tshard.h and folder.h first. */
+/* layers.h - the layers of all models in this folder: tshard's attention and MLP with the sizes and
+ * options of config.json, norms, embedding and head, each sharded over the ranks. Include tshard.h
+ * and folder.h first. */
 #ifndef LLM_LAYERS_H
 #define LLM_LAYERS_H
 
 struct llm_net;
 
-/* What a header of models/ has. */
+/* A family of models, which a header of models/ defines. */
 typedef struct llm_family {
-    const char *type, *base;         /* model_type; what names of tensors begin with */
-    void (*config)(llm_config *c);   /* reads the keys of config.json */
+    const char *type, *base;        /* model_type; the prefix of tensor names in its files */
+    void (*config)(llm_config *c);  /* reads the keys of config.json */
     void (*add)(struct llm_net *m); /* makes the tree of modules */
-    tsh_tensor *(*forward)(struct llm_net *m, tsh_tensor *ids); /* ids (B, T) -> (B, T, V) */
+    /* ids (B, T) -> logits (B, T, V), or (B, 1, V) unless m->all; of encoders vectors (B, T, C) */
+    tsh_tensor *(*forward)(struct llm_net *m, tsh_tensor *ids);
     const tsh_rename *rename; /* from the files' names to the tree's; NULL: they are the same */
 } llm_family;
 
-/* A model on one rank. */
+/* A model on one rank, and the texts that it runs. */
 typedef struct llm_net {
     tsh_ctx *ctx;
     llm_config *config;
     const llm_family *family;
-    tsh_module *root, *base; /* of the head, of all else: the same, as names have no prefix here */
-    tsh_cache *cache;        /* keys and values of all tokens so far; NULL: an encoder has none */
-    int64_t rows;            /* texts in it */
-    int64_t past[LLM_MOST_ROWS]; /* tokens of each so far */
-    const int64_t *lengths;  /* of this forward's tokens, those of each text; NULL: all */
-    tsh_tensor *positions;   /* those of this forward's tokens, or NULL */
-    tsh_tensor *texts;       /* (rows, length): all tokens, if frequencies depend on the length */
-    int64_t length;          /* tokens of a text that have room */
-    int64_t expected;        /* tokens that a text will have at least; a prompt in chunks is as long
-                              * as it is for its rotations, too */
-    llm_rope rope, local;    /* as in config, by the length of the texts */
-    int64_t layer;           /* the one that is being made */
-    int all;                 /* 1: logits of every token, 0: of the last one */
-    tsh_tensor *slopes, *bias; /* ALiBi: (1, H, 1, 1), and its mask of this forward, or NULL */
+    tsh_module *root, *base; /* parents of the head, and of all other modules: both are the ctx's
+                              * root, as the tree's names have no prefix */
+    tsh_cache *cache; /* keys and values of all tokens so far; NULL: encoder or headless model */
+    int64_t rows;     /* texts of the batch */
+    int64_t past[LLM_MOST_ROWS]; /* tokens of each text that the model has computed */
+    const int64_t *lengths; /* tokens of each text in this forward, the others are padding; NULL:
+                             * there is no padding */
+    tsh_tensor *positions;  /* learned positions of this forward's tokens, or NULL */
+    tsh_tensor *texts; /* (rows, length): all tokens so far, if rotary frequencies depend on the
+                        * length of the text; else NULL */
+    int64_t length;    /* most tokens of a text */
+    int64_t expected;  /* a text will have so many tokens at least: while a prompt is run in chunks,
+                        * rotary frequencies are already those of its whole length */
+    llm_rope rope, local; /* as in config, but with the frequencies of the texts' length */
+    int64_t layer;        /* index of the block that is being added */
+    int all;              /* 1: logits of every token; 0: of the last one */
+    tsh_tensor *slopes, *bias; /* ALiBi: slopes (1, H, 1, 1), this forward's mask; NULL: none */
 } llm_net;
 
-/* The output of a module's child. */
+/* Runs the child with this name on x. */
 static tsh_tensor *llm_call(tsh_module *module, const char *child, tsh_tensor *x) {
     return tsh_forward(tsh_find(module, child), x);
 }
 
-/* x factor; factor 0: x. */
+/* Returns x times factor; factor 0 stands for 1. */
 static tsh_tensor *llm_scale(tsh_tensor *x, double factor) {
     return factor == 0 || factor == 1 ? x : tsh_scale(x, factor);
 }
 
-/* c tanh(x / c); c 0: x. */
+/* Soft cap: returns c tanh(x / c), or x if c is 0. */
 static tsh_tensor *llm_cap(tsh_tensor *x, double c) {
     return c == 0 ? x : tsh_scale(tsh_tanh(tsh_scale(x, 1 / c)), c);
 }
@@ -64,7 +68,8 @@ static void llm_add_norm(llm_net *m, tsh_module *parent, const char *name, int64
 
 /* -- attention and MLP -------------------------------------------------------- */
 
-/* names: of the linear layers, and how they are fused; config.json says all else. */
+/* Adds the attention of block m->layer. names: its linear layers' names, and how they are fused;
+ * all other options are those of config.json. */
 static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
                               const tsh_attention_layer_desc *names) {
     const llm_config *c = m->config;
@@ -87,12 +92,14 @@ static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
     desc.norm_all_heads = c->qk_norm == LLM_NORM_OF_ALL;
     desc.attention.causal = c->causal;
     desc.attention.scale = c->scale;
-    desc.attention.window = slides ? c->window + !c->causal : 0; /* both ways: that far, or less */
+    /* not causal: keys at a distance of up to c->window */
+    desc.attention.window = slides ? c->window + !c->causal : 0;
     desc.attention.soft_cap = c->score_cap;
     tsh_add_attention(parent, name, &desc);
 }
 
-/* names: of the linear layers, and whether there is a gate. */
+/* Adds an MLP. names: its linear layers' names, whether it has a gate, and whether that is fused;
+ * all other options are those of config.json. */
 static void llm_add_mlp(llm_net *m, tsh_module *parent, const char *name,
                         const tsh_mlp_desc *names) {
     const llm_config *c = m->config;
@@ -113,18 +120,20 @@ static void llm_add_embedding(llm_net *m, tsh_module *parent, const char *name) 
     tsh_add_embedding(parent, name, &desc);
 }
 
-/* Rows of the embedding, in the ctx's dtype: a GGUF file may have another for it. */
+/* Runs the embedding `name`. The result has the ctx's dtype, though the weight of a GGUF file may
+ * have another. */
 static tsh_tensor *llm_embed(llm_net *m, const char *name, tsh_tensor *ids) {
     return tsh_cast(llm_call(m->base, name, ids), TSH_DTYPE_DEFAULT);
 }
 
-/* Learned positions, the first `skip` of which no token has. */
+/* Adds an embedding of learned positions, whose first `skip` rows belong to no position. */
 static void llm_add_places(llm_net *m, tsh_module *parent, const char *name, int64_t skip) {
     const tsh_embedding_desc desc = {.count = m->config->places + skip, .dim = m->config->width};
     tsh_add_embedding(parent, name, &desc);
 }
 
-/* The positions of ids (B, T), as ids of llm_add_places. llm_logits frees them. */
+/* Returns the row of llm_add_places for each token of ids (B, T), as int32 (B, T). llm_compute
+ * frees them. */
 static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
     const int64_t rows = tsh_dim(ids, 0), n = tsh_dim(ids, 1);
     int32_t *at = (int32_t *)malloc((size_t)(rows * n) * sizeof *at);
@@ -136,7 +145,7 @@ static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
     return m->positions;
 }
 
-/* How many tokens a text has, at most, with those of this forward, ids (B, T). */
+/* Returns how many tokens the longest text has after this forward, of ids (B, T). */
 static int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
     int64_t most = 0;
     for (int64_t b = 0; b < m->rows; b++) {
@@ -146,7 +155,8 @@ static int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
     return most;
 }
 
-/* A container of blocks, whose forward is `block`; add gives each its layers. */
+/* Adds a container of blocks "0", "1" ...: `block` is the forward of each, and add adds its
+ * layers. */
 static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
                            tsh_forward_fn block, void (*add)(llm_net *m, tsh_module *self)) {
     const tsh_module_desc desc = {.forward = block, .user = m};
@@ -161,7 +171,8 @@ static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
     }
 }
 
-/* Logits, over the vocabulary; with `embedding`'s weight if they are tied. */
+/* Adds the head, a linear layer that gives logits, sharded over the vocabulary. If c->tied, it has
+ * the weight of the module `embedding`. A headless model gets none. */
 static void llm_add_head(llm_net *m, const char *name, int bias, const char *embedding) {
     const llm_config *c = m->config;
     if (c->headless) return;
@@ -171,21 +182,23 @@ static void llm_add_head(llm_net *m, const char *name, int bias, const char *emb
     if (c->tied) tsh_tie(head, "weight", tsh_param(tsh_find(m->base, embedding), "weight"));
 }
 
-/* x (B, T, C) -> logits (B, T, V); without a head, x. */
+/* Runs the head: x (B, T, C) -> logits (B, T, V). A headless model returns x. */
 static tsh_tensor *llm_head(const llm_net *m, const char *name, tsh_tensor *x) {
     const llm_config *c = m->config;
     if (c->headless) return x;
     return llm_cap(llm_scale(llm_call(m->root, name, x), c->logit_scale), c->logit_cap);
 }
 
-/* Of x (B, T, C) what the head is to read: all, or the last token. */
+/* Returns the tokens of x (B, T, C) that the head reads: all if m->all or headless, else the last,
+ * (B, 1, C). */
 static tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
     const int64_t count = tsh_dim(x, 1);
     return m->all || m->config->headless || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
 }
 
-/* ALiBi's slopes (Press et al. 2022): powers of 2^(-8 / n) for the largest power of two n up to the
- * heads, then every other one of those of 2 n. */
+/* Makes m->slopes, ALiBi's (Press et al. 2022). With n the largest power of two up to the number of
+ * heads, head i < n has the slope 2^(-8 (i + 1) / n); the others take every other slope of 2 n
+ * heads, that is, head i has 2^(-4 (2 (i - n) + 1) / n). */
 static void llm_add_slopes(llm_net *m) {
     float slope[LLM_MOST_HEADS];
     const int64_t heads = m->config->heads;
@@ -197,8 +210,8 @@ static void llm_add_slopes(llm_net *m) {
     m->slopes = tsh_tensor_from(m->ctx, TSH_F32, tsh_shape4(1, heads, 1, 1), NULL, slope);
 }
 
-/* Its mask for keys at all positions so far: slope times position, which differs from slope times
- * distance by what the softmax does not see. */
+/* Returns ALiBi's mask (1, H, 1, keys): slope times the key's position. For each query it differs
+ * from slope times (key's minus query's position) by a constant, which softmax ignores. */
 static tsh_tensor *llm_alibi(const llm_net *m, int64_t keys) {
     tsh_tensor *place = tsh_arange(m->ctx, TSH_REAL, 0, (double)keys, 1);
     return tsh_mul(m->slopes, tsh_reshape(place, tsh_shape4(1, 1, 1, keys)));

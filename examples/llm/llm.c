@@ -4,10 +4,10 @@
  *   build/llm --model DIR --prompt "Once upon a time"     continues a text; --temperature 1 samples
  *   build/llm --model DIR --chat                          a conversation
  *   build/llm --model DIR --ids "1 2 3" --print-ids       continues these tokens
- *   build/llm --model DIR --ids "1 2 3" --dump-logits F   and writes the logits of each
+ *   build/llm --model DIR --ids "1 2 3" --dump-logits F   also writes their logits to F
  *   build/llm --model DIR --tokenize <FILE                writes a text as tokens
  *   build/llm --model FILE.gguf ...                       the same with a GGUF file
- *   build/llm --help                                      tells every flag
+ *   build/llm --help                                      lists the flags
  *
  * README.md beside this file lists the models. */
 #ifndef _POSIX_C_SOURCE
@@ -33,47 +33,49 @@
 #include <unistd.h>
 
 enum {
-    LLM_CHUNK = 256,    /* tokens of prompts that are computed at once */
-    LLM_CONTEXT = 4096, /* tokens of a conversation, if the model takes so many */
-    LLM_NEW = 64,       /* tokens that follow a prompt */
-    LLM_ANSWER = 512    /* tokens of an answer */
+    LLM_CHUNK = 256,    /* tokens of prompts in one forward, those of all texts together */
+    LLM_CONTEXT = 4096, /* default of --context, if the model takes so many tokens */
+    LLM_NEW = 64,       /* default of --max-new */
+    LLM_ANSWER = 512    /* default of --max-new with --chat */
 };
 #define LLM_FOREVER (INT64_C(1) << 61) /* a timeout in ns */
 
-/* What all ranks of this process share. Only rank 0 writes to it, but for the error. */
+/* The flags, and what is read before the ranks start. All ranks of this process share it, and only
+ * read it, but for the error. */
 typedef struct llm_job {
-    const char *model, *dump, *backend, *dtype, *weights; /* NULL: not given */
+    const char *model, *dump, *backend, *dtype, *weights; /* values of flags; NULL: not given */
     const char *tokenizer_file, *pre, *embed, *system, *template_name;
-    text_list prompt_texts, ids, stops, ignored; /* --ignore */
-    int64_t tp, max_new, threads, context; /* max_new -1, context 0: not given */
-    int terminal; /* --chat: it is held on a terminal, by threads of this process */
+    text_list prompt_texts, ids, stops, ignored; /* of --prompt, --ids, --stop and --ignore */
+    int64_t tp, max_new, threads, context; /* max_new -1, context 0, tp 0: not given */
+    int terminal; /* --chat: 1: on a terminal, with threads of this process as ranks */
     int allow_unknown_keys, chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
     int64_t top_k, seed;
     double temperature, top_p, min_p, penalty; /* 0: not given; TSH_ZERO: a temperature of 0 */
     text_codec codec;
-    chat_format format; /* --chat */
+    chat_format format; /* --chat: the chat template */
     llm_config config;
     const llm_family *family;
-    int32_t *tokens; /* of all prompts, or of the lines of --embed */
-    int64_t *ends, rows; /* tokens before the end of each of them */
-    int64_t room;        /* tokens that a text may have */
-    embed_model vectors; /* --embed; only rank 0 reads it */
+    int32_t *tokens;     /* of all prompts, or of all lines of --embed, one after the other */
+    int64_t *ends, rows; /* ends[i]: index in tokens where text i ends; rows: number of texts */
+    int64_t room;        /* most tokens of a text, with those to be generated */
+    embed_model vectors; /* --embed: makes a vector of each text; only rank 0 reads it */
     tsh_comm comm; /* TCP: this process's place in the world */
-    int joined;    /* 1: comm is there, and no ctx has taken it */
-    pthread_mutex_t lock;
-    char error[TSH_MESSAGE_SIZE];
+    int joined;    /* 1: comm is open, and run_texts closes it on failure; 0: not, or a ctx does */
+    pthread_mutex_t lock;         /* of error */
+    char error[TSH_MESSAGE_SIZE]; /* the first error of any rank; "": none */
 } llm_job;
 
 /* -- flags ------------------------------------------------------------------ */
 
+/* A flag, and where its value goes: one of text, list, number, on and real is not NULL. */
 typedef struct llm_flag_row {
     const char *name, *help;
     const char **text;
-    text_list *list; /* of texts: the flag may be given several times */
+    text_list *list; /* texts: the flag may be given several times */
     int64_t *number;
     int *on;
     double *real;
-    int zero; /* 1: the number X may be 0, which is TSH_ZERO */
+    int zero; /* 1: the value may be 0, kept as TSH_ZERO */
 } llm_flag_row;
 
 static void print_flags(const llm_flag_row *flags, int n, FILE *file) {
@@ -87,7 +89,7 @@ static void print_flags(const llm_flag_row *flags, int n, FILE *file) {
                 flags[i].help);
 }
 
-/* Prints a sentence, returns 2. */
+/* Prints an error in the command line to stderr. Returns 2, the exit code. */
 TSH_PRINTF(1, 2)
 static int usage(const char *format, ...) {
     va_list list;
@@ -99,6 +101,8 @@ static int usage(const char *format, ...) {
     return 2;
 }
 
+/* Stores the value of a flag, the next argument, or NULL if there is none. Returns 0, or 2 after a
+ * mistake. */
 static int parse_flag(const llm_flag_row *flag, const char *value) {
     char *end;
     if (flag->on) {
@@ -126,7 +130,8 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
     return 0;
 }
 
-/* 0, 2 after a mistake, or -1 if help was all that was asked for. */
+/* Parses the command line. Returns 0, 2 after a mistake, or -1 after --help, which it has
+ * printed. */
 static int parse(llm_job *job, int argc, char **argv) {
     int help = 0;
     const llm_flag_row flags[] = {
@@ -179,7 +184,7 @@ static int parse(llm_job *job, int argc, char **argv) {
     return help ? -1 : 0;
 }
 
-/* Of flags that name something. */
+/* Checks flags whose value is a name, and --stop. Returns 0, or 2 after a mistake. */
 static int check_names(const llm_job *job) {
     const tsh_dtype weights = job->weights ? llm_dtype_named(job->weights) : TSH_Q8_0;
     const tsh_dtype dtype = job->dtype ? llm_dtype_named(job->dtype) : TSH_F32;
@@ -194,6 +199,7 @@ static int check_names(const llm_job *job) {
     return 0;
 }
 
+/* Checks which flags are given together. Returns 0, or 2 after a mistake. */
 static int check_flags(const llm_job *job) {
     const int converts = job->tokenize || job->detokenize;
     const int texts = job->prompt_texts.count > 0, ids = job->ids.count > 0;
@@ -214,9 +220,11 @@ static int check_flags(const llm_job *job) {
 
 /* -- Ctrl-C in a conversation ------------------------------------------------ */
 
-static volatile sig_atomic_t interrupted; /* 1: since the last question */
+/* 1: Ctrl-C was pressed since the last question was asked for */
+static volatile sig_atomic_t interrupted;
 
-/* The first time an answer or a prompt is to end; the second time, or if that takes long, all. */
+/* Handler of Ctrl-C: the first ends an answer, or the prompt; a second one, before the next
+ * question is asked for, ends the program. */
 static void interrupt(int number) {
     if (interrupted) {
         (void)signal(number, SIG_DFL);
@@ -233,16 +241,16 @@ static void catch_interrupts(void) {
     (void)sigaction(SIGINT, &action, NULL);
 }
 
-/* Waits until stdin, a terminal, has a line. 0: Ctrl-C came first. */
+/* Waits for a line on stdin, a terminal. Returns 0 if Ctrl-C was pressed first. */
 static int wait_for_line(void) {
     struct pollfd in = {STDIN_FILENO, POLLIN, 0};
-    while (!interrupted && poll(&in, 1, 100) <= 0) {} /* whichever thread took the signal */
+    while (!interrupted && poll(&in, 1, 100) <= 0) {} /* polls, as any thread may get SIGINT */
     return !interrupted;
 }
 
 /* -- refusals --------------------------------------------------------------- */
 
-/* Keeps the first sentence, of whatever rank. Returns 1. */
+/* Records an error in job->error, if it is the first; any rank may call it. Returns 1. */
 TSH_PRINTF(2, 3)
 static int refuse(llm_job *job, const char *format, ...) {
     va_list list;
@@ -255,10 +263,11 @@ static int refuse(llm_job *job, const char *format, ...) {
     return 1;
 }
 
-/* Of the library: an error is kept, a warning is printed. */
+/* The logger of the library: records an error in the job, prints a warning to stderr. */
 static void heed(void *user, const char *message) {
     const char *warning = strstr(message, "warning: ");
-    const char *unknown = strstr(message, "; .ignore takes names of tensors"); /* of a C program */
+    /* advice for C programs */
+    const char *unknown = strstr(message, "; .ignore takes names of tensors");
     if (warning) fprintf(stderr, "llm: %s\n", message);
     else if (unknown) refuse((llm_job *)user, "%.*s; --ignore PATTERN passes over tensors that "
                              "change nothing", (int)(unknown - message), message);
@@ -267,19 +276,19 @@ static void heed(void *user, const char *message) {
 
 /* -- prompts ----------------------------------------------------------------- */
 
-/* All of stdin, with a 0 at the end; NULL: refused. */
+/* Reads all of stdin, and appends a 0 byte. Returns NULL after an error. */
 static char *read_stdin(llm_job *job, size_t *length) {
     char *text = llm_read_all(stdin, 0, length);
     if (!text) refuse(job, "stdin cannot be read: %s", strerror(errno));
     return text;
 }
 
-/* Where row i of job->tokens begins. */
+/* Returns the index in job->tokens where text i begins. */
 static int64_t row_begin(const llm_job *job, int64_t i) {
     return i > 0 ? job->ends[i - 1] : 0;
 }
 
-/* Appends a row of tokens. 0: refused. */
+/* Appends a text of n tokens to the job. Returns 0 after an error. */
 static int add_row(llm_job *job, const int32_t *ids, int64_t n) {
     const int64_t at = row_begin(job, job->rows);
     int32_t *tokens = (int32_t *)realloc(job->tokens, (size_t)(at + n + 1) * sizeof *tokens);
@@ -292,7 +301,7 @@ static int add_row(llm_job *job, const int32_t *ids, int64_t n) {
     return 1;
 }
 
-/* Adds the text of a --prompt to the batch. 0: it was refused. */
+/* Appends the tokens of a --prompt to the job as a text. Returns 0 after an error. */
 static int read_prompt(llm_job *job, const char *text) {
     int32_t *ids = NULL;
     const int64_t n = text_encode(&job->codec, text, strlen(text), !job->no_special, &ids);
@@ -303,7 +312,8 @@ static int read_prompt(llm_job *job, const char *text) {
     return ok;
 }
 
-/* Numbers between blanks, each less than `vocabulary`, as a row; 0: refused. */
+/* Appends token numbers, each less than `vocabulary`, between blanks or commas, to the job as a
+ * text. Returns 0 after an error. */
 static int read_ids(llm_job *job, const char *at, int64_t vocabulary) {
     int32_t *ids = (int32_t *)malloc((strlen(at) / 2 + 2) * sizeof *ids);
     int64_t n = 0;
@@ -328,7 +338,7 @@ static int read_ids(llm_job *job, const char *at, int64_t vocabulary) {
     return ok;
 }
 
-/* --tokenize and --detokenize. */
+/* Runs --tokenize or --detokenize, from stdin to stdout. Returns 1 after an error, else 0. */
 static int convert(llm_job *job) {
     int32_t *ids = NULL;
     size_t length;
@@ -349,7 +359,8 @@ static int convert(llm_job *job) {
     return !ok;
 }
 
-/* All prompts, and how long a text may become; 0: refused. */
+/* Reads all prompts into the job, and sets job->room to the tokens of the longest one and those to
+ * be generated. Returns 0 after an error. */
 static int read_prompts(llm_job *job) {
     const char *why = "";
     const int64_t most = llm_longest(&job->config, &why);
@@ -363,7 +374,8 @@ static int read_prompts(llm_job *job) {
         const int64_t n = job->ends[i] - row_begin(job, i);
         if (n > longest) longest = n;
     }
-    if (ok && job->rows > 1 && !job->config.causal) /* each ends at a place of its own */
+    /* in prefill their last tokens are a forward of their own, unseen by the others */
+    if (ok && job->rows > 1 && !job->config.causal)
         return !refuse(job, "is_causal is false: such a model takes one prompt at a time");
     job->room = longest + job->max_new;
     if (!ok || !most || job->room <= most) return ok;
@@ -373,25 +385,27 @@ static int read_prompts(llm_job *job) {
 
 /* -- generating, on every rank ----------------------------------------------- */
 
-/* One rank's values. */
+/* The state of one rank. */
 typedef struct llm_rank {
     llm_job *job;
     tsh_ctx *ctx;
     llm_net model;
     tsh_writer dump;
-    float *row; /* of --dump-logits: the logits of a token; of an encoder its vector */
-    int64_t columns;
+    float *row; /* (columns), for --dump-logits: the logits of a token, or an encoder's vector */
+    int64_t columns;         /* the model's tokens, or the features of a vector */
     int first;               /* 1: rank 0 of the world, which reads and writes */
     int64_t rows, room;      /* texts, and how many tokens each may have */
     int32_t *tokens;         /* (rows, room): prompts, then what is generated */
-    int64_t count[LLM_MOST_ROWS], prompt[LLM_MOST_ROWS]; /* tokens of each; of its prompt */
-    int64_t taken[LLM_MOST_ROWS]; /* what it generated, without the token that ended it */
-    int32_t done[LLM_MOST_ROWS];  /* 1: it has ended */
-    text_out *out;                /* rank 0: (rows) */
-    int64_t start, begun, end; /* when the prompt was begun, the first token there, and the last */
+    int64_t count[LLM_MOST_ROWS], prompt[LLM_MOST_ROWS]; /* tokens of each text; of its prompt */
+    int64_t taken[LLM_MOST_ROWS]; /* tokens that each text generated, without the final eos */
+    int32_t done[LLM_MOST_ROWS];  /* 1: the text has ended */
+    text_out *out;                /* (rows): the generated texts, which only rank 0 fills in */
+    /* Times in ns: the prompt was begun, its first token was known, the last token was. */
+    int64_t start, begun, end;
 } llm_rank;
 
-/* Sends rank 0's values to all, which wait for as long as it takes. 0: an error. */
+/* Broadcasts rank 0's values to all ranks, without a timeout: rank 0 may wait for the user. Returns
+ * 0 after an error. */
 static int share(llm_rank *r, void *values, int64_t count, tsh_dtype dtype) {
     tsh_comm *world = tsh_world(r->ctx);
     tsh_coll coll = tsh_coll_make(TSH_BROADCAST, dtype);
@@ -407,22 +421,22 @@ static int share(llm_rank *r, void *values, int64_t count, tsh_dtype dtype) {
     return 0;
 }
 
-/* Row t of the logits, on every rank. 0: an error. */
+/* Reads the logits of token t into r->row, all of them on every rank. Returns 0 after an error. */
 static int read_row(llm_rank *r, tsh_tensor *logits, int64_t t) {
     tsh_tensor *row = tsh_slice(tsh_cast(logits, TSH_F32), 1, t, 1);
     const size_t bytes = (size_t)r->columns * sizeof *r->row;
     return tsh_read(r->ctx, row, TSH_GLOBAL, r->row, bytes) == TSH_OK;
 }
 
-/* 1: tokens are drawn; 0: the most likely ones are taken. */
+/* Returns 1 if tokens are drawn at random, 0 if the most likely one is taken. */
 static int draws(const llm_job *job) {
     return !job->greedy && !(job->temperature < 0) &&
            (job->temperature > 0 || job->top_k > 0 || job->top_p > 0 || job->min_p > 0 ||
             job->seed > 0);
 }
 
-/* Draws a token from the logits (1, 1, V) that follow text b, as if that were the only one; or takes
- * the most likely one. -1: an error. */
+/* Draws the token that follows text b from its logits (1, 1, V), or takes the most likely one.
+ * Other texts of the batch do not change it. Returns -1 after an error. */
 static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
     const llm_job *job = r->job;
     tsh_sample_desc desc = {.penalty = job->penalty,
@@ -441,8 +455,8 @@ static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
     return id;
 }
 
-/* Appends to each text the token that follows the last row of its logits: the most likely one, or a
- * drawn one, the same on every rank. */
+/* Chooses the next token of each text from the last position of logits (rows, T, V), the most
+ * likely or a drawn one, and appends it to r->tokens. It is the same on every rank. */
 static void choose(llm_rank *r, tsh_tensor *logits) {
     const tsh_sample_desc likely = {.temperature = TSH_ZERO};
     tsh_tensor *last = tsh_slice(logits, 1, tsh_dim(logits, 1) - 1, 1);
@@ -458,7 +472,8 @@ static void choose(llm_rank *r, tsh_tensor *logits) {
         r->tokens[b * r->room + r->count[b]++] = (int32_t)ids[b];
 }
 
-/* How many tokens are not computed yet, of the text that has most of them. */
+/* Returns how many tokens of a text the model has not computed yet, for the text with most of
+ * them. */
 static int64_t waiting(const llm_rank *r) {
     int64_t most = 0;
     for (int64_t b = 0; b < r->rows; b++) {
@@ -468,8 +483,9 @@ static int64_t waiting(const llm_rank *r) {
     return most;
 }
 
-/* Runs the tokens of each text that the model has not seen yet: at most n of each text, and not its
- * last `keep`. Returns their logits, which the next tsh_scope_end frees; NULL: an error. */
+/* Runs the model on the tokens of each text that it has not computed yet: at most n of each text,
+ * and not its last `keep`. Returns the logits, which the next tsh_scope_end frees; NULL after an
+ * error. */
 static tsh_tensor *compute(llm_rank *r, int64_t n, int64_t keep) {
     int64_t lengths[LLM_MOST_ROWS];
     int32_t *ids = (int32_t *)calloc((size_t)(r->rows * n), sizeof *ids);
@@ -485,7 +501,7 @@ static tsh_tensor *compute(llm_rank *r, int64_t n, int64_t keep) {
     return logits;
 }
 
-/* Opens the file of --dump-logits and writes its header. */
+/* Opens the file of --dump-logits, and writes its safetensors header. Returns 0 after an error. */
 static int dump_open(llm_rank *r) {
     const llm_job *job = r->job;
     const long long rows = r->count[0], columns = r->columns;
@@ -503,7 +519,7 @@ static int dump_open(llm_rank *r) {
     return 1;
 }
 
-/* Computes each text's last token, and chooses the next one. */
+/* Runs the model on each text's last token, and appends the next one. */
 static void step(llm_rank *r) {
     tsh_scope_begin(r->ctx);
     tsh_tensor *logits = compute(r, 1, 0);
@@ -511,8 +527,9 @@ static void step(llm_rank *r) {
     tsh_scope_end(r->ctx);
 }
 
-/* Computes what is new of the prompts, in chunks, and chooses the first token after each. Of several
- * texts, which end in different chunks, the last tokens are left to a step of their own. */
+/* Runs the model on the prompts' tokens that the cache does not have, in chunks, and appends the
+ * first token after each prompt. Several prompts end in different chunks, so their last tokens are
+ * left to a step of their own. Returns 0 after an error. */
 static int prefill(llm_rank *r) {
     llm_job *job = r->job;
     const int writes = job->dump && r->first;
@@ -542,13 +559,15 @@ static int prefill(llm_rank *r) {
     return tsh_ok(r->ctx) && !bad;
 }
 
+/* Returns 1 if the token ends a text. */
 static int ends(const llm_job *job, int32_t id) {
     for (int i = 0; i < job->config.eos_count && !job->ignore_eos; i++)
         if (job->config.eos[i] == id) return 1;
     return 0;
 }
 
-/* Adds a token to what text b has generated; rank 0 shows it. */
+/* Takes token `id`, which text b has generated: ends the text, or counts the token and, on rank 0,
+ * prints it or adds it to the text. */
 static void take(llm_rank *r, int64_t b, int32_t id) {
     llm_job *job = r->job;
     r->done[b] = ends(job, id);
@@ -562,11 +581,13 @@ static void take(llm_rank *r, int64_t b, int32_t id) {
     r->done[b] = r->out[b].stopped;
 }
 
-/* Takes tokens until all texts have ended, or have `most`. The first has been chosen. */
+/* Generates tokens until all texts have ended, or have `most` new ones. Their first ones were
+ * appended by prefill. */
 static void generate(llm_rank *r, int64_t most) {
     for (int64_t b = 0; b < r->rows; b++) r->done[b] = 0;
     for (int64_t b = 0; b < r->rows; b++) r->taken[b] = 0;
-    const int tells = r->job->stops.count > 0 || r->job->terminal; /* rank 0 alone knows the end */
+    /* only rank 0 sees stop strings and Ctrl-C */
+    const int tells = r->job->stops.count > 0 || r->job->terminal;
     for (int64_t i = 0; i < most && tsh_ok(r->ctx); i++) {
         int all = 1;
         if (r->job->terminal && r->first && interrupted) r->done[0] = 1;
@@ -581,7 +602,7 @@ static void generate(llm_rank *r, int64_t most) {
     r->end = tsh_now();
 }
 
-/* Several texts, one after the other, each under its number; or each as a line of tokens. */
+/* Prints several generated texts, each after its number; with --print-ids a line of tokens each. */
 static void print_all(const llm_rank *r) {
     for (int64_t b = 0; b < r->rows; b++) {
         const int32_t *tokens = r->tokens + b * r->room + r->prompt[b];
@@ -597,7 +618,7 @@ static void print_all(const llm_rank *r) {
     }
 }
 
-/* How fast it was: to stderr, beside a text. */
+/* Prints to stderr how long the first token took, and how fast the others were generated. */
 static void tell_speed(const llm_rank *r) {
     int64_t prompts = 0, more = 0;
     for (int64_t b = 0; b < r->rows; b++) prompts += r->prompt[b];
@@ -609,7 +630,7 @@ static void tell_speed(const llm_rank *r) {
     fprintf(stderr, "\n");
 }
 
-/* --prompt and --ids. */
+/* Runs --prompt and --ids: continues all prompts, as one batch. */
 static void continue_prompts(llm_rank *r) {
     const llm_job *job = r->job;
     for (int64_t b = 0; b < r->rows; b++) {
@@ -626,7 +647,7 @@ static void continue_prompts(llm_rank *r) {
     if (!job->print_ids) tell_speed(r);
 }
 
-/* Prints the vector of a text whose n tokens have the vectors `tokens`. */
+/* Pools the vectors of a text's n tokens, (n, width), into the text's vector, and prints that. */
 static void print_vector(llm_rank *r, const float *tokens, int64_t n) {
     embed_model *e = &r->job->vectors;
     double *vector = (double *)malloc((size_t)e->size * sizeof *vector);
@@ -638,7 +659,7 @@ static void print_vector(llm_rank *r, const float *tokens, int64_t n) {
     free(vector);
 }
 
-/* --embed: a line of numbers per line of the file. */
+/* Runs --embed: prints a vector for each line of the file. */
 static void embed(llm_rank *r) {
     llm_job *job = r->job;
     const size_t width = (size_t)r->columns * sizeof(float);
@@ -660,16 +681,17 @@ static void embed(llm_rank *r) {
 
 /* -- a conversation ---------------------------------------------------------- */
 
-/* What rank 0 remembers of it. */
+/* The conversation, as rank 0 keeps it, and its statistics. */
 typedef struct llm_talk {
-    chat_message *messages; /* their texts are its own */
+    chat_message *messages; /* with texts from malloc, which forget() frees */
     size_t count;
-    int64_t answers, tokens, computed, more; /* tokens of prompts, and those that the cache had not;
-                                                tokens generated, without the first ones */
-    int64_t waited, wrote; /* ns until first tokens, and after them */
+    /* Number of answers; tokens of all their prompts; those of them that the cache did not have;
+     * generated tokens, without the first one of each answer. */
+    int64_t answers, tokens, computed, more;
+    int64_t waited, wrote; /* ns, summed over the answers: until the first token, and after it */
 } llm_talk;
 
-/* Appends a message. 0: not enough memory. */
+/* Appends a message with a copy of the text. Returns 0 if there is not enough memory. */
 static int say(llm_talk *talk, chat_role role, const char *text) {
     chat_message *messages =
         (chat_message *)realloc(talk->messages, (talk->count + 1) * sizeof *messages);
@@ -691,8 +713,9 @@ static void forget(llm_talk *talk, size_t i, size_t n) {
     memmove(talk->messages + i, talk->messages + i + n, (talk->count - i) * sizeof *talk->messages);
 }
 
-/* The conversation as tokens, from which the oldest questions and answers are left out if they are
- * more than fit. 0: even the last question does not fit, and is forgotten; -1: refused. */
+/* Tokenizes the conversation into *ids. While it does not fit into --context, the oldest question
+ * and answer are forgotten. Returns the number of tokens; 0: even the last question alone does not
+ * fit, and is forgotten; -1: an error. */
 static int64_t encode_talk(llm_rank *r, llm_talk *talk, int32_t **ids) {
     llm_job *job = r->job;
     const size_t system = talk->messages[0].role == CHAT_SYSTEM;
@@ -715,8 +738,8 @@ static int64_t encode_talk(llm_rank *r, llm_talk *talk, int32_t **ids) {
     }
 }
 
-/* Reads the next line that is not empty, and makes tokens of the conversation with it. 0: there is
- * no more; -1: refused. */
+/* Reads the next line of stdin that is not empty, adds it to the conversation, and returns what
+ * encode_talk does; but 0 at the end of stdin or after Ctrl-C, and -1 after an error. */
 static int64_t ask(llm_rank *r, llm_talk *talk, int32_t **ids) {
     const int prompts = r->job->terminal;
     char *line = NULL;
@@ -741,7 +764,9 @@ static int64_t ask(llm_rank *r, llm_talk *talk, int32_t **ids) {
     return n;
 }
 
-/* Adds the answer to the conversation. 0: refused. */
+/* Adds the answer in r->out to the conversation and its statistics, and says on stderr if it was
+ * cut. kept: tokens of the prompt that the cache had; most: how many the answer could have. Returns
+ * 0 after an error. */
 static int answered(llm_rank *r, llm_talk *talk, int64_t kept, int64_t most) {
     const text_out *out = r->out;
     printf("\n");
@@ -764,15 +789,15 @@ static int answered(llm_rank *r, llm_talk *talk, int64_t kept, int64_t most) {
     return ok ? 1 : !refuse(r->job, "not enough memory");
 }
 
-/* One question and its answer; of its tokens, those that the cache has are not computed again. 0:
- * the end, or an error. */
+/* Runs one question and its answer. Tokens that the cache has are not computed again. Returns 0 at
+ * the end of the conversation, or after an error. */
 static int exchange(llm_rank *r, llm_talk *talk) {
     const llm_job *job = r->job;
-    int64_t head[2] = {0, 0}; /* tokens of the conversation; of those, how many the cache has */
+    int64_t head[2] = {0, 0}; /* tokens of the conversation; those of them in the cache */
     int32_t *ids = NULL;
     if (r->first) {
         head[0] = ask(r, talk, &ids);
-        /* Where a token sees those after it, too, none is as it was. */
+        /* Without a causal mask nothing can be kept: new tokens change the keys of those before. */
         while (job->config.causal && head[1] + 1 < head[0] && head[1] < r->model.past[0] &&
                ids[head[1]] == r->tokens[head[1]])
             head[1]++;
@@ -792,7 +817,7 @@ static int exchange(llm_rank *r, llm_talk *talk) {
     return !r->first || answered(r, talk, head[1], most);
 }
 
-/* --chat. */
+/* Runs --chat, until stdin or the conversation ends. */
 static void converse(llm_rank *r) {
     const llm_job *job = r->job;
     llm_talk talk = {0};
@@ -819,7 +844,7 @@ static void converse(llm_rank *r) {
 static void run_model(llm_rank *r) {
     llm_job *job = r->job;
     const tsh_dtype weights = job->weights ? llm_dtype_named(job->weights)
-                              : job->dtype ? TSH_F32 /* all in that dtype */
+                              : job->dtype ? TSH_F32 /* all in that dtype, a GGUF file's, too */
                                            : TSH_DTYPE_DEFAULT;
     tsh_no_grad_begin(r->ctx);
     llm_model_load(&r->model, r->ctx, &job->config, job->family, job->model, r->rows, r->room,
@@ -898,18 +923,20 @@ static int open_codec(llm_job *job) {
 }
 
 static int convert_text(llm_job *job) {
-    if (!isatty(STDOUT_FILENO)) job->codec.raw = 1; /* --detokenize gives the bytes of --tokenize */
+    /* --detokenize writes the very bytes that --tokenize read */
+    if (!isatty(STDOUT_FILENO)) job->codec.raw = 1;
     return !open_codec(job) || convert(job);
 }
 
-/* A file of the model's folder; *text NULL: there is none. 0: refused. */
+/* Reads a file that the model's folder may have; *text is NULL if it has none. Returns 0 after an
+ * error. */
 static int read_optional(llm_job *job, const char *name, char **text) {
     tsh_error why;
     *text = llm_read_text(job->model, name, &why);
     return *text || llm_is_absent(errno) || !refuse(job, "%s", why.message);
 }
 
-/* Appends a line's tokens. 0: refused. */
+/* Appends the tokens of a line of --embed's file to the job as a text. Returns 0 after an error. */
 static int read_line(llm_job *job, const char *line, size_t length) {
     int32_t *ids = NULL;
     const int64_t n = embed_encode(&job->vectors, job->codec.tokenizer, line, length,
@@ -928,7 +955,7 @@ static int read_line(llm_job *job, const char *line, size_t length) {
     return ok;
 }
 
-/* --embed. 0: refused. */
+/* Reads the lines of --embed's file into the job. Returns 0 after an error. */
 static int read_lines(llm_job *job) {
     size_t length = 0;
     FILE *file = fopen(job->embed, "rb"); /* may be a pipe */
@@ -949,7 +976,8 @@ static int read_lines(llm_job *job) {
     return ok;
 }
 
-/* What modules.json says of --embed: the model may be in a folder within the folder. 0: refused. */
+/* Reads modules.json for --embed, which may say that the model is in a subfolder. Returns 0 after
+ * an error. */
 static int open_vectors(llm_job *job) {
     if (!embed_open(&job->vectors, job->model)) return !refuse(job, "%s", job->vectors.error);
     job->model = job->vectors.folder;
@@ -957,7 +985,8 @@ static int open_vectors(llm_job *job) {
     return 1;
 }
 
-/* The chat template of the model, or that of --template. 0: refused. */
+/* Opens the chat template of the model, or that of --template, and tries it on a question after
+ * --system. Returns 0 after an error. */
 static int open_format(llm_job *job) {
     gguf *g = job->config.gguf;
     char *config = g ? gguf_tokenizer_config(g) : NULL, *jinja = NULL;
@@ -976,7 +1005,8 @@ static int open_format(llm_job *job) {
     return ok ? 1 : !refuse(job, "%s", job->format.error);
 }
 
-/* A number of generation_config.json from 0 to `most`, or `otherwise`; -1: refused. */
+/* Returns a number of generation_config.json, which must be from 0 to `most`, or `otherwise` if the
+ * key is absent or null; -1 after an error. */
 static double generation_number(llm_job *job, const cJSON *config, const char *key, double most,
                                 double otherwise) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, key);
@@ -989,8 +1019,8 @@ static double generation_number(llm_job *job, const cJSON *config, const char *k
     return -1;
 }
 
-/* How answers are drawn, unless a flag says so: as generation_config.json does if it samples, else
- * with what keeps small models from repeating themselves. 0: refused. */
+/* Sets how answers are drawn, where no flag does: as generation_config.json says if it samples,
+ * else so that small models do not repeat themselves. Returns 0 after an error. */
 static int choose_sampling(llm_job *job) {
     static const char *const keys[] = {"do_sample", "temperature", "top_k", "top_p", "min_p"};
     char *text = NULL;
@@ -1022,7 +1052,8 @@ static int choose_sampling(llm_job *job) {
     return temperature >= 0 && top_p >= 0 && top_k >= 0 && min_p >= 0 && penalty >= 0;
 }
 
-/* How long a conversation may become, and what ends an answer. 0: refused. */
+/* Sets how many tokens a conversation may have, its template, what ends an answer, and how tokens
+ * are drawn. Returns 0 after an error. */
 static int prepare_chat(llm_job *job) {
     llm_config *c = &job->config;
     const char *why = "the model has no more positions";
@@ -1047,19 +1078,20 @@ static int prepare_chat(llm_job *job) {
     return job->greedy || choose_sampling(job);
 }
 
-/* Prints a warning once per job. */
+/* Prints a warning; of several processes only rank 0 does. */
 static void warn(void *user, const char *sentence) {
     if (((const llm_job *)user)->comm.rank == 0) fprintf(stderr, "llm: warning: %s\n", sentence);
 }
 
-/* What flags say of reading a model. */
+/* Returns the options for reading a model that follow from the flags. */
 static llm_options read_options(llm_job *job) {
     llm_options options = {.unknown_keys = job->allow_unknown_keys, .warn = warn, .user = job};
     if (job->ignored.count) options.ignore = (const char *const *)job->ignored.at;
     return options;
 }
 
-/* Reads the model's files, but for the weights, and the texts. 0: refused. */
+/* Reads the model's files except its weights, and the prompts or lines. Returns 0 after an
+ * error. */
 static int prepare(llm_job *job) {
     llm_config *c = &job->config;
     const llm_options options = read_options(job);
@@ -1078,28 +1110,31 @@ static int prepare(llm_job *job) {
 
 /* -- a model that only rank 0 has --------------------------------------------- */
 
-/* 1 if this process cannot open the model. */
+/* Returns 1 if --model is no file on this host, and no folder with config.json (or, with --embed,
+ * modules.json). */
 static int lacks_model(const llm_job *job) {
     char path[4096];
     snprintf(path, sizeof path, "%s/config.json", job->model);
-    if (access(path, R_OK) == 0 || errno == ENOTDIR) return 0; /* ENOTDIR: it is a file */
+    if (access(path, R_OK) == 0 || errno == ENOTDIR) return 0; /* ENOTDIR: a file */
     snprintf(path, sizeof path, "%s/modules.json", job->model);
     return !job->embed || access(path, R_OK) != 0;
 }
 
-/* What rank 0 found, as it is sent. */
+/* What rank 0 sends to the other ranks if one of them has no model: what it read, or its error. */
 typedef struct llm_found {
-    int64_t ok, text, tokens, rows, room, max_new; /* text, tokens: how many */
+    /* ok: 0: there is only an error; text: bytes of model_text; tokens: of all prompts or lines */
+    int64_t ok, text, tokens, rows, room, max_new;
     int64_t top_k;
     double temperature, top_p, min_p, penalty;
     int64_t eos_count, eos[LLM_MOST_EOS];
     int64_t tied; /* the head has the embedding's weight */
-    int64_t gguf; /* bytes of the GGUF file, the text being its header; 0: it is of config.json */
+    int64_t gguf; /* bytes of the GGUF file, whose header the text is; 0: the text is config.json */
     char error[TSH_MESSAGE_SIZE];
 } llm_found;
 
-/* What the others read in place of the files: config.json, or a GGUF file up to its values. Ends
- * with a 0, and up to 3 more bytes. *n: its length. NULL: not enough memory, or no such file. */
+/* Returns what rank 0 sends to the others in place of the files: config.json, or a GGUF file up to
+ * its tensors' values. *n: its bytes. After them a 0 and up to 3 more bytes can be read, to a
+ * multiple of 4. NULL: not enough memory, or no such file. */
 static char *model_text(const llm_job *job, int64_t *n) {
     const gguf *g = job->config.gguf;
     tsh_error why;
@@ -1128,8 +1163,8 @@ static void fill_found(const llm_job *job, llm_found *found, int ok) {
     memcpy(found->error, job->error, sizeof found->error);
 }
 
-/* Rank 0 sends the RoPE frequency factors of its GGUF file, which stand with the weights, not in
- * the header; on the other ranks g is a file of the header alone. */
+/* Broadcasts the RoPE frequency factors of rank 0's GGUF file, which are tensors and not part of
+ * its header. On the other ranks g, made of the header alone, receives them. */
 static tsh_result send_factors(tsh_comm *world, gguf *g) {
     static const char *const names[] = {"rope_freqs.weight", "rope_factors_long.weight",
                                         "rope_factors_short.weight"};
@@ -1143,7 +1178,8 @@ static tsh_result send_factors(tsh_comm *world, gguf *g) {
     return result;
 }
 
-/* The same in the other ranks; text: see model_text. 0: refused. */
+/* On the other ranks: reads the configuration from text (see model_text), and sets what rank 0
+ * found. Returns 0 after an error. */
 static int take_found(llm_job *job, const llm_found *found, const char *text) {
     llm_config *c = &job->config;
     char error[512];
@@ -1174,7 +1210,8 @@ static int take_found(llm_job *job, const llm_found *found, const char *text) {
     return 1;
 }
 
-/* Rank 0 sends what it found, or why it refuses; ok: it has not refused. 0: refused. */
+/* All ranks call it if one of them has no model: rank 0 sends what it read, or its error if ok is
+ * 0, and the others take it. Returns 0 after an error. */
 static int send_found(llm_job *job, int ok) {
     tsh_comm *world = &job->comm;
     const int first = world->rank == 0;
@@ -1192,8 +1229,9 @@ static int send_found(llm_job *job, int ok) {
         job->tokens = (int32_t *)malloc((size_t)(found.tokens + 1) * sizeof *job->tokens);
         job->ends = (int64_t *)malloc((size_t)(found.rows + 1) * sizeof *job->ends);
     }
-    ok = text && (first || (job->tokens && job->ends)); /* else the others wait in vain, and fail */
-    if (ok && result == TSH_OK) /* with the 0 at its end, in words of 4 bytes */
+    /* Without memory this rank skips the broadcasts, which then fail on the others. */
+    ok = text && (first || (job->tokens && job->ends));
+    if (ok && result == TSH_OK) /* the text and the 0 after it, as words of 4 bytes */
         result = tsh_broadcast(world, text, found.text / 4 + 1, TSH_I32, 0);
     if (ok && result == TSH_OK && found.tokens)
         result = tsh_broadcast(world, job->tokens, found.tokens, TSH_I32, 0);

@@ -1,6 +1,6 @@
-/* model.h - a folder from the Hugging Face hub, or a GGUF file, as a model on this rank: which
- * family, its layers, its weights, and the logits of tokens. Include tshard.h first; folder.h and
- * gguf.h tell what they need. */
+/* model.h - loads a folder of the Hugging Face hub, or a GGUF file, as a model on this rank: finds
+ * its family, makes its layers, loads its weights, and computes logits. Include tshard.h first;
+ * folder.h and gguf.h say which libraries they need. */
 #ifndef LLM_MODEL_H
 #define LLM_MODEL_H
 
@@ -28,7 +28,7 @@
 #include "models/smollm3.h"
 #include "models/starcoder2.h"
 
-/* The family of a model_type; NULL. */
+/* Returns the family of a model_type. NULL: there is none, and names lists those that there are. */
 static const llm_family *llm_family_find(const char *type, char *names, size_t size) {
     static const llm_family *const all[] = {
         &bert_family,     &bloom_family,   &falcon_family, &gemma_family,
@@ -45,7 +45,8 @@ static const llm_family *llm_family_find(const char *type, char *names, size_t s
     return NULL;
 }
 
-/* Takes what the GGUF file c->gguf says in place of config.json. */
+/* Reads the metadata of the GGUF file c->gguf in place of config.json, by llm_config_take. path:
+ * for errors. Returns 0, with c->error, on failure. */
 static int llm_gguf_take(llm_config *c, const char *path) {
     cJSON *json = gguf_config(c->gguf);
     if (json) return llm_config_take(c, json, path);
@@ -53,6 +54,7 @@ static int llm_gguf_take(llm_config *c, const char *path) {
     return 0;
 }
 
+/* Opens a GGUF file as c->gguf, and reads its metadata by llm_gguf_take. */
 static int llm_gguf_config(llm_config *c, const char *path) {
     char error[512];
     c->gguf = gguf_open(path, error, sizeof error);
@@ -61,7 +63,8 @@ static int llm_gguf_config(llm_config *c, const char *path) {
     return 0;
 }
 
-/* What a GGUF file says by its tensors, or stores otherwise than the hub. */
+/* Adds to c what a GGUF file says by its tensors, not its metadata: factors of the rotary
+ * frequencies, and which layers have biases; and how its weights differ from the hub's. */
 static void llm_gguf_adjust(llm_config *c) {
     const unsigned char *factors = gguf_factors(c->gguf, c->rope.dims / 2);
     for (int64_t i = 0; i < c->rope.dims / 2 && factors; i++) {
@@ -74,11 +77,12 @@ static void llm_gguf_adjust(llm_config *c) {
     c->qkv_bias = gguf_has_bias(c->gguf, "attn_q") || gguf_has_bias(c->gguf, "attn_qkv");
     c->out_bias = gguf_has_bias(c->gguf, "attn_output");
     c->mlp_bias = gguf_has_bias(c->gguf, "ffn_up");
-    if (c->norm == LLM_RMS_ONE) c->norm = LLM_RMS; /* weights are stored plus 1 */
+    /* GGUF files store these weights with the 1 added */
+    if (c->norm == LLM_RMS_ONE) c->norm = LLM_RMS;
     if (c->gguf->error[0]) llm_refuse(c, "%s", c->gguf->error);
 }
 
-/* Errors of what stands for config.json name the GGUF file. */
+/* Makes an error that begins with "config.json: " begin with the path of the GGUF file instead. */
 static void llm_gguf_rename_error(llm_config *c, const char *path) {
     static const char in_json[] = "config.json: ";
     const size_t n = sizeof in_json - 1;
@@ -88,7 +92,8 @@ static void llm_gguf_rename_error(llm_config *c, const char *path) {
     strcpy(c->error, text);
 }
 
-/* Reads the keys of the family after llm_config_take; 0: c->error says why not. */
+/* After llm_config_take: finds the family, and reads its keys. Returns 0, with c->error, on
+ * failure. */
 static int llm_config_finish(llm_config *c, const llm_family **family) {
     char names[256];
     *family = llm_family_find(c->type, names, sizeof names);
@@ -97,7 +102,7 @@ static int llm_config_finish(llm_config *c, const llm_family **family) {
     else
         (*family)->config(c);
     const cJSON *causal = cJSON_GetObjectItemCaseSensitive(c->unread, "is_causal");
-    if (cJSON_IsNull(causal)) /* which some families of transformers take for false */
+    if (cJSON_IsNull(causal)) /* some families of transformers take null for false */
         llm_refuse_value(c, "is_causal", causal, "it must be true or false");
     c->causal = llm_config_flag(c, "is_causal", !c->encoder);
     if (c->eps < 0)
@@ -106,7 +111,8 @@ static int llm_config_finish(llm_config *c, const llm_family **family) {
     return c->error[0] == 0;
 }
 
-/* Reads all the rest after llm_config_take, and refuses keys that are not known. path: in errors. */
+/* After llm_config_take: reads all other keys, and refuses unknown ones. path: the GGUF file, for
+ * errors. Returns 0, with c->error, on failure. */
 static int llm_config_rest(llm_config *c, const char *path, const llm_family **family) {
     if (llm_config_finish(c, family) && c->gguf) llm_gguf_adjust(c);
     const int ok = c->error[0] == 0 && llm_config_close(c);
@@ -114,8 +120,9 @@ static int llm_config_rest(llm_config *c, const char *path, const llm_family **f
     return ok;
 }
 
-/* Reads a folder's config.json, or what a GGUF file says; options may be NULL. Returns 0 on failure;
- * c->error says why. The caller calls llm_config_free in either case. */
+/* Reads the configuration of a model, the config.json of a folder or the metadata of a GGUF file,
+ * into c, and sets *family. options may be NULL. Returns 0 on failure; c->error says why. The
+ * caller calls llm_config_free in either case. */
 LLM_API int llm_config_read_with(llm_config *c, const char *folder, const llm_family **family,
                                  const llm_options *options) {
     const int is_file = gguf_is_file(folder);
@@ -133,6 +140,7 @@ LLM_API int llm_config_read_with(llm_config *c, const char *folder, const llm_fa
     return ok && !c->error[0];
 }
 
+/* llm_config_read_with without options. */
 LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
     return llm_config_read_with(c, folder, family, NULL);
 }
@@ -145,7 +153,8 @@ static void llm_config_free(llm_config *c) {
     c->gguf = NULL;
 }
 
-/* The most tokens that a text may have; 0: any. */
+/* Returns the most tokens that a text may have; then *why says why there is a limit. 0: no
+ * limit. */
 LLM_API int64_t llm_longest(const llm_config *c, const char **why) {
     if (c->places) *why = "the model has no more positions";
     return c->places;
@@ -153,8 +162,9 @@ LLM_API int64_t llm_longest(const llm_config *c, const char **why) {
 
 enum { LLM_IGNORE_MAX = 32, LLM_IGNORED = LLM_IGNORE_MAX + 32, LLM_RENAMED = 16 };
 
-/* Tensors that are no parameters of the tree, by the families whose files have them; NULL: any.
- * Masks and frequencies are computed, and the heads of encoders are not read. */
+/* Tensors of the files that the model has no parameter for: masks and frequencies, which are
+ * computed here, and heads of encoders, which are not used. families: whose files have them; NULL:
+ * all. */
 static const struct {
     const char *pattern, *families;
 } llm_ignored[] = {
@@ -172,11 +182,11 @@ static const struct {
     {"qa_outputs.**", " bert roberta "},
 };
 
-/* Heads, which a headless model passes over. */
+/* Patterns of heads, which loading skips if the model is headless. */
 static const char *const llm_heads[] = {"lm_head.**", "embed_out.**"};
 
-/* Patterns of the names in the files that are passed over: those of the family, the head's copy of
- * the embedding, and those that the caller names. A NULL follows them. */
+/* Lists the patterns of the tensors that loading skips, ended by a NULL: those of llm_ignored for
+ * the family, heads that the model does not have or that copy the embedding, and options.ignore. */
 static void llm_list_ignored(const llm_config *c, const char *ignored[LLM_IGNORED]) {
     const char *const *own = c->options.ignore;
     char word[80];
@@ -195,8 +205,9 @@ static void llm_list_ignored(const llm_config *c, const char *ignored[LLM_IGNORE
     ignored[n] = NULL;
 }
 
-/* The family's pairs, and the one that makes a head that stands alone the embedding. name: room for
- * that. */
+/* Lists the names to change while loading, ended by a pair of NULLs: the family's, and, if the
+ * files have a head but no embedding (c->head), the head's to the embedding's. name: a buffer for
+ * the latter. */
 static void llm_list_renamed(const llm_config *c, const llm_family *family,
                              tsh_rename renamed[LLM_RENAMED], char *name, size_t size) {
     const tsh_rename *pair = family->rename;
@@ -208,7 +219,8 @@ static void llm_list_renamed(const llm_config *c, const llm_family *family,
     renamed[n + 1].from = renamed[n + 1].to = NULL;
 }
 
-/* "f32", "q8_0" ... as a dtype; 0: none of those that weights may have. */
+/* Returns the dtype of a name such as "f32" or "q8_0"; TSH_DTYPE_DEFAULT: weights have no such
+ * dtype. */
 static tsh_dtype llm_dtype_named(const char *name) {
     static const struct {
         const char *name;
@@ -220,7 +232,8 @@ static tsh_dtype llm_dtype_named(const char *name) {
     return TSH_DTYPE_DEFAULT;
 }
 
-/* The layer that has a weight of the file, "model.layers.0.mlp.up_proj.weight"; NULL: none. */
+/* Returns the layer whose weight has this name in the files, "model.layers.0.mlp.up_proj.weight";
+ * NULL: none. */
 static tsh_module *llm_layer_of(const llm_net *m, const char *name) {
     const size_t base = strlen(m->family->base);
     tsh_module *at = m->root;
@@ -239,14 +252,16 @@ static tsh_module *llm_layer_of(const llm_net *m, const char *name) {
     return at;
 }
 
-/* 1 if the model's weight of this name has blocks of this dtype; user: the llm_net. */
+/* For gguf_file_open: returns 1 if the model's weight of this name has the quantised dtype of this
+ * name, so that the file's blocks are loaded as they are. user: the llm_net. */
 static int llm_keeps(void *user, const char *name, const char *dtype) {
     tsh_module *layer = llm_layer_of((const llm_net *)user, name);
     const tsh_tensor *weight = layer ? tsh_param(layer, "weight") : NULL;
     return weight && tsh_dtype_of(weight) == llm_dtype_named(dtype);
 }
 
-/* Gives matrices the dtypes that the GGUF file has them in; activations are the ctx's. */
+/* Gives the layers' matrices their dtypes in the GGUF file: blocks that tshard computes with, F16
+ * or BF16. The others keep the ctx's dtype, as activations do. */
 static void llm_gguf_dtypes(llm_net *m) {
     const gguf *g = m->config->gguf;
     for (size_t i = 0; i < g->tensors; i++) {
@@ -260,9 +275,10 @@ static void llm_gguf_dtypes(llm_net *m) {
     }
 }
 
-/* Makes the model, for `rows` texts of at most `length` tokens, and loads its weights. weights:
- * TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1; TSH_F32: all in the dtype of the ctx; 0: so, but those of a
- * GGUF file in its own. Errors are the ctx's. */
+/* Makes the model on this rank, for `rows` texts of at most `length` tokens each, and loads its
+ * weights from folder. weights: TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1 quantises them; TSH_F32: they have
+ * the ctx's dtype; 0: the same, but those of a GGUF file keep the file's. Returns the ctx's
+ * error. */
 LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
                                   const llm_family *family, const char *folder, int64_t rows,
                                   int64_t length, tsh_dtype weights) {
@@ -302,7 +318,8 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     return tsh_last_error(ctx)->code;
 }
 
-/* Runs n tokens of each text. */
+/* Runs the model on n tokens of each text, ids (rows, n) and lengths as in llm_logits, with the
+ * rotary frequencies as they are. Returns the logits. */
 static tsh_tensor *llm_compute(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
     tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(m->rows, n), NULL, ids);
     m->lengths = lengths;
@@ -315,9 +332,10 @@ static tsh_tensor *llm_compute(llm_net *m, const int32_t *ids, int64_t n, const 
     return logits;
 }
 
-/* Where frequencies depend on the length of the longest text: keeps the tokens, and turns by the
- * length they will have now. LongRoPE's keys are computed again when a text comes to be longer than
- * the original length; dynamic ones stay as they were, as in transformers. */
+/* For rotary frequencies that depend on the length of the longest text: keeps the tokens in
+ * m->texts, and sets the frequencies for the length after them. When a text grows beyond LongRoPE's
+ * original length, all keys in the cache are computed again; with dynamic scaling they stay, as in
+ * transformers. */
 static void llm_stretch(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
     int64_t past[LLM_MOST_ROWS], most = 0, count = m->expected;
     int32_t *texts = (int32_t *)tsh_data(m->ctx, m->texts);
@@ -349,10 +367,12 @@ static void llm_stretch(llm_net *m, const int32_t *ids, int64_t n, const int64_t
     }
 }
 
-/* The logits (rows, T or 1, V), sharded over the vocabulary, or of a headless model the tokens'
- * vectors (rows, T, C), of ids (rows, n) that follow the
- * m->past[b] before: of text b the first lengths[b], NULL: all; the others are padding. A single
- * text goes back if a caller lowers m->past[0]. The logits live until the scope ends. */
+/* Runs the model on ids (rows, n), the tokens of each text b that follow its first m->past[b]. Text
+ * b has the first lengths[b] of them, and the others are padding; lengths NULL: every text has all
+ * n. Returns the logits (rows, 1, V) at the last of the n, with m->all (rows, n, V), sharded over
+ * the vocabulary; of an encoder or a headless model the tokens' vectors (rows, n, C). They live
+ * until tsh_scope_end or tsh_step_end. To take tokens of a single text back, lower m->past[0]
+ * before. */
 LLM_API tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
     if (m->cache && m->rows == 1 && m->past[0] < tsh_cache_length(m->cache))
         tsh_cache_truncate(m->cache, m->past[0]);

@@ -1,5 +1,6 @@
-/* quote.h - text that comes from a model's files, or from the model, on a terminal: an escape
- * sequence in it could clear the screen, and a newline could forge a line of this program's. */
+/* quote.h - makes text from a model's files, or from the model, safe to print: on a terminal, an
+ * escape sequence in it could clear the screen, and a newline could forge a line of this
+ * program. */
 #ifndef LLM_QUOTE_H
 #define LLM_QUOTE_H
 
@@ -12,15 +13,17 @@
 #define QUOTE_API static
 #endif
 
-/* Bytes of the control character of UTF-8 at s (n bytes); 0: it is none. */
+/* Returns the length in bytes of the UTF-8 control character at s, where n bytes are left; 0: there
+ * is none. */
 static size_t quote_control(const char *s, size_t n) {
     const unsigned char *at = (const unsigned char *)s;
     if (n > 0 && (at[0] < 0x20 || at[0] == 0x7f)) return 1;
     return n > 1 && at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0 ? 2 : 0; /* U+0080 to U+009F */
 }
 
-/* Bytes of the character at s that changes the direction of what follows it, or begins a new line
- * or paragraph: U+200E, F, U+2028 to E, U+2066 to 9. 0: it is none. */
+/* Returns the length in bytes of the character at s if it changes the direction of the text after
+ * it, or begins a new line or paragraph: U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069; else
+ * 0. */
 static size_t quote_turn(const char *s, size_t n) {
     const unsigned char *at = (const unsigned char *)s;
     if (n < 3 || at[0] != 0xe2) return 0;
@@ -30,8 +33,9 @@ static size_t quote_turn(const char *s, size_t n) {
                : 0;
 }
 
-/* Makes an error one line that shows as it is written: control characters become '?'. Whatever
- * keeps a message with a foreign string in it calls this. Returns text. */
+/* Turns an error message into one line that shows as it is written: each byte of a control
+ * character, or of a character of quote_turn, becomes '?'. Called for every message that may
+ * contain a string from outside. Returns text. */
 QUOTE_API char *quote_message(char *text) {
     const size_t length = strlen(text);
     for (size_t i = 0; i < length;) {
@@ -43,8 +47,8 @@ QUOTE_API char *quote_message(char *text) {
     return text;
 }
 
-/* Takes control characters but newlines and tabs out of n bytes of a text. Returns how many bytes
- * are left. */
+/* Removes control characters, except newlines and tabs, from n bytes of text, in place. Returns how
+ * many bytes are left. */
 QUOTE_API size_t quote_drop(char *text, size_t n) {
     size_t from = 0, to = 0;
     while (from < n) {

@@ -1,5 +1,5 @@
-/* text.h - what llm.c does with text, by tokenizer.h: prompts, --tokenize and --detokenize, and what
- * is generated, up to a stop string. */
+/* text.h - how llm.c handles text, with tokenizer.h: prompts, --tokenize and --detokenize, and
+ * generated text up to a stop string. */
 #ifndef LLM_TEXT_H
 #define LLM_TEXT_H
 
@@ -9,7 +9,7 @@
 #include "json.h"
 #include "tokenizer.h"
 
-/* What a program may call. */
+/* TEXT_API marks the functions that a program may call. */
 #if defined(__GNUC__)
 #define TEXT_API __attribute__((unused)) static
 #else
@@ -18,30 +18,32 @@
 
 typedef struct text_codec {
     llm_tokenizer *tokenizer;
-    int lower; /* 1: texts are lowercased, if the file does not say so itself */
-    int raw;   /* 1: what is written keeps its control characters; 0: only newlines and tabs */
-    int64_t vocabulary; /* how many tokens the model has; 0: no model is there */
-    char error[4352]; /* a path and a sentence */
+    int lower; /* 1: texts are lowercased, even if the file does not say so */
+    int raw;   /* 1: text is printed with its control characters; 0: only with newlines and tabs */
+    int64_t vocabulary; /* number of the model's tokens; 0: there is no model */
+    char error[4352]; /* room for a path and a sentence */
 } text_codec;
 
-/* Texts of the command line, and a NULL. */
+/* Texts of the command line, with a NULL after the last. */
 typedef struct text_list {
     const char **at;
     size_t count;
 } text_list;
 
-/* A text that is generated. Begin it with zeros, codec and stops. */
+/* A text that is being generated. Initialize it with zeros, the codec and the stop strings. */
 typedef struct text_out {
     text_codec *codec;
-    const text_list *stops; /* it ends before the first of these that it has */
-    int live;               /* 1: to stdout as it comes */
+    const text_list *stops; /* stop strings: the text ends before the first that it contains */
+    int live;               /* 1: print the text to stdout as it is generated */
+    /* 1: the text has ended at a stop string. */
     int stopped;
     llm_stream stream;
-    char *at; /* the text so far; NULL: none */
+    char *at; /* the text so far, with a zero byte at its end; NULL: none */
+    /* Bytes: of the text, of its buffer, of what was shown. */
     size_t length, room, shown;
 } text_out;
 
-/* A GGUF file's tokenizer; pre: as gguf_tokenizer's. NULL: *error says why not. */
+/* Opens the tokenizer of a GGUF file; pre: as for gguf_tokenizer. NULL: *error says why not. */
 static llm_tokenizer *text_open_gguf(const char *path, const char *pre, char *error, size_t size) {
     gguf *g = gguf_open_keys(path, error, size);
     llm_tokenizer *tokenizer = NULL;
@@ -54,7 +56,8 @@ static llm_tokenizer *text_open_gguf(const char *path, const char *pre, char *er
     return tokenizer;
 }
 
-/* Adds Lowercase to the normalizers of a tokenizer.json, before them, unless it is one of them. */
+/* Puts Lowercase before the normalizers of a tokenizer.json, unless it is one of them. Returns 0:
+ * not enough memory. */
 static int text_lower(cJSON *json) {
     cJSON *normalizer = cJSON_DetachItemFromObjectCaseSensitive(json, "normalizer");
     cJSON *all = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(all, "normalizers");
@@ -74,7 +77,7 @@ static int text_lower(cJSON *json) {
     return cJSON_AddItemToObject(json, "normalizer", all) && ok;
 }
 
-/* A tokenizer.json whose texts are lowercased. */
+/* Opens a tokenizer.json, and adds Lowercase to its normalizers. NULL: *error says why not. */
 static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size) {
     tsh_error why;
     size_t length;
@@ -93,7 +96,7 @@ static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size
     }
     if (!cJSON_IsObject(json)) {
         cJSON_Delete(json);
-        return llm_tokenizer_open(path, error, size); /* which says why it cannot be read */
+        return llm_tokenizer_open(path, error, size); /* reports why it cannot be read */
     }
     text = text_lower(json) ? cJSON_PrintUnformatted(json) : NULL;
     cJSON_Delete(json);
@@ -103,8 +106,9 @@ static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size
     return tokenizer;
 }
 
-/* Of a file, or of the model's: tokenizer.json in its folder, or what the GGUF file has, of which
- * `pre` sets the pre-tokenizer, unless it is NULL. 0: codec->error says why not. */
+/* Opens the tokenizer of `file`, or, if that is NULL, of the model: tokenizer.json in its folder,
+ * or the one in its GGUF file. pre: name of a GGUF file's pre-tokenizer; NULL: as the file says.
+ * Returns 0: codec->error says why not. */
 TEXT_API int text_open(text_codec *codec, const char *file, const char *model, const char *pre) {
     char path[4096];
     const int one = file != NULL || gguf_is_file(model);
@@ -130,7 +134,7 @@ static void text_close(text_codec *codec) {
     codec->tokenizer = NULL;
 }
 
-/* 0: not enough memory. */
+/* Appends a text to the list, without copying it. Returns 0: not enough memory. */
 TEXT_API int text_append(text_list *list, const char *text) {
     const char **at = (const char **)realloc(list->at, (list->count + 2) * sizeof *at);
     if (!at) return 0;
@@ -140,7 +144,8 @@ TEXT_API int text_append(text_list *list, const char *text) {
     return 1;
 }
 
-/* How many ids a text has; -1: an error. *ids is for free(). */
+/* Returns the number of a text's ids; -1: an error, in codec->error. *ids is to be passed to
+ * free(). special: as for llm_tokenizer_encode. */
 TEXT_API int64_t text_encode(text_codec *codec, const char *text, size_t length, int special,
                             int32_t **ids) {
     const int64_t n = llm_tokenizer_encode(codec->tokenizer, text, length, special, ids);
@@ -157,7 +162,8 @@ TEXT_API int64_t text_encode(text_codec *codec, const char *text, size_t length,
     return n;
 }
 
-/* Writes n bytes of a text that a model or its files made to stdout. 0: not enough memory. */
+/* Prints n bytes of text from a model or its files to stdout, with the control characters that
+ * codec->raw allows. Returns 0: not enough memory. */
 static int text_write(const text_codec *codec, const char *text, size_t n) {
     char *copy = codec->raw ? NULL : (char *)malloc(n + 1);
     if (!codec->raw && !copy) return 0;
@@ -168,7 +174,7 @@ static int text_write(const text_codec *codec, const char *text, size_t n) {
     return 1;
 }
 
-/* The bytes of ids to stdout. */
+/* Prints the text of `count` ids to stdout. Returns 0 on error, in codec->error. */
 TEXT_API int text_print(text_codec *codec, const int32_t *ids, size_t count) {
     size_t length = 0;
     char *text = llm_tokenizer_decode(codec->tokenizer, ids, count, 1, &length);
@@ -180,7 +186,8 @@ TEXT_API int text_print(text_codec *codec, const int32_t *ids, size_t count) {
     return ok;
 }
 
-/* Shows what is new of the text, up to `end`. 0: not enough memory. */
+/* Prints what was not shown yet of the text, up to byte `end`, if out->live. Returns 0: not enough
+ * memory. */
 static int text_show(text_out *out, size_t end) {
     int ok = 1;
     if (out->live && end > out->shown) {
@@ -191,8 +198,8 @@ static int text_show(text_out *out, size_t end) {
     return ok;
 }
 
-/* Cuts the text before the first stop string, which ends after `from` at the earliest. Returns how
- * many bytes at its end may be the beginning of one. */
+/* Cuts the text before the first stop string in it. Only stop strings that end after byte `from`
+ * are looked for. Returns how many bytes at the end may be the beginning of a stop string. */
 static size_t text_stop(text_out *out, size_t from) {
     size_t held = 0, begin = out->length;
     for (size_t i = 0; i < out->stops->count; i++) {
@@ -210,7 +217,8 @@ static size_t text_stop(text_out *out, size_t from) {
     return out->stopped ? 0 : held;
 }
 
-/* Appends n bytes. 0: not enough memory. */
+/* Appends n bytes to the text, ends it at a stop string, and shows what cannot be the beginning of
+ * one. Returns 0: not enough memory. */
 static int text_put(text_out *out, const char *text, size_t n) {
     const size_t from = out->length;
     if (out->length + n + 1 > out->room) {
@@ -227,7 +235,7 @@ static int text_put(text_out *out, const char *text, size_t n) {
     return text_show(out, out->length - held);
 }
 
-/* Appends what one more id adds to the text; never half a character. 0: an error. */
+/* Appends the text that one more id adds, whole characters only. Returns 0 on error. */
 TEXT_API int text_add(text_out *out, int32_t id) {
     size_t length = 0;
     out->stream.tokenizer = out->codec->tokenizer;
@@ -235,14 +243,14 @@ TEXT_API int text_add(text_out *out, int32_t id) {
     return text && text_put(out, text, length);
 }
 
-/* Appends what was held back. 0: an error. */
+/* Appends and shows the text that was held back. Returns 0 on error. */
 TEXT_API int text_finish(text_out *out) {
     size_t length = 0;
     const char *text = out->stream.tokenizer ? llm_stream_end(&out->stream, &length) : "";
     return (out->stopped || text_put(out, text, length)) && text_show(out, out->length);
 }
 
-/* Forgets the text; the next one begins. */
+/* Forgets the text, so that the next one can begin. */
 TEXT_API void text_clear(text_out *out) {
     size_t n;
     if (out->stream.tokenizer) (void)llm_stream_end(&out->stream, &n);
@@ -252,6 +260,7 @@ TEXT_API void text_clear(text_out *out) {
     out->stopped = 0;
 }
 
+/* Returns the number of tokens of the tokenizer, see llm_tokenizer_size. */
 TEXT_API int64_t text_count(const text_codec *codec) {
     return llm_tokenizer_size(codec->tokenizer);
 }

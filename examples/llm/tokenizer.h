@@ -1,29 +1,28 @@
-/* tokenizer.h - text to token ids and back, from the tokenizer.json of a model's folder
+/* tokenizer.h - converts text to token ids and back, by the tokenizer.json of a model's folder
  *
- * The ids are those of the Python package `tokenizers`. What the file says is read as data; a type
- * or setting that is not known here is an error with its name, never a guess.
+ * The ids are those of the Python package `tokenizers`. A type or setting of the file that is not
+ * supported is an error that names it; nothing is guessed.
  *
  *     llm_tokenizer *t = llm_tokenizer_open("model/tokenizer.json", error, sizeof error);
  *     int32_t *ids;
  *     int64_t n = llm_tokenizer_encode(t, text, strlen(text), 1, &ids);
  *
- * Known: BPE (byte-level, or with byte fallback), WordPiece, Unigram; normalizers NFC, NFD, NFKC,
- * NFKD, Precompiled (sentencepiece's), Lowercase, StripAccents, BertNormalizer, Prepend, Replace,
- * Strip; pre-tokenizers ByteLevel, Split, Digits, Metaspace, BertPreTokenizer, Whitespace,
+ * Supported: BPE (byte-level, or with byte fallback), WordPiece, Unigram; normalizers NFC, NFD,
+ * NFKC, NFKD, Precompiled (sentencepiece's), Lowercase, StripAccents, BertNormalizer, Prepend,
+ * Replace, Strip; pre-tokenizers ByteLevel, Split, Digits, Metaspace, BertPreTokenizer, Whitespace,
  * WhitespaceSplit, Punctuation; post-processors TemplateProcessing, BertProcessing,
  * RobertaProcessing, ByteLevel; decoders ByteLevel, WordPiece, Metaspace, ByteFallback, Fuse,
- * Strip, Replace; a Sequence of any. Not known, among others: WordLevel, Nmt, UnicodeScripts.
+ * Strip, Replace; a Sequence of any. Not supported, among others: WordLevel, Nmt, UnicodeScripts.
  *
- * Patterns are Oniguruma's, run by PCRE2: classes with classes in them, && and POSIX classes,
- * categories and the scripts of classes.h, \h, \b and \R, possessive quantifiers. Where PCRE2 means
- * another thing (\X, (?...) of other kinds), a pattern is refused.
+ * Regular expressions in the file are written for Oniguruma; they are translated for PCRE2, which
+ * runs them: nested character classes, &&, POSIX classes, general categories, the scripts of
+ * classes.h, \h, \b, \R and possessive quantifiers. What would mean something else in PCRE2 (\X,
+ * other forms of (?...)) is refused.
  *
- * The file's `truncation` and `padding` are not applied: how many tokens a model takes is for its
- * caller to say.
+ * The file's `truncation` and `padding` are not applied: the caller limits the number of tokens.
  *
- * A tokenizer remembers the words it has seen, so one serves one thread at a time. Link with tshard,
- * cJSON (Debian: libcjson-dev) and PCRE2 (libpcre2-dev): -lcjson -lpcre2-8.
- */
+ * A tokenizer caches the words that it has seen, so only one thread at a time may use it. Link with
+ * tshard, cJSON (Debian: libcjson-dev) and PCRE2 (libpcre2-dev): -lcjson -lpcre2-8. */
 #ifndef LLM_TOKENIZER_H
 #define LLM_TOKENIZER_H
 
@@ -83,13 +82,13 @@ typedef struct llm_entry {
     uint64_t key, value;
 } llm_entry;
 
-/* From a number to a number; open addressing. Key 0 is none. */
+/* A hash table from numbers to numbers, with open addressing. Key 0 marks an empty slot. */
 typedef struct llm_map {
     llm_entry *at;
-    size_t count, size; /* size: a power of two */
+    size_t count, size; /* count: used slots; size: all slots, a power of two */
 } llm_map;
 
-/* Normalizers, pre-tokenizers and decoders are lists of steps. */
+/* What a step does. The normalizer, the pre-tokenizer and the decoder are each a list of steps. */
 typedef enum llm_kind {
     LLM_NFC,
     LLM_NFD,
@@ -102,8 +101,10 @@ typedef enum llm_kind {
     LLM_PREPEND,
     LLM_REPLACE,
     LLM_STRIP,
-    LLM_BYTE_LEVEL, /* as a pre-tokenizer: its prefix and pattern */
-    LLM_BYTE_CHARS, /* writes each byte as a character, see llm_byte_char */
+    /* Pre-tokenizer: puts a space before the text, splits by GPT-2's regular expression. Decoder:
+     * turns characters back into bytes, see llm_char_byte. */
+    LLM_BYTE_LEVEL,
+    LLM_BYTE_CHARS, /* replaces each byte by a character, see llm_byte_char */
     LLM_SPLIT,
     LLM_DIGITS,
     LLM_METASPACE,
@@ -116,7 +117,7 @@ typedef enum llm_kind {
     LLM_SEQUENCE
 } llm_kind;
 
-/* What becomes of the matches of a pattern that splits. */
+/* What a splitting step does with the matches of its pattern: the setting "behavior". */
 typedef enum llm_behavior {
     LLM_REMOVED,
     LLM_ISOLATED,
@@ -125,24 +126,34 @@ typedef enum llm_behavior {
     LLM_CONTIGUOUS
 } llm_behavior;
 
-typedef enum llm_scheme { LLM_NEVER, LLM_FIRST, LLM_ALWAYS } llm_scheme; /* of a prefix */
+/* When Metaspace prepends its character: never, to the first piece of the text, to every piece. */
+typedef enum llm_scheme { LLM_NEVER, LLM_FIRST, LLM_ALWAYS } llm_scheme;
 
 typedef struct llm_step {
     llm_kind kind;
-    llm_text pattern, content; /* a string to look for, unless `code`; what replaces it */
-    pcre2_code *code, *plain;  /* plain: for texts without what PCRE2's Unicode may not
-                                * have; NULL: the same */
+    /* pattern: the literal string to search for, if `code` is NULL. content: what replaces a
+     * match. */
+    llm_text pattern, content;
+    /* code: compiled regular expression. plain: the same without the code points of
+     * llm_unicode_added, faster, for texts that have none of these; NULL: use `code`. */
+    pcre2_code *code, *plain;
     pcre2_match_data *match;
+    /* 1: PCRE2's JIT has compiled `code` and `plain`. */
     int jit;
     llm_behavior behavior;
-    int invert, split, rewrites;            /* rewrites: it changes the text, before it splits */
-    llm_scheme scheme;                      /* LLM_METASPACE */
-    int clean, chinese, accents, lowercase; /* LLM_BERT_NORMALIZER */
-    int cleanup;                            /* LLM_WORDPIECE */
-    size_t left, right;                     /* LLM_STRIP: at most so many characters */
-    uint32_t *units;                        /* LLM_PRECOMPILED: its trie; `content`: its results */
+    /* invert: the text between matches counts as the match. split: the step splits the text.
+     * rewrites: it changes the text before that. */
+    int invert, split, rewrites;
+    llm_scheme scheme; /* setting of LLM_METASPACE: when to prepend its character */
+    int clean, chinese, accents, lowercase; /* settings of LLM_BERT_NORMALIZER */
+    int cleanup;                            /* setting of LLM_WORDPIECE */
+    /* LLM_STRIP: the decoder removes at most so many characters at each end; in the normalizer, 1:
+     * strips white space there. */
+    size_t left, right;
+    uint32_t *units; /* LLM_PRECOMPILED: the trie; its replacements are in `content` */
     size_t unit_count;
-    char changes[128]; /* LLM_PRECOMPILED: 1 for an ASCII character that has a result */
+    /* LLM_PRECOMPILED: changes[c] is 1 if the ASCII character c may be replaced */
+    char changes[128];
 } llm_step;
 
 typedef struct llm_steps {
@@ -150,90 +161,117 @@ typedef struct llm_steps {
     size_t count, room;
 } llm_steps;
 
-/* An added token: it is looked for in the text before all else. */
+/* An added token, such as "<|im_end|>": it is found in the text before anything else is done. */
 typedef struct llm_added {
     int32_t id;
-    llm_text content, normal; /* normal: what is looked for, normalized */
+    /* content: the token's text; normal: the same normalized, which is searched for if `normalized`
+     * is 1 */
+    llm_text content, normal;
     int single_word, lstrip, rstrip, normalized, special;
 } llm_added;
 
-/* The added tokens sorted by their bytes, those of one text as they stand. */
+/* The added tokens sorted by their bytes, to find them in a text; equal texts stay in file
+ * order. */
 typedef struct llm_finder {
     uint32_t *order; /* indices of llm_tokenizer.added */
     size_t count;
-    size_t begin[257]; /* of those with a first byte */
-    int only;          /* the one first byte that all have; -1: several */
+    /* order[begin[c]] to order[begin[c + 1] - 1]: tokens whose first byte is c */
+    size_t begin[257];
+    int only; /* the first byte that all tokens share; -1: they differ */
 } llm_finder;
 
 typedef struct llm_token {
-    size_t offset;   /* into `texts` */
-    uint32_t length; /* LLM_NONE: no token has this id */
-    uint32_t added;  /* index of the added token of this id + 1; 0: none */
+    size_t offset;   /* where the token's text begins in llm_tokenizer.texts */
+    uint32_t length; /* bytes of the token's text; UINT32_MAX: no token has this id */
+    uint32_t added;  /* 1 + index in llm_tokenizer.added of the added token with this id; 0: none */
 } llm_token;
 
-/* The first and the last bytes of a word: with its length, all of one of at most 16 bytes. */
+/* The first and the last 8 bytes of a word (fewer if it is shorter, see llm_ends_of). With its
+ * length, they identify a word of at most 16 bytes. */
 typedef struct llm_ends {
     uint64_t first, last;
 } llm_ends;
 
-/* A word and its ids. Of a longer one than 16 bytes, `ends` are an offset into cache_text and a
- * hash. */
+/* A cache entry: a word and its token ids. If the word has more than 16 bytes, ends.first is its
+ * offset in cache_text and ends.last its hash. */
 typedef struct llm_cached {
     llm_ends ends;
-    uint32_t ids;           /* the only one, or an offset into cache_ids */
-    uint16_t length, count; /* length 0: empty */
+    uint32_t ids; /* the word's id, if count is 1; else the offset of its ids in cache_ids */
+    uint16_t length, count; /* length: bytes of the word, 0: empty slot; count: number of ids */
 } llm_cached;
 
 typedef enum llm_model { LLM_BPE, LLM_WORD_PIECE, LLM_UNIGRAM } llm_model;
 
-enum { LLM_FILTER = 1 << 22 /* bits */ };
+enum { LLM_FILTER = 1 << 22 /* size of llm_tokenizer.filter in bits */ };
+/* LLM_NONE: no token. LLM_CACHED: longest word that is cached, in bytes. LLM_CACHE_WORDS: words in
+ * the cache before it is emptied. LLM_MAX_ID: every id is below it. */
 enum { LLM_NONE = -1, LLM_CACHED = 96, LLM_CACHE_WORDS = 1 << 19, LLM_MAX_ID = 1 << 22 };
 
 typedef struct llm_tokenizer {
-    char error[256];  /* the first of the call; empty: none */
-    const char *name; /* of the file, while it is read */
-    size_t given, most; /* bytes of the call's text, and what steps may make of it at most */
-    size_t grown;       /* bytes that normalizers have made of its sections so far */
-    uint8_t *flags;   /* of each code point */
-    uint8_t *breaks;  /* of each code point; NULL: no step is LLM_PRECOMPILED */
+    char error[256];  /* the first error of the current call; empty: none */
+    const char *name; /* the file's name for errors; set only while it is read */
+    /* given: bytes of the call's text; most: how many bytes the steps may make of it, see
+     * llm_fits */
+    size_t given, most;
+    size_t grown;    /* bytes that the normalizers have made of the call's text so far */
+    uint8_t *flags;  /* one byte per code point: LLM_WORD ... of unicode.h */
+    uint8_t *breaks; /* one byte per code point: LLM_BREAK_...; NULL: no step needs them */
+    /* For NFC: first code point << 32 | second -> the code point that they compose to. */
     llm_map compositions;
-    llm_map compat; /* of LLM_NFKC and LLM_NFKD: where in llm_unicode_compat a code point's begin */
-    int plain; /* the text, or the pattern that is compiled: see llm_step */
-    int sets;  /* classes of patterns that were found by trying all code points */
+    /* For LLM_NFKC and LLM_NFKD: code point -> index of its decomposition in llm_unicode_compat. */
+    llm_map compat;
+    /* 1: the text has no code point of llm_unicode_added; in llm_compile: leave these out */
+    int plain;
+    int sets; /* character classes in patterns that were resolved by trying all code points */
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
 
     llm_steps normalizers, pre_tokenizers, decoders;
-    int has_decoder, byte_level; /* byte_level: pieces are mapped by the model's cache */
+    /* byte_level: the last pre-tokenizer step is LLM_BYTE_CHARS; llm_word_new does it, for words
+     * that are not in the cache. */
+    int has_decoder, byte_level;
     llm_added *added;
     size_t added_count, added_room;
+    /* Added tokens to find in the text as it is (raw), and in the normalized text. */
     llm_finder raw, normalized;
-    llm_ids before, after; /* special tokens of a text */
+    llm_ids before, after; /* ids of the special tokens that are put before and after a text */
 
     llm_model model;
-    llm_text texts; /* of all tokens */
+    llm_text texts; /* the texts of all tokens, one after the other */
     llm_token *tokens;
-    int32_t size; /* the largest id + 1 */
+    int32_t size; /* the largest token id + 1 */
     size_t tokens_room;
-    int32_t *slots; /* tokens by their text */
+    int32_t *slots; /* hash table from a token's text to its id; LLM_NONE: empty slot */
     size_t slots_size;
+    /* Id of the unknown token, or LLM_NONE. */
     int32_t unk;
     int fuse_unk, byte_fallback, ignore_merges, has_continuing, cut_at_spaces;
+    /* char_ids[c]: token of the character c alone; byte_ids[b]: token "<0x..>" of the byte b; or
+     * LLM_NONE. */
     int32_t char_ids[1024], byte_ids[256];
-    llm_map merges;   /* left << 32 | right, + 1: rank << 32 | result */
-    uint64_t *filter; /* bits of the hashes of its keys: most pairs have no merge */
+    llm_map merges; /* BPE: (left id << 32 | right id) + 1 -> rank << 32 | id of the merged token */
+    /* A bit for each hash of a key of `merges`, tested first: most pairs of tokens have no
+     * merge. */
+    uint64_t *filter;
+    /* WordPiece: prefix of tokens that continue a word, such as "##". */
     llm_text continuing;
+    /* max_chars: longer words are unknown to WordPiece. max_length: bytes of the longest token. */
     size_t max_chars, max_length;
-    llm_map trie; /* node << 8 | byte, + 1: node; value of a node: below */
+    /* Unigram's trie of all tokens: (node << 8 | next byte) + 1 -> child node. trie_ids: the token
+     * that ends at each node, or LLM_NONE. */
+    llm_map trie;
     llm_ids trie_ids;
+    /* scores: Unigram's score of each token. unk_score: of an unknown character, 10 below the
+     * lowest. */
     double *scores, unk_score;
 
+    /* The cache of words, a hash table, see llm_cached. */
     llm_cached *cache;
     size_t cache_size, cache_count;
     llm_text cache_text;
     llm_ids cache_ids;
 
-    /* Scratch of a call. */
+    /* Scratch buffers, kept from call to call. */
     llm_text clean, buffers[2], pieces[2], mapped, piece;
     llm_spans spans[2];
     llm_points points, sorted;
@@ -241,12 +279,15 @@ typedef struct llm_tokenizer {
     llm_points ranks;
     uint64_t *heap;
     size_t heap_count, heap_room;
+    /* Unigram: best[i] is the score of the best segmentation of the first i bytes. */
     double *best;
     size_t best_room;
-    llm_spans path; /* begin, id */
+    /* Unigram: the last token of that segmentation begins at path.at[i].begin and has the id
+     * path.at[i].end. */
+    llm_spans path;
 } llm_tokenizer;
 
-/* Keeps the first sentence of a call. */
+/* Records an error, unless the current call has one already. Returns 0. */
 LLM_FORMAT static int llm_fail(llm_tokenizer *t, const char *format, ...) {
     va_list args;
     if (t->error[0]) return 0;
@@ -257,7 +298,8 @@ LLM_FORMAT static int llm_fail(llm_tokenizer *t, const char *format, ...) {
     return 0;
 }
 
-/* `at` with room for at least `need` things; unchanged, with an error, if there is no memory. */
+/* Returns `at`, reallocated if it has no room for `need` elements of `size` bytes; *room: its
+ * capacity in elements. Without memory, records an error and returns `at` as it was. */
 static void *llm_grow(llm_tokenizer *t, void *at, size_t *room, size_t need, size_t size) {
     size_t more = need + need / 2 + 16;
     void *bigger;
@@ -276,7 +318,7 @@ static int llm_room(llm_tokenizer *t, llm_text *text, size_t more) {
     return text->length + more <= text->room;
 }
 
-/* Where a text begins, also one that has never had a byte. */
+/* Returns the bytes of a text; "" if no buffer was allocated yet. */
 static const char *llm_bytes(const llm_text *text) {
     return text->at ? text->at : "";
 }
@@ -288,18 +330,19 @@ static int llm_put(llm_tokenizer *t, llm_text *text, const char *s, size_t n) {
     return 1;
 }
 
-/* A step may make much of a text, but a file of steps that multiply must not take all memory. NFKC
- * makes 11 bytes of one at most. */
+/* The steps of a tokenizer may make LLM_GROWTH * n + LLM_GROWTH_MORE bytes of n bytes of text (NFKC
+ * makes at most 11 of one). A file whose steps multiply a text must not take all memory. */
 enum { LLM_GROWTH = 64, LLM_GROWTH_MORE = 1 << 16 };
 
-/* Begins a call with a text of n bytes. */
+/* Begins a call with a text of n bytes: sets how large the steps may make it. */
 static void llm_begin_text(llm_tokenizer *t, size_t n) {
     t->given = n;
     t->most = n < SIZE_MAX / (2 * LLM_GROWTH) ? LLM_GROWTH * n + LLM_GROWTH_MORE : SIZE_MAX;
     t->grown = 0;
 }
 
-/* 0, and an error: so many bytes are more than the tokenizer's steps may make of the call's text. */
+/* Returns 1 if `bytes` is not more than the steps may make of the call's text; else 0 and an
+ * error. */
 static int llm_fits(llm_tokenizer *t, size_t bytes) {
     return bytes <= t->most ||
            llm_fail(t, "the steps of the tokenizer make more than %zu bytes of %zu; more than %d "
@@ -409,7 +452,7 @@ static int llm_map_set(llm_tokenizer *t, llm_map *map, uint64_t key, uint64_t va
 
 /* == UTF-8 and Unicode ===================================================== */
 
-/* Returns the code point at s, which is valid UTF-8, and in *n how many bytes it takes. */
+/* Returns the code point at s, which is valid UTF-8; *n: its length in bytes. */
 static uint32_t llm_point(const char *s, size_t *n) {
     const unsigned char *u = (const unsigned char *)s;
     if (u[0] < 0x80) {
@@ -428,7 +471,7 @@ static uint32_t llm_point(const char *s, size_t *n) {
     return (u[0] & 7u) << 18 | (u[1] & 0x3Fu) << 12 | (u[2] & 0x3Fu) << 6 | (u[3] & 0x3Fu);
 }
 
-/* The code point that ends before s + at; *n: its bytes. */
+/* Returns the code point that ends just before s + at; *n: its length in bytes. */
 static uint32_t llm_point_before(const char *s, size_t at, size_t *n) {
     size_t begin = at - 1;
     while (begin && ((unsigned char)s[begin] & 0xC0) == 0x80) begin--;
@@ -457,7 +500,8 @@ static int llm_put_utf8(llm_tokenizer *t, llm_text *text, uint32_t c) {
     return llm_put(t, text, s, n);
 }
 
-/* Bytes of the character at s; 0: it is not valid, and *bad bytes of it are one U+FFFD. */
+/* Returns the length in bytes of the character at s (n bytes are left); 0: it is not valid UTF-8,
+ * and its first *bad bytes count as one U+FFFD. */
 static size_t llm_valid(const char *s, size_t n, size_t *bad) {
     const unsigned char *u = (const unsigned char *)s;
     const unsigned c = u[0];
@@ -479,7 +523,7 @@ static size_t llm_valid(const char *s, size_t n, size_t *bad) {
     return size;
 }
 
-/* Bytes of s that are valid UTF-8, from its begin. */
+/* Returns how many bytes at the beginning of s are valid UTF-8. */
 static size_t llm_valid_prefix(const char *s, size_t n) {
     size_t at = 0, bad, size;
     while (at < n) {
@@ -498,7 +542,8 @@ static size_t llm_valid_prefix(const char *s, size_t n) {
     return n;
 }
 
-/* Appends s, each invalid part as U+FFFD, as Python's errors="replace" and Rust's lossy do. */
+/* Appends s with each invalid part replaced by U+FFFD, as Python's errors="replace" and Rust's
+ * from_utf8_lossy do. */
 static int llm_put_lossy(llm_tokenizer *t, llm_text *text, const char *s, size_t n) {
     while (n) {
         const size_t good = llm_valid_prefix(s, n);
@@ -517,8 +562,9 @@ static int llm_put_lossy(llm_tokenizer *t, llm_text *text, const char *s, size_t
 
 #define LLM_ROWS(table) (sizeof(table) / sizeof(table)[0])
 
-/* How many rows of a sorted table begin at or before c. A row is `width` numbers; the first of them,
- * shifted right by `shift`, is the code point at which it begins. */
+/* Returns how many rows of a sorted table begin at or before code point c. A row has `width`
+ * numbers; the first of them, shifted right by `shift`, is the code point at which the row
+ * begins. */
 static size_t llm_rows_until(const uint32_t *table, size_t rows, size_t width, int shift,
                              uint32_t c) {
     size_t low = 0, high = rows;
@@ -532,14 +578,14 @@ static size_t llm_rows_until(const uint32_t *table, size_t rows, size_t width, i
     return low;
 }
 
-/* The canonical combining class of c. */
+/* Returns the canonical combining class of c. */
 static uint32_t llm_class(uint32_t c) {
     const size_t n = c < 0x300 ? 0 : llm_rows_until(llm_unicode_classes,
                                                     LLM_ROWS(llm_unicode_classes), 1, 8, c);
     return n ? llm_unicode_classes[n - 1] & 0xFF : 0;
 }
 
-/* The row of c in llm_unicode_pairs; NULL: it has no decomposition. */
+/* Returns the row of c in llm_unicode_pairs; NULL: c has no canonical decomposition. */
 static const uint32_t *llm_pair(uint32_t c) {
     const size_t n =
         llm_rows_until(llm_unicode_pairs, LLM_ROWS(llm_unicode_pairs) / 3, 3, 1, c);
@@ -547,6 +593,7 @@ static const uint32_t *llm_pair(uint32_t c) {
     return row && row[0] >> 1 == c ? row : NULL;
 }
 
+/* Hangul: SBase, LBase, VBase, TBase and SCount of the Unicode standard. */
 enum { LLM_S = 0xAC00, LLM_L = 0x1100, LLM_V = 0x1161, LLM_T = 0x11A7, LLM_SYLLABLES = 11172 };
 
 static int llm_unicode_open(llm_tokenizer *t) {
@@ -579,7 +626,7 @@ static int llm_unicode_open(llm_tokenizer *t) {
     return 1;
 }
 
-/* Reads the table of compatibility decompositions, for a step that uses it. */
+/* Fills t->compat, the index of compatibility decompositions, for a step that needs it. */
 static int llm_compat_open(llm_tokenizer *t) {
     const uint32_t *points = llm_unicode_compat;
     size_t i, at = 0;
@@ -593,14 +640,16 @@ static int llm_compat_open(llm_tokenizer *t) {
     return 1;
 }
 
-enum { LLM_COMPOSED = 1, LLM_COMPATIBLE = 2 }; /* the form of NFC, NFKC; of NFKC, NFKD */
+/* Flags of a normalization form. LLM_COMPOSED: NFC, NFKC; LLM_COMPATIBLE: NFKC, NFKD. */
+enum { LLM_COMPOSED = 1, LLM_COMPATIBLE = 2 };
 
-/* 1 if a form may change c, alone or with its neighbours. */
+/* Returns 1 if the form may change c, alone or together with its neighbours. */
 static int llm_is_active(const llm_tokenizer *t, uint32_t c, int form) {
     return (t->flags[c] & LLM_ACTIVE) ||
            ((form & LLM_COMPATIBLE) && llm_map_find(&t->compat, c) != NULL);
 }
 
+/* Appends the decomposition of c to t->points; c itself if it has none. */
 static int llm_decompose(llm_tokenizer *t, uint32_t c, int form) {
     const uint32_t *row;
     const uint64_t *compat = form & LLM_COMPATIBLE ? llm_map_find(&t->compat, c) : NULL;
@@ -621,7 +670,7 @@ static int llm_decompose(llm_tokenizer *t, uint32_t c, int form) {
     return llm_decompose(t, row[1], form) && (!row[2] || llm_decompose(t, row[2], form));
 }
 
-/* Reads the classes of llm_joins, for a step that uses them. */
+/* Fills t->breaks, the classes that llm_joins compares, for a step that needs them. */
 static int llm_breaks_open(llm_tokenizer *t) {
     size_t i;
     uint32_t c, end;
@@ -639,7 +688,7 @@ static int llm_breaks_open(llm_tokenizer *t) {
     return 1;
 }
 
-/* Sorts each run of combining characters by class, those of one class as they stand. */
+/* Sorts each run of combining characters in t->points by class; equal classes keep their order. */
 static int llm_reorder(llm_tokenizer *t) {
     uint32_t *p = t->points.at;
     const size_t n = t->points.count;
@@ -665,7 +714,7 @@ static int llm_reorder(llm_tokenizer *t) {
     return 1;
 }
 
-/* What a and b are together; 0: they stay apart. */
+/* Returns the code point that a and b compose to; 0: they stay two. */
 static uint32_t llm_compose_pair(const llm_tokenizer *t, uint32_t a, uint32_t b) {
     const uint64_t *found;
     if (a - LLM_L < 19 && b - LLM_V < 21) return LLM_S + ((a - LLM_L) * 21 + b - LLM_V) * 28;
@@ -694,10 +743,11 @@ static void llm_compose(llm_tokenizer *t) {
     t->points.count = n;
 }
 
-/* NFD, NFC, NFKD or NFKC. Only runs of characters that the form may change, and the one before
- * each, are looked at. */
+/* Normalizes s to NFD, NFC, NFKD or NFKC. Only runs of characters that the form may change, each
+ * with the character before it, are decomposed and composed; the rest is copied. */
 static int llm_canonical(llm_tokenizer *t, const char *s, size_t n, llm_text *out, int form) {
-    /* The first byte of the first character that a form changes: U+00C0, or U+00A0. */
+    /* The smallest first byte of a character that the form changes: that of U+00C0, or of
+     * U+00A0. */
     const unsigned low = form & LLM_COMPATIBLE ? 0xC2 : 0xC3;
     size_t at = 0, done = 0, size, before = 0, i;
     while (at < n) {
@@ -745,7 +795,8 @@ static uint32_t llm_lower(uint32_t c) {
 
 /* == patterns ============================================================== */
 
-/* White_Space; PCRE2's \s has U+180E, too. And what is not. */
+/* The inside of a class [...]: Unicode's White_Space (PCRE2's \s has U+180E, too), and all other
+ * code points. */
 #define LLM_SPACES                                                                                 \
     "\\x{9}-\\x{D} \\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}"          \
     "\\x{205F}\\x{3000}"
@@ -754,6 +805,7 @@ static uint32_t llm_lower(uint32_t c) {
     "\\x{200B}-\\x{2027}\\x{202A}-\\x{202E}\\x{2030}-\\x{205E}\\x{2060}-\\x{2FFF}"                 \
     "\\x{3001}-\\x{10FFFF}"
 
+/* Letters in circles and squares. */
 #define LLM_CIRCLED                                                                                \
     "\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}"
 
@@ -761,7 +813,8 @@ static int llm_puts(llm_tokenizer *t, llm_text *out, const char *s) {
     return llm_put(t, out, s, strlen(s));
 }
 
-/* 1, and *row: the table of a script, or of what a POSIX class has beside categories. */
+/* Returns 1 and sets *row to the table in classes.h of a script or POSIX class, whatever the case
+ * of its name; 0: there is none. */
 static int llm_find_class(const char *name, size_t n, const llm_class_row **row) {
     size_t i, k;
     for (i = 0; i < LLM_ROWS(llm_classes); i++) {
@@ -772,7 +825,7 @@ static int llm_find_class(const char *name, size_t n, const llm_class_row **row)
     return 0;
 }
 
-/* The inside of a class: the ranges of a row. */
+/* Appends the ranges of a row, as the inside of a class [...]. */
 static int llm_put_ranges(llm_tokenizer *t, llm_text *out, const llm_class_row *row) {
     char text[40];
     size_t i;
@@ -784,8 +837,8 @@ static int llm_put_ranges(llm_tokenizer *t, llm_text *out, const llm_class_row *
     return 1;
 }
 
-/* The inside of a class: a general category, with what PCRE2's version of Unicode may not have; or
- * a script. */
+/* Appends a general category or a script, as the inside of a class [...]; a category with the code
+ * points that PCRE2's version of Unicode may lack, see llm_unicode_added. */
 static int llm_put_category(llm_tokenizer *t, llm_text *out, const char *name, size_t n) {
     char text[40];
     size_t i;
@@ -799,7 +852,7 @@ static int llm_put_category(llm_tokenizer *t, llm_text *out, const char *name, s
     if (!known)
         return llm_fail(t, "%s: \\p{%.*s} in a pattern is not known", t->name,
                         (int)(n < 40 ? n : 40), name);
-    /* ASCII first, by a table of bits rather than Unicode's. */
+    /* ASCII is named first: PCRE2 tests it by a table of bits, not by Unicode properties. */
     if (strcmp(text, "L") == 0 && !llm_puts(t, out, "A-Za-z")) return 0;
     if (strcmp(text, "Lu") == 0 && !llm_puts(t, out, "A-Z")) return 0;
     if (strcmp(text, "Ll") == 0 && !llm_puts(t, out, "a-z")) return 0;
@@ -815,11 +868,12 @@ static int llm_put_category(llm_tokenizer *t, llm_text *out, const char *name, s
     return 1;
 }
 
-/* Where \p{L} and its like stand: by themselves; as part of what a class holds; as a class of their
- * own that is part of another. */
+/* Where an escape such as \p{L} stands: outside of [...]; inside; inside, but written as a class
+ * [...] of its own. */
 typedef enum llm_where { LLM_ALONE, LLM_INSIDE, LLM_NESTED } llm_where;
 
-/* \p{L}, \s, \h, ... at p + 1; *used: its length. \h is a hexadecimal digit. */
+/* Translates the escape for a class of characters at p: \p{L}, \s, \h (in Oniguruma a hexadecimal
+ * digit) ...; *used: its length. */
 static int llm_put_class(llm_tokenizer *t, llm_text *out, const char *p, size_t n,
                          llm_where where, size_t *used) {
     const char kind = p[1];
@@ -845,7 +899,8 @@ static int llm_put_class(llm_tokenizer *t, llm_text *out, const char *p, size_t 
     } else if (kind == 'd' || kind == 'D') {
         if (!llm_put_category(t, out, "Nd", 2)) return 0;
     } else if (kind == 'w' || kind == 'W') {
-        /* Oniguruma's: also letters in circles and squares, and alone Latin-1's fractions. */
+        /* Oniguruma's \w has letters in circles and squares, too; outside of [...] also Latin-1's
+         * superscript digits and fractions. */
         if (!llm_put_category(t, out, "L", 1) || !llm_put_category(t, out, "M", 1) ||
             !llm_put_category(t, out, "Nd", 2) || !llm_put_category(t, out, "Nl", 2) ||
             !llm_put_category(t, out, "Pc", 2) || !llm_puts(t, out, LLM_CIRCLED) ||
@@ -858,7 +913,7 @@ static int llm_put_class(llm_tokenizer *t, llm_text *out, const char *p, size_t 
     return inside || llm_puts(t, out, "]");
 }
 
-/* \b or \B: words are those of Oniguruma's \w. */
+/* Appends \b (is: 1) or \B (is: 0) as lookarounds, with Oniguruma's \w. */
 static int llm_put_boundary(llm_tokenizer *t, llm_text *out, int is) {
     static const char *const parts[2][5] = {{"(?:(?<=", ")(?=", ")|(?<!", ")(?!", "))"},
                                             {"(?:(?<=", ")(?!", ")|(?<!", ")(?=", "))"}};
@@ -870,8 +925,8 @@ static int llm_put_boundary(llm_tokenizer *t, llm_text *out, int is) {
     return 1;
 }
 
-/* An escape at p. Oniguruma's \v and \u are other than PCRE2's; letters that are not listed are
- * errors. */
+/* Translates the escape at p; *used: its length. Oniguruma's \v and \u differ from PCRE2's; letters
+ * that are not listed are errors. */
 static int llm_put_escape(llm_tokenizer *t, llm_text *out, const char *p, size_t n, int inside,
                           size_t *used) {
     const char e = n > 1 ? p[1] : 0;
@@ -899,7 +954,8 @@ static int llm_put_escape(llm_tokenizer *t, llm_text *out, const char *p, size_t
     return llm_put(t, out, p, 2);
 }
 
-/* What begins at p in a pattern outside of [...], and means other things to Oniguruma and PCRE2. */
+/* Returns the construct at p, outside of [...], if it means different things to Oniguruma and
+ * PCRE2; else NULL. */
 static const char *llm_unlike(const char *pattern, const char *p, size_t n) {
     if (p[0] == '(' && n > 2 && p[1] == '?') {
         const int behind = n > 3 && p[2] == '<' && (p[3] == '=' || p[3] == '!');
@@ -911,16 +967,18 @@ static const char *llm_unlike(const char *pattern, const char *p, size_t n) {
     return p[0] == '(' && n > 1 && p[1] == '*' ? "(*...)" : NULL;
 }
 
-/* -- classes, which Oniguruma nests and intersects -- */
+/* -- character classes: Oniguruma's may be nested, and intersected by && -- */
 
-/* A class [...]: the union of `flat`, the inside of a class of PCRE2's, and of `more`, expressions
- * of one character, each after a '|'. With && before the last union: `also`, lookaheads for those
- * before it. */
+/* A class [...] that is being translated: the union of `flat`, the inside of a PCRE2 class, and of
+ * `more`, expressions that match one character, each after a '|'. After &&, these are the last
+ * operand; `also` has a lookahead for each operand before it. */
 typedef struct llm_chars {
     llm_text flat, more, also;
     int negated;
 } llm_chars;
 
+/* Limits: classes nested in each other; classes of a file that are resolved by trying all code
+ * points. */
 enum { LLM_MOST_DEPTH = 16, LLM_MOST_SETS = 32 };
 
 static void llm_chars_free(llm_chars *set) {
@@ -929,7 +987,7 @@ static void llm_chars_free(llm_chars *set) {
     free(set->also.at);
 }
 
-/* Appends the expression of one character of the last union. */
+/* Appends an expression that matches one character of `flat` or `more`, the last operand of &&. */
 static int llm_put_union(llm_tokenizer *t, llm_text *out, const llm_chars *set) {
     const int flat = set->flat.length > 0, more = set->more.length > 0;
     if (!flat && !more) return llm_puts(t, out, "(?!)");
@@ -941,14 +999,14 @@ static int llm_put_union(llm_tokenizer *t, llm_text *out, const llm_chars *set) 
                      llm_puts(t, out, ")"));
 }
 
-/* Appends the expression of one character of the set. */
+/* Appends an expression that matches one character of the whole class. */
 static int llm_put_set(llm_tokenizer *t, llm_text *out, const llm_chars *set) {
     return llm_puts(t, out, set->negated ? "(?:(?!" : "(?:") &&
            llm_put(t, out, llm_bytes(&set->also), set->also.length) &&
            llm_put_union(t, out, set) && llm_puts(t, out, set->negated ? ")(?s:.))" : ")");
 }
 
-/* && of a class: the union so far becomes a lookahead, and another begins. */
+/* Handles &&: the operand that it ends becomes a lookahead, and the next one begins. */
 static int llm_chars_intersect(llm_tokenizer *t, llm_chars *set) {
     if (!llm_puts(t, &set->also, "(?=") || !llm_put_union(t, &set->also, set) ||
         !llm_puts(t, &set->also, ")"))
@@ -957,11 +1015,13 @@ static int llm_chars_intersect(llm_tokenizer *t, llm_chars *set) {
     return 1;
 }
 
-/* [:alpha:] and so on at p; *used: its length, 0: there is none. */
+/* Translates a POSIX class such as [:alpha:] at p; *used: its length, 0: there is none. */
 static int llm_chars_posix(llm_tokenizer *t, llm_chars *set, const char *p, size_t n,
                            size_t *used) {
     static const struct {
-        const char *name, *categories, *ranges; /* and the table of llm_classes that has its name */
+        /* A POSIX class: its name, its general categories, its ranges. A row of llm_classes with
+         * the same name is added to these. */
+        const char *name, *categories, *ranges;
     } rows[] = {{"alnum", "L Nl Nd", NULL}, {"alpha", "L Nl", NULL}, {"lower", "Ll", NULL},
                 {"upper", "Lu", NULL}, {"ascii", "", "\\x{0}-\\x{7F}"}, {"blank", "Zs", "\\x{9}"},
                 {"cntrl", "", "\\x{0}-\\x{1F}\\x{7F}-\\x{9F}"}, {"digit", "Nd", NULL},
@@ -991,12 +1051,12 @@ static int llm_chars_posix(llm_tokenizer *t, llm_chars *set, const char *p, size
         at += one;
     }
     if (rows[i].ranges && !llm_puts(t, out, rows[i].ranges)) return 0;
-    at = i == 0 ? "alpha" : rows[i].name; /* alnum: the same as alpha, and digits */
+    at = i == 0 ? "alpha" : rows[i].name; /* alnum has alpha's row of llm_classes, too */
     if (llm_find_class(at, strlen(at), &row) && !llm_put_ranges(t, out, row)) return 0;
     return !negated || llm_puts(t, out, "]");
 }
 
-/* Appends one character of a class, raw or an escape; *used: its length. */
+/* Appends one character of a class, literal or an escape; *used: its length in the pattern. */
 static int llm_chars_char(llm_tokenizer *t, llm_text *out, const char *p, size_t n, size_t *used) {
     if (p[0] == '\\') return llm_put_escape(t, out, p, n, 1, used);
     (void)llm_point(p, used);
@@ -1004,8 +1064,9 @@ static int llm_chars_char(llm_tokenizer *t, llm_text *out, const char *p, size_t
     return llm_put(t, out, p, *used);
 }
 
-/* A character, a range, or an escape for several. after: it follows one of the latter two, so a '-'
- * begins no range; *after: it is one. */
+/* Translates an item of a class: a character, a range, or an escape for several characters. *after:
+ * 1 if the item before it was one of the latter two, so that a '-' here begins no range; then set
+ * for this item. */
 static int llm_chars_item(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, size_t *used,
                         int *after) {
     const int several = n > 1 && p[0] == '\\' && strchr("sSdDwWpPhH", p[1]) && p[1];
@@ -1033,7 +1094,8 @@ static int llm_chars_item(llm_tokenizer *t, llm_chars *set, const char *p, size_
 static int llm_chars_read(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, int depth,
                         size_t *used);
 
-/* A class within a class: becomes part of its union, or an expression in it. */
+/* Adds a class nested in another one: to its `flat` and `more`, or, if the inner class is negated
+ * or has &&, as one expression in `more`. */
 static int llm_chars_nest(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, int depth,
                         size_t *used) {
     llm_chars inner;
@@ -1049,7 +1111,8 @@ static int llm_chars_nest(llm_tokenizer *t, llm_chars *set, const char *p, size_
     return ok;
 }
 
-/* Reads a class at p; *used: its length. */
+/* Reads the class at p into *set; *used: its length; depth: how many classes it is nested in, plus
+ * 1. */
 static int llm_chars_read(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, int depth,
                         size_t *used) {
     size_t i, one;
@@ -1078,8 +1141,8 @@ static int llm_chars_read(llm_tokenizer *t, llm_chars *set, const char *p, size_
     return ok && (i < n || llm_fail(t, "%s: a pattern does not compile: [ without ]", t->name));
 }
 
-/* Appends [...] with the ranges that `code`, an expression of one character repeated, matches in
- * `all`, the text of all code points. */
+/* Appends a class [...] with the ranges of code points that `code` matches in `all`, the text of
+ * all code points in order. `code` matches one or more characters of a set. */
 static int llm_put_matches(llm_tokenizer *t, llm_text *out, const pcre2_code *code,
                            const llm_text *all) {
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
@@ -1103,7 +1166,8 @@ static int llm_put_matches(llm_tokenizer *t, llm_text *out, const pcre2_code *co
     return llm_puts(t, out, any ? "]" : "(?!)");
 }
 
-/* Appends [...] with the code points that an expression of one character matches, by trying all. */
+/* Appends a class [...] of all code points that match `expression`, which stands for one character.
+ * Tries every code point. */
 static int llm_put_members(llm_tokenizer *t, llm_text *out, const llm_text *expression) {
     llm_text text = {NULL, 0, 0}, all = {NULL, 0, 0};
     int error, ok = t->sets++ < LLM_MOST_SETS;
@@ -1117,7 +1181,8 @@ static int llm_put_members(llm_tokenizer *t, llm_text *out, const llm_text *expr
          llm_puts(t, &text, ")++") && llm_room(t, &all, (size_t)4 * 0x110000);
     for (c = 0; ok && c < 0x110000; c += c == 0xD7FF ? 0x801 : 1) ok = llm_put_utf8(t, &all, c);
     if (ok) code = pcre2_compile((PCRE2_SPTR)text.at, text.length, PCRE2_UTF, &error, &where, NULL);
-    if (code) (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); /* without, it takes longer */
+    /* optional: makes matching faster */
+    if (code) (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
     if (ok)
         ok = code ? llm_put_matches(t, out, code, &all)
                   : llm_fail(t, "%s: a class of a pattern does not compile, or there is no memory "
@@ -1128,7 +1193,8 @@ static int llm_put_members(llm_tokenizer *t, llm_text *out, const llm_text *expr
     return ok;
 }
 
-/* A class at p outside of others; folds: within (?i...). */
+/* Translates a class at p that is not nested; *used: its length. folds: it stands within
+ * (?i...). */
 static int llm_translate_class(llm_tokenizer *t, const char *p, size_t n, int folds, llm_text *out,
                                size_t *used) {
     llm_text expression = {NULL, 0, 0};
@@ -1150,10 +1216,12 @@ static int llm_translate_class(llm_tokenizer *t, const char *p, size_t n, int fo
     return ok;
 }
 
-/* Oniguruma's pattern in PCRE2's words. */
+/* Translates a pattern of Oniguruma to PCRE2, and appends it. */
 static int llm_translate(llm_tokenizer *t, const char *p, size_t n, llm_text *out) {
     size_t i, used;
-    int depth = 0, folds = n > 3 && memcmp(p, "(?i)", 4) == 0 ? 1 : 0; /* 1 + the depth of (?i: */
+    /* folds: 1 + the depth of parentheses of the (?i: or (?i) around position i; 0: there is
+     * none. */
+    int depth = 0, folds = n > 3 && memcmp(p, "(?i)", 4) == 0 ? 1 : 0;
     for (i = 0; i < n; i += used) {
         const char *bad = llm_unlike(p, p + i, n - i);
         used = 1;
@@ -1175,7 +1243,8 @@ static int llm_translate(llm_tokenizer *t, const char *p, size_t n, llm_text *ou
     return 1;
 }
 
-/* Compiles the pattern in one of its two forms, see llm_step; *jit: 0 if there is no JIT for it. */
+/* Compiles one form of a pattern: with the code points of llm_unicode_added, or (t->plain) without,
+ * see llm_step. Sets *jit to 0 if PCRE2's JIT cannot compile it. */
 static pcre2_code *llm_compile_one(llm_tokenizer *t, const char *pattern, size_t n, int *jit) {
     llm_text text = {NULL, 0, 0};
     pcre2_code *code = NULL;
@@ -1196,8 +1265,9 @@ static pcre2_code *llm_compile_one(llm_tokenizer *t, const char *pattern, size_t
     return code;
 }
 
-/* The rows of llm_unicode_added make a pattern several times slower, and few texts have one of
- * them, so a pattern has a form without; not one whose classes are ranges. */
+/* Compiles a step's pattern. The code points of llm_unicode_added make it several times slower, and
+ * few texts have one, so there is a second form without them; but not for a pattern with a class
+ * that llm_put_members has turned into ranges. */
 static int llm_compile(llm_tokenizer *t, llm_step *step, const char *pattern, size_t n) {
     const int sets = t->sets;
     step->jit = 1;
@@ -1210,7 +1280,7 @@ static int llm_compile(llm_tokenizer *t, llm_step *step, const char *pattern, si
     return step->match || llm_fail(t, "there is no memory for a pattern");
 }
 
-/* 1 if s has no code point of llm_unicode_added. */
+/* Returns 1 if s has no code point of llm_unicode_added. */
 static int llm_is_plain(const char *s, size_t n) {
     const size_t rows = LLM_ROWS(llm_unicode_added) / 3;
     size_t at = 0, size, row;
@@ -1231,7 +1301,8 @@ static int llm_is_plain(const char *s, size_t n) {
     return 1;
 }
 
-/* The first match of the step's pattern in s at or after `from`; 0: none, or an error. */
+/* Finds the first match of the step's pattern in s at or after byte `from`. Returns 0 if there is
+ * none, or after an error. */
 static int llm_find(llm_tokenizer *t, const llm_step *step, const char *s, size_t n, size_t from,
                     llm_span *found) {
     const pcre2_code *code = t->plain && step->plain ? step->plain : step->code;
@@ -1266,7 +1337,7 @@ static int llm_find(llm_tokenizer *t, const llm_step *step, const char *s, size_
 
 /* == the vocabulary ======================================================== */
 
-/* The token of this text in the model's vocabulary; LLM_NONE: there is none. */
+/* Returns the id of the token with this text in the model's vocabulary; LLM_NONE: there is none. */
 static int32_t llm_lookup(const llm_tokenizer *t, const char *s, size_t n) {
     size_t at;
     if (!t->slots_size) return LLM_NONE;
@@ -1279,7 +1350,7 @@ static int32_t llm_lookup(const llm_tokenizer *t, const char *s, size_t n) {
     return LLM_NONE;
 }
 
-/* Makes sure that there is a row for the token. */
+/* Makes t->tokens long enough for `id`; new entries are empty. */
 static int llm_token_room(llm_tokenizer *t, int32_t id) {
     t->tokens = (llm_token *)llm_grow(t, t->tokens, &t->tokens_room, (size_t)id + 1,
                                       sizeof *t->tokens);
@@ -1304,7 +1375,8 @@ static int llm_put_token(llm_tokenizer *t, int32_t id, const char *s) {
     return llm_put(t, &t->texts, s, n);
 }
 
-/* The table of tokens by text, when all are there; of two with one text, the last counts. */
+/* Builds the table of token ids by text, once all tokens are there (of two with the same text, the
+ * larger id counts), then char_ids and byte_ids. */
 static int llm_index_tokens(llm_tokenizer *t) {
     size_t at;
     int32_t id, c;
@@ -1343,6 +1415,7 @@ static int llm_index_tokens(llm_tokenizer *t) {
 
 /* == BPE =================================================================== */
 
+/* Returns the merge of two tokens, rank << 32 | id of the result; UINT64_MAX: there is none. */
 static uint64_t llm_merge(const llm_tokenizer *t, int32_t left, int32_t right) {
     const uint64_t key = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) + 1;
     const uint64_t bit = llm_mix(key) >> 42, *found;
@@ -1351,8 +1424,8 @@ static uint64_t llm_merge(const llm_tokenizer *t, int32_t left, int32_t right) {
     return found ? *found : UINT64_MAX;
 }
 
-/* Splits s into symbols, one per character. A character that is no token becomes its bytes, or the
- * unknown token; several of those in a row become one if the file has "fuse_unk". */
+/* Splits s into t->symbols, one token per character. A character without a token becomes the tokens
+ * of its bytes, or the unknown token; several of those in a row become one if "fuse_unk" is set. */
 static int llm_symbols(llm_tokenizer *t, const char *s, size_t n) {
     size_t at, size, i;
     int32_t id;
@@ -1383,7 +1456,8 @@ static int llm_symbols(llm_tokenizer *t, const char *s, size_t n) {
     return !unknown || llm_put_id(t, &t->symbols, t->unk);
 }
 
-/* Merges the best pair of all, the first of equals, until there is none: by looking at all. */
+/* BPE of a short word: merges the pair of lowest rank, the leftmost of equal ones, until no pair
+ * has a merge. Searches all pairs each time; `merges` has room for them. */
 static void llm_merge_few(llm_tokenizer *t, uint64_t *merges) {
     int32_t *ids = t->symbols.at;
     size_t n = t->symbols.count, i, best;
@@ -1404,7 +1478,7 @@ static void llm_merge_few(llm_tokenizer *t, uint64_t *merges) {
     t->symbols.count = n;
 }
 
-/* A heap of rank << 32 | position. */
+/* Pushes rank << 32 | position of a pair onto a min-heap, unless the pair has no merge. */
 static int llm_heap_push(llm_tokenizer *t, uint64_t merge, size_t position) {
     const uint64_t key = (merge & UINT64_C(0xFFFFFFFF00000000)) | position;
     size_t at = t->heap_count;
@@ -1431,8 +1505,8 @@ static uint64_t llm_heap_pop(llm_tokenizer *t) {
     return top;
 }
 
-/* The same of a long word, in n log n steps: symbols are linked, the pairs in a heap, and a pair
- * that has changed since it was pushed is passed over. */
+/* BPE of a long word, in O(n log n): symbols are a linked list, and pairs are in a heap. A pair
+ * that has changed since it was pushed is skipped when it is popped. */
 static int llm_merge_many(llm_tokenizer *t) {
     const size_t n = t->symbols.count;
     int32_t *ids = t->symbols.at, *next, *before;
@@ -1490,8 +1564,8 @@ static int llm_bpe(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
 
 /* == WordPiece and Unigram ================================================= */
 
-/* The longest token that the word begins with, and so on; a word with a part that is no token is
- * unk. */
+/* WordPiece: takes the longest token that the rest of the word begins with, until nothing is left.
+ * If no token fits, or the word is too long, the whole word becomes the unknown token. */
 static int llm_word_piece(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
     const size_t first = ids->count, prefix = t->continuing.length;
     size_t at, end, size, chars = 0;
@@ -1528,6 +1602,8 @@ static int llm_unigram_room(llm_tokenizer *t, size_t n) {
     return 1;
 }
 
+/* Records the token `id`, bytes [from, to), as the last one of the best segmentation up to `to`, if
+ * that makes the sum of scores higher. */
 static void llm_unigram_step(llm_tokenizer *t, size_t from, size_t to, int32_t id, double score) {
     const double sum = score + t->best[from];
     if (t->path.at[to].begin != SIZE_MAX && !(sum > t->best[to])) return;
@@ -1536,7 +1612,8 @@ static void llm_unigram_step(llm_tokenizer *t, size_t from, size_t to, int32_t i
     t->path.at[to].end = (size_t)id;
 }
 
-/* The ids of s[begin, end), tokens that are none: a token of just this text, bytes, or unk. */
+/* Appends the ids of a run of unknown characters: the token with exactly this text, the tokens of
+ * its bytes, or the unknown token. */
 static int llm_unigram_unknown(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
     const int32_t id = llm_lookup(t, s, n);
     size_t i;
@@ -1552,7 +1629,8 @@ static int llm_unigram_unknown(llm_tokenizer *t, const char *s, size_t n, llm_id
     return llm_put_id(t, ids, t->unk);
 }
 
-/* The best path of Viterbi over the tokens that fit. */
+/* Unigram: appends the ids of the segmentation with the highest sum of scores, by Viterbi's
+ * algorithm. */
 static int llm_unigram(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
     size_t at, size, end, begin;
     if (!llm_unigram_room(t, n)) return 0;
@@ -1574,7 +1652,8 @@ static int llm_unigram(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) 
             return llm_fail(t, "the text has a character that is no token, and there is no unk_id");
         llm_unigram_step(t, at, at + size, t->unk, t->unk_score);
     }
-    /* Back along the path, a run of unk as one: best[begin] becomes where that token ends. */
+    /* Follow the path back, and join consecutive unknown tokens: best[begin] now says where the
+     * token that begins there ends. */
     for (end = n; end; end = begin) {
         begin = t->path.at[end].begin;
         if ((int32_t)t->path.at[end].end == t->unk)
@@ -1594,14 +1673,14 @@ static int llm_unigram(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) 
 
 /* == words ================================================================= */
 
-/* Returns GPT-2's character for a byte: a printable one stands for itself, the others follow
- * U+00FF. */
+/* Returns GPT-2's character for a byte: a printable byte stands for itself, the others become
+ * U+0100, U+0101, ... */
 static uint32_t llm_byte_char(unsigned char b) {
     if ((b >= '!' && b <= '~') || (b >= 0xA1 && b != 0xAD)) return b;
     return b <= ' ' ? 0x100u + b : b == 0xAD ? 0x143u : 0x121u + b - 0x7Fu;
 }
 
-/* Returns the byte that a character stands for; -1: none. */
+/* Returns the byte that a character stands for, see llm_byte_char; -1: none. */
 static int llm_char_byte(uint32_t c) {
     if (c < 0x100) return llm_byte_char((unsigned char)c) == c ? (int)c : -1;
     if (c <= 0x120) return (int)c - 0x100;
@@ -1634,7 +1713,8 @@ static int llm_cache_grow(llm_tokenizer *t) {
     const size_t size = t->cache_size ? 2 * t->cache_size : 4096;
     llm_cached *bigger;
     size_t i, at;
-    if (t->cache_count >= LLM_CACHE_WORDS) { /* forget all: texts of new words only are rare */
+    /* the cache is full: empty it, since a text of new words only is rare */
+    if (t->cache_count >= LLM_CACHE_WORDS) {
         memset(t->cache, 0, t->cache_size * sizeof *t->cache);
         t->cache_count = t->cache_text.length = t->cache_ids.count = 0;
         return 1;
@@ -1655,7 +1735,7 @@ static int llm_cache_grow(llm_tokenizer *t) {
     return 1;
 }
 
-/* Puts a new word, whose ids are those from `first` on, into an empty slot. */
+/* Stores a new word in an empty slot of the cache; its ids are ids->at[first] and all after it. */
 static int llm_cache_put(llm_tokenizer *t, llm_cached *slot, llm_ends ends, const char *s, size_t n,
                          const llm_ids *ids, size_t first) {
     const size_t count = ids->count - first;
@@ -1673,7 +1753,7 @@ static int llm_cache_put(llm_tokenizer *t, llm_cached *slot, llm_ends ends, cons
     return 1;
 }
 
-/* The ids of a word, from the cache if it was seen before. */
+/* Appends the ids of a word, from the cache if it has the word. */
 static int llm_word(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
     llm_ends ends;
     size_t at, first;
@@ -1699,8 +1779,9 @@ static int llm_word(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
     return llm_word_new(t, s, n, ids) && llm_cache_put(t, slot, ends, s, n, ids, first);
 }
 
-/* Without a pre-tokenizer a text is one word. It is cut before each U+2581 that follows another
- * character, where no merge crosses that: the same ids, and words that the cache may know. */
+/* Appends the ids of a text that is not split any further. If no merge contains a U+2581 after
+ * another character, the text can be cut before each of those: the ids are the same, and the cache
+ * may have the parts. */
 static int llm_words(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
     size_t begin = 0, at = 0;
     if (!t->cut_at_spaces) return llm_word(t, s, n, ids);
@@ -1748,7 +1829,7 @@ static int llm_bert_clean(llm_tokenizer *t, const llm_step *step, const char *s,
     return 1;
 }
 
-/* Without the characters that have one of these flags. */
+/* Appends s without the characters that have one of these flags. */
 static int llm_without(llm_tokenizer *t, const char *s, size_t n, unsigned flags, llm_text *out) {
     size_t at, size;
     for (at = 0; at < n; at += size)
@@ -1803,11 +1884,12 @@ static int llm_replace(llm_tokenizer *t, const llm_step *step, const char *s, si
     return !t->error[0] && llm_put(t, out, s + done, n - done);
 }
 
-/* -- Precompiled: sentencepiece's charsmap, as `tokenizers` applies it -- */
+/* -- Precompiled: the charsmap of sentencepiece, as `tokenizers` applies it -- */
 
-/* What begins at s: the result of the shortest key there, in *length bytes; NULL: no key does. The
- * trie is a double array of darts-clone's: a unit has its label in bits 0 to 7 (bit 31 is set in
- * leaves), whether a leaf follows in bit 8, and where its children stand in bits 9 to 30. */
+/* Returns the replacement of the shortest key that s begins with, and its length in *length; NULL:
+ * s begins with no key. The trie is a double array of darts-clone: a unit has its label in bits 0
+ * to 7 (bit 31 is set in leaves), in bit 8 whether a leaf follows, and in bits 9 to 30 where its
+ * children are. */
 static const char *llm_charsmap_find(llm_tokenizer *t, const llm_step *step, const char *s,
                                      size_t n, size_t *length) {
     const llm_text *results = &step->content;
@@ -1827,13 +1909,14 @@ static const char *llm_charsmap_find(llm_tokenizer *t, const llm_step *step, con
         (void)llm_fail(t, "the charsmap of the tokenizer points outside of its results");
         return NULL;
     }
-    *length = strlen(results->at + begin); /* a zero stands after the last */
+    /* each replacement ends with a zero byte, the last one too */
+    *length = strlen(results->at + begin);
     return results->at + begin;
 }
 
-/* 1 if there is no boundary of grapheme clusters between two code points, by their classes (rules
- * GB3 to GB11 of UAX #29). picture: 2 after a pictograph and a joiner; conjunct: 2 after a
- * consonant and a linker. */
+/* Returns 1 if two adjacent code points of these classes are in the same grapheme cluster: rules
+ * GB4 to GB11 of UAX #29 (llm_cluster has GB3). picture: 2 after a pictograph and a joiner;
+ * conjunct: 2 after a consonant and a linker. */
 static int llm_joins(unsigned last, unsigned next, int picture, int conjunct) {
     if (last == LLM_BREAK_CONTROL || next == LLM_BREAK_CONTROL) return 0;
     if (next >= LLM_BREAK_EXTEND && next <= LLM_BREAK_SPACING) return 1;
@@ -1848,7 +1931,7 @@ static int llm_joins(unsigned last, unsigned next, int picture, int conjunct) {
     return (last == LLM_BREAK_T || last == LLM_BREAK_LVT) && next == LLM_BREAK_T;
 }
 
-/* Where the grapheme cluster ends that begins at s + at. */
+/* Returns where the grapheme cluster that begins at s + at ends. */
 static size_t llm_cluster(const llm_tokenizer *t, const char *s, size_t n, size_t at) {
     size_t size;
     unsigned last = t->breaks[llm_point(s + at, &size)], next;
@@ -1873,7 +1956,8 @@ static size_t llm_cluster(const llm_tokenizer *t, const char *s, size_t n, size_
     return at;
 }
 
-/* Appends s, or what replaces it. 0: an error. *found: whether something does. */
+/* Appends the replacement of s, if the charsmap has one: *found is then 1, else 0. Returns 0 on
+ * error. */
 static int llm_put_result(llm_tokenizer *t, const llm_step *step, const char *s, size_t n,
                           llm_text *out, int *found) {
     size_t length;
@@ -1882,8 +1966,8 @@ static int llm_put_result(llm_tokenizer *t, const llm_step *step, const char *s,
     return !result || (llm_put(t, out, result, length) && llm_fits(t, t->grown + out->length));
 }
 
-/* A cluster of less than 6 bytes is replaced as a whole by the result of a key that it begins with;
- * of others, each code point by itself. */
+/* Applies a charsmap. A grapheme cluster of less than 6 bytes that begins with a key is replaced as
+ * a whole; otherwise each of its code points is replaced by itself. */
 static int llm_precompiled(llm_tokenizer *t, const llm_step *step, const char *s, size_t n,
                            llm_text *out) {
     size_t at = 0, end, size;
@@ -1891,7 +1975,8 @@ static int llm_precompiled(llm_tokenizer *t, const llm_step *step, const char *s
     while (at < n) {
         for (end = at; end < n && (unsigned char)s[end] < 0x80; end++)
             if (step->changes[(unsigned char)s[end]]) break;
-        if (end > at && end < n && (unsigned char)s[end] >= 0x80) end--; /* it may have accents */
+        /* leave out the last ASCII character: combining accents may follow it */
+        if (end > at && end < n && (unsigned char)s[end] >= 0x80) end--;
         if (end > at && !llm_put(t, out, s + at, end - at)) return 0;
         at = end;
         if (at == n) break;
@@ -1935,7 +2020,8 @@ static int llm_normalize_step(llm_tokenizer *t, const llm_step *step, const char
     return llm_put(t, out, s + at, end - at);
 }
 
-/* Normalizes s into one of the two buffers, or leaves it where it is; *s, *n: the result. */
+/* Normalizes *s, *n bytes, and sets both to the result, which is in one of the two buffers, or *s
+ * itself if there are no normalizers. */
 static int llm_normalize(llm_tokenizer *t, const char **s, size_t *n) {
     size_t i, which = 0, largest = 0;
     for (i = 0; i < t->normalizers.count; i++, which = !which) {
@@ -1953,14 +2039,16 @@ static int llm_normalize(llm_tokenizer *t, const char **s, size_t *n) {
 
 /* == pre-tokenizers ======================================================== */
 
-/* What a split has come to: matches and what lies between them, folded as its behavior says. */
+/* State of a split, which turns matches and the text between them into pieces, as its behavior
+ * says. */
 typedef struct llm_fold {
     llm_behavior behavior;
     llm_spans *out;
-    int matched, any; /* the last was a match; there was one */
-    llm_span waits;   /* LLM_MERGED_WITH_NEXT: a match that may get the next */
+    int matched, any; /* matched: the last part was a match; any: there was a part */
+    llm_span waits;   /* LLM_MERGED_WITH_NEXT: the last match, which joins the text after it */
 } llm_fold;
 
+/* Adds a part of the text, a match or what lies between matches, to the pieces. */
 static int llm_fold_put(llm_tokenizer *t, llm_fold *f, size_t begin, size_t end, int match) {
     const int join = f->behavior == LLM_CONTIGUOUS ? f->any && match == f->matched
                                                    : f->behavior == LLM_MERGED_WITH_PREVIOUS &&
@@ -1983,7 +2071,8 @@ static int llm_fold_put(llm_tokenizer *t, llm_fold *f, size_t begin, size_t end,
     return ok;
 }
 
-/* The next match of a step that splits. */
+/* Finds the next match of a splitting step at or after byte `from`. Returns 0 if there is none, or
+ * after an error. */
 static int llm_next(llm_tokenizer *t, const llm_step *step, const char *s, size_t n, size_t from,
                     llm_span *found) {
     const unsigned flag = step->kind == LLM_DIGITS             ? LLM_NUMERIC
@@ -2028,7 +2117,7 @@ static int llm_split(llm_tokenizer *t, const llm_step *step, const char *s, llm_
     return 1;
 }
 
-/* \w+|[^\w\s]+ */
+/* The pre-tokenizer Whitespace: splits a piece by \w+|[^\w\s]+. */
 static int llm_split_words(llm_tokenizer *t, const char *s, llm_span piece, llm_spans *out) {
     size_t at = piece.begin, begin, size;
     while (at < piece.end) {
@@ -2041,8 +2130,9 @@ static int llm_split_words(llm_tokenizer *t, const char *s, llm_span piece, llm_
     return 1;
 }
 
-/* Writes a piece anew: its bytes as characters, or with what Metaspace and ByteLevel put before
- * it. */
+/* Appends a rewritten piece: its bytes as characters (LLM_BYTE_CHARS), or with the prefix of
+ * ByteLevel, or with the prefix and spaces of Metaspace. first: it is the first piece of the
+ * text. */
 static int llm_rewrite(llm_tokenizer *t, const llm_step *step, const char *s, size_t n, int first,
                        llm_text *text) {
     const llm_text *space = &step->pattern;
@@ -2060,7 +2150,8 @@ static int llm_rewrite(llm_tokenizer *t, const llm_step *step, const char *s, si
     return 1;
 }
 
-/* Does a step to all pieces of *s. */
+/* Applies a step to all pieces `in` of the text *s: `out` are the new pieces, and *s the new text,
+ * if the step rewrites it. first: *s begins where the whole text does. */
 static int llm_pre_step(llm_tokenizer *t, const llm_step *step, const char **s, int first,
                         const llm_spans *in, llm_spans *out) {
     llm_text *text = &t->pieces[*s == t->pieces[0].at];
@@ -2090,7 +2181,8 @@ static int llm_pre_step(llm_tokenizer *t, const llm_step *step, const char **s, 
     return 1;
 }
 
-/* The last step, of the usual kind: matches, and what lies between, are words. */
+/* Does the last step if it is the usual kind, a pattern with the behavior Isolated: appends the ids
+ * of each match, and of the text between matches. */
 static int llm_isolate(llm_tokenizer *t, const llm_step *step, const char *s, size_t n) {
     size_t done = 0, at = 0;
     llm_span found;
@@ -2106,7 +2198,8 @@ static int llm_isolate(llm_tokenizer *t, const llm_step *step, const char *s, si
     return !t->error[0] && (done == n || llm_words(t, s + done, n - done, &t->ids));
 }
 
-/* The ids of normalized text without added tokens; first: it begins where the text does. */
+/* Appends the ids of normalized text without added tokens. first: it begins where the whole text
+ * does. */
 static int llm_pre_tokenize(llm_tokenizer *t, const char *s, size_t n, int first) {
     const llm_step *last;
     size_t i, which = 0, fused;
@@ -2135,12 +2228,12 @@ static const llm_text *llm_added_text(const llm_added *added) {
     return added->normalized ? &added->normal : &added->content;
 }
 
-/* Narrows order[*low, *high), whose texts begin with the same `at` bytes, to those with c next; a
- * text of just those bytes comes before. */
+/* Narrows order[*low, *high), tokens whose first `at` bytes are the same, to those whose next byte
+ * is c. A token that ends after these `at` bytes comes first in the order. */
 static void llm_finder_narrow(const llm_tokenizer *t, const llm_finder *f, size_t at,
                               unsigned char c, size_t *low, size_t *high) {
     size_t begin = *low, end = *high, side;
-    for (side = 0; side < 2; side++) { /* the first with c, then the first beyond c */
+    for (side = 0; side < 2; side++) { /* find the first token with c, then the first after those */
         size_t from = side ? *low : begin, to = end;
         while (from < to) {
             const size_t middle = from + (to - from) / 2;
@@ -2153,7 +2246,8 @@ static void llm_finder_narrow(const llm_tokenizer *t, const llm_finder *f, size_
     }
 }
 
-/* The longest added token at the first place where there is one, from `from` on. */
+/* Returns the longest added token at the first position from `from` on where there is one, and
+ * where it is in *found; NULL: there is none. */
 static const llm_added *llm_added_find(const llm_tokenizer *t, const llm_finder *f, const char *s,
                                        size_t n, size_t from, llm_span *found) {
     if (!f->count) return NULL;
@@ -2183,7 +2277,9 @@ static const llm_added *llm_added_find(const llm_tokenizer *t, const llm_finder 
     return NULL;
 }
 
-/* 1 if it may stand here; widens it over the spaces that the token takes. */
+/* Returns 1 if an added token may stand at *found, else 0 (single_word). Widens *found over the
+ * white space that the token takes in (lstrip, rstrip), but not beyond byte `done`, the end of the
+ * token before it. */
 static int llm_added_fits(const llm_tokenizer *t, const llm_added *added, const char *s, size_t n,
                           size_t done, llm_span *found) {
     size_t size;
@@ -2200,7 +2296,8 @@ static int llm_added_fits(const llm_tokenizer *t, const llm_added *added, const 
     return 1;
 }
 
-/* Normalized text, of which added tokens of the other kind are taken out. */
+/* Appends the ids of normalized text: of the added tokens with "normalized" in it, and of what lies
+ * between them. first: it begins where the whole text does. */
 static int llm_normalized(llm_tokenizer *t, const char *s, size_t n, int first) {
     size_t at = 0, done = 0;
     const llm_added *added;
@@ -2217,7 +2314,8 @@ static int llm_normalized(llm_tokenizer *t, const char *s, size_t n, int first) 
     return done == n || llm_pre_tokenize(t, s + done, n - done, first && !done);
 }
 
-/* A section of the text without added tokens of the one kind. */
+/* Appends the ids of a section of the text between added tokens without "normalized"; normalizes it
+ * first. first: it begins where the whole text does. */
 static int llm_section(llm_tokenizer *t, const char *s, size_t n, int first) {
     int ok;
     if (!n) return 1;
@@ -2242,9 +2340,9 @@ static int llm_encode(llm_tokenizer *t, const char *s, size_t n) {
     return done == n || llm_section(t, s + done, n - done, !done);
 }
 
-/* Returns how many ids the text has, and gives *ids, to be passed to free(); -1: an error, see
- * llm_tokenizer_error. Invalid UTF-8 counts as U+FFFD. special: with the tokens that the file puts
- * before and after a text. */
+/* Encodes a text. Returns the number of ids, and the ids in *ids, to be passed to free(); -1: an
+ * error, see llm_tokenizer_error. Invalid UTF-8 counts as U+FFFD. special: 1 adds the tokens that
+ * the file puts before and after a text. */
 LLM_TOKENIZER_API int64_t llm_tokenizer_encode(llm_tokenizer *t, const char *text, size_t length,
                                                int special, int32_t **ids) {
     int64_t count;
@@ -2284,8 +2382,8 @@ static const char *llm_token_text(const llm_tokenizer *t, int32_t id, size_t *n)
     return token->length == UINT32_MAX ? NULL : t->texts.at + token->offset;
 }
 
-/* Appends the bytes that the characters of a token stand for; a token with a character that stands
- * for none as it is. */
+/* Appends the bytes that a token's characters stand for, see llm_char_byte; the token as it is if
+ * one of its characters stands for none. */
 static int llm_put_bytes(llm_tokenizer *t, llm_text *out, const char *s, size_t n) {
     const size_t begin = out->length;
     size_t at, size;
@@ -2301,7 +2399,7 @@ static int llm_put_bytes(llm_tokenizer *t, llm_text *out, const char *s, size_t 
     return 1;
 }
 
-/* The byte of a token "<0xAB>"; -1: it is none. */
+/* Returns the byte of a token such as "<0xAB>"; -1: it is not of this form. */
 static int llm_byte_token(const char *s, size_t n) {
     char *end, digits[3];
     if (n != 6 || memcmp(s, "<0x", 3) != 0 || s[5] != '>' || s[3] == '-' || s[3] == '+' ||
@@ -2313,7 +2411,8 @@ static int llm_byte_token(const char *s, size_t n) {
     return end == digits + 2 ? (int)n : -1;
 }
 
-/* Bytes of tokens <0x..> that follow each other, as text; as U+FFFD each if that is not UTF-8. */
+/* Appends the bytes of the tokens first to last - 1, all of the form <0x..>; if together they are
+ * not UTF-8, U+FFFD for each. */
 static int llm_put_fallback(llm_tokenizer *t, const char *s, const llm_spans *in, size_t first,
                             size_t last, llm_text *text, llm_spans *out) {
     const size_t begin = text->length;
@@ -2332,7 +2431,7 @@ static int llm_put_fallback(llm_tokenizer *t, const char *s, const llm_spans *in
     return 1;
 }
 
-/* Replaces `from` by `to` in what stands from `begin` on, in place: `to` is not longer. */
+/* Replaces `from` by `to` in the text from byte `begin` on, in place: `to` is not longer. */
 static void llm_shorten(llm_text *text, size_t begin, const char *from, const char *to) {
     const size_t m = strlen(from), k = strlen(to);
     size_t at = begin, put = begin;
@@ -2372,7 +2471,8 @@ static int llm_decode_wordpiece(llm_tokenizer *t, const llm_step *step, const ch
     return 1;
 }
 
-/* Without up to `left` and `right` characters `pattern` at the ends. */
+/* Returns a piece without up to step->left copies of step->pattern at its beginning, and up to
+ * step->right at its end. */
 static llm_span llm_strip(const llm_step *step, const char *s, llm_span piece) {
     const size_t m = step->pattern.length;
     size_t i;
@@ -2411,7 +2511,8 @@ static int llm_decode_token(llm_tokenizer *t, const llm_step *step, const char *
             }
         }
         return 1;
-    default: return llm_put(t, text, s, n); /* LLM_FUSE */
+    /* LLM_FUSE, and LLM_BYTE_FALLBACK for a token that is no byte */
+    default: return llm_put(t, text, s, n);
     }
 }
 
@@ -2433,7 +2534,8 @@ static int llm_decode_step(llm_tokenizer *t, const llm_step *step, const char *s
         if (!llm_decode_token(t, step, from, n, !i, text)) return 0;
         if (!whole && !llm_put_span(t, out, begin, text->length)) return 0;
     }
-    if (step->kind == LLM_BYTE_LEVEL) { /* only now is there a whole character */
+    /* the bytes of a character may come from several tokens, so UTF-8 is checked here */
+    if (step->kind == LLM_BYTE_LEVEL) {
         t->mapped.length = 0;
         if (!llm_put_lossy(t, &t->mapped, text->at, text->length)) return 0;
         text->length = 0;
@@ -2442,7 +2544,7 @@ static int llm_decode_step(llm_tokenizer *t, const llm_step *step, const char *s
     return !whole || llm_put_span(t, out, 0, text->length);
 }
 
-/* Decodes into t->pieces[0]. */
+/* Decodes ids into t->pieces[0]. special: 1 keeps special tokens. */
 static int llm_decode(llm_tokenizer *t, const int32_t *ids, size_t count, int special) {
     size_t i, n, which = 0;
     const char *s;
@@ -2464,15 +2566,16 @@ static int llm_decode(llm_tokenizer *t, const int32_t *ids, size_t count, int sp
                              &t->pieces[!which], &t->spans[!which]) ||
             !llm_fits(t, t->pieces[!which].length))
             return 0;
-    if (which) { /* the spans lie one after the other, so the text is whole */
+    if (which) { /* the result is in pieces[1], without gaps between its spans */
         t->pieces[0].length = 0;
         return llm_put(t, &t->pieces[0], t->pieces[1].at, t->pieces[1].length);
     }
     return 1;
 }
 
-/* The text of ids, to be passed to free(), with a zero after its *length bytes; NULL: an error, see
- * llm_tokenizer_error. Ids of no token are passed over; special: special tokens are shown. */
+/* Decodes ids. Returns the text, to be passed to free(), with a zero byte after its *length bytes;
+ * NULL: an error, see llm_tokenizer_error. Ids without a token are skipped. special: 1 keeps
+ * special tokens. */
 LLM_TOKENIZER_API char *llm_tokenizer_decode(llm_tokenizer *t, const int32_t *ids, size_t count,
                                              int special, size_t *length) {
     char *text;
@@ -2485,25 +2588,27 @@ LLM_TOKENIZER_API char *llm_tokenizer_decode(llm_tokenizer *t, const int32_t *id
     return text;
 }
 
-/* The text of ids that come one by one, never with half a character. Begin it with zeros and the
- * tokenizer; end it with llm_stream_end. */
+/* Decodes ids that arrive one by one, and returns whole characters only. Initialize it with zeros
+ * and the tokenizer; end it with llm_stream_end. */
 typedef struct llm_stream {
     llm_tokenizer *tokenizer;
-    int special; /* special tokens are shown */
-    llm_ids ids; /* those that gave the last text, and those after them */
+    int special; /* 1: special tokens are shown */
+    llm_ids ids; /* ids whose text was returned last, and all ids after them */
+    /* How many of `ids` have been shown, and their text. */
     size_t shown_ids;
-    llm_text shown; /* the text of the first shown_ids */
+    llm_text shown;
 } llm_stream;
 
-/* The first begin of a character from `at` on. A decoder may take back a character (the bytes of
- * ByteFallback, if the next are not UTF-8), but what was shown stays. */
+/* Returns the first position from `at` on where a character begins. (A decoder may change text that
+ * was shown: with ByteFallback, a character becomes U+FFFD if the bytes after it are not UTF-8.
+ * What was shown stays.) */
 static size_t llm_boundary(const llm_text *text, size_t at) {
     while (at < text->length && ((unsigned char)text->at[at] & 0xC0) == 0x80) at++;
     return at;
 }
 
-/* What text the next id adds, *length bytes that last until the next call; often none, while a
- * character is not complete. NULL: an error. */
+/* Adds an id. Returns the text that it adds, *length bytes, valid until the next call; often none,
+ * while a character is not complete. NULL: an error. */
 LLM_TOKENIZER_API const char *llm_stream_add(llm_stream *stream, int32_t id, size_t *length) {
     llm_tokenizer *t = stream->tokenizer;
     const llm_text *text = &t->pieces[0];
@@ -2516,8 +2621,8 @@ LLM_TOKENIZER_API const char *llm_stream_add(llm_stream *stream, int32_t id, siz
     if (text->length >= 3 && memcmp(text->at + text->length - 3, "\xEF\xBF\xBD", 3) == 0) return "";
     begin = llm_boundary(text, begin);
     *length = text->length - begin;
-    /* The ids that gave this text stay, for what the next depends on; their own text is not shown
-     * again. */
+    /* Keep the ids of the text that is returned now, since the text of the next ids depends on
+     * them; forget those before. */
     t->clean.length = 0;
     if (!llm_put(t, &t->clean, text->at + begin, *length)) return NULL;
     stream->ids.count -= stream->shown_ids;
@@ -2530,7 +2635,8 @@ LLM_TOKENIZER_API const char *llm_stream_add(llm_stream *stream, int32_t id, siz
     return t->clean.at;
 }
 
-/* The text that was held back, if any, and the end of the stream. */
+/* Ends the stream and frees its memory. Returns the text that was held back, *length bytes, if
+ * any. */
 LLM_TOKENIZER_API const char *llm_stream_end(llm_stream *stream, size_t *length) {
     llm_tokenizer *t = stream->tokenizer;
     const int ok = llm_decode(t, stream->ids.at, stream->ids.count, stream->special);
@@ -2542,7 +2648,7 @@ LLM_TOKENIZER_API const char *llm_stream_end(llm_stream *stream, size_t *length)
     return *length ? t->pieces[0].at + begin : "";
 }
 
-/* The id of a token, added or of the model; -1: there is none. */
+/* Returns the id of an added token or of one of the model; -1: there is no such token. */
 LLM_TOKENIZER_API int32_t llm_tokenizer_id(const llm_tokenizer *t, const char *token) {
     const size_t n = strlen(token);
     size_t i;
@@ -2552,12 +2658,12 @@ LLM_TOKENIZER_API int32_t llm_tokenizer_id(const llm_tokenizer *t, const char *t
     return llm_lookup(t, token, n);
 }
 
-/* The largest id + 1: a model's embedding has at least so many rows. */
+/* Returns the largest id + 1: a model's embedding has at least so many rows. */
 LLM_TOKENIZER_API int32_t llm_tokenizer_size(const llm_tokenizer *t) {
     return t->size;
 }
 
-/* What went wrong in the last call, in one sentence; empty: nothing. */
+/* Returns the error of the last call, one sentence; "": there was none. */
 LLM_TOKENIZER_API const char *llm_tokenizer_error(const llm_tokenizer *t) {
     return t->error;
 }
@@ -2569,7 +2675,8 @@ static const char *llm_type(const cJSON *o) {
     return type ? type : "without a type";
 }
 
-/* An error for a setting that is not among `keys`, which have a blank before and after each. */
+/* Returns 1 if every setting of o is in `keys`, which have a blank before and after each; else 0
+ * and an error that names the setting. what: what o is, for the error. */
 static int llm_only(llm_tokenizer *t, const cJSON *o, const char *what, const char *keys) {
     const cJSON *item;
     char name[64];
@@ -2594,7 +2701,8 @@ static int llm_flag(llm_tokenizer *t, const cJSON *o, const char *key, int absen
     return item ? cJSON_IsTrue(item) : absent;
 }
 
-/* A whole number of at least 0 and at most `high`; -1 where it is missing. */
+/* Returns a whole number from 0 to `high`; -1 if it is missing, or, with an error, something
+ * else. */
 static int64_t llm_whole(llm_tokenizer *t, const cJSON *o, const char *key, double high) {
     const cJSON *item = llm_get(o, key);
     if (!item) return -1;
@@ -2616,7 +2724,7 @@ static int llm_set(llm_tokenizer *t, llm_text *text, const char *s) {
     return s && llm_puts(t, text, s);
 }
 
-/* {"String": "..."} or {"Regex": "..."} */
+/* Reads the setting "pattern" of o: {"String": "..."} or {"Regex": "..."}. */
 static int llm_read_pattern(llm_tokenizer *t, llm_step *step, const cJSON *o) {
     const cJSON *pattern = llm_get(o, "pattern");
     const char *string = cJSON_GetStringValue(llm_get(pattern, "String"));
@@ -2666,13 +2774,14 @@ static llm_step *llm_put_step(llm_tokenizer *t, llm_steps *steps, llm_kind kind)
     return step;
 }
 
-/* What a list of steps is read by. */
+/* A supported type of step: its name in the file, its settings, its kind. */
 typedef struct llm_known {
     const char *type, *keys;
     llm_kind kind;
 } llm_known;
 
-/* The row of o's type; an error for another type, or for a setting it does not have. */
+/* Returns the row of o's type; NULL and an error if the type is not among the rows, or has a
+ * setting that its row does not list. */
 static const llm_known *llm_known_type(llm_tokenizer *t, const cJSON *o, const char *what,
                                        const llm_known *rows, size_t count) {
     size_t i;
@@ -2683,7 +2792,7 @@ static const llm_known *llm_known_type(llm_tokenizer *t, const cJSON *o, const c
     return NULL;
 }
 
-/* Appends the bytes that base64 text stands for. */
+/* Appends the bytes that base64 text encodes. */
 static int llm_put_base64(llm_tokenizer *t, llm_text *out, const char *s) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     uint32_t bits = 0;
@@ -2702,8 +2811,8 @@ static int llm_put_base64(llm_tokenizer *t, llm_text *out, const char *s) {
     return 1;
 }
 
-/* A charsmap: bytes of the trie, the trie in 32 bits per unit, the results, each ended by a zero;
- * little-endian. */
+/* Reads a charsmap, little-endian: the size of the trie in bytes (32 bits), its units (32 bits
+ * each), the replacements, each with a zero byte at its end. */
 static int llm_read_charsmap(llm_tokenizer *t, llm_step *step, const cJSON *o) {
     const char *base64 = llm_string(t, o, "precompiled_charsmap");
     llm_text bytes = {NULL, 0, 0};
@@ -2724,7 +2833,8 @@ static int llm_read_charsmap(llm_tokenizer *t, llm_step *step, const cJSON *o) {
     step->unit_count = size / 4;
     if (step->units) (void)llm_put(t, &step->content, bytes.at + 4 + size, bytes.length - 4 - size);
     free(bytes.at);
-    if (!step->units || !llm_put(t, &step->content, "", 1)) /* with its zero */
+    /* the last replacement ends with a zero byte */
+    if (!step->units || !llm_put(t, &step->content, "", 1))
         return llm_fail(t, "there is no memory for a charsmap");
     for (i = 0; i < 128; i++) {
         const char c = (char)i;
@@ -2797,7 +2907,7 @@ static int llm_read_byte_level(llm_tokenizer *t, const cJSON *o) {
     return step != NULL;
 }
 
-/* The settings of a pre-tokenizer that splits. */
+/* Reads the settings of a pre-tokenizer that splits. */
 static int llm_read_split(llm_tokenizer *t, llm_step *step, const cJSON *o) {
     step->split = 1;
     step->behavior = step->kind == LLM_WHITESPACE_SPLIT ? LLM_REMOVED : LLM_ISOLATED;
@@ -2847,7 +2957,8 @@ static int llm_read_pre_tokenizer(llm_tokenizer *t, const cJSON *o) {
         return 1;
     }
     if (known->kind == LLM_BYTE_LEVEL) return llm_read_byte_level(t, o);
-    if (known->kind == LLM_WORDPIECE) { /* BERT's: at spaces, then at punctuation */
+    /* BertPreTokenizer: splits at spaces, then at punctuation */
+    if (known->kind == LLM_WORDPIECE) {
         step = llm_put_step(t, &t->pre_tokenizers, LLM_WHITESPACE_SPLIT);
         if (!step || !llm_read_split(t, step, o)) return 0;
         step = llm_put_step(t, &t->pre_tokenizers, LLM_PUNCTUATIONS);
@@ -2916,7 +3027,7 @@ static int llm_read_vocabulary(llm_tokenizer *t, const cJSON *o) {
     return llm_index_tokens(t);
 }
 
-/* The two halves of a merge: "a b" or ["a", "b"]. */
+/* Finds the two halves of a merge, which is "a b" or ["a", "b"]; n: their lengths. */
 static int llm_merge_halves(llm_tokenizer *t, const cJSON *item, const char *half[2], size_t n[2]) {
     const char *s = cJSON_GetStringValue(item), *blank;
     if (s) {
@@ -2937,7 +3048,7 @@ static int llm_merge_halves(llm_tokenizer *t, const cJSON *item, const char *hal
     return 1;
 }
 
-/* 0 if U+2581 follows another character in s. */
+/* Returns 0 if a U+2581 follows another character in s, else 1. */
 static int llm_starts_words(const char *s, size_t n) {
     size_t at, size, before = 1;
     for (at = 0; at < n; at += size) {
@@ -2980,7 +3091,7 @@ static int llm_read_merges(llm_tokenizer *t, const cJSON *o) {
     return 1;
 }
 
-/* The id of the model's unk_token. */
+/* Sets t->unk to the id of the model's unk_token, if it has one. */
 static int llm_read_unk(llm_tokenizer *t, const cJSON *o) {
     const char *unk = cJSON_GetStringValue(llm_get(o, "unk_token"));
     if (!unk) return 1;
@@ -3002,7 +3113,8 @@ static int llm_read_bpe(llm_tokenizer *t, const cJSON *o) {
     for (i = 0; i < LLM_ROWS(empty); i++) {
         const cJSON *item = llm_get(o, empty[i]);
         const char *s = cJSON_GetStringValue(item);
-        const int zero = i == 0 && cJSON_IsNumber(item) && item->valuedouble == 0; /* no dropout */
+        /* a dropout of 0 means none */
+        const int zero = i == 0 && cJSON_IsNumber(item) && item->valuedouble == 0;
         if (item && !(s && !*s) && !zero)
             return llm_fail(t, "%s: a BPE with \"%s\" is not known", t->name, empty[i]);
     }
@@ -3026,7 +3138,7 @@ static int llm_read_wordpiece(llm_tokenizer *t, const cJSON *o) {
     return !t->error[0];
 }
 
-/* Puts a token into the trie of all. */
+/* Adds a token to Unigram's trie. */
 static int llm_put_trie(llm_tokenizer *t, const char *s, int32_t id) {
     uint64_t node = 0;
     for (; *s; s++) {
@@ -3044,10 +3156,11 @@ static int llm_put_trie(llm_tokenizer *t, const char *s, int32_t id) {
     return 1;
 }
 
-/* A score as `tokenizers` reads it: all digits as a whole number, rounded to double, divided by a
- * power of ten. The last bit may differ from that of the nearest double, and decides between two
- * paths whose scores are equal otherwise. The digits are those of the shortest text of the value,
- * as in files: cJSON does not keep theirs. */
+/* Returns a score rounded as `tokenizers` reads it: all digits as one whole number, rounded to
+ * double, then divided or multiplied by a power of ten. Its last bit may differ from that of the
+ * nearest double, and decides between two segmentations of equal scores. The digits are those of
+ * the shortest decimal form of the value, as files have it: cJSON does not keep the file's
+ * digits. */
 static double llm_score(double value) {
     char text[40], *at = text;
     uint64_t whole = 0;
@@ -3057,7 +3170,7 @@ static double llm_score(double value) {
         (void)snprintf(text, sizeof text, "%.*e", digits - 1, value);
         if (strtod(text, NULL) == value) break;
     }
-    if (digits < 16) return value; /* exact */
+    if (digits < 16) return value; /* up to 15 digits: nothing is rounded */
     (void)snprintf(text, sizeof text, "%.*e", digits - 1, value);
     for (; *at && *at != 'e'; at++)
         if (*at >= '0' && *at <= '9') whole = 10 * whole + (uint64_t)(*at - '0');
@@ -3145,7 +3258,8 @@ static int llm_read_added(llm_tokenizer *t, const cJSON *o) {
     return !t->error[0];
 }
 
-/* 1 if added token b comes before a. */
+/* Returns 1 if added token b comes before a: by bytes; of two that begin alike, the shorter one
+ * first. */
 static int llm_added_before(const llm_tokenizer *t, uint32_t b, uint32_t a) {
     const llm_text *x = llm_added_text(&t->added[b]), *y = llm_added_text(&t->added[a]);
     const size_t n = x->length < y->length ? x->length : y->length;
@@ -3153,7 +3267,7 @@ static int llm_added_before(const llm_tokenizer *t, uint32_t b, uint32_t a) {
     return order ? order < 0 : x->length < y->length;
 }
 
-/* Sorts f->order: merges runs of doubled length. */
+/* Sorts f->order by merge sort, bottom up; equal texts keep their order. */
 static int llm_finder_sort(llm_tokenizer *t, llm_finder *f) {
     uint32_t *from = f->order, *to = (uint32_t *)malloc((f->count + 1) * sizeof *to), *swap;
     size_t width, begin, i;
@@ -3177,7 +3291,8 @@ static int llm_finder_sort(llm_tokenizer *t, llm_finder *f) {
     return 1;
 }
 
-/* Finds the tokens of a finder. */
+/* Fills a finder with the added tokens whose setting "normalized" is `normalized`, and sorts
+ * them. */
 static int llm_finder_fill(llm_tokenizer *t, llm_finder *f, int normalized) {
     size_t i;
     int c;
@@ -3198,7 +3313,8 @@ static int llm_finder_fill(llm_tokenizer *t, llm_finder *f, int normalized) {
     return 1;
 }
 
-/* {"SpecialToken": {"id": "[CLS]"}}, ..., {"Sequence": {"id": "A"}}, ... */
+/* Reads the template of a single text, such as [{"SpecialToken": {"id": "[CLS]"}}, {"Sequence":
+ * {"id": "A"}}, ...]: appends the ids before the text, and those after it. */
 static int llm_read_template(llm_tokenizer *t, const cJSON *o, llm_ids *before, llm_ids *after) {
     const cJSON *item, *special, *id;
     int texts = 0;
@@ -3225,7 +3341,7 @@ static int llm_read_template(llm_tokenizer *t, const cJSON *o, llm_ids *before, 
     return texts == 1 || llm_fail(t, "%s: the template of a single text has no A", t->name);
 }
 
-/* ["[CLS]", 101] of BERT's and RoBERTa's. */
+/* Appends the id of a pair such as ["[CLS]", 101] of BertProcessing or RobertaProcessing. */
 static int llm_read_pair(llm_tokenizer *t, const cJSON *o, const char *key, llm_ids *ids) {
     const cJSON *id = cJSON_GetArrayItem(llm_get(o, key), 1);
     if (!cJSON_IsNumber(id) || !(id->valuedouble >= 0 && id->valuedouble < LLM_MAX_ID))
@@ -3246,7 +3362,7 @@ static int llm_read_processor(llm_tokenizer *t, const cJSON *o) {
     const cJSON *item;
     int ok;
     if (!known) return 0;
-    if (known->kind == LLM_BYTE_LEVEL) return 1; /* offsets only */
+    if (known->kind == LLM_BYTE_LEVEL) return 1; /* changes offsets only, not ids */
     if (known->kind == LLM_SEQUENCE) {
         cJSON_ArrayForEach(item, llm_get(o, "processors")) {
             if (!llm_read_processor(t, item)) return 0;
@@ -3257,7 +3373,7 @@ static int llm_read_processor(llm_tokenizer *t, const cJSON *o) {
         ok = llm_read_template(t, o, &before, &t->after);
     else
         ok = llm_read_pair(t, o, "cls", &before) && llm_read_pair(t, o, "sep", &t->after);
-    /* Those of a later processor stand outside. */
+    /* The tokens of a later processor stand outside of those of the earlier ones. */
     ok = ok && llm_put_ids(t, &before, t->before.at, t->before.count);
     free(t->before.at);
     t->before = before;
@@ -3281,7 +3397,8 @@ static int llm_read_parts(llm_tokenizer *t, const cJSON *o) {
     part = llm_get(o, "decoder");
     t->has_decoder = part != NULL;
     if (part && !llm_read_decoder(t, part)) return 0;
-    /* The last step is left to the cache, which does it once for each word. */
+    /* If the last step is LLM_BYTE_CHARS, llm_word_new does it, for words that are not in the
+     * cache. */
     n = t->pre_tokenizers.count;
     if (n && t->pre_tokenizers.at[n - 1].kind == LLM_BYTE_CHARS) {
         t->byte_level = 1;
@@ -3361,7 +3478,8 @@ LLM_TOKENIZER_API void llm_tokenizer_free(llm_tokenizer *t) {
     free(t);
 }
 
-/* \u0000 ends a string of cJSON's, so a file that has it is refused. */
+/* Returns 1 if a text of JSON has the character U+0000, as a byte or as \u0000. It would end a
+ * string of cJSON, so the file is refused. */
 static int llm_has_nul(const char *json, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
@@ -3373,8 +3491,8 @@ static int llm_has_nul(const char *json, size_t n) {
     return 0;
 }
 
-/* Fills t, which is zero except for tables that are already open, from a tokenizer.json. 0: t->error
- * says why not; the caller frees t. */
+/* Fills t from a tokenizer.json. t is zero except for Unicode tables that are already filled.
+ * Returns 0 on error, in t->error; the caller then frees t. */
 static int llm_tokenizer_fill(llm_tokenizer *t, const char *json, size_t length, const char *name) {
     cJSON *file;
     t->name = name;
@@ -3389,7 +3507,7 @@ static int llm_tokenizer_fill(llm_tokenizer *t, const char *json, size_t length,
     else if (llm_has_nul(json, length))
         (void)llm_fail(t, "%s: a token with the character U+0000 is not known", name);
     if (!t->error[0] && llm_unicode_open(t)) {
-        errno = 0; /* malloc sets it, as POSIX says, and cJSON does not */
+        errno = 0; /* malloc sets ENOMEM (POSIX), while cJSON says only that it failed */
         file = cJSON_ParseWithLength(json, length);
         if (!file && errno == ENOMEM)
             (void)llm_fail(t, "%s: there is no memory for its JSON", name);
@@ -3403,8 +3521,8 @@ static int llm_tokenizer_fill(llm_tokenizer *t, const char *json, size_t length,
     return t->error[0] == 0;
 }
 
-/* A tokenizer from the `length` bytes of a tokenizer.json; `name` is what errors call it. NULL: an
- * error, one sentence in `error`. */
+/* Creates a tokenizer from the `length` bytes of a tokenizer.json, which errors call `name`.
+ * Returns NULL on error, with one sentence in `error`, of `size` bytes. */
 LLM_TOKENIZER_API llm_tokenizer *llm_tokenizer_read(const char *json, size_t length,
                                                     const char *name, char *error, size_t size) {
     llm_tokenizer *t = (llm_tokenizer *)calloc(1, sizeof *t);
@@ -3414,8 +3532,8 @@ LLM_TOKENIZER_API llm_tokenizer *llm_tokenizer_read(const char *json, size_t len
     return NULL;
 }
 
-/* A tokenizer from a file, to be closed with llm_tokenizer_free. NULL: an error, one sentence in
- * `error`. */
+/* Creates a tokenizer from the file tokenizer.json at `path`; free it with llm_tokenizer_free.
+ * Returns NULL on error, with one sentence in `error`, of `size` bytes. */
 LLM_TOKENIZER_API llm_tokenizer *llm_tokenizer_open(const char *path, char *error, size_t size) {
     tsh_error why;
     size_t length;

@@ -1,4 +1,4 @@
-/* unicode.h - what tokenizer.h knows about code points
+/* unicode.h - tables of the properties and mappings of code points, for tokenizer.h
  *
  * Written by tests/llm/make_unicode.py, which asks the Python package tokenizers 0.23.3. */
 #ifndef LLM_UNICODE_H
@@ -6,8 +6,9 @@
 
 #include <stdint.h>
 
-/* Properties: what \w and \s match; what BERT takes for punctuation; number; accents that BERT
- * and StripAccents remove; what BERT removes as control characters. */
+/* Properties of a code point, in this order: \w matches it; \s matches it; BERT takes it for
+ * punctuation; it is a number; an accent that BertNormalizer removes; a mark that StripAccents
+ * removes; a control character that BertNormalizer removes. */
 enum {
     LLM_WORD = 1,
     LLM_SPACE = 2,
@@ -16,10 +17,11 @@ enum {
     LLM_NONSPACING = 16,
     LLM_MARK = 32,
     LLM_OTHER = 64,
-    LLM_ACTIVE = 128 /* set by tokenizer.h: not left alone by NFC or NFD */
+    LLM_ACTIVE = 128 /* set by tokenizer.h: NFC or NFD may change it */
 };
 
-/* code point << 8 | properties, where they change */
+/* A row for each code point at which the properties change: code point << 8 | properties. They are
+ * valid up to the next row. */
 static const uint32_t llm_unicode_flags[] = {
     64, 2306, 2882, 3330, 3648, 8194, 8452, 12297, 14852, 16641, 23300, 24325, 24580, 24833, 31492,
     32576, 34114, 34368, 40962, 41220, 41472, 42756, 43008, 43521, 43780, 44032, 44352, 44544,
@@ -261,7 +263,8 @@ static const uint32_t llm_unicode_flags[] = {
     251658304, 268434944, 268435520, 285212160,
 };
 
-/* code point << 8 | canonical combining class, where it changes */
+/* A row for each code point at which the canonical combining class changes: code point << 8 |
+ * class. It is valid up to the next row. */
 static const uint32_t llm_unicode_classes[] = {
     196838, 202216, 202460, 203496, 203736, 203996, 205258, 205788, 206794, 207324, 209921, 211420,
     212454, 212992, 213734, 213760, 214512, 214758, 215004, 215782, 216540, 216832, 217318, 218076,
@@ -313,8 +316,8 @@ static const uint32_t llm_unicode_classes[] = {
     31468288, 32035036, 32036608, 32064742, 32066055, 32066304,
 };
 
-/* Canonical decompositions: code point << 1 | whether NFC composes it, first, second or 0.
- * Hangul is computed. */
+/* Canonical decompositions, 3 numbers each: code point << 1 | (1 if NFC composes it again), the
+ * first code point that it becomes, the second or 0. Hangul is computed. */
 static const uint32_t llm_unicode_pairs[] = {
     385, 65, 768, 387, 65, 769, 389, 65, 770, 391, 65, 771, 393, 65, 776, 395, 65, 778,
     399, 67, 807, 401, 69, 768, 403, 69, 769, 405, 69, 770, 407, 69, 776, 409, 73, 768,
@@ -727,8 +730,9 @@ static const uint32_t llm_unicode_pairs[] = {
     390202, 173568, 0,
 };
 
-/* What NFKD makes of the code points of these runs, first and last of each; the points of one
- * after the other, each << 1, | 1 for the last of a code point. */
+/* Compatibility decompositions (NFKD). llm_unicode_compat_runs: first and last code point of each
+ * run of code points that have one. llm_unicode_compat: the decompositions of all of them in order,
+ * each code point << 1, | 1 for the last one of a decomposition. */
 static const uint32_t llm_unicode_compat_runs[] = {
     160, 160, 168, 168, 170, 170, 175, 175, 178, 181, 184, 186, 188, 190, 306, 307, 319, 320,
     329, 329, 383, 383, 452, 460, 497, 499, 688, 696, 728, 733, 736, 740, 890, 890, 900, 901,
@@ -1099,7 +1103,8 @@ static const uint32_t llm_unicode_compat[] = {
     24616, 42426, 24619, 24616, 51886, 24619, 48943, 42975,
 };
 
-/* Lower case: first, last, step, what is added. */
+/* Mappings to lower case, 4 numbers each: first code point, last one, step between them, what is
+ * added to get the lower case. */
 static const int32_t llm_unicode_lower[] = {
     65, 90, 1, 32, 192, 214, 1, 32, 216, 222, 1, 32, 256, 302, 2, 1, 306, 310, 2, 1, 313, 327, 2, 1,
     330, 374, 2, 1, 376, 376, 1, -121, 377, 381, 2, 1, 385, 385, 1, 210, 386, 388, 2, 1,
@@ -1144,7 +1149,8 @@ static const int32_t llm_unicode_lower[] = {
     71840, 71871, 1, 32, 93760, 93791, 1, 32, 93856, 93880, 1, 27, 125184, 125217, 1, 34,
 };
 
-/* Code points that Unicode 14 did not have: first, last, index of the general category. */
+/* llm_unicode_added: ranges of code points that Unicode 14 did not have, 3 numbers each: first,
+ * last, index of their general category in llm_unicode_categories. */
 static const char llm_unicode_categories[] =
     "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co";
 static const uint32_t llm_unicode_added[] = {
@@ -1176,7 +1182,7 @@ static const uint32_t llm_unicode_added[] = {
     129995, 130031, 21, 177977, 177977, 4, 191472, 192093, 4, 201552, 205743, 4,
 };
 
-/* How code points join to grapheme clusters, by UAX #29. */
+/* Classes of code points that decide where a grapheme cluster ends, see UAX #29. */
 enum {
     LLM_BREAK_ALONE = 0,
     LLM_BREAK_CONTROL = 1,
@@ -1194,7 +1200,8 @@ enum {
     LLM_BREAK_LV = 13,
     LLM_BREAK_LVT = 14
 };
-/* code point << 8 | that, where it changes; syllables of Hangul are all LV */
+/* A row for each code point at which LLM_BREAK_... changes: code point << 8 | LLM_BREAK_... Hangul
+ * syllables are all LV here; tokenizer.h makes those with a final consonant LVT. */
 static const uint32_t llm_unicode_breaks[] = {
     1, 8192, 32513, 40960, 43273, 43520, 44289, 44553, 44800, 196610, 225280, 295682, 297472,
     364802, 376320, 376578, 376832, 377090, 377600, 377858, 378368, 378626, 378880, 393223, 394752,

@@ -1,24 +1,24 @@
-/* weights.h - what the files of a folder have for the head of a model whose config.json ties it to
- * the embedding. Include tshard.h first; needs cJSON. */
+/* weights.h - finds out, for a model whose config.json ties the head to the embedding, whether its
+ * files have a head of its own, and whether that differs. Include tshard.h first; needs cJSON. */
 #ifndef LLM_WEIGHTS_H
 #define LLM_WEIGHTS_H
 
 #include "folder.h"
 
-/* A tensor in a file. */
+/* Where a safetensors file has a tensor. */
 typedef struct llm_stored {
-    char path[8200], name[96]; /* the file; the tensor's name there, "": it was not found */
+    char path[8200], name[96]; /* the file; the tensor's name in it, "": it was not found */
     char dtype[16];
-    int64_t begin, bytes; /* of its values in the file */
+    int64_t begin, bytes; /* where its values begin in the file, and how many bytes they have */
 } llm_stored;
 
-/* Without memory nothing is known of a file: an error. */
+/* Records the error that there is not enough memory to read a file. */
 static void llm_weights_lack(llm_config *c, const char *path) {
     llm_refuse(c, "%.300s: not enough memory", path);
 }
 
-/* The JSON at the beginning of a safetensors file; *data: where its values begin. NULL: it has
- * none, which tsh_load will say, or c->error says that memory is missing. */
+/* Returns the JSON header of a safetensors file; *data: the offset at which values begin. NULL: no
+ * valid header, which tsh_load will report, or not enough memory, which is in c->error. */
 static cJSON *llm_weights_header(llm_config *c, const char *path, int64_t *data) {
     tsh_error unused;
     unsigned char size[8];
@@ -45,7 +45,7 @@ static cJSON *llm_weights_header(llm_config *c, const char *path, int64_t *data)
     return json;
 }
 
-/* 1 if a tensor is one of the names "a|b", after `base` and a dot or without. */
+/* Returns 1 if a tensor's name is one of the names "a|b", either alone or after "BASE.". */
 static int llm_weights_named(const char *tensor, const char *base, const char *names) {
     const size_t n = strlen(base);
     if (strncmp(tensor, base, n) == 0 && tensor[n] == '.') tensor += n + 1;
@@ -57,7 +57,8 @@ static int llm_weights_named(const char *tensor, const char *base, const char *n
     return 0;
 }
 
-/* Finds a tensor with one of these names in a file. */
+/* Looks in a safetensors file for a tensor with one of these names (llm_weights_named), and writes
+ * to *found where it is. */
 static void llm_weights_look(llm_config *c, llm_stored *found, const char *path, const char *base,
                              const char *names) {
     int64_t data;
@@ -80,12 +81,12 @@ static void llm_weights_look(llm_config *c, llm_stored *found, const char *path,
     cJSON_Delete(json);
 }
 
-/* The same in all *.safetensors of a folder. */
+/* Looks in all *.safetensors of a folder by llm_weights_look. */
 static void llm_weights_list(llm_config *c, llm_stored *found, const char *folder,
                              const char *base, const char *names) {
     DIR *list = opendir(folder);
     struct dirent *entry;
-    char path[8200]; /* of two names */
+    char path[8200]; /* room for a folder and a name */
     if (!list && errno == ENOMEM) llm_weights_lack(c, folder);
     while (list && (entry = readdir(list)) != NULL) {
         if (entry->d_name[0] == '.' || !llm_found_is("*.safetensors", entry->d_name)) continue;
@@ -95,10 +96,11 @@ static void llm_weights_list(llm_config *c, llm_stored *found, const char *folde
     if (list) (void)closedir(list);
 }
 
-/* The same in the files of a folder, as tsh_load finds them: one, those of an index, or all. */
+/* Looks in the files that tsh_load reads of a folder: model.safetensors, else those that the index
+ * names, else all *.safetensors. found->name is "" if there is no such tensor. */
 static void llm_weights_find(llm_config *c, llm_stored *found, const char *folder, const char *base,
                              const char *names) {
-    char path[8200]; /* of two names */
+    char path[8200]; /* room for a folder and a name */
     const cJSON *item;
     tsh_error unused;
     memset(found, 0, sizeof *found);
@@ -124,7 +126,8 @@ static void llm_weights_find(llm_config *c, llm_stored *found, const char *folde
     free(text);
 }
 
-/* 1 if both have the same dtype and bytes; where they cannot be read, too, as tsh_load will say. */
+/* Returns 1 if two tensors have the same dtype and bytes. Bytes that cannot be read count as equal:
+ * tsh_load will report the error. */
 static int llm_weights_equal(llm_config *c, const llm_stored *a, const llm_stored *b) {
     enum { PIECE = 1 << 18 };
     tsh_error unused;
@@ -146,7 +149,8 @@ static int llm_weights_equal(llm_config *c, const llm_stored *a, const llm_store
     return equal;
 }
 
-/* The name of the embedding's weight, after the prefix. */
+/* Returns the name of the embedding's weight in a family's files, without the prefix
+ * llm_family.base. */
 static const char *llm_embedding_name(const char *type) {
     return strcmp(type, "gpt2") == 0       ? "wte.weight"
            : strcmp(type, "gpt_neox") == 0 ? "embed_in.weight"
@@ -155,8 +159,8 @@ static const char *llm_embedding_name(const char *type) {
                                                                        : "embed_tokens.weight";
 }
 
-/* Unties the head where the files have one that differs from the embedding, as transformers does,
- * and says so; where they have a head alone, it stands for the embedding, too. */
+/* If the files have a head that differs from the embedding, unties it, as transformers does, and
+ * warns. If they have a head, but no embedding, c->head names it, to be loaded as the embedding. */
 static void llm_check_head(llm_config *c, const char *folder, const char *base) {
     llm_stored head, embedding;
     llm_weights_find(c, &head, folder, base, "lm_head.weight|embed_out.weight");

@@ -4,18 +4,20 @@
 /* Needs: nothing.                                                            */
 /* ========================================================================== */
 
-/* TSHARD_IMPLEMENTATION   in exactly one source file: compile the library, and every backend
+/* TSHARD_IMPLEMENTATION   in exactly one source file: compiles the library, and every backend
  *                         included there
- * TSHARD_IMPLEMENTED      beside it: only the backends; another file has compiled the library, with
- *                         a backend or backends/tshard_backend.h included
- * TSHARD_STATIC           all functions static: several copies may live in one program
+ * TSHARD_IMPLEMENTED      beside TSHARD_IMPLEMENTATION: compiles only the backends; the library is
+ *                         compiled in another file, which includes a backend or
+ *                         backends/tshard_backend.h
+ * TSHARD_STATIC           makes all functions static: several copies may live in one program
  * TSHARD_SHARED           with the implementation: a shared library exports the public functions,
  *                         also under -fvisibility=hidden
- * TSHARD_REAL             float (default) or double: the type of all values
- * TSHARD_NO_SIMD          portable C kernels only
- * TSHARD_WINDOWS_AVX      AVX kernels with gcc for Windows, too, which has them off: it may keep
- *                         32-byte vectors at addresses that are multiples of 16 only, and crash
- *                         (GCC bug 54412; the gcc of Debian and of MSYS2 is patched) */
+ * TSHARD_REAL             float (default) or double: the type of tsh_real
+ * TSHARD_NO_SIMD          compiles portable C kernels only
+ * TSHARD_WINDOWS_AVX      enables the AVX kernels with gcc for Windows, where they are off by
+ *                         default: this gcc may place 32-byte vectors at addresses that are only
+ *                         multiples of 16, and the program then crashes (GCC bug 54412; the gcc
+ *                         of Debian and of MSYS2 is patched) */
 #ifndef TSHARD_REAL
 #define TSHARD_REAL float
 #endif
@@ -34,7 +36,7 @@
 #define TSH_API extern
 #endif
 
-#if defined(__MINGW32__) /* printf of the C runtime, or of mingw: stdio.h says which */
+#if defined(__MINGW32__) /* stdio.h says whether printf is that of the C runtime or of mingw */
 #define TSH_PRINTF(fmt, first) __attribute__((format(__MINGW_PRINTF_FORMAT, fmt, first)))
 #elif defined(__GNUC__)
 #define TSH_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
@@ -42,7 +44,8 @@
 #define TSH_PRINTF(fmt, first)
 #endif
 
-/* Of this header; tsh_version() is that of the library a program is linked with. */
+/* The version of this header. tsh_version() returns that of the library the program is linked
+ * to. */
 #define TSHARD_VERSION_MAJOR 0
 #define TSHARD_VERSION_MINOR 1
 #define TSHARD_VERSION_PATCH 0

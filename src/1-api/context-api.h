@@ -1,103 +1,122 @@
 /* ========================================================================== */
 /* >>context-api                                          MARK: - context-api */
-/* One rank's world: errors, memory, opening and closing a ctx.               */
+/* The ctx, a rank's library state: errors, memory, opening and closing it.   */
 /* Needs: >>comm-api.                                                         */
 /* ========================================================================== */
 
 /* -- error ------------------------------------------------------------------ */
 
-/* "0.1.0": TSHARD_VERSION as it was when the implementation was compiled, which in a shared library
- * may be another than this header's. */
+/* Returns "0.1.0", the TSHARD_VERSION with which the implementation was compiled. In a shared
+ * library it may differ from this header's. */
 TSH_API const char *tsh_version(void);
-/* "TSH_ERR_SHAPE", and "shapes do not fit". */
+/* Returns the name of a code: "TSH_ERR_SHAPE". */
 TSH_API const char *tsh_result_name(tsh_result code);
+/* Returns the sentence of a code: "shapes do not fit". */
 TSH_API const char *tsh_result_text(tsh_result code);
-/* 1 while ctx holds no error. A local error is told to all ranks here; a peer's is learnt here. */
+/* Returns 1 if ctx has no error, else 0. Reports a local error to all ranks, and receives one that
+ * another rank has reported. */
 TSH_API int tsh_ok(tsh_ctx *ctx);
-/* The first error since the last clear: code, world rank at fault, sentence. Never NULL. */
+/* Returns the first error since the last tsh_clear_error: code, world rank at fault, sentence.
+ * Never NULL. */
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx);
-/* Forgets a local error that was not told to the peers yet; the world's verdict stays. */
+/* Clears a local error that has not been reported to the other ranks yet. The world's error
+ * stays. */
 TSH_API void tsh_clear_error(tsh_ctx *ctx);
-/* Records an error of the caller's own, printf-style, control characters as '?'; format NULL: the
- * code's text. Returns code. */
+/* Records an error of the program in ctx, unless ctx has one already. The sentence is formatted as
+ * by printf, with control characters as '?'; format NULL: the sentence of the code. Returns
+ * code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
-/* A function for tsh_logger.fn: prints "tshard: ", the message and a newline to stderr. `user` is
+/* Prints "tshard: ", the message and a newline to stderr: a function for tsh_logger.fn. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(void *user, const char *message);
-/* Gives logger->fn a message, as tsh_fail keeps one, of at most TSH_MESSAGE_SIZE bytes. Does
- * nothing where logger, its fn or format is NULL. For backends and runners. */
+/* Formats a message, of at most TSH_MESSAGE_SIZE bytes with its final 0, and passes it to
+ * logger->fn, with control characters as '?'. Does nothing if logger, its fn or format is NULL. For
+ * backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
-/* Fills *error (NULL: does not), whose sentence is made as by tsh_text_format. Returns code. */
+/* Fills *error (may be NULL) with code, rank and a sentence formatted as by tsh_text_format.
+ * Returns code. */
 TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
                                  ...) TSH_PRINTF(4, 5);
-/* As vsnprintf, but numbers have a decimal point in every locale. What a program writes for others
- * to read (files, messages) it writes with this or with tsh_text_add. Does nothing where text or
- * format is NULL. */
+/* Formats as vsnprintf does, but numbers have a decimal point in every locale. For text that other
+ * programs read (files, messages). Does nothing if text or format is NULL. */
 TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list)
     TSH_PRINTF(3, 0);
-/* Appends to text, which has `capacity` bytes, as tsh_text_format; cuts what does not fit. */
+/* Appends a text formatted as by tsh_text_format to text, which has `capacity` bytes; cuts off what
+ * does not fit. */
 TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) TSH_PRINTF(3, 4);
 
-/* Nanoseconds of a clock that is never set back; -1: the system has none. */
+/* Returns the time in nanoseconds on a monotonic clock, or -1 if the system has none. */
 TSH_API int64_t tsh_now(void);
 
 /* -- memory ----------------------------------------------------------------- */
 
 typedef enum tsh_mem_kind {
     TSH_MEM_PARAMETERS,
-    TSH_MEM_GRADIENTS, /* of leaves of TSH_REAL; others: step memory, from backward to zero_grad */
+    TSH_MEM_GRADIENTS, /* of leaves of dtype TSH_REAL; those of other leaves are step memory,
+                        * from backward to tsh_zero_grad */
     TSH_MEM_OPTIMISER,
-    TSH_MEM_TENSORS, /* other owned tensors */
+    TSH_MEM_TENSORS, /* owned tensors of no kind above */
     TSH_MEM_STEP,    /* the step pool: what ops return, their gradients, scratch */
     TSH_MEM_BOOKS,   /* handles, tape, modules */
     TSH_MEM_KINDS
 } tsh_mem_kind;
 
-/* now and peak by kind, in bytes held; total: what was asked of the allocator; step_live and
- * step_live_peak: bytes of the step pool in use; calls: allocator calls so far. */
+/* Memory of a ctx on this rank, in bytes. */
 typedef struct tsh_mem {
+    /* now: held now, by tsh_mem_kind; peak: the largest value of `now` so far. */
     size_t now[TSH_MEM_KINDS], peak[TSH_MEM_KINDS];
+    /* total: sum of `now`; step_live: the part of the step pool that is in use. */
     size_t total, total_peak, step_live, step_live_peak;
+    /* Calls of the allocator so far. */
     uint64_t calls;
 } tsh_mem;
+/* Returns the memory statistics of a ctx. */
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
 
 /* -- context ---------------------------------------------------------------- */
 
 typedef struct tsh_desc {
-    tsh_comm comm;     /* zero: a group of one; the ctx takes it over and closes it */
-    int tp, pp;        /* degrees; 0: tp = world / pp, pp = 1; dp is what is left */
-    const char *order; /* fastest axis first; NULL: "tp-pp-dp" (ml's); Megatron's: "tp-dp-pp" */
+    tsh_comm comm;     /* all ranks; the ctx owns and closes it. All zero: one rank */
+    int tp, pp;        /* degrees of tensor and pipeline parallelism. tp 0: the number of ranks /
+                        * pp; pp 0: 1. The rest, number of ranks / (tp pp), is dp */
+    const char *order; /* how ranks are numbered along the axes, the fastest first; NULL:
+                        * "tp-pp-dp". Megatron's is "tp-dp-pp" */
     uint64_t seed;
-    int threads; /* of this rank, if compiled with OpenMP (-fopenmp), else 1; 0: 1. No bit depends
-                  * on how many */
+    int threads; /* threads of this rank if compiled with OpenMP (-fopenmp); 0: 1. Results are
+                  * bitwise the same for any number of threads */
     tsh_gemm gemm;
     tsh_allocator allocator;
     tsh_logger logger;   /* warnings, and the first error of the ctx: see ERRORS in the manual */
-    size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
-                          * least that size travel alone, without a copy. No bit depends on it */
-    int no_overlap;      /* 1: buckets are sent only after backward. No bit depends on it */
-    tsh_dtype dtype;     /* of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
+    size_t bucket_bytes; /* max size of a bucket: gradients that are all-reduced over dp in one
+                          * message; 0: 1 MiB. A gradient of at least that size is sent alone,
+                          * without a copy. Results are bitwise the same for any size */
+    int no_overlap;      /* 1: buckets are sent only after backward; the results are bitwise the
+                          * same */
+    tsh_dtype dtype;     /* dtype of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
 } tsh_desc;
 
-/* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
- * *out is still a ctx where memory sufficed, so that tsh_last_error tells why; close it. */
+/* Opens a ctx. Collective if desc->comm has several ranks (one split per axis). After a failure
+ * *out is still a ctx if memory sufficed, so that tsh_last_error has the reason; close it, too. */
 TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
-/* Frees everything that belongs to the ctx. NULL is fine. */
+/* Closes a ctx and frees everything that belongs to it; does nothing if ctx is NULL. */
 TSH_API void tsh_close(tsh_ctx *ctx);
-/* The groups. Size 1 where an axis is not used. Never NULL: that of a ctx that is NULL has size 1,
- * too, and its collectives are TSH_ERR_ARGUMENT. */
+/* Returns the group of all ranks. These four functions never return NULL. The group of an axis that
+ * is not used has size 1. If ctx is NULL they return a group of size 1 whose collectives fail with
+ * TSH_ERR_ARGUMENT. */
 TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
+/* Returns this rank's tensor-parallel group. */
 TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);
+/* Returns this rank's pipeline group: one rank of each stage. */
 TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx);
+/* Returns this rank's data-parallel group: the ranks that hold the same shards in all replicas. */
 TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
-/* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where fn is NULL or the
- * ctx could not be opened; desc->logger is told why. */
+/* Opens a ctx, calls fn(ctx, user), closes the ctx. Returns fn's result; 1 if fn is NULL or the ctx
+ * could not be opened, and desc->logger gets the reason. */
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
-/* For runners of backends: opens a ctx on *comm by desc (NULL: all defaults), runs fn, closes
- * both. Returns fn's result; 1 if the ctx could not be opened, which desc->logger is told and
- * *error has (NULL: nobody asks). */
+/* Opens a ctx on *comm by desc (NULL: all defaults), calls fn(ctx, user), closes both; for runners
+ * of backends. Returns fn's result; 1 if the ctx could not be opened, and then desc->logger and
+ * *error (may be NULL) get the reason. */
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error);

@@ -1,48 +1,56 @@
 /* ========================================================================== */
 /* >>layout-api                                            MARK: - layout-api */
-/* Where a tensor lies over the tensor-parallel group, and who owns what.     */
+/* How a tensor is distributed over the tensor-parallel group.                */
 /* Needs: >>types.                                                            */
 /* ========================================================================== */
 
 typedef enum tsh_layout_kind {
-    TSH_REPLICATED, /* R     every rank holds the same values */
-    TSH_SHARDED,    /* S(d)  cut along dimension d */
-    TSH_PARTIAL     /* P     the value is the sum over the ranks */
+    TSH_REPLICATED, /* R     every rank holds all values */
+    TSH_SHARDED,    /* S(d)  split along dimension d: each rank holds a shard */
+    TSH_PARTIAL     /* P     partial sum: the tensor is the sum of the ranks' values */
 } tsh_layout_kind;
 
-/* A sharded dimension is a row of segments (one, unless weights are fused: [Q|K|V]); each is cut by
- * torch.chunk's rule in units: c = ceil(units / P), rank r owns units [min(r c, n), min((r + 1) c,
- * n)), and holds its pieces of all segments one after the other. A unit (a head) is never cut. */
+/* A sharded dimension consists of segments, one after the other: usually one; several if weights
+ * are fused, as in [Q|K|V]. Each segment consists of units (such as attention heads), which are
+ * never split. torch.chunk's rule assigns the n units of a segment to P ranks: c = ceil(n / P),
+ * rank r owns units [min(r c, n), min((r + 1) c, n)). A rank stores its parts of all segments one
+ * after the other. */
 typedef struct tsh_segment {
-    int64_t length; /* in elements; 0, before it is on a tensor: an equal part of the dimension */
-    int64_t unit;   /* elements that stay together; 0: 1 */
+    int64_t length; /* in elements; 0 in a layout given by the caller: an equal part of the
+                     * dimension */
+    int64_t unit;   /* elements of a unit; 0: 1 */
 } tsh_segment;
 
 typedef struct tsh_layout {
     tsh_layout_kind kind;
-    int dim;      /* sharded only; negative counts from the end */
-    int segments; /* sharded only; 0: 1 */
+    int dim;      /* TSH_SHARDED: the sharded dimension; negative: counts from the end */
+    int segments; /* TSH_SHARDED: number of segments; 0: 1 */
     tsh_segment segment[TSH_MAX_SEGMENTS];
 } tsh_layout;
 
-/* A layout of each kind. shard_segments: `segments` equal parts, each cut in `unit`s. */
+/* Returns the layout R. */
 TSH_API tsh_layout tsh_replicated(void);
+/* Returns the layout P. */
 TSH_API tsh_layout tsh_partial(void);
+/* Returns S(dim): one segment, units of one element. */
 TSH_API tsh_layout tsh_sharded(int dim);
+/* Returns S(dim): one segment, divided into units of `unit` elements. */
 TSH_API tsh_layout tsh_shard_units(int dim, int64_t unit);
+/* Returns S(dim): `segments` equal segments, each divided into units of `unit` elements. */
 TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit);
 
 typedef struct tsh_range {
-    int64_t start, length; /* in elements of the global dimension */
+    int64_t start, length; /* start: index in the whole dimension; length: in elements */
 } tsh_range;
 
-/* The ownership function, the only one: writes the ranges of a dimension of `length` elements that
- * `rank` of `size` owns (one per segment, empty ones included) and returns their total length.
- * `ranges` may be NULL. Replicated and partial layouts own everything. -1: the layout is NULL, its
- * segments or units do not fit the length, or there is no such rank. */
+/* Computes which elements of a dimension `rank` owns in a group of `size` ranks: writes one range
+ * per segment, empty ones included, to `ranges` (may be NULL) and returns their total length.
+ * `length` is the length of the whole dimension. In replicated and partial layouts each rank owns
+ * all of it. Returns -1 if the layout is NULL, its segments or units do not fit the length, or the
+ * rank does not exist. The whole library decides ownership by this function. */
 TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
                           tsh_range ranges[TSH_MAX_SEGMENTS]);
 
-/* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text (64 bytes hold any);
- * layout NULL: "R". Returns text; where that is NULL, or size 0, nothing is written. */
+/* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text, which has `size` bytes (64 are
+ * always enough); layout NULL: "R". Returns text. Writes nothing if text is NULL or size is 0. */
 TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size);

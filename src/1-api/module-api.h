@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>module-api                                            MARK: - module-api */
-/* Models: the tree, its layers and parameters, and how they are cut over tp. */
+/* Models: the module tree, its layers and parameters; sharding over tp.      */
 /* Needs: >>op-api.                                                           */
 /* ========================================================================== */
 
@@ -9,57 +9,62 @@
 typedef tsh_tensor *(*tsh_forward_fn)(tsh_module *module, tsh_tensor **in, int n, void *user);
 
 typedef enum tsh_style {
-    TSH_PLAIN,          /* every rank holds the whole layer */
-    TSH_COLWISE,        /* linear: output features are sharded; embedding: embedding_dim, and the
-                         * output is gathered to R (torch gives Shard(-1)) */
-    TSH_ROWWISE,        /* linear: input features are sharded; embedding: the vocabulary */
-    TSH_AUTO,           /* linear with a weight of its own, as its first input arrives: sharded by
-                           features, row-wise, else column-wise */
-    TSH_SEQUENCE,       /* norms, dropout: on activations sharded along the sequence, S(1) */
-    TSH_PREPARE_INPUT,  /* any module: inputs are brought to .input, or .inputs, first */
-    TSH_PREPARE_OUTPUT, /* any module: the output is brought to .output last */
+    TSH_PLAIN,          /* every rank holds all parameters */
+    TSH_COLWISE,        /* linear: output features are sharded; embedding: its features are, and
+                         * the output is gathered to R (torch's stays Shard(-1)) */
+    TSH_ROWWISE,        /* linear: input features are sharded; embedding: the vocabulary is */
+    TSH_AUTO,           /* linear with a weight of its own: chosen at the first forward. ROWWISE
+                         * if the input is sharded along its features, else COLWISE */
+    TSH_SEQUENCE,       /* norms, dropout: the input is redistributed to S(1), the sequence, or
+                         * to .input */
+    TSH_PREPARE_INPUT,  /* any module: redistributes inputs to .input, or .inputs, before forward */
+    TSH_PREPARE_OUTPUT, /* any module: redistributes the output to .output after forward */
     TSH_STYLES
 } tsh_style;
 
 typedef struct tsh_module_desc {
-    tsh_forward_fn forward; /* NULL: its children, one after the other */
+    tsh_forward_fn forward; /* NULL: runs the children one after the other */
     void *user;
 } tsh_module_desc;
 typedef struct tsh_linear_desc {
     int64_t in, out;
     int no_bias;
     tsh_style style;
-    int segments;             /* of the sharded dimension; 0: 1 */
-    int64_t unit;             /* 0: 1 */
-    int gather_output;        /* COLWISE: all-gather, giving R */
-    int skip_bias_add;        /* the caller adds tsh_param(module, "bias") */
-    int reversed;             /* the weight is stored (in, out), as GPT-2's Conv1D */
+    int segments;             /* number of segments of the sharded dimension; 0: 1 */
+    int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
+    int gather_output;        /* 1: COLWISE: the output is all-gathered to R */
+    int skip_bias_add;        /* 1: forward does not add the bias; the caller adds
+                               * tsh_param(module, "bias") */
+    int reversed;             /* 1: the weight is stored as (in, out), as in GPT-2's Conv1D */
     const tsh_layout *input;  /* as in tsh_plan_rule */
     const tsh_layout *output; /* as in tsh_plan_rule */
     int regather;             /* as in tsh_plan_rule */
     tsh_init weight_init;     /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Linear */
-    tsh_init bias_init;       /* default: UNIFORM within 1 / sqrt(in) */
-    tsh_dtype dtype;          /* of the parameters; 0: tsh_desc.dtype. So in every description */
+    tsh_init bias_init;       /* default: UNIFORM in [-s, s), s = 1 / sqrt(in) */
+    tsh_dtype dtype;          /* dtype of the parameters; 0: tsh_desc.dtype. The same in all
+                               * descriptors */
 } tsh_linear_desc;
 typedef struct tsh_classifier_desc {
     int64_t in, classes;
-    tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's; NULL: own */
+    tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's weight;
+                         * NULL: a new one */
     int no_bias;
-    tsh_style style; /* COLWISE: logits S(-1), for a vocabulary-parallel loss; ROWWISE: R */
+    tsh_style style; /* COLWISE: logits are S(-1), for a vocabulary-parallel loss; ROWWISE: R */
     int gather_output;
     const tsh_layout *input; /* as in tsh_plan_rule */
     tsh_init weight_init;    /* as in tsh_linear_desc */
     tsh_init bias_init;
-    tsh_dtype dtype; /* of the layer's own parameters */
+    tsh_dtype dtype; /* dtype of new parameters */
 } tsh_classifier_desc;
 typedef struct tsh_embedding_desc {
-    int64_t count, dim; /* rows (vocabulary), columns */
+    int64_t count, dim; /* rows (vocabulary size) and columns (features) of the weight */
     tsh_style style;
     const tsh_layout *output; /* as in tsh_plan_rule */
-    tsh_init init;            /* default: NORMAL(0, 1); the padding row 0 */
-    tsh_lookup_desc lookup;   /* as tsh_embedding */
-    tsh_tensor *weight;       /* an existing parameter: its cut stays, R takes style; NULL: own */
-    tsh_dtype dtype;          /* of a weight of its own */
+    tsh_init init;            /* default: NORMAL with a = 0, b = 1; the padding row is 0 */
+    tsh_lookup_desc lookup;   /* options of tsh_embedding */
+    tsh_tensor *weight;       /* an existing parameter (count, dim): keeps its layout if sharded,
+                               * else gets that of style; NULL: a new one */
+    tsh_dtype dtype;          /* dtype of a new weight */
 } tsh_embedding_desc;
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
@@ -69,144 +74,164 @@ typedef struct tsh_layer_norm_desc {
 } tsh_layer_norm_desc;
 typedef struct tsh_param_desc {
     tsh_init init;            /* default: ZEROS */
-    const tsh_layout *layout; /* R or S; NULL: R. A plan may change it */
-    int buffer;               /* 1: no gradient, and no optimiser's; else as a parameter */
-    tsh_dtype dtype;          /* a buffer's may be TSH_I32 or TSH_I64 */
+    const tsh_layout *layout; /* R or S; NULL: R. A plan may change it later */
+    int buffer;               /* 1: a buffer: no gradient, and optimisers leave it alone */
+    tsh_dtype dtype;          /* 0: tsh_desc.dtype; a buffer may also be TSH_I32 or TSH_I64 */
 } tsh_param_desc;
 
-/* The tree's top, made with the ctx. */
+/* Returns the root of the module tree, which is made with the ctx. */
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx);
-/* A node under parent, which may be the root. The name may hold no dot. */
+/* Adds a container module below parent. The name must not contain a dot. */
 TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
                                    const tsh_module_desc *desc);
-/* A module below by relative path ("h.0.attn"); NULL and an error that lists near names if there is
- * none. */
+/* Returns the module at a path below `module` ("h.0.attn"). If there is none: NULL, and an error
+ * that lists similar names. */
 TSH_API tsh_module *tsh_find(tsh_module *module, const char *path);
-/* A parameter by name ("weight"), or by relative path ("h.0.attn.weight"). */
+/* Returns the parameter with this name ("weight"), or at this path below module
+ * ("h.0.attn.weight"). If there is none: NULL, and an error that lists the names. */
 TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path);
-/* Calls fn once for every parameter below, with the path of its first owner. */
+/* Calls fn once for every parameter below module that this rank's pipeline stage holds, with its
+ * path; a tied parameter has the path of the first module that owns it. */
 TSH_API void tsh_each_param(tsh_module *module,
                             void (*fn)(const char *path, tsh_tensor *param, void *user),
                             void *user);
-TSH_API const char *tsh_module_path(const tsh_module *module); /* "" for the root */
-/* The child at a 0-based index; NULL past the last. */
+/* Returns the path of a module from the root; "" for the root. */
+TSH_API const char *tsh_module_path(const tsh_module *module);
+/* Returns a child by its index from 0; NULL past the last. */
 TSH_API tsh_module *tsh_child(const tsh_module *module, int index);
-/* Makes the parameter `name` of module the same object as `source` (equal shapes): one tensor, used
- * twice. Before an optimiser, a pipeline or a cache is made for it: later it is TSH_ERR_STATE. */
+/* Ties a parameter: the parameter `name` of module becomes the same object as `source`, a parameter
+ * of the same shape. Call it before tsh_optim_new, tsh_pipeline_new or tsh_cache_new uses the
+ * replaced parameter; later it is TSH_ERR_STATE. */
 TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source);
-/* Gives memory and initial values to every parameter below that has none: the same bits at every
- * degree of tp. */
+/* Allocates every parameter below module that has no memory yet and sets it to its initial values:
+ * the same bits at every degree of tp. */
 TSH_API tsh_result tsh_materialize(tsh_module *module);
-/* Gives every parameter below its initial values again, tied ones once, and forgets the gradients:
- * the same bits as the first time. Between steps. torch's reset_parameters. */
+/* Sets every parameter below module to its initial values again, with the same bits as the first
+ * time, and clears the gradients; tied parameters once. Call it between steps. torch's
+ * reset_parameters. */
 TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
-/* Converts all floating parameters and buffers below to a dtype, with values or still without, in
- * any layout; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are those
- * of TSH_REAL, rounded, so that it makes no difference when they come. Gradients stay. Before an
- * optimiser is made. Errors, after which nothing is changed: no floating dtype; a recorded op has
- * used a parameter; an optimiser has one. */
+/* Converts all floating parameters and buffers below module to a dtype, with or without memory, in
+ * any layout; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are
+ * computed in TSH_REAL and rounded, so converting before or after initialisation gives the same
+ * bits. Gradients stay. Call it before tsh_optim_new. Errors, after which nothing is changed: the
+ * dtype is not floating; a recorded op has used a parameter; an optimiser has one. */
 TSH_API tsh_result tsh_to(tsh_module *module, tsh_dtype dtype);
-/* Training mode on or off for all below; on at first. Dropout works in training mode only. */
+/* Turns training mode on or off for module and all modules below; it is on at first. Dropout layers
+ * drop values in training mode only. */
 TSH_API void tsh_train(tsh_module *module, int on);
+/* Returns 1 if the module is in training mode, else 0. */
 TSH_API int tsh_training(const tsh_module *module);
-/* On: of this module's forward only inputs and output are kept, and backward computes it again,
- * with the same dropout masks: the same bits, in the memory of one such module at a time, for a
- * third more time. For transformer blocks, mostly. Its forward must be a function of its inputs and
- * parameters, which stay as they are until then, take at most 16 tensors, and retain none; its
- * collectives run twice. An input that the output does not depend on gets zeros for a gradient.
- * Without gradients it frees what it does not return. torch.utils.checkpoint (Chen et al. 2016).
- * Off at first. */
+/* Turns activation checkpointing of a module on or off (off at first); torch.utils.checkpoint (Chen
+ * et al. 2016). While it is on, forward keeps only the module's inputs and outputs, and backward
+ * runs the forward again, with the same dropout masks: the same bits, in the memory of one such
+ * module at a time, for a third more time. It is mostly used for transformer blocks. The forward
+ * must depend only on its inputs and parameters, which must not change until backward; it takes at
+ * most 16 tensors and must not call tsh_retain; its collectives run twice. An input that the output
+ * does not depend on gets a gradient of zeros. Without gradients, forward frees everything but the
+ * outputs. */
 TSH_API void tsh_checkpoint(tsh_module *module, int on);
-/* tsh_zero_grad for every parameter below; torch.nn.Module.zero_grad. */
+/* Calls tsh_zero_grad for every parameter below module; torch.nn.Module.zero_grad. */
 TSH_API void tsh_zero_grads(tsh_module *module);
 
-/* The generator's state: whatever follows a tsh_set_rng_state draws what followed the tsh_rng_state
- * that wrote it, bit for bit: the same dropout masks, tsh_randn and tsh_init values. Returns the
- * bytes of the state, and writes them where `size` suffices: little-endian u64s, that is the magic
- * "tshrng01", the number of modules, the seed, the ctx's counts of draws and of dropout calls, and
- * every module's count of dropout calls, in the order of the tree. The same on every rank of tp. */
+/* Writes the state of the random numbers to `state` if its `size` bytes suffice, and returns the
+ * number of bytes of the state. After tsh_set_rng_state with it, dropout, tsh_randn and
+ * tsh_init_... draw the same bits again as after this call. The state is the same on every rank of
+ * tp and consists of little-endian u64s: the magic "tshrng01", the number of modules, the seed, the
+ * ctx's counts of draws and of dropout calls, and every module's count of dropout calls in the
+ * order of the tree. */
 TSH_API size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size);
-/* For a tree with the same number of modules; else, and for other bytes, an error, and nothing is
- * changed. */
+/* Restores a state that tsh_rng_state wrote, in a tree with the same number of modules. Any other
+ * state is an error, and nothing is changed. */
 TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size);
 
-/* Layers. Parameters have no memory until the first forward, or tsh_materialize; a layer that
- * cannot be made leaves nothing in the tree. Norms: "weight" (dim), at first 1, and "bias" (dim),
- * at first 0; as tsh_layer_norm and tsh_rms_norm_with. Plans: COLWISE shards both, for inputs
- * S(-1); SEQUENCE brings the input to S(seq). */
+/* Adds a layer-norm layer (tsh_layer_norm) below parent, with parameters "weight" (dim), initially
+ * 1, and "bias" (dim), initially 0. In plans, COLWISE shards both, for inputs S(-1); SEQUENCE
+ * redistributes the input to S(seq). Of all layers: parameters get memory at the first forward or
+ * by tsh_materialize; a layer that cannot be made leaves nothing in the tree. */
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc);
+/* Adds an RMS-norm layer (tsh_rms_norm_with), with a parameter "weight" (dim), initially 1 (0 with
+ * .plus_one). Plans as for tsh_add_layer_norm. */
 TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc);
-/* tsh_dropout with probability p, keyed by the layer's path; nothing outside training mode. */
+/* Adds a dropout layer (tsh_dropout) with probability p, whose mask is keyed by the layer's path.
+ * Outside training mode its forward returns the input. */
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
-/* A parameter without a layer, such as a class token: torch.nn.Parameter, and with
- * .buffer register_buffer. desc NULL: all defaults. It is a child of its own name and of kind
- * "param" or "buffer", whose forward returns its input; tsh_param, optimisers and files know it by
- * that path ("h.0.scale"). Plans: ROWWISE shards its first dimension, COLWISE the last, PLAIN none.
- * NULL and an error: a name that the module has already, or a layout that is P or does not fit. */
+/* Adds a parameter without a layer, such as a class token: torch.nn.Parameter, or register_buffer
+ * if .buffer is 1. desc NULL: all defaults. In the tree it is a child of module, of kind "param" or
+ * "buffer", whose forward returns its input; tsh_param, optimisers and files know it by that
+ * child's path ("h.0.scale"). In plans, ROWWISE shards its first dimension, COLWISE the last, PLAIN
+ * none. NULL and an error: the module has that name already, or the layout is P or does not fit. */
 TSH_API tsh_tensor *tsh_add_param(tsh_module *module, const char *name, tsh_shape shape,
                                   const tsh_param_desc *desc);
-/* A module's forward. A row-parallel linear and a vocabulary embedding complete to R (one
- * all-reduce), or to the output that a plan asks for. */
+/* Runs a module's forward on n inputs. A row-parallel linear or a sharded embedding returns R (by
+ * one collective), or the output layout that a plan asks for. */
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
+/* Runs a module's forward on one input; see tsh_forward_n. */
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
-/* A residual connection and what follows it: *x becomes tsh_add(*x, y), and the forward of that by
- * any module is returned; after an error both are NULL. */
+/* Adds a residual and runs the module that follows, such as a norm: *x becomes tsh_add(*x, y), and
+ * the forward of module on it is returned. After an error both are NULL. */
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y);
 
 /* -- parallelize ------------------------------------------------------------ */
 
-/* One line of a plan: the modules whose path below the root matches get the style. */
+/* One rule of a plan: gives the style to all modules whose path below the root matches. */
 typedef struct tsh_plan_rule {
-    const char *path; /* dots separate names; *, ? and [qkv], [0-9], [!qkv] match within one, ** any
-                       * number of names */
+    const char *path; /* pattern of names separated by dots; *, ? and [qkv], [0-9], [!qkv] match
+                       * within a name, ** matches any number of names */
     tsh_style style;
-    int segments;             /* of the sharded dimension; 0: 1 */
-    int64_t unit;             /* 0: 1 */
-    int gather_output;        /* COLWISE linear: the same as an output of R */
-    const tsh_layout *input;  /* how the input must arrive, else it is an error; NULL: as the style
-                                 takes it. SEQUENCE, PREPARE_INPUT: what it is brought to */
-    const tsh_layout *output; /* how the output is given; NULL: as the style gives it. ROWWISE with
-                                 S(seq): a reduce-scatter in place of the all-reduce */
-    int regather;     /* COLWISE with an input S(seq): keep this rank's piece only, and gather
-                                 it again in backward */
-    const char *kind; /* only modules of this kind: "linear", "embedding"; NULL: any */
-    const tsh_layout *const *inputs; /* PREPARE_INPUT of several inputs; NULL: as it comes */
+    int segments;             /* number of segments of the sharded dimension; 0: 1 */
+    int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
+    int gather_output;        /* 1: COLWISE linear: the same as .output = R */
+    const tsh_layout *input;  /* layout that the input must have, else an error; NULL: that of
+                               * the style. SEQUENCE, PREPARE_INPUT: the layout that it is
+                               * redistributed to */
+    const tsh_layout *output; /* layout of the output; NULL: that of the style. ROWWISE with
+                               * S(seq): a reduce-scatter in place of the all-reduce */
+    int regather;     /* 1: COLWISE with an input S(seq): saves only this rank's shard of the
+                       * input for backward, which gathers it again */
+    const char *kind; /* only for modules of this kind, such as "linear" or "embedding"; NULL:
+                       * any */
+    const tsh_layout *const *inputs; /* PREPARE_INPUT of several inputs: the layout of each,
+                                      * NULL: left as it is */
     int input_count;
-    const tsh_segment *cut; /* the segments' own lengths and units; NULL: equal ones, by unit */
+    const tsh_segment *cut; /* lengths and units of the segments; NULL: equal segments with .unit */
 } tsh_plan_rule;
-/* Gives every module below that a rule matches its style. Values already there are kept and laid
- * anew (collective where they were sharded), with an optimiser's moments; their gradients are
- * forgotten. Between steps. Errors, after which nothing is changed: a rule that matches no module
- * that takes its style; two rules for one purpose (inputs, parameters, output) of one module; rules
- * that give a tied parameter two layouts. Give each module that uses a tied parameter a rule: one
- * without is not checked. torch.distributed.tensor.parallel.parallelize_module. */
+/* Applies a plan: gives its style to every module below that a rule matches. Existing values are
+ * kept and redistributed (collectively if they were sharded), with the moments of optimisers;
+ * gradients are cleared. Call it between steps. Errors, after which nothing is changed: a rule that
+ * matches no module that supports its style; two rules for one purpose (inputs, parameters, output)
+ * of one module; rules that give a tied parameter two layouts. Give a rule to each module that uses
+ * a tied parameter: one without a rule is not checked.
+ * torch.distributed.tensor.parallel.parallelize_module. */
 TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count);
-/* Writes which modules each rule matches; changes nothing. Errors as tsh_parallelize. */
+/* Writes which modules each rule of a plan matches, and changes nothing. Errors as in
+ * tsh_parallelize. */
 TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
                                    FILE *file);
-/* Writes the tree as a table: path, kind, dtype, global shape, layout, local shape and bytes on
- * this rank of every parameter, and totals. Tied parameters count once. Then a line for every group
- * of each optimiser of module, or of one below: how many parameters have this learning rate and
- * this weight decay, and the first of them. */
+/* Writes the module tree as a table: path, kind, dtype, global shape, layout, local shape and bytes
+ * on this rank of every parameter, and totals. Tied parameters count once. Then one line for every
+ * group of each optimiser of module, or of a module below: how many parameters have this learning
+ * rate and this weight decay, and the path of the first. */
 TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
-/* Layers that their description or a plan can shard. A linear, torch.nn.Linear: x (.., in) -> (..,
- * out) by "weight" (out, in), or (in, out) if reversed, and "bias" (out). Plain: no collective, or
- * partial gradients of a sharded x. COLWISE: x R -> S(-1), one all-reduce of dx backward; x
- * declared S(seq): one all-gather forward, one reduce-scatter backward. ROWWISE: x S(-1), or R,
- * which is sliced -> R by one all-reduce forward; an output S(seq): one reduce-scatter, and one
- * all-gather backward. Errors: sizes below 0, units that do not fit, contradictions in the
- * description. */
+/* Adds a linear layer, torch.nn.Linear: x (.., in) -> (.., out), with parameters "weight" (out,
+ * in), or (in, out) if .reversed, and "bias" (out). PLAIN: no collective; if x is sharded, the
+ * gradients of the parameters are partial. COLWISE: x R -> S(-1), with one all-reduce of dx in
+ * backward; with .input S(seq): one all-gather in forward, one reduce-scatter in backward. ROWWISE:
+ * x S(-1), or R, which is sliced -> R, with one all-reduce in forward; with .output S(seq): one
+ * reduce-scatter in forward, one all-gather in backward. Errors: sizes below 0, units that do not
+ * fit, contradictions in the descriptor. */
 TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
                                    const tsh_linear_desc *desc);
-/* The last layer: a linear to classes whose weight may be an embedding's, and then lies as that
- * one. COLWISE is ColossalAI's VocabParallelClassifier1D, ROWWISE its Classifier1D. */
+/* Adds a classifier, the last layer of a model: a linear layer whose weight may be tied to an
+ * existing parameter, such as an embedding's; it then has that parameter's layout. COLWISE is
+ * ColossalAI's VocabParallelClassifier1D, ROWWISE its Classifier1D. */
 TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
                                        const tsh_classifier_desc *desc);
-/* torch.nn.Embedding: ids (..) -> (.., dim) by "weight" (count, dim), as tsh_embedding, completed
- * to R: ROWWISE by one all-reduce forward (or a reduce-scatter to an output S(seq)), COLWISE by one
- * all-gather (an output S(-1): none). */
+/* Adds an embedding layer, torch.nn.Embedding: ids (..) -> (.., dim), with a parameter "weight"
+ * (count, dim); see tsh_embedding. The output is R: ROWWISE by one all-reduce in forward (with
+ * .output S(seq): a reduce-scatter), COLWISE by one all-gather (with .output S(-1): no
+ * collective). */
 TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc);
 
@@ -214,127 +239,150 @@ TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
 
 typedef struct tsh_attention_layer_desc {
     int64_t dim;             /* features of the input and of the output */
-    int64_t heads, kv_heads; /* query heads; key and value heads, a divisor of these, 0: as many */
+    int64_t heads, kv_heads; /* number of query heads; of key and value heads, which divides it;
+                              * 0: the same */
     int64_t head_dim;        /* features of a head; 0: dim / heads */
-    int qkv_bias, out_bias;  /* 1: the projections to q, k and v have biases; the output has one */
-    const tsh_rope_desc *rope;        /* of q and k, copied; NULL: none. .start counts from the
-                                       * positions that the cache holds */
-    const tsh_rms_norm_desc *qk_norm; /* of each head of q and k, before rope: children q_norm and
-                                       * k_norm, whose dim is head_dim; NULL: none */
-    int norm_all_heads; /* 1: qk_norm is of all heads together, with a weight for each feature, as
-                         * OLMo 2; where heads are sharded, each runs a small all-reduce forward and
-                         * one backward */
-    tsh_attention_desc attention;     /* its options; owner, caches, past, pasts, lengths and sinks
-                                       * are the layer's, dropout works in training mode only */
-    int sinks;                        /* 1: a parameter "sinks" (heads), at first 0: see there */
+    int qkv_bias, out_bias;  /* 1: the linear layers of q, k and v, and of the output, have
+                              * biases */
+    const tsh_rope_desc *rope;        /* rotary embedding of q and k, copied; NULL: none.
+                                       * Positions are .start plus the number of positions that
+                                       * the cache holds */
+    const tsh_rms_norm_desc *qk_norm; /* RMS norm of each head of q and k, before rope: children
+                                       * q_norm and k_norm, with dim = head_dim; NULL: none */
+    int norm_all_heads; /* 1: qk_norm normalises all heads together, with a weight for each
+                         * feature, as in OLMo 2; if heads are sharded, each of the two norms
+                         * runs a small all-reduce in forward and one in backward */
+    tsh_attention_desc attention;     /* options of tsh_attention; the layer sets owner, cache_k,
+                                       * cache_v, past, pasts, lengths and sinks; dropout acts in
+                                       * training mode only */
+    int sinks;                        /* 1: adds a parameter "sinks" (heads), initially 0: see
+                                       * tsh_attention_desc */
     const char *q, *k, *v, *out;      /* names of the linear layers; NULL: "q_proj", "k_proj",
                                        * "v_proj", "o_proj" */
-    const char *fused; /* the name of one linear layer [Q|K|V] in place of three; NULL: three */
-    int by_group;      /* 1: fused holds, for each key head, its query heads, key, and value */
-    int reversed;      /* as in tsh_linear_desc, of all */
-    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, of all */
-    tsh_dtype dtype;                 /* of the linear layers */
+    const char *fused; /* name of one linear layer [Q|K|V] that replaces the three; NULL: three
+                        * layers */
+    int by_group;      /* 1: the fused layer is ordered by key head: its query heads, the key
+                        * head, the value head */
+    int reversed;      /* as in tsh_linear_desc, for all linear layers */
+    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, for all linear layers */
+    tsh_dtype dtype;                 /* dtype of the linear layers' parameters */
 } tsh_attention_layer_desc;
-/* Self-attention: x (B, T, dim) and, of tsh_forward_n, a mask as tsh_attention takes it -> (B, T,
- * dim). It is sharded as it is made: q, k and v column-parallel by whole heads, evenly or not,
- * query heads with the key head that they share; the output row-parallel. Where key heads are
- * shared and fewer than the ranks, k and v, or what is fused, stay whole on every rank, and query
- * heads are cut anywhere. A plan may change its linear layers. While a tsh_cache is attached, x
- * are the positions that follow those it holds. x R: one all-reduce forward, one backward. NULL and
- * an error: counts that do not fit, or as tsh_add_linear. */
+/* Adds a self-attention layer: x (B, T, dim) -> (B, T, dim). tsh_forward_n takes a mask as second
+ * input, as tsh_attention does. The layer is sharded when it is made: q, k and v are
+ * column-parallel by whole heads, evenly or not, with query heads on the rank of their key head;
+ * the output is row-parallel. If query heads share key heads and there are fewer key heads than
+ * ranks, k and v, or the fused layer, are whole on every rank, and query heads are sharded
+ * anywhere. A plan may change its linear layers. While a tsh_cache is attached, x holds the
+ * positions after those in the cache. With x R: one all-reduce in forward, one in backward. NULL
+ * and an error: head counts that do not fit, or as in tsh_add_linear. */
 TSH_API tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
                                       const tsh_attention_layer_desc *desc);
 
 typedef enum tsh_activation { TSH_GELU, TSH_GELU_TANH, TSH_RELU, TSH_SILU } tsh_activation;
 typedef struct tsh_mlp_desc {
-    int64_t dim, hidden; /* features of the input and of the output; those between */
+    int64_t dim, hidden; /* dim: features of the input and of the output; hidden: of the layer
+                          * between */
     tsh_activation activation;
     int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020 */
-    int bias;  /* 1: all have biases */
+    int bias;  /* 1: all linear layers have biases */
     const char *gate, *up, *down; /* names of the linear layers; NULL: "gate_proj", "up_proj",
                                    * "down_proj" */
-    const char *fused; /* gated: the name of one linear layer [gate|up] in place of two */
-    int reversed;      /* as in tsh_linear_desc, of all */
-    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, of all */
-    tsh_dtype dtype;                 /* of the linear layers */
+    const char *fused; /* if gated: name of one linear layer [gate|up] that replaces the two;
+                        * NULL: two layers */
+    int reversed;      /* as in tsh_linear_desc, for all linear layers */
+    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, for all linear layers */
+    tsh_dtype dtype;                 /* dtype of the linear layers' parameters */
 } tsh_mlp_desc;
-/* x (.., dim) -> (.., dim). It is sharded as it is made: gate and up column-parallel, down
- * row-parallel, in units of 32 where hidden divides by that, as tsh_quantize needs it. x R: one
- * all-reduce forward, one backward. NULL and an error: as tsh_add_linear. */
+/* Adds an MLP (feed-forward) layer: x (.., dim) -> (.., dim). It is sharded when it is made: gate
+ * and up are column-parallel, down is row-parallel, in units of 32 features if 32 divides hidden,
+ * as tsh_quantize needs it. With x R: one all-reduce in forward, one in backward. NULL and an
+ * error: as in tsh_add_linear. */
 TSH_API tsh_module *tsh_add_mlp(tsh_module *parent, const char *name, const tsh_mlp_desc *desc);
 
-/* Keys and values of `batch` texts of at most `length` positions, for every attention layer
- * (tsh_add_attention) below module, laid out as its keys are. While the cache is there, forwards
- * append to it and see what it holds: a prompt at once or in chunks, then token by token, as one
- * forward of the whole text would; without gradients only (tsh_no_grad_begin). dtype: of the cache;
- * 0: tsh_desc.dtype. Shard the model first. NULL and an error: no layer below, one that has a cache
- * already, batch or length below 1. A forward of more than fits is TSH_ERR_SHAPE. Freed with the
+/* Makes a cache of keys and values for every attention layer (tsh_add_attention) below module:
+ * `batch` sequences of at most `length` positions, laid out as the layers' keys. While a cache is
+ * attached, each forward appends its keys and values to it and attends to all that it holds: a
+ * prompt at once or in chunks, then token by token, gives what one forward of the whole sequence
+ * would. Only without gradients (tsh_no_grad_begin). dtype: of the cache; 0: tsh_desc.dtype. Shard
+ * the model first. NULL and an error: there is no such layer, one has a cache already, batch or
+ * length is below 1. A forward that does not fit into the cache is TSH_ERR_SHAPE. Freed with the
  * ctx. No collective. */
 TSH_API tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, int64_t length,
                                  tsh_dtype dtype);
-/* Detaches the cache from its layers and frees it. NULL is fine. */
+/* Detaches the cache from its layers and frees it; does nothing if cache is NULL. */
 TSH_API void tsh_cache_free(tsh_cache *cache);
-/* For texts that are not equally long: of the T positions of each forward to come, row b of the
- * batch has the first counts[b], 0 to T; the others are padding, which is not kept and gives
- * something finite. A row whose count is less than T goes on where it ended. counts: (batch),
- * copied; NULL: every row has all T, as at first. */
+/* Sets how many positions each sequence has in the forwards to come, for batches of different
+ * lengths: of the T positions of a forward, row b has the first counts[b], 0 to T. The others are
+ * padding, which is not kept; its outputs are unspecified but finite. A row goes on where its own
+ * positions ended. counts has `batch` entries and is copied; NULL: every row has all T, as
+ * initially. */
 TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts);
-/* How many positions it holds, of the row that has most. */
+/* Returns the number of positions that the cache holds of its longest row. */
 TSH_API int64_t tsh_cache_length(const tsh_cache *cache);
-/* Forgets what follows the first `length` positions of every row, from 0 up to those it holds; 0:
- * all. To be called after a forward that failed: layers before the error had appended already. */
+/* Removes all but the first `length` positions of every row; 0: all positions. length is at most
+ * that of the longest row. Call it after a forward that failed, as layers before the error have
+ * appended already. */
 TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length);
 
 /* -- policies --------------------------------------------------------------- */
 
-/* A named count of a module's, such as its heads; set again, it takes the new value. */
+/* Sets a named integer of a module, such as its number of heads, or changes its value. */
 TSH_API tsh_result tsh_set_argument(tsh_module *module, const char *name, int64_t value);
-/* Its global value; 0 and an error where the module has none of that name. */
+/* Returns the global value of an argument set by tsh_set_argument; 0 and an error if the module has
+ * none of that name. */
 TSH_API int64_t tsh_argument(const tsh_module *module, const char *name);
-/* What a policy left of it on this rank; the global value where no policy divided it. */
+/* Returns this rank's part of an argument after tsh_parallelize_policy; the global value if no
+ * policy has divided it. */
 TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name);
 
-/* Where the counts of one attention are: paths of arguments below a block; "attn.num_heads" is the
- * argument num_heads of module attn. */
+/* Names the head counts of one attention layer, as paths of arguments (tsh_set_argument) below a
+ * block: "attn.num_heads" is the argument num_heads of module attn. */
 typedef struct tsh_policy_heads {
-    const char *heads;    /* query heads */
-    const char *kv_heads; /* key and value heads, a divisor of heads; NULL: as many */
-    const char *hidden;   /* features of all query heads, divided with them; NULL: none */
+    const char *heads;    /* argument that counts the query heads */
+    const char *kv_heads; /* argument that counts the key and value heads, a divisor of heads;
+                           * NULL: equal to it */
+    const char *hidden;   /* argument that counts the features of all query heads, divided as
+                           * these are; NULL: none */
 } tsh_policy_heads;
-/* parallelformers' Layer. */
+/* How a policy shards one layer: parallelformers' Layer. */
 typedef struct tsh_policy_layer {
-    const char *weight, *bias; /* paths of a layer's parameters below a block: "attn.c_fc.weight";
-                                  Python's layer[0] is layer.0. bias NULL: may have none */
-    int n_fused;               /* parts stored one after the other, [Q|K|V]; 0: 1 */
-    tsh_style replace;         /* 0: as the list says */
-    int reversed;              /* stored (in, out): as the module, else it is an error */
-    int ignore_checker;        /* 1: a block without it is passed over; 0: that is an error */
-    const tsh_policy_heads *heads; /* cut by whole heads; NULL: anywhere */
-    int kv;                        /* with heads: keys, values, or both, and no queries */
+    const char *weight, *bias; /* paths of a layer's parameters below a block:
+                                * "attn.c_fc.weight"; Python's layer[0] is layer.0. bias NULL:
+                                * the layer need not have one */
+    int n_fused;               /* number of weights fused in one, such as 3 for [Q|K|V]; 0: 1 */
+    tsh_style replace;         /* style; 0: that of the list which holds this entry */
+    int reversed;              /* 1: the weight is stored (in, out); an error if the module is
+                                * not */
+    int ignore_checker;        /* 1: a block may lack the layer; 0: that is an error */
+    const tsh_policy_heads *heads; /* sharded by these whole heads; NULL: anywhere */
+    int kv;                        /* with heads: 1: the layer makes keys, values, or both, but
+                                    * no queries */
 } tsh_policy_layer;
-/* Which layers of a block are sharded, and how: parallelformers' Policy. A list is ended by an
- * entry of zeros; NULL: there is none. */
+/* Which layers of a block are sharded, and how: parallelformers' Policy. Each list ends with an
+ * entry of zeros; NULL: an empty list. */
 typedef struct tsh_policy {
     const char *name;
-    const char *blocks;               /* paths of blocks, a pattern as in tsh_plan_rule */
+    const char *blocks;               /* pattern of the paths of blocks, as in tsh_plan_rule */
     const tsh_policy_layer *attn_qkv; /* column-parallel */
-    const tsh_policy_layer *attn_out; /* row-parallel, the bias replicated */
+    const tsh_policy_layer *attn_out; /* row-parallel, with a replicated bias */
     const tsh_policy_layer *mlp_in;   /* column-parallel */
     const tsh_policy_layer *mlp_out;  /* row-parallel */
     /* Paths of further arguments below a block, such as a number of features, of which each rank
-     * gets its part (torch.chunk's); ended by NULL; NULL: none. */
+     * gets its part by torch.chunk's rule. Ends with NULL; NULL: none. */
     const char *const *arguments;
-    const struct tsh_policy *next; /* of other blocks of the family, such as decoders; NULL: none */
+    const struct tsh_policy *next; /* policy of other blocks of the same model family, such as
+                                    * decoders; NULL: none */
 } tsh_policy;
-/* gpt2, gpt_neo, gptj, gpt_neox, opt, bloom, llama, mistral, qwen2, phi, bert, roberta,
- * distil_bert, electra, albert, bart, t5, vit, clip, deit, for modules named as those of Hugging
- * Face transformers; NULL for another name. */
+/* Returns the policy of a model family, for modules named as in Hugging Face transformers: gpt2,
+ * gpt_neo, gptj, gpt_neox, opt, bloom, llama, mistral, qwen2, phi, bert, roberta, distil_bert,
+ * electra, albert, bart, t5, vit, clip, deit. NULL for another name. */
 TSH_API const tsh_policy *tsh_policy_find(const char *name);
-/* Shards every block below root by the policy; what it does not name stays as it is. Features are
- * cut by whole heads, evenly or not; where several query heads share a key head, by such groups.
- * Where key heads are shared and fewer than the ranks, K and V stay whole on every rank and their
- * gradients are partial (one all-reduce each); that takes layers of their own. No block, a block
- * without a named layer or argument, a list that finds nothing in a block, heads or hidden sizes
- * that do not fit: an error, and nothing is changed. One all-reduce forward per row-parallel layer,
- * backward per input of column-parallel ones. */
+/* Shards every block below root by a policy; layers that it does not name stay as they are.
+ * Features are sharded by whole heads, evenly or not; if several query heads share a key head, by
+ * such groups of heads. If query heads share key heads and there are fewer key heads than ranks, K
+ * and V stay whole on every rank and their gradients are partial (one all-reduce each); K and V
+ * must then be layers of their own. Errors, after which nothing is changed: no block; a block
+ * without a named layer or argument; a list of which a block has no layer; heads or hidden sizes
+ * that do not fit. Collectives: one all-reduce in forward per row-parallel layer, one in backward
+ * per input of column-parallel layers. */
 TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy);

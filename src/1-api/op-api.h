@@ -1,13 +1,15 @@
 /* ========================================================================== */
 /* >>op-api                                                    MARK: - op-api */
-/* Every op, in the order of the rooms that define them.                      */
+/* Every op, in the order of the sections that define them.                   */
 /* Needs: >>tensor-api.                                                       */
 /* ========================================================================== */
 
 /* -- elementwise ops --------------------------------------------------------
- * Shapes broadcast as NumPy's. Layouts: unary ops keep R and S, linear ones P too. Binary: equal
- * layouts; S with R of length 1 there; P with P under + and -; P times or over R. Anything else is
- * TSH_ERR_LAYOUT. No collective runs. Each equals the torch function of its name. */
+ * Each op equals the torch function of its name. Shapes broadcast as in NumPy. Layouts: unary ops
+ * keep R and S; tsh_neg and tsh_scale, which are linear, keep P, too. Binary ops take two inputs of
+ * the same layout R or S; S and R, if the R input has length 1 along the sharded dimension; P + P,
+ * P - P, P * R, R * P and P / R, with result P. Any other combination is TSH_ERR_LAYOUT. No
+ * collective runs. */
 TSH_API tsh_tensor *tsh_add(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_sub(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_mul(tsh_tensor *a, tsh_tensor *b);
@@ -23,287 +25,329 @@ TSH_API tsh_tensor *tsh_sqrt(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
-/* 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x. */
+/* The error function: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x. */
 TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_gelu(tsh_tensor *x);      /* 0.5 x (1 + erf(x / sqrt 2)) */
-TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* GPT-2's; torch's approximate="tanh" */
+TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* with tanh, as GPT-2; torch:
+                                                   * approximate="tanh" */
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);      /* x sigmoid(x) */
-/* Comparisons give TSH_I32, 1 or 0; no gradient. Both of one dtype. */
+/* Comparisons return TSH_I32 tensors of 1 (true) and 0, without a gradient. The inputs must have
+ * the same dtype. */
 TSH_API tsh_tensor *tsh_eq(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ne(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_lt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_le(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_gt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
-/* cond (TSH_I32) ? yes : no. P with an R cond and P branches. */
+/* Returns, element by element, cond ? yes : no; cond is an integer tensor, such as a comparison's
+ * result. yes and no may be P if cond is R; the result is P, too. */
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *yes, tsh_tensor *no);
-/* To an integer: towards zero, clamped to its ends, NaN to 0. To a floating dtype (0: the ctx's),
- * TSH_REAL or one that it holds exactly: rounded once; gradients pass between floating ones. */
+/* Converts x to another dtype; 0: the ctx's dtype (tsh_desc.dtype). To an integer dtype: rounds
+ * towards zero and clamps to its range; NaN becomes 0. To TSH_REAL or a floating dtype no wider
+ * than it: rounds once; gradients pass through if x is floating, too. */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
-/* x / (1 - p) with probability 1 - p, else 0 (torch.nn.functional.dropout, training). The mask is
- * keyed by seed, the owner's path and count of calls (owner NULL: the ctx's), dp rank and global
- * element index. p 0: x itself. */
+/* Sets each element to 0 with probability p and to x / (1 - p) otherwise, as
+ * torch.nn.functional.dropout in training. The mask is keyed by the seed, the path of the owner and
+ * its count of dropout calls (owner NULL: the ctx's count), the dp rank and the global element
+ * index. p 0: returns x itself. */
 TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner);
-/* Copies: clone keeps the gradient path, detach shares the values and cuts it. */
+/* Returns a copy of x; gradients flow back to x. */
 TSH_API tsh_tensor *tsh_clone(tsh_tensor *x);
+/* Returns a tensor that shares x's values; no gradient flows back to x. */
 TSH_API tsh_tensor *tsh_detach(tsh_tensor *x);
-/* An owned, detached copy of a step tensor. */
+/* Returns an owned copy of a tensor, without a gradient path to it. */
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
 
 /* -- reductions -------------------------------------------------------------
- * dim may be negative, or TSH_ALL; scalars take 0 and -1, in tsh_transpose too. Over a sharded
- * dimension sum and mean give P, argmax (not of TSH_ALL) R; the others are TSH_ERR_LAYOUT. */
+ * dim: the dimension to reduce, negative: counts from the end; or TSH_ALL. Scalars accept dims 0
+ * and -1, also in tsh_transpose. keepdim 1: the result keeps that dimension, with length 1. If x is
+ * sharded along dim, the result of sum and mean is P and that of argmax (not with TSH_ALL) is R;
+ * the other ops fail with TSH_ERR_LAYOUT. */
 #define TSH_ALL (-1000)
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
-/* The largest value; the gradient goes to the first place that holds it, as torch.max(x, dim). NaN
- * wins. */
+/* Returns the largest value along dim. Its gradient goes to the first element that has it, as in
+ * torch.max(x, dim). NaN counts as largest. */
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
-/* The first place of the largest value, TSH_I64; NaN wins (tsh_sample refuses it). Over a sharded
- * dimension, the result is R, by one all-gather of a value and a place from each rank. */
+/* Returns the index along dim of the first largest element, as TSH_I64. NaN counts as largest. If x
+ * is sharded along dim, one all-gather of a value and an index from each rank runs. */
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
-/* e^x / sum e^x along dim, and its logarithm. */
+/* Returns e^x / sum e^x along dim. */
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
+/* Returns the logarithm of tsh_softmax. */
 TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
 
 /* -- views ------------------------------------------------------------------
- * No copy where strides allow. reshape: one -1 is worked out; it may split a sharded dimension (the
- * sharding moves to the outer factor, whose unit must hold the inner ones; k equal segments may
- * become a leading dimension k), or merge it as the outermost factor. slice and split along a
- * sharded dimension are legal exactly at segment boundaries. */
+ * These ops return a view without a copy if strides can describe it; tsh_concat always copies. */
+/* Returns x with another shape of as many elements; one dimension may be -1, and is computed. A
+ * sharded dimension may be split: the outermost part is then the sharded one, and whole inner parts
+ * must fit in its units (or k equal segments become a leading dimension of length k). It may be
+ * merged with the dimensions after it, but not with one before it. */
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
+/* Swaps two dimensions. */
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1);
+/* Reorders all dimensions: dimension d of the result is dimension dims[d] of x. */
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
+/* Returns elements [start, start + length) along dim. Along a sharded dimension they must be whole
+ * segments. */
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
-/* n equal parts of x along dim into parts[0 .. n). */
+/* Splits x along dim into n equal parts, written to parts[0 .. n). Along a sharded dimension, parts
+ * must consist of whole segments. */
 TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
-/* n tensors one after the other along dim; along a sharded one they become segments. */
+/* Concatenates n tensors along dim. If they are sharded along dim, their segments become segments
+ * of the result; else all must have the same layout. */
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 
 /* -- layouts ---------------------------------------------------------------- */
 
-/* The same values in another layout: S to R all-gather, P to R all-reduce, P to S reduce-scatter, S
- * to S all-to-all, R to S a slice, R to P rank 0 keeps. Values are sent in their dtype. Gradients
- * go the opposite way (S to R: reduce-scatter of partial gradients, slice of complete ones); those
- * of bf16 activations (step tensors) are sent in bf16, others in tsh_real. S to P is an error. The
- * same layout: x itself. */
+/* Returns x with another layout. S to R: all-gather; P to R: all-reduce; P to S: reduce-scatter; S
+ * to S along another dimension: all-to-all; R to S: each rank takes its slice; R to P: rank 0 keeps
+ * the values, other ranks get zeros; S to P: an error. The same layout: returns x itself. Values
+ * are sent in x's dtype. Backward does the opposite (S to R: a reduce-scatter of partial gradients,
+ * a slice of complete ones). Gradients of bf16 activations (step tensors) are sent in bf16, others
+ * in tsh_real. */
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
-/* Redistribute to replicated. */
+/* Returns x in layout R: tsh_redistribute(x, tsh_replicated()). */
 TSH_API tsh_tensor *tsh_full(tsh_tensor *x);
-/* Says how the values that each rank already holds lie; nothing moves (torchshard's
- * RegisterParallelDim). R to S(d): the pieces, one per rank and all of one length, of a tensor that
- * is P times as long; S(d) to R: this rank's piece is the whole, all being of one length; R to P
- * and P to R: the same shape; others by way of R. Nothing moves backward either: each rank's
- * gradient is that of the values it holds, also where R became S or P (of values that really are
- * replicated, tsh_tp_copy(t, TSH_SUM) first gives the sum over ranks). An owned tensor is changed
- * in place and returned, whether it requires a gradient or not; a step tensor or a parameter stays
- * as it is, and a step tensor is returned. In place, TSH_ERR_STATE: ops are recorded or views there
- * that take it as it lies, or it has a gradient. */
+/* Declares the layout of the values that each rank already holds; nothing is sent (torchshard's
+ * RegisterParallelDim). R to S(d): each rank's tensor becomes one of P shards of equal length, so
+ * the whole is P times as long along d. S(d) to R: this rank's shard becomes the whole tensor; all
+ * shards must have the same length. R to P, P to R: the shape stays. Others go through R. Nothing
+ * is sent in backward either: each rank's gradient is that of the values it holds, also if R became
+ * S or P. (If the values really are replicated, call tsh_tp_copy(t, TSH_SUM) first: it sums the
+ * gradients over ranks.) An owned tensor that is no parameter is changed in place and returned;
+ * this is TSH_ERR_STATE if it has views or a gradient, or a recorded op has used it. Of a parameter
+ * or a step tensor, a step tensor with the same values is returned. */
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
 
-/* The operators that other systems build their layers on, applied to what each rank holds; here a
- * replicated tensor may differ between ranks. At one rank they do nothing. They equal Megatron's f
- * and g, torchshard.distributed's copy, reduce, scatter and gather, and the mp_ functions of ml.
- * copy: R -> R, x unchanged; backward all-reduces the gradients by op, once.
- * reduce: R or P -> R, an all-reduce by op; backward passes the gradient on.
- * scatter: R -> S(dim), this rank's slice; backward all-gathers.
- * gather: S(dim) -> R, or R -> R where each rank's x is one of equal pieces: an all-gather along
- * dim; backward takes this rank's slice of complete gradients and reduce-scatters partial ones. */
+/* Returns x unchanged, R -> R; backward all-reduces its gradient by op, once. The four tsh_tp_
+ * functions are the operators on which other systems build tensor-parallel layers: Megatron's f and
+ * g; copy, reduce, scatter and gather of torchshard.distributed; the mp_ functions of ml. They act
+ * on what each rank holds, so here a replicated tensor may differ between ranks. At one rank they
+ * do nothing. */
 TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op);
+/* All-reduces x by op, R or P -> R; backward passes the gradient on unchanged. */
 TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op);
+/* Returns this rank's slice of x, R -> S(dim); backward all-gathers the gradient. */
 TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim);
+/* All-gathers x along dim, S(dim) -> R; or R -> R, if the ranks' tensors are equal parts of the
+ * result. Backward takes this rank's slice of a complete gradient, and reduce-scatters a partial
+ * one. */
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim);
-/* From the tensor-parallel rank 0: the same batch on all ranks of tp, in place; owned tensors, R.
- * One broadcast. TSH_ERR_STATE: as tsh_write. */
+/* Copies an owned replicated tensor, such as a batch, from rank 0 of tp to all ranks of tp, in
+ * place. One broadcast. TSH_ERR_STATE: as tsh_write. */
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t);
 
 typedef enum tsh_extent { TSH_LOCAL, TSH_GLOBAL } tsh_extent;
-/* Copy values out and in, dense and row-major, `bytes` in all (checked). TSH_LOCAL: this rank's
- * piece. TSH_GLOBAL: the whole tensor on every rank; reading a sharded one is an all-gather, a
- * partial one an all-reduce, writing takes this rank's slice (partial: an error). Writing is for
- * owned tensors that no recorded op has used: TSH_ERR_STATE between an op and the tsh_backward or
- * tsh_step_end that ends its tape. */
+/* Copies the values of t to out, dense and row-major. `bytes` must be the size of those values.
+ * TSH_LOCAL: this rank's shard. TSH_GLOBAL: the whole tensor, on every rank; of a sharded tensor by
+ * an all-gather, of a partial one by an all-reduce. */
 TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void *out,
                             size_t bytes);
+/* Copies values into an owned tensor, dense and row-major; `bytes` must be their size. TSH_LOCAL:
+ * this rank's shard. TSH_GLOBAL: the whole tensor, of which this rank takes its slice; an error if
+ * t is P. TSH_ERR_STATE: a recorded op has used t; wait for the tsh_backward or tsh_step_end that
+ * clears the tape. */
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes);
-/* Writes the local piece, "f32 (2, 3) S(1): 1 2 3 / 4 5 6", cut at size; text NULL: does not. */
+/* Writes this rank's shard as text, "f32 (2, 3) S(1): 1 2 3 / 4 5 6", into text, which has `size`
+ * bytes; cuts off what does not fit. Returns text. Does nothing if text is NULL. */
 TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 
 /* -- matmul, linear, embedding ---------------------------------------------- */
 
-/* (.., m, k) x (.., k, n) -> (.., m, n); leading dimensions broadcast (torch.matmul of two tensors
- * with at least two dimensions). Layouts: S(k) S(k): P. S(m) R: S(m). R S(n): S(n). batch
- * dimensions like elementwise. P R, R P: P. Dtypes may differ: the result has a's. Two bf16 inputs,
- * and the result's gradient with them, are multiplied as bf16, with sums of float; any other 16-bit
- * input is converted to tsh_real first. */
+/* Matrix product (.., m, k) x (.., k, n) -> (.., m, n); leading (batch) dimensions broadcast, as in
+ * torch.matmul of two tensors with at least two dimensions. Layouts of a, b -> result: S(k), S(k)
+ * -> P; S(m), R -> S(m); R, S(n) -> S(n); P, R or R, P -> P; batch dimensions as in elementwise
+ * ops. Dtypes may differ: the result has a's. Two bf16 inputs, and the result's gradient with them,
+ * are multiplied as bf16 and summed in float; any other 16-bit input is converted to tsh_real
+ * first. */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
-/* x (.., in), weight w (out, in), bias b (out) or NULL -> x w^T + b (.., out), torch's F.linear. w
- * S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R, b
- * R: row-parallel, gives R by one all-reduce in its dtype, b added after it. w R: x R, or S along
- * another dimension, kept. Dtypes may differ, as of tsh_matmul: the result has x's. */
+/* Returns x w^T + b (.., out) for x (.., in), weight w (out, in) and bias b (out) or NULL; torch's
+ * F.linear. Column-parallel: w S(0), b S(0), x R; the result is S(-1), and backward all-reduces dx.
+ * Row-parallel: w S(1), b R, x S(-1) or R; the result is R by one all-reduce in its dtype, and b is
+ * added after that. w R: x is R, or S along another dimension than the last; the result has its
+ * layout. Dtypes may differ, as in tsh_matmul: the result has x's. */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias);
 
 typedef struct tsh_lookup_desc {
-    int padding;            /* 1: row padding_idx gets no gradient */
+    int padding;            /* 1: row padding_idx of w gets no gradient */
     int64_t padding_idx;    /* negative counts from the end */
-    double max_norm;        /* rows looked up that are longer are scaled to it, in w; 0: none */
-    double norm_type;       /* p of that norm, INFINITY too; 0: 2 */
-    int scale_grad_by_freq; /* gradients are divided by how often their id stands in ids */
-    int sparse;             /* w a leaf: optimisers change only the rows that were looked up */
+    double max_norm;        /* rows that are looked up and whose norm is larger are scaled down
+                             * to it, in w; 0: none */
+    double norm_type;       /* p of that p-norm, may be INFINITY; 0: 2 */
+    int scale_grad_by_freq; /* 1: the gradient of a row is divided by how often its id occurs in
+                             * ids */
+    int sparse;             /* 1: the gradient of w, a leaf, is row-sparse: optimisers update
+                             * only the rows that were looked up */
 } tsh_lookup_desc;
-/* ids (..), TSH_I32 or TSH_I64, each in [0, V); weight w (V, D) -> (.., D), torch's F.embedding;
- * desc NULL: no options. w R: as ids. w S(0), ids R: P (rows of other ranks are zero; redistribute
- * to complete). w S(1): S(-1). Forward, max_norm runs one all-reduce of norms where w is S(1), and
- * one over dp; it and scale_grad_by_freq one of counts where ids are sharded. A row-sparse gradient
- * lies dense in memory with a mark per row; a contribution of another op makes it dense. */
+/* Looks up rows of the weight w (V, D): ids (..) -> (.., D); torch's F.embedding. ids are TSH_I32
+ * or TSH_I64, each in [0, V). desc NULL: no options. Layouts: w R: the result has the layout of
+ * ids. w S(0), ids R: P, where rows of other ranks are zero (tsh_redistribute completes it). w
+ * S(1): S(-1). Collectives in forward: max_norm all-reduces the norms if w is S(1), and over dp;
+ * max_norm and scale_grad_by_freq all-reduce counts if ids are sharded. A row-sparse gradient is
+ * dense in memory, with a mark per row; once another op contributes to it, it is no longer
+ * row-sparse. */
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight, const tsh_lookup_desc *desc);
 
 /* -- norms, attention, loss ------------------------------------------------- */
 
-/* torch.nn.functional.layer_norm over the last dimension (D), with weight and bias (D) or NULL. eps
- * 0 means 1e-5, TSH_ZERO means 0. Layouts: x R or S along another dimension, weight and bias R (if
- * x is S, their gradients are partial); or x S(-1), weight and bias sharded by the same units: two
- * all-reduces of a number per row forward, one of two backward. */
+/* Layer normalisation over the last dimension (D), with weight and bias (D) or NULL;
+ * torch.nn.functional.layer_norm. eps 0: 1e-5; TSH_ZERO: 0. Layouts: x R or S along another
+ * dimension, weight and bias R (if x is S, their gradients are partial). Or x S(-1), weight and
+ * bias sharded by the same units; then forward runs two all-reduces of one number per row, backward
+ * one of two numbers per row. */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
-/* x weight / sqrt(mean x^2 + eps) over the last dimension (D), weight (D) or NULL: 1; Zhang &
- * Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as tsh_layer_norm; x S(-1): one all-reduce of a
- * number per row forward, one backward. */
+/* RMS normalisation over the last dimension (D): x weight / sqrt(mean x^2 + eps), weight (D) or
+ * NULL: 1; Zhang & Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as in tsh_layer_norm; with x
+ * S(-1), forward and backward each run one all-reduce of a number per row. */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 typedef struct tsh_rms_norm_desc {
-    int64_t dim;  /* features; of a layer only */
+    int64_t dim;  /* tsh_add_rms_norm: number of features; the op does not read it */
     double eps;   /* 0: 1e-6; TSH_ZERO: 0 */
-    int plus_one; /* 1: x (weight + 1) / sqrt(mean x^2 + eps), as Gemma; a layer's weight is at
-                   * first 0; without a weight: as 0 */
-    tsh_dtype dtype; /* of a layer's weight */
+    int plus_one; /* 1: x (weight + 1) / sqrt(mean x^2 + eps), as in Gemma; a layer's weight is
+                   * then initialised to 0; weight NULL counts as 0 */
+    tsh_dtype dtype; /* tsh_add_rms_norm: dtype of the weight */
 } tsh_rms_norm_desc;
-/* tsh_rms_norm with the options of desc; NULL: none. */
+/* RMS normalisation with options; desc NULL: tsh_rms_norm with eps 0. */
 TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
                                       const tsh_rms_norm_desc *desc);
 
 typedef struct tsh_rope_desc {
-    double base;     /* 0: 10000 */
-    int64_t dims;    /* rotated features, the first ones, an even number; 0: all of D */
-    int interleaved; /* 0: pairs (i, i + dims / 2), as GPT-NeoX and LLaMA; 1: (2 i, 2 i + 1), as
-                        GPT-J */
-    int64_t start;   /* global position of x's first row */
-    const double *freqs; /* (dims / 2), read during the call: the angle of pair i at position t is
-                            t freqs[i], for scalings such as Llama 3's; NULL: by base */
-    double factor;       /* of cosines and sines, as YaRN's attention factor; 0: 1 */
-    const int64_t *starts; /* read during the call: for each index of x's first dimension the
-                              position of its first row, added to start, as texts of a batch need
-                              it that are not equally long; x has three dimensions or more; NULL:
-                              start for all */
+    double base;     /* base of the frequencies; 0: 10000 */
+    int64_t dims;    /* number of rotated features, the first of a row; even; 0: all D */
+    int interleaved; /* features of pair i: 0: i and i + dims / 2, as in GPT-NeoX and LLaMA; 1: 2
+                      * i and 2 i + 1, as in GPT-J */
+    int64_t start;   /* position of the first row of the whole x */
+    const double *freqs; /* dims / 2 frequencies, read during the call: the angle of pair i at
+                          * position t is t freqs[i], for scalings such as Llama 3's; NULL:
+                          * computed from base */
+    double factor;       /* factor of cosines and sines, as YaRN's attention factor; 0: 1 */
+    /* For batches of sequences at different positions: starts[b], added to start, is the position
+     * of the first row for index b of x's first dimension. x then has three dimensions or more.
+     * Read during the call. NULL: start for all. */
+    const int64_t *starts;
 } tsh_rope_desc;
-/* Rotary position embedding (Su et al. 2021) of x (.., T, D): pair i of the row at position t is
- * rotated by the angle t base^(-2 i / dims), and multiplied by factor. Linear: keeps R, P, and S of
- * every dimension but D; positions are global where T is sharded. No collective; backward rotates
- * by minus the angle. */
+/* Rotary position embedding (Su et al. 2021) of x (.., T, D): rotates pair i of the row at position
+ * t by the angle t base^(-2 i / dims), and multiplies it by factor. It is linear: keeps P, R, and S
+ * along any dimension but D; if T is sharded, positions are still global. No collective. Backward
+ * rotates by minus the angle. */
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc);
 
 typedef struct tsh_attention_desc {
-    int causal;        /* query i sees keys up to i + Tk - Tq */
-    double scale;      /* 0: 1 / sqrt(D) */
-    double dropout;    /* of the probabilities */
-    tsh_module *owner; /* of the dropout key; NULL: the ctx */
-    /* Broadcasts to (B, H, Tq, Tk), R or sharded as q's heads: values are added to scores, TSH_I32
-     * keeps where not 0. If it requires a gradient (T5's bias), that is summed where the mask
-     * broadcasts; it is partial if q is sharded and the mask is R. */
+    int causal;        /* 1: query i sees only keys up to i + Tk - Tq */
+    double scale;      /* factor of the scores; 0: 1 / sqrt(D) */
+    double dropout;    /* dropout probability of the attention weights */
+    tsh_module *owner; /* module that keys the dropout mask; NULL: the ctx */
+    /* Broadcasts to (B, H, Tq, Tk); R, or sharded as q's heads. A floating mask is added to the
+     * scores; with a TSH_I32 mask, a query sees a key where it is not 0. If the mask requires a
+     * gradient (T5's bias), this is summed over broadcast dimensions; it is partial if q is sharded
+     * and the mask is R. */
     tsh_tensor *mask;
-    /* Owned, (B, Hkv, Tmax, D), laid out as k, of any floating dtype no wider than tsh_real: k and
-     * v are appended at `past`, rounded to it, and keys [0, past + Tk) are seen. Without gradients
-     * only. */
+    /* Key and value cache: owned tensors (B, Hkv, Tmax, D), laid out as k, of any floating dtype no
+     * wider than tsh_real. k and v are rounded to that dtype and appended at position `past`;
+     * queries see keys [0, past + Tk) of the cache. Only without gradients. */
     tsh_tensor *cache_k, *cache_v;
     int64_t past;
-    /* Ragged batches, read during the call, one entry for each row of the whole batch; NULL: all
-     * rows alike. */
-    const int64_t *pasts;   /* (B): a row's own `past` */
-    const int64_t *lengths; /* (B): of a row's Tk new positions only the first ones, so many, are
-                               its own: the others are not appended, and no query sees them */
-    int64_t window;    /* query i, at position p = i + Tk - Tq, sees key j if p - j < window and,
-                          unless causal, j - p < window; its cost is T window. 0: no window */
-    double soft_cap;   /* scores s, scaled, become soft_cap tanh(s / soft_cap), before the mask
-                          (Gemma 2); 0: they do not */
-    tsh_tensor *sinks; /* (H), R or sharded as q's heads: a score per head that takes part in each
-                          softmax, with no value (gpt-oss); NULL: none */
+    /* For ragged batches: arrays with an entry for each row of the whole batch, read during the
+     * call; NULL: all rows are the same. */
+    const int64_t *pasts;   /* (B): pasts[b] replaces `past` in row b */
+    const int64_t *lengths; /* (B): only the first lengths[b] of the Tk new positions of row b
+                             * belong to its sequence; the others are not appended, and no query
+                             * sees them */
+    int64_t window;    /* sliding window: query i, at position p = i + Tk - Tq, sees key j only
+                        * if p - j < window and, unless causal, j - p < window; the cost is T
+                        * window. 0: no window */
+    double soft_cap;   /* each scaled score s becomes soft_cap tanh(s / soft_cap), before the
+                        * mask (Gemma 2); 0: off */
+    tsh_tensor *sinks; /* (H), R or sharded as q's heads: a score per head that is part of every
+                        * softmax of that head but has no value (gpt-oss); NULL: none */
 } tsh_attention_desc;
-/* q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D),
- * torch.nn.functional.scaled_dot_product_attention, in tiles with an online softmax (Milakov &
- * Gimelshein 2018, Dao et al. 2022); a query that sees no key gives 0. A row of a ragged batch has
- * the bits that it has alone; queries of padding give something finite. H is a multiple of Hkv:
- * query head i uses head i / (H / Hkv) of k and v (grouped queries, Ainslie et al. 2023). Layouts:
- * R; all three alike by batch S(0); by heads S(1), q in whole groups (tsh_shard_units(1, H / Hkv));
- * or q S(1) with k and v R, cut anywhere: then dk and dv are partial. No collective forward. The
- * result has q's dtype, sums are tsh_real; if q, k and v are bf16 and the processor has
- * AVX512_BF16, probabilities and gradients are rounded to bf16 before they are multiplied. */
+/* Attention: q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
+ * torch.nn.functional.scaled_dot_product_attention. It runs in tiles with an online softmax
+ * (Milakov & Gimelshein 2018, Dao et al. 2022). A query that sees no key gets 0. A row of a ragged
+ * batch gets the same bits as alone; the results of padding queries are unspecified but finite. H
+ * is a multiple of Hkv: query head i uses head i / (H / Hkv) of k and v (grouped queries, Ainslie
+ * et al. 2023). Layouts: all R; all sharded by batch, S(0); all sharded by heads, S(1), with the
+ * query heads of a key head on one rank (q: tsh_shard_units(1, H / Hkv)); or q S(1), sharded at any
+ * head, and k and v R: then dk and dv are partial. No collective in forward. The result has q's
+ * dtype; sums are in tsh_real. If q, k and v are bf16 and the processor has AVX512_BF16,
+ * probabilities and gradients are rounded to bf16 before they are multiplied. */
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
 
 typedef enum tsh_reduction { TSH_REDUCE_MEAN, TSH_REDUCE_SUM, TSH_REDUCE_NONE } tsh_reduction;
 typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
-    int ignore;           /* rows left out: 0: those with target -100, as torch; 1: ignore_index */
-    int64_t ignore_index; /* any integer */
-    int empty_zero;       /* mean where the divisor is 0: 0 gives NaN as torch, 1 gives 0 */
-    double label_smoothing; /* e, in [0, 1]: the target becomes (1 - e) target + e / V */
-    double z_loss;          /* adds z_loss (log sum exp)^2 to each row's loss */
-    tsh_tensor *weight;     /* of the classes, (V), R or cut as the classes; NULL: 1. No gradient */
-    int dim;                /* of the classes: 0: the last; 1: dimension 1, as torch */
+    int ignore;           /* which target is ignored: 0: -100, as in torch; 1: ignore_index */
+    int64_t ignore_index; /* if ignore is 1: the target to ignore, any integer */
+    int empty_zero;       /* result of a mean whose divisor is 0: 0: NaN, as in torch; 1: 0 */
+    double label_smoothing; /* e, in [0, 1]: each target distribution becomes (1 - e) target + e
+                             * / V */
+    double z_loss;          /* adds z_loss (log sum exp logits)^2 to each row's loss */
+    tsh_tensor *weight;     /* (V): a weight per class, R or sharded as the classes, without a
+                             * gradient; NULL: 1 */
+    int dim;                /* which dimension of logits is the classes: 0: the last; 1:
+                             * dimension 1, as in torch */
 } tsh_cross_entropy_desc;
-/* logits (.., V), target (..) of integers or (.., V) of probabilities -> a scalar, or (..)
- * unreduced. With .dim = 1 as torch.nn.functional.cross_entropy: logits (V) or (N, V, d1, ..),
- * target (N, d1, ..) or probabilities of the logits' shape, unreduced (N, d1, ..); logits of three
- * dimensions or more are copied, unless their classes lie side by side in memory. Logits R; or
- * sharded along the classes: an all-reduce of the row maxima and one of all row sums, whatever the
- * options; or along another dimension: mean and sum give P, and the mean of integer targets
- * all-reduces its divisor. No collective backward. Integer targets are R, or sharded where rows
- * are; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
- * laid out as the logits and get no gradient. The mean divides by the sum of the weights of the
- * targets' classes, or by the number of rows of probabilities. A class with logit -inf is padding:
- * smoothing leaves it out. */
+/* Cross-entropy of logits (.., V) and targets: integers (..) or probabilities (.., V). Returns a
+ * scalar, or (..) with TSH_REDUCE_NONE. With .dim = 1, shapes are those of
+ * torch.nn.functional.cross_entropy: logits (V) or (N, V, d1, ..), target (N, d1, ..) or
+ * probabilities of the logits' shape, unreduced (N, d1, ..); logits of three dimensions or more are
+ * copied, unless their classes are contiguous in memory. Layouts: logits R; or sharded along the
+ * classes, with one all-reduce of the row maxima and one of all row sums, whatever the options; or
+ * sharded along another dimension: then mean and sum are P, and the mean of integer targets
+ * all-reduces its divisor. No collective in backward. Integer targets are R, or sharded as the
+ * rows; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
+ * laid out as the logits and get no gradient. The mean divides by the sum of the class weights of
+ * the targets, or, with probabilities, by the number of rows. A class with logit -inf is padding:
+ * label smoothing leaves it out. */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
 
 /* -- sampling ---------------------------------------------------------------- */
 
-/* The options apply in this order, which is transformers'. */
+/* Filters of tsh_sample, applied in this order, which is that of transformers. */
 typedef struct tsh_sample_desc {
-    /* Of the ids in .previous, logits above 0 are divided by it, others multiplied, each id once;
-     * Keskar et al. 2019. 0: 1 */
+    /* Repetition penalty: for each id in .previous, its logit is divided by this if above 0, else
+     * multiplied, once per id; Keskar et al. 2019. 0: 1. */
     double penalty;
-    /* (.., n), TSH_I32 or TSH_I64: the last n ids of each row; those outside [0, V), such as -1,
-     * stand for none. NULL: none. */
+    /* (.., n), TSH_I32 or TSH_I64: the last n ids of each row. Entries outside [0, V), such as -1,
+     * are skipped. NULL: none. */
     tsh_tensor *previous;
-    double temperature; /* divides the logits; 0: 1; TSH_ZERO: 0, which takes the largest logit */
-    int64_t top_k;      /* keeps the k largest logits, and those equal to the last; 0: all */
-    double top_p;       /* keeps the smallest set of the largest probabilities, none of them equal
-                         * to one left out, whose sum is at least top_p (Holtzman et al. 2020);
-                         * 0: 1 */
-    double min_p;       /* keeps probabilities from min_p times the largest one up; 0: all */
-    uint64_t seed;      /* of row 0; row i is drawn as a single row with seed + i is */
-    int64_t position;   /* which draw of its row: give each token of a text another one */
+    double temperature; /* divides the logits; 0: 1. TSH_ZERO: 0, which chooses the largest logit */
+    int64_t top_k;      /* keeps the k largest logits, and those equal to the k-th; 0: all */
+    double top_p;       /* keeps the largest probabilities, as few as sum to at least top_p, and
+                         * those equal to the smallest of them (Holtzman et al. 2020); 0: 1 */
+    double min_p;       /* keeps probabilities of at least min_p times the largest; 0: all */
+    uint64_t seed;      /* seed of row 0; row i is drawn as a single row with seed + i would be */
+    int64_t position;   /* index of this draw within its row: use another one for each token of a
+                         * sequence */
 } tsh_sample_desc;
-/* logits (.., V) -> (..), TSH_I64, R: ids drawn from softmax(logits) after the filters of desc
- * (NULL: none). The random number of a row is Philox's of seed and position, so that the same
- * logits give the same ids on every rank, degree and backend. Logits in any layout, gathered first
- * (of S(-1) by one all-gather; at temperature 0 without .previous, as by tsh_argmax). No gradient.
- * TSH_ERR_ANOMALY, at temperature 0, too: a row's largest logit is not finite, or one is NaN. */
+/* Draws an id for each row of logits (.., V), from softmax(logits) after the filters of desc (NULL:
+ * none). Returns (..), TSH_I64, R, without a gradient. The random number of a row is Philox's for
+ * its seed and position, so the same logits give the same ids on every rank, degree and backend.
+ * Logits may have any layout and are gathered first (S(-1): one all-gather; at temperature 0
+ * without .previous, as in tsh_argmax). TSH_ERR_ANOMALY, also at temperature 0: the largest logit
+ * of a row is not finite, or a logit is NaN. */
 TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
 
 typedef struct tsh_custom_desc {
     const char *name;
-    tsh_shape shape;   /* of the output */
-    tsh_layout layout; /* of the output */
-    unsigned partial;  /* bit i: backward gives input i's gradient as a partial sum */
-    /* Inputs arrive dense, floating ones as TSH_REAL. forward fills out; backward adds to
-     * grad_in[i], local and dense, NULL where not wanted. */
+    tsh_shape shape;   /* global shape of the output */
+    tsh_layout layout; /* layout of the output */
+    unsigned partial;  /* bit i: what backward adds to the gradient of input i is a partial sum
+                        * over tp */
+    /* Inputs are dense, floating ones of dtype TSH_REAL. forward writes this rank's output to out.
+     * backward adds the gradient of input i to grad_in[i], which is this rank's shard, dense; NULL:
+     * input i needs no gradient. */
     void (*forward)(void *user, tsh_tensor *const *in, int n, tsh_real *out);
     void (*backward)(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
                      const tsh_real *grad_out, tsh_real *const *grad_in);
-    void *user; /* must live until backward */
+    void *user; /* passed to forward and backward; must stay valid until backward */
 } tsh_custom_desc;
-/* An op of n inputs with the caller's own forward and backward. */
+/* Runs an op of the caller's own, with 1 to 8 inputs, and records it for backward. */
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc);

@@ -6,82 +6,94 @@
 
 /* -- tensors ---------------------------------------------------------------- */
 
-/* Global shapes of 0 (a scalar) to 4 dimensions. */
+/* Returns a global shape with these lengths; without any, that of a scalar. */
 TSH_API tsh_shape tsh_shape0(void);
 TSH_API tsh_shape tsh_shape1(int64_t a);
 TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c);
 TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
 
-/* Owned tensors: they live until freed or until the ctx closes. layout NULL: replicated.
- * new: zeros. from: copies this rank's piece from data (the whole tensor where replicated: the
- * caller promises that all ranks of tp give the same). */
+/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed. layout NULL:
+ * replicated. */
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                    const tsh_layout *layout);
+/* Makes an owned tensor with a copy of this rank's shard in data, which is dense and row-major. For
+ * a replicated tensor, data must be the same on all ranks of tp. */
 TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                     const tsh_layout *layout, const void *data);
+/* Frees an owned tensor that is no parameter; does nothing for others, and if t is NULL. */
 TSH_API void tsh_tensor_free(tsh_tensor *t);
 
-/* Step tensors, replicated; values are tsh_real, but for arange of an integer dtype.
- * arange: start, start + step, ... below stop. randn: standard normal, keyed by the ctx's seed and
- * a count of calls. */
+/* Makes a step tensor of zeros. This function and the next four return replicated tensors; except
+ * for tsh_arange their dtype is TSH_REAL. */
 TSH_API tsh_tensor *tsh_zeros(tsh_ctx *ctx, tsh_shape shape);
+/* Makes a step tensor of ones. */
 TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape);
+/* Makes a step tensor whose elements are all `value`. */
 TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value);
+/* Makes a step tensor of start, start + step, ..., without stop. */
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step);
+/* Makes a step tensor of standard normal numbers, keyed by the ctx's seed and count of draws. */
 TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape);
 
-/* What a tensor is. Dimensions may be negative: -1 is the last one; a wrong one gives 0. */
+/* Returns a property of a tensor: with "local" in the name, and tsh_stride, that of this rank's
+ * shard; else that of the whole tensor. A dim may be negative: -1 is the last dimension. A
+ * dimension that does not exist gives 0. */
 TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 TSH_API int tsh_ndim(const tsh_tensor *t);
 TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t);
 TSH_API int64_t tsh_dim(const tsh_tensor *t, int dim);
 TSH_API int64_t tsh_local_dim(const tsh_tensor *t, int dim);
-TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* in elements, of the local piece */
+TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* of the shard, in elements */
 TSH_API int64_t tsh_numel(const tsh_tensor *t);
 TSH_API int64_t tsh_local_numel(const tsh_tensor *t);
 TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t);
 
-/* The local piece in place: element (i, j, ...) at tsh_stride. NULL where it is empty, and on an
- * error. */
+/* Returns a pointer to this rank's shard, not a copy: element (i, j, ...) is at i, j, ... times the
+ * strides of tsh_stride. Returns NULL if the shard is empty, and after an error. */
 TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t);
-/* A one-element tensor's value as double. Replicated only. */
+/* Returns the value of a replicated tensor of one element as a double; NaN after an error. */
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t);
 
-/* Initial values. fan_in and fan_out are those of the whole weight (out, in, ..) at every degree:
- * in or out times the product of the dimensions behind; a bias of a layer has its weight's fan_in
- * and no fan_out. */
+/* How to compute initial values. fan_in and fan_out are those of the whole weight (out, in, ..) at
+ * every degree of tp: in or out, times the product of all further dimensions. The bias of a layer
+ * has the fan_in of its weight and no fan_out. */
 typedef enum tsh_init_kind {
-    TSH_INIT_DEFAULT, /* what the layer's doc says */
+    TSH_INIT_DEFAULT, /* the default of the layer */
     TSH_INIT_ZEROS,
     TSH_INIT_ONES,
-    TSH_INIT_CONSTANT,        /* a */
-    TSH_INIT_UNIFORM,         /* in [a, b) */
-    TSH_INIT_NORMAL,          /* mean a, standard deviation b */
-    TSH_INIT_KAIMING_UNIFORM, /* bound gain sqrt(6 / ((1 + a^2) fan)); He et al. 2015 */
-    TSH_INIT_TRUNC_NORMAL,    /* as NORMAL, drawn within [low, high] */
-    TSH_INIT_KAIMING_NORMAL,  /* standard deviation gain sqrt(2 / ((1 + a^2) fan)) */
-    TSH_INIT_XAVIER_UNIFORM,  /* bound gain sqrt(6 / (fan_in + fan_out)); Glorot & Bengio 2010 */
-    TSH_INIT_XAVIER_NORMAL,   /* standard deviation gain sqrt(2 / (fan_in + fan_out)) */
-    TSH_INIT_ORTHOGONAL, /* gain Q of the QR of a normal matrix (out, rest); Saxe et al. 2013 */
-    TSH_INIT_DIRAC       /* 1 at (i, i, middle of the rest), else 0; an identity in 2-D */
+    TSH_INIT_CONSTANT,        /* every value is a */
+    TSH_INIT_UNIFORM,         /* uniform in [a, b) */
+    TSH_INIT_NORMAL,          /* normal, mean a, standard deviation b */
+    TSH_INIT_KAIMING_UNIFORM, /* uniform in [-s, s), s = gain sqrt(6 / ((1 + a^2) fan)); He et
+                               * al. 2015 */
+    TSH_INIT_TRUNC_NORMAL,    /* as NORMAL, truncated to [low, high] */
+    TSH_INIT_KAIMING_NORMAL,  /* normal, standard deviation gain sqrt(2 / ((1 + a^2) fan)) */
+    TSH_INIT_XAVIER_UNIFORM,  /* uniform in [-s, s), s = gain sqrt(6 / (fan_in + fan_out));
+                               * Glorot & Bengio 2010 */
+    TSH_INIT_XAVIER_NORMAL,   /* normal, standard deviation gain sqrt(2 / (fan_in + fan_out)) */
+    TSH_INIT_ORTHOGONAL, /* gain times Q of the QR decomposition of a normal matrix (out, product
+                          * of the other dimensions); Saxe et al. 2013 */
+    TSH_INIT_DIRAC       /* 1 at (i, i, middle of each further dimension), else 0; in 2-D the
+                          * identity */
 } tsh_init_kind;
 typedef struct tsh_init {
     tsh_init_kind kind;
     double a, b;
-    double gain;      /* a factor of kaiming, xavier, orthogonal; 0: 1 */
-    int fan_out;      /* of kaiming: 0: fan is fan_in, 1: fan_out */
-    double low, high; /* of TRUNC_NORMAL; both 0: -2 and 2 */
+    double gain;      /* kaiming, xavier, orthogonal: a factor; 0: 1 */
+    int fan_out;      /* kaiming: fan is fan_in if 0, fan_out if 1 */
+    double low, high; /* TRUNC_NORMAL: the range; both 0: -2 and 2 */
 } tsh_init;
 
-/* Give an owned tensor of values, R or S, or a parameter's shard, initial values:
- * torch.nn.init.<name>_. Element e gets the same bits at every degree of tp: draws are keyed by the
- * ctx's seed, e, and a parameter's path or the count of the ctx's draws. desc NULL: torch's
- * defaults (0 to 1; mean 0, deviation 1; a 0; constant: 0); its kind is not read. orthogonal: every
- * rank holds the whole matrix for a moment, in double. No collective. TSH_ERR_STATE: as tsh_write.
- */
+/* Fills a tensor with initial values, as torch.nn.init.<name>_ does. This function and those below
+ * take a parameter or another owned tensor, replicated or sharded. Element e gets the same bits at
+ * every degree of tp: random numbers are keyed by the ctx's seed, e, and the parameter's path
+ * (other tensors: the ctx's count of draws). desc->kind is not read; desc NULL: torch's defaults
+ * (uniform: 0 to 1; normal: mean 0, standard deviation 1; kaiming: a 0; constant: 0). For
+ * orthogonal values, every rank computes the whole matrix in double, in temporary memory. No
+ * collective. TSH_ERR_STATE: as tsh_write. */
 TSH_API tsh_result tsh_init_uniform(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_normal(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_trunc_normal(tsh_tensor *t, const tsh_init *desc);
@@ -97,75 +109,86 @@ TSH_API tsh_result tsh_init_dirac(tsh_tensor *t, const tsh_init *desc);
 
 /* -- autograd --------------------------------------------------------------- */
 
-/* Nothing is recorded between begin and end. May be nested. */
+/* Stops recording ops for backward until tsh_no_grad_end. Calls may be nested. */
 TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
+/* Ends what tsh_no_grad_begin began. */
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
-/* Marks an owned tensor as a leaf whose gradient is wanted (on 0: no longer). Returns t. */
+/* Makes an owned tensor a leaf, for which backward computes a gradient (on 0: no longer). Returns
+ * t. */
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
-/* on 1: averages the leaf's gradient over dp, as is always done for parameters. For weights of your
- * own, which every replica holds and trains. on 0: the gradient is that of this rank's own loss.
- * Call it on every rank of dp, before the backward. Returns t; 0 on a parameter is an error. */
+/* Averages the leaf's gradient over dp (on 1), as is always done for parameters; for weights of
+ * your own that every replica holds and trains. on 0: the gradient is that of this rank's own loss.
+ * Call it on every rank of dp, before tsh_backward. Returns t; 0 on a parameter is an error. */
 TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on);
-/* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (reshape,
- * slice; tsh_redistribute on one rank) shares the gradient of what it views: tsh_clone it first. */
+/* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (of
+ * tsh_reshape, tsh_slice; of tsh_redistribute on one rank) shares the gradient of its base:
+ * tsh_clone it first. */
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
 
-/* Several micro-batches are one step: .defer for all but the last, or for all, then
- * tsh_sync_grads.
- * summed 0: a loss is a mean. Micro-batches add up, and the average over dp counts every rank
- * alike, as torch's DistributedDataParallel does.
- * summed 1: a loss is the sum over `weight` elements, such as the targets that are not ignored.
- * Gradients of all micro-batches and of all ranks of dp are summed and divided once, by the sum of
- * their weights: the gradient of the mean over all elements, however unevenly they lie (Megatron's
- * calculate_per_token_loss). A rank that has no elements runs the same ops, on an empty batch or
- * with all targets ignored, with weight 0; where all weights are 0, nothing is divided. */
+/* How losses and micro-batches are combined. Several micro-batches make one step: set .defer for
+ * all but the last one, or for all of them and then call tsh_sync_grads.
+ * summed 0: each loss is a mean. The gradients of micro-batches add up. The average over dp gives
+ * every rank the same weight, as torch's DistributedDataParallel does.
+ * summed 1: each loss is a sum over `weight` elements, such as the targets that are not ignored.
+ * The gradients of all micro-batches and all ranks of dp are summed and divided once, by the sum of
+ * all weights. The result is the gradient of the mean over all elements, however unevenly they are
+ * distributed (Megatron's calculate_per_token_loss). A rank without elements runs the same ops with
+ * weight 0, on an empty batch or with all targets ignored. If all weights are 0, nothing is
+ * divided. */
 typedef struct tsh_backward_desc {
-    int defer; /* leave gradients of leaves pending, for micro-batches; then tsh_sync_grads */
+    int defer; /* 1: leaves the gradients pending, to be completed by a later backward without
+                * .defer or by tsh_sync_grads */
     int summed;
-    double weight; /* of this loss; the same on all ranks of tp */
+    double weight; /* number of elements in this loss; the same on all ranks of tp */
 } tsh_backward_desc;
-/* Gradients of a replicated scalar, summed into every leaf. Consumes the tape. Runs one all-reduce
- * over tp per tensor that feeds sharded consumers (each started as early as it can be), and one
- * flat one for leaves whose gradients are partial. Then the average over dp, of parameters and of
- * leaves after tsh_average_grad; other leaves keep the gradient of this rank's loss (summed:
- * divided by all weights, too). Gradients are collected in buckets (tsh_desc.bucket_bytes), each of
- * which is all-reduced as soon as it is full, while backward goes on (large built-in products move
- * it on now and then); summed, one all-reduce of the weights. The sum of an element has the order
- * that an all-reduce of its leaf alone gives it, whatever bucket it is in. */
+/* Computes the gradients of loss, a replicated scalar, adds them to those of all leaves, and clears
+ * the tape. Over tp it runs one all-reduce per tensor with sharded consumers, each as early as
+ * possible, and one all-reduce of all leaves whose gradients are partial. Then it averages over dp
+ * the gradients of parameters and of leaves after tsh_average_grad. Other leaves keep the gradient
+ * of this rank's loss (if losses are summed, it is divided by the sum of all weights, too). For dp,
+ * gradients are collected in buckets (tsh_desc.bucket_bytes); each is all-reduced as soon as it is
+ * full, while backward goes on (large built-in matrix products make progress on it now and then).
+ * Summed losses add one all-reduce of the weights. The order in which an element is summed is that
+ * of an all-reduce of its leaf alone, whatever its bucket. */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
+/* Runs tsh_backward with options; desc NULL: none. */
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
-/* Completes gradients that .defer left pending: partial ones over tp, then the average over dp.
- * Nothing, and no collective, where none are. */
+/* Completes the gradients that .defer left pending: all-reduces partial ones over tp, then averages
+ * over dp. If none are pending, it does nothing and runs no collective. */
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
-/* A leaf's or retained tensor's gradient, a detached step tensor, TSH_REAL (TSH_BF16 where its
- * optimiser's .grad_dtype says so); NULL while it has none. Pending: an error. It is a window on
- * the accumulator that the next backward writes again: tsh_keep copies. */
+/* Returns the gradient of a leaf or retained tensor, NULL if it has none: a detached step tensor of
+ * dtype TSH_REAL (TSH_BF16 if .grad_dtype of the leaf's optimiser says so). A pending gradient is
+ * an error. The result shares memory with the gradient, which the next backward changes: tsh_keep
+ * makes a copy. */
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
-/* Forgets a leaf's gradient. Its memory is kept for the next; that of a leaf of 16 bits, or with
- * .grad_dtype, is step memory, which is given back. */
+/* Clears a leaf's gradient. Its memory is kept for the next gradient; that of a 16-bit leaf, or of
+ * a leaf with .grad_dtype, is step memory, which is released. */
 TSH_API void tsh_zero_grad(tsh_tensor *t);
 
-/* Writes what is recorded for backward to an open file, one line per op:
+/* Writes the recorded ops to an open file, one line per op. An example, wrapped:
  *   #2 up tsh_linear(#1: x (256, 2) R, weight (32, 2) S(0), bias (32) S(0)) = (256, 32) S(1); saves
  *   x weight, 2176 bytes; partial gradient: x
- * its number, the path of the module whose forward called it, its inputs and the ops that made
- * them, its output, the values that are kept for backward with their bytes on this rank, and the
- * inputs whose gradient is a partial sum over tp. Views are not recorded: they share their base's
- * gradient. For calls between forward and backward, which consumes the tape. */
+ * A line has the op's number; the path of the module whose forward called it; its name; its inputs,
+ * each after the number of the op that made it; its output; the values saved for backward, with
+ * their bytes on this rank; the inputs whose gradient is a partial sum over tp. Views are not
+ * recorded: they share the gradient of their base. Call it between forward and backward, which
+ * clears the tape. */
 TSH_API tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file);
-/* The same as a graph: `dot -Tsvg` of Graphviz draws it. Red arrows: partial gradients. */
+/* Writes the recorded ops as a graph in Graphviz's dot language: `dot -Tsvg` draws it. Red arrows:
+ * partial gradients. */
 TSH_API tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file);
-/* From now on (on 1) until switched off (on 0), the first op whose output, or whose gradient of
- * an input, has a NaN or an infinity is an error, TSH_ERR_ANOMALY, that names the module, the op,
- * the input and the place; tsh_last_error has the rank. torch.autograd.set_detect_anomaly. Every
- * value is looked at once more, also between tsh_no_grad_begin and end. */
+/* Turns anomaly detection on or off, as torch.autograd.set_detect_anomaly. While it is on, the
+ * first op whose output, or whose gradient of an input, has a NaN or an infinity is an error,
+ * TSH_ERR_ANOMALY, which names the module, the op, the input and the element; tsh_last_error has
+ * the rank. Every value is read once more, also between tsh_no_grad_begin and tsh_no_grad_end. */
 TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on);
 
 /* -- steps ------------------------------------------------------------------ */
 
-/* Ends a step: every step tensor is given back, a tape not consumed is dropped. */
+/* Ends a step: releases all step tensors, and the tape if no backward has cleared it. */
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx);
-/* Step tensors made between begin and end are given back at end; for loops without gradients. May
- * be nested. */
+/* Begins a scope, for loops without gradients: tsh_scope_end releases the step tensors made in it.
+ * Scopes may be nested. */
 TSH_API void tsh_scope_begin(tsh_ctx *ctx);
+/* Ends a scope and releases the step tensors made in it. An op recorded in it is an error. */
 TSH_API void tsh_scope_end(tsh_ctx *ctx);

@@ -11,7 +11,8 @@
 
 typedef TSHARD_REAL tsh_real;
 
-/* Code, name, sentence: the only list of errors. */
+/* All error codes, as X(name, sentence). The list makes the constants TSH_<name> of tsh_result and
+ * the results of tsh_result_name and tsh_result_text. */
 #define TSH_RESULTS(X)                                                                             \
     X(OK, "no error")                                                                              \
     X(ERR_ARGUMENT, "an argument is not valid")                                                    \
@@ -38,22 +39,23 @@ typedef enum tsh_result {
 
 typedef struct tsh_error {
     tsh_result code;
-    int rank;                       /* world rank at fault; -1: none in particular */
+    int rank;                       /* world rank at fault; -1: no particular rank */
     char message[TSH_MESSAGE_SIZE]; /* one full sentence with the values concerned */
 } tsh_error;
 
 /* The types of elements. TSH_BF16: the upper half of a float (8 bits of exponent, 7 of fraction);
- * TSH_F16: IEEE's binary16. Ops compute with them in tsh_real and round once, to the nearest, ties
- * to even, when they store.
- * TSH_Q8_0, TSH_Q4_0 and TSH_Q4_1 are dtypes of quantised weights: tsh_linear and tsh_embedding
- * take them, other ops do not, and they have no gradient. The last dimension is cut into blocks of
- * 32 elements, each stored in the same bytes as in ggml:
+ * TSH_F16: IEEE's binary16. Ops on either compute in tsh_real and round once, to the nearest, ties
+ * to even, when they store a result.
+ * TSH_Q8_0, TSH_Q4_0 and TSH_Q4_1 are dtypes of quantised weights: only tsh_linear and
+ * tsh_embedding accept them, and such weights have no gradient. The last dimension of a weight is
+ * divided into blocks of 32 elements, stored in the same bytes as in ggml. The bytes of a block,
+ * and the value of an element:
  *
  *     TSH_Q8_0   34 bytes: an f16 scale d, then 32 integers q of 8 bits;             d q
  *     TSH_Q4_0   18 bytes: an f16 scale d, then 32 integers q of 4 bits, 0 to 15;    d (q - 8)
  *     TSH_Q4_1   20 bytes: f16 scale d and minimum m, then 32 q of 4 bits, 0 to 15;  d q + m */
 typedef enum tsh_dtype {
-    TSH_DTYPE_DEFAULT, /* no dtype: in a description, the default that its doc names */
+    TSH_DTYPE_DEFAULT, /* no dtype; in a descriptor: the default that its comment names */
     TSH_F32,
     TSH_F64,
     TSH_BF16,
@@ -65,14 +67,15 @@ typedef enum tsh_dtype {
     TSH_Q4_1
 } tsh_dtype;
 
-/* Says 0 for an option whose 0 means "the default": {.beta1 = TSH_ZERO}. Only options that name it
- * take it. */
+/* The value 0 for an option where a plain 0 means "use the default": {.beta1 = TSH_ZERO}. Only
+ * options whose comment names TSH_ZERO accept it. */
 #define TSH_ZERO (-1e-300)
 
-/* The dtype of values: TSH_F32, or TSH_F64 where TSHARD_REAL is double. */
+/* The dtype of tsh_real: TSH_F32, or TSH_F64 if TSHARD_REAL is double. */
 #define TSH_REAL (sizeof(tsh_real) == 4 ? TSH_F32 : TSH_F64)
 
-/* Bytes of one element, of quantised weights of a block of 32; 0 of what is no dtype. */
+/* Returns the size of one element in bytes; of a quantised dtype, the size of a block of 32
+ * elements. Returns 0 if dtype is TSH_DTYPE_DEFAULT or no tsh_dtype. */
 TSH_API size_t tsh_dtype_size(tsh_dtype dtype);
 
 /* A global shape, by value: tsh_zeros(ctx, tsh_shape2(3, 4)). */
@@ -81,9 +84,9 @@ typedef struct tsh_shape {
     int64_t dim[TSH_MAX_DIMS];
 } tsh_shape;
 
-/* One function for all memory: ptr NULL allocates, new_size 0 frees, else the block is resized with
- * its contents kept. NULL for a new_size above 0 means failure. The result is aligned to `align`, a
- * power of two. */
+/* Allocates, resizes and frees memory. ptr NULL: allocates new_size bytes; new_size 0: frees ptr,
+ * which has old_size bytes; else resizes it and keeps its contents. Returns the block, aligned to
+ * `align` bytes, a power of two. NULL for a new_size above 0 means failure. */
 typedef void *(*tsh_allocator_fn)(void *user, void *ptr, size_t old_size, size_t new_size,
                                   size_t align);
 typedef struct tsh_allocator {
@@ -91,30 +94,33 @@ typedef struct tsh_allocator {
     void *user;
 } tsh_allocator;
 
-/* Where warnings and errors go, one full sentence per call and no newline at its end. The library
- * itself never prints: a program that wants to see them gives tsh_log_stderr, or a function of its
- * own. The ranks of tsh_threads_run call it at the same time, each from its own thread. */
+/* Receives warnings and errors, one full sentence per call, without a newline at its end. The
+ * library itself never prints: a program that wants to see messages passes tsh_log_stderr, or a
+ * function of its own. The ranks of tsh_threads_run call it concurrently, each from its own
+ * thread. */
 typedef struct tsh_logger {
-    void (*fn)(void *user, const char *message); /* NULL: nowhere */
+    void (*fn)(void *user, const char *message); /* NULL: messages are discarded */
     void *user;
 } tsh_logger;
 
-/* C = alpha A B + beta C with A (m, k), B (k, n), C (m, n), any strides in elements (rs: between
- * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. Compiled with OpenMP, the
- * rank's threads call it side by side, each for a piece along m or n, with threads 1; without, it
- * may use tsh_desc.threads of its own. (tsh_attention's tiles are always the built-in one's.) */
+/* A matrix product: C = alpha A B + beta C with A (m, k), B (k, n), C (m, n). Strides are in
+ * elements: rs from row to row, cs from column to column, as in BLIS's typed API. If beta is 0, C
+ * is not read. If the library is compiled with OpenMP, the threads of the rank call the function
+ * concurrently, each for a range of C's rows or columns, with `threads` = 1. Without OpenMP,
+ * `threads` is tsh_desc.threads: one call may use that many threads of its own. tsh_attention
+ * always uses the built-in product. */
 typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
                             int64_t csc, int threads);
 typedef struct tsh_gemm {
-    tsh_gemm_fn fn; /* NULL: the built-in one */
+    tsh_gemm_fn fn; /* NULL: the built-in product */
     void *user;
 } tsh_gemm;
 
-typedef struct tsh_ctx tsh_ctx;       /* one rank's world; belongs to one thread */
-typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's piece, gradient */
-typedef struct tsh_module tsh_module; /* a named node in a tree of layers */
+typedef struct tsh_ctx tsh_ctx;       /* one rank's library state; used by one thread */
+typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's shard, gradient */
+typedef struct tsh_module tsh_module; /* a layer or a container of layers: a named node of a tree */
 typedef struct tsh_optim tsh_optim;   /* an optimiser with its moments */
-typedef struct tsh_cache tsh_cache;   /* keys and values of a model's attention layers */
-typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are dealt to the ranks of pp */
+typedef struct tsh_cache tsh_cache;   /* cached keys and values of a model's attention layers */
+typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are split into stages over pp */

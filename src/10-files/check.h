@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>check                                            MARK: - check (private) */
-/* What tests and users verify with: hashes, replicas, finite differences.    */
+/* Checks for tests and users: hashes, equal replicas, finite differences.    */
 /* Needs: >>optim-update >>pipeline >>io.                                     */
 /* ========================================================================== */
 
@@ -45,21 +45,23 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
-    const char *path, *what;    /* of the parameter; "" or which moments of it, for the error */
-    int64_t hash;               /* hash of this rank's values; 0: it has none */
-    int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; of dp */
-    const unsigned char *holds; /* per rank of pp, 1: it holds them; NULL: do not compare over pp */
+    /* path of the parameter; "" or such as "the first moments of ", for the error */
+    const char *path, *what;
+    int64_t hash;               /* hash of this rank's values; 0: this rank has no values */
+    int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; on all ranks of dp */
+    /* shape (pp), 1: the stage holds the values; NULL: not compared over pp */
+    const unsigned char *holds;
 } tshi_replica;
 
 /* The tensors to compare. Listed in two passes: count, then fill in. */
 typedef struct tshi_replicas {
     tshi_replica *each; /* shape (count); NULL: only count them */
     int count;          /* number of tensors so far */
-    int tied;           /* 1: parameters that several stages hold; 0: all of this stage */
+    int tied;           /* 1: list only parameters tied across stages; 0: all of this stage */
 } tshi_replicas;
 
-/* Counts the tensor t, param or one of its moments; if all->each is not NULL, also lists it. With
- * `holds`, a missing tensor is listed, too: all ranks of pp need the same list. */
+/* Counts the tensor t, which is param or one of its moments; if all->each is not NULL, also lists
+ * it. With `holds`, a tensor without values is listed, too: all ranks of pp need the same list. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
@@ -79,8 +81,8 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
                               : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
     const uint64_t low = t->low ? tshi_check_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
-                                : 0; /* of exact weights */
-    r->hash = (int64_t)((hash ^ low * 3) >> 1); /* fits int64_t without a sign */
+                                : 0; /* hash of the low halves of exact weights */
+    r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
 /* Lists a parameter and its moments in all optimisers. */
@@ -95,7 +97,8 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
         }
 }
 
-/* Callback of tshi_module_params: lists a parameter if it is of the kind to compare. */
+/* Callback of tshi_module_params: lists a parameter and its moments; if all->tied, only a parameter
+ * that is tied across stages. */
 static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
     tshi_replicas *all = (tshi_replicas *)user;
     const tshi_tie *tie = all->tied ? param->ctx->pipeline->ties : NULL;
@@ -105,18 +108,19 @@ static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
         if (tie->param == param) tshi_check_all(all, param, tie->holds);
 }
 
-/* Compares the listed values over comm, which is called `axis` in the error. The error names the
- * first tensor that differs and the ranks that differ from the majority. */
+/* Collective over comm: compares the hashes of the listed tensors. axis: the name of comm in the
+ * error, which names the first tensor that differs and the ranks that differ from the majority. */
 static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
     const int n = all->count, size = comm->size;
     const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = ""; /* "1, 3": the ranks that differ */
-    int64_t *mine, *theirs, *counts; /* hashes (n), of all ranks (size, n); counts (size) */
+    /* this rank's hashes (n); those of all ranks (size, n); counts (size) */
+    int64_t *mine, *theirs, *counts;
     int i, r, usual, differ = 0; /* usual: a rank of the majority; differ: how many do not agree */
     if (!block) {
-        tshi_error_report(ctx); /* the others wait for this rank */
+        tshi_error_report(ctx); /* the other ranks wait in the all-gather */
         return;
     }
     mine = (int64_t *)tshi_mem_data(block);
@@ -125,7 +129,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     for (i = 0; i < n; i++) {
         const tshi_replica *one = &all->each[i];
         const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
-        mine[i] = equal ? one->hash : 0; /* 0 on all ranks: not compared */
+        mine[i] = equal ? one->hash : 0; /* not to be compared: 0 on all ranks */
     }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
@@ -147,7 +151,8 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     tshi_mem_release(ctx, block);
 }
 
-/* Gives all ranks the error of the lowest rank that has one, before any can fail the world. */
+/* Collective over the world: gives all ranks the error of the lowest rank that has one, before any
+ * rank can fail the world. */
 static void tshi_check_agree(tsh_ctx *ctx) {
     static const char op[] = "tsh_check_replicas";
     tsh_comm *world = &ctx->world;
@@ -158,7 +163,8 @@ static void tshi_check_agree(tsh_ctx *ctx) {
         (void)tsh_barrier(world); /* all have the error before any goes on */
 }
 
-/* Compares parameters and moments over tp and dp; tied 1: those of several stages, over pp. */
+/* Compares parameters and moments over tp and dp; tied 1: those that are tied across stages over
+ * pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
     tshi_replicas all = {NULL, 0, tied}; /* first pass: count */
@@ -181,11 +187,11 @@ static void tshi_check_axes(tsh_module *module, int tied) {
     tshi_mem_release(ctx, block);
 }
 
-/* Compares the trees of all ranks: over the world, or over tp and dp where the stages of a pipeline
- * may still differ. In place of the comparison that the next collective of a group may owe, as a
- * rank that has changed its tree owes one and the others do not. */
+/* Compares the module trees of all ranks: over the world, or over tp and dp if the stages of a
+ * pipeline may still differ. Cancels the comparison that the next collective of a group would make
+ * first: only ranks that have changed their tree would make it, the others would not. */
 static void tshi_check_models(tsh_ctx *ctx) {
-    const int whole = ctx->pp.size == 1 || ctx->pipeline; /* all ranks have the same tree */
+    const int whole = ctx->pp.size == 1 || ctx->pipeline; /* 1: all ranks must have the same tree */
     tsh_comm *comm[2];
     comm[0] = whole ? &ctx->world : &ctx->tp;
     comm[1] = &ctx->dp;
@@ -212,7 +218,7 @@ TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
 typedef struct tshi_gradcheck {
     tsh_ctx *ctx;
     tsh_gradcheck_fn fn; /* returns the loss */
-    tsh_tensor **in;     /* shape (n): its inputs, leaves */
+    tsh_tensor **in;     /* shape (n): inputs of fn, which are leaves */
     int n;               /* number of inputs */
     void *user;          /* passed to fn */
     double eps;          /* step of the finite differences */
@@ -248,12 +254,13 @@ static double tshi_check_max(double a, double b) {
 static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
     const int64_t numel = tsh_numel(t), every = samples > 0 ? numel / samples : 1;
     const tsh_real *grad = t->gr.live ? (const tsh_real *)tshi_mem_data(t->gr.block) : NULL;
-    double worst = 0; /* the largest so far */
+    double worst = 0; /* the largest difference so far */
     for (int64_t e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every > 0 ? every : 1) {
-        tsh_real *at = tshi_check_element(t, e); /* NULL: another rank's */
+        tsh_real *at = tshi_check_element(t, e); /* NULL: another rank holds the element */
         double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
         double found = at && grad ? (double)grad[at - tshi_tensor_values(t)] : 0;
-        double gap = fabs((up - down) / (2 * c->eps) - found); /* difference from the gradient */
+        /* difference from the gradient that backward computed */
+        double gap = fabs((up - down) / (2 * c->eps) - found);
         if (at) worst = tshi_check_max(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
     }
     return worst;

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>file                                              MARK: - file (private) */
-/* What C lacks for files: kinds, links, locks, owners, syncing to disk;      */
-/* files that are written whole or not at all, or grow by whole rows.         */
+/* What C lacks for files: types, symbolic links, locks, owners, fsync; files */
+/* that are written whole or not at all, or that grow by whole rows.          */
 /* Needs: >>error >>rng.                                                      */
 /* ========================================================================== */
 
@@ -9,10 +9,11 @@
  * is killed leaves the old file whole. On a system that lacks a call, its function does nothing and
  * returns success. */
 
-enum { TSHI_FILE_STALE = 3600 }; /* seconds; see tshi_file_sweep */
+/* age in seconds from which tshi_file_sweep removes other hosts' files */
+enum { TSHI_FILE_STALE = 3600 };
 
 #if TSHI_POSIX
-/* Returns the kind of what stat found; NULL: a regular file. */
+/* Returns the type of the file that stat found, such as "a folder"; NULL: a regular file. */
 static const char *tshi_file_kind_of(const struct stat *info) {
     return S_ISREG(info->st_mode)                              ? NULL
            : S_ISDIR(info->st_mode)                            ? "a folder"
@@ -22,8 +23,9 @@ static const char *tshi_file_kind_of(const struct stat *info) {
 }
 #endif
 
-/* Returns the kind of what is at a path, with symbolic links followed; NULL for a regular file or
- * for nothing. Does not open it, which could block (a FIFO) or rewind (a tape drive). */
+/* Returns the type of the file at a path, such as "a FIFO", with symbolic links followed; NULL: a
+ * regular file, or none. Does not open the file, which could block (a FIFO) or rewind (a tape
+ * drive). */
 static const char *tshi_file_kind(const char *path) {
 #if defined(_WIN32)
     const unsigned long none = 0xFFFFFFFF, folder = 16, found = GetFileAttributesA(path);
@@ -37,8 +39,8 @@ static const char *tshi_file_kind(const char *path) {
 #endif
 }
 
-/* Opens a regular file for reading, at its beginning. NULL: *kind says what else is there, such as
- * "a FIFO", or is NULL, and errno says why the file cannot be opened. */
+/* Opens a regular file for reading, at its beginning. If it returns NULL, either *kind is the type
+ * of what is there instead, such as "a FIFO", or *kind is NULL and errno has the reason. */
 static FILE *tshi_file_open(const char *path, const char **kind) {
     FILE *file = NULL;
     *kind = tshi_file_kind(path);
@@ -46,7 +48,8 @@ static FILE *tshi_file_open(const char *path, const char **kind) {
     if (*kind) return NULL;
 #if TSHI_POSIX
     {
-        /* If a FIFO has taken the file's place meanwhile: O_NONBLOCK does not wait for a writer. */
+        /* A FIFO may have replaced the file meanwhile: with O_NONBLOCK, open does not wait for its
+         * writer. */
         const int descriptor = open(path, O_RDONLY | O_NONBLOCK);
         struct stat info;
         if (descriptor < 0) return NULL;
@@ -60,7 +63,8 @@ static FILE *tshi_file_open(const char *path, const char **kind) {
     return file;
 }
 
-/* Returns the size in bytes of a file that was just opened; -1 and errno: unknown. */
+/* Returns the size in bytes of a file that was just opened; -1: unknown, and errno has the
+ * reason. */
 static int64_t tshi_file_size(FILE *file) {
 #if TSHI_POSIX
     struct stat info;
@@ -71,21 +75,23 @@ static int64_t tshi_file_size(FILE *file) {
 #endif
 }
 
-/* Returns a relative path without "./" at its beginning; NULL if it may lead out of its folder. */
+/* Returns the relative path `file` without "./" at its beginning. Returns NULL if it may lead out
+ * of its folder (by "..", a leading "/", a backslash) or names no file (an empty name, a "/" at its
+ * end). */
 static const char *tshi_file_below(const char *file) {
     const char *name;
     while (strncmp(file, "./", 2) == 0) file += 2;
-    for (name = file; *name;) { /* each name of the path */
+    for (name = file; *name;) { /* checks each name of the path */
         const size_t n = strcspn(name, "/");
         if (!n || strncmp(name, "..", n > 2 ? n : 2) == 0) return NULL;
         name += n;
-        if (*name && !*++name) return NULL; /* it ends with / */
+        if (*name && !*++name) return NULL; /* the path ends with / */
     }
     return *file && !strchr(file, '\\') ? file : NULL;
 }
 
-/* Sets the position of a file, in bytes; returns 0 if that fails. Each fseek moves by what fits a
- * long; a system with 32-bit longs may still refuse files over 2 GiB. */
+/* Sets the position of a file, in bytes. Returns 0 if that fails. Each fseek moves by at most
+ * LONG_MAX; a system with 32-bit longs may still refuse files over 2 GiB. */
 static int tshi_file_seek(FILE *file, int64_t to) {
 #if defined(_WIN32)
     return _fseeki64(file, to, SEEK_SET) == 0;
@@ -104,7 +110,8 @@ static int tshi_file_seek(FILE *file, int64_t to) {
 static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
 #if TSHI_POSIX
     const int max = 40; /* max links to follow, as on Linux */
-    char *slash, *name; /* the last slash; where the link's name begins in `to` */
+    /* slash: the last one in `to`; name: where the link's name begins in `to` */
+    char *slash, *name;
     ssize_t n;
     int links; /* number of links followed */
     strcpy(to, path);
@@ -150,9 +157,9 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
     const char *slash = strrchr(target, '/'); /* the last slash; NULL: the current folder */
     const size_t folder = slash ? (size_t)(slash - target) + 1 : 0, digits = 16;
     const size_t length = strlen(mine + folder), prefix = length - digits;
-    struct stat now, then; /* states of the caller's own file and of the one found */
+    struct stat now, then; /* stat of the caller's own file and of the one found */
     struct dirent *entry;
-    DIR *list; /* the folder's names */
+    DIR *list; /* the list of names in the folder */
     if (fstat(lock, &now) != 0) return;
     memcpy(path, target, folder);
     path[folder] = '\0';
@@ -183,7 +190,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
 /* Gives file `name` the mode of file `path` and, where this process may, its owner and group. */
 static void tshi_file_keep_owner(const char *name, const char *path) {
 #if TSHI_POSIX
-    struct stat old, made; /* states of the replaced file and of the new one */
+    struct stat old, made; /* stat of the replaced file and of the new one */
     mode_t mode;           /* permission bits */
     if (stat(path, &old) != 0 || stat(name, &made) != 0) return;
     mode = old.st_mode & 0777;
@@ -197,17 +204,19 @@ static void tshi_file_keep_owner(const char *name, const char *path) {
 #endif
 }
 
-/* Syncs an open file to disk; returns 0 if that fails. */
+/* Syncs an open file to disk. Returns 0 if that fails. */
 static int tshi_file_sync_open(FILE *file) {
 #if TSHI_POSIX
-    return fsync(fileno(file)) == 0 || errno == EINVAL; /* EINVAL: a pipe, or never on disk */
+    /* EINVAL: a pipe, or another file that cannot be synced */
+    return fsync(fileno(file)) == 0 || errno == EINVAL;
 #else
     (void)file;
     return 1;
 #endif
 }
 
-/* Syncs a file to disk, or with `folder` a folder's list of files; returns 0 if that fails. */
+/* Syncs a file to disk or, with folder 1, the list of files in a folder. Returns 0 if that
+ * fails. */
 static int tshi_file_sync(const char *path, int folder) {
 #if defined(_WIN32)
     const unsigned long generic_write = 0x40000000, share_all = 7, open_existing = 3;
@@ -222,7 +231,7 @@ static int tshi_file_sync(const char *path, int folder) {
     const int fd = open(path, folder ? O_RDONLY : O_WRONLY); /* fsync needs a descriptor */
     int synced;
     if (fd < 0) return 0;
-    synced = fsync(fd) == 0 || errno == EINVAL; /* EINVAL: this file system never does */
+    synced = fsync(fd) == 0 || errno == EINVAL; /* EINVAL: this file system cannot sync */
     (void)close(fd);
     return synced;
 #else
@@ -232,7 +241,8 @@ static int tshi_file_sync(const char *path, int folder) {
 #endif
 }
 
-/* Renames file `name` to `path` atomically: there is always either the old file or the new one. */
+/* Renames file `name` to `path` atomically: at any time `path` is either the old file or the new
+ * one. Returns 0 if that fails. */
 static int tshi_file_rename(const char *name, const char *path) {
 #if defined(_WIN32) /* the rename of Windows does not replace files */
     const unsigned long replace = 1, write_through = 8;
@@ -249,7 +259,7 @@ TSH_API TSHI_COLD FILE *tsh_file_open(const char *path, int64_t max, tsh_error *
     tsh_error unused;
     FILE *file = path ? tshi_file_open(path, &kind) : NULL;
     const int64_t size = file ? tshi_file_size(file) : 0;
-    int why = errno; /* fclose and strerror may change it */
+    int why = errno; /* a copy: fclose and strerror may change errno */
     if (!error) error = &unused;
     if (!path) {
         (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "tsh_file_open: there is no path");
@@ -273,7 +283,8 @@ TSH_API TSHI_COLD FILE *tsh_file_open(const char *path, int64_t max, tsh_error *
 
 /* -- writing ----------------------------------------------------------------- */
 
-/* Begins the writer of a file that is not open yet. */
+/* Initialises a writer for `path`, without opening a file. Sets w->error if the path is too
+ * long. */
 static void tshi_file_begin(tsh_writer *w, const char *path) {
     memset(w, 0, sizeof *w);
     (void)snprintf(w->name, sizeof w->name, "%s", path);
@@ -283,7 +294,7 @@ static void tshi_file_begin(tsh_writer *w, const char *path) {
         (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%.160s...\" is too long a path", path);
 }
 
-/* Keeps the first error: the path, then as printf. */
+/* Sets w->error, unless it is set already: the path, then the text as printf. */
 TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
     va_list list;
@@ -294,18 +305,18 @@ TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char 
         (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%s\" %s", w->name, text);
 }
 
-/* Keeps a failed system call with strerror(errno) as the error. */
+/* Sets w->error for a failed system call: `what`, then strerror(errno). */
 static void tshi_file_system_error(tsh_writer *w, const char *what) {
     tshi_file_fail(w, "%s: %s", what, errno ? strerror(errno) : "the system gives no reason");
 }
 
-/* Closes the file, and removes it if it is still a temporary one. */
+/* Closes the file. Removes it if it is still a temporary one. */
 static void tshi_file_close(tsh_writer *w) {
     errno = 0;
     if (w->file && fclose(w->file) != 0) tshi_file_system_error(w, "cannot be written");
-    if (w->temporary[0]) (void)remove(w->temporary); /* tshi_file_finish has emptied the name */
+    if (w->temporary[0]) (void)remove(w->temporary); /* tshi_file_finish empties this name */
 #if TSHI_POSIX
-    if (w->lock) (void)close(w->lock - 1); /* closing unlocks it */
+    if (w->lock) (void)close(w->lock - 1); /* closing the descriptor unlocks the file */
 #endif
     w->file = NULL;
     w->temporary[0] = '\0';
@@ -319,7 +330,7 @@ static int tshi_file_create(tsh_writer *w) {
 #if TSHI_POSIX
     struct stat old;
     const int mode = stat(w->target, &old) == 0 ? 0600 : 0666;
-    int lock, copy; /* copy: for w->file; the lock outlives fclose */
+    int lock, copy; /* copy: the descriptor of w->file, so that the lock outlives its fclose */
     errno = 0;
     lock = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (lock < 0) return errno != EEXIST;
@@ -343,10 +354,10 @@ static int tshi_file_create(tsh_writer *w) {
 /* Opens a temporary file "<path>.tmp-<8 digits of the host><8 digits>", in the same folder, since a
  * rename cannot cross file systems. */
 static void tshi_file_open_new(tsh_writer *w) {
-    char other[sizeof w->temporary]; /* a link's target; the names of tshi_file_sweep */
+    char other[sizeof w->temporary]; /* scratch for tshi_file_follow and tshi_file_sweep */
     char path[sizeof w->target];
-    uint64_t salt[4], host = 0; /* salt: makes the name unlikely to be taken */
-    int made = 0;               /* 1: created, or failed for good */
+    uint64_t salt[4], host = 0; /* salt: hashed into the name, to make it unlikely to be taken */
+    int made = 0;               /* 1: the file is created, or cannot be */
     if (w->error.code != TSH_OK) return;
     strcpy(path, w->target);
     if (!tshi_file_follow(path, w->target, other, sizeof w->target)) {
@@ -372,12 +383,12 @@ static void tshi_file_open_new(tsh_writer *w) {
         tshi_file_sweep(w->target, w->temporary, w->lock - 1, other);
         return;
     }
-    if (!w->lock) w->temporary[0] = '\0'; /* somebody else's file: do not remove it */
+    if (!w->lock) w->temporary[0] = '\0'; /* the name is another save's file: must not be removed */
     tshi_file_system_error(w, "cannot be written");
 }
 
-/* Returns 1 if a file of so many bytes is within the process's limit, beyond which a write ends the
- * process (SIGXFSZ); else 0 and an error. */
+/* Returns 1 if the process may have a file of so many bytes. Else returns 0 and sets w->error: a
+ * write beyond the limit would end the process (SIGXFSZ). */
 static int tshi_file_fits(tsh_writer *w, int64_t bytes) {
 #if TSHI_POSIX
     struct rlimit limit;
@@ -395,16 +406,18 @@ static int tshi_file_fits(tsh_writer *w, int64_t bytes) {
 #endif
 }
 
-/* Takes what a failed write has left of a row away again. */
+/* Cuts the file back to w->size bytes: removes the part of a row that a failed write has left. */
 static void tshi_file_cut(const tsh_writer *w) {
 #if TSHI_POSIX && defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200112L
-    (void)!ftruncate(fileno(w->file), (off_t)w->size); /* a half row is the smaller harm */
+    /* if this fails, too, half a row stays; w->error is set already */
+    (void)!ftruncate(fileno(w->file), (off_t)w->size);
 #else
     (void)w;
 #endif
 }
 
-/* Writes bytes at the end of the file, unless there is an error already: of .rows all or none. */
+/* Appends bytes to the file, unless w->error is set. With w->rows, a write that fails leaves none
+ * of them in the file. */
 static void tshi_file_put(tsh_writer *w, const void *data, size_t bytes) {
     if (w->error.code != TSH_OK || !tshi_file_fits(w, w->size + (int64_t)bytes)) return;
     errno = 0;
@@ -431,8 +444,9 @@ static void tshi_file_finish(tsh_writer *w) {
     }
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
-    (void)tshi_file_sync(slash ? name : ".", 1); /* no error if it fails: the file is there */
-    name[0] = '\0';                              /* no longer to be removed */
+    /* if this fails, it is no error: the file is in place */
+    (void)tshi_file_sync(slash ? name : ".", 1);
+    name[0] = '\0';                              /* tshi_file_close must not remove the file */
 }
 
 TSH_API TSHI_COLD tsh_result tsh_writer_open(tsh_writer *writer, const char *path, int rows) {
@@ -452,12 +466,13 @@ TSH_API TSHI_COLD tsh_result tsh_writer_open(tsh_writer *writer, const char *pat
         return writer->error.code;
     }
     errno = 0;
-    writer->file = fopen(path, rows ? "ab" : "wb"); /* a pipe or device has nothing to replace */
+    writer->file = fopen(path, rows ? "ab" : "wb"); /* rows, a pipe or a device: written in place */
     if (!writer->file) {
         tshi_file_system_error(writer, "cannot be written");
         return writer->error.code;
     }
-    if (rows) (void)setvbuf(writer->file, NULL, _IONBF, 0); /* a row is one write */
+    /* unbuffered, so that a row is one write */
+    if (rows) (void)setvbuf(writer->file, NULL, _IONBF, 0);
     if (rows && !kind && (writer->size = tshi_file_size(writer->file)) < 0)
         tshi_file_system_error(writer, "cannot be written");
     return writer->error.code;

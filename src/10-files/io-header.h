@@ -1,21 +1,22 @@
 /* ========================================================================== */
 /* >>io-header                                    MARK: - io-header (private) */
-/* Reads and checks the header of a safetensors file; its tensors' names.     */
+/* Reads and checks the header of a safetensors file; renames its tensors.    */
 /* Needs: >>glob >>io-json.                                                   */
 /* ========================================================================== */
 
-/* The format's dtypes of whole bytes; tsh_load reads only those of tshi_dtypes. A tensor that no
- * model has may be of any other. */
+/* The dtypes of the safetensors format whose values are whole bytes, to check sizes by. tsh_load
+ * reads only those that are in tshi_dtypes too. A tensor that the model lacks may have any other
+ * dtype. */
 typedef struct tshi_io_type {
     const char *name;
-    int64_t size; /* bytes of a value */
+    int64_t size; /* size of a value in bytes */
 } tshi_io_type;
 static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL", 1},    {"U8", 1},
                                              {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2},
                                              {"U16", 2}, {"F16", 2},     {"BF16", 2},    {"I32", 4},
                                              {"U32", 4}, {"I64", 8},     {"U64", 8}};
 
-/* Returns the bytes of a value of the dtype of that name; 0: it is not known. */
+/* Returns the size in bytes of a value of the dtype called `name`; 0: unknown dtype. */
 static int64_t tshi_io_dtype_size(const char *name) {
     int type = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]) - 1;
     while (type >= 0 && strcmp(name, tshi_io_types[type].name) != 0) type--;
@@ -27,7 +28,7 @@ static int64_t tshi_io_dtype_size(const char *name) {
 static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
     int64_t offset[2] = {0, 0};
-    int seen = 0, n = 0; /* seen: bits of the keys so far; n: number of offsets */
+    int seen = 0, n = 0; /* seen: bits of the keys read so far; n: number of offsets */
     if (!tshi_io_skip_char(io, '{')) (void)tshi_io_bad(io, "a tensor is no object");
     do {
         const char *key = tshi_io_key(io);
@@ -47,22 +48,24 @@ static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     entry->end = offset[1];
 }
 
-/* Parses the metadata or an index's weight_map, {"key": "text", ..}; an error if it is no object:
- * what. */
+/* Parses {"key": "text", ..}, the metadata or an index's weight_map, and appends it to io->pair.
+ * `what` is the error if it is no object. */
 static void tshi_io_read_pairs(tshi_io *io, const char *what) {
     int more = tshi_io_open(io, "{}", what);
     for (; more; more = tshi_io_next(io, '}')) {
-        tshi_io_pair *pair = &io->pair[io->pairs++]; /* there is space: see tshi_load_header */
+        /* the array is long enough: see tshi_load_header and tshi_load_read_index */
+        tshi_io_pair *pair = &io->pair[io->pairs++];
         pair->name = tshi_io_key(io);
         pair->text = tshi_io_string(io);
     }
 }
 
-/* Parses the whole header, of n characters and a NUL, into io->entry and io->pair. */
+/* Parses the whole header, n characters and a NUL from io->at, into io->entry and io->pair. */
 static void tshi_io_read_entries(tshi_io *io, size_t n) {
     const char *end = io->at + n, *name;
-    int more, metadata = 0;                                     /* metadata: 1 after __metadata__ */
-    if (*io->at != '{') (void)tshi_io_bad(io, "there is no {"); /* nor may blanks precede it */
+    int more, metadata = 0; /* metadata: 1 after __metadata__ was read */
+    /* blanks may not precede it either */
+    if (*io->at != '{') (void)tshi_io_bad(io, "there is no {");
     for (more = tshi_io_open(io, "{}", ""); more; more = tshi_io_next(io, '}')) {
         name = tshi_io_key(io);
         if (strcmp(name, "__metadata__") != 0) {
@@ -92,14 +95,15 @@ static int tshi_io_by_place(const void *a, const void *b) {
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Reports what is wrong with one tensor of the file. Returns 0. */
+/* Sets an error: the tensor `name` of the file is wrong, as `what` says. Returns 0. */
 static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *what) {
     char quote[TSHI_IO_QUOTE];
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: \"%s\" %s", tshi_io_form(io),
                         tshi_io_quote(name, quote), what);
 }
 
-/* Sorts n structs by their first field, a name; 0 and the error `twice` if a name occurs twice. */
+/* Sorts n structs of `width` bytes by their first field, a name. Returns 0 and sets the error
+ * `twice` if a name occurs twice. */
 static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t width,
                               const char *twice) {
     const char *at = (const char *)base;
@@ -111,11 +115,12 @@ static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t wi
     return 1;
 }
 
-/* Checks that sizes fit shapes (of dtypes that are known, and of at most TSH_MAX_DIMS dimensions),
- * that values have neither gaps nor overlaps, and that no name occurs twice; 0 and an error if not.
- * Leaves entries and metadata sorted by name. */
+/* Checks that sizes fit shapes (of tensors with a known dtype and at most TSH_MAX_DIMS dimensions),
+ * that values have neither gaps nor overlaps, and that no name occurs twice. Returns 0 and sets an
+ * error if not. Leaves io->entry and io->pair sorted by name. */
 static int tshi_io_check_entries(tshi_io *io) {
-    int64_t at = 0, bytes; /* end of the tensor before; size by dtype and shape */
+    /* at: end of the previous tensor's values; bytes: size by dtype and shape */
+    int64_t at = 0, bytes;
     size_t i;
     int d;
     qsort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
@@ -131,9 +136,9 @@ static int tshi_io_check_entries(tshi_io *io) {
             return tshi_io_bad_entry(io, e->name, "has data_offsets that do not fit its shape");
         if (e->begin != at)
             return tshi_io_bad_entry(io, e->name, "overlaps another tensor, or leaves a gap");
-        at = e->end; /* at most INT64_MAX / 2, as tshi_io_whole returns it */
+        at = e->end; /* at most INT64_MAX / 2, the limit of tshi_io_whole */
     }
-    io->bytes = at; /* the last tensor's end */
+    io->bytes = at; /* the end of the last tensor's values */
     return tshi_io_sort_names(io, io->entry, io->entries, sizeof *io->entry, "is there twice") &&
            tshi_io_sort_names(io, io->pair, io->pairs, sizeof *io->pair,
                               "is twice in __metadata__");
@@ -141,10 +146,11 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- reading: values that are not finite ---------------------------------------- */
 
-/* Returns 1 if of all values some exponent bit is 0: of infinity and NaN all are 1. ones: the bits
- * of infinity, signs: the sign bit, in each value of a word: exponent + (sign bit - infinity)
- * reaches the sign bit. APART: else gcc, as only code that runs rarely calls it, does not vectorise
- * it. */
+/* Returns 1 if all values are finite: each has an exponent bit that is 0 (in infinity and NaN all
+ * are 1). ones: the bits of infinity, signs: the sign bit, both repeated for each value of a 64-bit
+ * word. (word & ones) + (signs - ones) sets the sign bit of a value exactly if all its exponent
+ * bits are 1. TSHI_APART keeps the function out of line: gcc does not vectorise it in its caller,
+ * which runs rarely. */
 TSHI_APART int tshi_io_finite_words(const char *TSHI_RESTRICT values, size_t bytes, uint64_t ones,
                                       uint64_t signs) {
     const uint64_t less = signs - ones;
@@ -158,10 +164,10 @@ TSHI_APART int tshi_io_finite_words(const char *TSHI_RESTRICT values, size_t byt
     return !((found | ((word & ones) + less)) & signs);
 }
 
-/* Returns 1 if all values of a dtype are finite. */
+/* Returns 1 if all values are finite. values: `bytes` bytes of a floating dtype. */
 static int tshi_io_finite(const tshi_dtype *dtype, const char *values, size_t bytes) {
     const tsh_real infinite = (tsh_real)HUGE_VAL, minus = (tsh_real)-0.0;
-    uint64_t ones, signs; /* of as many values as a word has */
+    uint64_t ones, signs; /* the bits of infinity and of -0, repeated to fill a word */
     int i;
     for (i = 0; i < 8; i += dtype->size) {
         dtype->store((char *)&ones + i, 1, 1, &infinite);
@@ -170,12 +176,13 @@ static int tshi_io_finite(const tshi_dtype *dtype, const char *values, size_t by
     return tshi_io_finite_words(values, bytes, ones, signs);
 }
 
-/* Adds the number of NaN to found[0], of infinite values to found[1]. For both, x - x is not 0. */
+/* Adds the number of NaN among `count` values to found[0] and that of infinite values to found[1].
+ * For both, x - x is not 0. */
 static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
                                       int64_t *found) {
     enum { BLOCK = 256 };
     const tsh_dtype index = (tsh_dtype)(dtype - tshi_dtypes);
-    tsh_real x[BLOCK]; /* values, converted */
+    tsh_real x[BLOCK]; /* up to BLOCK values, converted */
     int64_t e, i, n;
     if (!dtype->floating || (!tshi_dtype_in_blocks(index) &&
                              tshi_io_finite(dtype, values, tshi_dtype_bytes(index, count))))
@@ -192,7 +199,7 @@ static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values,
 
 /* -- reading: names that differ ----------------------------------------------- */
 
-/* Returns 1 if a name of the files matches a pattern of .ignore. */
+/* Returns 1 if the name of a tensor in the files matches a pattern of .ignore. */
 static int tshi_io_ignored(const tshi_io *io, const char *name) {
     const char *const *pattern = io->ignore;
     if (!pattern || strlen(name) >= TSHI_IO_NAME)
@@ -201,7 +208,8 @@ static int tshi_io_ignored(const tshi_io *io, const char *name) {
     return *pattern != NULL;
 }
 
-/* Returns a name of the files after all pairs of .rename, in turn. */
+/* Returns what the pairs of .rename, applied in order, make of the name of a tensor in the files.
+ * The name is unchanged by pairs that do not match. Sets an error if a pair makes no valid name. */
 static const char *tshi_io_rename(tshi_io *io, const char *name) {
     const tsh_rename *pair = io->rename;
     for (; pair && pair->from; pair++) {

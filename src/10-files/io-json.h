@@ -5,22 +5,24 @@
 /* ========================================================================== */
 
 /* -- reading: JSON ------------------------------------------------------------
- * Parses only what a header may contain, in one pass without recursion. Strings are decoded in
- * place, since none gets longer. The text ends with a NUL, where every parser stops. After an
- * error, parsers return 0 or "", and loops over elements end. */
+ * Parses only what a header or an index may contain, in one pass without recursion. Strings are
+ * decoded in place, since none gets longer. The text ends with a NUL, where every parser stops.
+ * After an error, parsers return 0 or "", and loops over elements end. */
 
-/* Returns what the file that is parsed should be. */
+/* Returns what the file being parsed should be, for errors: "safetensors file" or "index of
+ * ...". */
 static const char *tshi_io_form(const tshi_io *io) {
     return io->index ? "index of safetensors files" : "safetensors file";
 }
 
-/* Sets an error that says what is wrong with the header at io->at. Returns 0. */
+/* Sets an error: the header or index is wrong at io->at, as `what` says. Returns 0. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s at byte %llu%s", tshi_io_form(io), what,
                         (unsigned long long)(io->at - io->text), io->index ? "" : " of its header");
 }
 
-/* Copies a name from the file for an error sentence, shortened. */
+/* Copies a name from the file to `quote`, of TSHI_IO_QUOTE bytes, for an error: cut off there,
+ * control characters replaced. Returns quote. */
 static const char *tshi_io_quote(const char *name, char *quote) {
     (void)snprintf(quote, TSHI_IO_QUOTE, "%s", name);
     tshi_base_quote(quote);
@@ -32,7 +34,7 @@ static void tshi_io_skip(tshi_io *io) {
     while (*io->at == ' ' || *io->at == '\t' || *io->at == '\n' || *io->at == '\r') io->at++;
 }
 
-/* Skips white space and c; 0 if another character follows. */
+/* Skips white space and the character c. Returns 0 if another character follows. */
 static int tshi_io_skip_char(tshi_io *io, char c) {
     tshi_io_skip(io);
     if (*io->at != c) return 0;
@@ -60,7 +62,7 @@ static long tshi_io_hex(tshi_io *io) {
 /* Parses what follows the "\" of "\u0041" and writes that character as UTF-8 at out. Returns the
  * end of the output; NULL for another escape, half a surrogate pair, or NUL. */
 static char *tshi_io_unicode(tshi_io *io, char *out) {
-    long code = tshi_io_hex(io), low; /* code point; second half of a pair */
+    long code = tshi_io_hex(io), low; /* code: code point; low: second half of a surrogate pair */
     int n, i;
     if (code <= 0 || (code >= 0xDC00 && code < 0xE000)) return NULL;
     if (code >= 0xD800 && code < 0xDC00) { /* first half of a surrogate pair */
@@ -79,8 +81,8 @@ static char *tshi_io_unicode(tshi_io *io, char *out) {
 /* Parses a string and returns it, decoded in place and ended by a NUL; "" after an error. */
 static const char *tshi_io_string(tshi_io *io) {
     static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
-    const char *found, *wrong = NULL; /* found: the escape; wrong: an error text */
-    char *start, *out;                /* the decoded string, its end so far */
+    const char *found, *wrong = NULL; /* found: the escape's letter; wrong: an error text */
+    char *start, *out;                /* begin of the decoded string; its end so far */
     int n;                            /* bytes of the next character */
     if (!tshi_io_skip_char(io, '"')) wrong = "there is no string";
     for (start = out = io->at; !wrong && *io->at != '"';) {
@@ -110,20 +112,22 @@ static const char *tshi_io_key(tshi_io *io) {
     return key;
 }
 
-/* Parses an opening bracket, brackets[0]. Returns 1 if an element follows, 0 if brackets[1] does,
- * or if there is no opening bracket, with the error `what`. */
+/* Parses an opening bracket, brackets[0]. Returns 1 if an element follows. Returns 0 if the closing
+ * bracket, brackets[1], follows, or, with the error `what`, if there is no opening bracket. */
 static int tshi_io_open(tshi_io *io, const char *brackets, const char *what) {
     if (!tshi_io_skip_char(io, brackets[0])) return tshi_io_bad(io, what);
     return !tshi_io_skip_char(io, brackets[1]);
 }
 
-/* Parses what follows an element: returns 1 after a comma, 0 after `close` or an error. */
+/* Parses what follows an element. Returns 1 after a comma, 0 after the bracket `close` or an
+ * error. */
 static int tshi_io_next(tshi_io *io, char close) {
     if (io->ctx->error.code != TSH_OK || tshi_io_skip_char(io, close)) return 0;
     return tshi_io_skip_char(io, ',') || tshi_io_bad(io, "a comma or a bracket is missing");
 }
 
-/* Parses digits: sets *out to their value and returns their end; NULL if it is greater than max. */
+/* Parses digits: sets *out to their value and returns the end of the digits; NULL if the value is
+ * greater than max. */
 static const char *tshi_io_digits(const char *at, uint64_t max, uint64_t *out) {
     for (*out = 0; *at >= '0' && *at <= '9'; at++) {
         const uint64_t digit = (uint64_t)(*at - '0');
@@ -133,7 +137,7 @@ static const char *tshi_io_digits(const char *at, uint64_t max, uint64_t *out) {
     return at;
 }
 
-/* Parses a whole number from 0 to INT64_MAX / 2 and returns it. */
+/* Parses a whole number from 0 to INT64_MAX / 2 and returns it; 0 after an error. */
 static int64_t tshi_io_whole(tshi_io *io) {
     const char *end;
     uint64_t value;
@@ -146,8 +150,8 @@ static int64_t tshi_io_whole(tshi_io *io) {
     return (int64_t)value;
 }
 
-/* Parses a list, "[1, 2]", of whole numbers, and stores the first `max` of them in out; returns how
- * many there are. */
+/* Parses a list of whole numbers, such as [1, 2], and stores its first `max` numbers in out.
+ * Returns the length of the list. */
 static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
     int count = 0, more = tshi_io_open(io, "[]", "there is no list");
     for (; more; more = tshi_io_next(io, ']'), count++) {
@@ -157,7 +161,7 @@ static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
     return count;
 }
 
-/* Skips "null"; 0 if something else follows. */
+/* Skips "null". Returns 0 if something else follows. */
 static int tshi_io_null(tshi_io *io) {
     tshi_io_skip(io);
     if (strncmp(io->at, "null", 4) != 0) return 0;
@@ -165,7 +169,7 @@ static int tshi_io_null(tshi_io *io) {
     return 1;
 }
 
-/* Skips a value of any kind; brackets are only counted. */
+/* Skips a value of any kind. Brackets are only counted: their kinds need not match. */
 static void tshi_io_skip_value(tshi_io *io) {
     int depth = 0;
     do {

@@ -7,7 +7,7 @@
 /* A text that is written to memory or, while `at` is NULL, only measured. */
 typedef struct tshi_io_text {
     char *at;          /* the buffer; NULL: measure only */
-    size_t size, used; /* bytes of the buffer; bytes so far */
+    size_t size, used; /* bytes of the buffer; length of the text so far */
 } tshi_io_text;
 
 /* Appends to the text, as printf; if text->at is NULL, only counts the bytes. */
@@ -43,11 +43,12 @@ static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char 
  * the hash is known. The hash does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
 
-/* The metadata's keys that say of which dtype in blocks a tensor of bytes (U8) is: this and a path.
- * Its last dimension has the bytes of a row. */
+/* Prefix of the metadata's keys for quantised tensors: "tshard.dtype.<path>": "q8_0". In the file
+ * such a tensor has dtype U8, and its last dimension is the number of bytes of a row. */
 static const char tshi_io_blocks[] = "tshard.dtype.";
 
-/* Returns the size of a tensor's dimension d in a file, where its dtype is `file`. */
+/* Returns the size of t's dimension d in the file's header, where t has dtype `file`: that of the
+ * last dimension of a quantised tensor is in bytes. */
 static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
     return d == t->ndim - 1 && tshi_dtype_in_blocks(file)
                ? (int64_t)tshi_dtype_bytes(file, t->dim[d])
@@ -56,7 +57,7 @@ static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
 
 /* Appends the whole header to the text. PyTorch's files have "format": "pt". */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
-    int64_t begin = 0, end; /* offsets of the tensor's values */
+    int64_t begin = 0, end; /* byte offsets of a tensor's values */
     int i, d;
     tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
                 tshi_io_hash_key, 0);
@@ -75,8 +76,8 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     }
     tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = io->item[i].param; /* a moment has its form */
-        if (!io->item[i].file) continue;         /* a moment not created yet */
+        const tsh_tensor *t = io->item[i].param; /* a moment has the shape of its parameter */
+        if (!io->item[i].file) continue; /* a moment that has not been created is not written */
         end = begin + (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(t));
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
         tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", tshi_dtypes[io->item[i].file].file);
@@ -87,7 +88,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
         begin = end;
     }
     tshi_io_put(text, "}");
-    while (text->used % 8) tshi_io_put(text, " "); /* aligns the values */
+    while (text->used % 8) tshi_io_put(text, " "); /* aligns the values to 8 bytes */
 }
 
 /* -- writing ----------------------------------------------------------------- */
@@ -97,7 +98,8 @@ static int tshi_io_is_writer(const tsh_ctx *ctx) {
     return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
-/* Returns 1 if tsh_load can read the name: UTF-8, and not a moment's. Else 0 and an error. */
+/* Returns 1 if tsh_load can read a tensor of that name: it is UTF-8, and does not look like a
+ * moment's. Else returns 0 and sets an error. */
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
@@ -110,7 +112,7 @@ static int tshi_io_check_name(const tshi_io *io, const char *path) {
     return 0;
 }
 
-/* Makes an error of io->writer the ctx's. Returns 1 if there is none. */
+/* Makes an error of io->writer an error of the ctx. Returns 1 if there is none. */
 static int tshi_io_written(const tshi_io *io) {
     const tsh_error *error = &io->writer.error;
     if (error->code != TSH_OK)
@@ -118,7 +120,7 @@ static int tshi_io_written(const tshi_io *io) {
     return error->code == TSH_OK;
 }
 
-/* Writes bytes to the file, unless there is an error already. */
+/* Writes bytes to the file, unless ctx has an error. */
 static void tshi_io_write(tshi_io *io, const void *data, size_t bytes) {
     if (io->ctx->error.code != TSH_OK) return;
     tshi_file_put(&io->writer, data, bytes);
@@ -138,17 +140,17 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
  * multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     uint64_t *hash = io->hashes;
-    size_t h; /* index of the hash whose turn it is */
+    size_t h; /* index of the hash that takes the next word */
     for (h = 0; left >= 8; h = (h + 1) % TSHI_IO_HASHES, values += 8, left -= 8)
         hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, 8));
     if (left) hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, left));
 }
 
-/* On the writer: makes the header, opens the temporary file, writes the header to it. */
+/* On the writing rank: makes the header, opens the temporary file and writes the header to it. */
 static void tshi_io_write_header(tshi_io *io) {
     tshi_io_text text; /* the header, measured first */
     tshi_block *block;
-    const char *kind; /* what the path is, if not a regular file */
+    const char *kind; /* what is at the path, if it is not a regular file */
     unsigned char length[8];
     memset(&text, 0, sizeof text);
     tshi_io_put_header(io, &text);
@@ -162,11 +164,12 @@ static void tshi_io_write_header(tshi_io *io) {
     if (io->ctx->error.code != TSH_OK) return;
     block = tshi_mem_alloc(io->ctx, TSH_MEM_BOOKS, text.used + 1);
     if (!block) return;
-    text.at = (char *)tshi_mem_data(block); /* from here on written */
+    text.at = (char *)tshi_mem_data(block); /* the text is now written, no longer measured */
     text.size = text.used + 1;
     text.used = 0;
     tshi_io_put_header(io, &text);
-    tshi_module_store_word(length, 0, text.used); /* the file's first 8 bytes */
+    /* length of the header: the first 8 bytes of the file */
+    tshi_module_store_word(length, 0, text.used);
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
     tshi_file_begin(&io->writer, io->path);
@@ -179,22 +182,24 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_mem_release(io->ctx, block);
 }
 
-/* Adds bytes to the hash that all ranks compare. */
+/* Adds bytes to io->hash, which all ranks compare. */
 static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Returns the dtype in which tsh_save writes an item; TSH_DTYPE_DEFAULT: it has no values here. */
+/* Returns the dtype in which tsh_save writes an item; TSH_DTYPE_DEFAULT: this rank has no values
+ * for it. */
 static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
     if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
     if (io->dtype && !item->moment && tshi_dtypes[item->dtype].floating) return io->dtype;
     return tshi_io_own_dtype(item);
 }
 
-/* Lists and hashes what is to be saved, checks names, and allocates what the collectives need. */
+/* Lists and hashes the items to save, checks their names, and allocates what the collectives need.
+ * Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    int64_t whole = 0; /* elements of the largest chunked moment, plus 1 */
+    int64_t whole = 0; /* 1 + number of elements of the largest chunked moment; 0: none */
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
         (void)tsh_fail(
@@ -208,7 +213,7 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param;
         io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
-        /* else tsh_load would refuse the file */
+        /* tsh_load would refuse a file with a wrong name */
         if (!tshi_io_check_name(io, io->item[i].path)) return;
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
@@ -222,9 +227,9 @@ static void tshi_io_prepare(tshi_io *io) {
             ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
-/* Combines what the stages know by one all-reduce (MAX) over pp: which moments exist, in which
- * dtype a tensor is written, and the counts of steps and dropout calls, which only stages that hold
- * a parameter or module know. */
+/* Combines what pipeline stages know by one all-reduce (MAX) over pp: which moments exist, the
+ * dtype in which each item is written, and the counters of steps and dropout calls, which are 0 on
+ * stages that do not hold the parameter or module. */
 static void tshi_io_merge_stages(tshi_io *io) {
     int64_t *const dtypes = io->known, *const counts = dtypes + io->items;
     int i;
@@ -249,7 +254,7 @@ static void tshi_io_begin_file(tshi_io *io) {
         io->bytes += (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(io->item[i].param));
         tshi_io_hash(io, &io->item[i].file, sizeof io->item[i].file);
     }
-    if (ctx->dp.rank > 0) return; /* the first replica writes */
+    if (ctx->dp.rank > 0) return; /* only the first replica writes */
     io->buffer = (char *)tshi_mem_arena_alloc(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
     if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
@@ -258,7 +263,7 @@ static void tshi_io_begin_file(tshi_io *io) {
 static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_dtype file,
                             char *to) {
     const char *from = (const char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
-    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights */
+    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights of up to TSHI_DTYPE_RUN elements */
     int64_t e, m;
     if (!t->low) tshi_dtype_convert(from, t->dtype, to, file, n);
     for (e = 0; e < n && t->low; e += m) {
@@ -269,9 +274,9 @@ static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_d
 }
 
 /* Copies the elements of rank's shard of t that are among the global elements [from, to). Source:
- * own 1: this rank's shard, converted to dtype `file`; 0: a message of that dtype, which holds them
- * one after the other. Destination: whole, which begins with element `from`, or, if that is NULL,
- * the message. Returns the number of elements copied. */
+ * own 1: this rank's shard, converted to dtype `file`; own 0: `message`, which holds them one after
+ * the other in that dtype. Destination: `whole`, which begins with element `from`; if it is NULL,
+ * `message` (own 1), or nowhere: they are only counted (own 0). Returns their number. */
 static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, int own,
                                  tsh_dtype file, char *message, char *whole) {
     tshi_runs run = tshi_tensor_runs(t, rank, from, to);
@@ -281,30 +286,30 @@ static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, in
         char *out = whole ? whole + tshi_dtype_bytes(file, run.global - from) : in;
         if (own)
             tshi_io_convert(t, run.local, run.length, file, out);
-        else if (whole) /* else: only counted */
+        else if (whole) /* if `whole` is NULL, elements are only counted */
             memcpy(out, in, tshi_dtype_bytes(file, run.length));
         done += run.length;
     }
     return done;
 }
 
-/* Returns the dtype as which *n elements of a dtype are sent, and sets *n to their number in it:
- * those in blocks are sent as 16-bit numbers. */
+/* Returns the dtype in which *n elements of `dtype` are sent, and sets *n to their number in it.
+ * Blocks of quantised weights are sent as 16-bit numbers, other dtypes as they are. */
 static tsh_dtype tshi_io_sent_as(tsh_dtype dtype, int64_t *n) {
     if (!tshi_dtype_in_blocks(dtype)) return dtype;
     *n = (int64_t)tshi_dtype_bytes(dtype, *n) / tshi_dtypes[TSH_BF16].size;
     return TSH_BF16;
 }
 
-/* As tsh_send and tsh_recv: n elements of any dtype. */
+/* Sends (sends 1) or receives (0) n elements of any dtype, a quantised one included. */
 static tsh_result tshi_io_pass(tsh_comm *comm, void *buffer, int64_t n, tsh_dtype dtype, int sends,
                                int peer) {
     dtype = tshi_io_sent_as(dtype, &n);
     return sends ? tsh_send(comm, buffer, n, dtype, peer) : tsh_recv(comm, buffer, n, dtype, peer);
 }
 
-/* Sends the global elements [from, to) of a tensor from their owners to rank 0 of tp, in dtype
- * `file`. */
+/* Collective over the ranks of tp that own a part of t: rank 0 gathers the global elements [from,
+ * to) in its io->buffer, in dtype `file`. */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to,
                                  tsh_dtype file) {
     tsh_comm *tp = &io->ctx->tp;
@@ -315,17 +320,20 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     int r;
     if (tp->rank > 0 && n) result = tshi_io_pass(tp, buffer, n, file, 1, 0);
     for (r = 1; tp->rank == 0 && r < owners && result == TSH_OK; r++) {
-        n = tshi_io_copy_runs(t, r, from, to, 0, file, message, NULL); /* how many rank r sends */
+        /* number of elements that rank r sends */
+        n = tshi_io_copy_runs(t, r, from, to, 0, file, message, NULL);
         if (n) result = tshi_io_pass(tp, message, n, file, 0, r);
         if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, 0, file, message, buffer);
     }
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes the item's tensor t, buffer by buffer: rank 0 of tp on its stage gathers a buffer and
- * sends it to the writer. After a failed write, the writer still receives the other buffers. */
+/* Writes the item's tensor t, one buffer after the other: on its stage, rank 0 of tp gathers a
+ * buffer and sends it to the writing rank. After a failed write, the other buffers are still
+ * received. */
 static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_io_item *item) {
-    const int stage = item->param->stage ? item->param->stage - 1 : 0; /* the stage that sends it */
+    /* the pipeline stage that has the tensor */
+    const int stage = item->param->stage ? item->param->stage - 1 : 0;
     tsh_ctx *ctx = io->ctx;
     const tshi_dtype *row = &tshi_dtypes[item->file];
     const int64_t n = tsh_numel(t);
@@ -343,7 +351,7 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
         if (writer && !holds)
             result = tshi_io_pass(&ctx->pp, buffer, to - from, item->file, 0, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
-        if (!writer) continue; /* only the writer has the file */
+        if (!writer) continue; /* only the writing rank has the file */
         if (row->elements <= 1) tshi_io_swap_bytes(buffer, to - from, (size_t)row->size);
         tshi_io_hash_values(io, buffer, tshi_dtype_bytes(item->file, to - from));
         tshi_io_write(io, buffer, tshi_dtype_bytes(item->file, to - from));
@@ -366,7 +374,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     return tshi_io_write_tensor(io, t ? t : item->param, item);
 }
 
-/* On the writer: writes the hash of all values into the header, and replaces the old file. */
+/* On the writing rank: writes the hash of all values into the header and replaces the old file. */
 static void tshi_io_finish(tshi_io *io) {
     tsh_writer *w = &io->writer;
     char digits[24];

@@ -1,19 +1,20 @@
 /* ========================================================================== */
 /* >>load-files                                  MARK: - load-files (private) */
-/* Which files a path stands for; reading them; the tensors of all of them.   */
+/* Finds the files that a path stands for; reads their headers and bytes.     */
 /* Needs: >>io-save >>io-header.                                              */
 /* ========================================================================== */
 
-/* Every rank reads the files itself: headers, then the bytes of its shards; with .broadcast rank 0
- * does, for all. tshi_load_all has two halves: tshi_load_check compares headers with the model, the
- * ranks agree; only after that are values changed, in the order of the files. */
+/* Every rank reads the files itself: headers, then the bytes of its shards. With .broadcast, rank 0
+ * reads them for all. tshi_load_all has two halves: tshi_load_check compares the headers with the
+ * model, and the ranks agree that all is well; only then are values changed, in the order of the
+ * files. */
 
 /* -- bytes -------------------------------------------------------------------- */
 
-enum { TSHI_LOAD_AHEAD = 1 << 16 }; /* bytes; see tshi_load_read_run */
+enum { TSHI_LOAD_AHEAD = 1 << 16 }; /* bytes that tshi_load_read_run reads ahead */
 
 #if TSHI_POSIX
-/* pread; where the program does not ask for POSIX of 2008, that is not declared. */
+/* As pread, which is declared only if the program asks for POSIX.1-2008 (_POSIX_C_SOURCE). */
 static ssize_t tshi_load_pread(int file, void *to, size_t bytes, off_t at) {
 #if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200809L
     return pread(file, to, bytes, at);
@@ -23,21 +24,23 @@ static ssize_t tshi_load_pread(int file, void *to, size_t bytes, off_t at) {
 }
 #endif
 
-/* Reads bytes at position `at` of the open file, as many as there are; returns their number. */
+/* Reads at most `bytes` bytes from position `at` of the open file, fewer only at its end or after
+ * an error. Returns their number. */
 static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t bytes) {
     size_t got = 0;
 #if TSHI_POSIX
-    const int fits = (int64_t)(off_t)at == at; /* off_t may have 32 bits */
+    const int fits = (int64_t)(off_t)at == at; /* 0: beyond an off_t of 32 bits */
     ssize_t n = fits ? 1 : -1;
     if (!fits) errno = EOVERFLOW;
     while (got < bytes && n > 0) {
         n = tshi_load_pread(fileno(io->file), to + got, bytes - got, (off_t)at + (off_t)got);
         if (n > 0) got += (size_t)n;
-        if (n < 0 && errno == EINTR) n = 1; /* a signal came: read once more */
+        if (n < 0 && errno == EINTR) n = 1; /* interrupted by a signal: try again */
     }
     io->unreadable = n < 0;
 #else
-    if (at != io->place && !tshi_file_seek(io->file, at)) return 0; /* seeks only if it must */
+    /* no seek if the last read ended here */
+    if (at != io->place && !tshi_file_seek(io->file, at)) return 0;
     got = fread(to, 1, bytes, io->file);
     io->unreadable = ferror(io->file) != 0;
 #endif
@@ -45,7 +48,8 @@ static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t byte
     return got;
 }
 
-/* Reads bytes at position `at` of the file; returns 0 if the file ends before, or on an error. */
+/* Reads `bytes` bytes from position `at` of the file or of io->reader. Returns 0 if the file ends
+ * before, or on an error. */
 static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     errno = 0;
     if (io->reader) {
@@ -57,13 +61,13 @@ static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     return tshi_load_read_file(io, at, (char *)to, bytes) == bytes;
 }
 
-/* Reports a failed read: a system error or, if the file ended, `what`. Returns 0. */
+/* Sets an error for a failed read: a system error or, if the file ended, `what`. Returns 0. */
 static int tshi_load_read_error(const tshi_io *io, const char *what) {
     if (io->unreadable) return tshi_io_system_error(io, "cannot be read");
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s", tshi_io_form(io), what);
 }
 
-/* Other formats: their first bytes and a description for the error. */
+/* Other file formats: their first bytes and a description for the error. */
 static const tshi_io_pair tshi_load_forms[] = {
     {"{", "JSON text, such as the index of a sharded checkpoint, whose name must end with .json"},
     {"PK\3\4", "a zip archive, as torch.save writes (safetensors.torch.save_file converts it)"},
@@ -76,11 +80,12 @@ static const tshi_io_pair tshi_load_forms[] = {
     {"version https://git-lfs", "a git-lfs pointer (`git lfs pull` fetches the file)"},
 };
 
-/* Returns 1 and sets an error if the file is of another format that is recognised; else 0. */
+/* Returns 1 and sets an error if the file is recognised as another format, a text, or empty; else
+ * 0. */
 static int tshi_load_foreign(tshi_io *io) {
     const size_t forms = sizeof tshi_load_forms / sizeof tshi_load_forms[0];
     unsigned char start[32];
-    size_t i, n, printable = 0; /* n: bytes read; printable: how many are text */
+    size_t i, n, printable = 0; /* n: bytes read; printable: number of text characters among them */
     memset(start, 0, sizeof start);
     (void)tshi_load_read(io, 0, start, sizeof start);
     n = (size_t)io->place;
@@ -93,9 +98,9 @@ static int tshi_load_foreign(tshi_io *io) {
     return printable == n && !tshi_io_wrong_kind(io, n ? "a text" : "an empty file");
 }
 
-/* Returns a hash of what tells the open file from others and from what it was before: number on its
- * disk, size and time of its last change; 0: not known. A change while it is read means that
- * another program wrote to it: tsh_save never writes to a file in place. */
+/* Returns a hash that identifies the open file and its version: of inode, size and time of the last
+ * change; 0: unknown. If it changes while the file is read, another program has written to the file
+ * in place, which tsh_save never does. */
 static uint64_t tshi_load_stamp(const tshi_io *io) {
 #if TSHI_POSIX
     struct stat info;
@@ -104,7 +109,7 @@ static uint64_t tshi_load_stamp(const tshi_io *io) {
     facts[0] = (int64_t)info.st_ino;
     facts[1] = (int64_t)info.st_size;
     facts[2] = (int64_t)info.st_mtime;
-#if defined(__linux__) && defined(st_mtime) /* -std=c99 hides it: seconds must do */
+#if defined(__linux__) && defined(st_mtime) /* st_mtim is hidden with -std=c99: seconds must do */
     facts[3] = (int64_t)info.st_mtim.tv_nsec;
 #endif
     return tshi_rng_hash(0, facts, sizeof facts);
@@ -114,7 +119,8 @@ static uint64_t tshi_load_stamp(const tshi_io *io) {
 #endif
 }
 
-/* Closes the open file; 0 and an error if it was written to since it was opened. */
+/* Closes the open file. Returns 0 and sets an error if the file was written to since it was
+ * opened. */
 static int tshi_load_leave(tshi_io *io) {
     const int same = !io->open || tshi_load_stamp(io) == io->open->stamp;
     if (io->file) (void)fclose(io->file);
@@ -123,9 +129,10 @@ static int tshi_load_leave(tshi_io *io) {
     return same || tshi_io_fail(io, TSH_ERR_IO, "was written to while it was read; load it again");
 }
 
-/* Makes a file the open one, of which there is one at a time: a model may have more files than a
- * process may open. Without a buffer, so that a read takes no bytes beside its own. 0 and an error
- * if it cannot be opened, or is not what its header was read from. */
+/* Opens the file of `source`, unless it is open, and closes the one before: a model may have more
+ * files than a process may open. The stream is unbuffered, so that a read takes no bytes beside its
+ * own. Returns 0 and sets an error if the file cannot be opened, or is no longer the one whose
+ * header was read. */
 static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     const char *kind;
     uint64_t stamp;
@@ -150,10 +157,11 @@ static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
            tshi_io_fail(io, TSH_ERR_IO, "was replaced while it was read; load it again");
 }
 
-/* Reads and checks the header, and that the file ends with its values, of which *data becomes the
- * position; 0 and an error if not. */
+/* Reads and checks the header of the open file, checks that the file ends with the last value,
+ * and sets *data to the position of the first one. Returns 0 and sets an error if something is
+ * wrong. */
 static int tshi_load_header(tshi_io *io, int64_t *data) {
-    unsigned char length[8], byte; /* byte: read to learn where the file ends */
+    unsigned char length[8], byte; /* byte: read only to learn where the file ends */
     char what[TSHI_TEXT_SIZE];
     uint64_t value;
     size_t n, max_entries, max_pairs; /* n: bytes of the header */
@@ -165,7 +173,7 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
                    (unsigned long long)value);
     if (value < 2 || value > TSHI_IO_HEADER || !tshi_load_read(io, 7 + (int64_t)value, &byte, 1))
         return tshi_load_foreign(io) ? 0 : tshi_load_read_error(io, what);
-    n = (size_t)value;          /* fits: at most TSHI_IO_HEADER */
+    n = (size_t)value;          /* fits a size_t: at most TSHI_IO_HEADER */
     *data = 8 + (int64_t)value; /* values follow the header */
     /* Limits: as many as fit into n bytes, plus one in which parsing ends with an error. The
      * shortest are "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata,
@@ -180,7 +188,7 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
     if (!io->text || !io->entry || !io->pair) return 0;
     if (!tshi_load_read(io, 8, io->text, n))
         return tshi_load_read_error(io, "its header is cut off");
-    tshi_io_hash(io, io->text, n); /* a NUL follows: the arena is zeroed */
+    tshi_io_hash(io, io->text, n); /* text[n] is NUL: the arena is zeroed */
     tshi_io_read_entries(io, n);
     if (io->ctx->error.code != TSH_OK || !tshi_io_check_entries(io)) return 0;
     if (io->bytes && !tshi_load_read(io, *data + io->bytes - 1, &byte, 1))
@@ -192,8 +200,8 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
 
 /* -- which files -------------------------------------------------------------- */
 
-/* Returns the path of a name in the folder of io->given (of a file in it, its first `folder`
- * characters); NULL and an error: no memory. */
+/* Returns the path of file `name` in a folder, given as the first `folder` characters of io->given.
+ * Returns NULL and sets an error if there is no memory. */
 static const char *tshi_load_join(tshi_io *io, size_t folder, const char *name) {
     const size_t size = folder + strlen(name) + 2;
     char *path = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
@@ -203,14 +211,14 @@ static const char *tshi_load_join(tshi_io *io, size_t folder, const char *name) 
     return path;
 }
 
-/* Allocates `count` sources; 0 and an error: no memory. */
+/* Allocates io->source for `count` files. Returns 0 and sets an error if there is no memory. */
 static int tshi_load_sources(tshi_io *io, size_t count) {
     io->source = (tshi_io_source *)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                         count * sizeof *io->source);
     return io->source != NULL;
 }
 
-/* Makes one file the only source. */
+/* Makes the file at a path the only source. */
 static void tshi_load_single(tshi_io *io, const char *path) {
     if (!path || !tshi_load_sources(io, 1)) return;
     io->source[0].path = path;
@@ -236,7 +244,8 @@ static void tshi_load_parse_index(tshi_io *io, size_t n) {
     if (!maps) (void)tshi_io_bad(io, "there is no weight_map");
 }
 
-/* Reads the text of the open index and parses it; 0 and an error if it is none. */
+/* Reads the text of the open index and parses it into io->map. Returns 0 and sets an error if it is
+ * not an index. */
 static int tshi_load_read_index(tshi_io *io) {
     size_t quotes = 0, i;
     long n;
@@ -254,7 +263,7 @@ static int tshi_load_read_index(tshi_io *io) {
         return tshi_load_read_error(io, "it became shorter while it was read");
     tshi_io_hash(io, io->text, (size_t)n);
     for (i = 0; i < (size_t)n; i++) quotes += io->text[i] == '"';
-    io->pairs = 0; /* an entry has four quotes, a damaged last one fewer */
+    io->pairs = 0; /* length of the map: an entry has four quotes, a damaged last one fewer */
     io->map = io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                               (quotes / 4 + 1) * sizeof *io->pair);
     if (!io->map) return 0;
@@ -263,17 +272,17 @@ static int tshi_load_read_index(tshi_io *io) {
     return io->ctx->error.code == TSH_OK;
 }
 
-/* Compares two entries of an index by their files; for qsort. */
+/* Compares two entries of io->map by their files; for qsort. */
 static int tshi_load_by_file(const void *a, const void *b) {
     return strcmp(((const tshi_io_pair *)a)->text, ((const tshi_io_pair *)b)->text);
 }
 
-/* Makes the files that io->map names the sources, which lie in the first `folder` characters of
- * io->given, or in folders there; 0 and an error if one lies elsewhere, or a tensor is there twice.
- */
+/* Sets io->source to the files that io->map names. They must be in the folder given as the first
+ * `folder` characters of io->given, or below it. Returns 0 and sets an error if one is not, or if a
+ * tensor is listed twice. */
 static int tshi_load_map_files(tshi_io *io, size_t folder) {
     char quote[TSHI_IO_QUOTE];
-    size_t i, count = 0; /* number of files */
+    size_t i, count = 0; /* count: number of files */
     for (i = 0; i < io->maps; i++) {
         const char *file = tshi_file_below(io->map[i].text);
         if (!file)
@@ -297,34 +306,35 @@ static int tshi_load_map_files(tshi_io *io, size_t folder) {
     return tshi_io_sort_names(io, io->map, io->maps, sizeof *io->map, "is there twice");
 }
 
-/* Reads the open index, closes it and makes its files the sources, which lie in the first `folder`
- * characters of io->given. */
+/* Reads the open index, closes it and sets io->source to its files, which are below the folder
+ * given as the first `folder` characters of io->given. Returns 0 and sets an error if something is
+ * wrong. */
 static int tshi_load_take_index(tshi_io *io, size_t folder) {
     return tshi_load_read_index(io) && tshi_load_leave(io) && tshi_load_map_files(io, folder);
 }
 
-/* Makes the files of the index at a path, which is io->given, the sources. */
+/* Sets io->source to the files of the index at a path, which is io->given. */
 static void tshi_load_index(tshi_io *io, const char *path) {
     tshi_io_source index;
     const char *slash = path ? strrchr(path, '/') : NULL;
     memset(&index, 0, sizeof index);
     index.path = path;
     if (!path) return;
-    io->index = 1; /* for errors */
+    io->index = 1; /* 1: errors speak of an index */
     if (tshi_load_use(io, &index))
         (void)tshi_load_take_index(io, slash ? (size_t)(slash - path) + 1 : 0);
     io->index = 0;
     if (io->open == &index) (void)tshi_load_leave(io); /* after an error */
 }
 
-/* Makes all *.safetensors of the folder io->given the sources, sorted by name. On systems other
- * than POSIX's, finds none. */
+/* Sets io->source to all *.safetensors of the folder io->given, sorted by name. Returns 0 if there
+ * are none, or if the system is not a POSIX one. */
 static int tshi_load_list(tshi_io *io) {
 #if TSHI_POSIX
     static const char end[] = ".safetensors";
     const size_t folder = strlen(io->given), tail = sizeof end - 1;
     int pass, count = 0, n;
-    for (pass = 0; pass < 2; pass++) { /* first counts them */
+    for (pass = 0; pass < 2; pass++) { /* pass 0 counts the files, pass 1 stores them */
         struct dirent *entry;
         DIR *list = opendir(io->given);
         for (n = 0; list && (entry = readdir(list)) != NULL;) {
@@ -341,7 +351,7 @@ static int tshi_load_list(tshi_io *io) {
         if (!pass && !tshi_load_sources(io, (size_t)n)) return 1;
         count = n;
     }
-    if (io->ctx->error.code == TSH_OK) /* else paths are missing */
+    if (io->ctx->error.code == TSH_OK) /* without memory, some paths are NULL */
         qsort(io->source, (size_t)io->sources, sizeof *io->source, tshi_io_by_name);
     return 1;
 #else
@@ -350,8 +360,8 @@ static int tshi_load_list(tshi_io *io) {
 #endif
 }
 
-/* Makes a folder's files the sources: model.safetensors or, as in transformers only without it,
- * those of model.safetensors.index.json; else all of them. */
+/* Sets io->source to the files of the folder io->given: model.safetensors; without it, as in
+ * transformers, the files of model.safetensors.index.json; without both, all *.safetensors. */
 static void tshi_load_folder(tshi_io *io) {
     static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
     int i;
@@ -360,7 +370,7 @@ static void tshi_load_folder(tshi_io *io) {
         FILE *file = path ? tshi_file_open(path, &kind) : NULL;
         if (!path) return;
         if (!file && !kind) continue;
-        if (file) (void)fclose(file); /* else tshi_load_use reports the kind */
+        if (file) (void)fclose(file); /* if it is no regular file, tshi_load_use reports it */
         if (!i) tshi_load_single(io, path);
         if (i) io->given = path;
         if (i) tshi_load_index(io, path);
@@ -372,7 +382,7 @@ static void tshi_load_folder(tshi_io *io) {
                            "other files *.safetensors");
 }
 
-/* Finds the files that io->path stands for. */
+/* Sets io->source to the files that io->path stands for: a file, an index or a folder. */
 static void tshi_load_find_files(tshi_io *io) {
     const char *kind = tshi_file_kind(io->path), *end = strrchr(io->path, '.');
     if (io->reader)
@@ -387,8 +397,9 @@ static void tshi_load_find_files(tshi_io *io) {
 
 /* -- the tensors of all files -------------------------------------------------- */
 
-/* Checks that files hold exactly the tensors that the index lists for them, those of .ignore aside;
- * 0 and an error if not. Uses io->map up. */
+/* Checks that each file holds exactly the tensors that the index lists for it, apart from those of
+ * .ignore. Returns 0 and sets an error if not. Sets .text to NULL in the entries of io->map that it
+ * has found. */
 static int tshi_load_check_index(tshi_io *io) {
     char quote[TSHI_IO_QUOTE], other[TSHI_IO_QUOTE];
     size_t i, e;
@@ -399,7 +410,7 @@ static int tshi_load_check_index(tshi_io *io) {
             tshi_io_pair *pair = (tshi_io_pair *)bsearch(&name, io->map, io->maps, sizeof *io->map,
                                                          tshi_io_by_name);
             if (pair && pair->text && strcmp(pair->text, source->file) == 0) {
-                pair->text = NULL; /* found */
+                pair->text = NULL; /* marks the entry as found */
             } else if (!tshi_io_ignored(io, name)) {
                 io->path = source->path;
                 return tshi_io_fail(io, TSH_ERR_IO, "holds \"%s\", which the index %s%s%s",
@@ -420,7 +431,7 @@ static int tshi_load_check_index(tshi_io *io) {
     return 1;
 }
 
-/* Sorts the tensors of all files by name; 0 and an error if two have one name. */
+/* Sorts the tensors of all files by name. Returns 0 and sets an error if two have the same name. */
 static int tshi_load_sort(tshi_io *io) {
     char first[TSHI_IO_QUOTE], second[TSHI_IO_QUOTE];
     size_t i;
@@ -436,8 +447,9 @@ static int tshi_load_sort(tshi_io *io) {
     return 1;
 }
 
-/* Reads the headers of all files and collects their tensors in io->entry; 0 and an error if
- * something is wrong with them, or between them. */
+/* Reads the headers of all files and collects their tensors, renamed and without ignored ones, in
+ * io->entry. Returns 0 and sets an error if a header is wrong, or two files contradict each
+ * other. */
 static int tshi_load_headers(tshi_io *io) {
     size_t e, count = 0;
     int64_t bytes = 0;

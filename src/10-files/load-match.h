@@ -5,7 +5,8 @@
 /* Needs: >>load-files.                                                       */
 /* ========================================================================== */
 
-/* Returns the struct with the name prefix + name, of n that are sorted by name; or NULL. */
+/* Returns the struct whose first field, a name, is prefix + name, out of n structs of `width` bytes
+ * that are sorted by name; NULL: there is none. */
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
                             const char *name) {
     char key[TSHI_IO_NAME];
@@ -14,7 +15,8 @@ static void *tshi_load_find(const void *base, size_t n, size_t width, const char
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }
 
-/* Returns the text for the key prefix + name in the first metadata that has it; NULL: none has. */
+/* Returns the text of the key prefix + name from the metadata of the first file that has it; NULL:
+ * no file has. */
 static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
     const tshi_io_pair *pair = NULL;
     int i;
@@ -24,19 +26,20 @@ static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, con
     return pair ? pair->text : NULL;
 }
 
-/* Sets count->read from the metadata; 0 and an error if it is missing or no number. */
+/* Sets count->read from the metadata. Returns 0 and sets an error if the counter is missing or is
+ * no number. */
 static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
     const char *text = tshi_load_metadata(io, count->prefix, count->name);
     const char *end = text ? tshi_io_digits(text, UINT64_MAX, &count->read) : NULL;
-    if (end && end > text && !*end) return 1; /* it has only digits */
-    count->read = 0;                          /* an optional one that is missing */
+    if (end && end > text && !*end) return 1; /* the text is all digits */
+    count->read = 0;                          /* the value of an optional counter that is missing */
     if (!text && count->optional) return 1;
     return tshi_io_fail(io, TSH_ERR_IO, "has no whole number as \"%s%.128s\"", count->prefix,
                         count->name);
 }
 
-/* Reads the state of the generators, which files of other programs lack, and that of the optimiser,
- * if one is to be loaded; 0 and an error if something is wrong. */
+/* Reads the counters of the random generators, which files of other programs lack, and those of the
+ * optimiser if there is one. Returns 0 and sets an error if something is wrong. */
 static int tshi_load_counts(const tshi_io *io) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
@@ -54,13 +57,13 @@ static int tshi_load_counts(const tshi_io *io) {
     return 1;
 }
 
-/* Returns 1 if the file must hold an item: a parameter, or a moment of Adam once it was updated.
- * SGD may have no momentum. */
+/* Returns 1 if the files must hold an item: a parameter, or a moment of a parameter that was
+ * updated. Moments of SGD are never required, since it may have no momentum. */
 static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
     return !item->moment || (io->optim->desc.kind != TSH_SGD && item->steps->read > 0);
 }
 
-/* Returns the dtype of a tensor of the file; TSH_DTYPE_DEFAULT: a model has none of that dtype. */
+/* Returns the dtype of a tensor of the files; TSH_DTYPE_DEFAULT: tshi_dtypes has none for it. */
 static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) {
     const char *blocks = tshi_load_metadata(io, tshi_io_blocks, entry->own);
     int dtype = TSHI_DTYPES - 1;
@@ -73,8 +76,8 @@ static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) 
     return (tsh_dtype)dtype;
 }
 
-/* Returns 1 if a tensor of the file has the item's shape; 0 if not, or, with an error, if it is
- * quantised and the item's tensor is cut within a block. */
+/* Returns 1 if a tensor of the files has the item's shape. Returns 0 if not or, with an error, if
+ * it is quantised and the item's shards do not consist of whole blocks. */
 static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tshi_io_entry *entry) {
     const tsh_tensor *t = item->param;
     int d, same = entry->ndim == t->ndim;
@@ -83,9 +86,8 @@ static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tsh
            (!tshi_dtype_in_blocks(item->file) || tshi_tensor_check_blocks(t, io->op, item->file));
 }
 
-/* Sets item->entry to the tensor that the files have for it, NULL if none. plain 0: looks for the
- * whole name; 1: for the name without .prefix, if there is no other and the tensor is no other
- * item's. */
+/* Sets item->entry to the tensor of the files that has the item's name, if item->entry is NULL and
+ * no other item has that tensor. plain 0: compares the whole name; 1: the name without .prefix. */
 static void tshi_load_match(const tshi_io *io, tshi_io_item *item, int plain) {
     const size_t n = strlen(io->prefix);
     tshi_io_entry *e;
@@ -94,12 +96,14 @@ static void tshi_load_match(const tshi_io *io, tshi_io_item *item, int plain) {
     e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e, item->prefix,
                                         item->path + (plain ? n + 1 : 0));
     if (!e || e->taken) return;
-    e->taken = 1; /* the model has it */
+    e->taken = 1; /* matched with a tensor of the model */
     item->entry = e;
 }
 
-/* Takes the tensors that the files have under another name of a tied parameter, or of its moments:
- * in place of one under its own name, or to be compared with that. 0 and an error: no memory. */
+/* The files may hold a tied parameter, and its moments, under any of its names. Matches the tensors
+ * under names other than param->path: such a tensor becomes item->entry, and the one that was
+ * item->entry becomes its .twin, to be compared with it. Returns 0 and sets an error if there is no
+ * memory. */
 static int tshi_load_match_ties(tshi_io *io) {
     char path[2 * TSH_PATH_SIZE];
     tshi_walk at = {NULL, NULL, 0};
@@ -124,14 +128,14 @@ static int tshi_load_match_ties(tshi_io *io) {
     return io->ctx->error.code == TSH_OK;
 }
 
-/* Checks that an item's tensor in the files has its shape, and a dtype that tsh_load converts; 0
- * and an error if not. */
+/* Checks that the item's tensor in the files has the item's shape, and a dtype that tsh_load
+ * converts. Returns 0 and sets an error if not. */
 static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE], quote[TSHI_IO_QUOTE], dtype[TSHI_IO_QUOTE];
     const tsh_tensor *t = item->param;
     const tshi_io_entry *e = item->entry;
-    int same, floating; /* 1: the shapes are equal; both dtypes are floating */
-    if (!e) return 1;   /* tshi_load_match_all decides */
+    int same, floating; /* same 1: shapes are equal; floating 1: both dtypes are floating */
+    if (!e) return 1;   /* the files lack it: tshi_load_match_all decides */
     item->file = tshi_load_dtype(io, e);
     same = tshi_load_fits(io, item, e);
     if (io->ctx->error.code != TSH_OK) return 0;
@@ -152,13 +156,15 @@ static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     return 0;
 }
 
-/* Returns 1 if a name in the files is under .prefix, after that of a moment of `moment` bytes. */
+/* Returns 1 if a name in the files, without its first `moment` bytes ("optim.first." or nothing),
+ * begins with .prefix and a dot, or .prefix is "". */
 static int tshi_load_under(const tshi_io *io, const char *name, size_t moment) {
     const size_t n = strlen(io->prefix);
     return strncmp(name + moment, io->prefix, n) == 0 && (!n || name[moment + n] == '.');
 }
 
-/* Returns the bytes of the prefix "optim.first." or "optim.second." of a name; 0: it has none. */
+/* Returns the length of "optim.first." or "optim.second." if the name begins with one of them; else
+ * 0. */
 static size_t tshi_load_moment(const char *name) {
     const size_t first = sizeof tshi_io_first - 1, second = sizeof tshi_io_second - 1;
     return strncmp(name, tshi_io_first, first) == 0     ? first
@@ -166,22 +172,23 @@ static size_t tshi_load_moment(const char *name) {
                                                         : 0;
 }
 
-/* Returns 1 if the file's tensor is not to be loaded: a moment where there is no optimiser, or,
- * without .strict_names, one that lies under another prefix than those under .prefix. */
+/* Returns 1 if a tensor of the files is to be skipped: a moment if no optimiser is loaded, or,
+ * without .strict_names, a tensor whose name does not begin with .prefix if others do. */
 static int tshi_load_skips(const tshi_io *io, const char *name) {
     const size_t moment = tshi_load_moment(name);
     return (moment && !io->optim) ||
            (io->prefixed && !io->strict_names && !tshi_load_under(io, name, moment));
 }
 
-/* Returns the length of the prefix of `name`, before a dot and `path`; 0: it has another end. */
+/* Returns the length of the prefix if name is "<prefix>.<path>"; else 0. */
 static size_t tshi_load_prefix(const char *name, const char *path) {
     const size_t n = strlen(name), k = strlen(path);
     return n > k + 1 && name[n - k - 1] == '.' && strcmp(name + n - k, path) == 0 ? n - k - 1 : 0;
 }
 
-/* Writes the name that the files would have for a path of the model, for an error: what a pair of
- * .rename makes of it, backwards, if that pair has named a tensor of the files. */
+/* Writes, for an error, the name under which the files would have a path of the model: the last
+ * pair of .rename that can make this path, and whose .from matches some tensor of the files, is
+ * applied backwards; without one, the path itself. */
 static void tshi_load_own_name(const tshi_io *io, const char *path, char *name, size_t size) {
     const size_t n = strlen(io->prefix);
     int pairs = 0;
@@ -203,15 +210,16 @@ static void tshi_load_own_name(const tshi_io *io, const char *path, char *name, 
     (void)snprintf(name, size, "%s", path);
 }
 
-/* Checks that file and model have the same tensors, those aside that tshi_load_skips. 0 and an
- * error if not. */
+/* Checks that files and model have the same tensors, apart from those that tshi_load_skips. Returns
+ * 0 and sets an error if not. */
 static int tshi_load_match_all(tshi_io *io) {
-    const tshi_io_item *lacks = NULL; /* the first that the file lacks */
-    const char *strange = NULL;       /* the first name that the model lacks */
+    const tshi_io_item *lacks = NULL; /* the model's first tensor that the files lack */
+    const char *strange = NULL;       /* the name of the first tensor that the model lacks */
     char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "", own[TSHI_IO_NAME] = "";
-    int i, plain, missing = 0; /* number of tensors that the file lacks */
-    size_t e, more = 0;        /* number that the model lacks */
-    size_t prefix = 0, found;  /* length of a prefix that the file has and the model lacks; or 0 */
+    int i, plain, missing = 0; /* missing: number of the model's tensors that the files lack */
+    size_t e, more = 0;        /* number of the files' tensors that the model lacks */
+    /* length of a prefix that names in the files have and the model's lack; 0: none */
+    size_t prefix = 0, found;
     for (e = 0; e < io->entries && !io->prefixed; e++)
         io->prefixed = tshi_load_under(io, io->entry[e].name, tshi_load_moment(io->entry[e].name));
     for (plain = 0; plain < 2; plain++)
@@ -220,7 +228,7 @@ static int tshi_load_match_all(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_check_item(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
-        if (!missing++) lacks = &io->item[i]; /* the first one, for the error */
+        if (!missing++) lacks = &io->item[i]; /* keeps the first one, for the error */
     }
     for (e = 0; e < io->entries; e++) {
         const char *name = io->entry[e].name;
@@ -245,9 +253,10 @@ static int tshi_load_match_all(tshi_io *io) {
         strange ? "\")" : "", hint);
 }
 
-/* Extends io->hash, that of the header, so that it differs for different files: ranks compare it. A
- * header of tsh_save holds the hash of all values; for other files, adds a few bytes in the middle
- * of every tensor, which training probably changed. (Inode and date differ for copies.) */
+/* Adds to io->hash, so far of the headers, what makes it differ for different files: ranks compare
+ * it. A header of tsh_save holds the hash of all values. For other files, adds a few bytes from the
+ * middle of every tensor, which training has probably changed. (Inode and date would differ for
+ * copies.) Returns 0 and sets an error if a file cannot be read. */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -264,8 +273,9 @@ static int tshi_load_sample(tshi_io *io) {
     return 1;
 }
 
-/* Compares elements [from, from + n) of a tied tensor with those under its other name. buffer:
- * TSHI_IO_BUFFER bytes of scratch. Returns 0 and sets an error if they differ or cannot be read. */
+/* Compares elements [from, from + n) of item->entry, a tied tensor, with those of its twin, the
+ * same tensor under another name. buffer: TSHI_IO_BUFFER bytes of scratch. Returns 0 and sets an
+ * error if they differ or cannot be read. */
 static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                              int64_t from, int64_t n, char *buffer) {
     const tshi_io_entry *const e[2] = {twin, item->entry};
@@ -297,7 +307,9 @@ static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_i
                         tshi_dtype_get(item->file, at[1], i));
 }
 
-/* The same of this rank's shard, or with .broadcast of all. */
+/* Compares a tied tensor with its twin: shape, dtype, and all values of this rank's shard (with
+ * .broadcast, of the whole tensor). Returns 0 and sets an error if they differ or cannot be
+ * read. */
 static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                                 char *buffer) {
     const int64_t all = tsh_numel(item->param), step = TSHI_IO_BUFFER / 64;
@@ -312,7 +324,7 @@ static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tsh
                             "in %s; leave out one of them by .ignore",
                             twin->own, tshi_dtypes[other.file].file, item->entry->own,
                             tshi_dtypes[item->file].file);
-    run.length = io->broadcast ? all : 0; /* else its runs */
+    run.length = io->broadcast ? all : 0; /* 0: the loop takes the runs of this rank's shard */
     while (run.length > 0 || (!io->broadcast && tshi_tensor_next_run(&run)))
         for (; run.length > 0; run.global += n, run.length -= n) {
             n = tshi_base_min(run.length, step);
@@ -321,8 +333,8 @@ static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tsh
     return 1;
 }
 
-/* Checks that what the files hold under several names of a tied parameter is the same; 0 and an
- * error if not. */
+/* Checks that the files hold the same values under all names of a tied parameter. Returns 0 and
+ * sets an error if not. */
 static int tshi_load_check_ties(tshi_io *io) {
     char *buffer = NULL;
     int i;
@@ -337,8 +349,8 @@ static int tshi_load_check_ties(tshi_io *io) {
     return 1;
 }
 
-/* Compares two items by the place of their values in the files, items without any last; for qsort.
- * Of equal ones the first in the model's order is less. */
+/* Compares two items by the place of their values in the files; for qsort. Items that the files
+ * lack come last. Items with the same place keep the model's order. */
 static int tshi_load_by_place(const void *a, const void *b) {
     const tshi_io_item *x = *(tshi_io_item *const *)a, *y = *(tshi_io_item *const *)b;
     const tshi_io_entry *p = x->entry, *q = y->entry;
@@ -348,15 +360,17 @@ static int tshi_load_by_place(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Sorts io->order, so that files are read from begin to end, one after the other. */
+/* Fills io->order with all items, sorted so that files are read one after the other, each from its
+ * beginning to its end. */
 static void tshi_load_sort_items(tshi_io *io) {
     int i;
     for (i = 0; i < io->items; i++) io->order[i] = &io->item[i];
     qsort(io->order, (size_t)io->items, sizeof *io->order, tshi_load_by_place);
 }
 
-/* Allocates the buffer for values to be converted, if there are any, or those for .broadcast: two
- * on rank 0, and one to read ahead from files; 0 and an error: no memory. */
+/* Allocates io->buffer: with .broadcast one buffer, two on rank 0; else a smaller one if values
+ * must be converted. On rank 0 with .broadcast from files also io->ahead. Returns 0 and sets an
+ * error if there is no memory. */
 static int tshi_load_prepare(tshi_io *io) {
     size_t bytes = io->broadcast ? TSHI_IO_BUFFER : 0;
     int i;
@@ -370,18 +384,18 @@ static int tshi_load_prepare(tshi_io *io) {
     return io->ahead != NULL;
 }
 
-enum { TSHI_LOAD_SHARED = 4 }; /* numbers of tshi_load_share per item */
+enum { TSHI_LOAD_SHARED = 4 }; /* number of int64 per item that tshi_load_share broadcasts */
 
-/* With .broadcast: rank 0 tells all ranks what it found, by a broadcast over the world: of each
- * item whether there is an entry, its dtype, file and offset; and the counts. It learns by an
- * all-gather over the world which rank of the first replica has which place on tp and pp
- * (io->peer), and by one over pp which stages hold an item (io->holds). */
+/* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each item,
+ * whether the files have it, and its dtype, file and offset there; and the counters. By an
+ * all-gather over the world it learns which ranks are in the first replica, and at which place of
+ * tp and pp (io->peer); by one over pp, which stages hold which item (io->holds). */
 static tsh_result tshi_load_share(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
     const int32_t place = ctx->dp.rank ? 0 : 1 + ctx->tp.rank + ctx->tp.size * ctx->pp.rank;
     int64_t *each = io->share, *counts = each + (int64_t)TSHI_LOAD_SHARED * items;
-    int64_t *ones = counts + io->counts; /* how much a rank contributes */
+    int64_t *ones = counts + io->counts; /* lengths of the ranks' parts in an all-gather */
     int32_t *places = io->peer + world, *held = io->holds + (int64_t)stages * items;
     tsh_result result;
     int i;
@@ -413,8 +427,8 @@ static tsh_result tshi_load_share(tshi_io *io) {
     return TSH_OK;
 }
 
-/* Allocates what tshi_load_share needs, and makes io->hash one of the model; 0 and an error: no
- * memory. */
+/* Allocates what tshi_load_share needs, and sets io->hash to a hash of the model's names, shapes
+ * and dtypes. Returns 0 and sets an error if there is no memory. */
 static int tshi_load_prepare_share(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const size_t items = (size_t)io->items, stages = (size_t)ctx->pp.size;
@@ -425,7 +439,7 @@ static int tshi_load_prepare_share(tshi_io *io) {
     io->peer = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena, 2 * ranks * sizeof(int32_t));
     io->holds = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                 (stages + 1) * items * sizeof(int32_t));
-    if (ctx->world.rank > 0) /* stand for the files' */
+    if (ctx->world.rank > 0) /* one entry per item, filled in by tshi_load_share */
         io->entry = (tshi_io_entry *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                           items * sizeof *io->entry);
     if (!io->share || !io->peer || !io->holds || (items && !io->entry)) return 0;
@@ -439,7 +453,8 @@ static int tshi_load_prepare_share(tshi_io *io) {
     return 1;
 }
 
-/* Reads the headers and checks them against the model; 0 and an error if they do not fit. */
+/* Reads the headers and checks them against the model. Returns 0 and sets an error if they do not
+ * fit. */
 static int tshi_load_check_files(tshi_io *io) {
     const char *format; /* version of tshard's metadata; NULL: another program's file */
     if (!tshi_load_headers(io)) return 0;
@@ -452,7 +467,8 @@ static int tshi_load_check_files(tshi_io *io) {
     return tshi_load_sample(io);
 }
 
-/* Does all that can fail before values change; 0 and an error if something is wrong. */
+/* Does all that can fail before values change. Returns 0 and sets an error if something is
+ * wrong. */
 static int tshi_load_check(tshi_io *io) {
     if (tshi_tensor_any_recorded(io->ctx))
         (void)tsh_fail(io->ctx, TSH_ERR_STATE,

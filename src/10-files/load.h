@@ -1,11 +1,12 @@
 /* ========================================================================== */
 /* >>load                                              MARK: - load (private) */
-/* Loads each rank's shards, of a model in any layout; or broadcasts them.    */
+/* Loads the shards of each rank, in any layout: from files, or from rank 0.  */
 /* Needs: >>load-match.                                                       */
 /* ========================================================================== */
 
-/* Logs that an item has values that are not finite: rank 0 of tp does for a replicated tensor t,
- * every rank of tp for its shard of a sharded one. found: number of NaN, of infinite values. */
+/* Logs that an item has values that are not finite. Of a replicated tensor t, only rank 0 of tp
+ * logs; of a sharded one, every rank of tp logs for its shard; both in the first replica only.
+ * found: number of NaN, number of infinite values. */
 static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
                            const int64_t *found) {
     const tsh_ctx *ctx = io->ctx;
@@ -22,12 +23,12 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
                     (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank, rounded);
 }
 
-/* Sets n elements of this rank's shard t of an item, the first at index `local`, from values of the
- * file's dtype. Returns 0 without memory. */
+/* Converts n values of the file's dtype and stores them in this rank's shard t of an item, from
+ * index `local` on. Returns 0 and sets an error if there is no memory. */
 static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t local, int64_t n,
                              const char *from) {
     char *to = (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
-    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights */
+    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights of up to TSHI_DTYPE_RUN elements */
     int64_t e, m;
     if (!tshi_io_is_exact(item)) {
         tshi_dtype_convert(from, item->file, to, t->dtype, n);
@@ -41,15 +42,17 @@ static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t lo
     return 1;
 }
 
-/* Reads bytes of a tensor of the open file; `at` is an offset as entry->begin. Rank 0 serves all
- * ranks with .broadcast: what it reads for one, it reads for another again, and the gaps between
- * short runs, rows of a column slice, cost less than a system call for each run. So it reads
- * TSHI_LOAD_AHEAD bytes at once and copies the runs from there. Other ranks, and a user's function,
- * which may compute the bytes, read no others than they need. Returns 0 as tshi_load_read. */
+/* Reads bytes of a tensor of the open file; `at` is an offset like entry->begin. With .broadcast,
+ * rank 0 reads for all ranks: bytes that it reads for one rank lie among those that it reads for
+ * another, and the gaps between short runs (rows of a shard of columns) cost less than a system
+ * call for each run. So it reads TSHI_LOAD_AHEAD bytes at once into io->ahead and copies runs from
+ * there. Other ranks, and a user's .read, which may have to compute the bytes, read no more than
+ * they need. Returns 0 as tshi_load_read. */
 static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t at, char *to,
                               size_t bytes) {
     const int64_t last = tshi_base_min(entry->end, at + TSHI_LOAD_AHEAD);
-    const int close = at - io->ahead_run <= TSHI_LOAD_AHEAD / 4; /* 1: as close as rows are */
+    /* 1: near the last run, as rows are */
+    const int close = at - io->ahead_run <= TSHI_LOAD_AHEAD / 4;
     io->ahead_run = at;
     if (!io->ahead || !close || bytes > TSHI_LOAD_AHEAD / 4)
         return tshi_load_read(io, io->open->data + at, to, bytes);
@@ -62,15 +65,15 @@ static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t a
     return 1;
 }
 
-/* Reads the next elements of a shard, at most n, to `to`, in the file's dtype; after an error, only
- * counts them. Returns how many there were. */
+/* Reads the next elements of the shard that `run` goes through, at most n, to `to`, in the file's
+ * dtype; after an error, only counts them. Returns their number. */
 static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *run, int64_t n,
                               char *to) {
     const tshi_dtype *row = &tshi_dtypes[item->file];
     const tshi_io_entry *e = item->entry;
     int64_t done = 0, m;
     char *at = to;
-    io->ahead_at = io->ahead_end = 0; /* what it holds may be of another tensor */
+    io->ahead_at = io->ahead_end = 0; /* io->ahead may hold bytes of another tensor */
     io->ahead_run = -TSHI_LOAD_AHEAD;
     while (done < n && (run->length > 0 || tshi_tensor_next_run(run))) {
         const size_t bytes = tshi_dtype_bytes(item->file, m = tshi_base_min(run->length, n - done));
@@ -88,15 +91,15 @@ static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *
 }
 
 /* Returns how many elements of an item are read or sent at a time: with .broadcast TSHI_IO_BUFFER
- * bytes, else no more than stays in the cache until it is checked. */
+ * bytes; else a quarter, which stays in the cache until it is checked for NaN. */
 static int64_t tshi_load_step(const tshi_io *io, const tshi_io_item *item) {
     const tshi_dtype *row = &tshi_dtypes[item->file];
     const int64_t bytes = io->broadcast ? TSHI_IO_BUFFER : TSHI_IO_BUFFER / 4;
     return bytes / row->size * (row->elements > 1 ? row->elements : 1);
 }
 
-/* With .broadcast, on rank 0: sends an item's shard of rank r of tp to rank `peer` of the world,
- * reading one buffer while the other is sent. */
+/* With .broadcast, on rank 0: sends rank `peer` of the world the shard of an item that rank r of tp
+ * holds. Reads one buffer while the other is being sent. */
 static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, int peer) {
     tsh_comm *world = &io->ctx->world;
     const int64_t step = tshi_load_step(io, item);
@@ -124,8 +127,8 @@ static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, i
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* With .broadcast, on rank 0: sends an item to all ranks of the first replica that hold it; a
- * replicated one to the first rank of tp on each stage. */
+/* With .broadcast, on rank 0: sends an item to the ranks of the first replica that hold it; a
+ * replicated item only to rank 0 of tp on each stage. */
 static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     const tsh_ctx *ctx = io->ctx;
     const int ranks = item->param->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
@@ -139,9 +142,9 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     return result;
 }
 
-/* With .broadcast: gets n elements of an item to this rank, which rank 0 of the world has read to
- * its buffer. The first ranks receive them; those of a replicated item broadcast them over tp, and
- * all over dp. */
+/* With .broadcast: gets n elements of an item, which rank 0 of the world has read, to `bytes` on
+ * this rank. In the first replica, ranks receive their shard from rank 0; of a replicated item,
+ * rank 0 of tp does, and broadcasts it over tp. Then both are broadcast over dp. */
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
     const int whole = item->param->layout.kind != TSH_SHARDED;
@@ -157,15 +160,16 @@ static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64
     return tshi_error_comm(ctx, result, io->op);
 }
 
-/* Reads or receives this rank's shard t of an item. With .broadcast, t may be NULL after an error:
- * messages are received all the same. Returns an error of a message. */
+/* Reads or receives this rank's shard of an item into t. With .broadcast, t is NULL after an error:
+ * messages are received all the same. Returns an error only if a message failed. */
 static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
     tsh_ctx *ctx = io->ctx;
     const int reads = !io->broadcast || ctx->world.rank == 0;
     const int64_t all = tsh_local_numel(item->param), step = tshi_load_step(io, item);
-    const int direct = t && item->file == t->dtype; /* no conversion */
+    /* 1: values need no conversion, so are read into t */
+    const int direct = t && item->file == t->dtype;
     tshi_runs run = tshi_tensor_runs(item->param, ctx->tp.rank, 0, tsh_numel(item->param));
-    int64_t found[2] = {0, 0}, e, n; /* number of NaN, of infinite values */
+    int64_t found[2] = {0, 0}, e, n; /* found: number of NaN, number of infinite values */
     for (e = 0; e < all; e += n) {
         char *to = t ? (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, e) : NULL;
         char *bytes = direct ? to : io->buffer;
@@ -182,18 +186,18 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
     return TSH_OK;
 }
 
-/* Returns the tensor of an item that values are read to, after allocating memory if needed; NULL:
- * none are. A moment that the file lacks becomes 0. */
+/* Returns the tensor that an item's values are read to, with memory; NULL: there are none to read,
+ * or no memory. Sets a moment that the files lack to 0. */
 static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(t));
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
-            tshi_tensor_release(*item->moment); /* has an old layout: make a new one */
+            tshi_tensor_release(*item->moment); /* has the parameter's old layout: replaced below */
             *item->moment = NULL;
         }
-        t = tshi_optim_moment(t, item->moment, item->dtype); /* creates it if needed */
+        t = tshi_optim_moment(t, item->moment, item->dtype); /* creates the moment if needed */
         if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t)))
             return NULL;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
@@ -205,13 +209,13 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
 }
 
 /* Loads this rank's shard of an item. A chunked moment is read whole and cut down to this rank's
- * chunk. Returns an error of a message. */
+ * chunk. Returns an error only if a message failed. */
 static tsh_result tshi_load_item(tshi_io *io, const tshi_io_item *item) {
     const int serves = io->broadcast && io->ctx->world.rank == 0;
     tsh_result result;
     tsh_tensor *t;
     if (item->entry && serves && tshi_load_serve(io, item) != TSH_OK) return TSH_ERR_IO;
-    if (item->param->absent) return TSH_OK; /* another stage has it */
+    if (item->param->absent) return TSH_OK; /* another stage holds the parameter */
     t = io->ctx->error.code == TSH_OK ? tshi_load_target(io, item) : NULL;
     if (!item->entry || (!t && !io->broadcast)) return TSH_OK;
     result = tshi_load_values(io, item, t);
@@ -219,8 +223,8 @@ static tsh_result tshi_load_item(tshi_io *io, const tshi_io_item *item) {
     return result;
 }
 
-/* Checks the files against the model, then loads them. If ctx holds an error, only takes part in
- * the first agreement. */
+/* Checks the files against the model, then loads them. If ctx already has an error, only calls the
+ * first tshi_io_agree, which the other ranks wait in. */
 static tsh_result tshi_load_all(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     int i;
@@ -254,7 +258,8 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
     shares = desc && desc->broadcast && ctx->world.size > 1;
-    if (shares && ctx->world.rank > 0) path = "the files of rank 0"; /* for errors */
+    /* stands for the path in errors */
+    if (shares && ctx->world.rank > 0) path = "the files of rank 0";
     tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
     io.broadcast = shares;
     if (ctx->error.code == TSH_OK && !(shares && ctx->world.rank > 0)) tshi_load_find_files(&io);

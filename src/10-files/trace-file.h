@@ -5,10 +5,11 @@
 /* Needs: >>io-save.                                                          */
 /* ========================================================================== */
 
-/* Every rank writes its row into out->message. Whenever it is full, rank 0 writes it to the file;
- * other ranks send it to rank 0, which receives rank after rank, each until an empty message. */
+/* Every rank writes its part of the text to out->message. Whenever the message is full, rank 0
+ * writes it to the file; other ranks send it to rank 0, which receives from rank after rank, from
+ * each until an empty message. */
 
-enum { TSHI_TRACE_FILE_WORDS = 512 }; /* 64-bit words of a message, sent as TSH_I64 */
+enum { TSHI_TRACE_FILE_WORDS = 512 }; /* length of a message in 64-bit words, sent as TSH_I64 */
 
 /* A part of a rank's text, as it is sent to rank 0. */
 typedef struct tshi_trace_message {
@@ -19,9 +20,9 @@ typedef struct tshi_trace_message {
 /* The state of tsh_trace_end on one rank. */
 typedef struct tshi_trace_file {
     tsh_ctx *ctx;
-    tsh_trace_desc desc;        /* where the text goes */
+    tsh_trace_desc desc;        /* where rank 0 writes the text */
     int refused;                /* on rank 0: 1 after desc.write returned 0 */
-    tsh_writer writer;          /* on rank 0, if desc has a path */
+    tsh_writer writer;          /* on rank 0, if desc.path is set: the file */
     tshi_trace_message message; /* text not written or sent yet */
 } tshi_trace_file;
 
@@ -48,7 +49,7 @@ static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     }
 }
 
-/* Appends text as JSON has it between quotes. */
+/* Appends text as it stands between the quotes of a JSON string, escaped. */
 static void tshi_trace_file_string(tshi_trace_file *out, const char *text) {
     char one[8]; /* one character, escaped */
     for (; *text; text++) tshi_trace_file_put(out, tshi_io_escape(*text, one));
@@ -58,7 +59,7 @@ static void tshi_trace_file_string(tshi_trace_file *out, const char *text) {
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
     static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
     const int64_t length = event->end - event->begin; /* duration in nanoseconds */
-    char text[160]; /* a part of the event */
+    char text[160]; /* a part of the event's text */
     tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":\"");
     tshi_trace_file_string(out, event->name);
     (void)snprintf(text, sizeof text,
@@ -67,7 +68,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
                    kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
                    (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
     tshi_trace_file_put(out, text);
-    text[0] = '\0'; /* other events have no bytes */
+    text[0] = '\0'; /* only collectives have "bytes" */
     if (event->kind == TSHI_TRACE_COLL)
         (void)snprintf(text, sizeof text, "\"bytes\":%lld,", (long long)event->bytes);
     tshi_trace_file_put(out, text);
@@ -80,7 +81,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
 static void tshi_trace_file_row(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
     char text[224];
-    if (ctx->world.rank == 0) /* begin of the file */
+    if (ctx->world.rank == 0) /* rank 0's text begins the file */
         tshi_trace_file_put(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                                  "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"tid\":0,"
                                  "\"args\":{\"name\":\"tshard\"}}");
@@ -100,7 +101,7 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
     tsh_comm *world = &out->ctx->world;
     for (int r = 1; r < world->size; r++) {
         do {
-            tshi_trace_file_flush(out); /* writes the message before */
+            tshi_trace_file_flush(out); /* writes the message received before */
             if (tshi_error_comm(out->ctx,
                                 tsh_recv(world, &out->message, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
                                 "tsh_trace_end: receive") != TSH_OK)
@@ -121,7 +122,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
 }
 
 TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
-    tshi_trace_file out = TSHI_ZERO; /* nothing written yet */
+    tshi_trace_file out = TSHI_ZERO; /* the message is empty */
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK && (!ctx->trace || ctx->trace->profile))
         return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_end: no trace runs");
@@ -132,10 +133,10 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
     ctx->world.trace = NULL; /* the collectives below are not traced */
-    if (ctx->world.rank == 0 && out.desc.path) /* an error of it is reported at the end */
+    if (ctx->world.rank == 0 && out.desc.path) /* its error is reported at the end */
         (void)tsh_writer_open(&out.writer, out.desc.path, 0);
     tshi_trace_file_row(&out);
-    tshi_trace_file_flush(&out); /* the rest of the row */
+    tshi_trace_file_flush(&out); /* the rest of this rank's text */
     if (ctx->world.rank > 0)
         tshi_trace_file_flush(&out); /* the empty message that ends this rank's text */
     else

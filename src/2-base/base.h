@@ -9,8 +9,9 @@
  * small structures in arenas (tshi_arena). One thread uses a ctx and all that the ctx owns; only in
  * tshi_team_run do other threads of the rank read and write values, too. */
 
-/* NaN and infinity are values here, and sums have a documented order. Compilers that say which
- * parts of -ffast-math are on are told so here; of the others tsh_open finds out. */
+/* The library needs exact floating point: NaN and infinity are values, and sums have a documented
+ * order. Compilers that define macros for the parts of -ffast-math fail here; for other compilers
+ * tsh_open checks at run time. */
 #if defined(__FAST_MATH__) || defined(_M_FP_FAST)
 #error "tshard.h needs exact floating point: no -ffast-math, -Ofast, -fp-model=fast or /fp:fast. \
 Add -fno-fast-math (MSVC: /fp:precise) after it, for the file with TSHARD_IMPLEMENTATION"
@@ -25,7 +26,7 @@ Add -fno-fast-math (MSVC: /fp:precise) after it, for the file with TSHARD_IMPLEM
 #error "tshard.h needs signed zeros: add -fsigned-zeros at the end of the flags"
 #endif
 
-#include <errno.h>  /* why a file cannot be opened */
+#include <errno.h>  /* errno: why a file cannot be opened */
 #include <float.h>  /* FLT_MAX, DBL_MAX */
 #include <limits.h> /* INT_MAX, LONG_MAX */
 #include <math.h>   /* expf, sqrt, ... */
@@ -89,16 +90,19 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_ZERO {0}
 #endif
-#define TSHI_R(x) ((tsh_real)(x)) /* converts x to the type of all values */
+#define TSHI_R(x) ((tsh_real)(x)) /* converts x to tsh_real */
 /* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
-/* TSHI_INLINE: is always inlined, so that the caller's loop over its calls can be vectorised.
- * TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
- * TSHI_COLD: runs once or rarely (models, files, checks, errors); gcc optimises it for size.
- * TSHI_MAY_ALIAS: of a type: an access through it may be to memory that holds another type, which
- * C's rules about aliasing forbid and optimisers rely on.
- * TSHI_APART: is called by AVX kernels. gcc must not look into it (noipa): if it sees that the
- * function leaves some registers alone, it omits vzeroupper before the call, and every change
+/* Attributes. TSHI_INLINE: a function that is always inlined, so that the caller's loop over its
+ * calls can be vectorised.
+ * TSHI_OUTLINE: a function that has many callers and gains nothing from inlining; not inlining it
+ * saves compile time.
+ * TSHI_COLD: a function that runs once or rarely (models, files, checks, errors); gcc optimises it
+ * for size.
+ * TSHI_MAY_ALIAS: a type through which memory that holds another type may be read and written,
+ * which C's aliasing rules forbid and optimisers rely on.
+ * TSHI_APART: a function that AVX kernels call. gcc must not look into it (noipa): if it sees that
+ * the function leaves some registers alone, it omits vzeroupper before the call, and every switch
  * between AVX and SSE code is slow. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 8
 #define TSHI_ALONE noipa
@@ -112,8 +116,10 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_OUTLINE        static __attribute__((noinline))
 #define TSHI_COLD           __attribute__((cold))
 #define TSHI_MAY_ALIAS      __attribute__((may_alias))
-#define TSHI_PREFETCH(p)    __builtin_prefetch(p)       /* into all caches */
-#define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2) /* to read; into the L2 cache, not L1 */
+/* prefetches memory for reading into all cache levels */
+#define TSHI_PREFETCH(p)    __builtin_prefetch(p)
+/* prefetches memory for reading into the L2 cache, not into L1 */
+#define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)
 #else
 #define TSHI_RESTRICT
 #define TSHI_INLINE         static
@@ -124,8 +130,9 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_PREFETCH(p)    ((void)(p))
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
-/* Before a loop over a block: promises that two arrays of the loop are the same or do not overlap,
- * so that it is vectorised without checks. (clang would unroll it first and then not vectorise.) */
+/* Stands before a loop over a block: promises that any two arrays in the loop are the same array or
+ * do not overlap, so that it is vectorised without checks. (clang would unroll it first and then
+ * not vectorise.) */
 #if defined(__clang__)
 #define TSHI_LANES _Pragma("clang loop unroll(disable)")
 #elif defined(__GNUC__)
@@ -166,14 +173,16 @@ struct tshi_block {
     tshi_block *next, *prev; /* of a free block: neighbours in the free list of its size class */
     int refs;                /* number of references; 0: the block is free */
     int kind, last;          /* kind: TSH_MEM_...; last: 1 for the last block of a pool page */
-    const tsh_module *module; /* the one in whose forward or backward it was allocated, or NULL */
+    const tsh_module *module; /* the module in whose forward or backward it was allocated, or
+                               * NULL */
     char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 3 * sizeof(void *) - 4 * sizeof(int)];
 };
 
 /* Memory from the allocator that a pool or an arena hands out in parts. */
 typedef struct tshi_page {
-    struct tshi_page *next; /* in the list of the pool's or the arena's pages */
-    size_t bytes, used;     /* this header included; used: bytes handed out, by arenas only */
+    struct tshi_page *next; /* next page of the pool or arena */
+    size_t bytes, used;     /* bytes: size of the page; used: bytes handed out, in arenas only.
+                             * Both include this header */
 } tshi_page;
 
 /* The offset of the first block in a pool page, a multiple of 64. A load that follows a store waits
@@ -182,7 +191,7 @@ typedef struct tshi_page {
  * puts the pool's data (outputs) 256 bytes before the data of a block allocated alone (inputs). */
 enum { TSHI_POOL_OFFSET = 3840 };
 
-/* Step memory: blocks that are reused. */
+/* The pool of step memory, whose blocks are reused. */
 typedef struct tshi_pool {
     tshi_page *pages;                    /* all pages, the newest first */
     tshi_block *free[TSHI_SIZE_CLASSES]; /* by size class: list of free blocks; NULL: none */
@@ -210,20 +219,20 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
-    TSHI_INEXACT = 4096,   /* one of which no exact weights are kept (.round_weights) */
-    TSHI_CACHED = 8192,    /* a weight of keys or values, laid out as which a cache was made */
-    TSHI_TIED = 16384      /* a parameter that several modules may have */
+    TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
+    TSHI_CACHED = 8192,    /* a weight of keys or values whose layout a cache has */
+    TSHI_TIED = 16384      /* a parameter that several modules may share (tsh_tie) */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
 typedef struct tshi_accumulator {
-    tshi_block *block; /* tsh_real per local element of the tensor; NULL: not allocated yet */
+    tshi_block *block; /* one tsh_real per local element of the tensor; NULL: not allocated yet */
     int live, clean;   /* live 1: the block has a gradient; clean 1: live is 0, block is all 0 */
 } tshi_accumulator;
 
 struct tsh_tensor {
     tsh_ctx *ctx;
-    tsh_tensor *next, *prev; /* in a list of tshi_handles: of owned, step or free handles */
+    tsh_tensor *next, *prev; /* neighbours in a list of tshi_handles: owned, step or free ones */
     tsh_dtype dtype;
     unsigned flags;  /* TSHI_OWNED, ... */
     int ndim, depth; /* depth: how many scopes were open when it was created */
@@ -260,7 +269,7 @@ struct tsh_tensor {
     tsh_dtype grad_dtype;   /* TSH_BF16; or 0 or TSH_REAL: not rounded */
     const int64_t *updates; /* number of updates so far: keys the rounding of the gradient */
     tshi_block *packed;     /* the gradient in bf16, while gr.live is 1 and gr.block is NULL */
-    uint64_t packs;         /* how often the gradient was packed since it was empty */
+    uint64_t packs;         /* number of times the gradient was packed since it was cleared */
 };
 
 /* Bit masks over an op's inputs (bit i: input i) and its output (TSHI_OUT). They say which values
@@ -288,8 +297,8 @@ enum {
 
 /* Describes an op's output before it is made: the op sets the shape, its layout rule the rest. */
 typedef struct tshi_output {
-    tsh_shape shape;   /* global */
-    tsh_layout layout; /* when the rule is called: that of the first input */
+    tsh_shape shape;   /* global shape of the output */
+    tsh_layout layout; /* layout of the output; at first that of input 0 */
     unsigned partial;  /* bit mask of the inputs whose gradient is a partial sum */
 } tshi_output;
 
@@ -298,7 +307,7 @@ typedef struct tshi_call {
     const tshi_op *op;
     tsh_tensor *const *in; /* the inputs; an optional one may be NULL */
     int n;                 /* number of inputs */
-    const void *params;    /* a struct of the op: what else its rule depends on; or NULL */
+    const void *params;    /* op-specific struct with what else its rule depends on; or NULL */
 } tshi_call;
 
 /* An op's layout rule: sets output->layout and output->partial from the layouts of the inputs.
@@ -316,10 +325,10 @@ enum { /* bits of tshi_op.flags */
 
 /* An op, described once for all its calls. */
 struct tshi_op {
-    const char *name;                  /* of the public function: "tsh_linear" */
-    const char *inputs;                /* names of the inputs, separated by blanks, or NULL */
+    const char *name;                  /* name of the public function: "tsh_linear" */
+    const char *inputs;                /* names of the inputs, separated by blanks; or NULL */
     tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
-    void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: there are none */
+    void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: no gradients */
     unsigned saves;                    /* bit mask of the values that backward reads: TSHI_X, ... */
     unsigned flags;                    /* TSHI_OP_... */
 };
@@ -331,20 +340,22 @@ struct tshi_op {
 struct tshi_node {
     const tshi_op *op;
     tshi_node *older;         /* the node recorded just before this one; NULL: none */
-    const tsh_module *module; /* the innermost one whose forward made the call; NULL: none */
+    const tsh_module *module; /* the innermost module whose forward made the call, or NULL */
     tsh_tensor *out, **in;    /* the output; the n inputs */
     int n, depth;             /* n: number of inputs; depth: number of scopes open at the call */
     unsigned partial;    /* bit mask of the inputs whose gradient is a partial sum */
-    tshi_block **saved;  /* n + 1 entries, inputs and out: the values; NULL: backward reads none */
-    tshi_block *aux;     /* what else backward reads; released with the node */
+    tshi_block **saved;  /* n + 1 entries: saved values of the inputs and of out; NULL: backward
+                          * reads none */
+    tshi_block *aux;     /* other data that backward reads; released with the node */
     void *params;        /* the op's own options, in the tape's arena */
-    tsh_tensor **leaves; /* parameters that backward reads or adds gradients to, no inputs */
+    tsh_tensor **leaves; /* parameters that are no inputs but that backward reads or adds
+                          * gradients to */
     int leaf_count;      /* length of leaves */
     struct {
         int reached;      /* 1: the loss depends on the output */
-        unsigned partial; /* as above, plus input 0 if a partial gradient is passed on to it */
+        unsigned partial; /* node.partial, and input 0 if a partial gradient is passed on to it */
         unsigned done;    /* bit mask of the inputs whose gradient is complete */
-    } progress;           /* of the backward pass in progress */
+    } progress;           /* state of this node in the running backward pass */
 };
 
 /* All tensor handles of a ctx (see tshi_tensor_handle). */
@@ -358,8 +369,9 @@ typedef struct tshi_tape {
     tshi_node *newest; /* the last recorded call; NULL: the tape is empty */
     tshi_arena arena;  /* memory of the nodes and of their parameters */
     int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
-    int locked;        /* calls under way that need the tape as it is: see tshi_tape_unlocked */
-    int evaluating;    /* the same without those that a checkpoint's forward has opened */
+    int locked;        /* number of calls in progress that need the tape unchanged: see
+                        * tshi_tape_unlocked */
+    int evaluating;    /* as no_grad, but without those that a checkpoint's forward has opened */
     int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
     double weight;     /* if summed: the number of terms in this rank's losses */
@@ -377,89 +389,96 @@ typedef struct tshi_buckets {
     int64_t limit;              /* elements that make a bucket full */
     int hold;                   /* 1: no bucket is sent before backward ends */
     int summed;                 /* as tshi_tape.summed */
-    double weight;      /* terms of this rank's summed losses; once weight_req is done: over dp */
+    double weight;      /* number of terms of this rank's summed losses; once weight_req is
+                         * complete: the sum over dp */
     tsh_req weight_req; /* the all-reduce of weight */
 } tshi_buckets;
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
 typedef struct tshi_micro {
-    struct tshi_micro *next; /* in the ctx's list */
-    tshi_node *newest;       /* of the micro-batch's tape */
-    tshi_arena arena;        /* of the micro-batch's tape */
+    struct tshi_micro *next; /* next micro-batch in the ctx's list */
+    tshi_node *newest;       /* the last node of the micro-batch's tape */
+    tshi_arena arena;        /* the arena of that tape */
     tsh_pipeline *pipeline;
     tsh_tensor handles; /* head of a circular list: the step tensors that the forward made */
     tsh_tensor *out;    /* the output, sent to the next stage; on the last stage: the loss */
-    tsh_tensor *input;  /* received from the previous stage; NULL: no gradient is to be sent back */
+    tsh_tensor *input;  /* received from the previous stage; NULL: no gradient has to be sent
+                         * back */
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
-/* Warnings, each given once per ctx; and steps without a tsh_step_end before it is missed. */
+/* Bits of the warnings, each logged once per ctx; and TSHI_WARN_STEPS: after how many optimiser
+ * steps without tsh_step_end TSHI_WARN_STEP may be logged. */
 enum {
-    TSHI_WARN_GRADS = 1,  /* bits: gradients are not zeroed */
+    TSHI_WARN_GRADS = 1,  /* gradients are not zeroed */
     TSHI_WARN_STEP = 2,   /* steps are not ended */
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
     TSHI_WARN_LATE = 8,   /* a parameter is younger than its optimiser */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
-    TSHI_WARN_STEPS = 32 /* no bit: a number of steps */
+    TSHI_WARN_STEPS = 32 /* not a bit: a number of steps */
 };
 
-/* What the angles of rotary positions depend on. */
+/* Everything that the angles of rotary positions depend on (tsh_rope_desc). */
 typedef struct tshi_angles {
     double base, factor;
-    uint64_t freqs, starts;     /* hashes of the frequencies; 0: by base; of the starts; 0: none */
-    int64_t pairs, start, rows; /* pairs of features; the first position; how many */
+    uint64_t freqs, starts;     /* hashes of desc.freqs, 0: angles are computed from base; of
+                                 * desc.starts, 0: none */
+    int64_t pairs, start, rows; /* number of pairs; desc.start; number of positions (rows) in the
+                                 * table */
 } tshi_angles;
 
-/* The order in which matrices are read while a model decodes, which is the same for every token. By
- * it a product of few rows prefetches the beginning of the matrix that is read next. A wrong entry
- * costs time, and changes no result. */
-enum { TSHI_MATMUL_ORDER = 1021 }; /* entries; a prime: a hash is a remainder by it */
+/* The order in which matrices are read while a model decodes; it is the same for every token. From
+ * it, a product of few rows knows which matrix is read next, and prefetches its beginning. A wrong
+ * entry costs time, but changes no result. */
+enum { TSHI_MATMUL_ORDER = 1021 }; /* number of entries; prime: a hash is a remainder by it */
 typedef struct tshi_matmul_order {
-    uintptr_t then[TSHI_MATMUL_ORDER]; /* at the hash of a matrix's address, the address of the
-                                        * matrix that was read after it; 0: unknown */
-    uintptr_t *last; /* the entry of the matrix that was read last; NULL: none was yet */
+    uintptr_t then[TSHI_MATMUL_ORDER]; /* entry h: the matrix (address) that was read after the
+                                        * one whose address has hash h; 0: unknown */
+    uintptr_t *last; /* entry of the matrix that was read last; NULL: none yet */
 } tshi_matmul_order;
 
 struct tsh_ctx {
-    tsh_comm world, tp, pp, dp; /* all ranks; this rank's group of each axis of parallelism */
+    tsh_comm world, tp, pp, dp; /* world: all ranks; tp, pp, dp: this rank's groups */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */
     unsigned warned; /* bit mask of the warnings that the logger got: TSHI_WARN_... */
-    int steps;       /* steps of optimisers since the last tsh_step_end or tsh_scope_end */
-    int64_t held;    /* number of step tensors after half of TSHI_WARN_STEPS of them */
-    tsh_allocator allocator;             /* the default one resolved: fn is not NULL */
+    int steps;       /* optimiser steps since the last tsh_step_end or tsh_scope_end */
+    int64_t held;    /* number of step tensors when `steps` was TSHI_WARN_STEPS / 2 */
+    tsh_allocator allocator;             /* the user's or the default one; fn is not NULL */
     tsh_logger logger;                   /* its fn may be NULL */
-    tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in one */
-    const tshi_gemm_kernel *gemm_kernel; /* the built-in one's kernel for this CPU */
-    tsh_dtype dtype; /* of new parameters; TSH_REAL unless tsh_desc says another */
-    tshi_block *gemm_scratch;            /* the built-in one's packed operands; NULL: none yet */
-    tshi_matmul_order order; /* of the matrices that few rows are multiplied by */
+    tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in
+                                          * product is used */
+    const tshi_gemm_kernel *gemm_kernel; /* kernel of the built-in product for this CPU */
+    tsh_dtype dtype; /* dtype of new parameters */
+    tshi_block *gemm_scratch;            /* packed operands of the built-in product; NULL: none
+                                          * yet */
+    tshi_matmul_order order; /* order in which products of few rows read their matrices */
     int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
-    int threads; /* of this rank, at least 1 */
-    tshi_block *rope_table;  /* of the last tsh_rope in this step, or NULL */
-    tshi_angles rope_angles; /* of the table */
+    int threads; /* number of threads of this rank, at least 1 */
+    tshi_block *rope_table;  /* cosines and sines of the last tsh_rope in this step, or NULL */
+    tshi_angles rope_angles; /* the angles of rope_table */
     uint64_t seed, randn_calls, dropout_calls; /* the numbers of calls so far key the next draws */
     tsh_mem mem;      /* statistics: what tsh_mem_stats returns */
-    tshi_pool pool;   /* of step memory */
-    tshi_arena books; /* for all small structures that live as long as the ctx */
+    tshi_pool pool;   /* the pool of step memory */
+    tshi_arena books; /* for small structures that live as long as the ctx */
     tshi_handles handles;
     tshi_tape tape;
     tshi_buckets buckets;
     int depth;         /* how many scopes are open */
-    int changes;       /* of the tree of modules so far, for optimisers to notice */
+    int changes;       /* number of changes of the module tree so far; optimisers compare it */
     int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
     tshi_trace *trace; /* the trace that is being recorded; NULL: none */
-    tsh_module *root;  /* of the module tree */
-    const tsh_module *module; /* the innermost one whose forward or backward runs; or NULL */
-    /* Compares the models of all ranks; NULL: this rank has none. A pointer, since collectives call
-     * it and it is made of collectives. */
+    tsh_module *root;  /* root of the module tree */
+    const tsh_module *module; /* the innermost module whose forward or backward runs, or NULL */
+    /* Compares the models of all ranks; NULL: this rank has no model. It is a pointer because
+     * collectives call it, and it calls collectives. */
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx);
     tsh_optim *optims;      /* list of all optimisers, the newest first */
-    tsh_pipeline *pipeline; /* the first one; NULL: none */
-    tsh_cache *caches;      /* list of all handles of caches, with those to be used again */
+    tsh_pipeline *pipeline; /* the first pipeline; NULL: none */
+    tsh_cache *caches;      /* list of all cache handles, freed ones included: they are reused */
     tshi_micro *micros;     /* list of the micro-batches of all pipelines */
 };
 
@@ -469,7 +488,7 @@ enum { TSHI_MODULE_PARAMS = 2 }; /* max parameters of a module: weight and bias 
 typedef struct tshi_argument {
     struct tshi_argument *next;
     const char *name;     /* "heads" */
-    int64_t value, local; /* of the whole module; of this rank's shard of the module */
+    int64_t value, local; /* value: of the whole module; local: of this rank's shard */
 } tshi_argument;
 
 struct tsh_module {
@@ -480,19 +499,19 @@ struct tsh_module {
     void *user;             /* argument of forward; attention, MLP: what the layer is made of */
     tsh_tensor *param[TSHI_MODULE_PARAMS];      /* NULL: the module has no such parameter */
     const char *param_name[TSHI_MODULE_PARAMS]; /* "weight", "bias" */
-    tshi_argument *arguments;                   /* list; NULL: none */
+    tshi_argument *arguments;                   /* list of arguments; NULL: none */
     int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
-    uint64_t dropout_calls; /* calls in training mode: each draws another mask */
+    uint64_t dropout_calls; /* dropout calls in training mode so far; each draws another mask */
     double number;          /* norm: eps; dropout: p, the probability of a zero */
     int plus_one;           /* rms norm: as in tsh_rms_norm_desc */
     tsh_lookup_desc lookup; /* embedding: its options */
     const struct tshi_kind *kind; /* linear, embedding, container, ... */
     tsh_style style;              /* how the plan shards the module */
     int skip_bias_add, reversed, regather; /* linear: as in tsh_linear_desc */
-    int stage;                             /* 1 + its pipeline stage; 0: none */
+    int stage;                             /* 1 + its pipeline stage; 0: in no stage */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
-    const tsh_layout *input_layout, *output_layout; /* of the plan rule's .input and .output */
+    const tsh_layout *input_layout, *output_layout; /* the plan rule's .input and .output */
     const tsh_layout **input_layouts; /* the first `prepared` inputs are redistributed to these */
     const tsh_layout *result;         /* the output is redistributed to this layout */
     int prepared;                     /* length of input_layouts */
@@ -503,13 +522,14 @@ static size_t tshi_base_mul(size_t a, size_t b) {
     return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
 }
 
-/* Makes a message one line that shows as it is written, whatever strings of files or of other
- * programs are in it: control characters become '?', and so do those of Unicode that begin a new
- * line or change the direction of writing (U+200E, F, U+2028 to E, U+2066 to 9). In UTF-8. */
+/* Makes a text safe to show in one line, whatever strings of files or of other programs are in it:
+ * replaces control characters by '?', and so the Unicode characters that begin a new line or change
+ * the direction of writing (U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069). The text is in
+ * UTF-8. */
 static TSHI_COLD void tshi_base_quote(char *text) {
     unsigned char *at = (unsigned char *)text;
     while (*at) {
-        int n = at[0] < 0x20 || at[0] == 0x7F; /* bytes to replace */
+        int n = at[0] < 0x20 || at[0] == 0x7F; /* number of bytes to replace at `at` */
         if (at[0] == 0xC2 && at[1] >= 0x80 && at[1] < 0xA0) n = 2; /* U+0080 to U+009F */
         if (at[0] == 0xE2 && at[1] == 0x80 &&
             (at[2] == 0x8E || at[2] == 0x8F || (at[2] >= 0xA8 && at[2] <= 0xAE)))
@@ -525,7 +545,7 @@ static int64_t tshi_base_min(int64_t a, int64_t b) {
 }
 
 static int64_t tshi_base_ceil(int64_t a, int64_t b) {
-    return (a + b - 1) / b; /* rounded up; a >= 0, b > 0 */
+    return (a + b - 1) / b; /* a / b rounded up; a >= 0, b > 0 */
 }
 
 /* Returns the value that an option stands for: `usual` if it is 0, 0 if it is TSH_ZERO. */
@@ -551,7 +571,7 @@ extern int clock_gettime(int clock, struct timespec *time);
 
 TSH_API int64_t tsh_now(void) {
 #if defined(_WIN32)
-    int64_t ticks[2]; /* now; per second */
+    int64_t ticks[2]; /* [0]: the time in ticks; [1]: ticks per second */
     (void)QueryPerformanceCounter((union _LARGE_INTEGER *)&ticks[0]);
     (void)QueryPerformanceFrequency((union _LARGE_INTEGER *)&ticks[1]);
     return ticks[0] / ticks[1] * 1000000000 + ticks[0] % ticks[1] * 1000000000 / ticks[1];

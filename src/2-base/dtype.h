@@ -13,8 +13,8 @@
 typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int64_t n);
 
 typedef struct tshi_dtype {
-    const char *name, *file; /* in messages: "f32"; in safetensors files: "F32" */
-    int size;                /* bytes of an element, or of a block of elements */
+    const char *name, *file; /* name: in messages, "f32"; file: in safetensors files, "F32" */
+    int size;                /* bytes of an element; of a quantised dtype: of a block */
     int floating;            /* 1: floating point; 0: integer */
     /* Convert n elements, `step` elements apart, to (load) or from (store) n contiguous values. */
     void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
@@ -22,15 +22,15 @@ typedef struct tshi_dtype {
     /* (optional) Read or write element i as a double, not rounded to tsh_real. */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (used for integers only) As load and store; exact for every integer. */
+    /* (used for integer dtypes only) As load and store, but exact for every integer. */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
-    /* (optional) The reductions of collectives. NULL: in tsh_real, rounded to the dtype at the end
-     * of a sum of all ranks. */
+    /* (optional) The reductions of collectives. NULL: values are reduced in tsh_real, and rounded
+     * to the dtype once, after those of all ranks are reduced. */
     const tshi_fold_fn *fold;                      /* one function per tsh_redop */
-    void (*divide)(void *sums, int64_t n, int by); /* TSH_AVG: sums[i] /= by, n elements */
-    /* Elements of a block; 1: there are none. `load` and `store` then take step 1, begin with a
-     * block, and `store` takes whole ones. */
+    void (*divide)(void *sums, int64_t n, int by); /* for TSH_AVG: sums[i] /= by for n elements */
+    /* Number of elements of a block, of a quantised dtype; 1: of others. For blocks, `load` and
+     * `store` accept step 1 only and begin at a block; `store` stores whole blocks. */
     int elements;
 } tshi_dtype;
 
@@ -39,8 +39,8 @@ static int64_t tshi_dtype_clamp(int64_t value, int64_t min, int64_t max) {
     return value > max ? max : value < min ? min : value;
 }
 
-/* The same of a double, whose fraction is dropped; 0 if it is NaN. The first comparisons are with
- * 2^63: INT64_MAX is no double. */
+/* Returns value rounded towards zero and clamped to [min, max]; 0 if it is NaN. It is first
+ * compared with 2^63 because INT64_MAX is no double. */
 static int64_t tshi_dtype_clamp_real(double value, int64_t min, int64_t max) {
     const double end = 9223372036854775808.0; /* 2^63 */
     if (value != value) return 0;
@@ -88,6 +88,7 @@ enum { TSHI_DTYPE_RUN = 32 };
         type *TSHI_RESTRICT to = (type *)data;                                                     \
         for (int64_t i = 0; i < n; i++) to[i * step] = (type)(value);                              \
     }
+/* Defines tshi_dtype_divide_<suffix>: sums[i] /= by for n elements. */
 #define TSHI_DTYPE_DIVIDE(suffix, type)                                                            \
     static void tshi_dtype_divide_##suffix(void *sums_, int64_t n, int by) {                       \
         type *sums = (type *)sums_, size = (type)by;                                               \
@@ -98,8 +99,8 @@ enum { TSHI_DTYPE_RUN = 32 };
     }
 /* Defines the functions of a dtype. Sums and products are computed in the type `wide`: for integers
  * the unsigned type, so that they wrap on overflow. min and max return l if l and r are equal (such
- * as 0 and -0), and NaN if either is NaN. FIT returns a tsh_real or double, FIT_INTEGER an int64_t
- * clamped to [min, max], the range of an integer type. */
+ * as 0 and -0), and NaN if either is NaN. FIT clamps a floating value, FIT_INTEGER an int64_t, to
+ * [min, max], the range of an integer type; for a floating type both return the value itself. */
 #define TSHI_DTYPE(suffix, type, wide, FIT, FIT_INTEGER, min, max)                                 \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
@@ -121,7 +122,7 @@ enum { TSHI_DTYPE_RUN = 32 };
     TSHI_DTYPE_LOAD(load_integer_##suffix, type, int64_t)                                          \
     TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], min, max))                       \
     TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, FIT_INTEGER(from[i], min, max))
-#define TSHI_DTYPE_ANY(x, min, max)   (x) /* of floating dtypes */
+#define TSHI_DTYPE_ANY(x, min, max)   (x) /* floating dtypes: no clamping */
 #define TSHI_DTYPE_CLAMP(x, min, max) tshi_dtype_clamp_real((double)(x), min, max)
 TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
 TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
@@ -165,15 +166,15 @@ TSHI_INLINE tsh_real tshi_dtype_from_bf16(uint16_t h) {
     return TSHI_R(tshi_dtype_float_of((uint32_t)h << 16));
 }
 
-/* Rounds to the nearest, ties to even; a NaN stays one. */
+/* Rounds to the nearest bf16, ties to even; a NaN stays a NaN. */
 TSHI_INLINE uint16_t tshi_dtype_to_bf16(tsh_real x) {
     const uint32_t bits = tshi_dtype_odd(x);
     const uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : rounded);
 }
 
-/* Exponent and fraction, moved to their places in a float, give the value times 2^-112, also if it
- * is subnormal. */
+/* The bits of exponent and fraction, moved to their places in a float, are the value times 2^-112,
+ * also if it is subnormal; so multiply by 2^112. */
 TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7FFFu) << 13;
     const float scaled = tshi_dtype_float_of(rest) * 5192296858534827628530496329220096.0f;
@@ -182,8 +183,9 @@ TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
     return TSHI_R(tshi_dtype_float_of(bits | sign));
 }
 
-/* Rounds to the nearest, ties to even; what rounds to 2^16 or more becomes infinity. Below 2^-14
- * the result is a multiple of 2^-24, the distance of floats in [0.5, 1): adding 0.5 rounds it. */
+/* Rounds to the nearest f16, ties to even; what rounds to 2^16 or more becomes infinity. Below
+ * 2^-14 the result is a multiple of 2^-24, the distance of floats in [0.5, 1): adding 0.5 rounds
+ * it. */
 TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     const uint32_t all = tshi_dtype_odd(x), bits = all & 0x7FFFFFFFu;
     const uint32_t normal = (bits - 0x38000000u + 0xFFFu + (bits >> 13 & 1u)) >> 13;
@@ -193,8 +195,9 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     return (uint16_t)(h | (all >> 16 & 0x8000u));
 }
 
-/* Defines functions for one instruction set, which convert TSHI_DTYPE_RUN contiguous elements at a
- * time, as long as there are so many, and return how many they have converted. */
+/* Defines the load and store functions of a 16-bit dtype for one instruction set. They convert
+ * contiguous elements in runs of TSHI_DTYPE_RUN, as long as a whole run is left, and return how
+ * many elements they have converted. */
 #define TSHI_DTYPE_RUNS(name, isa, TARGET)                                                         \
     TARGET static int64_t tshi_dtype_load_##name##_##isa(const uint16_t *from, int64_t n,          \
                                                          tsh_real *to) {                           \
@@ -217,7 +220,7 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
 #if TSHI_X86
 #define TSHI_DTYPE_WIDE __attribute__((target("avx512bw")))
 #define TSHI_DTYPE_AVX2 __attribute__((target("avx2")))
-#define TSHI_DTYPE_PICK(name) /* what this processor runs */                                       \
+#define TSHI_DTYPE_PICK(name) /* the variant of a function that this processor can run */          \
     (__builtin_cpu_supports("avx512bw") ? name##_avx512                                            \
      : __builtin_cpu_supports("avx2")   ? name##_avx2                                              \
                                         : name##_portable)
@@ -229,7 +232,7 @@ TSHI_DTYPE_RUNS(f16, avx2, TSHI_DTYPE_AVX2)
 #define TSHI_DTYPE_PICK(name) name##_portable
 #endif
 
-/* Defines tshi_dtype_load_<name> and tshi_dtype_store_<name> of a dtype of 16 bits. */
+/* Defines tshi_dtype_load_<name> and tshi_dtype_store_<name> of a 16-bit dtype. */
 #define TSHI_DTYPE_SHORT(name)                                                                     \
     TSHI_DTYPE_RUNS(name, portable, )                                                              \
     static void tshi_dtype_load_##name(const void *data, int64_t step, int64_t n, tsh_real *to) {  \
@@ -252,7 +255,8 @@ TSHI_DTYPE_SHORT(f16)
 
 /* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
 
-/* Elements that share a scale, an f16 before them; of q4_1 a minimum follows it. Little-endian. */
+/* Elements of a block. A block begins with its scale, a little-endian f16; in q4_1 the minimum,
+ * another f16, comes next. */
 enum { TSHI_DTYPE_BLOCK = 32 };
 
 static float tshi_dtype_scale(const unsigned char *block) {
@@ -267,8 +271,8 @@ static float tshi_dtype_put_scale(unsigned char *block, float scale) {
     return scale < 0 || scale > 0 || scale != scale ? 1 / scale : 0;
 }
 
-/* Copies 32 values as floats. Returns the first of those that are largest in magnitude; NaN if
- * there is one. */
+/* Converts 32 values to floats x. Returns the first value of largest magnitude, or NaN if a value
+ * is NaN. */
 static float tshi_dtype_extreme(const tsh_real *from, float *x) {
     float extreme = (float)from[0];
     for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
@@ -295,7 +299,7 @@ static void tshi_dtype_store_q8_0(void *data, int64_t step, int64_t n, const tsh
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 34, from += TSHI_DTYPE_BLOCK) {
         const float most = fabsf(tshi_dtype_extreme(from, x));
         const float inverse = tshi_dtype_put_scale(block, most / 127);
-        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* to the nearest, ties away from 0 */
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* rounds to the nearest, ties away from 0 */
             const float y = x[i] * inverse, fit = y < 127 ? y > -127 ? y : -127 : 127;
             const int whole = (int)fit;
             const float rest = fit - (float)whole;
@@ -304,7 +308,8 @@ static void tshi_dtype_store_q8_0(void *data, int64_t step, int64_t n, const tsh
     }
 }
 
-/* Byte i of a block of 4 bits has element i below element i + 16. */
+/* Byte i of a block's values has element i in its low 4 bits and element i + 16 in its high 4
+ * bits. */
 static void tshi_dtype_load_q4_0(const void *data, int64_t step, int64_t n, tsh_real *to) {
     const unsigned char *block = (const unsigned char *)data;
     (void)step;
@@ -322,7 +327,7 @@ static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh
     float x[TSHI_DTYPE_BLOCK];
     (void)step;
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 18, from += TSHI_DTYPE_BLOCK) {
-        const float extreme = tshi_dtype_extreme(from, x); /* becomes -8 */
+        const float extreme = tshi_dtype_extreme(from, x); /* is quantised to -8 */
         const float inverse = tshi_dtype_put_scale(block, extreme / -8);
         int bits[TSHI_DTYPE_BLOCK];
         for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] *= inverse;
@@ -354,7 +359,7 @@ static void tshi_dtype_store_q4_1(void *data, int64_t step, int64_t n, const tsh
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 20, from += TSHI_DTYPE_BLOCK) {
         float min = (float)from[0], max = min, inverse;
         int bits[TSHI_DTYPE_BLOCK];
-        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* a NaN stays in both */
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* a NaN stays in min and max */
             const float x = (float)from[i];
             if (x < min || x != x) min = x;
             if (x > max || x != x) max = x;
@@ -380,7 +385,7 @@ static void tshi_dtype_store_q4_1(void *data, int64_t step, int64_t n, const tsh
     {#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,           \
      tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, tshi_dtype_load_integer_##suffix,           \
      tshi_dtype_store_integer_##suffix, tshi_dtype_folds_##suffix, divide, 1}
-/* In the order of tsh_dtype. */
+/* One row per dtype, in the order of tsh_dtype. */
 static const tshi_dtype tshi_dtypes[] = {{"default", NULL, 0, 0, NULL, NULL,
                                           NULL, NULL, NULL, NULL, NULL, NULL, 1}, /* no dtype */
                                          TSHI_DTYPE_ROW(f32, "F32", 4, 1, tshi_dtype_divide_f32),
@@ -415,18 +420,19 @@ static size_t tshi_dtype_reals(int64_t n) {
     return tshi_base_mul((size_t)n, sizeof(tsh_real));
 }
 
-/* Returns the size in bytes of n elements, whole blocks of them; SIZE_MAX: overflow. */
+/* Returns the size in bytes of n elements (quantised: of whole blocks); SIZE_MAX: overflow. */
 static size_t tshi_dtype_bytes(tsh_dtype dtype, int64_t n) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
     return tshi_base_mul((size_t)(row->elements > 1 ? n / row->elements : n), (size_t)row->size);
 }
 
-/* Returns 1 if the dtype is that of quantised weights. */
+/* Returns 1 if the dtype is a quantised one. */
 static int tshi_dtype_in_blocks(tsh_dtype dtype) {
     return tshi_dtypes[dtype].elements > 1;
 }
 
-/* Returns 1 if a caller's dtype is one of the table; TSH_DTYPE_DEFAULT is none. */
+/* Returns 1 if dtype, a number from a caller, has a row in the table; TSH_DTYPE_DEFAULT counts as
+ * having none. */
 static int tshi_dtype_exists(tsh_dtype dtype) {
     return dtype != TSH_DTYPE_DEFAULT && (unsigned)dtype < (unsigned)TSHI_DTYPES;
 }
@@ -456,8 +462,8 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->store((char *)data + i * row->size, 1, 1, &rounded);
 }
 
-/* Converts n contiguous elements, whole blocks of them; each is rounded once, to the nearest, ties
- * to even. */
+/* Converts n contiguous elements (quantised: whole blocks); each is rounded once, to the nearest,
+ * ties to even. */
 static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh_dtype target,
                                int64_t n) {
     const tshi_dtype *in = &tshi_dtypes[source], *out = &tshi_dtypes[target];
@@ -477,7 +483,7 @@ static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh
 
 /* Returns 0 if dtype is an integer type and value is out of its range, else 1. */
 static int tshi_dtype_holds(tsh_dtype dtype, double value) {
-    int64_t widest; /* memory for one element of any dtype but those in blocks */
+    int64_t widest; /* memory for one element of any dtype but the quantised ones */
     tshi_dtype_put(dtype, &widest, 0, value); /* clamps value to the dtype's range */
     return tshi_dtypes[dtype].floating ||
            (value < 9223372036854775808.0 && fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1);

@@ -37,6 +37,8 @@ static int tshi_env_refuse(const char *name, const char *text, tsh_error *error,
     return -1;
 }
 
+/* Reads an environment variable as a whole number from low to high. Returns 1 and sets *value; 0 if
+ * it is unset or empty; -1 and an error if its value is not accepted. */
 static int tshi_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
     const char *text = tshi_env_text(name), *at = text;
     int64_t number;

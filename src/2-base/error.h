@@ -38,7 +38,7 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     if (!error) return code;
     error->code = code;
     error->rank = rank;
-    error->message[0] = '\0'; /* stays so without a format */
+    error->message[0] = '\0'; /* stays empty without a format */
     va_start(list, format);
     tsh_text_format(error->message, sizeof error->message, format, list);
     va_end(list);
@@ -78,7 +78,7 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     ctx->logger.fn(ctx->logger.user, text);
 }
 
-/* Gives the logger of the world's rank 0 a warning, once. which: TSHI_WARN_... */
+/* Logs a warning, once per ctx, on rank 0 of the world only. which: its bit, TSHI_WARN_... */
 static TSHI_COLD void tshi_error_warn(tsh_ctx *ctx, unsigned which, const char *sentence) {
     if (!(ctx->warned & which) && ctx->world.rank == 0)
         tsh_log_message(&ctx->logger, "warning: %s", sentence);
@@ -99,13 +99,13 @@ static TSHI_COLD void tshi_error_report(tsh_ctx *ctx) {
     ctx->world.ops->abort(&ctx->world, &report);
 }
 
-/* If ctx has no error, copies the world's into it, if there is one. Returns ctx's error code. */
+/* If ctx has no error but the world has one, copies it to ctx->error. Returns ctx's error code. */
 TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
     tsh_error error;
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
         ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
         ctx->error = error;
-        tshi_base_quote(ctx->error.message); /* it is another program's */
+        tshi_base_quote(ctx->error.message); /* it was written by another process */
         ctx->reported = 1; /* the world knows it already */
         tshi_error_log(ctx, 1);
     }
@@ -119,7 +119,7 @@ static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     const char *path = ctx->module ? ctx->module->path : "";
     const size_t length = strlen(text), space = sizeof ctx->error.message - length;
     const size_t whole = strlen(path);
-    if (!whole || space < 32) return; /* 32: "...", ": ", a final 0, later "rank 1000: " */
+    if (!whole || space < 32) return; /* 32 bytes for "...", ": ", a final 0, later "rank 1000: " */
     const size_t keep = whole < space - 32 ? whole : space - 32, dots = keep < whole ? 3 : 0;
     memmove(text + dots + keep + 2, text, length + 1);
     memcpy(text, "...", dots);
@@ -141,7 +141,7 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     return code;
 }
 
-/* Call tsh_fail with these arguments. The value of the expression is NULL (a tensor), or 0. */
+/* Call tsh_fail with these arguments and return NULL (as a tensor), or 0. */
 #define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
 #define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 

@@ -5,15 +5,16 @@
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
-/* Sets *has to whether c is in the set at p: "[qkv]", "[0-9]" or, all but these, "[!qkv]". Returns
- * the distance to its closing bracket; 0: none, so that the bracket at p stands for itself. */
+/* Sets *has to 1 if c is in the set at p, else to 0: "[qkv]", "[0-9]" or, for all characters but
+ * these, "[!qkv]". Returns the distance to the closing bracket; 0 if there is none, and the bracket
+ * at p is then an ordinary character. */
 static int tshi_glob_set(const char *p, const char *p_end, char c, int *has) {
     const char *at = p + 1;
     const int others = at < p_end && *at == '!';
-    const char *first = at += others; /* a ']' here is a member */
+    const char *first = at += others; /* a ']' here is a member of the set */
     for (*has = others; at < p_end && (*at != ']' || at == first); at++) {
         const char low = *at;
-        if (at + 2 < p_end && at[1] == '-' && at[2] != ']') at += 2; /* a range */
+        if (at + 2 < p_end && at[1] == '-' && at[2] != ']') at += 2; /* a range, such as 0-9 */
         if (low <= c && c <= *at) *has = !others;
     }
     return at < p_end ? (int)(at - p) : 0;
@@ -21,21 +22,21 @@ static int tshi_glob_set(const char *p, const char *p_end, char c, int *has) {
 
 enum { TSHI_GLOB_CAPTURES = 8 }; /* wildcards of a pattern whose text is kept */
 
-/* What the wildcards * and ** of a pattern stand for in a path, in order: [from, to). */
+/* The texts that the wildcards * and ** of a pattern match in a path, in order: [from, to). */
 typedef struct tshi_captures {
     const char *from[TSHI_GLOB_CAPTURES], *to[TSHI_GLOB_CAPTURES];
-    int count; /* wildcards so far, of which the first TSHI_GLOB_CAPTURES are kept */
+    int count; /* number of wildcards so far; the first TSHI_GLOB_CAPTURES are kept */
 } tshi_captures;
 
-/* Makes [from, to) the text of wildcard k, and forgets those after it. */
+/* Sets the text of wildcard k to [from, to), and removes those of later wildcards. */
 static void tshi_glob_capture(tshi_captures *captures, int k, const char *from, const char *to) {
     if (k < TSHI_GLOB_CAPTURES) captures->from[k] = from;
     if (k < TSHI_GLOB_CAPTURES) captures->to[k] = to;
     captures->count = k + 1;
 }
 
-/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end): * any characters, ? one, [...]
- * one of a set. */
+/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end), in which * matches any
+ * characters, ? one character, and [...] one character of a set. */
 static int tshi_glob_name(const char *p, const char *p_end, const char *s, const char *s_end,
                           tshi_captures *captures) {
     for (; p < p_end; p++, s++) {
@@ -55,7 +56,7 @@ static int tshi_glob_name(const char *p, const char *p_end, const char *s, const
     return s == s_end;
 }
 
-/* As tshi_glob_match; the texts of the wildcards are appended to captures. */
+/* As tshi_glob_match; appends the texts of the wildcards to captures. */
 static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures) {
     const char *pe = p, *se = s;                       /* ends of the first names */
     while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
@@ -82,8 +83,9 @@ static int tshi_glob_match(const char *p, const char *s) {
     return tshi_glob_into(p, s, &captures);
 }
 
-/* Writes `to` with the captures in place of its * and ** to out. Returns 0 if there are fewer
- * captures than wildcards, or if it has more than size - 1 characters. */
+/* Writes the pattern `to` to out, with its * and ** replaced by the captured texts in order.
+ * Returns 0 if there are fewer captures than wildcards, or if out would need more than `size`
+ * bytes. */
 static int tshi_glob_replace(const char *to, const tshi_captures *captures, char *out,
                              size_t size) {
     size_t n = 0, length;
@@ -99,8 +101,10 @@ static int tshi_glob_replace(const char *to, const tshi_captures *captures, char
             k++;
         }
         to += 1 + many;
-        if (many && !length && *to == '.') to++;                    /* ** stands for no name: */
-        if (many && !length && !*to && n && out[n - 1] == '.') n--; /* there is no dot, either */
+        /* ** matches no name: skip its dot, */
+        if (many && !length && *to == '.') to++;
+        /* or, at the end, the dot before it */
+        if (many && !length && !*to && n && out[n - 1] == '.') n--;
         if (n + length >= size) return 0;
         memcpy(out + n, from, length);
         n += length;

@@ -6,17 +6,17 @@
 /* ========================================================================== */
 
 /* tshi_mem_alloc returns a block with one reference, tshi_mem_release releases one reference;
- * tshi_mem_arena_alloc allocates from an arena. Blocks of step memory come from the pool: the
- * smallest free block that fits is split, and a released block is joined with free neighbours. The
- * pool grows by pages and keeps them until the ctx is closed, so that a training loop does not
- * call the allocator any more after its first steps. */
+ * tshi_mem_arena_alloc allocates from an arena. Step memory comes from the pool: the smallest free
+ * block that is large enough is split, and a released block is joined with its free neighbours. The
+ * pool grows by pages and keeps them until the ctx is closed, so that a training loop does not call
+ * the allocator any more after its first steps. */
 
 /* Asks Linux to back a large block with huge pages (2 MiB on most processors): fewer page faults
  * when the block is first written, fewer TLB misses later. If Linux refuses, only speed is lost. */
 static void tshi_mem_huge_pages(char *block, size_t bytes) {
 #if defined(__linux__)
     const size_t least = (size_t)4 << 20;
-    const size_t page = 65536; /* ordinary pages are no larger, and divide it */
+    const size_t page = 65536; /* the size of ordinary pages, or a multiple of it */
     const int huge = 14;       /* MADV_HUGEPAGE */
     char *first = block + (page - (uintptr_t)block % page);
     if (bytes >= least) (void)madvise(first, (bytes - page) / page * page, huge);
@@ -40,14 +40,14 @@ static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_si
         if (ptr) memcpy(block, ptr, old_size < new_size ? old_size : new_size);
     }
     if (ptr) {
-        memcpy(&raw, (char *)ptr - sizeof raw, sizeof raw); /* the pointer that malloc returned */
+        memcpy(&raw, (char *)ptr - sizeof raw, sizeof raw); /* what malloc returned for ptr */
         free(raw);
     }
     return block;
 }
 
 static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
-    mem->now[kind] += add - sub; /* bytes that were allocated and freed just now */
+    mem->now[kind] += add - sub; /* add, sub: bytes just allocated and freed */
     mem->total += add - sub;
     if (mem->now[kind] > mem->peak[kind]) mem->peak[kind] = mem->now[kind];
     if (mem->total > mem->total_peak) mem->total_peak = mem->total;
@@ -190,7 +190,8 @@ static tshi_block *tshi_mem_from_pool(tsh_ctx *ctx, size_t size) {
 
 /* Allocates a block of at least `bytes` bytes, with one reference. NULL and an error: no memory. */
 TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
-    size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4; /* never granted */
+    /* a size that is always refused */
+    size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
     tshi_block *block;
     size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
     if (kind == TSH_MEM_STEP)

@@ -6,10 +6,11 @@
 
 /* A profile is a trace that is not written to a file. At the end of each step, tshi_profile_fold
  * adds every event to two rows, that of its op and that of its module, and frees the events.
- * Memory: the step pool is looked at when it is fullest, all else when the tables are written. */
+ * Memory: the step pool is measured when it is fullest, all other memory when the tables are
+ * written. */
 
 enum { TSHI_PROFILE_NAME = 64 }; /* bytes of a row's name */
-enum { /* what a row holds */
+enum { /* kinds of memory in a row */
     TSHI_PROFILE_PARAMETERS,
     TSHI_PROFILE_GRADIENTS,
     TSHI_PROFILE_MOMENTS,
@@ -17,25 +18,27 @@ enum { /* what a row holds */
     TSHI_PROFILE_KINDS
 };
 
-/* A row of a table. Sums of all steps, which are divided when the row is written. */
+/* A row of a table. Its numbers are sums over all steps; they are divided by the number of steps
+ * when the row is logged. */
 typedef struct tshi_profile_row {
     struct tshi_profile_row *next;
     char name[TSHI_PROFILE_NAME];
     int64_t calls;
-    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* nanoseconds of the row alone, by phase */
+    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* [phase]: nanoseconds, without those of events
+                                            * inside */
     int64_t wait, bytes;                   /* as in tshi_event */
     double flops;
-    size_t held[TSHI_PROFILE_KINDS]; /* bytes; modules only */
+    size_t held[TSHI_PROFILE_KINDS]; /* bytes, by kind of memory; in rows of modules only */
 } tshi_profile_row;
 
 typedef struct tshi_profile {
-    tshi_profile_row *ops, *modules; /* lists; modules: in the order of the tree */
-    int64_t begin, end, steps;       /* nanoseconds; number of steps that have ended until `end` */
-    int skip;                        /* 1: the first step is to be left out if there is another */
+    tshi_profile_row *ops, *modules; /* lists of rows; modules: in tree order */
+    int64_t begin, end, steps;       /* begin, end: times in ns; steps: how many ended in between */
+    int skip;                        /* 1: the first step is left out if another one follows */
     size_t live; /* bytes of the step pool in use when the rows' TSHI_PROFILE_STEP was measured */
 } tshi_profile;
 
-/* Returns the row of this name, added to the list if there is none; NULL: no memory. */
+/* Returns the row with this name; appends it to the list if there is none yet. NULL: no memory. */
 static tshi_profile_row *tshi_profile_find(tshi_trace *trace, tshi_profile_row **list,
                                            const char *name) {
     while (*list && strncmp((*list)->name, name, TSHI_PROFILE_NAME - 1) != 0)
@@ -46,8 +49,9 @@ static tshi_profile_row *tshi_profile_find(tshi_trace *trace, tshi_profile_row *
     return *list;
 }
 
-/* Returns the row of a module. Names that are numbers become "*": "h.3.mlp" is a part of "h.*.mlp".
- * parameter 1: the path is that of a parameter, whose own name is left out. */
+/* Returns the row of the module at a path. Names that are numbers become "*": "h.3.mlp" is a part
+ * of "h.*.mlp". path NULL: the row "(no module)". parameter 1: the path is that of a parameter,
+ * whose own name is left out. */
 static tshi_profile_row *tshi_profile_module(tshi_trace *trace, const char *path, int parameter) {
     char name[TSHI_PROFILE_NAME];
     const char *end = path ? strrchr(path, '.') : NULL;
@@ -66,13 +70,14 @@ static tshi_profile_row *tshi_profile_module(tshi_trace *trace, const char *path
     return tshi_profile_find(trace, &trace->profile->modules, used ? name : "(no module)");
 }
 
-/* Adds rows for all modules below this one: the table has the order of the tree. */
+/* Adds a row for module and all modules below it, so that the table has the order of the tree. */
 static TSHI_COLD void tshi_profile_tree(tshi_trace *trace, const tsh_module *module) {
     (void)tshi_profile_module(trace, module->path, 0);
     for (module = module->first; module; module = module->next) tshi_profile_tree(trace, module);
 }
 
-/* Adds an event that took `self` nanoseconds itself to a row, if there is one. */
+/* Adds an event to a row (NULL: no memory; does nothing). self: nanoseconds of the event without
+ * those of events inside it. */
 static void tshi_profile_add(tshi_profile_row *row, const tshi_event *event, int64_t self) {
     if (!row) return;
     row->ns[event->phase] += self;
@@ -82,8 +87,9 @@ static void tshi_profile_add(tshi_profile_row *row, const tshi_event *event, int
     row->flops += event->flops;
 }
 
-/* Adds an event to the row of its op and to that of its module. training 1: the step has a
- * backward; what runs without gradients is then an evaluation. */
+/* Adds an event to the row of its op and to that of its module. self: its nanoseconds without those
+ * of events inside it. training 1: the step has a backward; what runs without gradients is then
+ * counted as evaluation. */
 static void tshi_profile_count(tshi_trace *trace, const tshi_event *event, int64_t self,
                                int training) {
     const char *name = event->kind == TSHI_TRACE_MODULE  ? "modules, between ops"
@@ -104,9 +110,9 @@ static void tshi_profile_count(tshi_trace *trace, const tshi_event *event, int64
                      event, self);
 }
 
-/* Adds all events to rows and frees them. Events come in the order of their ends: those that an
- * event contains are the last ones before it that began after it did. `below` makes a stack of the
- * events that no later one contains. */
+/* Adds all events to rows and frees them. Events are sorted by their ends: the events inside
+ * another one come just before it, and began after it did. The stack `top` (linked by `below`) has
+ * the events that no later one has contained so far. */
 static void tshi_profile_fold(tshi_trace *trace) {
     tshi_event *event, *top = NULL;
     int training = 0;
@@ -122,10 +128,10 @@ static void tshi_profile_fold(tshi_trace *trace) {
     tshi_mem_reset(&trace->arena);
     trace->first = trace->last = NULL;
     trace->count = trace->depth = 0;
-    memset(trace->flight, 0, sizeof trace->flight); /* their events are freed */
+    memset(trace->flight, 0, sizeof trace->flight); /* the events that these point to are freed */
 }
 
-/* Notes what each module holds of the step pool, if the pool is fuller than it was before. */
+/* Measures the step memory of each module, if the pool is fuller than at any earlier call. */
 static void tshi_profile_measure(tshi_trace *trace) {
     const tsh_ctx *ctx = trace->ctx;
     tshi_profile_row *row;
@@ -144,7 +150,8 @@ static void tshi_profile_measure(tshi_trace *trace) {
     }
 }
 
-/* A backward begins, or (ended 1) a step has ended. Does nothing without a profile. */
+/* Called when a backward begins, and (ended 1) when a step has ended. Does nothing without a
+ * profile. */
 static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
     tshi_profile *profile = trace ? trace->profile : NULL;
     tshi_profile_row *row;
@@ -152,7 +159,7 @@ static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
     if (!profile->modules && trace->ctx->root) tshi_profile_tree(trace, trace->ctx->root);
     tshi_profile_measure(trace);
     if (!ended) return;
-    if (profile->skip && profile->steps == 1) { /* another step: forget the first one */
+    if (profile->skip && profile->steps == 1) { /* a second step has ended: forget the first one */
         for (row = profile->ops; row; row = row->next)
             memset(&row->calls, 0, sizeof *row - offsetof(tshi_profile_row, calls));
         for (row = profile->modules; row; row = row->next)
@@ -168,8 +175,8 @@ static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
 
 /* -- the tables ------------------------------------------------------------- */
 
-/* Adds the bytes of a block, if it is one, to the row of the tensor's module; a block of several
- * tensors in equal parts. */
+/* Adds the bytes of a block (may be NULL) to the row of the tensor's module. If several tensors
+ * share the block, each gets an equal part. */
 static void tshi_profile_hold(tshi_trace *trace, const tsh_tensor *t, const tshi_block *block) {
     const int kind = !block                              ? TSHI_PROFILE_STEP
                      : block->kind == TSH_MEM_PARAMETERS ? TSHI_PROFILE_PARAMETERS
@@ -177,19 +184,19 @@ static void tshi_profile_hold(tshi_trace *trace, const tsh_tensor *t, const tshi
                      : block->kind == TSH_MEM_OPTIMISER  ? TSHI_PROFILE_MOMENTS
                                                          : TSHI_PROFILE_STEP;
     tshi_profile_row *row;
-    if (kind == TSHI_PROFILE_STEP) return; /* measured elsewhere */
+    if (kind == TSHI_PROFILE_STEP) return; /* tshi_profile_measure counts it */
     row = tshi_profile_module(trace, t->path, 1);
     if (row) row->held[kind] += (block->size + sizeof *block) / (size_t)block->refs;
 }
 
-/* Returns all time of a row, in nanoseconds. */
+/* Returns the time of a row in all phases, in nanoseconds. */
 static int64_t tshi_profile_time(const tshi_profile_row *row) {
     int64_t ns = 0;
     for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) ns += row->ns[i];
     return ns;
 }
 
-/* Adds up a list of rows. */
+/* Returns the sum of a list of rows. */
 static tshi_profile_row tshi_profile_sum(const tshi_profile_row *row) {
     tshi_profile_row sum = TSHI_ZERO;
     for (; row; row = row->next) {
@@ -204,7 +211,8 @@ static const char *tshi_profile_times(const tshi_profile *profile, const tshi_pr
                                       char text[TSHI_TEXT_SIZE]) {
     const double step = 1e6 * (double)profile->steps; /* from nanoseconds to milliseconds */
     const double all = (double)(profile->end - profile->begin);
-    const int digits = all / step < 1 ? 5 : 3; /* more of them in steps below a millisecond */
+    const int digits = all / step < 1 ? 5 : 3; /* more digits if steps take less than a
+                                                * millisecond */
     text[0] = '\0';
     tsh_text_add(text, TSHI_TEXT_SIZE, "%9.*f %9.*f %9.*f %6.1f %%", digits,
                  (double)(row->ns[TSHI_PHASE_FORWARD] + row->ns[TSHI_PHASE_EVALUATION]) / step,
@@ -214,7 +222,7 @@ static const char *tshi_profile_times(const tshi_profile *profile, const tshi_pr
     return text;
 }
 
-/* Logs a row of the table of ops. sum 1: the row has no calls and no rate. */
+/* Logs a row of the table of ops. sum 1: the row is a sum, without calls and rate. */
 static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row, int sum) {
     const tshi_profile *profile = ctx->trace->profile;
     const double seconds = (double)tshi_profile_time(row) / 1e9;
@@ -232,7 +240,8 @@ static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row,
                     tshi_profile_times(profile, row, times), rate);
 }
 
-/* Logs the table of ops: those that take most of the time first. */
+/* Logs the table of ops, those with the most time first. outside: the row of the time outside the
+ * library. */
 static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *outside) {
     tshi_profile_row *row, *most, sum = tshi_profile_sum(ctx->trace->profile->ops);
     int64_t before = INT64_MAX, next; /* time of the row that was logged last */
@@ -276,7 +285,8 @@ static void tshi_profile_log_module(const tsh_ctx *ctx, const tshi_profile_row *
     tsh_log_message(&ctx->logger, "%-30.63s %s", row->name, text);
 }
 
-/* Logs the table of modules, and what else is in tsh_mem_stats. */
+/* Logs the table of modules, and the other memory in tsh_mem_stats. outside: the row of the time
+ * outside the library. */
 static void tshi_profile_log_modules(tsh_ctx *ctx, const tshi_profile_row *outside) {
     tshi_trace *trace = ctx->trace;
     tshi_profile_row *row, sum;
@@ -309,13 +319,14 @@ static void tshi_profile_log_modules(tsh_ctx *ctx, const tshi_profile_row *outsi
                     tshi_profile_unit(ctx, mem.total));
 }
 
-/* Ends the profile that runs: logs its tables and frees it. */
+/* Ends the running profile: logs its tables and frees it. */
 static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
     tshi_trace *trace = ctx->trace;
     tshi_profile *profile = trace->profile;
     const tsh_comm *world = &ctx->world;
     tshi_profile_row outside = TSHI_ZERO;
-    if (profile->steps == 0) tshi_profile_step(trace, 1); /* no step has ended: all is one */
+    /* no step has ended: everything is one step */
+    if (profile->steps == 0) tshi_profile_step(trace, 1);
     (void)snprintf(outside.name, sizeof outside.name, "outside the library");
     outside.ns[TSHI_PHASE_FORWARD] = profile->end - profile->begin;
     for (const tshi_profile_row *row = profile->ops; row; row = row->next)
@@ -332,7 +343,7 @@ static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
     tshi_trace_drop(ctx);
 }
 
-/* Begins a profile. op: the public function, for errors. skip: as in tshi_profile. */
+/* Begins a profile. op: name of the public function, for errors. skip: as in tshi_profile. */
 static TSHI_COLD void tshi_profile_begin(tsh_ctx *ctx, const char *op, int skip) {
     const tsh_trace_desc desc = TSHI_ZERO;
     tshi_trace *trace = tshi_trace_new(ctx, op, &desc);
@@ -347,7 +358,7 @@ static TSHI_COLD void tshi_profile_begin(tsh_ctx *ctx, const char *op, int skip)
     trace->profile->begin = trace->profile->end = tshi_trace_now(trace);
 }
 
-/* Begins the profile that TSHARD_PROFILE asks for, on rank 0. */
+/* Begins a profile on rank 0 if the environment variable TSHARD_PROFILE is 1. */
 static TSHI_COLD void tshi_profile_open(tsh_ctx *ctx) {
     tsh_error error;
     int on = 0;

@@ -4,10 +4,10 @@
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
-/* There is no generator state. A random number is a function of three values: the key (the seed),
- * the stream (the hash of a name; a stream for each use of random numbers, such as the initial
- * values of one parameter), and the global index of the element. So a rank draws the same numbers
- * for its shard as one device would draw for these elements of the whole tensor. */
+/* There is no generator state. A random number is a function of three values: the key (the seed);
+ * the stream, a hash that names one use of random numbers, such as the initial values of one
+ * parameter; and the global index of the element. So a rank draws the same numbers for its shard as
+ * one device would draw for these elements of the whole tensor. */
 
 /* Computes one round of Philox in place: c is the counter (4 words), k0, k1 are the round's key. */
 TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
@@ -60,7 +60,8 @@ static double tshi_rng_uniform(uint64_t key, uint64_t stream, uint64_t element) 
     return (double)(tshi_rng_bits(key, stream, element) >> 8) / 16777216.0;
 }
 
-/* Returns a standard normal number (Box & Muller 1958) of two random words per element. */
+/* Returns a standard normal number, computed from two random words of the element (Box & Muller
+ * 1958). */
 static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
     uint32_t out[4];
     const uint32_t *word = out + element % 2 * 2;

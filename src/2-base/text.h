@@ -6,13 +6,14 @@
 
 enum { TSHI_TEXT_SIZE = 96 }; /* bytes of a buffer for a shape, a layout, a line of a table */
 
-/* Bytes that no format has: they surround a number while it is looked for. */
+/* Marks that surround a formatted number while its decimal separator is replaced. No format
+ * contains these bytes. */
 enum { TSHI_TEXT_NUMBER = 1, TSHI_TEXT_NUMBER_END = 2 };
 
-/* Copies a format, with these bytes around the conversions of floating-point numbers. Returns how
- * many there are; -1: the copy does not fit. */
+/* Copies a format, with marks around the conversions of floating-point numbers. Returns the number
+ * of these conversions; -1: the copy does not fit. */
 static int tshi_text_mark_numbers(const char *format, char *to, size_t size) {
-    char *const end = to + size - 3; /* two marks and a 0 */
+    char *const end = to + size - 3; /* leaves space for two marks and a final 0 */
     int count = 0;
     while (*format && to < end) {
         size_t n = 1, k;
@@ -32,10 +33,12 @@ static int tshi_text_mark_numbers(const char *format, char *to, size_t size) {
     return *format ? -1 : count;
 }
 
-/* Takes the marks out of a text, and makes a point of what a locale has in its place. */
+/* Removes the marks from a text and, in the numbers between them, replaces the locale's decimal
+ * separator, of one or more bytes, by a point. */
 static void tshi_text_unmark_numbers(char *text) {
     const char *from = text;
-    int number = 0, point = 0; /* number 1: within one; point 1: it has its point */
+    int number = 0, point = 0; /* number 1: between two marks; point 1: the number has its point
+                                * already */
     for (; *from; from++) {
         const char c = *from;
         const int plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||
@@ -54,14 +57,14 @@ static void tshi_text_unmark_numbers(char *text) {
 }
 
 TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list) {
-    /* a pointer to it: compilers warn of a format that they do not see */
+    /* called through a pointer: compilers warn about a format that is no literal */
     int (*const print)(char *, size_t, const char *, va_list) = vsnprintf;
     char probe[8] = "", marked[1024];
     int numbers;
     if (!text || !format) return;
     numbers = tshi_text_mark_numbers(format, marked, sizeof marked);
     if (numbers) (void)snprintf(probe, sizeof probe, "%.1f", 0.5);
-    if (probe[1] == '.') numbers = 0; /* as nearly everywhere */
+    if (probe[1] == '.') numbers = 0; /* the locale has a decimal point, as most do */
     (void)print(text, capacity, numbers > 0 ? marked : format, list);
     if (numbers > 0 && capacity) tshi_text_unmark_numbers(text);
 }

@@ -16,7 +16,7 @@ enum { /* kinds of events */
     TSHI_TRACE_COLL,
     TSHI_TRACE_OPTIM
 };
-enum { /* what a program does at an event; evaluation: between tsh_no_grad_begin and end */
+enum { /* phases of a step; evaluation: between tsh_no_grad_begin and tsh_no_grad_end */
     TSHI_PHASE_FORWARD,
     TSHI_PHASE_BACKWARD,
     TSHI_PHASE_UPDATE,
@@ -27,12 +27,12 @@ enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000
 
 typedef struct tshi_event {
     struct tshi_event *next;
-    const char *name;   /* of an op or collective, or a path; not copied */
-    const char *module; /* path of the module in whose forward or backward it ran; "": in none */
+    const char *name;   /* of an op, collective, module or parameter (path); not copied */
+    const char *module; /* path of the module in whose forward or backward the event is; "": none */
     const char *group;  /* collective: "tp", "pp", "dp" or "world"; others: "" */
     int64_t begin, end; /* nanoseconds, on the clock of tshi_trace_now */
     int64_t wait;       /* collective: nanoseconds in tsh_wait; others: 0 */
-    int64_t bytes; /* read and written; of a collective, as tsh_comm_stats counts; 0: not known */
+    int64_t bytes; /* bytes read and written; of a collective, as in tsh_comm_stats; 0: not known */
     double flops;  /* floating-point operations of matrix products: two per multiply-add */
     int kind, phase;          /* TSHI_TRACE_FORWARD, ...; TSHI_PHASE_FORWARD, ... */
     struct tshi_event *below; /* used by >>profile only */
@@ -48,16 +48,16 @@ typedef struct tshi_flight {
 struct tshi_trace {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
-    tshi_arena arena, books;  /* hold the events; what stays until the trace is dropped */
+    tshi_arena arena, books;  /* arena: events; books: what stays until the trace is dropped */
     tshi_event *first, *last; /* the list of events */
-    int64_t count, lost;      /* number of events in the list; of those that were not added */
+    int64_t count, lost;      /* number of events in the list; of events not added */
     int phase;                /* TSHI_PHASE_..., as the calls of the library set it */
-    double flops;             /* of products since the last event of an op */
+    double flops;             /* operations of matrix products since the last event of an op */
     struct tshi_profile *profile; /* the tables of a profile; NULL: this is a trace */
     /* A stack of the ops that began and have not ended; ops may call other ops. */
     struct {
-        const char *name; /* of the op */
-        int64_t begin;    /* nanoseconds */
+        const char *name; /* name of the op */
+        int64_t begin;    /* when it began, in nanoseconds */
     } open[TSHI_TRACE_OPEN];
     int depth; /* number of entries on the stack */
     tshi_flight flight[TSHI_TRACE_FLIGHTS];
@@ -69,7 +69,7 @@ static int64_t tshi_trace_now(const tshi_trace *trace) {
     return trace->desc.now ? trace->desc.now(trace->desc.user) : tsh_now();
 }
 
-/* Sets what the events from now on belong to. Returns the phase until now, to be restored. */
+/* Sets the phase of the events to come. Returns the previous phase, to be restored later. */
 static int tshi_trace_phase(tshi_trace *trace, int phase) {
     const int before = trace ? trace->phase : TSHI_PHASE_FORWARD;
     if (trace) trace->phase = phase;
@@ -95,7 +95,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     event->kind = kind;
     event->phase = trace->ctx->tape.evaluating ? TSHI_PHASE_EVALUATION : trace->phase;
     if (kind == TSHI_TRACE_FORWARD || kind == TSHI_TRACE_BACKWARD) {
-        event->flops = trace->flops; /* ops that it called have taken theirs already */
+        event->flops = trace->flops; /* without those of ops that it called: their events have
+                                      * them */
         trace->flops = 0;
     }
     *(trace->last ? &trace->last->next : &trace->first) = event;
@@ -104,8 +105,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     return event;
 }
 
-/* Pushes an op that begins on the stack. Functions that check inputs but record no output are
- * pushed, too; they leave the stack when an op below them ends. */
+/* Pushes an op that begins on the stack. A function that checks inputs but records no output is
+ * pushed, too, and is popped when an op below it ends. */
 static void tshi_trace_open(tshi_trace *trace, const char *op) {
     if (trace->depth == TSHI_TRACE_OPEN) { /* full: forget the oldest */
         memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
@@ -115,8 +116,8 @@ static void tshi_trace_open(tshi_trace *trace, const char *op) {
     trace->open[trace->depth++].begin = tshi_trace_now(trace);
 }
 
-/* Adds the event of an op that has ended, and pops the op and all entries above it. bytes: those
- * that the op has read and written. */
+/* Adds the event of an op that has ended, and pops the op and all entries above it. bytes: the
+ * number of bytes that the op has read and written. */
 static void tshi_trace_close(tshi_trace *trace, const char *op, int64_t bytes) {
     int at = trace->depth;
     while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;
@@ -146,7 +147,7 @@ static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begi
     }
 }
 
-/* Called after the wait for a collective, which began at `begin`. Extends the event of the
+/* Called after the wait for a collective; the wait began at `begin`. Extends the event of the
  * collective to now, or adds an event "wait" if other events were added since its start. */
 static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) {
     tshi_trace *trace = comm->trace;
@@ -165,8 +166,8 @@ static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) 
     }
 }
 
-/* Begins a trace. Returns NULL, with an error, if one runs already, or there is no memory or no
- * clock. op: the public function, for the error. */
+/* Begins a trace. Returns NULL, with an error, if a trace or profile runs already, or there is no
+ * memory or no clock. op: name of the public function, for the error. */
 static TSHI_COLD tshi_trace *tshi_trace_new(tsh_ctx *ctx, const char *op,
                                             const tsh_trace_desc *desc) {
     tshi_arena books = TSHI_ZERO;

@@ -7,12 +7,16 @@
 /* tshi_init_fill computes every element of a shard from its global index, so that values do not
  * depend on the degree of tp. tshi_init_resolve first reduces all kinds to the six named below. */
 typedef struct tshi_tensor_filling {
-    uint64_t key, stream; /* of the random numbers: see >>rng */
-    tsh_init init;       /* of kind CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
-    double from, to;     /* TRUNC_NORMAL: the distribution function at low and high */
-    int64_t rows, cols;  /* ORTHOGONAL, DIRAC: the whole tensor as a matrix (dim 0, all others) */
+    uint64_t key, stream; /* key: the ctx's seed; stream: random number stream (see >>rng) */
+    /* its kind is CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
+    tsh_init init;
+    double from, to; /* TRUNC_NORMAL: the normal CDF at init.low and at init.high */
+    /* ORTHOGONAL, DIRAC: the whole tensor as a matrix: rows is dim 0, cols the product of the
+     * others */
+    int64_t rows, cols;
     int64_t step, first; /* DIRAC: row i is 1 in column first + i * step, and 0 elsewhere */
-    const double *whole; /* ORTHOGONAL: Q, shape (rows, cols); its transpose if rows >= cols */
+    /* ORTHOGONAL: the matrix Q, shape (rows, cols); stored transposed if rows >= cols */
+    const double *whole;
 } tshi_tensor_filling;
 
 static tsh_init tshi_init_make(tsh_init_kind kind, double a, double b) {
@@ -45,8 +49,9 @@ static double tshi_init_element(const tshi_tensor_filling *f, int64_t e) {
     return x < init->low ? init->low : x > init->high ? init->high : x;
 }
 
-/* Replaces init, of a Kaiming or Xavier kind, by the UNIFORM or NORMAL one that it stands for: the
- * width of that distribution depends on the tensor's fan_in and fan_out. op: named in errors. */
+/* Converts an init of a Kaiming or Xavier kind to the UNIFORM or NORMAL one that it stands for: the
+ * width of that distribution depends on the tensor's fan_in and fan_out. op: function name for
+ * errors. */
 static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *init) {
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
@@ -69,8 +74,8 @@ static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *
 }
 
 /* Prepares TRUNC_NORMAL: resolves the defaults of low and high, and sets f->from and f->to to the
- * distribution function there. If low and high lie above the mean, mirrors the distribution (b is
- * negated), because the function is more exact near 0 than near 1. */
+ * normal CDF at these two bounds. If low and high lie above the mean, mirrors the distribution
+ * (init->b is negated), because the CDF is more exact near 0 than near 1. */
 static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     if (init->low == 0 && init->high == 0) {
@@ -103,7 +108,8 @@ static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRI
 
 /* Computes f->whole: Q of the QR decomposition of a random normal matrix, by modified Gram-Schmidt,
  * twice for each vector (Giraud et al. 2005). R's diagonal is positive, which makes Q unique.
- * Returns the block of f->whole, for the caller to release; NULL and an error: no memory. */
+ * Returns the memory block that holds f->whole, for the caller to release. Without memory, returns
+ * NULL and records an error. */
 static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
     /* The `count` vectors of `length` elements are the columns of a tall matrix, else the rows. */
@@ -125,7 +131,8 @@ static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling
     return block;
 }
 
-/* Replaces f->init by one of the six kinds, and sets the fields of f for that kind except whole. */
+/* Resolves f->init to one of the six kinds that tshi_tensor_filling lists, and sets the fields of f
+ * that this kind needs, except f->whole. */
 static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     char text[TSHI_TEXT_SIZE];
@@ -155,7 +162,7 @@ static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_te
 }
 
 /* Sets a dense tensor's local elements to initial values. An element's value depends on its global
- * index, not on the degree of tp. stream: of the random numbers; op: named in errors. */
+ * index, not on the degree of tp. op: function name for errors; stream: random number stream. */
 static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
     enum { BLOCK = 256 };
     const tshi_dtype *dtype = &tshi_dtypes[t->dtype];
@@ -171,7 +178,8 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
         return TSH_ERR_MEMORY;
     while (tshi_tensor_next_run(&run))
         for (int64_t e = 0, n; e < run.length; e += n) {
-            const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT; /* value[] is ready */
+            /* filled: 1 if value[] holds the constant from the block before */
+            const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT;
             n = tshi_base_min(BLOCK, run.length - e);
             for (int64_t i = 0; i < n && !filled; i++)
                 value[i] = TSHI_R(tshi_init_element(&f, run.global + e + i));
@@ -182,7 +190,8 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
     return TSH_OK;
 }
 
-/* Fills a parameter; allocates it first if need be. An error leaves the parameter as it was. */
+/* Sets a parameter to initial values; allocates it first if necessary. If it fails, the parameter
+ * keeps its values, or stays without. */
 static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
     int had = t->block != NULL; /* 1: it was allocated before */
     if (!had)
@@ -197,19 +206,21 @@ static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, 
     return t->ctx->error.code;
 }
 
-/* Sets a parameter to the initial values that t->init describes, and row zero_row - 1 to zeros. */
+/* Sets a parameter to the initial values that t->init describes. If t->zero_row is not 0, the row
+ * with global index t->zero_row - 1 is set to zeros. */
 static tsh_result tshi_init_apply(tsh_tensor *t) {
     const tsh_result result = tshi_init_fill_param(t, t->path, t->init);
     const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
     if (result != TSH_OK || row < 0) return result;
     const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
-           tshi_dtype_bytes(t->dtype, width)); /* exact weights are 0, too: they were forgotten */
+           /* the exact weights are 0, too: t->low was cleared above */
+           tshi_dtype_bytes(t->dtype, width));
     return TSH_OK;
 }
 
-/* Allocates and initialises t if it is a parameter without values, on its first use. An error if
- * only other stages of the pipeline hold the parameter. */
+/* On a parameter's first use, allocates it and sets its initial values. It is an error if only
+ * other stages of the pipeline hold the parameter. */
 static tsh_result tshi_init_materialize(tsh_tensor *t) {
     if (t->absent)
         return tsh_fail(t->ctx, TSH_ERR_STATE,

@@ -36,7 +36,8 @@ TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     return layout;
 }
 
-/* Sets *out to segment s of a dimension of `length`, defaults resolved. Returns 0 if it cannot. */
+/* Sets *out to segment s, defaults resolved, of a dimension of `length` elements. Returns 0 if the
+ * layout does not fit that dimension, else 1. */
 static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
     int n = layout->segments ? layout->segments : 1; /* number of segments */
     *out = layout->segment[s];
@@ -46,7 +47,7 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     if (!out->length) {
         int i;
         for (i = 0; i < n; i++)
-            if (layout->segment[i].length) return 1; /* lengths are given, this one is 0 */
+            if (layout->segment[i].length) return 1; /* the user gave lengths: segment s has 0 */
         if (length % n) return 0;
         out->length = length / n;
     }
@@ -56,7 +57,8 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
 TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
                           tsh_range ranges[TSH_MAX_SEGMENTS]) {
     int s, n = layout && layout->segments ? layout->segments : 1;
-    int64_t start = 0, owned = 0; /* first element of segment s; elements owned so far */
+    /* start: first element of segment s; owned: number of the rank's elements so far */
+    int64_t start = 0, owned = 0;
     if (!layout || length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
         n < 1)
         return -1;
@@ -67,7 +69,7 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
     }
     for (s = 0; s < n; s++) {
         tsh_segment segment;
-        int64_t units, c, from, to; /* the rank owns [from, to) of the segment */
+        int64_t units, c, from, to; /* the rank owns elements [from, to) of the segment */
         if (!tshi_layout_segment(layout, length, s, &segment)) return -1;
         units = segment.length / segment.unit;
         c = tshi_base_ceil(units, size); /* units per rank; the last ranks may have fewer */
@@ -81,7 +83,8 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
     return start == length ? owned : -1; /* -1: the segments do not add up to the dimension */
 }
 
-/* Returns 1 if a sharded layout of one segment has no defaults left, and fits. */
+/* Returns 1 if a sharded layout has one segment, no defaults left, and fits a tensor of shape
+ * dim. */
 static int tshi_layout_is_resolved(const tsh_layout *layout, int ndim, const int64_t *dim) {
     const tsh_segment *only = &layout->segment[0];
     return layout->segments == 1 && layout->dim >= 0 && layout->dim < ndim && only->unit > 0 &&
@@ -91,7 +94,8 @@ static int tshi_layout_is_resolved(const tsh_layout *layout, int ndim, const int
              only[3].unit);
 }
 
-/* Resolves every default of a layout for a tensor of shape dim; returns 0 if it does not fit. */
+/* Resolves every default of a layout for a tensor of shape dim, an array of ndim lengths. Returns 0
+ * if the layout does not fit that shape, else 1. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
     if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
     if (layout->kind == TSH_SHARDED && tshi_layout_is_resolved(layout, ndim, dim)) return 1;
@@ -112,11 +116,13 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     return 1;
 }
 
-/* Returns 1 if two resolved sharded layouts give all ranks the same parts of a dimension. */
+/* Returns 1 if two resolved sharded layouts give each of `size` ranks the same elements of a
+ * dimension of `length` elements. */
 static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                    int size) {
-    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS]; /* what a rank owns by a, and by b */
-    if (!length) return 1;                                /* no rank owns anything */
+    /* ra, rb: the rank's elements of each segment, by layout a and by layout b */
+    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
+    if (!length) return 1; /* no rank owns anything */
     if (a->segments != b->segments) return 0;
     if (memcmp(a->segment, b->segment, sizeof a->segment) == 0) return 1;
     for (int rank = 0; rank < size; rank++) {

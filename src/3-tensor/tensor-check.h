@@ -4,17 +4,20 @@
 /* Needs: >>trace >>init.                                                     */
 /* ========================================================================== */
 
-/* Every op begins with tshi_tensor_check or a variant of it, which records all errors that concern
- * single inputs; layouts are checked afterwards, by the op's rule (>>rule). */
+/* Every op begins with tshi_tensor_check or a variant of it, which records errors that concern a
+ * single input. Whether layouts fit together is checked afterwards, by the op's layout rule
+ * (>>rule). */
 
-/* Returns 1 if node used t inside a checkpoint, which backward runs again. */
+/* Returns 1 if node is a checkpoint whose forward used the parameter t. Backward runs that forward
+ * again. */
 static int tshi_tensor_in_checkpoint(const tshi_node *node, const tsh_tensor *t) {
     for (int i = 0; i < node->leaf_count; i++)
         if (node->leaves[i] == t) return 1;
     return 0;
 }
 
-/* Returns 1 if node used t: as an input, by a view, or inside a checkpoint. */
+/* Returns 1 if node used t as an input, through a view of t, or inside a checkpoint, or if it saved
+ * t's values for backward. */
 static int tshi_tensor_in_node(const tshi_node *node, const tsh_tensor *t) {
     for (int i = 0; i < node->n; i++)
         if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
@@ -22,8 +25,8 @@ static int tshi_tensor_in_node(const tshi_node *node, const tsh_tensor *t) {
     return tshi_tensor_in_checkpoint(node, t);
 }
 
-/* Returns 1 if `uses` says so of any node: on the ctx's tape, or on that of a micro-batch in
- * progress. */
+/* Returns 1 if uses(node, t) is true for any node on the ctx's tape or on the tape of a micro-batch
+ * in progress. */
 static int tshi_tensor_on_tape(const tsh_tensor *t,
                                int (*uses)(const tshi_node *node, const tsh_tensor *t)) {
     const tshi_micro *micro = t->ctx->micros;
@@ -36,7 +39,7 @@ static int tshi_tensor_on_tape(const tsh_tensor *t,
     }
 }
 
-/* Returns 1 if any op is recorded: on the ctx's tape, or on that of a micro-batch in progress. */
+/* Returns 1 if any op is recorded on the ctx's tape or on the tape of a micro-batch in progress. */
 static int tshi_tensor_any_recorded(const tsh_ctx *ctx) {
     const tshi_micro *micro = ctx->micros;
     while (micro && !micro->newest) micro = micro->next;
@@ -61,8 +64,8 @@ static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
 
 /* -- checks that every op begins with --------------------------------------- */
 
-/* Returns name i of `names`, such as "a b", not terminated by 0, and writes its length to *length.
- * names NULL: "input", whatever i is. */
+/* Returns the start of name i in `names`, a list separated by blanks such as "a b", and sets
+ * *length to that name's length (no 0 follows it). If names is NULL, returns "input". */
 static TSHI_COLD const char *tshi_tensor_name(const char *names, int i, int *length) {
     const char *name = names ? names : "input";
     for (; i > 0 && names; i--) {
@@ -73,8 +76,8 @@ static TSHI_COLD const char *tshi_tensor_name(const char *names, int i, int *len
     return name;
 }
 
-/* Writes what the public function calls its tensor i to text: name i of `names`, or, if they are an
- * array, "parts[]", its element: "parts[1]". Returns text. */
+/* Writes to text how an error message names tensor i of a public function: name i of `names`, such
+ * as "a b", or, if `names` is an array such as "parts[]", its element "parts[i]". Returns text. */
 static TSHI_COLD char *tshi_tensor_argument(const char *names, int i, char *text) {
     int length;
     const char *array = strchr(names, '['), *name = tshi_tensor_name(names, array ? 0 : i, &length);
@@ -86,8 +89,8 @@ static TSHI_COLD char *tshi_tensor_argument(const char *names, int i, char *text
 }
 
 /* Checks that an op's n inputs belong to one ctx and have values; initialises parameters on their
- * first use. names: of the inputs, for errors, as tshi_tensor_argument takes them. Returns the ctx;
- * NULL if the ctx has an error, from before or from these checks. */
+ * first use. names: the inputs' names for errors, in the form of tshi_tensor_argument. Returns the
+ * ctx; NULL if the ctx has an error, from before or from these checks. */
 static tsh_ctx *tshi_tensor_check_any(const char *op, const char *names, tsh_tensor *const *in,
                                       int n) {
     char text[TSHI_TEXT_SIZE];
@@ -115,7 +118,8 @@ static tsh_ctx *tshi_tensor_check_any(const char *op, const char *names, tsh_ten
     return ctx->error.code == TSH_OK ? ctx : NULL;
 }
 
-/* Refuses input i of an op, which is of quantised weights. Returns NULL. */
+/* Records the error that input i of an op is a quantised weight, which the op does not support.
+ * Returns NULL. */
 static TSHI_COLD tsh_ctx *tshi_tensor_refuse_blocks(const char *op, const char *names,
                                                     tsh_tensor *const *in, int i) {
     char text[TSHI_TEXT_SIZE];
@@ -126,7 +130,8 @@ static TSHI_COLD tsh_ctx *tshi_tensor_refuse_blocks(const char *op, const char *
         op, tshi_tensor_argument(names, i, text), tshi_dtype_name(in[i]->dtype));
 }
 
-/* The same for all ops but the two that take quantised weights. */
+/* tshi_tensor_check_any, which also records an error if an input is quantised: for all ops except
+ * tsh_linear and tsh_embedding, which take quantised weights. */
 static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check_any(op, names, in, n);
     for (int i = 0; ctx && i < n; i++)
@@ -134,7 +139,8 @@ static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor 
     return ctx;
 }
 
-/* tshi_tensor_check_any for functions that take a ctx, which gets the error if t is of another. */
+/* tshi_tensor_check_any for functions that take a ctx and a tensor t. If t is NULL or belongs to
+ * another ctx, the error is recorded in the ctx that was passed. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
     if (t && t->ctx == ctx) return tshi_tensor_check_any(op, "t", &t, 1);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
@@ -142,7 +148,8 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
     return NULL;
 }
 
-/* tshi_tensor_check for ops that compute: all inputs must have a dtype that ops compute with. */
+/* tshi_tensor_check for arithmetic: it is also an error if an input's dtype is not one that ops can
+ * compute with (tshi_dtype_computes). */
 TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *names,
                                                  tsh_tensor *const *in, int n) {
     char text[TSHI_TEXT_SIZE];
@@ -157,7 +164,8 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *nam
     return ctx;
 }
 
-/* The same of x, weight and bias, if n is 3, for ops whose weight may be quantised. */
+/* tshi_tensor_check_floating for ops whose weight may also be quantised. in: x, weight and, if n is
+ * 3, bias. */
 static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, int n) {
     tsh_tensor *others[2]; /* x, bias */
     if (!in[1] || !tshi_dtype_in_blocks(in[1]->dtype))

@@ -1,21 +1,24 @@
 /* ========================================================================== */
 /* >>tensor-exact                              MARK: - tensor-exact (private) */
-/* Exact weights: the bits that bf16 cuts off, kept beside it.                */
+/* Exact float weights of bf16 parameters: the lower 16 bits, stored apart.   */
 /* Needs: >>tensor.                                                           */
 /* ========================================================================== */
 
 /* -- exact weights ------------------------------------------------------------
- * Small updates of a bf16 weight would be lost by rounding. So an optimiser updates a float of bits
- * E. The parameter's value is E rounded to bf16, (E + 0x8000) >> 16, and t->low holds E & 0xFFFF:
- * together the memory of a float. (Ties are rounded away from 0, so that E can be computed from
- * both. A NaN loses its lower half.) Where t->low is NULL, the exact weights are the values. */
+ * Small updates of a bf16 weight would be lost by rounding. So an optimiser updates an exact
+ * weight, a float whose bits are E. The parameter's value is E rounded to bf16, (E + 0x8000) >> 16,
+ * and t->low holds E & 0xFFFF: together they take the memory of a float. (Ties are rounded away
+ * from 0, so that E can be computed from the two. A NaN loses its lower half.) If t->low is NULL,
+ * the exact weights are the parameter's values. */
 
-/* Returns the float of a bf16 value and the lower half of its bits. */
+/* Returns an exact weight. value: the weight rounded to bf16; low: the lower 16 bits of its
+ * float. */
 TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
     return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
 }
 
-/* Does the inverse: sets *value and *low from a float. */
+/* The inverse of tshi_tensor_join: sets *value to x rounded to bf16, and *low to the lower 16 bits
+ * of x. */
 TSHI_INLINE void tshi_tensor_split(tsh_real x, uint16_t *value, uint16_t *low) {
     const uint32_t all = tshi_dtype_float_bits((float)x);
     const uint32_t bits = (all & 0x7FFFFFFFu) > 0x7F800000u ? (all & 0xFFFF0000u) | 0x400000u : all;
@@ -23,8 +26,8 @@ TSHI_INLINE void tshi_tensor_split(tsh_real x, uint16_t *value, uint16_t *low) {
     *low = (uint16_t)bits;
 }
 
-/* Copies the exact weights of n local elements of a parameter, from element `from` on, to `to`. Of
- * any other tensor that is dense: the values. */
+/* Copies the exact weights of n local elements of t, from element `from` on, to `to`. If t->low is
+ * NULL, copies t's values; t may then be any dense tensor. */
 static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_real *to) {
     const tshi_dtype *row = &tshi_dtypes[t->dtype];
     const char *at = (const char *)tshi_tensor_at(t) + from * row->size;
@@ -37,8 +40,8 @@ static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_
     for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
 }
 
-/* Allocates t->low, all 0, if t is a bf16 parameter of an optimiser and lacks it. Returns 0 without
- * memory. */
+/* Allocates t->low and sets it to 0, if t is a bf16 parameter whose optimiser keeps exact weights
+ * and t->low is NULL. Returns 0 if there is no memory, else 1. */
 static int tshi_tensor_keep_exact(tsh_tensor *t) {
     const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
     if (t->low || t->dtype != TSH_BF16 || (t->flags & TSHI_INEXACT) || !(t->flags & TSHI_OPTIMISED))
@@ -48,8 +51,9 @@ static int tshi_tensor_keep_exact(tsh_tensor *t) {
     return t->low != NULL;
 }
 
-/* Sets n elements to `values`, exactly if t is a bf16 parameter of an optimiser; else rounded to
- * t's dtype. Returns 0 without memory. */
+/* Sets n local elements of t, from element `from` on, to `values`: exactly if t is a bf16 parameter
+ * whose optimiser keeps exact weights, else rounded to t's dtype. Returns 0 if there is no memory,
+ * else 1. */
 static int tshi_tensor_set_exact(tsh_tensor *t, int64_t from, int64_t n, const tsh_real *values) {
     const tshi_dtype *row = &tshi_dtypes[t->dtype];
     char *at = (char *)tshi_tensor_at(t) + from * row->size;
@@ -69,15 +73,17 @@ static int tshi_tensor_packs(const tsh_tensor *t) {
     return t->grad_dtype == TSH_BF16;
 }
 
-/* Returns the kind of memory of a tensor's gradient. That of a bf16 parameter (or packed) is step
- * memory, which tsh_zero_grad gives back: backward can use it for activations until it computes the
- * gradient. (Row-sparse gradients keep theirs, to be zeroed row by row.) */
+/* Returns the kind of memory for a tensor's gradient: TSH_MEM_GRADIENTS if it is owned,
+ * TSH_MEM_STEP if not. The gradient of an owned tensor that is not of tsh_real, or whose gradient
+ * is packed to bf16, is in step memory, too: tsh_zero_grad releases it, and backward can use the
+ * memory for activations until it computes the gradient. (Row-sparse gradients keep their memory:
+ * they are zeroed row by row.) */
 static int tshi_tensor_grad_kind(const tsh_tensor *t) {
     const int returns = t->dtype != TSH_REAL || tshi_tensor_packs(t);
     return t->flags & TSHI_OWNED && (!returns || t->marks) ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
 }
 
-/* Makes the values the exact weights, after they were written. */
+/* Clears t->low after t's values were overwritten: the exact weights are the new values. */
 static void tshi_tensor_forget_exact(const tsh_tensor *t) {
     if (t->low)
         memset(tshi_mem_data(t->low), 0, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));

@@ -41,12 +41,14 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
 }
 
 /* -- handles ----------------------------------------------------------------
- * A released handle is reused, but never while something refers to it: nodes of a tape count their
- * inputs, output and leaves in t->refs, a view its base, a bucket its leaves, a pipeline the output
- * of a micro-batch, a layer the mask of its description. A handle that is released before is dead:
- * it has no values and gets no gradient, and it joins the free handles with the last reference. */
+ * A released handle is reused, but never while something refers to it. t->refs counts references: a
+ * tape node refers to its inputs, output and leaves, a view to its base, a bucket to its leaves, a
+ * pipeline to the output of a micro-batch, a module to the mask in its descriptor. A handle that is
+ * released while it has references is dead: it has no values and gets no gradient. It joins the
+ * free handles when its last reference is removed. */
 
-/* Bytes of a handle before the fields that only owned tensors set. */
+/* Size in bytes of the first fields of a handle, those that step tensors use. The fields from
+ * `path` on are set in owned tensors only. */
 enum { TSHI_TENSOR_STEP = offsetof(tsh_tensor, path) };
 
 static void tshi_tensor_ring(tsh_tensor *head) {
@@ -60,9 +62,10 @@ static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
     head->prev = t;
 }
 
-/* Returns a zeroed handle, in the list of owned or of step tensors. Reuses the oldest free handle,
- * but only if more are free than the last step released: so a pointer to a released tensor is
- * recognised (TSHI_DEAD) for one whole step. NULL and an error: no memory. */
+/* Returns a new handle, zeroed and added to the list of owned or of step tensors. Reuses the oldest
+ * free handle, but only if more handles are free than the last step released, so that use of a
+ * released tensor is detected (TSHI_DEAD) for one whole step. Without memory, returns NULL and
+ * records an error. */
 static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     tshi_handles *h = &ctx->handles;
     tsh_tensor *t;
@@ -91,7 +94,7 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->gp.block);
     tshi_mem_release(t->ctx, t->marks);
     t->block = t->marks = NULL;
-    if (t->flags & TSHI_OWNED) { /* others have none */
+    if (t->flags & TSHI_OWNED) { /* step tensors never have these two */
         tshi_mem_release(t->ctx, t->low);
         tshi_mem_release(t->ctx, t->packed);
         t->low = t->packed = NULL;
@@ -105,8 +108,8 @@ static void tshi_tensor_ref(tsh_tensor *t) {
     if (t) t->refs++;
 }
 
-/* Drops a reference to t, which may be NULL. With the last one a dead t joins the free handles; so
- * may its base then, to which the view referred. */
+/* Removes a reference to t, which may be NULL. If it was the last one and t is dead, t joins the
+ * free handles, and, if t is a view, the same is done with its reference to its base. */
 static void tshi_tensor_unref(tsh_tensor *t) {
     while (t && --t->refs == 0 && (t->flags & TSHI_DEAD)) {
         tshi_handles *h = &t->ctx->handles;
@@ -118,7 +121,7 @@ static void tshi_tensor_unref(tsh_tensor *t) {
     }
 }
 
-/* Releases a tensor: its values and gradients, and its handle, as soon as nothing refers to it. */
+/* Releases a tensor's values and gradients now, and its handle as soon as nothing refers to it. */
 static void tshi_tensor_release(tsh_tensor *t) {
     tshi_tensor_drop_values(t);
     if (t->flags & TSHI_OWNED)
@@ -127,7 +130,7 @@ static void tshi_tensor_release(tsh_tensor *t) {
     t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
     t->next = t->prev = t;
-    t->refs++; /* until it is dead */
+    t->refs++; /* so that t is not freed before it is marked dead */
     t->flags |= TSHI_STALE | TSHI_DEAD;
     tshi_tensor_unref(t);
 }
@@ -165,8 +168,8 @@ static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
     return axis >= 0 && axis < t->ndim ? axis : -1;
 }
 
-/* Returns 1 if t has no dimension and dim is 0 or -1, which ops along a dimension take as PyTorch's
- * do: they treat t as one element along that dimension, and leave the result without it. */
+/* Returns 1 if t is 0-dimensional and dim is 0 or -1. Ops along a dimension accept this, as in
+ * PyTorch: they treat t as one element along that dimension and return a 0-dimensional result. */
 static int tshi_tensor_scalar_axis(const tsh_tensor *t, int dim) {
     return !t->ndim && (dim == 0 || dim == -1);
 }
@@ -213,14 +216,15 @@ TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t) {
     return t ? t->layout : tsh_replicated();
 }
 
-/* Sets t's shape, resolved layout, local shape and strides; an error if these are not possible. The
- * number of elements (a dimension of 0 counts as 1) is at most SIZE_MAX / 16 and INT64_MAX / 16, so
- * that sizes in bytes do not overflow. op: named in errors. */
+/* Sets t's shape, resolved layout, local shape and strides. It is an error if the shape or the
+ * layout is not possible. The number of elements (a dimension of 0 counts as 1) is at most
+ * SIZE_MAX / 16 and INT64_MAX / 16, so that sizes in bytes do not overflow. op: function name for
+ * errors. */
 static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh_shape *shape,
                                         const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
     const int64_t max = SIZE_MAX < INT64_MAX ? (int64_t)(SIZE_MAX / 16) : INT64_MAX / 16;
-    int64_t total = 1; /* number of elements, as above */
+    int64_t total = 1; /* number of elements; a dimension of 0 counts as 1 */
     int i;
     t->ndim = shape->ndim;
     if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS)
@@ -246,8 +250,8 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
     return TSH_OK;
 }
 
-/* Returns 1 if t's rows, cut by its layout, are whole blocks of the dtype on every rank; else 0 and
- * an error. */
+/* Returns 1 if each rank's shard of every row of t consists of whole blocks of the quantised dtype;
+ * else returns 0 and records an error. */
 static int tshi_tensor_check_blocks(const tsh_tensor *t, const char *op, tsh_dtype dtype) {
     const int64_t block = tshi_dtypes[dtype].elements, length = t->ndim ? t->dim[t->ndim - 1] : 1;
     const int cut = t->layout.kind == TSH_SHARDED && t->layout.dim == t->ndim - 1;
@@ -276,9 +280,9 @@ static int tshi_tensor_check_blocks(const tsh_tensor *t, const char *op, tsh_dty
     return 1;
 }
 
-/* Returns a new tensor with uninitialised values. op: named in errors; flags: TSHI_OWNED or 0 (a
- * step tensor); kind: TSH_MEM_...; layout NULL: replicated. Returns NULL if the ctx has an error;
- * NULL and an error if arguments are wrong or there is no memory. */
+/* Returns a new tensor with uninitialised values. op: function name for errors; flags: TSHI_OWNED
+ * or 0 (a step tensor); kind: the kind of memory, TSH_MEM_...; layout NULL: replicated. Returns
+ * NULL if the ctx has an error; NULL and an error if arguments are wrong or there is no memory. */
 static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags, int kind,
                                     tsh_dtype dtype, const tsh_shape *shape,
                                     const tsh_layout *layout) {
@@ -320,17 +324,18 @@ static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) 
     return t;
 }
 
-/* Returns a view of x with the values in `block`: it shares x's gradients. The caller sets shape
- * and strides. */
+/* Returns a view of x whose values are in `block`. It shares x's gradients, and has x's shape and
+ * strides until the caller changes them. */
 static tsh_tensor *tshi_tensor_view_of(const tsh_tensor *x, tshi_block *block) {
     tsh_tensor *t = tshi_tensor_detached(x, block);
     if (!t) return NULL;
     t->base = x->base;
-    tshi_tensor_ref(t->base); /* until the view's handle is free */
+    tshi_tensor_ref(t->base); /* the reference ends when the view's handle is freed */
     return t;
 }
 
-/* The same with x's values, which are shared, too. */
+/* Returns a view of x that shares x's values and gradients. It has x's shape and strides until the
+ * caller changes them. */
 static tsh_tensor *tshi_tensor_view(const tsh_tensor *x) {
     return tshi_tensor_view_of(x, x->block);
 }
@@ -349,15 +354,20 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be 
  * tensor (row-major). Columns 2 and 3 of a (2, 4) tensor are the runs [2, 4) and [6, 8). A row is
  * the elements that share the indices before the sharded dimension. */
 typedef struct tshi_runs {
-    int64_t global, local, length; /* of the current run: start in the tensor, start in the shard */
-    int64_t from, to;          /* only elements from <= index < to of the tensor are visited */
-    int64_t row, width, inner; /* start of the row; elements of a row, and of one index in it */
-    int64_t held;              /* elements of the shard before the next segment */
-    tsh_range range[TSH_MAX_SEGMENTS]; /* what the rank owns of each segment */
+    /* current run: its start in the whole tensor, its start in the shard, its length */
+    int64_t global, local, length;
+    int64_t from, to; /* only elements from <= index < to of the tensor are visited */
+    /* row: index in the whole tensor where the current row starts; width: elements of a row; inner:
+     * elements of a row for one index of the sharded dimension */
+    int64_t row, width, inner;
+    int64_t held; /* number of the shard's elements before the next segment */
+    /* the rank's indices along the sharded dimension, per segment */
+    tsh_range range[TSH_MAX_SEGMENTS];
     int segment, segments; /* index of the next segment of the row; number of segments */
 } tshi_runs;
 
-/* Returns the runs of a rank of tp in [from, to). Loop: while (tshi_tensor_next_run(&run)) ... */
+/* Returns an iterator over the runs of the shard of rank `rank` of tp. It visits only elements
+ * [from, to) of the whole tensor. Loop: while (tshi_tensor_next_run(&run)) ... */
 static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
     const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: one long row */
@@ -404,12 +414,12 @@ static int tshi_tensor_next_run_in(tshi_runs *run, int64_t from, int64_t to) {
     return 0;
 }
 
-/* Returns the runs of this rank's whole shard. */
+/* Returns an iterator over the runs of this rank's whole shard. */
 static tshi_runs tshi_tensor_own_runs(const tsh_tensor *t) {
     return tshi_tensor_runs(t, t->ctx->tp.rank, 0, tsh_numel(t));
 }
 
-/* Returns the global index of this rank's local index along dimension `dim`. */
+/* Converts this rank's local index along dimension `dim` to the global index. */
 static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
@@ -420,7 +430,8 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     return range[s].start + local;
 }
 
-/* Returns this rank's index of a global index along dimension `dim`; -1: another rank holds it. */
+/* Converts a global index along dimension `dim` to this rank's local index; -1: another rank holds
+ * it. */
 static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;

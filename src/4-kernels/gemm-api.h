@@ -1,14 +1,15 @@
 /* ========================================================================== */
 /* >>gemm-api                                      MARK: - gemm-api (private) */
-/* The built-in matrix product: the loops around its tiles. Packed, cache-    */
-/* blocked, any strides: see HOW IT WORKS in >>gemm.                          */
+/* The built-in matrix product: packing, and cache-blocked loops that call    */
+/* micro-kernels. Takes any strides. See HOW IT WORKS in >>gemm.              */
 /* Needs: >>gemm-few.                                                         */
 /* ========================================================================== */
 
 /* -- the table ------------------------------------------------------------ */
 
-/* Best kernel first; the last one runs on every processor. Block sizes: mc * kc floats fill at most
- * half of an L2 cache, kc * nr an L1 cache; nc limits the scratch memory. */
+/* One row per micro-kernel (columns: struct tshi_gemm_kernel), the best one first; the last one
+ * runs on every processor. Block sizes: mc * kc floats fill at most half of an L2 cache, kc * nr an
+ * L1 cache; nc limits the scratch memory. */
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_GEMM_BF16S
     {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
@@ -29,7 +30,7 @@ static const tshi_gemm_kernel tshi_gemm_kernels[] = {
     {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL, NULL,
      NULL, NULL, NULL}};
 
-/* Returns 1 if this processor runs the kernel. */
+/* Returns 1 if this processor has the instructions that the kernel needs. */
 static int tshi_gemm_runs(const tshi_gemm_kernel *kernel) {
 #if TSHI_GEMM_BF16S
     if (kernel->pairs && !__builtin_cpu_supports("avx512bf16")) return 0;
@@ -47,38 +48,41 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
 /* -- products ------------------------------------------------------------- */
 
 /* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
- * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
+ * GFLOP/s), on the thread that computes the product, so that collectives make progress
+ * meanwhile. */
 typedef struct tshi_gemm_progress {
     void (*fn)(void *user);
     void *user;     /* argument of fn */
-    uintptr_t then; /* tshi_gemm_tile.then */
+    uintptr_t then; /* address of the matrix that is read after B: see tshi_gemm_tile.then */
 } tshi_gemm_progress;
 
-enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds from call to call */
+enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds between two calls of the callback */
 
 /* A product, or the part of one that is being computed: C = alpha A B + D. */
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel; /* computes the tiles */
-    tsh_real *pack_a, *pack_b;      /* scratch: a packed block of A, panel of B */
+    tsh_real *pack_a, *pack_b;      /* scratch memory: a packed block of A, a packed panel of B */
     int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
     tsh_real alpha;                 /* factor of the product A B */
     int add;                        /* 0: D is 0 and not read */
     tshi_matrix a, b, d, c;         /* the matrices; D may be C */
-    tshi_gemm_form form_a, form_b;  /* of packed A and B */
-    tshi_matrix sums;               /* scratch: C of a panel before the last slice; or no data */
-    int stream;                     /* 1: the kernel's `stream` computes all columns that it can */
-    const tshi_gemm_progress *progress; /* called during a long product; NULL: nothing is */
-    int64_t since;                      /* multiply-adds since progress was called */
+    tshi_gemm_form form_a, form_b;  /* element forms of A and B after packing */
+    /* scratch: sums of a panel of C before the last slice of k; data NULL: they are kept in C */
+    tshi_matrix sums;
+    int stream; /* 1: the kernel's `stream` computes all columns that it can */
+    const tshi_gemm_progress *progress; /* callback of a long product; NULL: none */
+    int64_t since;                      /* multiply-adds since the callback was last called */
 } tshi_gemm_job;
 
-/* Returns a block size that cuts `length` evenly: a multiple of unit, which gives no more blocks
- * than size max would. */
+/* Returns a block size, a multiple of `unit`, that cuts `length` into blocks of similar size: no
+ * more blocks than a block size of `max` would give. */
 static int64_t tshi_gemm_even(int64_t length, int64_t max, int64_t unit) {
     const int64_t blocks = tshi_base_ceil(length, max);
     return tshi_base_ceil(tshi_base_ceil(length, blocks), unit) * unit;
 }
 
-/* Returns what packing makes of m. pairs: of bf16. */
+/* Returns the form to which packing converts m. pairs: 1 if the product multiplies pairs of
+ * bf16. */
 static tshi_gemm_form tshi_gemm_form_of(tshi_matrix m, int pairs) {
     if (pairs) return m.dtype == TSH_BF16 ? TSHI_GEMM_PAIRS : TSHI_GEMM_ROUNDED;
     if (m.dtype == TSH_REAL) return TSHI_GEMM_REALS;
@@ -87,20 +91,21 @@ static tshi_gemm_form tshi_gemm_form_of(tshi_matrix m, int pairs) {
                                 : TSHI_GEMM_OTHER;
 }
 
-/* Returns 1 if the kernel multiplies pairs of bf16 of A and B. */
+/* Returns 1 if the kernel multiplies pairs of bf16 and A and B are suited: one is bf16, and the
+ * other is bf16 or may be rounded to it. */
 static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_matrix b) {
     const int short_a = a.dtype == TSH_BF16, short_b = b.dtype == TSH_BF16;
     return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
 }
 
-/* Returns the elements of a slice of k: whole cache lines, so that slices of an aligned row are
- * aligned. */
+/* Returns the length of a slice of k, in elements: whole cache lines, so that slices of an aligned
+ * row are aligned. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
     const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
     return k <= max ? max : tshi_gemm_even(k, max, 32);
 }
 
-/* Stores n values in row i of c from column j on, converted to its dtype. */
+/* Stores n values in row i of c, from column j on, converted to c's dtype. */
 static void tshi_gemm_store(const tshi_gemm_kernel *kernel, tshi_matrix c, int64_t i, int64_t j,
                             const tsh_real *from, int n) {
     void *const to = tshi_gemm_from(c, i, j).data;
@@ -124,9 +129,10 @@ static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, 
     }
 }
 
-/* Computes a tile that the micro-kernel cannot write in place (csc or csd is not 1, C is no matrix
- * of tsh_real, or fewer columns than its width are left): it writes to a buffer, with the same
- * arithmetic. d, c: the tile's parts of D and C. */
+/* Computes a tile that the micro-kernel cannot write in place, because the columns of C or D are
+ * not contiguous, C is not of tsh_real, or fewer columns are left than the tile has. The
+ * micro-kernel writes the tile to a buffer, with the same arithmetic, and the columns that exist
+ * are copied to C. d, c: D and C from the tile's first element on. */
 static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn tile,
                            const tshi_gemm_tile *t, int rows, int cols, int width, tshi_matrix d,
                            tshi_matrix c) {
@@ -143,12 +149,13 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
                 buffer[i * width + j] = j < cols ? *tshi_gemm_at(d, i, j) : 0;
     }
     tile(&inner, rows, width);
-    for (int i = 0; i < rows; i++) /* the columns that exist */
+    for (int i = 0; i < rows; i++) /* stores the columns that exist */
         tshi_gemm_store(kernel, c, i, 0, buffer + i * width, cols);
 }
 
-/* Returns the cache lines of B's sliver that begins at column j, which is packed next; none if
- * j >= n. A tile prefetches only a few of them at a time: processors ignore more, or stall. */
+/* Returns the cache lines, to be prefetched, of B's sliver that begins at column j and is packed
+ * next; none if j >= n. A tile prefetches only a few of them at a time: processors ignore more, or
+ * stall. */
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size; /* values per line */
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
@@ -165,8 +172,9 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     return w;
 }
 
-/* Returns how many columns of the product `stream` computes at a time, a multiple of nr: their sums
- * take the memory of packed B. Returns 0 if the product cannot be streamed. */
+/* Returns how many columns `stream` computes at a time, a multiple of nr: as many as the memory of
+ * packed B has space for, where their sums are kept. Returns 0 if the product cannot be
+ * streamed. */
 static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int takes_b = job->form_b == TSHI_GEMM_REALS ||
@@ -180,7 +188,8 @@ static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     return kernel->nr * (tshi_base_min(job->k, kernel->kc) / job->m);
 }
 
-/* Computes the columns of C that a block's `stream` can take, with A as in t. */
+/* Computes the first `columns` columns of C by the kernel's `stream`. The caller has set the fields
+ * of t for A, alpha, and the row strides of C and D. */
 static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t columns) {
     t->b = (const tsh_real *)job->b.data;
     t->rsb = job->b.row;
@@ -188,13 +197,14 @@ static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t co
     t->slice = job->k;
     t->d = tshi_gemm_at(job->d, 0, 0);
     t->c = tshi_gemm_at(job->c, 0, 0);
-    t->sums = job->pack_b; /* uses the memory of packed B */
+    t->sums = job->pack_b; /* pack_b is not in use yet */
     job->kernel->stream(t, (int)job->m, (int)columns);
     job->since += job->m * columns * job->k;
 }
 
-/* Computes the tiles of up to mr rows and `width` columns from j on, of which `cols` exist, with A
- * and B as in t. next: from a row of A to the next one, in whole slivers. */
+/* Computes columns j to j + cols - 1 of C, in tiles of up to mr rows and `width` >= cols columns.
+ * The caller has set the fields of t for A and B. next: distance in words between rows of A; the
+ * tile that begins at row i reads A from t->a + i * next on, packed or not. */
 static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
                              tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
     const tshi_gemm_word *a = t->a;
@@ -214,7 +224,8 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
     t->a = a;
 }
 
-/* Calls the callback of a long product when it is time to. */
+/* Counts `products` more multiply-adds; calls the callback after every TSHI_GEMM_INTERVAL of
+ * them. */
 static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
     job->since += products;
     if (!job->progress || job->since < TSHI_GEMM_INTERVAL) return;
@@ -222,21 +233,23 @@ static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
     job->since = 0;
 }
 
-/* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc,
- * k <= kc. The `first` block of rows packs the panel; if it is also the `last`, all slivers of the
- * panel are packed into the same memory, one after the other. */
+/* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), where m <= mc
+ * and k is one slice. first: 1 for the first block of rows, which packs the panel; last: 1 for the
+ * last block. If both are 1, all slivers of the panel are packed into the same memory, one after
+ * the other. */
 static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
     /* pack_a: 0: A is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
-    const int64_t words = tshi_gemm_words(job->form_a, job->k); /* of a packed row or column */
+    /* words of a packed row of A or column of B */
+    const int64_t words = tshi_gemm_words(job->form_a, job->k);
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
     const int64_t streamed = job->stream ? job->n / unit * unit : 0;
     const tshi_gemm_tile_fn tile = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
-    tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* nothing yet */
+    tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* no cache lines yet */
     tshi_gemm_tile t;
     for (int64_t i = 0; pack_a && i < job->m; i += mr)
         tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, mr,
@@ -272,9 +285,10 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     }
 }
 
-/* Computes, by the kernel's `few`, the columns of a product of few rows, and removes them from the
- * job. The last n % (nr / 2) are computed once more with those before them, to a buffer, unless
- * there are too few columns for that. */
+/* Computes a product of few rows by the kernel's `few`, and removes the computed columns from the
+ * job. `few` takes multiples of nr / 2 columns. To compute the last n % (nr / 2) columns, it is
+ * called for the last nr / 2 with a buffer as output. If n < nr / 2, or D is read and its columns
+ * are not contiguous, these last columns stay in the job. */
 static void tshi_gemm_few(tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m), m = (int)job->m;
@@ -288,12 +302,13 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile t;
     if (!columns) return;
+    /* pairs: 1 if a contiguous row of A is laid out in memory as packed pairs of bf16 are */
     const int pairs = job->form_a == TSHI_GEMM_PAIRS && job->k % 2 == 0 &&
-                      (uintptr_t)job->a.data % sizeof(tsh_real) == 0; /* bf16, as if packed */
+                      (uintptr_t)job->a.data % sizeof(tsh_real) == 0;
     const int in_place = m == 1 && job->a.column == 1 && (pairs || job->form_a == TSHI_GEMM_REALS);
     if (!in_place)
         tshi_gemm_pack_matrix(kernel, job->pack_a, width, m, job->k, job->a, job->form_a);
-    t.rsa = t.csa = t.rsb = 0; /* this and the next two are not used */
+    t.rsa = t.csa = t.rsb = 0; /* `few` uses neither these nor sums and walk */
     t.sums = NULL;
     t.walk = NULL;
     t.then = job->progress ? job->progress->then : 0;
@@ -330,7 +345,8 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     job->d = tshi_gemm_from(job->d, 0, columns);
 }
 
-/* Returns how many columns tshi_gemm_blocks takes at a time. */
+/* Returns the width of the panels that tshi_gemm_blocks computes one after the other, in
+ * columns. */
 static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t stream = tshi_gemm_streams(all);
@@ -339,8 +355,8 @@ static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
     return all->m <= TSHI_GEMM_THIN && all->k > kernel->kc ? kernel->nr : all->n;
 }
 
-/* Runs the three outer loops of the scheme on top of this section: over panels of columns (jc),
- * slices of k (pc) and blocks of rows (ic). */
+/* Runs the three outer loops of HOW IT WORKS in >>gemm: over panels of columns (jc), slices of k
+ * (pc) and blocks of rows (ic). */
 static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
@@ -352,7 +368,7 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
         const tshi_matrix c = tshi_gemm_from(all->c, 0, j);
         part.n = tshi_base_min(nc, all->n - j);
         for (int64_t p = 0; p < all->k; p += kc) {
-            const tshi_matrix sums = all->sums.data ? all->sums : c; /* of the slices before */
+            const tshi_matrix sums = all->sums.data ? all->sums : c; /* sums of earlier slices */
             const tshi_matrix to = p + kc < all->k ? sums : c;
             const tshi_matrix from = p > 0 ? sums : tshi_gemm_from(all->d, 0, j);
             part.k = tshi_base_min(kc, all->k - p);
@@ -377,7 +393,8 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
     return csc != 1 && rsc == 1; /* columns are contiguous, rows are not */
 }
 
-/* Returns the number of elements of a packed block of A, rounded up to multiples of 64 bytes. */
+/* Returns the number of tsh_real that packed A needs, as a block or for `few`, rounded up to a
+ * multiple of 16, which is 64 bytes or more. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) * tshi_base_min(kernel->kc, k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
@@ -389,7 +406,7 @@ static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, i
 static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                 int64_t rsc, int64_t csc) {
     int64_t columns = kernel->nr;
-    if (tshi_gemm_transposes(m, n, rsc, csc, kernel->nr)) { /* m, n: those of C^T */
+    if (tshi_gemm_transposes(m, n, rsc, csc, kernel->nr)) { /* m, n become the shape of C^T */
         const int64_t rows = m;
         m = n;
         n = rows;
@@ -399,14 +416,15 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
            sizeof(tsh_real);
 }
 
-/* Returns the distance of rows of sums that are kept apart from C: a cache line more than a panel
- * has, whose 4 KiB would put the rows of a tile into the same set of a cache. */
+/* Returns the row stride, in elements, of sums that are kept apart from C: nc and a cache line
+ * more. With nc alone, 4 KiB of floats, the rows of a tile would fall into the same set of a
+ * cache. */
 static int64_t tshi_gemm_pitch(const tshi_gemm_kernel *kernel) {
     return kernel->nc + 64 / (int64_t)sizeof(tsh_real);
 }
 
-/* Returns the bytes of scratch that a product needs beyond tshi_gemm_scratch because of C's dtype:
- * for sums of a panel of C, if the sum over k takes several slices. */
+/* Returns the bytes of scratch that a product needs beyond tshi_gemm_scratch because C is not of
+ * tsh_real: for the sums of a panel of C, if the sum over k takes several slices. */
 static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, int64_t n,
                                      int64_t k, tshi_matrix c) {
     const int64_t rows = tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr) ? n : m;
@@ -415,7 +433,8 @@ static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, 
            sizeof(tsh_real);
 }
 
-/* Computes a job, TSHI_GEMM_SUMS rows at a time if sums are kept apart from C. */
+/* Computes a job. If C is not of tsh_real and k has several slices, computes TSHI_GEMM_SUMS rows of
+ * C at a time and keeps their sums in `sums` until the last slice. */
 static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
     const int few = job->kernel->few && job->m <= TSHI_GEMM_FEW_ROWS && job->b.row == 1 &&
                     job->b.column != 1 && job->form_b != TSHI_GEMM_OTHER &&
@@ -438,7 +457,8 @@ static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
 }
 
 /* Computes C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread; the parentheses hold
- * shapes. D is C, or does not overlap it; its strides may be 0: a bias takes no pass of its own. */
+ * shapes. D is C, or does not overlap it. D's strides may be 0, so that a bias is broadcast without
+ * a pass of its own. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
                           const tshi_gemm_progress *progress, int64_t m, int64_t n, int64_t k,
                           tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,

@@ -1,14 +1,14 @@
 /* ========================================================================== */
 /* >>gemm-avx2                                    MARK: - gemm-avx2 (private) */
-/* Packing by AVX2.                                                           */
+/* Packing and storing matrices of 16-bit elements with AVX2.                 */
 /* Needs: >>kernel-isa >>gemm.                                                */
 /* ========================================================================== */
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Sets y[w] to words w of 8 columns, of which each has 4, contiguous ones; inc: bytes from column
- * to column. */
+/* Transposes 4 contiguous words of each of 8 columns: lane c of y[w] becomes word w of column c.
+ * inc: bytes from column to column. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_words(const char *b, int64_t inc, __m256 *y) {
-#define TSHI_GEMM_FEW_WORDS(c) /* of columns c and c + 4 */                                        \
+#define TSHI_GEMM_FEW_WORDS(c) /* 4 words of columns c and c + 4 */                                \
     _mm256_insertf128_ps(                                                                          \
         _mm256_castps128_ps256(_mm_loadu_ps((const float *)(const void *)(b + (c)*inc))),          \
         _mm_loadu_ps((const float *)(const void *)(b + ((c) + 4) * inc)), 1)
@@ -22,7 +22,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_words(const char *b, int64_t inc, __m25
     y[3] = _mm256_shuffle_ps(u1, u3, 0xee);
 }
 
-/* Converts words of 8 columns to floats. Of 16 bits, a word has two elements: z[0] and z[1]. */
+/* Converts one word of each of 8 columns to floats. A word of bf16 or f16 has two elements: the
+ * first ones go to z[0], the second ones to z[1]. Otherwise a word is a float, and both are set to
+ * it. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_floats(const tshi_gemm_form form, __m256 y, __m256 *z) {
     __m256i x = _mm256_castps_si256(y);
     z[0] = z[1] = y;
@@ -39,7 +41,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_floats(const tshi_gemm_form form, __m25
     }
 }
 
-/* Stores n lanes. (_mm256_maskstore_ps is slow on AMD's processors.) */
+/* Stores the first n lanes of x, all 8 if n is larger. (_mm256_maskstore_ps is slow on AMD's
+ * processors.) */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_put8(float *to, int64_t n, __m256 x) {
     float lanes[8];
     if (n >= 8) {
@@ -50,12 +53,12 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_put8(float *to, int64_t n, __m256 x) {
     for (int64_t i = 0; i < n; i++) to[i] = lanes[i];
 }
 
-/* Packs rows of 16-bit elements that are contiguous, 8 elements of 8 rows at a time; inc: bytes
- * from row to row. Of a narrow sliver, whole registers are stored: what is after a step's words is
- * overwritten by those of the next one. */
+/* Packs rows whose 16-bit elements are contiguous, as floats, 8 elements of 8 rows at a time; inc:
+ * bytes from row to row. If the sliver has fewer than 8 rows, each step still stores a whole
+ * register: the next step overwrites what is too much. */
 TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int width, int valid,
                                             int64_t k, const char *src, int64_t inc) {
-    char tail[8][16]; /* of rows or elements that are missing */
+    char tail[8][16]; /* a part with fewer than 8 rows or elements, padded with 0 */
     for (int i = 0; i < width; i += 8) {
         const int rows = valid - i < 8 ? valid - i : 8;
         for (int64_t q = 0, n; q < k; q += n) {
@@ -71,7 +74,7 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(p, x) /* step p */                                                         \
+#define TSHI_GEMM_WORD8(p, x) /* stores step q + p */                                              \
     if ((p) < n)                                                                                   \
         tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
                        width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
@@ -84,7 +87,8 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
     }
 }
 
-/* Packs rows that lie side by side; ld: bytes from a row's element to its next one. */
+/* Packs 16-bit elements, as floats, of a matrix whose columns are contiguous (its row stride is 1).
+ * ld: bytes from column to column. */
 TSHI_AVX2 static void tshi_gemm_pack_across8(tshi_gemm_form form, float *dst, int width, int valid,
                                              int64_t k, const char *src, int64_t ld) {
     for (int64_t q = 0; q < k; q++, src += ld, dst += width)

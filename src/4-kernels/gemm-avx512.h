@@ -1,11 +1,11 @@
 /* ========================================================================== */
 /* >>gemm-avx512                                MARK: - gemm-avx512 (private) */
-/* Packing by AVX-512, which also rounds to bf16 and makes pairs.             */
+/* Packing with AVX-512; where supported, also rounding to pairs of bf16.     */
 /* Needs: >>gemm-vector >>gemm-pack.                                          */
 /* ========================================================================== */
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Returns a mask of n lanes, at most 32. */
+/* Returns a bit mask of the first n lanes, of at most 32. */
 TSHI_INLINE uint32_t tshi_gemm_mask(int64_t n) {
     return n >= 32 ? 0xFFFFFFFFu : n <= 0 ? 0 : ((uint32_t)1 << n) - 1;
 }
@@ -34,12 +34,13 @@ TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round2(__m512 low, __m512 high) {
 }
 #endif
 
-/* The order of 16-bit elements that makes of (a0, ..., a15, b0, ..., b15) pairs (a0, b0), ... */
+/* A permutation of 16-bit elements: (a0, .., a15, b0, .., b15) becomes (a0, b0, .., a15, b15). */
 static const uint16_t tshi_gemm_mix[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                            21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                            11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-/* Returns 16 words of a row: from its next elements, of which there are `left`, then 0. */
+/* Returns the next 16 packed words of a row. src: the row's next elements; left: number of elements
+ * from there to the end of the row, after which words are 0. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
                                                   int64_t left) {
@@ -55,8 +56,9 @@ TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src
     return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16((__mmask16)mask, src));
 }
 
-/* Returns one word of each of up to 16 rows whose elements are neighbours. next: bytes from a row's
- * element to its next one; 0: a pair's second element is 0. */
+/* Returns one packed word of each of 16 rows, 0 for rows that are not in mask. src: one element of
+ * each row, contiguous. next: bytes from there to the rows' next elements, the second ones of
+ * pairs; 0: there are none, and 0 takes their place. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
@@ -79,7 +81,7 @@ TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *
 #define TSHI_GEMM_SHORT_bf16(form, at, second)                                                     \
     tshi_gemm_load_column(TSHI_GEMM_PAIRS, at, (__mmask16)-1, second)
 TSHI_GEMM_STREAM(bf16, TSHI_GEMM_TARGET_BF16)
-/* `stream` for AVX512_BF16. */
+/* tshi_gemm_kernel.stream for AVX512_BF16. */
 TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t, int rows,
                                                         int cols) {
     if (t->form == TSHI_GEMM_PAIRS)
@@ -89,7 +91,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t,
 }
 #endif
 
-/* Transposes 16 x 16 words, r[0] to r[15]: 4 x 4 words in quarters of registers, then quarters. */
+/* Transposes the 16 x 16 words in r[0] to r[15]: first 4 x 4 words within 128-bit quarters of
+ * registers, then the quarters. */
 #define TSHI_GEMM_WORDS4(a, b, c, d)                                                               \
     t0 = _mm512_unpacklo_ps(r[a], r[b]), t1 = _mm512_unpackhi_ps(r[a], r[b]);                      \
     t2 = _mm512_unpacklo_ps(r[c], r[d]), t3 = _mm512_unpackhi_ps(r[c], r[d]);                      \
@@ -108,8 +111,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t,
 #define TSHI_GEMM_EACH16(X)                                                                        \
     X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
-/* Loads 16 words of each of 16 rows whose elements are contiguous; 0 of rows from `rows` on. inc:
- * bytes from row to row; left: elements of a row. */
+/* Loads the next 16 packed words of each of 16 rows, whose elements are contiguous, to r[0] to
+ * r[15]; 0 for rows from `rows` on, which do not exist. inc: bytes from row to row; left: number of
+ * elements that each row has left. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *r, const char *src,
                                      int64_t rows, int64_t inc, int64_t left) {
@@ -152,7 +156,8 @@ static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int
     }
 }
 
-/* Packs rows that lie side by side; ld: bytes from a row's element to its next one. */
+/* Packs a matrix whose columns are contiguous (its row stride is 1). ld: bytes from column to
+ * column. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
                                                              int width, int valid, int64_t k,

@@ -11,18 +11,20 @@ static int tshi_gemm_few_width(int64_t rows) {
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* A product with few rows is bound by reading B, and packing B would double the traffic. Columns of
- * B are contiguous here, so a few words of each of 8 or 16 columns are transposed in registers. The
- * order of each element's sum is that of tiles. */
+ * B are contiguous here, so a few words of each of 8 or 16 columns are transposed in registers.
+ * Each element is summed in the same order as in a tile. */
 #define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define TSHI_GEMM_FEW_SUM(i)                                                                       \
     if (rows > i) acc[i] = _mm256_fmadd_ps(_mm256_set1_ps(a[i]), y, acc[i]);
-/* Adds a step, 8 elements y of a row of B, to the sums of all rows of A. */
+/* One step of k: adds the products of A(i, p) = a[i] and 8 elements y of row p of B to acc[i], the
+ * sums of row i, for every row i. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_step(const int rows, const float *a, __m256 y,
                                               __m256 *acc) {
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)
 }
 
-/* Adds 4 words of 8 columns to their sums. each: elements of a word, constant after inlining. */
+/* Adds the products with 4 words of each of 8 columns of B to the sums. each: elements of a word; a
+ * constant after inlining. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int each, const int rows,
                                               const float *a, const char *b, int64_t inc,
                                               __m256 *acc) {
@@ -35,7 +37,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int eac
     TSHI_GEMM_FEW_WORD4(0) TSHI_GEMM_FEW_WORD4(1) TSHI_GEMM_FEW_WORD4(2) TSHI_GEMM_FEW_WORD4(3)
 }
 
-/* Sets the sums of C, 8 columns from `col` on, to D, or 0, and those of a slice to 0. */
+/* Begins 8 columns of C, from column `col` on: sets out (their sums) to D or 0, and acc (the sums
+ * of a slice of k) to 0. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col, int valid,
                                                const int rows, __m256 *acc, __m256 *out) {
 #define TSHI_GEMM_FEW_BEGIN8(i)                                                                    \
@@ -44,7 +47,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col,
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN8)
 }
 
-/* Adds the sums of a slice of k to those of C, and clears them. */
+/* Ends a slice of k: out += alpha acc, then acc = 0. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_slice(const tshi_gemm_tile *t, const int rows,
                                                __m256 *acc, __m256 *out) {
     const __m256 alpha = _mm256_set1_ps(t->alpha);
@@ -63,8 +66,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, i
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END8)
 }
 
-/* Copies what is left of A, n floats, and of each of `columns` columns of B, `size` bytes of 16,
- * with zeros behind. */
+/* Copies the last n floats of A and the last `size` bytes of each of `columns` columns of B to
+ * buffers, of 64 floats and of 16 bytes per column, and pads them with zeros. */
 TSHI_OUTLINE void tshi_gemm_few_last(float *to_a, const float *a, int64_t n, char (*to_b)[16],
                                      const char *b, int64_t size, int64_t inc, int columns) {
     memset(to_a, 0, 64 * sizeof *to_a);
@@ -81,31 +84,34 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
     return width == 1 ? 4 : width == 4 ? 2 : 1;
 }
 
-/* Computes 8 * groups columns of C, from column col on, with A packed to a width of `rows`.
- * Meanwhile as much of what is read next is prefetched from end to end: of B's next columns, or, if
- * there are none (last is 1), of the next matrix. */
+/* Computes 8 * groups columns of C, from column `col` on, with A packed to a width of `rows`, of
+ * which `valid` exist. Meanwhile it prefetches as many bytes as it reads: B's next columns, or, if
+ * there are none (last is 1), the matrix that is read after B. It does so in the order of
+ * memory. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const int each, const int rows,
                                                  int groups) {
-    const int64_t size = 4 / each, step = 4 * each; /* bytes of an element, elements of a step */
+    /* size: bytes of an element of B; step: elements of 4 words of a column */
+    const int64_t size = 4 / each, step = 4 * each;
     const int most = tshi_gemm_few_groups(rows);
     int64_t inc = t->csb * size;
     const char *const begin = (const char *)t->b + col * inc;
-    const char *b[4] = {NULL, NULL, NULL, NULL}; /* of each group: where it reads B next */
+    /* per group: the address at which it reads B next */
+    const char *b[4] = {NULL, NULL, NULL, NULL};
     uintptr_t ahead = !last      ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
                       : t->then ? t->then
                                 : (uintptr_t)begin;
     const tshi_gemm_word *a = t->a;
     float a_end[64];
     char b_end[32][16];
-    __m256 acc[4][8], out[4][8]; /* of each group; acc: sums of a slice, out: of C */
+    __m256 acc[4][8], out[4][8]; /* per group; acc: sums of a slice of k; out: sums of C */
 #define TSHI_GEMM_FEW_GROUPS(X)                                                                    \
     X(0) if (most > 1 && groups > 1) { X(1) } if (most > 2 && groups > 2) { X(2) X(3) }
 #define TSHI_GEMM_FEW_D(g)                                                                         \
     tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);                              \
     b[g] = begin + 8 * g * inc;                                                                    \
-    /* hides that b[g] follows from b[0]: gcc would address all 32 columns from there, and has too \
-     * few registers for their distances */                                                        \
+    /* hides from gcc that b[g] is computed from b[0]: it would address all 32 columns relative to \
+     * b[0] and have too few registers for the offsets */                                          \
     __asm__("" : "+r"(b[g]));
 #define TSHI_GEMM_FEW_QUAD(g)                                                                      \
     tshi_gemm_few_quad(t->form, each, rows, a, b[g], inc, acc[g]);                                 \
@@ -134,9 +140,10 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
 
 /* tshi_gemm_kernel.few for AVX2. */
 TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int cols) {
-    enum { MOST = 24 << 10 }; /* bytes of columns side by side: of long ones fewer are faster */
+    enum { MOST = 24 << 10 }; /* max bytes of columns side by side: fewer long ones are faster */
     const int width = tshi_gemm_few_width(rows);
-    const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2); /* of a group */
+    /* bytes: size of 8 columns of B */
+    const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2);
     int groups = tshi_gemm_few_groups(width);
     while (groups > 1 && groups * bytes > MOST) groups /= 2;
 #define TSHI_GEMM_FEW_WIDTHS(each)                                                                 \
@@ -162,12 +169,14 @@ TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int 
 #endif
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Of 16 pairs of 16 bits: the first elements, then the second ones. */
+/* A permutation of 16 pairs of 16-bit elements: the first elements of all pairs, then the second
+ * ones. */
 static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
                                                   22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
-/* Returns the first or second elements of 16 pairs of 16 bits, transposed, as floats. */
+/* Returns the first (second is 0) or the second elements (second is 1) of 16 pairs of 16-bit
+ * elements, as floats. words: as tshi_gemm_few_part stores them. */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_few_half(const tshi_gemm_form form, const float *words,
                                               const int second) {
     const __m512i x = _mm512_load_si512(words);
@@ -178,19 +187,19 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_few_half(const tshi_gemm_form form, con
                                       : _mm512_slli_epi32(x, 16));
 }
 
-/* Transposes a cache line of each of 16 columns of B, whose elements are contiguous, in 8 parts,
- * between which sums are added to: a processor does both at a time. p: the part; r: keeps words
- * from part to part; to: word s of all columns goes to to + 16 s (F16: the first elements of its
- * pairs, then the second ones); inc: bytes from column to column; ahead: 16 cache lines that are
- * prefetched; halves: tshi_gemm_few_halves. */
+/* Does part p, of 8, of transposing one cache line of each of 16 columns of B, whose elements are
+ * contiguous. Between the parts, the caller adds products to sums: a processor does both at a time.
+ * r: the words that the parts share; to: word s of all columns goes to to + 16 s (F16: the first
+ * elements of its pairs, then the second ones); inc: bytes from column to column; ahead: address of
+ * 16 cache lines to prefetch; halves: tshi_gemm_few_halves. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const int p, __m512 *r,
                                                 float *to, const char *b, int64_t inc,
                                                 uintptr_t ahead, __m512i halves) {
     __m512 t0, t1, t2, t3;
-#define TSHI_GEMM_FEW_LOAD(l) /* of column 4 p + l */                                              \
+#define TSHI_GEMM_FEW_LOAD(l) /* loads column 4 p + l */                                           \
     r[4 * (p & 3) + l] = _mm512_loadu_ps(b + (4 * p + l) * inc);                                   \
     TSHI_PREFETCH_L2((const void *)(ahead + 256u * (unsigned)p + 64u * l));
-#define TSHI_GEMM_FEW_KEEP(l) /* word 4 l + p - 4 */                                               \
+#define TSHI_GEMM_FEW_KEEP(l) /* stores word 4 l + p - 4 of all columns */                         \
     t0 = r[(p & 3) + 4 * l];                                                                       \
     if (form == TSHI_GEMM_F16)                                                                     \
         t0 = _mm512_castsi512_ps(_mm512_permutexvar_epi16(halves, _mm512_castps_si512(t0)));       \
@@ -204,7 +213,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const
     }
 }
 
-/* Transposes the first line, with all parts at once. */
+/* Transposes the first cache line of each column: all parts of tshi_gemm_few_part in one call. */
 TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to, const char *b,
                                                   int64_t inc) {
     const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);
@@ -213,12 +222,13 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_FIRST)
 }
 
-/* Transposes k floats, at most 8 count, of each of 16 columns. */
+/* Transposes the first 8 floats of each of 16 columns; those from index k on count as 0. column:
+ * floats from column to column. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int64_t k,
                                                  int64_t column) {
     const __mmask8 mask = (__mmask8)tshi_gemm_mask(k);
     __m512 r[8], t0, t1, t2, t3;
-    for (int l = 0; l < 8; l++) { /* of columns 0 and 4, .., 8 and 12, .. */
+    for (int l = 0; l < 8; l++) { /* loads columns 0 and 4, 1 and 5, ..., 8 and 12, ... */
         const float *at = b + (l % 4 + l / 4 * 8) * column;
         r[l] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_maskz_loadu_ps(mask, at)),
                                   _mm256_maskz_loadu_ps(mask, at + 4 * column), 1);
@@ -231,7 +241,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int6
     }
 }
 
-/* Transposes what 16 columns have left after their last whole cache line. */
+/* Transposes the last k elements of each of 16 columns: less than a cache line. */
 TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, const void *b,
                                                  int64_t k, int64_t column) {
     const tshi_matrix m = tshi_gemm_matrix_of(tshi_kernel_unconst(b), TSH_F16, column, 1);
@@ -242,17 +252,17 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 }
 
 #define TSHI_GEMM_FEW_SUM_avx512(sum, x, y) sum = _mm512_fmadd_ps(_mm512_set1_ps(x), y, sum)
-/* gcc 12 would load x in all lanes by an instruction of its own. */
+/* In assembly, because gcc 12 would broadcast x to all lanes by a separate instruction. */
 #define TSHI_GEMM_FEW_SUM_bf16(sum, x, y)                                                          \
     __asm__("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(x), "v"(y))
-#define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds a step to the sums of row i */                     \
+#define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds x[i] y to the sums of row i */                     \
     if (rows > i) TSHI_GEMM_FEW_SUM_##isa(acc[i], (x)[i], y);
 #define TSHI_GEMM_FEW_STEP(isa, x, y)                                                              \
     TSHI_GEMM_FEW_ADD(isa, 0, x, y) TSHI_GEMM_FEW_ADD(isa, 1, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 2, x, y) TSHI_GEMM_FEW_ADD(isa, 3, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
-#define TSHI_GEMM_FEW_WORD(isa, s) /* adds word s of a line */                                     \
+#define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products with word s of a cache line */             \
     if (form == TSHI_GEMM_REALS || form == TSHI_GEMM_PAIRS) {                                      \
         const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
         TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
@@ -262,24 +272,25 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
         TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
     }
-#define TSHI_GEMM_FEW_PART(isa, p) /* a part of the next line, and two words of this one */        \
+#define TSHI_GEMM_FEW_PART(isa, p) /* part p of transposing the next line, two words of this */    \
     tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
     TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
     TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)
 #define TSHI_GEMM_FEW_CLEAR(i) acc[i] = zero;
 #define TSHI_GEMM_FEW_BEGIN(i) /* reads D, row i */                                                \
     if (rows > i) out[i] = t->add && valid > i ? _mm512_loadu_ps(t->d + i * t->rsd + col) : zero;
-#define TSHI_GEMM_FEW_SLICE(i) /* adds a slice of k */                                             \
+#define TSHI_GEMM_FEW_SLICE(i) /* ends a slice of k: out += alpha acc */                           \
     if (rows > i) out[i] = _mm512_fmadd_ps(alpha, acc[i], out[i]);
 #define TSHI_GEMM_FEW_END(i) /* stores C, row i */                                                 \
     if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
 
 /* Defines two functions. tshi_gemm_few_rows_isa computes 16 columns of C, from column col on, with
- * A packed to a width of `rows`; each element is summed in the same order as by a tile. It reads 16
- * columns of B at the same time, which the processor's own prefetching follows badly. So it
- * prefetches B itself, in the order of memory and more than 16 columns ahead, as the next 16 need
- * the first cache line of each column at once. At the end of B it prefetches the matrix that is
- * read next (`then`). tshi_gemm_few_isa takes any number of rows. */
+ * A packed to a width of `rows`, of which `valid` exist; each element is summed in the same order
+ * as in a tile. It reads 16 columns of B at the same time, which the hardware prefetchers of
+ * processors handle badly. So it prefetches B itself, in the order of memory, and more than 16
+ * columns ahead, because the next 16 columns need the first cache line of each of them at once. At
+ * the end of B it prefetches the matrix that is read next (t->then). tshi_gemm_few_isa computes
+ * `cols` columns and takes any number of rows up to 8. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
     TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
                                                      int valid, const tshi_gemm_form form,         \
@@ -290,13 +301,13 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         const int64_t more = 8 * inc < TSHI_GEMM_NEAR                                              \
                                  ? (int64_t)TSHI_GEMM_NEAR                                         \
                                  : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                        \
-        uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* of B */      \
+        uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */   \
         uintptr_t ahead = /* where the 1024 bytes that were prefetched last begin */               \
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
         const tshi_gemm_word *a = t->a;                                                            \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
         const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
-        __m512 acc[8], out[8], r[16]; /* acc: sums of a slice; out: of C */                        \
+        __m512 acc[8], out[8], r[16]; /* acc: sums of a slice of k; out: sums of C */              \
         __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
         if (t->k >= each) tshi_gemm_few_first(form, words[0], b, inc);                             \
@@ -308,7 +319,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
                 float *const next = words[~n & 1];                                                 \
                 b += (n + 2) * each <= t->k ? 64 : 0; /* the last line is transposed twice */      \
                 ahead += 1024;                                                                     \
-                if (ahead >= end) { /* from now on what is read next; unknown: this once more */   \
+                if (ahead >= end) { /* after B: t->then, or, if it is 0, this line again */        \
                     ahead = t->then ? ahead - end + t->then : (uintptr_t)b;                        \
                     end = (uintptr_t)-1;                                                           \
                 }                                                                                  \

@@ -1,12 +1,12 @@
 /* ========================================================================== */
 /* >>gemm-pack                                    MARK: - gemm-pack (private) */
-/* Packing A and B into slivers: the reference, with SSE, and of any dtype.   */
+/* Packing A and B into slivers: portable code, SSE, and any dtype.           */
 /* Needs: >>gemm.                                                             */
 /* ========================================================================== */
 
-/* Packs: dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i <
- * width. With from = 0, the reference that tshi_gemm_pack is tested against. i is called a lane, p
- * a step. */
+/* Packs k steps of lanes `from` to valid - 1: dst[p * width + i] = src[i * inc + p * ld], and 0 for
+ * valid <= i < width. A lane i is a row of A or a column of B; a step p is an index of k. If from
+ * is 0, this is the reference that tshi_gemm_pack is tested against. */
 static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int from, int valid,
                                  int64_t k, const tsh_real *TSHI_RESTRICT src, int64_t inc,
                                  int64_t ld) {
@@ -19,7 +19,8 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Uses SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
 
-/* Packs 4 steps of contiguous lanes (inc = 1). more: 8 steps or more follow; prefetches 8 to 11. */
+/* Packs 4 steps of `lanes` contiguous lanes (inc = 1). more: 1 if at least 8 steps follow; steps 8
+ * to 11 are then prefetched. */
 TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int lanes,
                                      const float *TSHI_RESTRICT src, int64_t ld, int more) {
     for (int i = 0; i < lanes; i += 4) {
@@ -29,8 +30,8 @@ TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int la
     }
 }
 
-/* Packs up to 16 steps, a cache line of each lane, by transposing 4 x 4 values. more: prefetches
- * the line after the next. */
+/* Packs up to 16 steps, a cache line of each lane, by transposing 4 x 4 values. more: 1 to prefetch
+ * the cache line after the next. */
 TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int lanes,
                                         int64_t steps, const float *TSHI_RESTRICT src, int64_t inc,
                                         int more) {
@@ -99,13 +100,14 @@ static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
         }
 }
 
-/* Packs `valid` rows of m, k columns long, as a sliver of width `width`. Rows of another dtype are
- * converted a few steps at a time if each is contiguous, else a step at a time. */
+/* Packs the first `valid` rows of m, k columns long, as a sliver of width `width`. Elements that
+ * are not tsh_real are converted: STEPS columns at a time if rows are contiguous, else one column
+ * at a time. */
 static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst, int width,
                                   int valid, int64_t k, tshi_matrix m, tshi_gemm_form form) {
     enum { STEPS = 64, ROWS = 32 };
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
-    tsh_real rows[ROWS * STEPS]; /* of so many rows at least as a sliver has */
+    tsh_real rows[ROWS * STEPS]; /* a sliver has at most ROWS rows */
     if (form == TSHI_GEMM_REALS) /* no conversion */
         tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
     else if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form))

@@ -6,18 +6,19 @@
 
 #if TSHI_VECTORS
 
-/* One source for all instruction sets. An `isa` defines VEC_isa (type of a register), LOAD, STORE,
- * SET (one value in all lanes), FMA (x * y + z) and SUM, which adds a step to the sums: FMA, or the
- * two products of a pair. Rows are unrolled by hand, so that their sums
- * are registers at every level of optimisation: X(isa, i, g) is row i of group g = i / 3. It is
- * read from A at the group's pointer (a0 to a3) plus 0, 1 or 2 row strides: one operand on x86. */
+/* One source for all instruction sets. Each instruction set `isa` defines macros
+ * TSHI_GEMM_<name>_<isa>: VEC (type of a register), LOAD, STORE, SET (one value in all lanes), FMA
+ * (x * y + z), and SUM, which adds one step of k to the sums: FMA, or the two products of a pair.
+ * Rows are unrolled by hand, so that their sums are registers at every level of optimisation:
+ * X(isa, i, g) is the code for row i, which is in group g = i / 3. A's row i is read at its group's
+ * pointer (a0 to a3) plus 0, 1 or 2 row strides: one operand on x86. */
 #define TSHI_GEMM_ROWS6(X, isa)                                                                    \
     X(isa, 0, 0) X(isa, 1, 0) X(isa, 2, 0) X(isa, 3, 1) X(isa, 4, 1) X(isa, 5, 1)
 #define TSHI_GEMM_ROWS12(X, isa)                                                                   \
     TSHI_GEMM_ROWS6(X, isa)                                                                        \
     X(isa, 6, 2) X(isa, 7, 2) X(isa, 8, 2) X(isa, 9, 3) X(isa, 10, 3) X(isa, 11, 3)
 
-/* Prefetches the next line of a walk and advances the walk. */
+/* Prefetches the next cache line of a walk and advances the walk. */
 TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     TSHI_PREFETCH(w->at);
     if (w->at != w->last) /* within a pass */
@@ -46,8 +47,9 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         }                                                                                          \
     }
 
-/* Defines tshi_gemm_rows_isa: computes a tile of rows x vecs registers, both constant after
- * inlining; tshi_gemm_tile_isa: a tile of any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
+/* Defines two functions. tshi_gemm_rows_isa computes a tile of `rows` rows of `vecs` registers;
+ * both are constants after inlining. tshi_gemm_tile_isa computes a tile of any number of rows up to
+ * mr: mr at once, or parts of 8, 4, 2 and 1 rows. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
     TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
                                                  const int vecs) {                                 \
@@ -104,30 +106,32 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         TSHI_GEMM_PART(isa, mr, 2) /* 2 rows at a time */                                          \
         TSHI_GEMM_PART(isa, mr, 1) /* the last row */                                              \
     }
-/* Defines tshi_gemm_stream_form_isa: reads B once, in the order of memory, and meanwhile keeps the
- * sums of all columns in memory. With few rows of A there is little to compute, and the time is
- * that of reading B. A step adds one word of A times one row of B, or times two rows if words are
- * pairs. form is a constant: REALS, PAIRS, or BF16 for both BF16 and F16. Rows are prefetched one
- * step ahead, and at least TSHI_GEMM_NEAR bytes. */
+/* Defines tshi_gemm_stream_form_isa, which reads B once, in the order of memory, and meanwhile
+ * keeps the sums of all columns in memory. With few rows of A there is little to compute, and the
+ * time is that of reading B. A step adds the products of one word of each row of A and one row of
+ * B, or two rows if words are pairs; `each` is that number of rows, and `second` the bytes from a
+ * pair's first row to its second (0: there is none). form is a constant after inlining: REALS,
+ * PAIRS, or BF16 for both BF16 and F16. Rows are prefetched one call of tshi_gemm_steps_isa ahead,
+ * and at least TSHI_GEMM_NEAR bytes. */
 #define TSHI_GEMM_STREAM(isa, TARGET)                                                              \
     TARGET TSHI_INLINE void tshi_gemm_steps_##isa(const tshi_gemm_tile *t, int64_t p,              \
                                                   const int steps, int rows, int cols,             \
                                                   const tshi_gemm_form form) {                     \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const int64_t size = form == TSHI_GEMM_REALS ? (int64_t)sizeof(tsh_real) : 2;              \
-        const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size; /* each: rows */\
+        const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size;                 \
         const int64_t step = each * row, reach = TSHI_GEMM_NEAR / (each * cols * size) + 1;        \
         const char *b = (const char *)t->b + p * step;                                             \
-        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: A of these steps */     \
-        /* from here to the rows of B that are prefetched, which may lie outside B */              \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: words of A, by step */  \
+        /* next: bytes from a row that is read to one that is prefetched, maybe outside B */       \
         const uintptr_t next = (uintptr_t)(step * (steps > reach ? steps : reach));                \
-        TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y: from each of B's rows */                \
+        TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y[q]: register of B in step q */           \
         for (int i = 0; i < rows; i++)                                                             \
             for (int q = 0; q < steps; q++) x[i][q] = t->a[i * t->rsa + (p + q) * t->csa];         \
         for (int j = 0; j < cols; j += lanes, b += lanes * size, sums += lanes) {                  \
             for (int q = 0; q < steps; q++) {                                                      \
                 const char *at = b + q * step;                                                     \
-                const int64_t second = 2 * (p + q) + 1 < t->slice ? row : 0; /* of a pair */       \
+                const int64_t second = 2 * (p + q) + 1 < t->slice ? row : 0;                       \
                 (void)second;                                                                      \
                 if (form == TSHI_GEMM_REALS)                                                       \
                     y[q] = TSHI_GEMM_LOAD_##isa((const tsh_real *)(const void *)at);               \
@@ -194,7 +198,7 @@ typedef tsh_real tshi_gemm_v128
     })
 #define TSHI_GEMM_FMA_v128(x, y, z) ((x) * (y) + (z))
 #define TSHI_GEMM_SUM_v128          TSHI_GEMM_FMA_v128
-#define TSHI_GEMM_SHORT_v128(form, at, second) y[q] /* not used: it takes no B of 16 bits */
+#define TSHI_GEMM_SHORT_v128(form, at, second) y[q] /* not used: this kernel reads no 16-bit B */
 TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 TSHI_GEMM_STREAM(v128, )
 static void tshi_gemm_stream_v128(const tshi_gemm_tile *t, int rows, int cols) {
@@ -203,7 +207,7 @@ static void tshi_gemm_stream_v128(const tshi_gemm_tile *t, int rows, int cols) {
 
 #if TSHI_X86
 #if TSHI_GEMM_FLOAT
-#define TSHI_GEMM_REG(bits)    __m##bits             /* type of a register of so many bits */
+#define TSHI_GEMM_REG(bits)    __m##bits             /* type of a register of `bits` bits */
 #define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_ps /* name of an x86 intrinsic */
 #else
 #define TSHI_GEMM_REG(bits)    __m##bits##d
@@ -263,7 +267,8 @@ TSHI_AVX512 static void tshi_gemm_stream_avx512(const tshi_gemm_tile *t, int row
         tshi_gemm_stream_form_avx512(t, rows, cols, TSHI_GEMM_BF16);
 }
 
-/* `stream` for AVX-512. If 8 columns are left, half a register, AVX2 computes them. */
+/* tshi_gemm_kernel.stream for AVX-512. If the last columns fill only half a register, AVX2 computes
+ * them. */
 static void tshi_gemm_stream_x86(const tshi_gemm_tile *t, int rows, int cols) {
     const int whole = cols / (64 / (int)sizeof(tsh_real)) * (64 / (int)sizeof(tsh_real));
     const int64_t size = t->form == TSHI_GEMM_REALS ? (int64_t)sizeof(tsh_real) : 2;

@@ -29,10 +29,10 @@
  * not contract x * y + z into one instruction: -std=c99 or -ffp-contract=off.)
  *
  * 16 BITS. bf16 and f16 are converted to tsh_real while A and B are packed, or while `stream` or
- * `few` reads B, which then is not packed. But if A and B are both
- * bf16, or one is and the other may be rounded to it (tshi_matrix.rounds), and the processor has
- * AVX512_BF16, they are packed in pairs of k, zero after an odd end, and one instruction adds the
- * two products of a pair to a float:
+ * `few` reads B, which then is not packed. There is one exception: A and B are both bf16, or one is
+ * and the other may be rounded to it (tshi_matrix.rounds), and the processor has AVX512_BF16. Then
+ * they are packed in pairs of elements 2p and 2p + 1 along k (after an odd k, the second is 0), and
+ * one instruction adds the two products of a pair to a float:
  *
  *     acc = (acc + a[2p + 1] b[2p + 1]) + a[2p] b[2p]
  *
@@ -56,13 +56,14 @@
 #define TSHI_GEMM_BF16S 0
 #endif
 
-/* A strided matrix. A and B may be of any dtype that ops compute with: packing converts them. D is
- * of tsh_real; so is C, unless D lies apart from it: then C may have any dtype, too. */
+/* A strided matrix. A and B may have any dtype that ops compute with: packing converts them. D is
+ * of tsh_real. So is C if it is the same memory as D; else C, too, may have any such dtype. */
 typedef struct tshi_matrix {
     void *data;          /* element (0, 0) */
-    int64_t row, column; /* distance from row to row, from column to column, in elements */
+    int64_t row, column; /* row stride and column stride, in elements */
     tsh_dtype dtype;     /* type of the elements */
-    int rounds;          /* 1: tsh_real, which a product with a bf16 matrix may round to bf16 */
+    /* 1: the elements are tsh_real, but a product with a bf16 matrix may round them to bf16 */
+    int rounds;
 } tshi_matrix;
 
 /* Returns a matrix; `row` and `column` are its strides. */
@@ -94,14 +95,16 @@ static tsh_real *tshi_gemm_at(tshi_matrix m, int64_t i, int64_t j) {
     return (tsh_real *)m.data + i * m.row + j * m.column;
 }
 
-/* Cache lines to prefetch, a few at a time: a pass goes from `first` to `last` by `step`; then both
- * ends move by `along` for the next pass, `left` more times. */
+/* A sequence of cache lines to prefetch, a few at a time. A pass goes from address `first` to
+ * `last` in steps of `step`. Then both addresses move by `along` for the next pass, `left` more
+ * times. */
 typedef struct tshi_gemm_walk {
     const char *at, *first, *last; /* at: the line to prefetch next */
     int64_t step, along, left;     /* step, along: in bytes; left: passes to come */
 } tshi_gemm_walk;
 
-/* What packing makes of a matrix: words of the size of tsh_real, in which micro-kernels compute. */
+/* The forms to which packing converts matrices. They consist of words of the size of tsh_real, in
+ * which micro-kernels compute. */
 typedef enum tshi_gemm_form {
     TSHI_GEMM_REALS,  /* tsh_real as it is */
     TSHI_GEMM_BF16,   /* bf16 converted to tsh_real */
@@ -111,22 +114,23 @@ typedef enum tshi_gemm_form {
     TSHI_GEMM_ROUNDED /* tsh_real rounded to bf16, in pairs */
 } tshi_gemm_form;
 
-/* A word of A as micro-kernels read it: tsh_real, or a pair of bf16, which was stored as two
- * uint16_t. */
+/* A word of A as micro-kernels read it: a tsh_real, or a pair of bf16 (stored as two uint16_t,
+ * therefore it may alias). */
 typedef tsh_real TSHI_MAY_ALIAS tshi_gemm_word;
 
 /* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. With packed
  * pairs, k counts words. */
 typedef struct tshi_gemm_tile {
-    int64_t k;            /* number of products in each sum */
+    int64_t k;               /* number of products in each sum */
     const tshi_gemm_word *a; /* A, shape (rows, k) */
-    int64_t rsa, csa;     /* row stride and column stride of A */
-    const tsh_real *b;    /* B, shape (k, cols) */
-    int64_t rsb, csb;     /* row stride and column stride of B, in its elements */
-    tshi_gemm_form form;  /* `few`: what B's elements, which are not packed, are converted to */
-    int64_t slice;        /* `few`: C is added to after so many elements of k */
-    int64_t after;        /* `few`: B's columns after these: prefetched */
-    uintptr_t then;       /* `few`: where the matrix that is read after B begins; 0: unknown */
+    int64_t rsa, csa;        /* row stride and column stride of A */
+    const tsh_real *b;       /* B, shape (k, cols) */
+    int64_t rsb, csb;        /* row stride and column stride of B, in elements of B's dtype */
+    /* `few`, `stream`: form to which the elements of B, which is not packed, are converted */
+    tshi_gemm_form form;
+    int64_t slice;        /* `few`: length of a slice of k; `stream`: all of k; both in elements */
+    int64_t after;        /* `few`: number of B's columns after the tile's, which it prefetches */
+    uintptr_t then;       /* `few`: address of the matrix that is read after B; 0: unknown */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 0: D is 0 and not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
@@ -141,40 +145,44 @@ typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
 /* A micro-kernel and its block sizes: one row of the table tshi_gemm_kernels. */
 struct tshi_gemm_kernel {
-    const char *name;       /* for tests and benchmarks */
-    int mr, nr;             /* rows and columns of a tile */
-    int mc, kc, nc;         /* the largest blocks of m, k, n: multiples of mr, of 32 and of nr */
-    int isa;                /* the instruction set that it needs: TSHI_ISA_... */
-    tshi_gemm_tile_fn tile; /* any tile; csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
-    /* (optional) for few rows, B not packed: tsh_real, or 16 bits if there is a `pack`; any
-     * multiple of 8 columns (of nr / 2 if that is less, of 16 for pairs); uses sums, not walk; k
-     * counts words, slice elements */
+    const char *name; /* for tests and benchmarks */
+    int mr, nr;       /* rows and columns of a tile */
+    int mc, kc, nc;   /* max block sizes of m, k, n: multiples of mr, of 32 and of nr */
+    int isa;          /* the instruction set that it needs: TSHI_ISA_... */
+    /* computes any tile with csb = 1, 1 <= rows <= mr, and nr or nr / 2 columns */
+    tshi_gemm_tile_fn tile;
+    /* (optional) Computes up to TSHI_GEMM_FEW rows without packing B, which is of tsh_real, or, if
+     * there is a `pack`, has 16-bit elements. The number of columns is a multiple of 8 (of nr / 2
+     * if that is less, of 16 for pairs). It uses t->sums, but not t->walk; t->k counts words,
+     * t->slice elements. */
     tshi_gemm_tile_fn stream;
-    /* (optional) for up to TSHI_GEMM_FEW_ROWS rows, all slices of k, and any multiple of nr / 2
-     * columns; rsb = 1, B is not packed and has any form but OTHER and ROUNDED; k counts elements;
-     * A is packed to a width of tshi_gemm_few_width(rows) */
+    /* (optional) Computes up to TSHI_GEMM_FEW_ROWS rows and all slices of k without packing B,
+     * which has rsb = 1 and any form but OTHER and ROUNDED. The number of columns is a multiple of
+     * nr / 2. t->k counts elements; A is packed to a width of tshi_gemm_few_width(rows). */
     tshi_gemm_tile_fn few;
-    tshi_gemm_tile_fn pairs; /* (optional) as `tile`, of packed pairs of bf16; needs AVX512_BF16 */
-    /* (optional) tshi_gemm_pack_matrix of 16-bit elements with a unit stride; else returns 0 */
+    /* (optional) `tile` for A and B packed in pairs of bf16; needs AVX512_BF16 */
+    tshi_gemm_tile_fn pairs;
+    /* (optional) Does what tshi_gemm_pack_matrix does if m has a unit stride and the function
+     * supports `form`: mostly that of 16-bit elements. Returns 1, or 0 if it cannot. */
     int (*pack)(tsh_real *dst, int width, int valid, int64_t k, const tshi_matrix *m,
                 tshi_gemm_form form);
-    /* (optional) stores n values as a dtype of 16 bits with unit stride */
+    /* (optional) Converts n values to a 16-bit dtype and stores them contiguously. */
     void (*store)(void *to, const tsh_real *from, int n, tsh_dtype dtype);
 };
 
 enum {
-    TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr for any kernel */
-    TSHI_GEMM_THIN = 2,       /* limit of rows of products that are bound by reading B */
-    TSHI_GEMM_FEW_ROWS = 8,   /* limit of rows for `few` */
-    TSHI_GEMM_NEAR = 8192,    /* bytes that `few` and `stream` prefetch ahead, at least */
-    TSHI_GEMM_AHEAD = 32768,  /* most bytes that `few` prefetches beyond the next 16 columns */
-    TSHI_GEMM_SUMS = 1024,    /* rows of C at a time if its sums are kept apart until the last */
-    TSHI_GEMM_STRETCH = 32,   /* steps of k from one prefetch of a tile to the next */
-    TSHI_GEMM_FETCH = 4,      /* cache lines of the next sliver of B per prefetch */
+    TSHI_GEMM_TILE_MAX = 384, /* max mr * nr of any kernel */
+    TSHI_GEMM_THIN = 2,       /* max rows of products computed one sliver of B at a time */
+    TSHI_GEMM_FEW_ROWS = 8,   /* max rows for `few` */
+    TSHI_GEMM_NEAR = 8192,    /* min bytes that `few` and `stream` prefetch ahead */
+    TSHI_GEMM_AHEAD = 32768,  /* max bytes that `few` prefetches beyond the next 16 columns */
+    TSHI_GEMM_SUMS = 1024,    /* rows of C computed at a time if sums are kept apart from C */
+    TSHI_GEMM_STRETCH = 32,   /* steps of k between two prefetches in a tile */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of B's next sliver per prefetch */
     TSHI_GEMM_FETCH_C = 2,    /* rows of C per prefetch */
     TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
-    TSHI_GEMM_FEW = 6,        /* limit of rows for `stream`, which needs contiguous rows of B */
-    TSHI_GEMM_STEPS = 8       /* the kernel `stream` reads so many rows of B at a time */
+    TSHI_GEMM_FEW = 6,        /* max rows for `stream`, which needs contiguous rows of B */
+    TSHI_GEMM_STEPS = 8       /* steps of k that `stream` takes at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */

@@ -28,8 +28,9 @@
  * name[TSHI_ISAS]; the caller takes name[ctx->isa]. A body has plain loops, which the compiler
  * vectorises. */
 typedef struct tshi_operand {
-    void *data;   /* the first element; NULL: not used */
-    int64_t step; /* from element to element, in elements; for kernels of rows, from row to row */
+    void *data; /* the first element; NULL: not used */
+    /* stride from element to element, in elements; in kernels of rows: from row to row */
+    int64_t step;
     tsh_dtype dtype; /* type of the elements */
 } tshi_operand;
 
@@ -38,7 +39,7 @@ typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *par
 enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS }; /* index of a kernel table */
 
 #if TSHI_X86
-/* a function compiled for AVX2; processors that have it have F16C */
+/* attributes of functions compiled for AVX2 and for AVX-512; processors with AVX2 have F16C */
 #define TSHI_AVX2   __attribute__((target("avx2,fma,f16c")))
 #define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 /* Returns the best instruction set of this processor. */

@@ -5,21 +5,23 @@
 /* ========================================================================== */
 
 /* -- stochastic rounding to bf16 ----------------------------------------------
- * A float whose lower 16 bits are l, 2^16 times the distance to the next bf16 value below (in
- * magnitude), is rounded away from 0 with probability l / 2^16. Element e of the whole tensor draws
- * the random bits of (key, stream, e). */
+ * A float whose lower 16 bits are l lies l / 2^16 of the way from one bf16 value to the next one
+ * away from 0. It is rounded to the latter with probability l / 2^16, else to the former, so that
+ * its expected value is exact. The random bits of an element depend on (key, stream, e) only, where
+ * e is its index in the whole tensor. */
 typedef struct tshi_noise {
-    uint64_t key, stream; /* of the random generator Philox */
+    uint64_t key, stream; /* key and stream of the random generator Philox */
     int64_t element;      /* global index of the kernel's first element; the others follow it */
 } tshi_noise;
 
-/* Random words that were drawn: `word` is those of the elements from `first` on. */
+/* Random words that were drawn last: word[i] is that of the element with global index first + i. */
 typedef struct tshi_words {
     uint32_t word[TSHI_RNG_WORDS];
-    int64_t first; /* negative: none yet */
+    int64_t first; /* negative: none were drawn yet */
 } tshi_words;
 
-/* Returns the words of the block from the kernel's element e on. */
+/* Returns the random words of TSHI_BLOCK elements, from the kernel's element e on: from `drawn` if
+ * it has them, else draws them. */
 TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e,
                                               tshi_words *drawn) {
     const int64_t at = noise->element + e;
@@ -30,8 +32,9 @@ TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e
     return drawn->word + (at - drawn->first);
 }
 
-/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, each rounded by
- * the 16 bits of its word from bit `shift` on. */
+/* Rounds a block to bf16 and stores it as elements e, e + 1, ... of y, which has n elements,
+ * contiguous and of bf16. The random bits for block[i] are the 16 bits of word[i] from bit `shift`
+ * on. */
 TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int64_t n,
                                           const tsh_real *block, const uint32_t *word, int shift) {
     uint16_t rounded[TSHI_BLOCK];
@@ -46,7 +49,7 @@ TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int6
         memcpy((uint16_t *)y->data + e, rounded, (size_t)(n - e) * sizeof *rounded);
 }
 
-/* Kernel: x[0], bf16, = x[1], tsh_real, rounded at random. */
+/* Kernel: x[0] = x[1], rounded stochastically to bf16, the dtype of x[0]. */
 TSHI_INLINE void tshi_kernel_random_body(int64_t n, const tshi_operand *x,
                                          const tshi_noise *noise) {
     tsh_real pad[TSHI_BLOCK];

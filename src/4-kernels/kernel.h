@@ -24,8 +24,9 @@ TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Copies the first TSHI_BLOCK (or all) of n values to pad and repeats the first value after them.
- * Not inlined, as other TSHI_APART functions, to keep kernels small. */
+/* Copies the first TSHI_BLOCK of n values, or all if n is smaller, to pad, and fills the rest of
+ * pad with the first value. step: distance of the values in x. Not inlined, like all TSHI_APART
+ * functions, to keep kernels small. */
 TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, tsh_real *pad) {
     const tsh_real first = x[0];
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK; /* m: number of values to copy */
@@ -33,8 +34,9 @@ TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, t
     for (i = 1; i < m; i++) pad[i] = x[i * step];
 }
 
-/* Stores the first n values of a block in y, whose elements are `step` apart, or adds them if `add`
- * is 1. A y of step 0 is one element: the sum of the block is added to it. */
+/* Stores the first n values of a block (all if n is larger) in y, whose elements are `step` apart,
+ * or adds them to y if `add` is 1. If add is 1 and step is 0, y is one element: the sum of the
+ * block is added to it. */
 TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const tsh_real *block,
                                     int add) {
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
@@ -44,8 +46,9 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
         for (i = 0; i < m; i++) y[i * step] = add ? TSHI_R(y[i * step] + block[i]) : block[i];
 }
 
-/* Returns elements e, e + 1, ... of x, which has n, as a block: in place if they are contiguous,
- * else copied to pad. With step 0 all elements are one value, so pad is filled for e = 0 only. */
+/* Returns the block that begins at element e of x, which has n elements `step` apart: in place if a
+ * whole block of contiguous elements is left, else copied to pad. If step is 0, all elements are
+ * one value, and pad is filled for e = 0 only. */
 TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t step, int64_t e,
                                                    int64_t n, tsh_real *pad) {
     const tsh_real *first = x + e * step;
@@ -60,11 +63,12 @@ TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t st
     return pad;
 }
 
-/* Stores a block as elements e, e + 1, ... of y, which has n; adds it to them if `add` is 1. */
+/* Stores a block in y, which has n elements `step` apart, from element e on, or adds it to these
+ * elements if `add` is 1. */
 TSHI_INLINE void tshi_kernel_store_block(tsh_real *y, int64_t step, int64_t e, int64_t n,
                                          const tsh_real *block, int add) {
     int i;
-    if (step != 1 || n - e < TSHI_BLOCK) { /* with gaps, or the end */
+    if (step != 1 || n - e < TSHI_BLOCK) { /* strided, or the last block */
         tshi_kernel_scatter(y + e * step, step, n - e, block, add);
         return;
     }
@@ -74,7 +78,8 @@ TSHI_INLINE void tshi_kernel_store_block(tsh_real *y, int64_t step, int64_t e, i
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
 }
 
-/* Copies the block from element e on of x, which has n, to pad, converted to tsh_real. */
+/* Copies the block that begins at element e of x, which has n elements, to pad, converted to
+ * tsh_real. */
 TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n, tsh_real *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
     const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK; /* values in this block */
@@ -83,8 +88,9 @@ TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n,
     for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0]; /* repeats the first value */
 }
 
-/* Returns elements e, e + 1, ... of x, which has n, as a block of tsh_real: in place if they are
- * contiguous tsh_real, else in pad, which repeats the block's first value after the last. */
+/* Returns the block that begins at element e of x, which has n elements, as tsh_real: in place if
+ * it consists of contiguous tsh_real, else in pad. If fewer than TSHI_BLOCK elements are left, pad
+ * repeats the block's first value after them. */
 TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
                                              tsh_real *pad) {
     if (x->dtype == TSH_REAL)
@@ -93,13 +99,13 @@ TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, i
     return pad;
 }
 
-/* Stores a block as tshi_kernel_store does, which calls this function unless y is tsh_real. If y
- * has step 0, it is one element, to which the sum of the block is added. */
+/* tshi_kernel_store for a y that is not of tsh_real. If add is 1 and y has step 0, y is one
+ * element, to which the sum of the block is added. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
     const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK; /* values in this block */
-    char *at = (char *)y->data + e * y->step * row->size;         /* address of the first of them */
+    char *at = (char *)y->data + e * y->step * row->size;         /* address of the first value */
     tsh_real sum[TSHI_BLOCK];
     int i;
     if (add) row->load(at, y->step, m, sum); /* reads the values to add to */
@@ -109,8 +115,8 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     row->store(at, y->step, m, add ? sum : block);
 }
 
-/* Stores a block as elements e, e + 1, ... of y, which has n, rounded to y's dtype; adds it to them
- * if `add` is 1. */
+/* Stores a block, rounded to y's dtype, in y, which has n elements, from element e on, or adds it
+ * to these elements if `add` is 1. */
 TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
                                    const tsh_real *block, int add) {
     if (y->dtype == TSH_REAL)
@@ -119,7 +125,7 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_round_to(y, e, n, block, add);
 }
 
-/* Does the same as tshi_kernel_load for an operand of integers, always by copying to pad. */
+/* tshi_kernel_load for an operand of integers: converts the block to int64_t, always in pad. */
 TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int64_t e, int64_t n,
                                                      int64_t *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
@@ -130,15 +136,16 @@ TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int6
     return pad;
 }
 
-/* Copies the last n values of a row to pad and fills pad up with `rest`. */
+/* Copies the last n values of a row to pad and fills the rest of pad with the value `rest`. */
 TSHI_APART void tshi_kernel_pad(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
     int64_t i;
     for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
     for (i = 0; i < n; i++) pad[i] = x[i];
 }
 
-/* Adds a block to the lanes. Sums, dot products and maxima of a row take a step per block; that of
- * the padded last block comes after the loop, so that the lanes stay in registers. */
+/* Adds a block to the lanes. Sums, dot products and maxima of a row are loops over a function like
+ * this one, called once per block. It is called for the last block, which is padded, after the
+ * loop, so that the lanes stay in registers. */
 TSHI_INLINE void tshi_kernel_sum_step(tsh_real *lane, const tsh_real *x) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i];
@@ -194,7 +201,7 @@ TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
  * floats, with NaN as the largest: compilers vectorise a maximum of integers, but not of floats. */
 TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
     int32_t best = INT32_MIN;
-    tsh_real most = lane[0]; /* the largest of doubles */
+    tsh_real most = lane[0]; /* the result if tsh_real is double */
     int i;
     for (i = 1; i < TSHI_BLOCK && TSHI_DOUBLE; i++) most = tshi_kernel_larger(lane[i], most);
     if (TSHI_DOUBLE) return most;
@@ -233,7 +240,8 @@ TSHI_INLINE void tshi_kernel_exps_block(tsh_real *lane, const tsh_real *x, tsh_r
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-/* Adds e^(x - max) of n values x <= max to the lanes, and stores it in y unless y is NULL. */
+/* Adds e^(x - max) of n values x <= max to the lanes, and stores these terms in y unless y is
+ * NULL. */
 TSHI_INLINE void tshi_kernel_add_exps(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real max,
                                       tsh_real *y, int fused) {
     tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
@@ -249,8 +257,8 @@ TSHI_INLINE void tshi_kernel_add_exps(tsh_real *lane, const tsh_real *x, int64_t
     }
 }
 
-/* Returns the sum of e^(x - max) over a row, and stores the terms in y, as tshi_kernel_add_exps;
- * NaN if max is not finite. */
+/* Returns the sum of e^(x - max) over n values x <= max, and stores the terms in y unless y is
+ * NULL. Returns NaN if max is not finite. */
 TSHI_INLINE tsh_real tshi_kernel_sum_exps(const tsh_real *x, int64_t n, tsh_real max, tsh_real *y,
                                           int fused) {
     tsh_real lane[TSHI_BLOCK];
@@ -278,26 +286,27 @@ static tshi_operand tshi_kernel_reals(const tsh_real *data, int64_t step) {
     return tshi_kernel_operand(data, step, TSH_REAL);
 }
 
-/* Advances x by this many elements; does nothing if x->data is NULL. */
+/* Advances x->data by this many elements; does nothing if x->data is NULL. */
 static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
     if (x->data) x->data = (char *)x->data + elements * tshi_dtypes[x->dtype].size;
 }
 
 /* -- loops ------------------------------------------------------------------ */
 
-enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* limits of a tshi_loop, a tshi_rows */
+enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* max operands of a tshi_loop, a tshi_rows */
 
 /* A loop over an iteration space of ndim dimensions, along each of which every operand has a
  * stride. */
 typedef struct tshi_loop {
     const tsh_ctx *ctx;        /* the rank's context: its threads run the loop */
-    int ndim, n;               /* number of dimensions, of operands */
+    int ndim, n;               /* number of dimensions; number of operands */
     int64_t dim[TSH_MAX_DIMS]; /* length of each dimension on this rank */
     int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS]; /* in elements; 0: broadcast */
     tshi_operand x[TSHI_MAX_OPERANDS]; /* operands; their steps are set during the loop */
-    tshi_kernel_fn kernel; /* to call; set by tshi_kernel_run, as are the fields below */
-    const void *params;    /* the kernel's parameters */
-    int cut;               /* the dimension that is divided among threads */
+    /* the kernel to call; tshi_kernel_run sets this field and those below */
+    tshi_kernel_fn kernel;
+    const void *params; /* the kernel's parameters */
+    int cut;            /* the dimension that is divided among threads */
 } tshi_loop;
 
 /* Begins a loop, without operands yet, over the local elements of a tensor. */
@@ -348,7 +357,7 @@ static void tshi_kernel_walk(const tshi_loop *loop) {
     for (i = 0; i < loop->n && inner >= 0; i++) x[i].step = loop->stride[i][inner];
     for (;;) {
         loop->kernel(inner >= 0 ? loop->dim[inner] : 1, x, loop->params);
-        for (d = inner - 1; d >= 0; d--) { /* the next index, as of an odometer */
+        for (d = inner - 1; d >= 0; d--) { /* increments the index as an odometer does */
             int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d has ended */
             for (i = 0; i < loop->n; i++)
                 tshi_kernel_move(&x[i], loop->stride[i][d] * (back ? 1 - back : 1));
@@ -397,7 +406,7 @@ typedef struct tshi_rows {
     int64_t count;                 /* number of rows */
     const void *params;            /* the kernel's parameters */
     tshi_operand x[TSHI_MAX_ROWS]; /* operands; data NULL: not used */
-    int64_t own[TSHI_MAX_ROWS];    /* elements per piece; 0: the operand is no scratch */
+    int64_t own[TSHI_MAX_ROWS];    /* scratch elements per piece; 0: the operand is no scratch */
 } tshi_rows;
 
 /* Returns a job whose operands are not set yet. */
@@ -436,7 +445,7 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
 /* to = from: copies n elements of one dtype, as unsigned integers of the dtype's size. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
-        typedef type TSHI_MAY_ALIAS bits; /* also of floats */                                     \
+        typedef type TSHI_MAY_ALIAS bits; /* floats of this size, too */                           \
         bits *TSHI_RESTRICT y = (bits *)to->data;                                                  \
         const bits *TSHI_RESTRICT x = (const bits *)from->data;                                    \
         TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                   \
@@ -445,7 +454,7 @@ TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const t
     const int64_t sy = to->step, sx = from->step; /* strides, in elements */
     int64_t i;
     switch (tshi_dtypes[to->dtype].size) {
-    case 2: TSHI_KERNEL_MOVE(uint16_t); break;  /* a dtype that a test adds */
+    case 2: TSHI_KERNEL_MOVE(uint16_t); break;  /* bf16, f16 */
     case 4: TSHI_KERNEL_MOVE(uint32_t); break;  /* f32, i32 */
     default: TSHI_KERNEL_MOVE(uint64_t); break; /* f64, i64 */
     }
@@ -484,17 +493,19 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
     }
 }
 
-/* Rounds n tsh_real at `values` to dtype, in place: the results follow each other from `values` on.
- * tshi_kernel_widen undoes it. */
+/* Rounds n tsh_real at `values` to dtype, in place: afterwards the rounded values are contiguous
+ * from `values` on. tshi_kernel_widen converts them back. */
 static void tshi_kernel_narrow(void *values, int64_t n, tsh_dtype dtype) {
     const tshi_operand to = tshi_kernel_operand(values, 1, dtype);
     const tshi_operand from = tshi_kernel_operand(values, 1, TSH_REAL);
-    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads a block before it writes it */
+    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads a block, then writes it */
 }
 
 static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
     enum { BLOCK = 256 };
-    int64_t m, at; /* elements of this block; the first of them: the last block comes first */
+    /* m: elements of this block; at: its first element. The last block is converted first, so that
+     * no value is overwritten before it is read. */
+    int64_t m, at;
     for (at = (n - 1) / BLOCK * BLOCK; n > 0 && at >= 0 && dtype != TSH_REAL; at -= BLOCK) {
         tsh_real block[BLOCK];
         m = tshi_base_min(BLOCK, n - at);
@@ -503,7 +514,7 @@ static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
     }
 }
 
-/* Returns a block with n tsh_real at `values`, rounded to dtype. NULL: no memory. */
+/* Returns a new memory block with the n tsh_real at `values` rounded to dtype. NULL: no memory. */
 static tshi_block *tshi_kernel_rounded(tsh_ctx *ctx, const tsh_real *values, int64_t n,
                                        tsh_dtype dtype) {
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, n));
@@ -515,7 +526,7 @@ static tshi_block *tshi_kernel_rounded(tsh_ctx *ctx, const tsh_real *values, int
     return block;
 }
 
-/* Copies by blocks of constant size, which need no call: libc's memcpy is slower for short runs. */
+/* memcpy by blocks of constant size, which need no call: libc's memcpy is slower for short runs. */
 TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
     enum { BLOCK = 128 };
     size_t at;
@@ -545,8 +556,8 @@ TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const vo
 }
 TSHI_KERNEL(tshi_kernel_add, void);
 
-/* Copies t's local values to `dense`, row-major, of dtype `dtype`; to_tensor: in the other
- * direction. */
+/* Copies t's local values to the array `dense`, row-major and converted to `dtype`; if to_tensor is
+ * 1, copies from `dense` to t instead. */
 static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype, int to_tensor) {
     int64_t stride[TSH_MAX_DIMS];
     tshi_loop loop;
@@ -558,9 +569,9 @@ static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype,
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
 }
 
-/* Returns t's local values, row-major and of dtype `dtype`: in place, or copied to *scratch, which
- * the caller releases. NULL: no memory. The two functions below do the same with t's own dtype and
- * with tsh_real. */
+/* Returns t's local values, row-major and of dtype `dtype`: in place if they are so already, else
+ * copied to *scratch, which the caller releases. NULL: no memory. The two functions below do the
+ * same with t's own dtype and with tsh_real. */
 static void *tshi_kernel_packed_as(const tsh_tensor *t, tsh_dtype dtype, tshi_block **scratch) {
     *scratch = NULL;
     if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t); /* in place */
@@ -598,7 +609,8 @@ static tsh_real *tshi_kernel_output(tsh_tensor *out, tshi_block **scratch) {
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Ends the output: if there is a scratch, rounds its values to out's dtype and releases it. */
+/* Ends tshi_kernel_output: if scratch is not NULL, rounds its values to out's dtype, stores them in
+ * out and releases scratch. */
 static void tshi_kernel_output_done(tsh_tensor *out, tshi_block *scratch) {
     if (!scratch) return;
     tshi_kernel_dense(out, tshi_mem_data(scratch), TSH_REAL, 1);

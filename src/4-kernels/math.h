@@ -61,9 +61,9 @@ TSHI_INLINE uint32_t tshi_math_pick(int yes, uint32_t a, uint32_t b) {
     return b ^ ((a ^ b) & (0u - (uint32_t)yes)); /* 0 - 1: all ones */
 }
 
-/* Reduces the argument of e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2. ln 2 is in
- * two parts, of which n times the first is exact (Cody & Waite 1980). Sets *n to n + 0x4B400000:
- * shifted left by 23, only n is left, at the place of a float's exponent. */
+/* Reduces the argument of e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2. ln 2 is split
+ * into two parts, so that n times the first part is exact (Cody & Waite 1980). Sets *n to
+ * n + 0x4B400000: shifted left by 23, only n is left, at the place of a float's exponent. */
 TSHI_INLINE float tshi_math_exp_rest(float x, uint32_t *n, int fused) {
     /* 1.44269504 is 1 / ln 2; adding 1.5 * 2^23 leaves the rounded integer in the low bits */
     const float shifted = tshi_math_round(tshi_math_fma(x, 1.44269504f, 12582912.0f, fused));
@@ -154,8 +154,8 @@ TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
 
 /* Returns log x = n log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and log(1 + f) =
  * f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of n log 2 is exact; the rounding error of
- * its sum with f is added last. e is n 2^23, the bits of the
- * exponent where they are; so constants that multiply e are divided by 2^23. */
+ * its sum with f is added last. The variable e is n 2^23, as the exponent's bits are not shifted
+ * down: constants that multiply e are divided by 2^23. */
 TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     float x = (float)v, e, f, p, whole, sum, rest;
     uint32_t bits = tshi_math_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
@@ -225,7 +225,7 @@ TSHI_INLINE float tshi_math_power(float x, float y) {
     t = t > -200 ? t : -200;
     /* adding 1.5 * 2^52 rounds t to the integer i, which is left in the low bits of s */
     s = tshi_math_round8(t + 6755399441055744.0);
-    t = t - (s - 6755399441055744.0); /* the rest */
+    t = t - (s - 6755399441055744.0); /* what is left of y log2 x: in [-1/2, 1/2] */
     p = (1.5353351392569e-4 * t + 1.3398887281849e-3) * t + 9.6184374823696e-3;
     p = (p * t + 5.5503324404768e-2) * t + 2.4022647911954e-1;
     p = (p * t + 6.9314720286791e-1) * t + 1.0;                                      /* 2^rest */
@@ -261,11 +261,12 @@ TSHI_INLINE tsh_real tshi_math_power_derivative(tsh_real a, tsh_real b) {
     return b < 0 || b > 0 ? b * tshi_math_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
 }
 
-/* The cumulative normal distribution Phi, with a = |x| and z = a^2: Phi(-a) = e^(-z / 2) R(a),
- * where R is the Mills ratio over sqrt(2 pi), and M(a) = a R(a). Near 0, Phi(x) = 1/2 + x S(z). The
- * next three functions approximate S(z), R(a) and y - a Phi(-a) by polynomials. */
+/* The cumulative normal distribution Phi. With a = |x| and z = a^2: Phi(-a) = e^(-z / 2) R(a),
+ * where R(a) is the Mills ratio divided by sqrt(2 pi). M(a) = a R(a). Near 0, Phi(x) =
+ * 1/2 + x S(z). The next three functions approximate S(z), R(a) and y - a Phi(-a) by
+ * polynomials. */
 
-/* Returns S(z), for a up to 0.6875. */
+/* Returns S(z) for z = a^2, a up to 0.6875. */
 TSHI_INLINE float tshi_math_normal(float z, int fused) {
     return tshi_math_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
                            3.98942292e-1f, fused);
@@ -312,7 +313,7 @@ TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
  * bit of x; a result that rounds to 0 would lack it otherwise. */
 TSHI_INLINE tsh_real tshi_math_gelu(tsh_real v, int fused) {
     const float x = (float)v;
-    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* of |x| */
+    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* bits of |x| */
     const int32_t order = (int32_t)tshi_math_bits(x);                         /* negative if x is */
     const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u); /* min(|x|, 14.4) */
     float mid, ends;
@@ -347,7 +348,7 @@ TSHI_INLINE tsh_real tshi_math_gelu_derivative(tsh_real v, int fused) {
 TSHI_INLINE tsh_real tshi_math_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu); /* min(|x|, 3.95) */
-    uint32_t n; /* as an exponent: (n << 23) + bits of 1.0 is 2^n */
+    uint32_t n; /* (n << 23) plus the bits of 1.0 are the bits of 2^n */
     float q, power;
     if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
     q = tshi_math_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,

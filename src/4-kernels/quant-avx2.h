@@ -9,7 +9,7 @@ typedef struct tshi_quant_dword {
     signed char q[4];
 } tshi_quant_dword;
 
-static int32_t tshi_quant_four(const signed char *q) { /* four bytes, for all lanes */
+static int32_t tshi_quant_four(const signed char *q) { /* four bytes as one integer */
     int32_t four;
     memcpy(&four, q, sizeof four);
     return four;
@@ -37,7 +37,7 @@ static int32_t tshi_quant_four(const signed char *q) { /* four bytes, for all la
 #define TSHI_QUANT_256(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
 #define TSHI_QUANT_TO(at)  ((__m256i *)(void *)(at))
 
-/* Loads the scales of 8 rows. */
+/* Loads the f16 scales of one block of each of 8 rows, as floats. row: bytes from row to row. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int64_t row) {
     const __m128i s01 = _mm_unpacklo_epi16(TSHI_QUANT_32(w), TSHI_QUANT_32(w + row));
     const __m128i s23 = _mm_unpacklo_epi16(TSHI_QUANT_32(w + 2 * row), TSHI_QUANT_32(w + 3 * row));
@@ -47,7 +47,8 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int6
         _mm_unpacklo_epi64(_mm_unpacklo_epi32(s01, s23), _mm_unpacklo_epi32(s45, s67)));
 }
 
-/* Moves 16 bytes of each of 8 rows at a time. */
+/* Moves blocks to tiles, 16 bytes of each of 8 rows at a time. bits: 8 or 4 per weight, a constant
+ * after inlining. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
                                                  const tshi_quant_source *from, const int bits) {
     const __m256i flip = _mm256_set1_epi8(-128), low = _mm256_set1_epi8(15);
@@ -63,7 +64,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
             if (has_min) _mm256_storeu_ps(to->min + c, tshi_quant_scales_avx2(w + 2, row));
             for (int half = 0; half < bits / 4; half++) {
                 __m256i z[4];
-#define TSHI_QUANT_ROWS(i) /* rows i and i + 4 */                                                  \
+#define TSHI_QUANT_ROWS(i) /* loads 16 bytes of rows i and i + 4 */                                \
     z[i] = _mm256_inserti128_si256(                                                                \
         _mm256_castsi128_si256(TSHI_QUANT_128(w + (i)*row + head + 16 * half)),                    \
         TSHI_QUANT_128(w + ((i) + 4) * row + head + 16 * half), 1);
@@ -91,10 +92,11 @@ TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant
         tshi_quant_tiles_avx2(to, from, 4);
 }
 
-/* Adds products w q of four elements of 8 columns. The instruction multiplies unsigned by signed
- * bytes and saturates sums of two. 8 bits: |w| by q with w's sign, at most 2 * 128 * 127, added as
- * 32 bits. 4 bits: w (of TSH_Q4_0 plus 8) by q, at most 2 * 15 * 127: 16 bits have space for all of
- * a block. */
+/* Adds the products w q of four elements of each of 8 columns to sum. AVX2 multiplies unsigned by
+ * signed bytes and adds neighbouring products to 16 bits, with saturation. If bits is 8, it
+ * multiplies |w| by q with w's sign: two products are at most 2 * 128 * 127, and are added as 32
+ * bits. If bits is 4, it multiplies w (TSH_Q4_0: w + 8) by q: two products are at most
+ * 2 * 15 * 127, so that 16-bit sums have space for a whole block. */
 TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, __m256i w,
                                                   __m256i magnitude, __m256i q) {
     if (bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
@@ -103,8 +105,8 @@ TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, _
                                                    _mm256_set1_epi16(1)));
 }
 
-/* Adds the sums n of a block of 8 columns, times the scales, to those of the blocks before, and the
- * part of minima, if there are any. */
+/* Returns sum plus the result of one block for 8 columns: its integer sums n times the scales, and,
+ * if has_min is 1, the minima times x->sum. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, int has_min,
                                                  __m256 min, const tshi_quant_input *x, __m256i n,
                                                  __m256 sum) {
@@ -116,7 +118,7 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, i
     return has_min ? _mm256_add_ps(sum, _mm256_mul_ps(min, _mm256_set1_ps(x->sum))) : sum;
 }
 
-/* Adds all blocks of 16 rows of W to the sums of one row of X, without tiles. */
+/* Adds the products of all blocks of 16 rows of W with one row of X to 16 sums, without tiles. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, const int bits,
                                                const tshi_quant_input *x, float *sums) {
     const __m256i low = _mm256_set1_epi8(15);
@@ -125,7 +127,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
     for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8) {
         const unsigned char *w = from->w + c * row;
         const tshi_quant_input *y = x;
-        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* the next 8 rows */
+        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* prefetches the next 8 rows */
         __m256 sum = _mm256_loadu_ps(sums + c);
         for (int b = 0; b < from->count; b++, w += size, y += TSHI_QUANT_FEW) {
             __m256i n = _mm256_setzero_si256(), z[4];
@@ -154,13 +156,13 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
     }
 }
 
-/* Adds a block of 16 columns to the sums of `rows` rows of X, 1, 2 or 4. */
+/* Adds the products of one tile with 1, 2 or 4 rows of X (`rows`) to their sums of 16 columns. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int bits,
                                                 const int rows, const int has_min,
                                                 const tshi_quant_input *x, float *sums,
                                                 int64_t stride) {
     const __m256i flip = _mm256_set1_epi8(bits == 8 ? -128 : 0);
-    __m256i n[4], m[4]; /* sums of columns 0 to 7, of 8 to 15 */
+    __m256i n[4], m[4]; /* per row of X; n: sums of columns 0 to 7; m: of columns 8 to 15 */
 #define TSHI_QUANT_EACH4(X) X(0) X(1) X(2) X(3)
 #define TSHI_QUANT_BEGIN4(r) n[r] = m[r] = _mm256_setzero_si256();
 #define TSHI_QUANT_ADD4(r)                                                                         \
@@ -193,14 +195,14 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
                                           const tshi_quant_input *x, float *sums, int64_t stride,
                                           int rows) {
     const int has_min = from->size == TSHI_QUANT_Q4_1;
-#define TSHI_QUANT_SOME(some) /* `some` rows at a time, as often as there are so many */           \
+#define TSHI_QUANT_SOME(some) /* takes `some` rows at a time, while as many are left */            \
     for (; rows >= some; rows -= some, x += some, sums += some * stride)                           \
         for (int b = 0; b < from->count; b++)                                                      \
             if (from->size == TSHI_QUANT_Q8)                                                       \
                 tshi_quant_rows_avx2(w + b, 8, some, 0, x + TSHI_QUANT_FEW * b, sums, stride);     \
             else                                                                                   \
                 tshi_quant_rows_avx2(w + b, 4, some, has_min, x + TSHI_QUANT_FEW * b, sums, stride);
-    if (!w) { /* one row */
+    if (!w) { /* no tiles: one row of X */
         if (from->size == TSHI_QUANT_Q8)
             tshi_quant_one_avx2(from, 8, x, sums);
         else

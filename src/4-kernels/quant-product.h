@@ -13,7 +13,7 @@ static const tshi_quant_kernel tshi_quant_kernels[] = {
 #endif
 };
 
-/* Returns the best kernels that an instruction set has, TSHI_ISA_.... */
+/* Returns the best kernel for an instruction set, TSHI_ISA_..., on this processor. */
 static const tshi_quant_kernel *tshi_quant_pick(int isa) {
 #if TSHI_X86
     if (isa == TSHI_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
@@ -26,10 +26,11 @@ static const tshi_quant_kernel *tshi_quant_pick(int isa) {
 
 /* -- products --------------------------------------------------------------- */
 
-/* Quantises a block of a row of X: q is x / scale, rounded to the nearest, ties to even. Adding
- * 1.5 * 2^23 does that: the sum's low 8 bits are q. NaN and infinity make the scale what they are.
- * The largest magnitude is found among the bits of floats, where integers compare. offset: what a
- * tile of W adds to its elements. */
+/* Quantises a block of 32 elements of a row of X: scale is the largest magnitude / 127, and q is
+ * x / scale, rounded to nearest, ties to even. (Adding 1.5 * 2^23 rounds: the low 8 bits of the sum
+ * are q.) If an element is NaN or infinite, so is the scale. To find the largest magnitude, the
+ * floats' bits are compared as integers. offset: what tiles of W add to each weight (128, 8 or
+ * 0). */
 static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input *to) {
     float y[TSHI_DTYPE_BLOCK], inverse;
     int32_t most = 0, sum = 0, bits;
@@ -51,20 +52,20 @@ static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input
     to->sum = to->scale * (float)sum;
 }
 
-/* A product, whose columns threads share. */
+/* A product Y = X W^T + b, whose columns are divided among threads. */
 typedef struct tshi_quant_job {
     const tshi_quant_kernel *kernel;
-    const unsigned char *w;    /* W, shape (outs, blocks), `size` bytes a block */
-    const tshi_quant_input *x; /* X, shape (rows / 8, blocks, 8) */
-    const tshi_matrix *bias;   /* as (rows, outs); NULL: there is none */
+    const unsigned char *w;    /* W, shape (outs, blocks); a block has `size` bytes */
+    const tshi_quant_input *x; /* X, shape (rows / 8, rounded up; blocks; 8) */
+    const tshi_matrix *bias;   /* b, broadcast to (rows, outs); NULL: there is none */
     tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
-    int size, wide; /* wide: tiles side by side */
+    int size, wide; /* size: bytes of a block of W; wide: number of tiles computed side by side */
     char *scratch;  /* for every piece: tiles, then sums of shape (rows, 16 * wide) */
-    size_t each;    /* bytes of scratch of a piece */
+    size_t each;    /* bytes of scratch per piece */
 } tshi_quant_job;
 
-/* Computes the sums of `tiles` tiles side by side, from column `first` on. */
+/* Computes 16 * tiles columns of X W^T, from column `first` on, to `sums`. tile: scratch. */
 static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile, float *sums,
                                int64_t first, int tiles) {
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
@@ -81,7 +82,8 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
             const int64_t c = first + t * TSHI_QUANT_COLUMNS; /* the tile's first column */
             from.w = job->w + c * from.row + b * job->size;
             from.rows = (int)tshi_base_min(TSHI_QUANT_COLUMNS, job->outs - c);
-            /* the same blocks of the next tiles' rows, one after the other in memory */
+            /* prefetches the rows of the next tiles, which follow each other in memory, from front
+             * to back: 16 b of their blocks were prefetched before */
             from.ahead = (uintptr_t)from.w + (uintptr_t)(TSHI_QUANT_COLUMNS * tiles * from.row +
                                                          (TSHI_QUANT_COLUMNS - 1) * b * job->size);
             if (!direct) job->kernel->move(tile + t * TSHI_QUANT_STRIP, &from);
@@ -127,11 +129,12 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
     }
 }
 
-/* Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins); bias as
- * (rows, outs), or NULL; y (rows, outs), of any floating dtype, its rows contiguous. */
+/* Computes Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins);
+ * bias broadcast to (rows, outs), or NULL; y (rows, outs), of any floating dtype, its rows
+ * contiguous. */
 static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
                                const tshi_matrix *bias, tshi_matrix y) {
-    enum { MIN_WORK = 1 << 18 }; /* multiply-adds that are worth a thread */
+    enum { MIN_WORK = 1 << 18 }; /* min multiply-adds per thread: fewer would not pay */
     const int64_t outs = w->local[0], ins = w->local[1], blocks = ins / TSHI_DTYPE_BLOCK;
     const tshi_dtype *from = &tshi_dtypes[x.dtype];
     const int pieces = (int)tshi_base_min(
@@ -154,7 +157,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     }
     to = (tshi_quant_input *)tshi_mem_data(block);
     job.size = tshi_dtypes[w->dtype].size;
-    if (rows > 1) memset(to, 0, inputs); /* rows that are missing in the last eight */
+    if (rows > 1) memset(to, 0, inputs); /* rows that the last group of 8 lacks are 0 */
     for (int64_t i = 0; i < rows; i++)
         for (int64_t b = 0; b < blocks; b++) {
             from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
@@ -182,8 +185,9 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     tshi_mem_release(w->ctx, block);
 }
 
-/* Returns w (out, in) as a matrix, with the values at `values`: in place, or, if it is quantised,
- * as tsh_real in *block, which the caller releases. Without memory its data is NULL. */
+/* Returns the weight w, shape (out, in) and with its values at `values`, as a matrix: in place, or,
+ * if w is quantised, converted to tsh_real in *block, which the caller releases. Without memory the
+ * matrix's data is NULL. */
 static tshi_matrix tshi_quant_plain(const tsh_tensor *w, void *values, tshi_block **block) {
     const int64_t n = tsh_local_numel(w);
     tsh_real *plain;

@@ -15,7 +15,7 @@ static short tshi_quant_two(const unsigned char *scale) {
     return two;
 }
 
-/* Loads the scales of 16 rows. */
+/* Loads the f16 scales of one block of each of 16 rows, as floats. row: bytes from row to row. */
 TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int64_t row) {
     __m128i low = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(0));
     __m128i high = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(8));
@@ -27,10 +27,11 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
     return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
-/* Moves a block of 16 rows to a tile in 8 parts, between which sums are added to: a processor does
- * both at a time. p: the part; z: keeps values from part to part. 8 bits: a register has the bytes
- * of rows r and r + 4; transposing rows 0 to 7 gives dwords i, i + 4 of four rows, then of the next
- * four. 4 bits: a register has the 16 bytes of rows i, 4 + i, 8 + i, 12 + i. */
+/* Does part p, of 8, of moving one block of each of 16 rows to a tile. Between the parts, the
+ * caller adds products to sums: a processor does both at a time. z: values that the parts share. If
+ * bits is 8, a register is loaded with the blocks of rows r and r + 4 (32 bytes each); transposing
+ * rows 0 to 7 makes it hold dwords i and i + 4 of rows 0 to 3, then of rows 4 to 7. If bits is 4, a
+ * register is loaded with the blocks of rows i, 4 + i, 8 + i and 12 + i (16 bytes each). */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int bits, const int p, const int has_min,
                                                  __m512i *z, tshi_quant_tile *to,
                                                  const unsigned char *w, int64_t row) {
@@ -104,8 +105,8 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
     s[i] = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
 #define TSHI_QUANT_BEGIN(i)                                                                        \
     if (width > i) n[i] = _mm512_set1_epi32(x[i].offset);
-/* Adds the products with four elements of row i of X. gcc 12 would load them in all lanes by an
- * instruction of its own. */
+/* Adds the products with four elements of row i of X. In assembly, because gcc 12 would broadcast
+ * them to all lanes by a separate instruction. */
 #define TSHI_QUANT_ADD(i)                                                                          \
     if (width > i)                                                                                 \
         __asm__("vpdpbusd %1%{1to16%}, %2, %0"                                                     \
@@ -128,17 +129,19 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
 #define TSHI_QUANT_PUT(i)                                                                          \
     if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
 
-/* bits (0: tiles) and width, the number of rows of X or more, are constant after inlining. */
+/* tshi_quant_dot_fn for up to 8 rows of X. bits: bits per weight of from->w, 8 or 4; 0: reads
+ * `tile` instead. width: 1, 4 or 8, at least `rows`. Both are constants after inlining. */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
                                                       const tshi_quant_source *from,
                                                       const tshi_quant_input *x, float *sums,
                                                       int64_t stride, int rows, const int bits,
                                                       const int width) {
     const unsigned char *w = from->w;
-    tshi_quant_source first = *from; /* its first block */
+    tshi_quant_source first = *from; /* `from` with its first block only */
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     uintptr_t ahead = from->ahead;
-    __attribute__((aligned(64))) tshi_quant_tile two[2]; /* of this block and of the next one */
+    /* tiles of this block and of the next one */
+    __attribute__((aligned(64))) tshi_quant_tile two[2];
     __m512i z[8];
     __m512 s[8];
     TSHI_QUANT_EACH(TSHI_QUANT_SUMS)

@@ -4,59 +4,63 @@
 /* Needs: >>dtype.                                                            */
 /* ========================================================================== */
 
-/* Y = X W^T + b, with W (out, in) in blocks of 32 integers w and a scale s. X is quantised by
- * blocks in the same way, to 8 bits: x is about t q, where t is a float. Then
+/* Y = X W^T + b. W, shape (out, in), consists of blocks of 32 integers w with a scale s. X is
+ * quantised by blocks in the same way, to 8 bits: x is about t q, where q is an integer and the
+ * scale t a float. Then
  *
  *     y = sum over the blocks of (s t) * (sum over 32 elements of w q)
  *
- * and the inner sum is one of integers. It is exact; the outer one adds floats in the order of the
- * blocks, each product rounded, then each sum. With a minimum m of the block (TSH_Q4_1) w is
- * s v + m, and after each block's product with v, m times t (the sum of q) is added. So an element
- * of Y depends on its rows of X and W only: not on the number of rows, not on threads, not on the
- * instruction set. (Without an FMA that the compiler makes of a product and a sum: -std=c99 or
- * -ffp-contract=off.)
+ * and the inner sum is one of integers. It is exact; the outer sum adds floats in the order of the
+ * blocks, where each product is rounded, then each sum. If blocks have a minimum m (TSH_Q4_1), a
+ * weight is s w + m, and m times t (the sum of q) is added after each block's product. So an
+ * element of Y depends only on its rows of X and W: not on the number of rows, not on threads, not
+ * on the instruction set. (The compiler must not contract a product and a sum into an FMA: -std=c99
+ * or -ffp-contract=off.)
  *
  * Columns of Y are computed 16 at a time, as many as a register has lanes. Their weights are moved
  * from blocks to tiles, where four successive elements of 16 rows of W lie side by side: one
  * instruction (VNNI) then adds four products in every lane. A few blocks of a row are moved at a
- * time, so that tiles stay in the L1 cache, and serve all rows of X. With few rows, the next block
- * is moved while sums of this one are added to, and the time is that of reading W. */
+ * time, so that tiles stay in the L1 cache, and serve all rows of X. With few rows of X, the next
+ * block is moved while products with the current one are added, and the time is that of reading
+ * W. */
 enum {
     TSHI_QUANT_COLUMNS = 16, /* columns of a tile */
     TSHI_QUANT_STRIP = 8,    /* blocks that are moved to tiles at a time */
-    TSHI_QUANT_WIDE = 4,     /* tiles side by side, if there are many rows */
-    TSHI_QUANT_FEW = 8,      /* rows of X that share a load of a tile */
+    TSHI_QUANT_WIDE = 4,     /* tiles computed side by side if X has many rows */
+    TSHI_QUANT_FEW = 8,      /* rows of X that use a tile each time it is loaded */
     TSHI_QUANT_Q8 = 34,      /* bytes of a block of TSH_Q8_0 */
-    TSHI_QUANT_Q4 = 18,      /* of TSH_Q4_0 */
-    TSHI_QUANT_Q4_1 = 20     /* of TSH_Q4_1 */
+    TSHI_QUANT_Q4 = 18,      /* bytes of a block of TSH_Q4_0 */
+    TSHI_QUANT_Q4_1 = 20     /* bytes of a block of TSH_Q4_1 */
 };
 
 /* One block of 32 weights of each of 16 rows of W, laid out for the kernels; 64-byte aligned. */
 typedef struct tshi_quant_tile {
-    unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 (TSH_Q4_0: 8) */
-    float scale[16], min[16];  /* min: of TSH_Q4_1 only */
+    /* w[i][c][j]: element 4 i + j of row c, plus 128 (TSH_Q8_0) or 8 (TSH_Q4_0) */
+    unsigned char w[8][16][4];
+    float scale[16], min[16]; /* min: of TSH_Q4_1 only */
 } tshi_quant_tile;
 
-/* A block of a row of X. */
+/* A block of 32 elements of a row of X, quantised. */
 typedef struct tshi_quant_input {
     signed char q[TSHI_DTYPE_BLOCK];
     float scale, sum; /* sum: scale times the sum of q */
-    int32_t offset;   /* -128, -8 or 0 times the sum of q: takes away what that adds in a tile */
+    int32_t offset; /* -128, -8 or 0 times the sum of q: cancels what a tile adds to its weights */
 } tshi_quant_input;
 
-/* `count` blocks of 16 rows of W. */
+/* What a kernel reads of W: `count` successive blocks of each of 16 rows. */
 typedef struct tshi_quant_source {
-    const unsigned char *w; /* the first block */
+    const unsigned char *w; /* first block of the first row */
     int64_t row;            /* bytes from row to row */
-    int rows;               /* of fewer than 16, the last one stands for those that are missing */
-    int count, size;        /* number of blocks; bytes of a block */
-    uintptr_t ahead;        /* address of as many bytes, which are prefetched */
+    int rows;               /* number of rows; if below 16, the last one stands in for the others */
+    int count, size;        /* number of blocks per row; bytes of a block */
+    uintptr_t ahead;        /* address from which as many bytes are prefetched as are read */
 } tshi_quant_source;
 
-/* Moves blocks to tiles. */
+/* Moves from->count blocks of 16 rows of W to as many tiles. */
 typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
-/* Adds blocks to the sums of 16 columns, for 1 to 8 rows of X. from->w: read, if w is NULL (not by
- * all kernels), else tiles. x: block b of row r at 8 b + r; stride: from row to row of sums. */
+/* Adds products with from->count blocks of 16 rows of W to the sums of 16 columns of Y, for 1 to 8
+ * rows of X. w: the blocks as tiles; NULL: reads from->w instead (not all kernels can). x[8 b + r]:
+ * block b of row r of X. stride: floats from row to row of sums. */
 typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, const tshi_quant_source *from,
                                   const tshi_quant_input *x, float *sums, int64_t stride, int rows);
 
@@ -64,7 +68,7 @@ typedef struct tshi_quant_kernel {
     const char *name;
     tshi_quant_move_fn move;
     tshi_quant_dot_fn dot;
-    int direct; /* limit of rows of X for which dot takes no tiles, of 16 rows of W */
+    int direct; /* max rows of X for which dot reads 16 rows of W without tiles; 0: it never does */
 } tshi_quant_kernel;
 
 /* -- the portable kernels --------------------------------------------------- */

@@ -19,7 +19,7 @@ static const char tshi_bucket_what[] = "a bucket of gradients or parameters over
 
 typedef struct tshi_bucket_entry {
     struct tshi_bucket_entry *next; /* the leaf added after this one */
-    tsh_tensor *leaf;               /* has the gradient, or is the parameter, to be sent */
+    tsh_tensor *leaf; /* a tensor: the bucket sends its gradient or (all-gather) its values */
 } tshi_bucket_entry;
 
 /* The message of a bucket with several leaves is a matrix of shape (ranks of dp, width): row k
@@ -30,13 +30,16 @@ typedef struct tshi_bucket_entry {
  * with one leaf is the leaf's own memory. */
 struct tshi_bucket {
     tshi_bucket *next;  /* the bucket that was filled after this one */
-    tsh_coll_kind kind; /* TSH_ALLREDUCE or TSH_REDUCE_SCATTER of gradients, TSH_ALLGATHER */
-    tshi_bucket_entry *first, **last; /* list of the leaves; where to link the next one */
-    int64_t count, width;             /* count: elements of all leaves; width: of one row */
-    int64_t *counts; /* for each rank of dp: elements of its row (recv_counts); all-reduce: NULL */
-    tshi_block *block; /* the message, or the only leaf's values; NULL: not started */
+    /* gradients: TSH_ALLREDUCE or TSH_REDUCE_SCATTER; parameters: TSH_ALLGATHER */
+    tsh_coll_kind kind;
+    /* first: list of the leaves; last: where to link the next one */
+    tshi_bucket_entry *first, **last;
+    int64_t count, width;             /* count: elements of all leaves; width: elements of a row */
+    /* counts[k]: elements of row k, for tsh_coll.recv_counts; all-reduce: NULL */
+    int64_t *counts;
+    tshi_block *block; /* the message; NULL: the collective was not started yet */
     tshi_block *own;   /* this rank's row, the result of a reduce-scatter; other kinds: NULL */
-    tsh_req req;       /* the collective, for tsh_wait */
+    tsh_req req;       /* the request of the collective, for tsh_wait */
 };
 
 /* Returns the index of the first element of chunk k of a leaf. */
@@ -49,8 +52,9 @@ static int64_t tshi_bucket_chunk_size(const tsh_tensor *leaf, int k) {
     return tshi_bucket_chunk(leaf, k + 1) - tshi_bucket_chunk(leaf, k);
 }
 
-/* Returns the leaf whose own memory is the message: the only one of the bucket, unless it is a
- * parameter of another dtype; NULL: the leaves are copied. */
+/* Returns the bucket's only leaf if the leaf's own memory is the message, without a copy. Returns
+ * NULL if the leaves are copied: there are several, or the only one is a parameter whose dtype is
+ * not tsh_real. */
 static tsh_tensor *tshi_bucket_only(const tshi_bucket *b) {
     tsh_tensor *leaf = b->first->leaf;
     return b->first->next || (b->kind == TSH_ALLGATHER && leaf->dtype != TSH_REAL) ? NULL : leaf;
@@ -61,31 +65,33 @@ static int64_t tshi_bucket_elements(const tsh_ctx *ctx, const tshi_bucket *b) {
     return tshi_bucket_only(b) ? b->count : b->width * ctx->dp.size;
 }
 
-/* Returns where row k of the message starts; if the bucket has one leaf, where its chunk k does. */
+/* Returns where row k of the message starts. If the message is a leaf's own memory: where chunk k
+ * of the leaf starts. */
 static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
     return (tsh_real *)tshi_mem_data(b->block) +
            (tshi_bucket_only(b) ? tshi_bucket_chunk(b->first->leaf, k) : b->width * k);
 }
 
 /* out 0: copies chunk k of every leaf into `row`, with padding. out 1: copies `row` back into the
- * leaves. If a leaf's gradient is live then, an earlier bucket has returned it: the leaf got
- * another contribution after that bucket was sent, and the two are added. */
+ * leaves. If a leaf has a gradient by then (gr.live), an earlier bucket has returned it: the leaf
+ * got another contribution after that bucket was sent, and the two are added. */
 static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
-        const int gathers = b->kind == TSH_ALLGATHER; /* copies parameters, not gradients */
+        const int gathers = b->kind == TSH_ALLGATHER; /* 1: copies parameters; 0: gradients */
         const int64_t first = tshi_bucket_chunk(leaf, k);
         const int64_t n = tshi_bucket_chunk_size(leaf, k), padded = tshi_bucket_chunk_size(leaf, 0);
         tsh_real *at = gathers ? NULL : (tsh_real *)tshi_mem_data(leaf->gr.block) + first;
         if (gathers && out) {
             (void)tshi_tensor_set_exact(leaf, first, n, row);
         } else if (gathers) {
-            tshi_tensor_exact(leaf, first, n, row); /* also what bf16 cuts off */
+            /* exact weights: also the bits that bf16 cuts off */
+            tshi_tensor_exact(leaf, first, n, row);
         } else if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
         } else if (leaf->gr.live) {
             tshi_dtype_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
-            leaf->sparse = 0; /* any row of the leaf may differ from 0 */
+            leaf->sparse = 0; /* any row of the gradient may differ from 0 */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
@@ -95,7 +101,7 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
 }
 
 /* Waits for the oldest bucket whose collective may still run. Does not copy its result to the
- * leaves: tshi_bucket_end does, so that contributions which come until then find empty
+ * leaves: tshi_bucket_end does, so that contributions that backward adds before then find empty
  * accumulators. */
 static void tshi_bucket_await(tsh_ctx *ctx) {
     tshi_bucket *b = ctx->buckets.awaited;
@@ -103,7 +109,8 @@ static void tshi_bucket_await(tsh_ctx *ctx) {
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, b->req), tshi_bucket_what);
 }
 
-/* Makes the message, b->block, and what else the collective needs. Returns 0 without memory. */
+/* Prepares the bucket's collective: makes the message (b->block), the counts and, for a
+ * reduce-scatter, memory for the result. Returns 0 if there is no memory. */
 static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
     tsh_tensor *only = tshi_bucket_only(b); /* NULL: the leaves are copied */
@@ -133,8 +140,8 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     return b->block != NULL;
 }
 
-/* Fails if a leaf of the bucket was released since it was added: by a backward of the program's
- * own, for only these are called meanwhile. */
+/* Records an error if a leaf of the bucket was freed since it was added. Only the program's own
+ * code that runs within tsh_backward, the backward of a custom op, can have freed it. */
 static void tshi_bucket_check(tsh_ctx *ctx, const tshi_bucket *b) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next)
         if (p->leaf->flags & TSHI_DEAD)
@@ -143,24 +150,25 @@ static void tshi_bucket_check(tsh_ctx *ctx, const tshi_bucket *b) {
                            "is summed over dp; free it when tsh_backward is done");
 }
 
-/* Starts the bucket's collective, unless it was started before. The gradients in the bucket are not
- * live until tshi_bucket_copy_back. */
+/* Starts the bucket's collective, unless it was started before. From then until
+ * tshi_bucket_copy_back, the leaves count as having no gradient (gr.live is 0). */
 static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
     tshi_bucket_check(ctx, b);
     if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
     for (tshi_bucket_entry *p = b->first; p; p = p->next) {
-        p->leaf->in_bucket = 0; /* may be added to a later bucket */
+        p->leaf->in_bucket = 0; /* the leaf may be added to a later bucket */
         if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
     }
     coll.send = coll.recv = tshi_mem_data(b->block); /* in place */
     coll.count = tshi_bucket_elements(ctx, b);
     coll.recv_counts = b->counts;
-    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG; /* sums: tshi_bucket_divide */
+    /* sums are divided later, by tshi_bucket_divide */
+    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
     if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
     if (b->own) coll.recv = tshi_mem_data(b->own); /* the result: this rank's row */
     while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
-        tshi_bucket_await(ctx); /* keeps one request free, for the sum of weights */
+        tshi_bucket_await(ctx); /* keeps one request free for tshi_bucket_sum_weights */
     if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) == TSH_OK)
         (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
 }
@@ -176,8 +184,8 @@ static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
 }
 
 /* Adds a leaf whose gradient is complete to the open bucket of its kind; a leaf of at least
- * all->limit elements gets a bucket of its own. For an all-gather: adds a parameter whose chunk on
- * this rank is up to date. Closes the bucket if it is full. */
+ * all->limit elements gets a bucket of its own. kind TSH_ALLGATHER: adds a parameter of which this
+ * rank has updated its chunk. Closes the bucket if it is full. */
 static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     tsh_ctx *ctx = leaf->ctx;
     tshi_buckets *all = &ctx->buckets;
@@ -188,7 +196,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
-    if (!b->first) b->last = &b->first; /* a new bucket, filled with zeros */
+    if (!b->first) b->last = &b->first; /* a new bucket: its memory is all 0 */
     p->leaf = leaf;
     tshi_tensor_ref(leaf);
     *b->last = p;
@@ -197,7 +205,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     b->count += n;
     b->width += tshi_bucket_chunk_size(leaf, 0); /* padded length of a chunk */
     leaf->in_bucket = 1;
-    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* full: no longer open */
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* a full bucket is not open */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
@@ -249,7 +257,8 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = tshi_bucket_only(b);
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    int k, in_place = only && (gathers || !only->gr.block); /* the leaf's own memory was sent */
+    /* 1: the leaf's own memory was sent */
+    int k, in_place = only && (gathers || !only->gr.block);
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
@@ -264,16 +273,18 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         const int kind = tshi_tensor_grad_kind(p->leaf);
         if (!*grad && !(*grad = tshi_mem_alloc(ctx, kind, bytes))) return;
     }
-    for (k = 0; k < ctx->dp.size; k++) /* row by row, except those that are in place already */
+    for (k = 0; k < ctx->dp.size; k++) /* row by row, except rows that are in place already */
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
             tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
     for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
 }
 
-/* Starts the collectives that are left, waits for all, and copies their results to the leaves. */
+/* Starts the collectives that were not started yet, waits for all, and copies their results to the
+ * leaves. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]); /* the last one, not full */
+    /* the last bucket of its kind, not full */
+    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
     tshi_error_report(ctx); /* other ranks, waiting for this rank's bucket, learn of its error */

@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>coll                                              MARK: - coll (private) */
-/* The arithmetic of sums, and collectives as text.                           */
+/* Kinds of collectives and their names; chunks of a buffer; a hash.          */
 /* Needs: >>text >>dtype.                                                     */
 /* ========================================================================== */
 
@@ -8,7 +8,8 @@ static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
     "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
     "send",       "receive",    "send-receive",   "barrier",   "split"};
 
-enum { TSHI_COLL_AXIS = 56 }; /* a group's id, from this bit on: 't', 'd', 'p' or 0 */
+/* first bit of the highest byte of a group's id: 't', 'd' or 'p' for tp, dp or pp, else 0 */
+enum { TSHI_COLL_AXIS = 56 };
 
 /* Returns 1 for kinds between two ranks; these are numbered per pair of ranks, not per group. */
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
@@ -22,7 +23,8 @@ static int tshi_coll_rows(tsh_coll_kind kind) {
 
 static int64_t tshi_coll_chunk(int64_t n, int size, int k) {
     int64_t chunk = n / size + (n % size != 0);         /* ceil(n / size) */
-    return chunk == 0 || k > n / chunk ? n : chunk * k; /* min(n, chunk k) */
+    /* min(n, chunk * k), without overflow */
+    return chunk == 0 || k > n / chunk ? n : chunk * k;
 }
 
 /* Returns 1 for kinds that combine the ranks' values by coll->redop. */

@@ -13,15 +13,16 @@
 
 enum { TSHI_COMM_IN_FLIGHT = 64 }; /* limit of requests in flight: rule 1 of >>comm-api */
 
-/* The elements that a collective reads from this rank's send and writes to its recv. -1: a count,
- * or the rank to send to or receive from, is not valid. */
+/* The number of elements that a collective reads from this rank's send buffer and writes to its
+ * recv buffer. -1: a count, or the rank to send to or receive from, is not valid. */
 typedef struct tshi_comm_size {
-    int64_t send, recv; /* in elements */
+    int64_t send, recv; /* numbers of elements */
 } tshi_comm_size;
 
 /* Returns the sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
 static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
-    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0; /* elements of at most 8 bytes */
+    /* max number of elements: the widest dtype has 8 bytes */
+    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0;
     if (!counts || blocks < 0) return -1;
     for (int r = 0; r < n; r++) {
         if (counts[r] < 0 || counts[r] > limit - total) return -1;
@@ -43,7 +44,8 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
         whole = tshi_comm_total(coll->recv_counts, n, coll->blocks); /* elements of all ranks */
-        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks; /* of this rank */
+        /* elements of this rank */
+        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks;
         size.send = coll->kind == TSH_ALLGATHER ? own : whole;
         size.recv = coll->kind == TSH_ALLGATHER ? whole : own;
         break;
@@ -69,7 +71,8 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
  * so no function may write to it. */
 static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
 
-/* Returns 1 if comm is open. A comm of zeros (closed, or of a rank without a color) has size 0. */
+/* Returns 1 if comm is open. A comm of zeros, size 0, is closed, or was returned by tsh_split for
+ * color -1. */
 static int tshi_comm_usable(const tsh_comm *comm) {
     return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
            comm->rank < comm->size && (comm->ops || comm->size == 1); /* no ops: a group of one */
@@ -97,7 +100,8 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* the sum of the next two */
+    /* as a reduce-scatter and an all-gather */
+    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
     case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
@@ -122,7 +126,7 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
 static tsh_result tshi_comm_compare(tsh_comm *comm) {
     tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
     if (!ctx) return TSH_OK;
-    comm->unchecked = NULL; /* before the comparison, which uses comm */
+    comm->unchecked = NULL; /* before the comparison, which itself runs a collective on comm */
     return ctx->compare(comm, ctx);
 }
 
@@ -134,7 +138,8 @@ TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
-/* Returns a tsh_coll with buffers, and with the count of kinds that have a single count. */
+/* Returns a tsh_coll with these buffers and this dtype. count: of a kind that has a single count;
+ * of other kinds 0. */
 static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
                                tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
@@ -222,7 +227,7 @@ TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
     coll.size = (uint32_t)sizeof coll;
     coll.kind = kind;
     coll.dtype = dtype;
-    coll.blocks = 1; /* counts are not repeated */
+    coll.blocks = 1; /* one block: the counts are not repeated */
     coll.root = coll.send_to = coll.recv_from = coll.tag = -1;
     return coll;
 }
@@ -241,8 +246,9 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
-    pairwise = tshi_coll_pairwise(coll->kind);                        /* numbered by the backend */
-    coll->seq = pairwise ? 0 : comm->next_seq; /* position among the group's collectives */
+    /* these kinds are numbered by the backend */
+    pairwise = tshi_coll_pairwise(coll->kind);
+    coll->seq = pairwise ? 0 : comm->next_seq; /* number of the collective in its group */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
@@ -257,7 +263,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
 
 TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
-    *done = 1;               /* the result if req is 0 */
+    *done = 1;               /* what the caller gets if req is 0 */
     if (!req) return TSH_OK; /* the collective is complete already */
     return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
 }
@@ -285,7 +291,9 @@ TSH_API void tsh_comm_progress(tsh_comm *comm) {
     if (comm && comm->ops) comm->ops->progress(comm);
 }
 
-/* tsh_split; `name` has the name of the new groups as an id has it (tshb_group_text); 0: none. */
+/* Does what tsh_split does. name: the axis of the new groups, 't', 'd' or 'p', shifted left by
+ * TSHI_COLL_AXIS; 0: none. It becomes part of the new groups' ids, so that errors can name the
+ * groups (tshb_group_text). */
 static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int key,
                                   tsh_comm *out) {
     tsh_result result = TSH_OK;
@@ -320,9 +328,11 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED; /* no error code */
+    /* code is not that of an error */
+    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
     memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
-    (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* -1: not known here */
+    /* rank -1: the backend fills it in */
+    (void)tsh_error_set(&why, code, -1, "%s", message ? message : "");
     comm->ops->abort(comm, &why);
 }
 

@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>context                                        MARK: - context (private) */
-/* One rank's world: opened from a description, closed with all it holds.     */
+/* A ctx: opened from a tsh_desc, with its groups; closed with all it owns.   */
 /* Needs: >>gemm-api >>tape-leaf.                                             */
 /* ========================================================================== */
 
@@ -15,7 +15,8 @@
 static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
     const int pp_fits = pp > 0 && world % pp == 0;
-    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world; /* to be factored */
+    /* the error lists the divisors of this number */
+    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world;
     char list[TSH_MESSAGE_SIZE / 2] = "1";
     for (int d = 2; d <= whole; d++)
         if (whole % d == 0) tsh_text_add(list, sizeof list, "%s%d", d < whole ? ", " : " or ", d);
@@ -32,8 +33,9 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, i, j;
     if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp)))
         return tshi_context_refuse(ctx, tp, pp);
-    if (!tp) tp = world / pp;          /* desc->tp 0: all ranks that pp leaves */
-    for (i = 0; i < 3; i++, at += 3) { /* at: the name of axis i, and '-' or the end */
+    if (!tp) tp = world / pp;          /* desc->tp 0: as large as possible */
+    /* at points to the name of axis i, followed by '-' or the end */
+    for (i = 0; i < 3; i++, at += 3) {
         int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
         for (j = 0; fits && j < i; j++) fits = axis[j] != *at; /* an axis must not be named twice */
         if (!fits)
@@ -83,18 +85,19 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
-    ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1); /* in elements */
+    /* elements that make a bucket full */
+    ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty: one rank */
     ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
-    tshi_tensor_ring(&ctx->handles.owned); /* an empty list */
+    tshi_tensor_ring(&ctx->handles.owned); /* makes an empty list */
     tshi_tensor_ring(&ctx->handles.step);
     return ctx;
 }
 
-/* Reports that there is no memory for a ctx, to the logger and to the other ranks; there is no ctx
- * that could hold the error. */
+/* Reports to the logger and to the other ranks that there is no memory for a ctx. (Other errors are
+ * kept in the ctx.) */
 static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     tsh_comm world = desc->comm;
     tsh_error error = {TSH_ERR_MEMORY, world.ops ? world.rank : -1, ""}; /* rank -1: no world */
@@ -107,9 +110,10 @@ static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     return TSH_ERR_MEMORY;
 }
 
-/* Returns the option of the compiler by which floating-point arithmetic is not exact in this file,
- * NULL if there is none. clang defines no macro for these. (The operands are volatile so that the
- * results are those of the program, not of the compiler; 1e30 swallows 1 in every format.) */
+/* Returns the name of a compiler option, such as -fassociative-math, that makes floating-point
+ * arithmetic in this file inexact; NULL: none was found. Finds it by computing, since clang defines
+ * no macro for these options. (The operands are volatile so that the results are those of the
+ * program, not of the compiler; 1e30 swallows 1 in every format.) */
 static TSHI_COLD const char *tshi_context_inexact(void) {
     const volatile float big = 1e30f, one = 1, three = 3, five = 5, zero = 0, endless = INFINITY;
     const float a = big, b = one, c = five, d = -zero, e = endless;
@@ -149,13 +153,13 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (!ctx) return;
     if (ctx->trace && ctx->trace->profile) tshi_profile_end(ctx);
-    tshi_error_report(ctx);  /* while the comms are still open */
+    tshi_error_report(ctx);  /* needs the comms, which are closed below */
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned)
         tshi_tensor_release(ctx->handles.owned.next);
-    tshi_trace_drop(ctx); /* a trace that was not ended */
+    tshi_trace_drop(ctx); /* if tsh_trace_end was not called */
     tshi_mem_release(ctx, ctx->gemm_scratch);
-    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages); /* all pages of the step pool */
+    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages); /* frees all pages of the step pool */
     for (tshi_micro *micro = ctx->micros; micro; micro = micro->next)
         tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->tape.arena.first);
@@ -164,7 +168,7 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
     tsh_comm_close(&ctx->tp);
-    tsh_comm_close(&ctx->world);                    /* after the groups split from it */
+    tsh_comm_close(&ctx->world);                    /* closed after the groups split from it */
     const tsh_allocator allocator = ctx->allocator; /* a copy: the ctx is released with it */
     (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
 }
@@ -194,7 +198,7 @@ TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), v
 
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error) {
-    tsh_desc mine = TSHI_ZERO; /* *desc, with comm as its comm */
+    tsh_desc mine = TSHI_ZERO; /* a copy of *desc, with .comm = *comm */
     tsh_ctx *ctx = NULL;
     int result = 1;
     if (desc) mine = *desc;

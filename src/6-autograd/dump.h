@@ -15,22 +15,25 @@ static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
     return number;
 }
 
-/* Prints the names of the inputs whose bits are set, and "output" for TSHI_OUT: "x weight". */
+/* Prints the names of the inputs whose bits are set in `bits`, and "output" for TSHI_OUT, separated
+ * by blanks: "x weight". */
 static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned bits) {
     int i, length, count = 0;
     for (i = 0; i < node->n; i++) {
         const char *name = tshi_tensor_name(node->op->inputs, i, &length);
-        if (!(bits >> i & 1u) || !node->in[i]) continue; /* not set, or left out by the caller */
+        /* bit not set, or an optional input that the caller left out */
+        if (!(bits >> i & 1u) || !node->in[i]) continue;
         (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
         if (!node->op->inputs) (void)fprintf(file, "%d", i); /* unnamed inputs: their index */
     }
     if (bits & (unsigned)TSHI_OUT) (void)fprintf(file, "%soutput", count ? " " : "");
 }
 
-/* Prints what the node holds for backward, if anything, after the text `before`: with "; " as
- * `before`, "; saves x weight, 3584 bytes". */
+/* Prints the text `before`, then which values the node saves for backward and their bytes: "saves x
+ * weight, 3584 bytes". Prints nothing if the node saves nothing. */
 static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
-    size_t bytes = node->aux ? node->aux->size : 0; /* aux: what else backward reads */
+    /* aux: values of the op's own that backward reads */
+    size_t bytes = node->aux ? node->aux->size : 0;
     unsigned saved = 0; /* bits of the inputs and of the output that are saved */
     for (int i = 0; i <= node->n; i++) {
         const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
@@ -56,7 +59,7 @@ static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
 static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
     char text[TSHI_TEXT_SIZE];
-    int i, length, count = 0; /* count: inputs printed so far */
+    int i, length, count = 0; /* count: number of inputs printed so far */
     (void)fprintf(file, "#%d %s%s%s(", number, path, *path ? " " : "", node->op->name);
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *t = node->in[i];
@@ -75,8 +78,8 @@ static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int numb
     (void)fputs("\n", file);
 }
 
-/* Prints the text `begin`, every node by the function `line`, the oldest first, and the text `end`.
- * op: name of the public function, for errors. */
+/* Prints the text `begin`, then every node, the oldest first, by calling `line`, then the text
+ * `end`. op: name of the public function, for errors. */
 static TSHI_COLD tsh_result tshi_dump_all(const char *op, tsh_ctx *ctx, FILE *file,
                                           const char *begin, const char *end,
                                           void (*line)(FILE *file, const tshi_node *node,

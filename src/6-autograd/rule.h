@@ -15,8 +15,8 @@
  * output and the inputs whose gradient is a partial sum. "P R: P, dB P": if A is P and B is R, the
  * output is P, and so is the gradient of B, which each rank computes from its own part of A. */
 
-/* Fills in the layout and the partial bits of the output by op's rule. params: what else the rule
- * depends on. Returns 0 after an error. */
+/* Runs op's rule on n inputs: fills in output->layout and output->partial. params: the options of
+ * the call that the rule depends on, or NULL. Returns 0 after an error. */
 TSHI_OUTLINE int tshi_rule_run(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                                tshi_output *output) {
     const tshi_call call = {op, in, n, params};
@@ -44,7 +44,7 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
                     call->op->name, why, tshi_tensor_text(x, text), x->ctx->tp.size) == TSH_OK;
 }
 
-/* Keeps the layout of the first input, whatever it is. */
+/* The rule of ops whose output has the layout of the first input, whatever that is. */
 static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
     (void)call, (void)output; /* unused */
     return 1;
@@ -70,8 +70,8 @@ static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind 
     return NULL;
 }
 
-/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: 1 if P is, because
- * the op is linear in these inputs. */
+/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: 1 if the op is
+ * linear in these inputs, so that they may be P. */
 static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
     const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* NULL: none is sharded */
@@ -92,7 +92,8 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
     for (i = 0; i < call->n; i++) {
         const tsh_tensor *x = call->in[i];
         const int own = d - (ndim - x->ndim), whole = x->layout.kind == TSH_REPLICATED;
-        const int64_t length = own >= 0 ? x->dim[own] : 1; /* along the sharded dimension */
+        /* x's length along the sharded dimension */
+        const int64_t length = own >= 0 ? x->dim[own] : 1;
         if (whole ? length != 1
                   : x->layout.dim != own || length != output->shape.dim[d] ||
                         !tshi_layout_same_shards(&cut->layout, &x->layout, length, x->ctx->tp.size))
@@ -101,13 +102,14 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
                 whole ? "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
                         "tsh_redistribute(a, tsh_replicated())"
                       : "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
-        if (whole) output->partial |= 1u << i; /* broadcast to all ranks' shards */
+        /* x is broadcast to all ranks' shards, so each rank has a part of its gradient */
+        if (whole) output->partial |= 1u << i;
     }
     return 1;
 }
 
-/* Defines tshi_rule_<name>, the rule of an op that is linear in the inputs that are P (bits: sums)
- * if the condition `allowed` holds. */
+/* Defines tshi_rule_<name>, the rule of an elementwise op that accepts P inputs if the condition
+ * `allowed` holds. sums: bits of the inputs that are P. */
 #define TSHI_RULE_LINEAR(name, allowed)                                                            \
     static int tshi_rule_##name(const tshi_call *call, tshi_output *output) {                      \
         const unsigned sums = tshi_rule_sums(call);                                                \
@@ -131,7 +133,8 @@ static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
 
 /* Parameters of the rules of reductions. */
 typedef struct tshi_rule_axis {
-    int axis, keepdim; /* axis: reduced dimension, -1: all; keepdim: 1 if the output keeps it */
+    /* axis: the reduced dimension, -1: all; keepdim: 1 if the output keeps it, with length 1 */
+    int axis, keepdim;
 } tshi_rule_axis;
 
 /* Returns 1 if x is sharded along the axis; axis -1: along any dimension. */
@@ -161,7 +164,8 @@ static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     return tshi_rule_sum(call, output);
 }
 
-/* The rule of argmax: S along the dimension: R, as ranks tell what they found. Else as above. */
+/* The rule of argmax. S along the reduced dimension: R, since the ranks exchange the maxima of
+ * their shards. Otherwise as tshi_rule_whole. */
 static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     if (axis < 0 || !tshi_rule_is_sharded(call->in[0], axis)) return tshi_rule_whole(call, output);
@@ -169,8 +173,8 @@ static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* The rule of concatenation along dimension d (*params). All parts S(d): S(d), with the segments of
- * all parts. Else all parts must have one layout, which is the output's. */
+/* The rule of concatenation along dimension d, to which params points. All parts S(d): S(d), with
+ * the segments of all parts. Else all parts must have one layout, which is the output's. */
 static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     tsh_tensor *const *in = call->in;
     tsh_layout *layout = &output->layout;
@@ -198,8 +202,9 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
 
 /* -- matmul, linear, embedding -------------------------------------------------- */
 
-/* Fills in the output of a matrix product; returns 0 if the layouts do not fit. Shapes: A
- * (.., m, k), B (.., k, n), output (.., m, n). da, db: sharded dimensions of A, B, as the output's.
+/* Fills in the output of a matrix product; returns 0 if the layouts do not fit. Shapes: A (.., m,
+ * k), B (.., k, n), output (.., m, n). da, db: the sharded dimension of A and of B, counted as a
+ * dimension of the output.
  *   R R: R.  P R: P, dB P.  R P: P, dA P.  S(k) S(k): P.  S(m) R: S(m), dB P.
  *   R S(n): S(n), dA P.  S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P, if B has length
  *   1 along the batch dimension, or no such dimension. */
@@ -207,27 +212,30 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     const tsh_layout *la = &a->layout, *lb = &b->layout;
     tsh_layout *out = &output->layout;
     const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
-    const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED; /* A, B are sharded */
+    /* 1: A is sharded; 1: B is sharded */
+    const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
     const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
-    output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B; /* the one that is R, if any */
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {       /* P R, R P */
+    /* bit of the input that is R, if any */
+    output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B;
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {       /* P R, R P; P P is refused */
         *out = tsh_partial();
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
-    if (sa && sb) output->partial = TSHI_NONE;      /* none is R */
+    if (sa && sb) output->partial = TSHI_NONE;      /* no input is R */
     if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k) */
         *out = tsh_partial();
         return same;
     }
     *out = sa ? *la : *lb;
-    out->dim = sa ? da : db; /* along the one that is sharded */
-    if (sa && sb)            /* the same batch dimension */
+    out->dim = sa ? da : db; /* the dimension of the sharded input */
+    if (sa && sb)            /* S(batch) S(batch) */
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* S(m) R */
     if (sb && db == nd - 1) return 1; /* R S(n) */
     if (out->dim >= nd - 2) return 0; /* only one input is sharded along k */
-    if (sb) b = a; /* b: now the one that is R; it must be broadcast along the batch dimension */
+    /* b: from here on the input that is R, which must be broadcast along the batch dimension */
+    if (sb) b = a;
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
@@ -283,13 +291,13 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     } else if (row) { /* each rank sums over some input features */
         output->layout = sequence->give ? *sequence->give : tsh_replicated();
         output->partial = sequence->give ? TSHI_BIAS : TSHI_NONE;
-    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has some rows, or a partial sum */
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has rows or a part of x */
         output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
     return 1;
 }
 
-/* The rule of embedding: rows of W, of shape (rows, features), by ids.
+/* The rule of embedding: looks up rows of W, of shape (rows, features), by ids.
  * ids R, W R: R.  ids S, W R: S, dW P.  ids R, W S(1): S(-1).
  * ids R, W S(0): P, because a rank outputs 0 for rows that it does not hold. */
 static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
@@ -300,15 +308,15 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
         return tshi_rule_refuse(call, ids, w,
                                 "a sharded weight takes replicated ids: "
                                 "tsh_redistribute(ids, tsh_replicated())");
-    output->layout = w->layout.dim ? w->layout : tsh_partial(); /* W S(1), or S(0) */
+    output->layout = w->layout.dim ? w->layout : tsh_partial(); /* W S(1): S(-1); W S(0): P */
     if (w->layout.dim) output->layout.dim = ids->ndim;
     return 1;
 }
 
 /* -- norms, rope, attention ------------------------------------------------------ */
 
-/* Returns 1 if t, of shape (d), has the shards that x (.., d) has along its last dimension, or is
- * NULL. */
+/* Returns 1 if t is NULL, or if t, of shape (d), is cut into the same shards as the last dimension
+ * of x (.., d). */
 static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
     return !t || (t->layout.kind == TSH_SHARDED &&
                   tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
@@ -329,7 +337,7 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
     }
-    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* what is left does not fit */
+    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* w, b: NULL where they fit */
     if (b && b->layout.kind == TSH_REPLICATED) b = NULL;
     if (w || b)
         return tshi_rule_refuse(call, x, w ? w : b,
@@ -348,7 +356,7 @@ static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
                call, "is sharded along its last dimension, whose features turn in pairs");
 }
 
-/* Returns 1 if on every rank the query heads use exactly the heads of k that the rank holds. */
+/* Returns 1 if on every rank the query heads use exactly the heads of k that this rank holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
     tsh_layout cut = k->layout; /* changed below into the layout that q must have */
@@ -359,13 +367,14 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
 }
 
-/* The rule of attention. Shapes: q (B, heads, T, D), k and v (B, k heads, S, D), output as q.
+/* The rule of attention. Shapes: q (B, heads, queries, D), k and v (B, k heads, keys, D), output as
+ * q.
  * q, k, v R: R.  q, k, v S(0): S(0).  q S(1), k and v R: S(1), dk and dv P.
  * q, k, v S(1): S(1), if every rank's query heads use only heads of k that this rank holds. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
-    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads: q is S(1) */
-    const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* q and k S(1) */
+    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads 1: q is S(1) */
+    const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* 1: q and k are S(1) */
     const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
                      k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
@@ -395,7 +404,8 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
 
 /* -- cross-entropy ---------------------------------------------------------------- */
 
-/* Returns the dimension of the logits that has the classes. */
+/* Returns which dimension of the logits is that of the classes. dim: as in
+ * tsh_cross_entropy_desc. */
 static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
     return dim && logits->ndim > 1 ? 1 : logits->ndim - 1;
 }
@@ -410,7 +420,8 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const int size = x->ctx->tp.size, axis = tshi_rule_classes(x, desc->dim);
     const int probs = tshi_dtypes[target->dtype].floating; /* 0: the target has class indices */
     const int cut = tshi_rule_is_sharded(x, axis), rows = !cut && x->layout.kind == TSH_SHARDED;
-    tsh_layout losses = x->layout; /* of the row losses: as x, without the classes */
+    /* layout of the losses, one per row: that of x without the dimension of classes */
+    tsh_layout losses = x->layout;
     int fits;
     char text[TSHI_TEXT_SIZE];
     if (rows && losses.dim > axis) losses.dim--;

@@ -5,9 +5,9 @@
 /* Needs: >>profile >>tape-grad.                                              */
 /* ========================================================================== */
 
-/* Returns 1 if the tape may be emptied or walked. While backward or the forward of a checkpoint
- * goes on, functions of the program are called that must not do so: then 0, and an error that names
- * op. */
+/* Returns 1 if a call may empty the tape or run its backward. Callbacks of the program, such as a
+ * custom op's backward, must not do so while a backward or the forward of a checkpoint is running:
+ * then returns 0, with an error that names op. */
 static int tshi_tape_unlocked(tsh_ctx *ctx, const char *op) {
     return !ctx->tape.locked ||
            tshi_error_zero(ctx, TSH_ERR_STATE,
@@ -16,8 +16,9 @@ static int tshi_tape_unlocked(tsh_ctx *ctx, const char *op) {
                            op);
 }
 
-/* Marks the nodes that the loss depends on, newest first. Counts the contributions that each leaf
- * will get (contributions), and the partial ones to any tensor (partial_contributions). */
+/* Marks the nodes that the loss depends on, newest first. Counts how many gradients will be added
+ * to each leaf (contributions), and how many partial ones to each tensor, leaf or not
+ * (partial_contributions). */
 static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     if (loss->base->node) loss->base->node->progress.reached = 1;
     for (tshi_node *node = ctx->tape.newest; node; node = node->older) {
@@ -25,7 +26,8 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
         node->progress.partial = node->partial;
         if ((node->op->flags & TSHI_OP_PASSES_PARTIAL) && tshi_tape_accepts_partial(node) &&
             node->out->partial_contributions)
-            node->progress.partial |= TSHI_X; /* gp is passed on to input 0 */
+            /* backward adds gp of the output to gp of input 0 */
+            node->progress.partial |= TSHI_X;
         for (int i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
             if (!base || !base->requires_grad) continue;
@@ -68,14 +70,15 @@ static void tshi_tape_release_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Drops a node's references to handles, at last. */
+/* Releases a node's references to tensor handles: its output, inputs and leaves. The last step of
+ * releasing a node. */
 static void tshi_tape_unref_node(const tshi_node *node) {
     tshi_tensor_unref(node->out);
     for (int i = 0; i < node->n; i++) tshi_tensor_unref(node->in[i]);
     for (int i = 0; i < node->leaf_count; i++) tshi_tensor_unref(node->leaves[i]);
 }
 
-/* Releases a tape: its nodes, of which none is run, and their memory. */
+/* Empties a tape: releases all its nodes, without running their backward, and their memory. */
 static void tshi_tape_clear(tshi_node **newest, tshi_arena *arena) {
     for (; *newest; *newest = (*newest)->older) {
         tshi_tape_release_node(*newest);
@@ -99,7 +102,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     tshi_node *node, *older;
     tshi_profile_step(ctx->trace, 0);
-    ctx->tape.locked++; /* while backwards of the program's own are called */
+    ctx->tape.locked++; /* tshi_tape_unlocked refuses calls from custom ops */
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;        /* the node is released below */
         ctx->module = node->module; /* errors begin with the module's path */
@@ -107,7 +110,8 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             const int64_t begin = tshi_trace_now(ctx->trace);
             const int64_t bytes = ctx->trace ? tshi_tape_backward_bytes(node) : 0;
             node->op->backward(node);
-            for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i); /* if not yet done */
+            /* those the op has not marked done */
+            for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i);
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, bytes);
@@ -115,7 +119,8 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         }
         node->out->flags |= TSHI_CONSUMED;
         tshi_tape_release_node(node);
-        for (int i = 0; i < node->n; i++) /* after that, for less memory */
+        /* after the release, which frees memory for the packed gradients */
+        for (int i = 0; i < node->n; i++)
             if (node->in[i]) tshi_tape_pack(node->in[i]->base);
         tshi_tape_unref_node(node);
     }
@@ -129,8 +134,8 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
 static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     int64_t total = 0, at = 0; /* total: elements of all gp; at: where the next gp is in flat */
-    int live = 0;              /* 1: a leaf has a partial gradient, empty perhaps */
-    tshi_block *flat;          /* a buffer with all gp */
+    int live = 0;              /* 1: a leaf has a partial gradient, perhaps of 0 elements */
+    tshi_block *flat;          /* holds the gp of all leaves, one after the other */
     tsh_real *data;
     for (t = head->next; t != head; t = t->next) {
         if (t->gp.live) total += tsh_local_numel(t);
@@ -180,7 +185,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* else in their buckets */
+        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* not divided in a bucket */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
         tshi_tape_pack(t);
@@ -242,7 +247,8 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
 static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_tape *tape = &ctx->tape;
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int live = 0, chunked = 0; /* live: a leaf has a gradient; chunked: only a chunk of it */
+    /* live: 1 if a leaf has a gradient; chunked: 1 if only a chunk of it */
+    int live = 0, chunked = 0;
     for (t = head->next; t != head; t = t->next) {
         t->partial_contributions = t->contributions = 0;
         live |= t->gr.live | t->gp.live;
@@ -264,13 +270,14 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
             "to them; tsh_zero_grads first",
             chunked ? "lie in chunks (.zero)" : "are divided already (.summed)");
     if (ctx->error.code != TSH_OK) return 0;
-    tape->weight = (live && tape->pending ? tape->weight : 0) + weight; /* of all micro-batches */
+    /* sum over the micro-batches so far */
+    tape->weight = (live && tape->pending ? tape->weight : 0) + weight;
     tape->summed = summed;
     return 1;
 }
 
-/* Warns, once, if a backward adds to a gradient that an optimiser has used already. Comes after
- * tshi_tape_mark. */
+/* Warns, once, if this backward adds to a gradient that an optimiser has used already. Must come
+ * after tshi_tape_mark, which sets the counts of contributions. */
 static void tshi_tape_warn(tsh_ctx *ctx) {
     const tsh_tensor *head = &ctx->handles.owned;
     if (ctx->warned & TSHI_WARN_GRADS) return;
@@ -300,14 +307,15 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
     tshi_tape_warn(ctx);
-    tshi_tape_release_values(ctx, loss, 0); /* at every scope depth */
+    /* of tensors created at any scope depth */
+    tshi_tape_release_values(ctx, loss, 0);
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena); /* frees the nodes */
     if (defer)
-        ctx->tape.pending = 1; /* until tsh_sync_grads */
+        ctx->tape.pending = 1; /* gradients wait for tsh_sync_grads */
     else
         (void)tshi_tape_sync(ctx);
-    tshi_error_report(ctx); /* to the other ranks */
+    tshi_error_report(ctx); /* tells the other ranks of an error */
     return ctx->error.code;
 }
 

@@ -51,8 +51,8 @@ static void tshi_tape_pack_part(void *job, int thread, int64_t from, int64_t to)
     }
 }
 
-/* Packs a leaf's gradient, if its optimiser wants that. A row-sparse one stays as it is, and one
- * that is still to be summed over dp, in float. */
+/* Rounds a leaf's gradient to bf16, if its optimiser has .grad_dtype TSH_BF16. Leaves it unchanged
+ * if it is row-sparse, or is still to be summed over dp, which is done in float. */
 static void tshi_tape_pack(tsh_tensor *t) {
     const int64_t n = tsh_local_numel(t);
     if (t->ctx->tape.syncing && (t->flags & TSHI_AVERAGED)) return;
@@ -83,12 +83,13 @@ static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *de
         tshi_tape_zero(base, acc);
     dest->add = acc->live; /* the first contribution overwrites */
     acc->live = 1;
-    acc->clean = base->sparse = 0; /* any row may be written */
+    acc->clean = base->sparse = 0; /* any row of the gradient may be written */
     return 1;
 }
 
-/* Returns the dtype in which the gradient of t goes to other ranks of tp: bf16 for activations of
- * bf16, which are step tensors; tsh_real for leaves and all others (f16 would lose small ones). */
+/* Returns the dtype in which t's partial gradient is all-reduced over tp: bf16 if t is a step
+ * tensor of bf16 (an activation), else tsh_real. (Not f16 for f16: small gradients would become
+ * 0.) */
 static tsh_dtype tshi_tape_sent_as(const tsh_tensor *t) {
     return t->dtype == TSH_BF16 && !(t->base->flags & TSHI_OWNED) ? TSH_BF16 : TSH_REAL;
 }
@@ -106,7 +107,7 @@ static tshi_accumulator *tshi_tape_accumulator(const tshi_node *node, int i) {
 
 /* The argument of a backward whose work several threads share. */
 typedef struct tshi_shared {
-    const tshi_node *node; /* the call */
+    const tshi_node *node; /* the recorded call */
     tshi_dest dest;        /* where the gradient goes */
 } tshi_shared;
 
@@ -158,7 +159,7 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     *marks = NULL;
     if (t != base || base->node || !base->requires_grad)
         return tshi_tape_dest_zeroed(node, i, dest);
-    if (base->marks && base->marks->size < size) { /* marks of fewer rows */
+    if (base->marks && base->marks->size < size) { /* too small: made for fewer rows */
         tshi_mem_release(base->ctx, base->marks);
         base->marks = NULL;
     }
@@ -171,15 +172,15 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     dest->data = (tsh_real *)tshi_mem_data(acc->block);
     if (!acc->live && !acc->clean) tshi_tape_zero(base, acc);
     dest->stride = t->stride;
-    dest->add = acc->live = 1; /* adds, to zeros at first */
+    dest->add = acc->live = 1; /* the op adds; the first time, to zeros */
     acc->clean = 0;
     if (base->sparse) *marks = (int32_t *)tshi_mem_data(base->marks);
     return 1;
 }
 
 /* Counts one contribution to a leaf. After the last expected one, adds the gradient to a bucket, to
- * be summed over dp. Leaves partial and row-sparse gradients to tshi_tape_sync, which first
- * completes them over tp, or with the rows that other ranks have touched. */
+ * be summed over dp. Partial and row-sparse gradients are not added here: tshi_tape_sync first
+ * all-reduces partial ones over tp, and handles the rows of sparse ones. */
 static void tshi_tape_deliver(tsh_tensor *leaf) {
     if (--leaf->contributions > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
         !leaf->gr.live || leaf->gp.live || leaf->sparse || !tshi_tape_allocate(leaf, &leaf->gr))
@@ -187,8 +188,8 @@ static void tshi_tape_deliver(tsh_tensor *leaf) {
     tshi_bucket_add_grad(leaf);
 }
 
-/* Marks the rows of t's row-sparse gradient that any rank of comm has touched. All ranks of comm
- * call it. */
+/* All-reduces the row marks of t's row-sparse gradient (does nothing if it is dense): a row is
+ * marked afterwards if any rank of comm has touched it. All ranks of comm must call it. */
 static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
         (void)tshi_error_comm(
@@ -221,10 +222,11 @@ static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
            (base->reducing || tshi_tape_check_grad(node, t, &base->gp, "gradient", name, length));
 }
 
-/* Marks the node's gradient of input i as complete. Counts it as a contribution to a leaf
- * (tshi_tape_deliver). After the last partial contribution to another tensor, starts the all-reduce
- * of its gp, which runs while backward goes on. An op that has more to do calls this early;
- * tshi_tape_walk calls it for all inputs that are left. */
+/* Marks the node's gradient of input i as complete. If the input is a leaf, counts one contribution
+ * to it (tshi_tape_deliver). If it is another tensor and this was its last partial contribution,
+ * starts the all-reduce of its gp, which runs while backward goes on. An op whose backward has more
+ * work to do after this gradient calls it early; tshi_tape_walk calls it for all inputs that are
+ * left. */
 static void tshi_tape_input_done(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;

@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>tape-leaf                                    MARK: - tape-leaf (private) */
-/* What programs ask of gradients; the ends of steps and scopes.              */
+/* Public functions: gradients of leaves; the ends of steps and scopes.       */
 /* Needs: >>tape-backward.                                                    */
 /* ========================================================================== */
 
@@ -66,7 +66,7 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
             "its optimiser's .zero wants it", base->path);
     grad = tshi_tensor_detached(t, base->gr.block ? base->gr.block : base->packed);
     if (!grad) return NULL;
-    grad->dtype = base->gr.block ? TSH_REAL : TSH_BF16; /* whatever the dtype of t is */
+    grad->dtype = base->gr.block ? TSH_REAL : TSH_BF16; /* dtype of the gradient, not of t */
     grad->offset = t->offset - base->offset; /* of a view: its part of the base's gradient */
     /* every rank has the whole gradient of a partial sum */
     if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
@@ -83,7 +83,7 @@ static void tshi_tape_clear_rows(tsh_tensor *base) {
     base->gr.clean = 1; /* tshi_tape_dest_rows need not zero it */
 }
 
-/* Gives the step memory of a leaf's gradient back. */
+/* Returns the memory of a leaf's gradient to the pool of step memory. */
 static void tshi_tape_return(tsh_tensor *base) {
     tshi_mem_release(base->ctx, base->gr.block);
     tshi_mem_release(base->ctx, base->gp.block);
@@ -96,7 +96,8 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
     tsh_tensor *base = t ? t->base : NULL;
     if (!base) return;
     if (base->sparse && base->gr.live && !base->gp.live) tshi_tape_clear_rows(base);
-    base->gr.live = base->gp.live = base->sparse = 0; /* none; the memory stays, or is returned */
+    /* no gradient; its memory is kept, or returned to the pool below */
+    base->gr.live = base->gp.live = base->sparse = 0;
     base->packs = 0;
     base->flags &= ~(unsigned)TSHI_USED;
     if (base->flags & TSHI_OWNED && tshi_tensor_grad_kind(base) == TSH_MEM_STEP)
@@ -110,7 +111,8 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     if (!ctx) return TSH_ERR_ARGUMENT;
     tshi_profile_step(ctx->trace, 1);
     if (!tshi_tape_unlocked(ctx, "tsh_step_end")) return ctx->error.code;
-    tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena); /* nodes if no backward was run */
+    /* nodes that no backward has released */
+    tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena);
     tshi_mem_release(ctx, ctx->rope_table);
     ctx->rope_table = NULL;
     head = &ctx->handles.step; /* all step tensors */

@@ -92,7 +92,8 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
     if (!tshi_tape_not_finite(out, tshi_tensor_at(out), out->dtype, out->stride, found))
         return;
     (void)snprintf(why, sizeof why, "the inputs are finite");
-    for (i = n - 1; i >= 0; i--) { /* the text of the first such input is written last */
+    /* from the last input to the first, so that `why` names the first such input */
+    for (i = n - 1; i >= 0; i--) {
         const char *name = tshi_tensor_name(op->inputs, i, &length);
         if (in[i] && in[i]->block && !tshi_dtype_in_blocks(in[i]->dtype) &&
             tshi_tape_not_finite(in[i], tshi_tensor_at(in[i]), in[i]->dtype, in[i]->stride, old))
@@ -102,8 +103,9 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
                    tshi_tensor_text(out, form), found, why);
 }
 
+/* Returns the bytes of t's values on this rank. */
 static size_t tshi_tape_local_bytes(const tsh_tensor *t) {
-    return tshi_dtype_bytes(t->dtype, tsh_local_numel(t)); /* of this rank's values */
+    return tshi_dtype_bytes(t->dtype, tsh_local_numel(t));
 }
 
 /* Returns the bytes of an op's inputs and output on this rank: what forward reads and writes. */
@@ -114,8 +116,8 @@ static TSHI_COLD int64_t tshi_tape_bytes(const tsh_tensor *out, tsh_tensor *cons
     return (int64_t)bytes;
 }
 
-/* The same of a node's backward: the gradient of the output, and of each input the gradient if it
- * is needed, and the values if they are saved. */
+/* Returns the bytes that a node's backward reads and writes on this rank: the gradient of the
+ * output, the gradient of each input that needs one, and the saved values. */
 static TSHI_COLD int64_t tshi_tape_backward_bytes(const tshi_node *node) {
     size_t bytes = tshi_dtype_reals(tsh_local_numel(node->out));
     for (int i = 0; i < node->n; i++) {
@@ -149,7 +151,8 @@ static int tshi_tape_accepts_partial(const tshi_node *node) {
     return (node->op->flags & wanted) != 0;
 }
 
-/* Returns the saved values of input i (i = n: of the output), with the strides of that tensor. */
+/* Returns the saved values of input i (i = n: of the output). Their strides are those of that
+ * tensor. */
 static void *tshi_tape_saved(const tshi_node *node, int i) {
     const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
     return (char *)tshi_mem_data(node->saved[i]) + (size_t)t->offset * tsh_dtype_size(t->dtype);

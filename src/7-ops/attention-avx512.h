@@ -4,14 +4,15 @@
 /* Needs: >>attention.                                                        */
 /* ========================================================================== */
 
-/* A strip of a tile, for kernels. Its row r sees the first (visible + r * each) of n keys, `most`
- * of which exist. */
+/* A strip, which is some rows of a tile: the argument of the tile's kernels. Row r of the strip
+ * sees the first (visible + r * each) of its n keys, of which only the first `most` exist. */
 typedef struct tshi_strip {
     const tshi_head *h; /* the head that the tile belongs to */
     int64_t i, r;       /* the query of the strip's first row, and that row's index in the tile */
-    int64_t n, most;    /* number of keys */
+    int64_t n, most;    /* keys that are computed; keys that exist */
     int64_t visible;    /* keys that its first row sees; negative: the first rows see none */
-    int64_t each;       /* 1 if causal: every row sees one key more than the row before */
+    /* 1 if causal or with a window: every row sees one key more than the row before */
+    int64_t each;
 } tshi_strip;
 
 /* Returns how many of the strip's keys row r sees, from 0 to most. */
@@ -20,7 +21,7 @@ TSHI_INLINE int64_t tshi_attention_row(const tshi_strip *strip, int64_t r) {
     return visible < 0 ? 0 : visible < strip->most ? visible : strip->most;
 }
 
-/* Returns the strip of the tile at query i from its row r on, and of keys [j, j + n). */
+/* 1: later tiles see more keys, so a unit of forward is an early and a late tile */
 static tshi_strip tshi_attention_strip_at(const tshi_head *h, int64_t i, int64_t r, int64_t j,
                                           int64_t n) {
     const int64_t visible = (h->moves ? h->to + i + r : h->to) - j;
@@ -34,7 +35,8 @@ TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n,
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Loads a block of scores into *a and *b, of which `left` are seen; the others are -infinity. */
+/* Loads a block of 32 scores into *a and *b. Only the first `left` are visible; the others become
+ * -infinity. */
 TSHI_AVX512 TSHI_INLINE void tshi_attention_load(const float *x, int64_t left, __m512 *a,
                                                  __m512 *b) {
     const uint32_t mask = tshi_gemm_mask(left);
@@ -86,7 +88,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_short(__m512 v) {
     return _mm512_scalef_ps(p, x); /* times 2^n */
 }
 
-/* tshi_kernel_fold of two halves of 16 lanes. */
+/* tshi_kernel_fold of 32 lanes: the first 16 in low, the others in high. */
 TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     const __m512 a = _mm512_add_ps(low, high);
     const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -95,7 +97,7 @@ TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
 
-/* tshi_kernel_sum_exps for AVX-512. */
+/* tshi_kernel_sum_exps for AVX-512, in place. */
 TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float max) {
     const __m512 m = _mm512_set1_ps(max);
     __m512 low = _mm512_setzero_ps(), high = low, a, b;
@@ -113,7 +115,8 @@ TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float m
 #endif
 
 #if TSHI_GEMM_BF16S
-/* As tshi_attention_exps_avx512; rounded: 1: p is rounded to bf16, and takes half of its memory. */
+/* tshi_attention_exps_avx512 with tshi_attention_exp_short. rounded 1: stores the exponentials as
+ * bf16, in the first half of their memory. */
 TSHI_GEMM_TARGET_BF16 TSHI_INLINE float tshi_attention_exps_short(float *x, int64_t n, float max,
                                                                   const int rounded) {
     const __m512 m = _mm512_set1_ps(max);
@@ -150,8 +153,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float 
     }
 }
 
-/* Sets rows_do to m rows of dO from row i on, in pairs, and h->row to their delta. The column
- * strides of O and dO are 1. */
+/* Sets h->rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to their delta, the dot
+ * products of dO and O. The column strides of O and dO are 1. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h, int64_t i,
                                                              int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
@@ -176,8 +179,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
     }
 }
 
-/* tshi_attention_grad_body of n rows, which makes columns_p and columns_s, and in h->t rows of dS,
- * in pairs of keys. */
+/* tshi_attention_grad_body for n rows, with results in bf16: p and dS in pairs of queries to
+ * columns_p and columns_s, and dS in pairs of keys to the rows of h->t. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;
@@ -198,7 +201,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
                              ? tshi_attention_row(strip, row) : 0;
         }
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
-            const int some = e < visible[0] || e < visible[1]; /* 1: a query sees some of 16 keys */
+            /* 1: a query sees some of the 16 keys from e on */
+            const int some = e < visible[0] || e < visible[1];
             p[0] = p[1] = ds[0] = ds[1] = _mm512_setzero_ps();
             for (int q = 0; q < 2 && some; q++) {
                 const int64_t in = (r + q < n ? q : 0) * pitch + e;

@@ -4,7 +4,8 @@
 /* Needs: >>attention-tile.                                                   */
 /* ========================================================================== */
 
-/* Packs m rows of p, whose first is row r of a tile, and of dS; the rows of dS become pairs. */
+/* Packs p and dS of a tile's rows [r, r + m), n keys each, to columns_p and columns_s, in pairs of
+ * queries. Then rounds these rows of dS to pairs of keys, in place. */
 static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t m, int64_t n) {
     tsh_real *const ds = h->t + r * h->pitch;
     const int64_t at = r / 2 * h->pitch;
@@ -15,8 +16,9 @@ static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t 
     tshi_attention_round(h, ds, m, n);
 }
 
-/* Adds dS of m rows, from row r of a tile at query i on, of n keys from j on to the gradient of the
- * mask, and multiplies it by what the kernels left out: scale, and the slope of a soft cap. */
+/* Adds dS to the gradient of the mask: of rows [r, r + m) of the tile at query i, and keys
+ * [j, j + n). Then multiplies dS by what the kernels left out: the slope of a soft cap, and
+ * scale. */
 static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     const int64_t step = h->more->mask_stride[3];
@@ -34,9 +36,9 @@ static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r
     }
 }
 
-/* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of a tile's
- * queries, which begin at query i, and keys [j, j + n). Of pairs they are 0 to the end of a tile of
- * the product of p^T dO. */
+/* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of the tile
+ * that begins at query i, and of keys [j, j + n). If operands are pairs, p and dS are 0 after these
+ * keys, up to the end of a tile of the product p^T dO. */
 static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                            int64_t n) {
     const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
@@ -63,8 +65,8 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
 
-/* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P are rows of a
- * tile of m queries from i on. Leaves out rows that see none of the keys of a sliver. */
+/* C^T (d, n) += A^T P for keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P have the m
+ * rows of a tile that begins at query i. Skips rows that see none of the keys of a sliver. */
 static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                          const tsh_real *a, const tsh_real *p, tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
@@ -73,7 +75,8 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
         const int64_t count = tshi_base_min(step, n - e);
-        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0; /* the first row that sees e */
+        /* the first row that sees key j + e */
+        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
         r = r < 0 ? 0 : r;
         const tshi_matmul_strips left = {a + r * d, 1, d, 1};
         tshi_attention_ahead(h);
@@ -83,13 +86,15 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     }
 }
 
-/* Returns 1 if products of pairs are added to the gradient `to` in place. */
+/* Returns 1 if products of pairs are added to the gradient `to` in place: its rows are contiguous,
+ * and whole halves of slivers. */
 static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
     return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
-/* As tshi_attention_backward_keys, of pairs: C (n, d) += P^T A. columns: of A; p: columns_p or
- * columns_s; to: dV or dK; over: 1: overwrites it; scratch: dv_t or dk_t. */
+/* tshi_attention_backward_keys for pairs of bf16: C (n, d) += P^T A. columns: A
+ * (columns_do or columns_q); p: P (columns_p or columns_s); to: dV or dK; over 1: overwrites `to`;
+ * scratch: dv_t or dk_t, where C is if it is not computed in place. */
 static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                           const tsh_real *columns, const tsh_real *p,
                                           tshi_matrix to, int over, tsh_real *scratch) {
@@ -101,10 +106,12 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
     scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
     const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
     for (int64_t e = 0; e < n; e += step) {
-        const int add = (in_place && !over) || earlier > j + e; /* or no query has seen e so far */
+        /* 0: no earlier query saw key j + e */
+        const int add = (in_place && !over) || earlier > j + e;
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
-        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0; /* the first row that sees e */
-        r = r < 0 ? 0 : r / 2;                             /* in pairs */
+        /* the first row that sees key j + e */
+        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
+        r = r < 0 ? 0 : r / 2;                             /* in pairs of rows */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
         tshi_attention_ahead(h);
         tshi_matmul_tiles(h->kernel, count, h->d, m - 2 * r, 1, left,
@@ -134,7 +141,8 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
 }
 
-/* Adds m rows, `row` apart, to those of `to` from row i on; over: 1: overwrites them. */
+/* Adds m rows of `from`, which begin `row` elements apart, to the rows of `to` from row i on. over
+ * 1: overwrites them instead. */
 static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over, int64_t i,
                                     int64_t m, const tsh_real *from, int64_t row) {
     const tshi_kernel_fn fn = over ? tshi_kernel_copy : tshi_kernel_add[h->ctx->isa];
@@ -145,8 +153,8 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
     }
 }
 
-/* Adds what a tile of m queries from i on and keys [j, j + n) give to dV, dK and dQ. c: dQ of its
- * rows, which are overwritten if `over` is 1. */
+/* Adds to dV, dK and dQ the products of a tile: queries [i, i + m) and keys [j, j + n). c: the
+ * tile's rows of dQ, which are overwritten if `over` is 1. */
 static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                              int64_t n, int over, tshi_matrix c) {
     int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the first row that sees key j */
@@ -170,7 +178,7 @@ static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m,
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
     const int64_t start = tshi_attention_start(h, i);
-    /* a row that sees no key is not written in place */
+    /* not in place if a query sees no key: nothing would write its row of dQ */
     const int seeing = tshi_attention_visible(h, i) > start;
     const int in_place = tshi_attention_in_place(h, h->dq) && seeing;
     const tshi_matrix c = in_place ? tshi_gemm_from(h->dq, i, 0)
@@ -196,8 +204,8 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     if (h->dq.data && !in_place) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
 }
 
-/* Adds the gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d), if it is not
- * there yet; over: 1: overwrites it. */
+/* Adds the gradient `from` (h->dk_t or h->dv_t) of a head of k to `to` (dK or dV), shape (tk, d);
+ * over 1: overwrites `to`. Does nothing if the products were computed in place. */
 static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
                                          int over) {
     const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;

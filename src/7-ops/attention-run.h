@@ -4,58 +4,73 @@
 /* Needs: >>attention-back.                                                   */
 /* ========================================================================== */
 
-/* What the threads of a rank share. Tiles (forward) or heads of k (backward) are divided into
- * pieces, each with its own scratch. */
+/* What the threads of a rank share while they compute attention. The work, tiles in forward and
+ * heads of k in backward, is divided into pieces, one per thread, each with scratch memory of its
+ * own. */
 typedef struct tshi_heads {
-    tshi_head head;             /* what is the same for all heads */
+    tshi_head head;             /* what is the same for all heads; each piece copies it */
     tsh_tensor *const *in;      /* q, k, v */
     tsh_tensor *out;            /* shape (B, H, Tq, D) */
-    void *value[4];             /* of q, k, v, out */
-    tsh_real *grad[4];          /* of q, k, v, out; NULL: forward, or not needed */
+    void *value[4];             /* values of q, k, v, out */
+    tsh_real *grad[4];          /* gradients of q, k, v, out; NULL: in forward, or not needed */
     const tsh_real *sinks;      /* values of the sinks, or NULL */
-    tsh_real *sink_grads;       /* shape (local B, local H, Tq); NULL: not needed */
+    /* contribution of each query to the gradient of its sink, shape (local B, local H, Tq); NULL:
+     * not needed */
+    tsh_real *sink_grads;
     tsh_real *stats;            /* shape (2, local B, local H, Tq): m of each query, then log l */
     tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
-    int64_t each, each_product; /* scratch of a piece: elements; bytes for tshi_gemm_run */
+    /* scratch per piece: elements of `scratch`; bytes for tshi_gemm_run */
+    int64_t each, each_product;
     int pieces;                 /* number of pieces */
-    const tshi_keys *rows;      /* shape (B), of a ragged batch; NULL: all alike */
-    int merged;                 /* 1: the heads that share one of k are the queries of one tile */
-    int balanced;               /* 1: later tiles see more keys: forward's units are pairs */
-    int by_head;                /* 1: all rows of the batch of a head of k, then the next head */
-    int64_t together;           /* items that one thread computes, in their order: they add to the
-                                   same gradient of a mask */
-    int64_t first, groups;      /* local heads of k that are used: the first; how many */
-    int64_t tiles, units;       /* tiles of a head; what forward divides: tiles, or pairs of them */
+    /* keys of each row of a ragged batch, shape (B); NULL: all rows have the same */
+    const tshi_keys *rows;
+    /* 1: Tq is 1, and the query heads that share a head of k are the queries of one tile */
+    int merged;
+    /* 1: later tiles see more keys, so a unit of forward is an early and a late tile */
+    int balanced;
+    /* order of the items: 1: all rows of the batch for one head of k, then for the next; 0: all
+     * heads of k for one row, then for the next */
+    int by_head;
+    /* number of consecutive items that one thread computes, in order, because they add to the same
+     * gradient of a mask */
+    int64_t together;
+    /* local heads of k that this rank's query heads use: the first one, and how many */
+    int64_t first, groups;
+    /* per head: tiles; units of work in forward, which are tiles or (balanced) pairs of them */
+    int64_t tiles, units;
     tshi_block *block;          /* holds scratch */
 } tshi_heads;
 
-/* Returns 1 if threads may add to the gradients of a and b at the same time: a and b are the same,
- * or their heads, which may be views of one base, do not overlap. */
+/* Returns 1 if threads that compute different heads may add to the gradients of a and b at the same
+ * time: these lie in different memory, or a and b are the same view, or are views of one base whose
+ * heads do not overlap. */
 static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
     const int64_t *step = a->stride, distance = high->offset - low->offset;
-    /* low_end, high_end: from the first to the last element of a row with all its heads */
+    /* low_end, high_end: distance in elements from the first to the last element of a row with all
+     * its heads */
     const int64_t low_end = (low->local[1] - 1) * step[1] + (low->local[3] - 1) * step[3];
     const int64_t high_end = (high->local[1] - 1) * step[1] + (high->local[3] - 1) * step[3];
     if (a->base != b->base || !a->base->requires_grad) return 1;
     if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
     if (!distance) return a->local[1] == b->local[1];
     if (low_end >= distance) return 0;
-    for (int d = 0; d <= 2; d += 2) /* both fit between two rows, and between two batches */
+    /* both must fit between two batches (d = 0) and between two rows (d = 2) */
+    for (int d = 0; d <= 2; d += 2)
         if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
     return 1;
 }
 
-/* Returns how many elements of scratch a piece needs; sets h's pointers into `base`, unless NULL.
- */
+/* Returns how many elements of scratch a piece needs. Unless `base` is NULL, sets h's pointers to
+ * their places in it. */
 static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
     const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
     const int64_t packed = back * h->pairs * tshi_attention_words(h, h->rows);
-    const int64_t gradient = h->pairs ? wide : h->d; /* of a key */
+    const int64_t gradient = h->pairs ? wide : h->d; /* elements per key of dK or dV */
     const struct {
         tsh_real **to;
-        int64_t size; /* 0: not needed */
+        int64_t size; /* in elements; 0: not needed */
     } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
                  {&h->rows_do, back * h->rows * words},
                  {&h->columns_q, packed * wide},
@@ -82,13 +97,15 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     return at;
 }
 
-/* Sets the sizes of tiles, and how much of the work is packed and divided. */
+/* Sets the sizes of tiles, how many blocks of keys are packed and kept, and the numbers of tiles
+ * and units per head. */
 static void tshi_attention_plan(tshi_heads *all, int back) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     tshi_head *h = &all->head;
     const int64_t heads = q->local[1], group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
-    const int64_t rows = all->merged ? group : h->tq; /* queries of a head */
-    int64_t visits;                                   /* tiles that use a head of k */
+    /* queries per head, or (merged) per head of k */
+    const int64_t rows = all->merged ? group : h->tq;
+    int64_t visits;                                   /* number of tiles that use a head of k */
     h->rows = tshi_base_min(rows, back && h->pairs ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
     if (all->merged) h->rows = group;
     h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
@@ -103,7 +120,7 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     if (!back && visits <= 1) h->blocks = tshi_base_min(h->blocks, 1);
 }
 
-/* Sets the functions of the online softmax. */
+/* Chooses the kernels of the online softmax, and what backward's kernels do with dS. */
 static void tshi_attention_choose(tshi_head *h, int back) {
     const tsh_tensor *mask = h->more->mask;
     h->raw = back && (h->more->cap > 0 || (mask && mask->base->requires_grad));
@@ -121,7 +138,7 @@ static void tshi_attention_choose(tshi_head *h, int back) {
 }
 
 /* Sets which items of backward a thread computes together: where the mask broadcasts, they add to
- * the same elements of its gradient, in an order that must not depend on threads. */
+ * the same elements of its gradient, in an order that must not depend on the number of threads. */
 static void tshi_attention_share(tshi_heads *all, int back) {
     const tshi_attention *more = all->head.more;
     const int64_t batch = all->in[0]->local[0], groups = all->groups;
@@ -135,11 +152,11 @@ static void tshi_attention_share(tshi_heads *all, int back) {
     if (all->together < 1) all->together = 1;
 }
 
-/* Fills in all but value, grad and stats, and allocates scratch. After an error tshi_attention_run
- * computes nothing. */
+/* Fills in all fields but rows, stats, and those of values and gradients, and allocates scratch.
+ * After an error tshi_attention_run computes nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                  const tshi_attention *more, int back) {
-    enum { MIN_WORK = 1 << 18 };       /* multiply-adds of Q K^T that are worth a thread */
+    enum { MIN_WORK = 1 << 18 };       /* least number of multiply-adds of Q K^T per thread */
     tsh_tensor *q = in[0], *k = in[1]; /* shapes (B, H, Tq, D), (B, Hkv, Tk, D) */
     tshi_head *h = &all->head;
     int64_t heads = q->local[1], items, seen, product[2];
@@ -182,8 +199,8 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     if (all->block) all->scratch = (tsh_real *)tshi_mem_data(all->block);
 }
 
-/* Returns the matrix (T, D) of batch b and head a in an array (B, H, T, D), or, if merged, that of
- * head a and those after it, whose T is 1. data may be NULL. */
+/* Returns the matrix (T, D) of batch row b and head a in an array (B, H, T, D). If `merged` is 1, T
+ * is 1, and the rows of the matrix are head a and the heads after it. data may be NULL. */
 static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dtype dtype,
                                          int64_t b, int64_t a, int merged) {
     const int64_t at = b * t->stride[0] + a * t->stride[1];
@@ -191,11 +208,12 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
                                t->stride[merged ? 1 : 2], t->stride[3]);
 }
 
-/* Sets which keys the queries of row b of the whole batch see. */
+/* Sets which keys the queries of row b of the batch see. b is a global index. */
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
     const tshi_keys keys = all->rows ? all->rows[b] : h->more->keys;
     const int64_t place = keys.past + h->more->behind; /* position of query 0 */
-    const int64_t beyond = all->in[0]->dim[2] + place + keys.added + 1; /* more than any distance */
+    /* more than the distance of any query from any key */
+    const int64_t beyond = all->in[0]->dim[2] + place + keys.added + 1;
     const int64_t window = h->more->window ? tshi_base_min(h->more->window, beyond) : beyond;
     h->tk = keys.past + keys.added;
     h->moves = h->more->causal || h->more->window;
@@ -203,12 +221,14 @@ static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) 
     h->to = h->more->causal ? place + 1 : h->moves ? place + window : h->tk;
 }
 
-/* Where t, a mask or sinks, has a head: the `local`-th of this rank, and the `global`-th of all. */
+/* Returns the index at which this rank's shard of t, a mask or sinks, has a head. local: the head's
+ * index among the heads of this rank; global: among those of all ranks. */
 static int64_t tshi_attention_own_head(const tsh_tensor *t, int64_t local, int64_t global) {
     return t->layout.kind == TSH_SHARDED ? local : global;
 }
 
-/* Sets h to query head a of batch b, both local; if merged, to `count` heads from a on. */
+/* Sets h to query head a of batch row b, both local indices; if merged, to the `count` heads from a
+ * on. */
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a,
                                 int64_t count) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
@@ -234,16 +254,16 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, merged);
     tshi_attention_span(all, h, batch);
     if (merged) h->tq = count;
-    if (merged) h->moves = 0; /* of a single query */
-    if (!all->grad[3]) return; /* in forward */
+    if (merged) h->moves = 0; /* each head's only query sees [from, to) */
+    if (!all->grad[3]) return; /* forward: no gradients */
     h->dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
     h->dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
     h->dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);
     h->dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, merged);
 }
 
-/* Computes a head that h is set to: in backward all tiles; in forward tile `unit` and, if causal,
- * the one as far from the end, so that all units are the same work. */
+/* Computes the head that h is set to: in backward all tiles; in forward the tile of index `unit`
+ * and, if balanced, the tile as far from the end, so that all units are the same amount of work. */
 static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
     const int back = all->grad[3] != NULL, pair = !back && all->balanced;
     int64_t t = back ? 0 : unit;
@@ -258,14 +278,16 @@ static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t uni
     }
 }
 
-/* Sets *b and *c to the row of the batch and the head of k that a pair is. */
+/* Sets *b and *c to the row of the batch and the head of k that are number `pair` of all such
+ * pairs. */
 static void tshi_attention_pair(const tshi_heads *all, int64_t pair, int64_t *b, int64_t *c) {
     const int64_t batch = all->in[0]->local[0];
     *b = all->by_head ? pair % batch : pair / all->groups;
     *c = all->first + (all->by_head ? pair / batch : pair % all->groups);
 }
 
-/* Sets h to prefetch what the next pair of a batch and a head of k reads first. */
+/* Sets h to prefetch the matrices of `pair`, a row of the batch and a head of k
+ * (tshi_attention_pair): those that are read first are prefetched first. */
 static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pair) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     tshi_head next = *h;
@@ -286,16 +308,16 @@ static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pai
     h->walk.left = 0;
 }
 
-/* A tshi_team_fn: computes items [from, to): in backward pairs of a batch and a head of k, since
- * all query heads that share a head of k add to the same gradient; in forward units of such pairs.
- */
+/* A tshi_team_fn: computes items [from, to). In backward an item is a pair of a batch row and a
+ * head of k, since all query heads that share a head of k add to the same gradient; in forward an
+ * item is one unit of such a pair. */
 static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_heads *all = (const tshi_heads *)job;
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     const int back = all->grad[3] != NULL;
     const int64_t units = back ? 1 : all->units;
     tshi_head h = all->head;
-    int64_t a, end = 0, last = -1, pair = -1; /* a, end: query heads that share a head of k */
+    int64_t a, end = 0, last = -1, pair = -1; /* query heads [a, end) share a head of k */
     (void)tshi_attention_place(&h, all->scratch + piece * all->each, back);
     if (h.few) h.scratch += piece * all->each_product;
     h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */
@@ -303,9 +325,9 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     for (; from < to; from++) {
         int64_t b, c;
         const int64_t size = back * h.blocks * h.keys *
-                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* of dk_t and dv_t */
+                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* size of dk_t, of dv_t */
         tshi_attention_pair(all, from / units, &b, &c);
-        if (pair != from / units) h.packed = 0; /* another head of k */
+        if (pair != from / units) h.packed = 0; /* a new pair: none of its keys is packed yet */
         pair = from / units;
         for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
         last = all->by_head ? INT64_MAX : c;
@@ -330,7 +352,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
 static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     const tsh_tensor *q = all->in[0];
     tshi_head h = all->head;
-    double pairs = 0; /* of one head in each row of the batch */
+    double pairs = 0; /* visible pairs of a query and a key of one head, summed over the batch */
     for (int64_t b = 0; b < q->local[0]; b++) {
         tshi_attention_span(all, &h, tshi_tensor_global(q, 0, b));
         for (int64_t i = 0; i < h.tq; i++) {
@@ -352,8 +374,9 @@ static void tshi_attention_run(tshi_heads *all) {
     tshi_mem_release(all->head.ctx, all->block);
 }
 
-/* Returns 1 if backward writes each element of the gradient of input i once: all local heads and
- * positions of k are used, and no other input has the same base. */
+/* Returns 1 if backward writes each element of the gradient of input i, so that it need not be
+ * zeroed first: all local heads and positions of k are used, and no other input has the same
+ * base. */
 static int tshi_attention_covers(const tshi_heads *all, int i) {
     tsh_tensor *const *in = all->in;
     const tsh_tensor *base = in[i]->base;
@@ -361,7 +384,7 @@ static int tshi_attention_covers(const tshi_heads *all, int i) {
            (i == 0 || (all->groups == in[1]->local[1] && !all->rows && !all->head.more->window));
 }
 
-/* Sets all->rows and all->stats to their places in aux, a block of tshi_attention_aux. */
+/* Sets all->rows and all->stats to their places in aux, which tshi_attention_aux has allocated. */
 static void tshi_attention_take(tshi_heads *all, tshi_block *aux) {
     char *at = (char *)tshi_mem_data(aux);
     const size_t rows = all->head.more->ragged ? (size_t)all->in[0]->dim[0] : 0;

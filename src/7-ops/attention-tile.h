@@ -1,12 +1,12 @@
 /* ========================================================================== */
 /* >>attention-tile                          MARK: - attention-tile (private) */
-/* Softmax of a tile as it grows (online), and the gradient of its scores.    */
+/* Online softmax of a tile's scores, and its backward.                       */
 /* Needs: >>attention-avx512.                                                 */
 /* ========================================================================== */
 
-/* Online softmax of n rows of a strip. In each row m becomes the maximum so far, the scores x
- * become e^(x - m), the row o of O so far and l are scaled by e^(old m - m), and the sum of the new
- * x is added to l. */
+/* Online softmax of n rows of a strip. In each row, m becomes the maximum so far; l and o, the row
+ * of O so far, are multiplied by e^(old m - m); the scores x become e^(x - m), and their sum is
+ * added to l. */
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
                                             const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
@@ -19,7 +19,8 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     int64_t r, c;
     (void)none;
     for (r = 0; r < n; r++, x += pitch, o += width) {
-        const int64_t seen = tshi_attention_row(strip, r); /* wide: so many keys in whole blocks */
+        /* seen: keys that row r sees; wide: the same, rounded up to whole blocks */
+        const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
         const tsh_real old = m[r]; /* m before these keys */
         for (c = seen; c < wide && !h->exps; c++) x[c] = -TSHI_R(INFINITY);
@@ -31,7 +32,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
             tshi_attention_scale(o, o, d, shrink);
         }
     }
-    /* in a loop of its own: no row waits for its maximum */
+    /* a loop of its own, so that no row waits for its maximum */
     for (r = 0, x = h->s; r < n; r++, x += pitch) {
         const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
@@ -39,7 +40,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
             memset(x, 0, (size_t)end * sizeof *x);
             continue;
         }
-        /* NaN if a score is NaN or +infinity */
+        /* l becomes NaN if a score is NaN or +infinity */
         l[r] += h->exps ? h->exps(x, seen, m[r]) : tshi_kernel_sum_exps(x, wide, m[r], x, fused);
         memset(x + (h->rounded ? wide / 2 : wide), 0, (size_t)(end - wide) * sizeof *x);
     }
@@ -60,7 +61,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real sum = l[e + i], most = m[e + i]; /* read in any case: is vectorised */
+            /* read in any case, so that the loop is vectorised */
+            const tsh_real sum = l[e + i], most = m[e + i];
             max[i] = sum == 0 ? -TSHI_R(INFINITY) : most;
             back[i] = sum == 0 ? TSHI_R(1) : sum; /* avoids 1 / 0 */
         }
@@ -81,7 +83,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_strip);
 
-/* C (m, d) = p V of keys [j, j + n), plus C if `add` is 1, for too few queries to pack V. */
+/* C (m, d) = p V over the keys [j, j + n), plus C if `add` is 1: for so few queries that packing V
+ * does not pay. */
 static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *p,
                                int add, tsh_real *c) {
     tshi_matrix a = tshi_attention_tile(h, p);
@@ -91,22 +94,24 @@ static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t
                   TSHI_R(add), o, o);
 }
 
-/* Sets m and l of m queries from i on to those of no key, but of their sinks. */
+/* Initialises m and l of queries [i, i + m): 0 if there are no sinks, else m is the sink's score,
+ * and l is 1. */
 static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
     const int64_t rows = tshi_attention_wide(h->rows);
     memset(h->row, 0, (size_t)(2 * rows) * sizeof *h->row);
     for (int64_t r = 0; r < m && h->sinks; r++) {
         h->row[r] = h->sinks[(i + r) * h->sink_step];
-        h->row[rows + r] = 1; /* e^0 */
+        h->row[rows + r] = 1; /* l is e^(sink - m) = e^0 */
     }
 }
 
 /* Forward of a tile: m queries from query i on. */
 static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
-    const int64_t last = tshi_attention_visible(h, i + m - 1); /* keys seen by the last query */
+    /* end of the keys that the last query sees */
+    const int64_t last = tshi_attention_visible(h, i + m - 1);
     const int64_t start = tshi_attention_start(h, i), wide = tshi_attention_wide(h->d);
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
-    int64_t j, r, n, rows; /* rows, n: size of a strip */
+    int64_t j, r, n, rows; /* queries and keys of a strip */
     tshi_attention_first(h, i, m);
     if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (tshi_attention_visible(h, i) <= start)
@@ -179,7 +184,8 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* tshi_attention_grad_body for AVX-512; pairs: 1: p will be rounded to bf16. */
+/* tshi_attention_grad_body for AVX-512. pairs 1: p will be rounded to bf16, so a short exponential
+ * is exact enough. */
 TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_strip *strip,
                                                       const int pairs) {
     const tshi_head *h = strip->h;

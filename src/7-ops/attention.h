@@ -1,118 +1,141 @@
 /* ========================================================================== */
 /* >>attention                                    MARK: - attention (private) */
-/* The heads and tiles of attention; scores of a tile, masked.                */
+/* Attention: structs, packing of K and V, the masked scores of a tile.       */
 /* Needs: >>op-dropout >>op-matmul.                                           */
 /* ========================================================================== */
 
-/* Of each batch and head, Q and O are (Tq, D), K and V (Tk, D). Scores s_ij = scale q_i k_j are
- * computed in tiles of TSHI_TILE_ROWS queries and TSHI_TILE_KEYS keys, with an online softmax: a
- * running maximum m and sum l per query (Milakov & Gimelshein 2018). Backward computes s again (Dao
- * et al. 2022):
+/* For each row of the batch and each head, Q and O have the shape (Tq, D), K and V (Tk, D). The
+ * scores s_ij = scale q_i k_j are computed in tiles of TSHI_TILE_ROWS queries and TSHI_TILE_KEYS
+ * keys, with an online softmax: each query has a running maximum m and a running sum l (Milakov &
+ * Gimelshein 2018). Backward computes s again (Dao et al. 2022):
  *
  *     p = e^(s - m - log l),   delta_i = dO_i O_i,        dV += p^T dO
  *     dS = p (dO V^T - delta), dQ += scale dS K,          dK += scale dS^T Q
  *
- * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout masks
- * p and dO V^T by the global index of the score. With a soft cap c, s is c tanh(scale q k / c), and
- * dS is multiplied by 1 - tanh^2; the gradient of a mask is dS before that and before scale. A sink
- * is a key with this score and the value 0, seen first: m and l begin with it.
+ * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout is
+ * applied to p and to dO V^T; its mask depends on the global index of the score. With a soft cap c,
+ * s is c tanh(scale q k / c), and dS is also multiplied by 1 - tanh^2; the gradient of a mask is dS
+ * before that factor and before scale. A sink is one more key, seen first, whose score is given and
+ * whose value is 0: m and l start with it.
  *
- * The products are of gemm's micro-kernels (tshi_matmul_tiles). A block of TSHI_TILE_KEYS keys
- * is packed when a tile first needs it, and kept for the other tiles and query heads that use the
- * same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and dS are the right
- * operand, which tsh_real need not be packed for. Of what the causal mask hides, most is not
- * computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16,
- * all operands are packed as such pairs, with p, dS and dO rounded to bf16. Then dV += p^T dO and
- * dK += dS^T q are computed as they are, not transposed, and in place if their rows are contiguous.
+ * The products run on the micro-kernels of the matrix product (tshi_matmul_tiles). A block of
+ * TSHI_TILE_KEYS keys is packed when a tile first needs it, and kept for the other tiles and query
+ * heads that use the same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and
+ * dS are the right operand, which need not be packed if it is tsh_real. Most scores that the causal
+ * mask hides are not computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor
+ * multiplies pairs of bf16, all operands are packed as such pairs, with p, dS and dO rounded to
+ * bf16. Then dV and dK are not transposed, and are computed in place where tshi_attention_in_place
+ * returns 1.
  *
- * An element's sums depend on the positions of keys alone: a block of keys begins at a multiple of
- * TSHI_TILE_KEYS, and keys that a query does not see add 0. tshi_attention_begin prepares what all
- * heads share; on each thread tshi_attention_piece goes through tiles. Kernels compute whole blocks
- * of TSHI_BLOCK values of a row. Below, h is a head, i a query, j a key; a tile, or a strip of it,
- * has m queries and n keys. */
+ * The order of the additions in a sum depends on the positions of keys alone: a block of keys
+ * begins at a multiple of the block size, and keys that a query does not see add 0.
+ * tshi_attention_begin prepares what all heads share; tshi_attention_piece, which runs on each
+ * thread, goes through tiles. Kernels compute rows in whole blocks of TSHI_BLOCK values. In the
+ * comments below, h is a head, i the index of a query, j that of a key; a tile, or a strip of it
+ * (some of its rows), has m queries and n keys. */
 enum {
-    TSHI_TILE_ROWS = 96,       /* queries of a tile: whole tiles of every micro-kernel */
-    TSHI_TILE_KEYS = 256,      /* keys of a tile, in forward and in backward: a multiple of */
-    TSHI_TILE_KEYS_BACK = 128, /* TSHI_BLOCK, at most the kc of any micro-kernel */
-    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once, and stay in L1 */
-    TSHI_TILE_ROWS_PAIRS = 264 /* queries of a tile in backward of pairs */
+    TSHI_TILE_ROWS = 96,       /* queries per tile: a multiple of mr of every micro-kernel */
+    /* keys per tile, in forward and in backward: multiples of TSHI_BLOCK, at most kc of any
+     * kernel */
+    TSHI_TILE_KEYS = 256,
+    TSHI_TILE_KEYS_BACK = 128,
+    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once, to stay in L1 */
+    TSHI_TILE_ROWS_PAIRS = 264 /* queries per tile in backward if operands are pairs of bf16 */
 };
 
-/* The keys of a row of the batch. */
+/* The numbers of keys that a row of the batch has. */
 typedef struct tshi_keys {
-    int64_t past, added; /* those of the cache; new ones that are no padding */
+    int64_t past, added; /* cached keys; new keys, without padding */
 } tshi_keys;
 
-/* The options of a call, and the params of a node. */
+/* The options of a call of tsh_attention, and the params of its node. */
 typedef struct tshi_attention {
-    double scale, cap;      /* of the scores; cap 0: none */
-    int causal, dropout;    /* 1: causal mask; 1: dropout is on */
-    int64_t window;         /* 0: none */
-    tsh_tensor *sinks;      /* of tsh_real, shape (H); NULL: none */
+    double scale, cap;      /* factor of the scores; soft cap of the scores, 0: none */
+    int causal, dropout;    /* 1: a causal mask is on; 1: dropout is on */
+    int64_t window;         /* size of the sliding window, in keys; 0: none */
+    tsh_tensor *sinks;      /* scores of the sinks, tsh_real, shape (H); NULL: no sinks */
     tshi_dropout drop;      /* key, stream and probability of the dropout mask */
-    tsh_tensor *mask;       /* of tsh_real or i32; NULL: none */
-    int64_t mask_stride[4]; /* over (B, H, Tq, Tk); 0 where the mask broadcasts */
-    tshi_keys keys;         /* of every row of the batch; ragged: the most that a row has */
-    int ragged;             /* 1: each row has a tshi_keys of its own */
-    int64_t behind;         /* query i is at the position of new key i + behind: Tk - Tq */
+    tsh_tensor *mask;       /* tsh_real or i32; NULL: no mask */
+    int64_t mask_stride[4]; /* strides over (B, H, Tq, Tk); 0 where the mask broadcasts */
+    tshi_keys keys;         /* keys of each row of the batch; if ragged: of its longest row */
+    int ragged; /* 1: each row of the batch has a tshi_keys of its own (tshi_heads.rows) */
+    int64_t behind; /* Tk - Tq, of new keys: query i has the position of new key i + behind */
 } tshi_attention;
 
-/* One head of one batch, with scratch of the thread that computes it. In shapes, `keys` is that
- * below, ROWS is `rows` below, and D32 is d rounded up to a multiple of TSHI_BLOCK. */
+/* One head of one row of the batch, with scratch memory of the thread that computes it. In the
+ * shapes below, `keys` and ROWS stand for the fields keys and rows, and D32 for d rounded up to a
+ * multiple of TSHI_BLOCK. A word of an operand is a tsh_real; if `pairs` is 1, it is a pair of
+ * bf16, and the dimension of products that is summed over has half as many words. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
-    const tshi_attention *more; /* options */
+    const tshi_attention *more; /* options of the call */
     const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
-    tshi_matrix dq, dk, dv, dout; /* the same shapes; data NULL: not needed */
-    int over[3];                  /* 1: dq, dk, dv hold nothing yet, and are not added to */
-    int64_t tq, tk, d;            /* queries, keys of this row of the batch, features */
-    int64_t from, to;             /* query i sees of the tk keys [from + i, to + i) if `moves` is */
-    int moves;                    /* 1; if it is 0, all queries see [from, to) */
-    int64_t rows, keys;           /* queries and keys of a tile, at most */
-    int64_t strip;                /* queries whose scores are computed at once, at most */
-    int64_t pitch;                /* from row to row of s and t: more than keys, so that a column's
-                                     elements are in different sets of a cache */
-    int64_t blocks, packed;       /* blocks of keys that are kept; how many of them are packed */
-    int pairs;                    /* 1: words of operands are pairs of bf16, not tsh_real */
-    int few;                      /* 1: too few queries to pack keys for */
-    int raw;                      /* 1: backward's kernels leave dS without scale and slope */
-    int rounded;                  /* 1: softmax rounds p, and in backward dS, to bf16, in pairs */
-    int fresh;                    /* 1: dK and dV hold nothing of keys that no earlier query of
-                                     this head sees */
-    /* (optional, both) tshi_kernel_max; tshi_kernel_sum_exps in place, of whole blocks: x has the
-     * space, beyond n the exponentials are 0 */
+    tshi_matrix dq, dk, dv, dout; /* their gradients, of the same shapes; data NULL: not needed */
+    int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
+    int64_t tq, tk, d;            /* queries; keys of this row of the batch; features per head */
+    /* query i sees the keys [from + i, to + i) if `moves` is 1, else [from, to), within [0, tk) */
+    int64_t from, to;
+    int moves;
+    int64_t rows, keys;           /* largest numbers of queries and of keys in a tile */
+    int64_t strip;                /* largest number of queries whose scores are computed at once */
+    /* elements from row to row of s and t: more than keys, so that the elements of a column are in
+     * different sets of a cache */
+    int64_t pitch;
+    /* blocks of packed keys that scratch has space for; blocks that are packed already */
+    int64_t blocks, packed;
+    int pairs;                    /* 1: a word of an operand is a pair of bf16; 0: a tsh_real */
+    int few;                      /* 1: so few queries that packing the keys does not pay */
+    int raw; /* 1: tshi_attention_backward_raw multiplies dS by scale and slope, not the kernels */
+    int rounded; /* 1: softmax kernels write p, and in backward dS, as pairs of bf16 themselves */
+    /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
+     * that sees such a key overwrites them */
+    int fresh;
+    /* (optional, both or none) Faster versions of tshi_kernel_max, and of tshi_kernel_sum_exps in
+     * place. exps computes whole blocks: x has space for them, and becomes 0 after its n
+     * exponentials. */
     tsh_real (*most)(const tsh_real *x, int64_t n);
     tsh_real (*exps)(tsh_real *x, int64_t n, tsh_real max);
-    /* (optional) stores n values times `by` as bf16 */
+    /* (optional) multiplies n values by `by` and stores them as bf16 */
     void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
-    int64_t width;                /* of a row of all scores, (B, H, Tq, width), for dropout */
-    int64_t mask, mask_row;       /* offset of this head's mask; from query to query */
+    int64_t width; /* length of a row of all scores, (B, H, Tq, width), for dropout */
+    /* in elements of the mask: offset of this head; stride from query to query */
+    int64_t mask, mask_row;
     const void *mask_values;      /* values of the mask, or NULL */
-    tsh_real *mask_grad;          /* its gradient, with the mask's strides; NULL: not needed */
-    const tsh_real *sinks;        /* NULL, or the sinks from this head on */
-    int64_t sink_step;            /* from the sink of a query to that of the next one */
-    tsh_real *sink_grads;         /* shape (tq): what each query gives; NULL: not needed */
-    tsh_real ds_scale;            /* what the kernels of backward multiply dS by */
+    tsh_real *mask_grad; /* gradient of the mask, with the mask's strides; NULL: not needed */
+    const tsh_real *sinks;        /* scores of the sinks from this head on; NULL: no sinks */
+    /* stride from a query's sink to the next query's; 0: one sink for all queries */
+    int64_t sink_step;
+    /* contribution of each query to the gradient of its sink, shape (tq); NULL: not needed */
+    tsh_real *sink_grads;
+    tsh_real ds_scale;            /* factor by which the kernels of backward multiply dS */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
-    tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
-    tsh_real *columns_q, *columns_do; /* pairs: Q and dO by features, shape (ROWS, D32) */
-    tsh_real *columns_p, *columns_s;  /* pairs of queries: p and dS, shape (ROWS / 2, pitch) */
+    tsh_real *rows_q, *rows_do;   /* the tile's rows of Q, of dO; shape (ROWS, d), in words */
+    /* if pairs: Q and dO in pairs of queries, packed with a feature per column; shape
+     * (ROWS / 2, D32), in words */
+    tsh_real *columns_q, *columns_do;
+    /* if pairs: p and dS in pairs of queries; shape (ROWS / 2, pitch), in words */
+    tsh_real *columns_p, *columns_s;
     tsh_real *s; /* shape (strip, pitch): scores, then p */
     tsh_real *t; /* shape (ROWS, pitch): in backward dO V^T, then dS */
     tsh_real *slope;                  /* shape (strip, pitch): in backward 1 - (s / cap)^2 */
-    tsh_real *sum;                    /* shape (ROWS, D32): rows of O, in backward of dQ */
-    tsh_real *row;                    /* m, then l, of the tile's queries; in backward delta */
-    tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
-    tsh_real *features_k, *features_v; /* features are columns: per block, shape (keys, D32) */
+    tsh_real *sum; /* shape (ROWS, D32): rows of O; in backward of O, then of dQ */
+    tsh_real *row; /* of the tile's queries: all m, then all l; in backward all delta */
+    /* K and V packed with a key per column; shape of each block of keys: (d, keys), in words */
+    tsh_real *keys_k, *keys_v;
+    /* K and V packed with a feature per column; shape of each block of keys: (keys, D32), in
+     * words */
+    tsh_real *features_k, *features_v;
     tsh_real *transposed;              /* shape (keys, d): a block of dK or dV */
-    tsh_real *dk_t, *dv_t;             /* dK^T and dV^T of this head: per block, shape (d, keys);
-                                          pairs: dK and dV, shape (keys, D32) */
+    /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
+     * each block (keys, D32) */
+    tsh_real *dk_t, *dv_t;
     char *scratch;                     /* for tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch */
-    tshi_matrix ahead[8]; /* to prefetch after that: `left` of them, the last one first */
+    /* matrices to prefetch after `walk`: `left` of them, the last one first */
+    tshi_matrix ahead[8];
     int left;
 } tshi_head;
 
@@ -121,13 +144,13 @@ static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
     return tshi_gemm_matrix(data, h->pitch, 1);
 }
 
-/* Returns how many keys query i sees, from key 0 on. */
+/* Returns the end of the keys that query i sees: it sees no key from this index on. */
 static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
     const int64_t visible = h->moves ? h->to + i : h->to;
     return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
 }
 
-/* Returns how many keys before those that query i sees its window hides. */
+/* Returns how many of the first keys query i does not see because of its window. */
 static int64_t tshi_attention_hidden(const tshi_head *h, int64_t i) {
     const int64_t hidden = h->moves ? h->from + i : h->from;
     return hidden < 0 ? 0 : tshi_base_min(hidden, h->tk);
@@ -139,26 +162,26 @@ static int64_t tshi_attention_start(const tshi_head *h, int64_t i) {
     return hidden ? hidden / h->keys * h->keys : 0;
 }
 
-/* Returns the stairs of what the queries from i on see of the keys from j on: of columns of scores,
- * and of sums over keys. */
+/* Returns which part is needed of products of queries from i on and keys from j on: the first
+ * (seen + r) scores of row r, whose keys the query sees; in a sum over keys as many terms. */
 static tshi_matmul_stairs tshi_attention_stairs(const tshi_head *h, int64_t i, int64_t j) {
     const int64_t seen = h->moves ? h->to + i - j : (int64_t)TSHI_MATMUL_ALL;
     const tshi_matmul_stairs stairs = {seen, seen};
     return stairs;
 }
 
-/* Returns D32. */
+/* Returns D32: d rounded up to a multiple of TSHI_BLOCK. */
 static int64_t tshi_attention_wide(int64_t d) {
     return tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
 }
 
-/* Returns how many words n elements are, in an operand. */
+/* Returns the number of words that n elements of an operand take. */
 static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Copies m rows of x, from row i on, to `to`, shape (m, d); of pairs, the last one of an odd row
- * has a 0. */
+/* Copies rows [i, i + m) of x to `to`, shape (m, d), in words. If words are pairs and d is odd, the
+ * second element of a row's last pair is 0. */
 static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
                                 int64_t m) {
     const int64_t words = tshi_attention_words(h, h->d);
@@ -171,7 +194,8 @@ static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x,
     }
 }
 
-/* Rounds m rows of n values, of scores, to pairs at the same place. */
+/* Rounds m rows of n scores to pairs of bf16, in place. If n is odd, the second element of a row's
+ * last pair is 0. */
 static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int64_t n) {
     for (int64_t r = 0; r < m; r++, x += h->pitch) {
         h->kernel->store(x, x, (int)n, TSH_BF16);
@@ -179,14 +203,15 @@ static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int
     }
 }
 
-/* Returns where the block that begins at key j is in an array that has `size` words per key (or, of
- * features, per word of keys, with j in words). */
+/* Returns the offset of the block that begins at key j in a packed array with `size` words per key;
+ * 0 if only one block is kept. For features_k and features_v, j counts words of keys, and `size` is
+ * per such word. */
 static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size) {
     return h->blocks > 1 ? j * size : 0;
 }
 
-/* Packs the block of x, which is k or v, that begins at key j: to `keys` with a key per column, to
- * `features` with a feature per column. */
+/* Packs the block of x (k or v) that begins at key j: to `keys` with a key per column, and to
+ * `features` with a feature per column. Skips the one that is NULL. */
 static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x, tsh_real *keys,
                                     tsh_real *features) {
     const tshi_gemm_kernel *kernel = h->kernel;
@@ -203,7 +228,7 @@ static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x
             kernel->nr, d, n, nr * tshi_attention_words(h, h->keys), tshi_gemm_transposed(x), form);
 }
 
-/* Packs the block of keys from j on, if no tile has needed it yet. */
+/* Packs the block of keys that begins at key j, of k and v, if no tile has needed it yet. */
 static void tshi_attention_pack(tshi_head *h, int64_t j) {
     if (h->packed > j / h->keys) return;
     h->packed = j / h->keys + 1;
@@ -211,7 +236,7 @@ static void tshi_attention_pack(tshi_head *h, int64_t j) {
     tshi_attention_pack_one(h, j, h->v, h->keys_v, h->features_v);
 }
 
-/* Sets the walk to the next matrix to prefetch, if it has ended. */
+/* If the walk has ended, sets it to the next matrix of h->ahead. */
 static void tshi_attention_ahead(tshi_head *h) {
     tshi_gemm_walk *w = &h->walk;
     tshi_matrix x;
@@ -223,18 +248,19 @@ static void tshi_attention_ahead(tshi_head *h) {
     w->step = 64; /* bytes of a cache line */
     w->last = w->at + (x.column == 1 ? (h->d * size - 1) / 64 * 64 : 0);
     w->along = x.row * size;
-    w->left = tshi_base_min(h->tq, h->tk) - 1; /* rows of k or q */
+    w->left = tshi_base_min(h->tq, h->tk) - 1; /* a pass per row; matrices have tq or tk rows */
 }
 
-/* Returns B with columns of nr words, in slivers `next` apart. */
+/* Returns packed words as operand B of tshi_matmul_tiles, in slivers of nr columns. row, next:
+ * words from row to row, from sliver to sliver. */
 static tshi_matmul_slivers tshi_attention_slivers(const tshi_head *h, const tsh_real *data,
                                                   int64_t row, int64_t next) {
     const tshi_matmul_slivers b = {data, row, next, h->pairs ? TSHI_GEMM_PAIRS : TSHI_GEMM_REALS};
     return b;
 }
 
-/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed its h->keys_..., and A and
- * C rows of a tile, from query i on. */
+/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on. packed: h->keys_k or h->keys_v. A
+ * and C are rows of a tile, from query i on. */
 static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                    double alpha, const tsh_real *a, const tsh_real *packed,
                                    tsh_real *c) {
@@ -249,8 +275,8 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j
                       tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
-/* C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on, and packed its
- * h->features_...; A and C are rows of a tile, from query i on. */
+/* C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on. packed:
+ * h->features_k or h->features_v. A and C are rows of a tile, from query i on. */
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                        const tsh_real *a, const tsh_real *packed, int add,
                                        tshi_matrix c) {
@@ -266,7 +292,7 @@ static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
- * -infinity where an integer mask is 0. s: the tile, whose first score is that of (i, j). */
+ * -infinity where an integer mask is 0. s points to the score of (i, j). */
 static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, int64_t m, int64_t j,
                                   int64_t n) {
     const int floating = tshi_dtypes[h->more->mask->dtype].floating;
@@ -283,7 +309,8 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
     }
 }
 
-/* Hides from queries [i, i + m), of the keys [j, j + n), those before their windows. */
+/* Sets the scores of queries [i, i + m) and keys [j, j + n) to -infinity where the key is before
+ * the query's window. s points to the score of (i, j). */
 static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int64_t m, int64_t j,
                                 int64_t n) {
     for (int64_t r = 0; r < m; r++, s += h->pitch) {
@@ -292,7 +319,8 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
     }
 }
 
-/* The soft cap, on n values of m rows. */
+/* Parameters of the soft cap's kernel: s = cap tanh(s / cap) for n values in each of m rows; slope
+ * becomes the derivative, 1 - tanh^2. */
 typedef struct tshi_cap {
     tsh_real *s, *slope; /* shapes (m, pitch); slope may be NULL */
     int64_t m, pitch;
@@ -319,8 +347,8 @@ TSHI_INLINE void tshi_attention_cap_body(int64_t n, const tshi_operand *none, co
 }
 TSHI_KERNEL_FUSED(tshi_attention_cap, tshi_cap);
 
-/* Sets h->s to the masked scores of rows [r, r + m) of a tile's queries, which begin at query i,
- * and keys [j, j + n). */
+/* Sets h->s to the masked scores of rows [r, r + m) of the tile that begins at query i, and of keys
+ * [j, j + n). */
 static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                   int64_t n) {
     tsh_real *s = h->s;
@@ -340,7 +368,7 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
     if (h->more->window) tshi_attention_hide(h, s, i + r, m, j, n);
 }
 
-/* Applies dropout to the visible keys of queries [i, i + m) and keys [j, j + n); tile: the element
+/* Applies dropout to what queries [i, i + m) see of the keys [j, j + n). tile points to the element
  * of query i and key j. */
 static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m,
                                    int64_t j, int64_t n) {

@@ -4,7 +4,7 @@
 /* Needs: >>op-map >>op-view >>attention-run.                                 */
 /* ========================================================================== */
 
-/* Adds the sum of what all queries of a head give, sink_grads, to the gradient of its sink. */
+/* Adds the contributions of all queries of a head (all->sink_grads) to the gradient of its sink. */
 static void tshi_attention_backward_sinks(const tshi_heads *all, const tshi_dest *dest) {
     const tsh_tensor *q = all->in[0], *sinks = all->head.more->sinks;
     for (int64_t a = 0; a < q->local[1]; a++) {
@@ -25,7 +25,7 @@ static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
     tshi_dest dest, sinks;
     tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
-    tshi_attention_take(&all, node->aux); /* what forward left there */
+    tshi_attention_take(&all, node->aux); /* rows and stats, which forward has stored */
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     if (all.head.more->mask && tshi_tape_dest_zeroed(node, 3, &dest))
         all.head.mask_grad = dest.data;
@@ -72,8 +72,8 @@ static int tshi_attention_shapes(tsh_tensor *const *in) {
     return q->ctx->error.code == TSH_OK;
 }
 
-/* Returns 1 if t, the last of `names` after q, k and v, is of their ctx and has values; else 0 and
- * an error. */
+/* Returns 1 if t belongs to the ctx of in (q, k, v) and has values; else 0 and an error. names:
+ * those of q, k, v and t, for the error. */
 static int tshi_attention_holds(const char *names, tsh_tensor *const *in, tsh_tensor *t) {
     tsh_tensor *all[4];
     memcpy(all, in, 3 * sizeof *all);
@@ -82,7 +82,7 @@ static int tshi_attention_holds(const char *names, tsh_tensor *const *in, tsh_te
 }
 
 /* Checks the mask, casts it to tsh_real or i32, and sets more->mask and its strides. keys: number
- * of keys, with cached ones. Returns 0 after an error. */
+ * of keys, cached ones included. Returns 0 after an error. */
 static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
     char text[TSHI_TEXT_SIZE], sizes[TSHI_TEXT_SIZE];
@@ -136,8 +136,7 @@ static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in
     return more->sinks != NULL;
 }
 
-/* Checks that in[i] (k or v) fits into its cache, at position `past` as to the message. Returns 0
- * after an error. */
+/* Checks that in[i] (k or v) fits into its cache at position `past`. Returns 0 after an error. */
 static int tshi_attention_fits_cache(tsh_tensor *const *in, int i, tsh_tensor *cache,
                                      int64_t past) {
     const tsh_tensor *x = in[i];
@@ -155,7 +154,8 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, int i, tsh_tensor *c
                     tshi_tensor_text(cache, tc)) == TSH_OK;
 }
 
-/* Returns which keys row b of the whole batch has, of which `added` are new. */
+/* Returns how many cached and new keys row b of the whole batch has. added: number of new keys with
+ * padding (Tk). */
 static tshi_keys tshi_attention_keys(const tsh_attention_desc *desc, int64_t added, int64_t b) {
     tshi_keys keys = {0, added};
     if (desc && desc->cache_k) keys.past = desc->pasts ? desc->pasts[b] : desc->past;
@@ -163,7 +163,8 @@ static tshi_keys tshi_attention_keys(const tsh_attention_desc *desc, int64_t add
     return keys;
 }
 
-/* Checks the keys of each row of a ragged batch, and sets more->keys. Returns 0 after an error. */
+/* Checks the keys of each row of a ragged batch, and sets more->keys to those of the longest row.
+ * Returns 0 after an error. */
 static int tshi_attention_take_rows(tsh_tensor *const *in, const tsh_attention_desc *desc,
                                     tshi_attention *more) {
     const tsh_tensor *k = in[1];
@@ -229,7 +230,8 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     return 1;
 }
 
-/* Copies the new keys of the local rows [b, b + n) of x, which have the same, to view. */
+/* Copies the new positions of batch rows [b, b + n) of x (k or v), local indices, to view, a view
+ * of the cache. keys: the numbers of keys that each of these rows has. */
 static void tshi_attention_append_rows(const tsh_tensor *x, const tsh_tensor *view, int64_t b,
                                        int64_t n, tshi_keys keys) {
     tsh_tensor part = *x;
@@ -246,8 +248,8 @@ static void tshi_attention_append_rows(const tsh_tensor *x, const tsh_tensor *vi
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
 }
 
-/* Appends x to its cache. Returns a view of the cache up to the last key of any row; NULL: an
- * error. */
+/* Appends x (k or v) to its cache. Returns a view of the cache up to the last key of any row; NULL:
+ * an error. */
 static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache,
                                          const tsh_attention_desc *desc,
                                          const tshi_attention *more) {

@@ -9,16 +9,17 @@
 
 enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum number of inputs */
 
-/* The params of a node. op.name is the caller's string. */
+/* The params of a custom op's node. op.name points to the caller's string. */
 typedef struct tshi_custom {
     tshi_op op;           /* made from desc for this call */
-    tsh_custom_desc desc; /* a copy of the caller's */
+    tsh_custom_desc desc; /* a copy of the caller's descriptor */
 } tshi_custom;
 
 /* Calls the user's backward with zeroed gradients and adds them to those of the inputs. */
 static void tshi_custom_backward(tshi_node *node) {
     const tsh_custom_desc *desc = &((const tshi_custom *)node->params)->desc;
-    tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS]; /* kept: inputs, as saved */
+    /* kept: the inputs, with the values that were saved */
+    tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS];
     tsh_ctx *ctx = out->ctx;
     tsh_real *grad[TSHI_CUSTOM_INPUTS];      /* dense gradients to fill; NULL: not needed */
     tshi_block *scratch[TSHI_CUSTOM_INPUTS]; /* holds grad[i], or NULL */
@@ -46,7 +47,7 @@ static void tshi_custom_backward(tshi_node *node) {
 
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc) {
-    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out; /* the inputs, or dense copies */
+    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out; /* dense: the inputs, or dense copies of them */
     tshi_custom custom;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (!desc || !desc->forward || !desc->name || n < 1 || n > TSHI_CUSTOM_INPUTS || !in)

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-dropout                                  MARK: - op-dropout (private) */
-/* Dropout, whose masks depend on the seed and the element's global index     */
-/* only.                                                                      */
+/* Dropout, whose masks depend on the seed, the module and the element's      */
+/* global index, not on the layout.                                           */
 /* Needs: >>op.                                                               */
 /* ========================================================================== */
 
@@ -25,8 +25,9 @@ typedef struct tshi_dropout_run {
 } tshi_dropout_run;
 
 /* Returns the next mask of owner, the module that applies dropout. Its stream is a hash of owner's
- * path, the number of masks that owner has drawn, and the dp rank. owner NULL: of the number of
- * masks that this ctx has drawn and, as each pipeline stage counts for itself, the pp rank. */
+ * path, the number of masks that owner has drawn, and the dp rank. owner NULL: a hash of the number
+ * of masks that this ctx has drawn, the pp rank (each pipeline stage counts for itself) and the dp
+ * rank. */
 static tshi_dropout tshi_dropout_next_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     const uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
     tshi_dropout mask = {ctx->seed, tshi_rng_hash(count, "dropout", 7), p};
@@ -37,7 +38,7 @@ static tshi_dropout tshi_dropout_next_mask(tsh_ctx *ctx, double p, tsh_module *o
     return mask;
 }
 
-enum { TSHI_DROPOUT_DRAW = 32 }; /* words that the x86 kernels draw at a time */
+enum { TSHI_DROPOUT_DRAW = 32 }; /* random words that the x86 kernels draw at a time */
 
 #if TSHI_X86
 /* As tshi_rng_words for TSHI_DROPOUT_DRAW words, with Philox's 32-bit counters in 64-bit lanes,
@@ -137,7 +138,7 @@ static void tshi_dropout_mask_all(tshi_dropout_run *run, const tsh_tensor *t) {
         tshi_dropout_mask_run(run, part.global, part.local, part.length);
 }
 
-/* dx = dropout of dy, with the same mask. */
+/* Backward: dx = dropout of dy, with the same mask. */
 static void tshi_dropout_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tshi_dropout_run run = {(const tshi_dropout *)node->params, tshi_tape_grad(node), NULL,

@@ -12,14 +12,15 @@ typedef struct tshi_lookup {
     int by_count, sparse; /* 1 if the option is on: scale_grad_by_freq; sparse */
 } tshi_lookup;
 
-/* A tshi_team_fn: computes columns [from, to) of dW. Adds the ids in order, whatever the team. */
+/* A tshi_team_fn: computes columns [from, to) of dW. Adds the rows of dout in the order of the ids,
+ * whatever the number of threads. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
-    const tsh_real *g = tshi_tape_grad(work->node);                       /* shape (count, width) */
-    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux); /* row of each id */
+    const tsh_real *g = tshi_tape_grad(work->node); /* dout, shape (count, width) */
+    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux); /* row of W of each id */
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
-    tshi_backward_params p = {1, 1}; /* dW += c g */
+    tshi_backward_params p = {1, 1}; /* dW += c dout; c is 1 unless by_count */
     tshi_operand x[3]; /* operands: a row of dW; the gradient of the id's output, twice */
     int64_t i;
     (void)piece;
@@ -153,12 +154,14 @@ static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, counts, w->local[0], TSH_I64, TSH_SUM),
                               "tsh_embedding: all-reduce of the counts of ids");
     for (i = 0; i < count && desc->scale_grad_by_freq; i++)
-        row[count + i] = row[i] < 0 ? 1 : counts[row[i]]; /* 1: another rank's, not read */
+        /* 1: the row is on another rank, so this is not read */
+        row[count + i] = row[i] < 0 ? 1 : counts[row[i]];
     if (desc->max_norm > 0) tshi_embedding_renorm(w, counts, desc);
     tshi_mem_release(ctx, block);
 }
 
-/* Copies row row[i] of W to out_i; out_i is 0 if row[i] is -1. A quantised W is loaded. */
+/* Copies row row[i] of W to out_i; out_i is 0 if row[i] is -1. A row of a quantised W is
+ * dequantised. */
 static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *lookup,
                                    const int64_t *row, tsh_tensor *out) {
     tshi_operand x[2]; /* a row of the output, and one of the weight */
@@ -226,7 +229,7 @@ static const tshi_op tshi_embedding_op = {
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
     static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0}; /* zeros: no options */
     const tshi_op *op = &tshi_embedding_op;
-    tsh_tensor *in[] = {ids, w}, *out; /* shapes (..), (V, D); (.., D) */
+    tsh_tensor *in[] = {ids, w}, *out; /* shapes: ids (..), w (V, D); out (.., D) */
     tsh_ctx *ctx = tshi_tensor_check_any("tsh_embedding", op->inputs, in, 2);
     const int blocks = ctx && tshi_dtype_in_blocks(w->dtype); /* 1: w is quantised */
     tshi_output output;

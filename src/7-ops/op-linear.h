@@ -15,15 +15,15 @@ typedef struct tshi_linear {
     int regather; /* 1: column-parallel, sequence parallelism: X is gathered, in backward too */
 } tshi_linear;
 
-/* Returns t's values, or its gradient (then dtype is TSH_REAL), as a matrix (*rows, features): in
- * place, or if gather is 1 all-gathered to *block, which the caller releases (NULL: in place). A
- * gradient is gathered in the dtype in which it is sent. */
+/* Returns `values`, t's local values or its gradient (then dtype is TSH_REAL), as a matrix of shape
+ * (*rows, features): in place (*block is NULL then) or, if gather is 1, all-gathered to *block,
+ * which the caller releases. A gradient is gathered in the dtype of tshi_tape_sent_as. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
     const tsh_layout whole = tsh_replicated();
     int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
     const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
-    tshi_block *sent = NULL; /* a gradient, rounded */
+    tshi_block *sent = NULL; /* the gradient, rounded to the dtype in which it is sent */
     if (rounds) {
         dtype = tshi_tape_sent_as(t);
         sent = tshi_kernel_rounded(t->ctx, (const tsh_real *)values, tsh_local_numel(t), dtype);
@@ -100,7 +100,7 @@ static void tshi_linear_backward(tshi_node *node) {
 /* Checks the shapes of x (.., in), w (out, in) and b (out) or NULL. Returns 0 after an error. */
 static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
-    const char *name = w->base->path; /* of a parameter, else NULL */
+    const char *name = w->base->path; /* the path of a parameter; NULL: w is no parameter */
     if (w->ndim != 2 || x->ndim < 1 || (b && b->ndim != 1))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_linear: input %s, weight %s, bias of %d dimensions; takes (.., in), "
@@ -118,15 +118,16 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Computes Y in out. The product adds the bias, unless the product is a partial sum: that is
- * rounded to Y's dtype and summed, and then the bias is added once. */
+/* Computes Y in out. The product adds the bias, unless it is a partial sum: then it is rounded to
+ * Y's dtype and summed over ranks, and the bias is added once, after that. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
     tsh_layout sum = tsh_partial();                /* the layout P */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    tshi_block *whole, *partial = NULL, *bias = NULL; /* all of X, Y before it is scattered, b */
+    /* whole: all of X, gathered; partial: Y before it is scattered; bias: b as tsh_real; or NULL */
+    tshi_block *whole, *partial = NULL, *bias = NULL;
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
     mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */

@@ -22,12 +22,14 @@
  * each row, tshi_loss_rows computes sums and row losses, tshi_loss_reduce their mean or sum. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 }; /* values of tshi_loss.local */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
-enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 }; /* per row: sums; reals kept */
+/* numbers per row: of sums; of tsh_real values that backward reads */
+enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 };
 
 /* A call of tsh_cross_entropy, and the params of the node. Arrays have an entry per local row. */
 typedef struct tshi_loss {
     tsh_cross_entropy_desc desc; /* options of the call */
-    int64_t rows, classes, step; /* local sizes; elements between rows of the logits */
+    /* rows and classes on this rank; elements from row to row of the logits */
+    int64_t rows, classes, step;
     int probs;                   /* 1: the target is probabilities */
     int cut;                     /* 1: classes are sharded over several ranks */
     /* The sums are one array (sums, rows): first S, then B, then the terms that are needed. */
@@ -51,10 +53,10 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
  * SCRATCH (classes). The step of X goes from row to row; WEIGHT has step 0. */
 enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
 enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
-enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH }; /* for tshi_loss_softmax */
+enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH }; /* which results tshi_loss_softmax writes */
 typedef struct tshi_loss_work {
     int64_t classes; /* classes on this rank */
-    int which; /* TSHI_LOSS_M, S, BOTH (softmax) or TSHI_LOSS_A, ... (term): what to compute */
+    int which; /* tshi_loss_softmax: TSHI_LOSS_M, S or BOTH; tshi_loss_term: TSHI_LOSS_A, ... */
 } tshi_loss_work;
 
 /* Writes *m and returns S of a row of n logits, in one pass: it takes PART logits at a time, and
@@ -99,8 +101,10 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;      /* shape (n, classes) */
     const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;    /* shape (n) */
-    const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data; /* (classes), NULL: 1 */
-    const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data; /* (n, classes) or NULL */
+    /* class weights, shape (classes); NULL: all are 1 */
+    const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data;
+    /* targets, shape (n, classes), or NULL */
+    const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;              /* shape (n) */
     tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data; /* shape (classes) */
     const int64_t classes = work->classes;
@@ -134,7 +138,7 @@ typedef struct tshi_loss_row {
 TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_row *row, int fused) {
     tsh_real pad[TSHI_BLOCK], dx[TSHI_BLOCK];
-    const tsh_real *x; /* a block of the row */
+    const tsh_real *x; /* x: a block of the row's logits */
     const tsh_real max = TSHI_R(row->max), log_sum = TSHI_R(row->log_sum);
     const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN if log S is not finite */
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
@@ -283,7 +287,7 @@ static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int axi
 static int tshi_loss_shapes(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc) {
     tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
-    const int axis = tshi_rule_classes(x, desc->dim); /* of the classes */
+    const int axis = tshi_rule_classes(x, desc->dim); /* the dimension of the classes */
     if (!tshi_loss_fits(x, target, axis))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_cross_entropy: logits %s and target %s %s; %s%s",
                        tshi_tensor_text(x, tx), tshi_dtype_name(target->dtype),
@@ -321,8 +325,9 @@ static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
     return t;
 }
 
-/* Fills in *loss, turns logits and probabilities to classes last, and replaces them and weights by
- * copies if their layout or strides are not what the kernels take. Returns 0 after an error. */
+/* Fills in *loss. Permutes logits and probabilities so that classes are last, and replaces them,
+ * and the class weights, by copies if their layout or strides are not what the kernels take.
+ * Returns 0 after an error. */
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
     const int axis = tshi_rule_classes(in[0], desc->dim), last = in[0]->ndim - 1;
     const int cut = in[0]->layout.kind == TSH_SHARDED && in[0]->layout.dim == axis;
@@ -343,7 +348,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->divisor = 1;
     loss->sums = 2; /* S and B */
     loss->at[TSHI_LOSS_B] = 1;
-    /* else A is w_y, which this rank knows without a sum */
+    /* otherwise A is w_y, which this rank knows without a sum */
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED))
         loss->at[TSHI_LOSS_A] = loss->sums++;
     for (int t = TSHI_LOSS_Q; t <= TSHI_LOSS_W && desc->label_smoothing > 0; t++)
@@ -408,7 +413,7 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_
     tshi_kernel_run_rows(ctx, &work, loss->classes);
 }
 
-/* Computes this rank's part of all sums (loss->sums, rows) but S. x: operands of the kernels. */
+/* Computes this rank's part of all sums (loss->sums, rows) except S. x: operands of the kernels. */
 static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real *sums,
                             tshi_operand *x) {
     const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data; /* logits (rows, classes) */
@@ -426,8 +431,8 @@ static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real 
     }
 }
 
-/* Computes the row losses, and what backward reads, from the complete sums (loss->sums, rows). B of
- * a class index is without its weight, which is loss->own. */
+/* Computes the row losses, and what backward reads, from the complete sums (loss->sums, rows). For
+ * a class index, B in `sums` is still without the class's weight, which is in loss->own. */
 static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_real *losses) {
     const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0; /* smooth: 1 if label smoothing is on */
     const tsh_real *own = sums + loss->rows * at[TSHI_LOSS_A]; /* A, shape (rows) */
@@ -546,7 +551,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
         !tshi_loss_shapes(in, desc) || !tshi_rule_run(op, in, 3, desc, &output) ||
         !tshi_loss_plan(in, desc, &loss))
         return NULL;
-    output.shape = tsh_shape_of(in[0]); /* (.., V) */
+    output.shape = tsh_shape_of(in[0]); /* shape (.., V) */
     output.shape.ndim = desc->reduction == TSH_REDUCE_NONE ? logits->ndim - 1 : 0;
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);
     aux = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP,

@@ -12,7 +12,8 @@
 
 /* -- what elementwise ops share ---------------------------------------------- */
 
-/* Broadcasts the inputs' global shapes to *out as NumPy does. 0 and an error if they do not fit. */
+/* Broadcasts the inputs' global shapes to *out as NumPy does. Returns 0 and an error if they do not
+ * fit. */
 static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, d;
@@ -65,17 +66,19 @@ typedef struct tshi_backward_params {
     int add;  /* 1: add to the gradient, 0: write it */
 } tshi_backward_params;
 
-/* All that describes a unary or binary op, or where. */
+/* A unary or binary op, or tsh_where: its tshi_op and its kernels. */
 typedef struct tshi_map_row {
-    tshi_op op;    /* first: backward casts node->op to the row */
-    unsigned pass; /* bits of inputs whose gradient is that of the output, if not broadcast */
-    const tshi_kernel_fn *forward, *backward[3]; /* backward: for each input */
+    tshi_op op;    /* the first field, because backward casts node->op to tshi_map_row */
+    /* bit i: the gradient of input i is that of the output, if input i is not broadcast */
+    unsigned pass;
+    /* kernels per instruction set; backward: one table per input */
+    const tshi_kernel_fn *forward, *backward[3];
 } tshi_map_row;
 
 /* Adds to the gradient of input i. The kernel's operands are that gradient, g, and for each input
- * its saved values; or the saved output, or g again if nothing is saved. A new gradient of a
- * broadcast input is filled with zeros first, because several terms are added to each of its
- * elements. */
+ * its saved values; if these were not saved, the saved output; if that was not either, g again. A
+ * new gradient of a broadcast input is filled with zeros first, because several terms are added to
+ * each of its elements. */
 static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
     const tsh_tensor *t = node->in[i], *out = node->out;
     const int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
@@ -90,7 +93,7 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0 */
     tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1 */
     for (k = 0; k < node->n; k++) {
-        const int from = node->saved[k] ? k : node->n; /* n: the output */
+        const int from = node->saved[k] ? k : node->n; /* index n: the output */
         const tsh_tensor *v = from < node->n ? node->in[from] : out;
         if (node->saved[from])
             tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
@@ -117,10 +120,10 @@ static void tshi_map_backward(tshi_node *node) {
     }
 }
 
-/* Defines a kernel of N operands u, v, w (operands 1 to 3), scalar C, as c, and parameters of type
- * P. It computes F of them and writes the result to operand 0, or adds it if ADD. In the backward
- * of a broadcast input, operand 0 has step 0 where the input repeats, and the store sums. Operands
- * that a kernel does not have are called u1 and u2. */
+/* Defines a kernel with parameters of type P. It computes the formula F, in which u, v, w are its N
+ * inputs (operands 1 to 3; those that it does not have are called u1 and u2) and c is the scalar C,
+ * and writes the result to operand 0, or adds it if ADD is 1. In the backward of a broadcast input,
+ * operand 0 has step 0 where the input repeats, and the store sums. */
 #define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
     TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
         tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
@@ -274,7 +277,8 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
         return tshi_map_compare(&op, a, b, tshi_map_##name);                                       \
     }
 
-/* Checks the two inputs of a comparison and runs it; the output is i32. NULL after an error. */
+/* Checks the two inputs of a comparison and runs it; the output is i32. Returns NULL after an
+ * error. */
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
                                     const tshi_kernel_fn *kernel) {
     tsh_tensor *in[] = {a, b};

@@ -23,13 +23,14 @@ typedef struct tshi_product {
     int64_t m, n, k;                    /* sizes of A, B, C and D */
     tsh_real alpha, beta;               /* beta 0: D is not read */
     tshi_matrix a, b, d, c;             /* D is C, or does not overlap it */
-    const tshi_gemm_progress *progress; /* called meanwhile: collectives make progress; or NULL */
+    /* called during the product, so that collectives make progress; NULL: nothing is */
+    const tshi_gemm_progress *progress;
 } tshi_product;
 
 /* A product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
     tshi_product whole; /* the product that the pieces make up */
-    char *scratch;      /* for all pieces, one after the other */
+    char *scratch;      /* scratch of all pieces, one after the other */
     size_t each;        /* bytes of scratch for a piece */
     int by_rows;        /* 1: pieces are rows of C; 0: columns */
 } tshi_products;
@@ -76,11 +77,11 @@ static void tshi_matmul_convert(int64_t rows, int64_t columns, tshi_matrix from,
 }
 
 /* Returns m, of shape (rows, columns), as the ctx's gemm takes it. A user's gemm takes only
- * tsh_real: for a matrix of another dtype, returns one in *block, which the caller releases (else
- * NULL); input: 1: with m's values. */
+ * tsh_real: in place of a matrix of another dtype, returns a new one in *block, which the caller
+ * releases (*block is NULL if m itself is returned). input 1: the new matrix gets m's values. */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          int input, tshi_block **block) {
-    tshi_matrix reals; /* dense */
+    tshi_matrix reals; /* the new matrix, dense */
     *block = NULL;
     if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
     *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
@@ -90,7 +91,8 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     return reals;
 }
 
-/* Returns where what was read after b the last time begins; 0: b is new. */
+/* Returns the address of the matrix that was read after b the last time, 0 if unknown. Records that
+ * b was read after the matrix of the call before. */
 static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
     uintptr_t *const then = &order->then[(uintptr_t)b / 64 * 2654435761u % TSHI_MATMUL_ORDER];
     if (order->last) *order->last = (uintptr_t)b;
@@ -99,16 +101,17 @@ static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
 }
 
 /* C = alpha A B + beta D by the rank's threads; shapes as in tshi_product. The longer side of C is
- * cut, so that little of A and B is packed twice; at multiples of ROWS or COLUMNS, which are whole
- * tiles of every micro-kernel. transposed: the built-in gemm computes C^T. */
+ * divided among threads, so that little of A and B is packed twice, at multiples of ROWS or
+ * COLUMNS, which are whole tiles of every micro-kernel. If `transposed` is 1, the built-in gemm
+ * computes C^T. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
     enum {
         ROWS = 12,         /* m is cut at multiples of it: whole tiles (n, if C^T is computed) */
         COLUMNS = 32,      /* n is cut at multiples of it (m, if C^T is computed) */
-        SIDE = 96,         /* rows or columns that are worth a thread */
-        MIN_WORK = 1 << 20 /* multiply-adds that are worth a thread */
+        SIDE = 96,         /* least number of rows or columns per thread */
+        MIN_WORK = 1 << 20 /* least number of multiply-adds per thread */
     };
     const int transposed = tshi_gemm_transposes(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
@@ -117,7 +120,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const int few = m <= TSHI_GEMM_FEW_ROWS;
-    const tshi_gemm_progress progress = { /* called meanwhile */
+    const tshi_gemm_progress progress = { /* called during the product */
         tshi_tape_progress, ctx, few ? tshi_matmul_then(&ctx->order, b.data) : 0};
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
                          tshi_gemm_scratch_sums(ctx->gemm_kernel, m, n, k, c);
@@ -140,8 +143,8 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, converted[i]);
 }
 
-/* Returns 1 if the gradient of `out` may be rounded to bf16 in products with a and b: it would be
- * of bf16 in PyTorch. */
+/* Returns 1 if the gradient of `out` may be rounded to bf16 in products with a and b: all three are
+ * bf16, so in PyTorch the gradient is, too. */
 static int tshi_matmul_rounds(const tsh_tensor *out, const tsh_tensor *a, const tsh_tensor *b) {
     return out->dtype == TSH_BF16 && a->dtype == TSH_BF16 && b->dtype == TSH_BF16;
 }
@@ -154,22 +157,23 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* -- tiles, for ops that pack by themselves -------------------------------- */
 
-/* A, in words: word (i, p) is data[i / mr * mr * next + i % mr * row + p * column]. */
+/* Operand A of tshi_matmul_tiles, packed in strips of mr rows: word (i, p) is
+ * data[i / mr * mr * next + i % mr * row + p * column]. */
 typedef struct tshi_matmul_strips {
     const tsh_real *data;
     int64_t row, column, next;
 } tshi_matmul_strips;
 
-/* B, in words: word (p, j) is data[p * row + j / nr * next + j % nr]. A has the same form: REALS or
- * PAIRS. */
+/* Operand B of tshi_matmul_tiles, packed in slivers of nr columns: word (p, j) is data[p * row +
+ * j / nr * next + j % nr]. form: of B and A: TSHI_GEMM_REALS or TSHI_GEMM_PAIRS. */
 typedef struct tshi_matmul_slivers {
     const tsh_real *data;
     int64_t row, next;
     tshi_gemm_form form;
 } tshi_matmul_slivers;
 
-/* Packs rows of x, shape (n, k), in slivers of `width` rows that begin `next` words apart: as rows
- * of A, or columns of B. Rows that the last sliver lacks become zeros. */
+/* Packs the rows of x, shape (n, k), as rows of A or columns of B: in slivers of `width` rows that
+ * begin `next` words apart. The last sliver is filled up with zeros. */
 static void tshi_matmul_pack(const tshi_gemm_kernel *kernel, tsh_real *to, int width, int64_t n,
                              int64_t k, int64_t next, tshi_matrix x, tshi_gemm_form form) {
     for (int64_t j = 0; j < n; j += width)
@@ -177,17 +181,18 @@ static void tshi_matmul_pack(const tshi_gemm_kernel *kernel, tsh_real *to, int w
                               (int)tshi_base_min(width, n - j), k, tshi_gemm_from(x, j, 0), form);
 }
 
-/* A product of which only a part with the shape of stairs is needed: of row i of C the first
- * (columns + i) columns; and of row i of A the first (k + i) elements, those after them are 0. */
+/* The part of a product C = A B that is needed, if it has the shape of stairs: the first
+ * (columns + i) elements of row i of C. Of row i of A only the first (k + i) elements are not 0. */
 typedef struct tshi_matmul_stairs {
     int64_t columns, k; /* TSHI_MATMUL_ALL: all */
 } tshi_matmul_stairs;
 
 enum { TSHI_MATMUL_ALL = 1 << 30 };
 
-/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). C has space for whole
- * halves of slivers; elements beside the stairs are not computed, or become any number. Each sum is
- * in the order of tshi_gemm_run, if that takes one slice. Prefetches `walk` meanwhile. */
+/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). The rows of C have
+ * space for a multiple of nr / 2 elements. Elements outside the stairs are not computed, or become
+ * any number. The order of each sum is that of tshi_gemm_run for a k of one slice. Prefetches the
+ * cache lines of `walk` meanwhile. */
 static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                               tsh_real alpha, tshi_matmul_strips a, tshi_matmul_slivers b, int add,
                               tshi_matrix c, tshi_matmul_stairs stairs, tshi_gemm_walk *walk) {
@@ -217,7 +222,7 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
             t.d = t.c = tshi_gemm_at(c, i, j);
             tile(&t, rows, end - j > nr / 2 ? nr : nr / 2);
 #if TSHI_VECTORS
-            tshi_gemm_walk w = *walk; /* stays in registers */
+            tshi_gemm_walk w = *walk; /* a copy that stays in registers */
             for (int l = 0; l < LINES; l++) tshi_gemm_fetch(&w);
             *walk = w;
 #endif
@@ -291,7 +296,8 @@ static void tshi_matmul_backward(tshi_node *node) {
     }
 }
 
-/* Fills in *shape: that of A B, with broadcast batches. Returns 0 and an error if there is none. */
+/* Sets *shape to that of A B, with broadcast batches. Returns 0 and an error if A and B do not
+ * fit. */
 static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];

@@ -107,9 +107,9 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_norm_rows, tshi_norm);
 
-/* The stats (rows, 2) of features that are sharded, from this rank's mean and mean square of
- * distances: mean = sum(d mean) / all; square = sum(d (square + (own mean - mean)^2)) / all, sums
- * over ranks (Chan, Golub & LeVeque 1983). */
+/* Turns stats (rows, 2) of this rank's features, the mean and the mean square of distances from it,
+ * into those of all features, the mean and rstd. With sums over ranks: mean = sum(d own mean) /
+ * all; square = sum(d (own square + (own mean - mean)^2)) / all (Chan, Golub & LeVeque 1983). */
 static void tshi_norm_combine(tsh_ctx *ctx, const tshi_norm *p, int64_t rows, tsh_real *stats) {
     const tsh_real share = TSHI_R(p->d) / TSHI_R(p->all);
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows));
@@ -134,8 +134,8 @@ static void tshi_norm_combine(tsh_ctx *ctx, const tshi_norm *p, int64_t rows, ts
     tshi_mem_release(ctx, block);
 }
 
-/* Returns the d factors of the features, in *scratch, which may hold w: w + 1 if p says plus_one, 1
- * if w is NULL, as there is no weight; else w itself. NULL: no memory. */
+/* Returns the factors of the d features: w itself or, in *scratch, w + 1 if p->plus_one is 1, and 1
+ * if w is NULL, as there is no weight then. *scratch may hold w already. NULL: no memory. */
 static tsh_real *tshi_norm_weight(tsh_ctx *ctx, const tshi_norm *p, tsh_real *w,
                                   tshi_block **scratch) {
     tsh_real *factor = *scratch ? w : NULL;
@@ -172,8 +172,8 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
     }
 }
 
-/* One row of n features: dx = (h - mean(h) - xh mean(h xh)) rstd; add 1: dx += that. means: of h,
- * of h xh. */
+/* One row of n features: dx = (h - mean(h) - xh mean(h xh)) rstd; add 1: dx += that. means:
+ * mean(h), mean(h xh). */
 TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
                                     const tsh_real *dy, const tsh_real *stats,
                                     const tsh_real *means, int64_t n, int add) {
@@ -191,8 +191,8 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
     }
 }
 
-/* One row of d features: the means over all features of h and of h xh; those of this rank's count,
- * if the features are sharded. */
+/* One row of d features: writes mean(h) and mean(h xh) to `means`. If the features are sharded,
+ * writes this rank's part of each: its sum divided by the number of all features. */
 TSHI_INLINE void tshi_norm_means(const tsh_real *x, const tsh_real *w, const tsh_real *dy,
                                  const tsh_real *stats, const tshi_norm *p, tsh_real *means) {
     tsh_real lane[2 * TSHI_BLOCK], pad[3][TSHI_BLOCK];
@@ -225,7 +225,7 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
     const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;         /* shape (d) */
     const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;       /* shape (n, d) */
     const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data; /* shape (n, 2) */
-    tsh_real own[2] = {0, 0}; /* the means of a row that is whole */
+    tsh_real own[2] = {0, 0}; /* the means of a row, if it is not sharded */
     int64_t r;
     for (r = 0; r < n; r++) {
         tsh_real *means = p->pass == TSHI_NORM_WHOLE ? own : given + 2 * r;
@@ -256,8 +256,8 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     all->kernel(all->count, x, &part);
 }
 
-/* Computes dx, dw and db: one piece in one pass; several first dx, each for some rows, then dw and
- * db, each for some columns, as every row adds to dw and db. */
+/* Computes dx, dw and db. With one piece, in one pass. With several, in two: first dx, divided by
+ * rows; then dw and db, divided by columns, because every row adds to them. */
 static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
@@ -271,11 +271,11 @@ static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     if (dw) tshi_team_run(pieces, d, 16, tshi_norm_columns, work);
 }
 
-/* Makes work's rows find the means that dx needs, where the features are sharded: first of this
- * rank's features, then summed over ranks. Returns their memory. */
+/* For sharded features: computes the means that dx needs, this rank's part first, then summed over
+ * ranks, and sets them as an operand of work. Returns their memory, which the caller releases. */
 static tshi_block *tshi_norm_sum_means(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p,
                                        const char *op) {
-    const size_t size = tshi_dtype_reals(2 * work->count); /* (rows, 2) */
+    const size_t size = tshi_dtype_reals(2 * work->count); /* bytes of the means (rows, 2) */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, size);
     if (!block) return NULL;
     memset(tshi_mem_data(block), 0, size);
@@ -298,7 +298,7 @@ static void tshi_norm_backward(tshi_node *node) {
     int i, needed[3], pieces = tshi_kernel_parts(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d));
     tshi_block *saved[2] = {NULL, NULL};
-    tshi_block *means = NULL; /* if the features are sharded */
+    tshi_block *means = NULL; /* mean(h) and mean(h xh) of each row, if the features are sharded */
     tsh_real *dw, *values[2] = {NULL, NULL}; /* shapes: dw with db (2, d); x (rows, d), w (d) */
     tshi_dest dest[3];        /* where dx, dw and db go */
     tshi_rows work;
@@ -333,8 +333,9 @@ static void tshi_norm_backward(tshi_node *node) {
 /* Checks the inputs x (.., d), weight (d) or NULL, bias (d) or NULL. Returns the ctx; NULL after an
  * error. */
 static tsh_ctx *tshi_norm_check(const tshi_op *op, tsh_tensor *const *in) {
-    static const char *const names[] = {"x", "x weight", "x bias", "x weight bias"}; /* of given */
-    tsh_tensor *given[3]; /* those that are not NULL */
+    /* names of the tensors in `given` */
+    static const char *const names[] = {"x", "x weight", "x bias", "x weight bias"};
+    tsh_tensor *given[3]; /* the inputs that are not NULL */
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
     int i, count = 0;
     tsh_ctx *ctx;
@@ -386,7 +387,8 @@ static void tshi_norm_forward(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p) {
  * recorded. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, const tshi_norm *options) {
-    tsh_tensor *in[] = {x, weight, bias}, *out; /* shapes (.., d), (d) or NULL twice; (.., d) */
+    /* shapes: x and out (.., d), weight and bias (d) or NULL */
+    tsh_tensor *in[] = {x, weight, bias}, *out;
     tsh_ctx *ctx = tshi_norm_check(op, in);
     tshi_norm p = *options; /* features are filled in below */
     tshi_output output;

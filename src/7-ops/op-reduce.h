@@ -12,8 +12,8 @@
 /* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
     double c;   /* sum: 1; mean: 1 / (number of elements summed) */
-    int64_t n;  /* local length of the reduced dimension, or of all */
-    int axis;   /* -1: all dimensions */
+    int64_t n;  /* local length of the reduced dimension; if all are: number of local elements */
+    int axis;   /* the reduced dimension; -1: all */
     int is_log; /* softmax: 1 for log_softmax */
 } tshi_reduce_params;
 
@@ -22,17 +22,20 @@ typedef struct tshi_reduce_params {
  * only, so their bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
     int64_t outer, inner; /* products of the local sizes before and after the axis */
-    int64_t length;       /* global length of the reduced dimension, or of all */
-    tsh_shape shape;      /* of the output, global */
-    tsh_layout layout;    /* of the output */
+    int64_t length; /* global length of the reduced dimension; if all are: number of elements */
+    tsh_shape shape;      /* global shape of the output */
+    tsh_layout layout;    /* layout of the output */
     tshi_reduce_params params;
 } tshi_reduction;
 
-/* Checks dim and x's layout and fills in *r. 0 and an error if the op cannot run along dim. */
+/* Checks dim and x's layout and fills in *r. Returns 0 and an error if the op cannot run along
+ * dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
-    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim); /* -1: all, or there is none */
-    const int scalar = tshi_tensor_scalar_axis(x, dim); /* 1: all, too */
+    /* -1: all dimensions, or x has no dimension `dim` */
+    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
+    /* 1: x has no dimensions, and dim is 0 or -1: treated as all */
+    const int scalar = tshi_tensor_scalar_axis(x, dim);
     const tshi_rule_axis along = {axis, keepdim};
     const tshi_reduce_params params = {1, axis < 0 ? tsh_local_numel(x) : x->local[axis], axis, 0};
     char text[TSHI_TEXT_SIZE];
@@ -57,8 +60,8 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
 
 /* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
 
-/* Sums rows of p->n adjacent values: y = c sum x. Sums of 4096 values each are added in double.
- * Operands: y, x. */
+/* Sums rows of p->n adjacent values: y = c sum x. Sums of 4096 values each are computed in
+ * tsh_real, and added up in double. Operands: y, x. */
 TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
                                       const tshi_reduce_params *p) {
     tsh_real *y = (tsh_real *)operand[0].data;
@@ -125,7 +128,8 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL); /* as v, which scale does not read */
+    /* as operand v, which the kernel does not read */
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
     back.c = params->c;
     back.add = dest.add;
     tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &back);
@@ -145,7 +149,8 @@ static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim,
     tsh_tensor *out;
     tsh_real *sums;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
-    if (mean) r.params.c = 1.0 / (double)r.length; /* divides the sum, also if it is sharded */
+    /* divides by the global length, also if x is sharded along it */
+    if (mean) r.params.c = 1.0 / (double)r.length;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
     sums = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
     if (!sums) return NULL;
@@ -167,7 +172,8 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
  * max and softmax work on rows: dense values along the axis. If the axis is not the last dimension,
  * values are copied to an array in which it is, and results are copied back. */
 
-/* Returns a handle of t's values with the axis moved to the last dimension; axis -1: as t. */
+/* Returns a handle of t's values with the axis moved to the last dimension; axis -1: with t's own
+ * order. */
 static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
     tsh_tensor rows = *t; /* takes no reference to the block */
     int d;
@@ -182,14 +188,14 @@ static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
     return rows;
 }
 
-/* As tshi_kernel_output, but row-major even if out's strides are not: then in *scratch. */
+/* As tshi_kernel_output, but the buffer is row-major: *scratch if out itself is not. */
 static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
     if (tshi_tensor_is_dense(out)) return tshi_kernel_output(out, scratch);
     *scratch = tshi_mem_alloc(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Returns a job for all rows of t, of params->n values each; of 0 rows if these are empty. */
+/* Returns a job for all rows of t, each of params->n values; if n is 0, a job without rows. */
 static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor *t,
                                  const tshi_reduce_params *params) {
     const int64_t count = params->n ? tsh_local_numel(t) / params->n : 0;
@@ -198,7 +204,7 @@ static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor 
 
 /* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
 
-/* Finds the index of each row's maximum. Operands: the index, x, the maximum (NULL: not wanted).
+/* Finds the index of each row's maximum. Operands: the index, x, the maximum (NULL: not needed).
  * Only the part of 256 values that has the maximum is searched for the index. */
 TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
                                         const tshi_reduce_params *p) {
@@ -251,7 +257,7 @@ static const tshi_op tshi_reduce_greedy_op = {"tsh_sample", "logits", tshi_rule_
 typedef enum tshi_largest {
     TSHI_LARGEST_VALUE,
     TSHI_LARGEST_PLACE,
-    TSHI_LARGEST_FINITE /* the place; an error if the value there is not finite */
+    TSHI_LARGEST_FINITE /* the index; an error if the largest value is not finite */
 } tshi_largest;
 
 /* The largest value of a rank's shard of a row. */
@@ -298,7 +304,7 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
     tshi_mem_release(ctx, block);
 }
 
-/* Sets the error of logits from which no id can be chosen. */
+/* Records the error that no id can be chosen from a row of the logits. */
 static void tshi_reduce_refuse_row(tsh_ctx *ctx, int64_t row) {
     (void)tsh_fail(ctx, TSH_ERR_ANOMALY,
                    "tsh_sample: row %lld of the logits has a NaN, or its largest is not finite",
@@ -316,7 +322,8 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tsh_real *max = NULL; /* where the maxima go; NULL: not needed */
     void *place;          /* int64_t indices: in out, or in aux for backward */
     const int argmax = what != TSHI_LARGEST_VALUE;
-    int cut, keeps; /* the dimension is sharded over several ranks; maxima are in scratch */
+    /* cut: the dimension is sharded over several ranks; keeps: maxima are in scratch */
+    int cut, keeps;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
@@ -403,7 +410,7 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
                                                const tshi_reduce_params *p, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *y = (const tsh_real *)operand[1].data, *ys;  /* ys: a block of y */
-    const tsh_real *dy = (const tsh_real *)operand[2].data, *gs; /* gs: of dy */
+    const tsh_real *dy = (const tsh_real *)operand[2].data, *gs; /* gs: a block of dy */
     const int64_t n = p->n;
     int64_t e;
     int i;
@@ -430,7 +437,7 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* gives dx's strides */
     tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
     tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
-    tshi_block *scratch[3]; /* of dx, y, dy */
+    tshi_block *scratch[3]; /* dense copies of dx, y, dy, or NULL */
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dest.stride = dx.stride;        /* the axis comes last */

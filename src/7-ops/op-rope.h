@@ -9,19 +9,20 @@
  * `dims` on are not changed. Backward rotates the gradient by -u. */
 typedef struct tshi_rope {
     int64_t pairs;        /* number of pairs: dims / 2 */
-    int by_batch;         /* 1: x's first dimension has positions of its own */
+    int by_batch;         /* 1: each index of x's first dimension has positions of its own */
     int64_t next;         /* from the a of one pair to the a of the next, in features */
     int64_t gap;          /* from a to b of a pair, in features */
-    double sign;          /* of the angle: 1, in backward -1 */
+    double sign;          /* sign of the angle: 1, in backward -1 */
     int add;              /* 1: y += ..., 0: y = ... */
     int64_t gap_x, gap_y; /* gap in elements of x; of y */
 } tshi_rope;
 
 /* Rotates n pairs. Operands: y and x, each from the a of the first pair on; the table of the
- * position: `pairs` cosines, then as many sines. */
+ * position, `pairs` cosines followed by `pairs` sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data; /* from the a of its first pair on */
+    /* begins with the a of the first pair, as x does */
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *TSHI_RESTRICT table = (const tsh_real *)operand[2].data;
     const int64_t sy = operand[0].step, sx = operand[1].step, step = operand[2].step;
@@ -82,14 +83,16 @@ static void tshi_rope_backward(tshi_node *node) {
                      dest.stride);
 }
 
-/* Writes the table of `rows` positions from x's local index of the first dimension b on: (rows, 2,
- * pairs), the cosines, then the sines, times factor. */
+/* Writes the table of x's local positions, shape (rows, 2, pairs): for each position its cosines,
+ * then its sines, times factor. b: local index of x's first dimension, to choose from
+ * desc->starts. */
 static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int64_t b,
                              int64_t pairs, tsh_real *table) {
     const int64_t rows = x->local[x->ndim - 2];
     const double base = tshi_base_option(desc->base, 10000);
     const double factor = tshi_base_option(desc->factor, 1);
-    double start = (double)desc->start; /* in double, any sum of positions is possible */
+    /* double, because a sum of int64_t positions could overflow */
+    double start = (double)desc->start;
     int64_t i, t;
     if (desc->starts) start += (double)desc->starts[tshi_tensor_global(x, 0, b)];
     for (i = 0; i < pairs; i++) {
@@ -102,9 +105,10 @@ static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int
     }
 }
 
-/* Returns a new reference to a table (texts, rows, 2, pairs) of every local position; texts: 1, or
- * the local length of the first dimension if desc has starts. Of positions that are not sharded the
- * ctx keeps the table, because k and the other layers need the same. NULL: no memory. */
+/* Returns a new reference to the table of all local positions, shape (texts, rows, 2, pairs).
+ * texts: 1 or, if desc has starts, the local length of x's first dimension. The ctx keeps the
+ * table, unless positions are sharded, because k and the other layers need the same. NULL: no
+ * memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, const tsh_rope_desc *desc) {
     const int64_t rows = x->local[x->ndim - 2], texts = desc->starts ? x->local[0] : 1;
     tsh_ctx *ctx = x->ctx;

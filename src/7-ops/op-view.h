@@ -62,9 +62,9 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     tsh_layout *layout = &out->layout;
     const tsh_segment *segment = layout->segment;
     const int64_t end = start + length;
-    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range in each segment */
+    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range of each segment */
     int64_t at = 0, local = 0;         /* at: where segment s starts; local: this rank's elements */
-    int s, kept = 0;                   /* kept: segments of the part */
+    int s, kept = 0;                   /* kept: number of segments in [start, end) */
     (void)tsh_chunk(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
         out->offset += range[s].length * out->stride[d]; /* skips a segment */
@@ -78,8 +78,8 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     return kept && at == end; /* 0: the part ends inside a segment */
 }
 
-/* Adds to hint what the plan lacks if the sharded dimension of x, of one segment, is so many parts
- * one after the other: fused Q, K, V. */
+/* Adds to hint, a part of an error's text, what the plan lacks if the sharded dimension of x has
+ * one segment but consists of `parts` fused parts, such as Q, K and V. */
 static TSHI_COLD void tshi_view_hint_fused(const tsh_tensor *x, int64_t parts, char *hint,
                                            size_t size) {
     if (x->layout.segments == 1 && parts > 1 && parts <= TSH_MAX_SEGMENTS)
@@ -121,7 +121,7 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
 }
 
 TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
-    int64_t length = tsh_dim(x, dim); /* of the dimension that is split */
+    int64_t length = tsh_dim(x, dim); /* length of the dimension that is split */
     int i;
     for (i = 0; i < n && parts; i++) parts[i] = NULL; /* NULL after an error */
     if (!tshi_tensor_check("tsh_split_dim", "x", &x, 1))
@@ -154,11 +154,12 @@ static void tshi_view_concat_backward(tshi_node *node) {
     }
 }
 
-/* Returns 1 if part i has the first's dtype, and its sizes except along d; else 0 and an error. */
+/* Returns 1 if part i can be joined to part 0 along dimension d: its other sizes are the same, and
+ * so is its dtype, unless ops compute with both; else 0 and an error. */
 static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    int e, fits = p->ndim == first->ndim; /* fits: the sizes do */
+    int e, fits = p->ndim == first->ndim; /* fits: 1 if the sizes do */
     for (e = 0; e < first->ndim && fits; e++) fits = e == d || p->dim[e] == first->dim[e];
     if (fits && (p->dtype == first->dtype || (tshi_dtype_computes(p->dtype) &&
                                               tshi_dtype_computes(first->dtype))))
@@ -224,7 +225,7 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
             known *= shape->dim[d];
     }
     if (open >= 0 && known) shape->dim[open] = total / known;
-    if (open >= 0) known *= shape->dim[open]; /* total, if it divides */
+    if (open >= 0) known *= shape->dim[open]; /* total, if `known` divides it */
     return known == total;
 }
 
@@ -253,12 +254,12 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
     }
 }
 
-/* Fills in the layout of a sharded x, not empty, after a reshape. Returns 0 if no layout describes
- * the shards: x's sharded dimension d is not the outermost of those that are merged, or a unit
- * would be cut. */
+/* Fills in the layout after a reshape of x, which is sharded and not empty. Returns 0 if no layout
+ * describes the shards: x's sharded dimension d is not the outermost of those that are merged, or a
+ * unit would be cut. */
 static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
-    int64_t inner, divisor; /* elements per index of d in x; of layout->dim in shape */
+    int64_t inner, divisor; /* elements per index of d in x; per index of layout->dim in shape */
     *layout = x->layout;
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
@@ -288,13 +289,14 @@ static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     return 1;
 }
 
-/* The same of an empty x, where products of sizes tell nothing: a sharded dimension of length 0
- * becomes one of length 0; another goes where it would if sizes of 0 were 1. */
+/* tshi_view_shards for an empty x, whose sizes have the product 0. If the sharded dimension has
+ * length 0, it becomes the corresponding dimension of length 0; else the one that it would become
+ * if all sizes of 0 were 1. */
 static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *shape,
                                          tsh_layout *layout) {
     tsh_tensor from = *x; /* x's shape and the new one, with 1 for each size of 0 */
     tsh_shape to = *shape;
-    int d, zeros = 0; /* sizes of 0 up to that of the sharded dimension */
+    int d, zeros = 0; /* number of sizes of 0 up to and with that of the sharded dimension */
     for (d = 0; d < x->ndim; d++) {
         if (!x->dim[d] && d <= x->layout.dim) zeros++;
         if (!x->dim[d]) from.dim[d] = 1;
@@ -335,11 +337,12 @@ static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape 
                      (long long)tshi_tensor_product(shape->dim + heads + 1, b1 - heads - 1));
 }
 
-/* Fills in strides with which x's local values have the local sizes `to`. Returns 0 if there are
- * none: x must be copied. */
+/* Fills in strides with which x's local values have the local sizes `to`. Returns 0 if no strides
+ * do: then x must be copied. */
 static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, int64_t *stride) {
     int64_t run = 1, step = 1;         /* run: elements at equal distance `step` */
-    int i = x->ndim - 1, j = ndim - 1; /* next dimension of x, of `to`: the last first */
+    /* the next dimension of x, of `to`, from the last one down */
+    int i = x->ndim - 1, j = ndim - 1;
     tshi_tensor_strides(to, ndim, stride);
     if (!tsh_local_numel(x)) return 1; /* no values: any strides do */
     while (i >= 0) {
@@ -364,7 +367,7 @@ static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, i
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_reshape", "x", &x, 1);
     char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE], hint[2 * TSHI_TEXT_SIZE] = "";
-    const tsh_shape wanted = shape; /* with -1 */
+    const tsh_shape wanted = shape; /* the shape as given, perhaps with a -1 */
     tsh_tensor *out;
     tsh_layout layout;
     if (!ctx) return NULL;

@@ -20,9 +20,9 @@ static void tshi_op_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const
 
 /* -- dense gradients --------------------------------------------------------- */
 
-/* Returns where a kernel that outputs a dense gradient of input x writes it: to dest if dest is
- * dense and is to be overwritten (*scratch is NULL then), else to *scratch, which
- * tshi_op_accumulate adds to dest. Returns NULL without memory. */
+/* Returns the buffer to which a kernel writes a dense gradient of input x: dest itself if that is
+ * dense and is to be overwritten (*scratch is NULL then), else *scratch, which tshi_op_accumulate
+ * adds to dest. NULL: no memory. */
 static tsh_real *tshi_op_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
                                     tshi_block **scratch) {
     int64_t stride[TSH_MAX_DIMS];
@@ -46,8 +46,9 @@ static void tshi_op_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block 
 
 /* -- copies ----------------------------------------------------------------- */
 
-/* Adds both accumulators of the copy to those of the input: gr to gr and gp to gp. If the partial
- * sum must be completed, the backward of the op that made the input does so. */
+/* Adds the gradients of the copy to those of the input: the complete one (gr) to gr, the partial
+ * sum (gp) to gp. If gp must be all-reduced, the backward of the op that made the input has it
+ * done. */
 static void tshi_op_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out, *base = node->in[0]->base;
     tshi_accumulator *const from[] = {&out->gr, &out->gp}, *const to[] = {&base->gr, &base->gp};

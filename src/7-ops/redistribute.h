@@ -41,8 +41,8 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
     return cut;
 }
 
-/* Returns how many elements of an outer row are in `rank`'s shard; 0 if there is no outer row, as
- * collectives take 0 rows of counts for 1 (tsh_coll.blocks). */
+/* Returns how many elements of an outer row are in `rank`'s shard; 0 if there is no outer row,
+ * because collectives take blocks = 0 (tsh_coll.blocks) for 1. */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
     if (!cut->outer) return 0;
     return tsh_chunk(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
@@ -212,7 +212,8 @@ static void tshi_redistribute_backward(tshi_node *node) {
     const tsh_tensor *out = node->out;
     const tsh_layout sum = tsh_partial(), whole = tsh_replicated();
     const tsh_layout *from = out->layout.kind == TSH_SHARDED ? &out->layout : &whole;
-    const tsh_layout *to = (const tsh_layout *)node->params; /* input 0 in the output's shape */
+    /* layout of input 0, as seen in the output's shape */
+    const tsh_layout *to = (const tsh_layout *)node->params;
     if (out->gr.live)
         tshi_redistribute_back(node, out, from, to, (tsh_real *)tshi_mem_data(out->gr.block));
     if (out->gp.live)
@@ -297,8 +298,9 @@ static int tshi_redistribute_may_change(const tsh_tensor *t) {
     return 0;
 }
 
-/* One step of tsh_set_layout; the old or the new layout is R or P. Changes the sizes and the layout
- * in *form, but no values. Fails if the ranks' shards would have different lengths. */
+/* One step of tsh_set_layout, in which the old or the new layout is not sharded. Changes the sizes
+ * and the layout in *form, but no values. Fails if the ranks' shards would have different
+ * lengths. */
 static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
     tsh_ctx *ctx = form->ctx;
     /* the sharded one of the old and the new layout, if there is one */

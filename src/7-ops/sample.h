@@ -1,14 +1,14 @@
 /* ========================================================================== */
 /* >>sample                                          MARK: - sample (private) */
-/* tsh_sample: an id of each row of logits, after filters.                    */
+/* tsh_sample: draws an id from each row of logits, after filters.            */
 /* Needs: >>tape-leaf >>op-reduce >>redistribute.                             */
 /* ========================================================================== */
 
 /* Every rank does the same with the whole logits, in double, so all draw the same ids. Each filter
  * keeps what is not below a threshold; quickselect finds the threshold, no row is sorted. */
 
-/* Splits n values into those above a pivot, equal to it, and below it. *above: number of the first;
- * *below: where the last begin. */
+/* Splits n values into those above a pivot, equal to it, and below it. *above: number of values
+ * above the pivot; *below: index of the first value below it. */
 static void tshi_sample_partition(double *v, int64_t n, double pivot, int64_t *above,
                                   int64_t *below) {
     int64_t at = 0; /* values from here to *below are not compared yet */
@@ -29,14 +29,14 @@ static void tshi_sample_partition(double *v, int64_t n, double pivot, int64_t *a
     }
 }
 
-/* Returns the largest t such that the weights of the values from t up sum to at least `goal`, above
- * 0; the smallest value if all together do not. The weight of a value is itself, or 1 if `count`.
- * Finds it by quickselect (Hoare 1961), which reorders the n > 0 values. */
+/* Returns the largest value t such that the weights of all values >= t sum to at least goal > 0;
+ * the smallest value if the sum of all weights is less. The weight of a value is the value itself,
+ * or 1 if `count` is 1. Uses quickselect (Hoare 1961), which reorders the n > 0 values. */
 static double tshi_sample_threshold(double *v, int64_t n, double goal, int count) {
     for (;;) {
         const double a = v[0], b = v[n / 2], c = v[n - 1]; /* the pivot is their median */
         const double pivot = a > b ? (b > c ? b : a > c ? c : a) : (a > c ? a : b > c ? c : b);
-        double larger = 0, equal; /* sums of weights */
+        double larger = 0, equal; /* sum of the weights of values above the pivot; equal to it */
         int64_t above, below;
         tshi_sample_partition(v, n, pivot, &above, &below);
         for (int64_t i = 0; i < above; i++) larger += count ? 1 : v[i];
@@ -52,7 +52,7 @@ static double tshi_sample_threshold(double *v, int64_t n, double goal, int count
     }
 }
 
-/* Copies the values of z (n) from `least` up to `to`. Returns how many there are. */
+/* Copies those of the n values z that are at least `least` to `to`. Returns their number. */
 static int64_t tshi_sample_copy(const double *z, int64_t n, double least, double *to) {
     int64_t i, count = 0;
     for (i = 0; i < n; i++)
@@ -60,8 +60,9 @@ static int64_t tshi_sample_copy(const double *z, int64_t n, double least, double
     return count;
 }
 
-/* Returns the k-th largest of the values z (n), 0 < k < n. Of k pieces of z, the smallest of their
- * maxima has k values from it up: what is smaller need not be looked at. scratch: (n). */
+/* Returns the k-th largest of the n values z, 0 < k < n. Cuts z into k pieces: the k-th largest
+ * value is not below the smallest of the pieces' k maxima, so values that are below it are skipped.
+ * scratch: space for n values. */
 static double tshi_sample_kth(const double *z, int64_t n, int64_t k, double *scratch) {
     double bound = (double)INFINITY;
     for (int64_t piece = 0, i = 0; piece < k; piece++) {
@@ -73,12 +74,13 @@ static double tshi_sample_kth(const double *z, int64_t n, int64_t k, double *scr
     return tshi_sample_threshold(scratch, tshi_sample_copy(z, n, bound, scratch), (double)k, 1);
 }
 
-/* Returns an id drawn by chance, in [0, 1), from the n logits z, which become weights; -1 if one is
- * NaN or the largest is not finite. scratch: (n). */
+/* Returns an id drawn from the n logits z; -1 if one is NaN or the largest is not finite. chance:
+ * the random number, in [0, 1). z becomes the weights of the ids. scratch: space for n values. */
 static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_sample_desc *desc,
                                double chance) {
     const double temperature = tshi_base_option(desc->temperature, 1);
-    double max = -(double)INFINITY, least = max, total = 0; /* least: smaller ones are left out */
+    /* least: smaller logits, later smaller weights, are left out */
+    double max = -(double)INFINITY, least = max, total = 0;
     int64_t i, best = -1;
     for (i = 0; i < n; i++) {
         if (z[i] != z[i]) return -1;
@@ -92,7 +94,7 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
     }
     least = desc->min_p;
     if (desc->top_p > 0 && desc->top_p < 1) {
-        /* all weights below this one together are less than what may be left out */
+        /* all weights below this one together are less than what top_p may leave out */
         const double bound = (1 - desc->top_p) * total / (double)n;
         const int64_t count = tshi_sample_copy(z, n, bound, scratch);
         const double top = tshi_sample_threshold(scratch, count, desc->top_p * total, 0);
@@ -103,7 +105,7 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
     for (i = 0; i < n && chance >= 0; i++) {
         if (!(z[i] > 0) || z[i] < least) continue;
         chance -= z[i];
-        best = i; /* the last one stays if sums round up */
+        best = i; /* if the sum was rounded up, the last id that is kept is returned */
     }
     return best;
 }
@@ -143,7 +145,8 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
                              const tsh_sample_desc *desc, int64_t *ids) {
     tsh_ctx *ctx = x->ctx;
     const int64_t n = x->dim[x->ndim - 1], rows = tsh_numel(x) / n;
-    const int64_t seen = previous ? previous->dim[previous->ndim - 1] : 0; /* ids per row */
+    /* previous ids per row */
+    const int64_t seen = previous ? previous->dim[previous->ndim - 1] : 0;
     const double penalty = desc->penalty > 0 ? desc->penalty : 1;
     const uint64_t stream = tshi_rng_hash(0, "sample", 6);
     tshi_block *scratch, *held = NULL, *block;
@@ -171,8 +174,8 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
     tshi_mem_release(ctx, block);
 }
 
-/* Returns 1 if the largest of the logits as they are is all that is asked for, and every rank can
- * take part in finding it: then no rank needs the whole logits. */
+/* Returns 1 if only the index of the largest logit is wanted, with no penalty, and the logits are
+ * replicated or sharded along the last dimension: then no rank needs the whole logits. */
 static int tshi_sample_is_greedy(const tsh_tensor *logits, const tsh_sample_desc *desc) {
     return !(tshi_base_option(desc->temperature, 1) > 0) && !desc->previous &&
            (logits->layout.kind == TSH_REPLICATED ||

@@ -85,7 +85,8 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
         int64_t run = 1; /* elements of a row, a matrix, ... */
         for (d = t->ndim - 1; d > 0 && e; d--)
-            if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /"); /* a run ends */
+            /* a row, a matrix, ... ends */
+            if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /");
         tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
     tshi_mem_release(t->ctx, scratch);

@@ -1,14 +1,16 @@
 /* ========================================================================== */
 /* >>layers                                          MARK: - layers (private) */
-/* What transformers are made of, sharded as it is made: attention and MLP;   */
+/* Layers of transformers, sharded by their constructors: attention and MLP;  */
 /* and the cache of keys and values.                                          */
 /* Needs: >>tensor-make >>op-rope >>op-attention >>nn.                        */
 /* ========================================================================== */
 
 /* These layers are modules whose children are linear layers: plans, files and tsh_quantize treat
- * those as any other. module->user is a struct of the layer. */
+ * the children like any other linear layer. module->user points to the struct of the layer. */
 
-/* Adds a linear layer like `like` under a style: COLWISE or ROWWISE by the `segments` of `cut`. */
+/* Adds a linear layer from `in` to `out` features, with the other options of `like`, and gives it a
+ * style: PLAIN, COLWISE or ROWWISE. The sharded dimension has `segments` segments, whose lengths
+ * and units are in `cut`. Returns NULL after an error. */
 static tsh_module *tshi_layers_linear(tsh_module *parent, const char *name,
                                       const tsh_linear_desc *like, int64_t in, int64_t out,
                                       tsh_style style, const tsh_segment *cut, int segments) {
@@ -23,7 +25,8 @@ static tsh_module *tshi_layers_linear(tsh_module *parent, const char *name,
     return module && tsh_parallelize(module, &rule, 1) == TSH_OK ? module : NULL;
 }
 
-/* Ends the constructor of a layer with children: after an error, removes them, too. */
+/* Ends the constructor of a layer with children: returns the module or, after an error, removes it
+ * and its children and returns NULL. */
 static tsh_module *tshi_layers_finish(tsh_module *module) {
     while (module->ctx->error.code != TSH_OK && module->first)
         (void)tshi_module_finish(module->first);
@@ -33,44 +36,50 @@ static tsh_module *tshi_layers_finish(tsh_module *module) {
 /* -- attention -------------------------------------------------------------- */
 
 typedef struct tshi_attention_layer {
-    tsh_attention_layer_desc desc; /* with the counts that its zeros stand for */
+    /* the user's options, with defaults in place of counts that are 0 */
+    tsh_attention_layer_desc desc;
     tsh_rope_desc rope;            /* desc.rope points to it, or is NULL */
-    tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: it has none such */
-    tsh_module *sinks;          /* has the parameter; NULL: none */
-    tsh_cache *cache;           /* NULL: none is attached */
-    tsh_tensor *keys, *values;  /* the cache's, (B, Hkv, length, D) */
-    tsh_tensor *held;           /* (B), i64: how many positions these hold of each row */
+    tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: the layer has no such child */
+    tsh_module *sinks;          /* child that holds the parameter "sinks"; NULL: none */
+    tsh_cache *cache;           /* NULL: no cache is attached */
+    tsh_tensor *keys, *values;  /* cached keys and values, (B, Hkv, length, D) */
+    tsh_tensor *held;           /* (B), i64: number of positions cached of each row */
 } tshi_attention_layer;
 
 struct tsh_cache {
-    tsh_cache *next;    /* in the ctx's list */
-    tsh_module *module; /* its layers are below; NULL: the handle is free */
-    int64_t batch, length, longest; /* rows; positions of each that fit; the most that a layer
-                                     * holds of a row */
-    tsh_tensor *counts; /* (B), i64: what each row has of a forward; NULL: everything */
+    tsh_cache *next;    /* in the list ctx->caches */
+    tsh_module *module; /* serves the attention layers below it; NULL: the handle is free */
+    int64_t batch, length, longest; /* number of rows; capacity of a row in positions; number of
+                                     * positions that the longest row has in the cache */
+    /* (B), i64: number of positions of each row in a forward, the rest being padding; NULL: no
+     * padding */
+    tsh_tensor *counts;
 };
 
-/* What an attention layer's cache holds: row b has [b] positions. */
+/* Returns an array (B): the number of positions that the layer's cache holds of each row. */
 static int64_t *tshi_layers_held(const tshi_attention_layer *a) {
     return (int64_t *)tshi_tensor_at(a->held);
 }
 
-/* What the rows have of a forward; NULL: everything. */
+/* Returns an array (B): the number of positions that each row has in a forward, the rest being
+ * padding; NULL: there is no padding. */
 static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
     return cache->counts ? (const int64_t *)tshi_tensor_at(cache->counts) : NULL;
 }
 
-/* Splits the output of the fused layer, (B, T, features), to q, k and v, (B, T, heads D). */
+/* Splits y (B, T, features), the output of the fused layer, into q, k and v, each (B, T, heads D).
+ * The features are [Q|K|V] or, with by_group, for each key head its query heads, key and value. */
 static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_tensor **qkv) {
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t kv = desc->kv_heads, group = desc->heads / kv, d = desc->head_dim;
-    const int64_t unit = desc->by_group ? 1 : kv * d; /* what a head per group is along dim 2 */
+    /* size along dim 2 of one head in every group */
+    const int64_t unit = desc->by_group ? 1 : kv * d;
     const tsh_shape whole = tsh_shape_of(y);
-    int64_t at = 0; /* heads per group so far */
+    int64_t at = 0; /* number of heads per group split off so far */
     if (desc->by_group)
         y = tsh_reshape(y, tsh_shape4(whole.dim[0] * whole.dim[1], kv, group + 2, d));
     for (int i = 0; i < 3; i++) {
-        const int64_t heads = i ? 1 : group; /* of this part, per group */
+        const int64_t heads = i ? 1 : group; /* number of heads of q, k or v per group */
         qkv[i] = tsh_slice(y, 2, at * unit, heads * unit);
         if (desc->by_group)
             qkv[i] = tsh_reshape(qkv[i], tsh_shape3(whole.dim[0], whole.dim[1], kv * heads * d));
@@ -78,8 +87,8 @@ static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_
     }
 }
 
-/* x (B, T, heads D) -> (B, heads, T, D), normalised by `norm`, which may be NULL: each head, or all
- * of them together. */
+/* Returns x (B, T, heads D) as (B, heads, T, D), normalised by `norm`, which may be NULL. together
+ * 1: over the features of all heads; 0: over the d features of each head. */
 static tsh_tensor *tshi_layers_heads(tsh_tensor *x, int64_t d, tsh_module *norm, int together) {
     if (x && norm && together) x = tsh_forward(norm, x);
     if (!x) return NULL;
@@ -87,7 +96,8 @@ static tsh_tensor *tshi_layers_heads(tsh_tensor *x, int64_t d, tsh_module *norm,
     return tsh_transpose(norm && !together ? tsh_forward(norm, x) : x, 1, 2);
 }
 
-/* Computes q, k and v of x (B, T, dim) with their positions: (B, heads, T, D). 0 after an error. */
+/* Computes q, k and v, (B, heads, T, D), from x (B, T, dim), with the norms and rotary positions
+ * that the layer has. Returns 0 after an error. */
 static int tshi_layers_project(const tshi_attention_layer *a, tsh_tensor *x, tsh_tensor **qkv) {
     const tsh_attention_layer_desc *desc = &a->desc;
     tsh_rope_desc rope = a->rope;
@@ -101,14 +111,15 @@ static int tshi_layers_project(const tshi_attention_layer *a, tsh_tensor *x, tsh
         if (i < 2 && desc->rope) qkv[i] = tsh_rope(qkv[i], &rope);
     }
     if (!qkv[2] || x->ctx->error.code != TSH_OK) return 0;
-    /* A fused layer that is whole gives all heads: this rank computes its own. */
+    /* q and k are replicated, but the output layer is sharded by heads: keep the query heads of
+     * this rank only. */
     if (qkv[0]->layout.kind == TSH_REPLICATED && qkv[1]->layout.kind == TSH_REPLICATED &&
         a->out->param[0]->layout.kind == TSH_SHARDED)
         qkv[0] = tsh_redistribute(qkv[0], tsh_sharded(1));
     return qkv[0] != NULL;
 }
 
-/* Checks that x (B, T, dim) fits into the cache. Returns 0 after an error. */
+/* Checks that the cache has space for x (B, T, dim). Returns 0 and sets an error if not. */
 static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) {
     const int64_t *counts = tshi_layers_counted(a->cache), *held = tshi_layers_held(a);
     if (x->dim[0] != a->cache->batch)
@@ -132,11 +143,11 @@ static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) 
     return 1;
 }
 
-/* Checks that a layer with a cache is not being trained. Returns 0 after an error. */
+/* Checks that a layer with a cache is not being trained. Returns 0 and sets an error if it is. */
 static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor *x) {
     const tsh_tensor *weight = (a->fused ? a->fused : a->qkv[0])->param[0];
     const tshi_tape *tape = &x->ctx->tape;
-    const int trains = tape->no_grad /* a checkpoint's forward */ || x->base->requires_grad ||
+    const int trains = tape->no_grad /* in a checkpoint's forward */ || x->base->requires_grad ||
                        weight->requires_grad;
     if (tape->evaluating || !trains) return 1;
     return tshi_error_zero(x->ctx, TSH_ERR_STATE,
@@ -146,7 +157,7 @@ static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor
                            (long long)a->cache->length);
 }
 
-/* Hands the cache, if there is one, to the attention. */
+/* Fills in the fields of desc that give tsh_attention the layer's cache, if it has one. */
 static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc *desc) {
     desc->cache_k = a->keys;
     desc->cache_v = a->values;
@@ -155,7 +166,8 @@ static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc
     desc->lengths = tshi_layers_counted(a->cache);
 }
 
-/* Counts the n positions of a forward, or what each row has of them. */
+/* After a forward of n positions: adds n, or each row's number without padding, to the numbers of
+ * positions that the cache holds. */
 static void tshi_layers_hold(const tshi_attention_layer *a, int64_t n) {
     const int64_t *counts = tshi_layers_counted(a->cache);
     for (int64_t b = 0; b < a->cache->batch; b++) {
@@ -165,7 +177,8 @@ static void tshi_layers_hold(const tshi_attention_layer *a, int64_t n) {
     }
 }
 
-/* in: x (B, T, dim) and perhaps a mask -> (B, T, dim). */
+/* Forward of an attention layer: in[0] is x (B, T, dim), in[1], if there is one, a mask. Returns
+ * (B, T, dim). */
 static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n) {
     tshi_attention_layer *a = (tshi_attention_layer *)module->user;
     tsh_attention_desc desc = a->desc.attention;
@@ -182,7 +195,7 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
     if (module->evaluating) desc.dropout = 0;
     if (n > 1) desc.mask = in[1];
     tshi_layers_cached(a, &desc);
-    desc.sinks = a->sinks ? a->sinks->param[0] : NULL; /* tsh_tie may have replaced it */
+    desc.sinks = a->sinks ? a->sinks->param[0] : NULL; /* read anew: tsh_tie may have replaced it */
     if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full(desc.sinks);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     if (!y) return NULL;
@@ -193,7 +206,8 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
 
 static const tshi_kind tshi_layers_attention = {"attention", tshi_layers_attend, 0, NULL};
 
-/* Fills in the counts that zeros stand for. 0 and an error if they do not fit. */
+/* Fills in kv_heads and head_dim where they are 0. Returns 0 and sets an error if the numbers of
+ * heads and features do not fit together. */
 static int tshi_layers_counts(const tsh_module *module, tsh_attention_layer_desc *desc) {
     const int64_t heads = desc->heads, divided = heads > 0 ? desc->dim / heads : 0;
     const int fits = desc->head_dim || (heads > 0 && desc->dim % heads == 0);
@@ -215,14 +229,16 @@ static int tshi_layers_counts(const tsh_module *module, tsh_attention_layer_desc
                            (long long)desc->dim);
 }
 
-/* Adds the linear layers of a. */
+/* Adds the linear layers of an attention layer, and its sinks. */
 static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a) {
     static const char *const usual[3] = {"q_proj", "k_proj", "v_proj"};
     const tsh_attention_layer_desc *desc = &a->desc;
     const char *const given[3] = {desc->q, desc->k, desc->v};
     const int64_t d = desc->head_dim, kv = desc->kv_heads, group = desc->heads / kv;
-    const int whole = kv < desc->heads && kv < module->ctx->tp.size; /* 1: k and v are not cut */
-    tsh_segment cut[3]; /* of [Q|K|V]: query heads go with their key head */
+    /* 1: k and v stay replicated */
+    const int whole = kv < desc->heads && kv < module->ctx->tp.size;
+    /* segments of [Q|K|V]; query heads that share a key head stay on one rank */
+    tsh_segment cut[3];
     tsh_linear_desc like;
     memset(&like, 0, sizeof like);
     like.reversed = desc->reversed;
@@ -257,12 +273,14 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
                                 desc->dim, TSH_ROWWISE, cut, 1);
 }
 
-/* Adds the norms of q and k. Those of all heads together are sharded as the layer before them. */
+/* Adds the norms of q and k. A norm over all heads together is sharded like the linear layer before
+ * it. */
 static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t d = desc->head_dim, kv = desc->kv_heads;
-    const int whole = kv < desc->heads && kv < module->ctx->tp.size; /* as in add_linears */
+    /* as in tshi_layers_add_linears */
+    const int whole = kv < desc->heads && kv < module->ctx->tp.size;
     tsh_plan_rule rule = tshi_parallel_rule(TSH_COLWISE);
     for (int i = 0; i < 2 && module->ctx->error.code == TSH_OK; i++) {
         tsh_rms_norm_desc norm = *desc->qk_norm;
@@ -274,7 +292,8 @@ static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     }
 }
 
-/* Fails if a cache is there of a module above the new layer, of which it would hold no keys. */
+/* Sets an error if a cache exists for a module above the new layer: that cache would hold no keys
+ * of it. */
 static void tshi_layers_check_caches(const tsh_module *module) {
     for (const tsh_cache *cache = module->ctx->caches; cache; cache = cache->next)
         for (const tsh_module *m = module; m; m = m->parent)
@@ -301,7 +320,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *
     if (tshi_layers_counts(module, &a->desc)) tshi_layers_add_linears(module, a);
     if (desc->qk_norm) tshi_layers_add_norms(module, a);
     module = tshi_layers_finish(module);
-    if (module) tshi_tensor_ref(desc->attention.mask); /* each forward reads it */
+    if (module) tshi_tensor_ref(desc->attention.mask); /* keeps the mask: each forward reads it */
     return module;
 }
 
@@ -312,10 +331,11 @@ typedef struct tshi_mlp_layer {
     tsh_tensor *(*activation)(tsh_tensor *x);
 } tshi_mlp_layer;
 
-/* x (.., dim) -> (.., dim). */
+/* Forward of an MLP, x (.., dim) -> (.., dim): down(f(up x)) or, if gated, down(f(gate x) up x). */
 static tsh_tensor *tshi_layers_mlp(tsh_module *module, tsh_tensor **in, int n) {
     const tshi_mlp_layer *mlp = (const tshi_mlp_layer *)module->user;
-    tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL}; /* gate, up */
+    /* outputs of gate and up */
+    tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL};
     if (!x) return NULL;
     if (!mlp->up) {
         (void)tsh_split_dim(tsh_forward(mlp->gate, x), -1, 2, part);
@@ -335,7 +355,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_ctx *ctx = module ? module->ctx : NULL;
     const int fused = ctx && desc->gated && desc->fused;
-    tsh_segment cut[2]; /* of [gate|up] */
+    tsh_segment cut[2]; /* segments of [gate|up] */
     tsh_linear_desc like;
     tshi_mlp_layer *mlp;
     if (!ctx) return NULL;
@@ -344,7 +364,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
                        "tsh_add_mlp: \"%s\" has activation %d, fused %s: activations are TSH_GELU "
                        "to TSH_SILU, and only gated layers are fused",
                        module->path, (int)desc->activation, desc->fused ? desc->fused : "NULL");
-    if (desc->hidden > INT64_MAX / 2) /* [gate|up] has twice as many */
+    if (desc->hidden > INT64_MAX / 2) /* [gate|up] has twice as many features */
         (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_add_mlp: \"%s\" has %lld hidden features",
                        module->path, (long long)desc->hidden);
     mlp = (tshi_mlp_layer *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *mlp);
@@ -352,7 +372,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     if (!mlp || ctx->error.code != TSH_OK) return tshi_layers_finish(module);
     mlp->activation = activations[desc->activation];
     cut[0].length = cut[1].length = desc->hidden;
-    cut[0].unit = cut[1].unit = desc->hidden % 32 ? 1 : 32; /* 32: blocks of quantised weights */
+    /* 32: length of a block of quantised weights */
+    cut[0].unit = cut[1].unit = desc->hidden % 32 ? 1 : 32;
     memset(&like, 0, sizeof like);
     like.reversed = desc->reversed;
     like.weight_init = desc->weight_init;
@@ -373,7 +394,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
 
 /* -- caches ----------------------------------------------------------------- */
 
-/* Steps *m to the next attention layer below root, from NULL to the first; NULL at the end. */
+/* Steps *m to the next attention layer below root in pre-order (from NULL: to the first) and
+ * returns the struct of that layer; NULL at the end. */
 static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) {
     do {
         *m = *m ? tshi_module_next(root, *m) : root;
@@ -381,13 +403,14 @@ static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) 
     return *m ? (tshi_attention_layer *)(*m)->user : NULL;
 }
 
-/* Returns the layer's weight of keys (i 1) or values (i 2), as which its part of a cache is laid
- * out. */
+/* Returns the weight that computes the keys (i = 1) or values (i = 2) of a layer. The layer's cache
+ * is sharded by the same heads as the outputs of this weight. */
 static tsh_tensor *tshi_layers_weight(const tshi_attention_layer *a, int i) {
     return (a->fused ? a->fused : a->qkv[i])->param[0];
 }
 
-/* Marks the weights as which the cache, if it is there, is laid out. */
+/* Flags the weights that the layout of a cache follows, so that their layout cannot change. Does
+ * nothing if the cache has been freed. */
 static void tshi_layers_mark(const tsh_cache *cache) {
     tsh_module *m = NULL;
     tshi_attention_layer *a;
@@ -396,10 +419,11 @@ static void tshi_layers_mark(const tsh_cache *cache) {
             tshi_layers_weight(a, i)->flags |= TSHI_CACHED;
 }
 
-/* Gives a layer its part of a cache. */
+/* Attaches a cache to one attention layer: allocates the layer's keys and values, (batch, kv_heads,
+ * length, head_dim). */
 static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_cache *cache,
                                int64_t batch, tsh_dtype dtype) {
-    const tsh_tensor *w = tshi_layers_weight(a, 1); /* laid out as the keys */
+    const tsh_tensor *w = tshi_layers_weight(a, 1); /* the keys are sharded like its outputs */
     const tsh_layout layout = w->layout.kind == TSH_SHARDED ? tsh_sharded(1) : tsh_replicated();
     const tsh_shape shape = tsh_shape4(batch, a->desc.kv_heads, cache->length, a->desc.head_dim);
     if (a->cache) {
@@ -422,7 +446,7 @@ static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_
     a->held = tsh_tensor_new(module->ctx, TSH_I64, tsh_shape1(batch), NULL);
 }
 
-/* Returns a handle that is free; NULL: no memory. */
+/* Returns the handle of a cache that has been freed, or else a new one; NULL: no memory. */
 static tsh_cache *tshi_layers_handle(tsh_ctx *ctx) {
     tsh_cache *cache = ctx->caches;
     while (cache && cache->module) cache = cache->next;
@@ -481,7 +505,8 @@ TSH_API TSHI_COLD void tsh_cache_free(tsh_cache *cache) {
     cache->counts = NULL;
     const tsh_cache *other = cache->module->ctx->caches;
     cache->module = NULL;
-    for (; other; other = other->next) tshi_layers_mark(other); /* weights that are tied */
+    /* flags tied weights of other caches again */
+    for (; other; other = other->next) tshi_layers_mark(other);
 }
 
 TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts) {

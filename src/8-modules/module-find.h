@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>module-find                                MARK: - module-find (private) */
-/* Finding modules and parameters by path; what is done to all below a        */
-/* module.                                                                    */
+/* Finds modules and parameters by path; functions that act on all modules or */
+/* parameters below a module.                                                 */
 /* Needs: >>tape-leaf >>module-same.                                          */
 /* ========================================================================== */
 
@@ -10,13 +10,13 @@
 static int tshi_module_distance(const char *a, const char *b) {
     int row[TSH_PATH_SIZE + 1], i, j, n = (int)strlen(b);
     if (n > TSH_PATH_SIZE) return INT_MAX;
-    for (j = 0; j <= n; j++) row[j] = j; /* from "": insert j characters */
+    for (j = 0; j <= n; j++) row[j] = j; /* distance from "" to j characters of b: insert them */
     for (i = 0; a[i]; i++) {
-        int diagonal = row[0]; /* the entry of the row above, to the left */
-        row[0] = i + 1;        /* to "": delete i + 1 characters */
+        int diagonal = row[0]; /* distance of i characters of a and j - 1 of b */
+        row[0] = i + 1;        /* distance from i + 1 characters of a to "": delete them */
         for (j = 1; j <= n; j++) {
             int best = diagonal + (a[i] != b[j - 1]);         /* replace a[i], or keep it */
-            diagonal = row[j];                                /* for the next column */
+            diagonal = row[j];                                /* diagonal of the next column */
             if (row[j] + 1 < best) best = row[j] + 1;         /* delete a[i] */
             if (row[j - 1] + 1 < best) best = row[j - 1] + 1; /* insert b[j - 1] */
             row[j] = best;
@@ -25,20 +25,22 @@ static int tshi_module_distance(const char *a, const char *b) {
     return row[n];
 }
 
-/* Returns the part of a path below root: "" for root itself. A tied parameter may lie elsewhere:
- * its whole path is returned. */
+/* Returns `path` relative to root, "" for root itself. A path that is not below root, such as that
+ * of a parameter tied to one elsewhere, is returned whole. */
 static const char *tshi_module_below(const tsh_module *root, const char *path) {
     size_t n = strlen(root->path);
     if (!n || strncmp(path, root->path, n) != 0 || (path[n] && path[n] != '.')) return path;
     return path + n + (path[n] == '.');
 }
 
-/* Appends the three paths below root that are nearest to `path`: "did you mean". */
+/* Appends to an error text the (at most three) module paths below root that are nearest to `path`
+ * by edit distance. */
 static void tshi_module_suggest(tsh_module *root, const char *path, char *text, size_t size) {
-    tsh_module *module, *best[3] = {NULL, NULL, NULL}; /* the nearest so far, nearest first */
+    /* the nearest modules found so far, nearest first */
+    tsh_module *module, *best[3] = {NULL, NULL, NULL};
     int shown, distance, min;
     tsh_text_add(text, size, "near it are");
-    for (shown = 0; shown < 3; shown++) { /* the nearest of those not shown yet */
+    for (shown = 0; shown < 3; shown++) { /* finds the nearest module not shown yet */
         min = INT_MAX;
         for (module = root; module; module = tshi_module_next(root, module)) {
             distance = tshi_module_distance(path, tshi_module_below(root, module->path));
@@ -59,7 +61,7 @@ static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n
     const char *end = path + n, *dot; /* dot: end of the current name */
     for (; module && path < end; path = dot + 1) {
         for (dot = path; dot < end && *dot != '.';) dot++; /* end of the name */
-        n = (size_t)(dot - path);                          /* now the length of the current name */
+        n = (size_t)(dot - path); /* from here on: length of the current name */
         module = module->first;
         while (module && (strncmp(module->name, path, n) != 0 || module->name[n]))
             module = module->next;
@@ -69,9 +71,9 @@ static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n
 
 TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     tsh_module *found;
-    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* text for the error */
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* similar paths, for the error */
     if (!module) return NULL;
-    if (!path) path = "?"; /* no module's name: gets the error below */
+    if (!path) path = "?"; /* no module has this name: reported below */
     found = tshi_module_at(module, path, strlen(path));
     if (found) return found;
     tshi_module_suggest(module, path, similar, sizeof similar);
@@ -82,26 +84,29 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
 
 /* Returns the parameter at a path below `module` and sets *owner to its module; or NULL. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
-    const char *dot = strrchr(path, '.'); /* the parameter's name follows; NULL: no module */
+    /* the dot before the parameter's name; NULL: path is only that name */
+    const char *dot = strrchr(path, '.');
     tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
     for (int i = 0; i < TSHI_MODULE_PARAMS && m; i++)
         if (m->param[i] && strcmp(m->param_name[i], dot ? dot + 1 : path) == 0) {
             *owner = m;
             return m->param[i];
         }
-    m = tshi_module_at(module, path, strlen(path)); /* a bare parameter is a module's only one */
+    /* else `path` may be that of a module made by tsh_add_param, whose only parameter has the name
+     * "" */
+    m = tshi_module_at(module, path, strlen(path));
     if (!m || !m->param[0] || *m->param_name[0]) return NULL;
     *owner = m;
     return m->param[0];
 }
 
 TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
-    const char *dot;                         /* before the parameter's name; NULL: no module's */
-    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* text for the error */
+    const char *dot; /* the dot before the parameter's name; NULL: path is only that name */
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* similar paths, for the error */
     tsh_module *owner;
     tsh_tensor *found;
     if (!module) return NULL;
-    if (!path) path = "?"; /* no parameter's name: gets the error below */
+    if (!path) path = "?"; /* no parameter has this name: reported below */
     found = tshi_module_lookup(module, path, &owner);
     if (found) return found;
     dot = strrchr(path, '.');
@@ -116,11 +121,12 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
                            similar);
 }
 
-/* Calls fn once for every parameter below. all 0: not for those only on other stages. */
+/* Calls fn once for every parameter below module, also for tied ones. all 0: skips parameters that
+ * are held by other pipeline stages only. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
-    tshi_walk at = {NULL, NULL, 0}; /* returns a tied parameter once */
+    tshi_walk at = {NULL, NULL, 0};
     while (tshi_module_step_once(module, &at))
         if (all || !at.param->absent) fn(at.param->path, at.param, user);
 }
@@ -141,8 +147,9 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
     return child;
 }
 
-/* Returns 1 if the parameter `old` may be replaced by source; 0 and an error if anything but the
- * tree refers to it, or if source is quantised and a layer of old's does not take that. */
+/* Returns 1 if tsh_tie may replace the parameter `old` by source. Returns 0 and sets an error if an
+ * optimiser, a pipeline, a cache or a recorded op uses old, or if source is quantised and a module
+ * that has old cannot compute with a quantised weight. */
 static TSHI_COLD int tshi_module_may_replace(const tsh_tensor *old, const tsh_tensor *source) {
     tsh_ctx *ctx = old->ctx;
     tshi_walk at = {NULL, NULL, 0};
@@ -177,7 +184,8 @@ static TSHI_COLD int tshi_module_may_replace(const tsh_tensor *old, const tsh_te
 }
 
 TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
-    tsh_tensor *old = module ? tsh_param(module, name) : NULL; /* replaced by source */
+    /* the parameter that source replaces */
+    tsh_tensor *old = module ? tsh_param(module, name) : NULL;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tshi_walk at = {NULL, NULL, 0};
     if (!old) return module ? module->ctx->error.code : TSH_ERR_ARGUMENT;
@@ -190,10 +198,10 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
     if (!tshi_module_may_replace(old, source)) return module->ctx->error.code;
-    tshi_module_changed(module->ctx); /* shapes and layouts below may differ */
+    tshi_module_changed(module->ctx); /* makes the ranks compare their models again */
     source->flags |= TSHI_TIED;
     while (tshi_module_step(module->ctx->root, &at))
-        if (at.param == old) at.module->param[at.slot] = source; /* in every module that has it */
+        if (at.param == old) at.module->param[at.slot] = source; /* in every module that has old */
     tshi_tensor_release(old);
     return TSH_OK;
 }
@@ -209,7 +217,7 @@ TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
 TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
     if (!module) return TSH_ERR_ARGUMENT;
-    if (tshi_tensor_any_recorded(module->ctx)) /* nodes have saved the old values */
+    if (tshi_tensor_any_recorded(module->ctx)) /* recorded ops have saved the old values */
         return tsh_fail(module->ctx, TSH_ERR_STATE,
                         "tsh_reset_parameters: ops are recorded that use the old values; end the "
                         "step first: tsh_step_end");
@@ -218,13 +226,14 @@ TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
         if (tshi_dtype_in_blocks(at.param->dtype))
             return tsh_fail(module->ctx, TSH_ERR_DTYPE,
                             "tsh_reset_parameters: \"%s\" is quantised", at.param->path);
-        tsh_zero_grad(at.param); /* gradients of the old values */
+        tsh_zero_grad(at.param); /* its gradient belongs to the old values */
         (void)tshi_init_apply(at.param);
     }
     return module->ctx->error.code;
 }
 
-/* Converts a parameter. Returns 0 without memory; then t is as before. */
+/* Converts t, and its values if it has memory, to a dtype. Returns 0 and leaves t unchanged if
+ * there is no memory. */
 static int tshi_module_convert(tsh_tensor *t, tsh_dtype dtype) {
     const tsh_tensor before = *t;
     if (t->block) {
@@ -249,7 +258,8 @@ TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
                         "dtype %d", tshi_dtype_name(TSH_REAL), (int)dtype);
     while (tshi_module_step_once(module, &at)) {
         const tsh_tensor *t = at.param;
-        if (t->dtype == dtype || !tshi_dtype_computes(t->dtype)) continue; /* integers stay */
+        /* quantised and integer tensors keep their dtype */
+        if (t->dtype == dtype || !tshi_dtype_computes(t->dtype)) continue;
         if (t->flags & TSHI_OPTIMISED)
             return tsh_fail(ctx, TSH_ERR_STATE,
                             "tsh_to: an optimiser has \"%s\"; call tsh_to before tsh_optim_new",
@@ -262,7 +272,7 @@ TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
     while (tshi_module_step_once(module, &at) && ctx->error.code == TSH_OK)
         if (at.param->dtype != dtype && tshi_dtype_computes(at.param->dtype))
             (void)tshi_module_convert(at.param, dtype);
-    tshi_module_changed(ctx); /* dtypes are part of the comparison */
+    tshi_module_changed(ctx); /* dtypes are part of what ranks compare */
     return ctx->error.code;
 }
 

@@ -5,12 +5,14 @@
 /* Needs: >>module.                                                           */
 /* ========================================================================== */
 
-/* Each rank describes its model as lines. If the hashes of all lines differ, the ranks gather line
- * after line until one differs (tshi_module_find_diff). */
+/* Each rank describes its model as lines of text and hashes them. If the hashes of the ranks
+ * differ, the ranks all-gather line after line until they reach one that differs
+ * (tshi_module_find_diff). */
 
-/* One line of a model's description. Line 0 is the seed, then one module each, in pre-order. */
+/* One line of the description of a model. Line 0 is the seed, each further line one module, in
+ * pre-order. */
 typedef struct tshi_line {
-    char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* "h.0" linear: weight f32 (64, 32) S(0) */
+    char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* e.g. "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* tsh_module.number; compared in binary: its text depends on the locale */
     int64_t hash; /* hash of text and number: equal lines have equal hashes */
     int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
@@ -48,7 +50,7 @@ static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     else
         tsh_text_add(line->text, sizeof line->text, i ? "nothing" : "the seed %llu",
                          (unsigned long long)ctx->seed);
-    /* text and number lie before `hash` */
+    /* hashes `text` and `number`, the fields before `hash` */
     line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
     line->rank = ctx->world.rank; /* named in the error sentence */
     return !i || m;
@@ -74,7 +76,7 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
     for (r = 0; r < size; r++) {
         for (same = k = 0; k < size && (!holds || holds[r]); k++)
             same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
-        if (same > max) best = r; /* the first rank with so many */
+        if (same > max) best = r; /* the first rank whose hash is so frequent */
         if (same > max) max = same;
     }
     return best;
@@ -84,7 +86,8 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
 static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
                                     const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
-    const int first = ctx->error.code == TSH_OK; /* no earlier error: set its rank below */
+    /* 1: ctx has no earlier error, so its rank is set below */
+    const int first = ctx->error.code == TSH_OK;
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
                    "the ranks of %s built different models: rank %d has %s where rank %d has "
                    "%s; build the same model on each, with the same seed",
@@ -92,25 +95,27 @@ static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const ts
     if (first) ctx->error.rank = (int)odd->rank;
 }
 
-/* On all ranks of comm: gathers the models line by line, and reports the first line that is not the
- * same on all. Returns TSH_ERR_MISMATCH, or an error of the gathering. */
+/* Collective over comm: all-gathers the descriptions line by line and reports the first line that
+ * is not the same on all ranks. Returns TSH_ERR_MISMATCH, or the error of what failed: memory,
+ * all-gather. */
 static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const int size = comm->size; /* number of ranks */
     const size_t bytes = (size_t)size * (sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
-    int64_t *counts;        /* shape (size): int32 words of a line, the same for every rank */
+    int64_t *counts; /* shape (size): length of a line in int32 words, the same for every rank */
     tshi_line line, *lines; /* this rank's line; one line per rank, shape (size) */
     tsh_result result = TSH_OK;
-    int r, i = 0, usual = 0, blamed = 0, more; /* usual, blamed: ranks whose lines are compared */
+    /* usual, blamed: ranks whose lines the error compares */
+    int r, i = 0, usual = 0, blamed = 0, more;
     if (!block) {
-        tshi_error_report(ctx); /* the other ranks wait for this one */
+        tshi_error_report(ctx); /* the other ranks wait in the all-gather */
         return TSH_ERR_MEMORY;
     }
     counts = (int64_t *)tshi_mem_data(block); /* block: counts, then lines */
     lines = (tshi_line *)(void *)(counts + size);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
     do {
-        more = tshi_module_line(ctx, i++, &line); /* 0: other ranks have more lines */
+        more = tshi_module_line(ctx, i++, &line); /* 0: this rank has no line i */
         result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
         if (result != TSH_OK) break; /* the world has failed */
         usual = tshi_module_majority(&lines->hash, sizeof line / sizeof line.hash, size, NULL);
@@ -126,29 +131,31 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     return result;
 }
 
-/* Compares the models of a group's ranks, by collectives that are neither counted nor traced. */
+/* Collective over comm: compares the models of its ranks. Its collectives are neither counted in
+ * comm->stats nor traced. */
 static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
-    const tsh_comm_stats stats = comm->stats; /* restored below: not counted */
-    struct tshi_trace *trace = comm->trace;   /* restored below: not traced */
+    const tsh_comm_stats stats = comm->stats; /* restored below: what follows is not counted */
+    struct tshi_trace *trace = comm->trace;   /* restored below: what follows is not traced */
     tshi_line line;
     uint64_t hash = 0; /* combined from the hashes of all lines */
     tsh_result result;
     int same;
     for (int i = 0; tshi_module_line(ctx, i, &line); i++)
         hash = tshi_rng_hash(hash, &line.hash, sizeof line.hash);
-    comm->trace = NULL; /* no event for what follows */
+    comm->trace = NULL; /* what follows is not traced */
     result = tshi_module_same(comm, hash, &same);
     if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
     comm->trace = trace;
-    comm->stats = stats; /* restored: these collectives do not count */
+    comm->stats = stats; /* restored: the collectives above do not count */
     return result;
 }
 
-/* Makes the next collective of each group compare the models. Called after every change of the
- * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
+/* Makes the next collective of each group compare the models first. Called after every change of
+ * the tree. With pp > 1, only tsh_pipeline_new compares over the world: before it, stages may have
+ * different models. */
 static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->changes++;
-    ctx->compare = tshi_module_compare; /* called through a pointer: >>comm comes before */
+    ctx->compare = tshi_module_compare; /* a pointer, since >>comm is defined before this section */
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* checked by tshi_comm_compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
     if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;

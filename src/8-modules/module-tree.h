@@ -1,12 +1,13 @@
 /* ========================================================================== */
 /* >>module-tree                                MARK: - module-tree (private) */
-/* The tree: adding modules and parameters, changing the layouts of these.    */
+/* Adds modules and parameters to the tree; changes layouts of parameters.    */
 /* Needs: >>recompute >>module-same.                                          */
 /* ========================================================================== */
 
 /* -- calling ---------------------------------------------------------------- */
 
-/* Runs a module, checkpointed or not. Sets ctx->module meanwhile: errors and traces name it. */
+/* Runs a module, checkpointed or not. ctx->module is the module while it runs: errors and traces
+ * name it. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace); /* start of the module's event in the trace */
@@ -16,7 +17,7 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
     y = !module->checkpoint ? tshi_module_run(module, in, n)
         : ctx->tape.no_grad ? tshi_recompute_run_no_grad(module, in, n)
                             : tshi_recompute_checkpoint(module, in, n);
-    ctx->module = outer; /* restored after an error, too */
+    ctx->module = outer; /* restores the caller's module, after an error, too */
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
                              begin, 0);
@@ -38,11 +39,11 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 
 /* -- the tree --------------------------------------------------------------- */
 
-/* The kind of the root and of tsh_add_module: no styles, no parameters. */
+/* The kind of the root and of the modules that tsh_add_module adds: no styles, no parameters. */
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
 
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
-    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* made by the first call */
+    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* created by the first call */
     ctx->root = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
@@ -57,8 +58,9 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
-    if (!name) name = "";     /* gets the error below */
-    tshi_module_changed(ctx); /* before any check, so that all ranks compare */
+    if (!name) name = "";     /* reported below as an empty name */
+    /* before the checks: a rank on which they fail must compare its model, too */
+    tshi_module_changed(ctx);
     if (!*name || strchr(name, '.') || strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE)
         (void)tsh_fail(
             ctx, TSH_ERR_ARGUMENT,
@@ -85,7 +87,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     module->ctx = ctx;
     module->kind = kind;
     module->parent = parent;
-    module->evaluating = parent->evaluating; /* tsh_train may have been called before */
+    module->evaluating = parent->evaluating; /* inherits the mode that tsh_train has set */
     module->name = tshi_module_text(ctx, name, "");
     module->path = tshi_module_text(ctx, parent->path, name);
     if (!module->name || !module->path) return NULL;
@@ -101,20 +103,23 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
  * its parameters and returns NULL. */
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, **link = &parent->first;
-    size_t n = strlen(module->path); /* a prefix of its own parameters' paths, or their path */
+    /* length of the path; paths of the module's own parameters equal it or continue it by a dot */
+    size_t n = strlen(module->path);
     if (module->ctx->error.code == TSH_OK) return module; /* no error: nothing to undo */
-    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
+    /* frees the module's own parameters, not a weight that it shares */
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             (!module->param[i]->path[n] || module->param[i]->path[n] == '.'))
-            tshi_tensor_release(module->param[i]); /* frees the handle */
+            tshi_tensor_release(module->param[i]); /* frees values and handle */
     for (parent->last = NULL; *link != module; link = &(*link)->next) parent->last = *link;
     *link = NULL;
     return NULL;
 }
 
-/* Adds a replicated parameter that requires a gradient. It gets memory and values on first use
- * (tshi_init_materialize). name "": its path is the module's. dtype: as in a description. fan_in:
- * number of inputs, for the initialiser. */
+/* Adds a parameter as module->param[slot]: replicated, requires_grad, without memory and values
+ * until its first use (tshi_init_materialize). name "": the parameter has the path of the module.
+ * dtype TSH_DTYPE_DEFAULT: tsh_desc.dtype. fan_in: number of input features, for the initialiser.
+ * If it cannot, sets an error and leaves the slot NULL. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_dtype dtype,
                               tsh_shape shape, tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
@@ -131,16 +136,16 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     if (!t) return;
     t->dtype = dtype;
     t->requires_grad = 1;
-    t->init = init;     /* applied on first use */
-    t->fan_in = fan_in; /* inputs, for the initialiser */
+    t->init = init;     /* applied when the parameter is first used */
+    t->fan_in = fan_in; /* number of input features, for the initialiser */
     t->path = tshi_module_text(ctx, module->path, name);
     if (!t->path || tshi_tensor_set_shape(t, module->path, &shape, &layout) != TSH_OK) return;
     module->param[slot] = t;
-    module->param_name[slot] = name; /* a string constant */
+    module->param_name[slot] = name; /* not copied: a string constant */
 }
 
-/* Returns a new block with the values in `block`, of `dtype` and laid out as `before`, in t's
- * layout; NULL and an error if that fails. */
+/* Redistributes the values in `block`, which have dtype `dtype` and the layout of `before`, to the
+ * layout of t. Returns them in a new block; NULL and an error if that fails. */
 static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor *t, tsh_dtype dtype,
                                      tshi_block *block) {
     tshi_block *to = tshi_mem_alloc(t->ctx, block->kind,
@@ -152,10 +157,10 @@ static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor 
     return NULL;
 }
 
-/* Returns 1 if t may get another layout; 0 and an error if recorded ops, its blocks or a cache
- * depend on the present one. */
+/* Returns 1 if the layout of t may change. Returns 0 and sets an error if recorded ops use its
+ * values, if it is quantised, or if a cache of keys and values is laid out like it. */
 static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
-    if (tshi_tensor_recorded(t)) /* nodes of a tape have saved its values */
+    if (tshi_tensor_recorded(t)) /* recorded ops have saved its values */
         return tshi_error_zero(t->ctx, TSH_ERR_STATE,
                                "tsh_parallelize: ops are recorded that use \"%s\" as it lies; "
                                "end the step first: tsh_step_end",
@@ -177,25 +182,26 @@ static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
  * they are allocated) and frees its gradients. On failure t is as before. */
 static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;            /* shape, layout and block as they were */
-    tsh_shape shape = tsh_shape_of(t); /* global: stays the same */
+    tsh_shape shape = tsh_shape_of(t); /* the global shape, which does not change */
     tshi_block *block, *low = NULL;
     if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
     if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
-        t->layout = *layout; /* the same shards, though units may differ */
+        t->layout = *layout; /* every rank keeps the same elements; only units may differ */
         return;
     }
     if (!tshi_module_may_move(t) ||
         tshi_tensor_set_shape(t, "a new layout", &shape, layout) != TSH_OK || !t->block)
         return;
     block = tshi_module_moved(&before, t, t->dtype, t->block);
-    if (block && t->low) low = tshi_module_moved(&before, t, TSH_BF16, t->low); /* as bits */
+    /* the low halves of exact bf16 weights are 16-bit words: moved as if they were bf16 */
+    if (block && t->low) low = tshi_module_moved(&before, t, TSH_BF16, t->low);
     if (!block || (t->low && !low)) {
         *t = before;
         tshi_mem_release(t->ctx, block);
         return;
     }
     tshi_tensor_drop_values(t);
-    t->block = block; /* its values in the new layout */
+    t->block = block; /* t's values in the new layout */
     t->low = low;
 }
 

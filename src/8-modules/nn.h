@@ -6,15 +6,16 @@
 /* ========================================================================== */
 
 /* To add a layer, write a forward, a function that sets its parameters' layouts under a style, a
- * tshi_kind with both, and a constructor. A style only sets the layouts of weights: ops derive what
- * they compute from these layouts, so forward is written once for all styles. */
+ * tshi_kind with both, and a constructor. A style sets nothing but the layouts of the parameters:
+ * ops derive from these what they compute, so forward is written once for all styles. */
 
 /* Returns the initialiser that the caller gave or, if that is TSH_INIT_DEFAULT, the layer's own. */
 static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
     return given.kind == TSH_INIT_DEFAULT ? tshi_init_make(kind, a, b) : given;
 }
 
-/* Appends a layer of a kind to parent. Returns NULL and sets an error if desc is NULL. */
+/* Appends a module of the given kind to parent. Returns NULL and sets an error if desc is NULL or
+ * the name cannot be used. */
 static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
                                const void *desc) {
     if (!desc && parent)
@@ -23,9 +24,9 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
     return desc ? tshi_module_add(parent, name, kind) : NULL;
 }
 
-/* Returns the only input of a layer. Under TSH_SEQUENCE it is redistributed to the plan's
- * input layout (default S(1)). NULL and an error if it does not have the layout that the plan
- * declared. */
+/* Returns the layer's one input; under TSH_SEQUENCE redistributed to the plan's input layout
+ * (default S(1)). Returns NULL and sets an error if there is not exactly one, or if it does not
+ * have the layout that the plan declared. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
     char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* texts for the error */
     tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
@@ -69,18 +70,20 @@ enum {
     TSHI_NN_LINEAR = TSHI_NN_EMBEDDING | 1 << TSH_AUTO
 };
 
-/* Shards a new linear, classifier or embedding. Its weight may be an existing parameter: if that is
- * sharded already, the layer takes the style of that layout; an error if `wanted` is another style.
- * Returns the module, or NULL after an error. */
+/* Applies rule `wanted` to a new linear, classifier or embedding and ends its constructor. If its
+ * weight is an existing parameter that is sharded already, the layer takes the style of that
+ * layout; it is an error if `wanted` names another style. Returns the module, or NULL after an
+ * error. */
 static tsh_module *tshi_nn_apply_style(tsh_module *module, const tsh_plan_rule *wanted) {
     const tsh_layout *own = &module->param[0]->layout; /* the weight's current layout */
-    int table = module->kind->layouts == tshi_nn_embedding_layouts; /* 1: a table (count, dim) */
-    tsh_plan_rule rule = *wanted; /* with the style of an existing weight */
+    /* 1: an embedding, with a weight (count, dim) */
+    int table = module->kind->layouts == tshi_nn_embedding_layouts;
+    tsh_plan_rule rule = *wanted; /* `wanted`, adapted to a weight that is sharded already */
     char text[TSHI_TEXT_SIZE];
-    if (own->kind == TSH_SHARDED) { /* shared with another layer */
+    if (own->kind == TSH_SHARDED) { /* an existing parameter, sharded already */
         rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
         rule.segments = own->segments;
-        rule.cut = own->segment; /* lengths and units of the existing shards */
+        rule.cut = own->segment; /* lengths and units of the weight's segments */
         if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style)
             (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
                            "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
@@ -93,29 +96,33 @@ static tsh_module *tshi_nn_apply_style(tsh_module *module, const tsh_plan_rule *
 
 /* -- linear ----------------------------------------------------------------- */
 
-/* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded as
- * `cut` along the output features. dim 1: the weight is sharded along the input features, the
- * bias is R. */
+/* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded along the
+ * output features, in the segments and units of `cut`. dim 1: the weight is sharded along the input
+ * features, the bias is R. */
 static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int dim,
                                  tsh_layout *layouts) {
     layouts[0] = layouts[1] = cut;
     layouts[0].dim = module->reversed ? 1 - dim : dim; /* reversed: weight (in, out) */
     layouts[1].dim = 0;
-    if (dim == 1) layouts[1] = tsh_replicated(); /* every rank adds it after the reduction */
+    /* R: the bias is added after the output is reduced */
+    if (dim == 1) layouts[1] = tsh_replicated();
 }
 
-/* tshi_kind.layouts of linear and classifier: COLWISE is dim 0, ROWWISE dim 1. */
+/* tshi_kind.layouts of linear and classifier: COLWISE shards the output features, ROWWISE the input
+ * features. */
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
     if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
         tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), rule->style == TSH_ROWWISE, layouts);
 }
 
-/* Decides the style of a TSH_AUTO linear at its first input x, of shape (.., in): ROWWISE with x's
- * shards if x is sharded along its features; else COLWISE. Relayouts weight and bias. */
+/* Decides the style of a TSH_AUTO linear when it gets its first input x, of shape (.., in): ROWWISE
+ * with the shards of x if x is sharded along its features, else COLWISE. Changes the layouts of
+ * weight and bias accordingly. */
 static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
-    tsh_layout layouts[TSHI_MODULE_PARAMS]; /* new layouts of weight and bias */
-    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1; /* 1: ROWWISE */
+    tsh_layout layouts[TSHI_MODULE_PARAMS]; /* new layouts: [0] of the weight, [1] of the bias */
+    /* row: 1 if x is sharded along its features */
+    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
     module->style = row ? TSH_ROWWISE : TSH_COLWISE;
     tshi_nn_linear_shard(module, row ? x->layout : tsh_sharded(0), row, layouts);
     for (i = 0; i < 2; i++) {
@@ -125,13 +132,16 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
     }
 }
 
-/* y (.., out) = x (.., in) w^T + bias, with w (out, in). A weight sharded along out makes the layer
- * column-parallel: x must be R, or is S(seq) and gathered. A weight sharded along in makes it
+/* y (.., out) = x (.., in) w^T + bias, with w (out, in). If w is sharded along out, the layer is
+ * column-parallel: x must be R, or is S(seq) and all-gathered. If w is sharded along in, it is
  * row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
-    const tsh_layout *gives = module->output_layout; /* what the op itself is to produce */
-    int column, regather; /* column-parallel; keep x sharded and gather it again in backward */
+    /* output layout to ask of the op itself; NULL: none */
+    const tsh_layout *gives = module->output_layout;
+    /* column 1: column-parallel; regather 1: save x as it is sharded, all-gather it again in
+     * backward */
+    int column, regather;
     if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
     if (module->reversed) w = tsh_transpose(w, 0, 1); /* a view: now (out, in) */
@@ -141,7 +151,9 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     if (column && module->input_layout && !regather) x = tsh_redistribute(x, tsh_replicated());
     if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
         (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
-        gives = NULL; /* the op itself only reduce-scatters rows of a row-parallel product */
+        /* the op itself can only reduce-scatter a row-parallel output, and not along its features;
+         * tshi_module_run redistributes the others */
+        gives = NULL;
     return tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather);
 }
 
@@ -151,26 +163,27 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
 static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc *desc,
                                       tsh_tensor *weight) {
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
-    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;      /* of the uniform bias */
+    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0; /* limit of the default bias */
     tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out) /* shape of the weight */
                                      : tsh_shape2(desc->out, desc->in);
     module->skip_bias_add = desc->skip_bias_add;
-    module->reversed = desc->reversed; /* weight (in, out) */
+    module->reversed = desc->reversed; /* 1: the weight is stored (in, out) */
     tshi_module_param(module, 0, "weight", desc->dtype, shape,
                       tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
                       desc->in);
-    if (weight && module->param[0]) (void)tsh_tie(module, "weight", weight); /* frees the new one */
+    /* frees the new weight */
+    if (weight && module->param[0]) (void)tsh_tie(module, "weight", weight);
     if (!desc->no_bias)
         tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
     rule.segments = desc->segments;           /* number of segments */
     rule.unit = desc->unit;                   /* features that stay together */
-    rule.gather_output = desc->gather_output; /* COLWISE: output R */
+    rule.gather_output = desc->gather_output; /* COLWISE: all-gather the output */
     rule.input = desc->input;
     rule.output = desc->output;
-    rule.regather = desc->regather;            /* save x sharded for backward */
-    return tshi_nn_apply_style(module, &rule); /* finishes the module */
+    rule.regather = desc->regather;            /* COLWISE: all-gather x again in backward */
+    return tshi_nn_apply_style(module, &rule); /* also ends the constructor */
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
@@ -191,7 +204,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_NN_LINEAR,
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    tsh_linear_desc linear; /* desc, as that of a linear */
+    tsh_linear_desc linear; /* the same options as those of a linear */
     if (!module) return NULL;
     memset(&linear, 0, sizeof linear);
     linear.in = desc->in;
@@ -242,19 +255,20 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
                                    tshi_nn_embedding_layouts};
     tsh_module *module;
     tsh_plan_rule rule;
-    int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0; /* count */
+    /* number of rows of the table */
+    int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0;
     if (parent && desc &&
         (!tshi_nn_check_weight(parent->ctx, desc) ||
          !tshi_embedding_options(parent->ctx, "tsh_add_embedding", &desc->lookup, rows)))
         return NULL;
     module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
-    module->lookup = desc->lookup;   /* padding, sparse gradients */
-    module->param[0] = desc->weight; /* shared, or NULL: made below */
+    module->lookup = desc->lookup;   /* options of tsh_embedding: padding, sparse gradients */
+    module->param[0] = desc->weight; /* an existing parameter; NULL: created below */
     module->param_name[0] = "weight";
     if (desc->weight)
         desc->weight->flags |= TSHI_TIED;
-    else /* make one */
+    else
         tshi_module_param(module, 0, "weight", desc->dtype, tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
     if (!module->param[0]) return tshi_module_finish(module);
@@ -268,40 +282,41 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
 
 /* -- norms, dropout --------------------------------------------------------- */
 
-/* The styles of the layers below. */
+/* Styles of dropout; norms also support COLWISE. */
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
-/* Layer norm: x (.., dim) -> (.., dim). */
+/* Forward of a layer norm: x (.., dim) -> (.., dim). */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x ? tsh_layer_norm(x, module->param[0], module->param[1], module->number) : NULL;
 }
 
-/* RMS norm: x (.., dim) -> (.., dim). */
+/* Forward of an RMS norm: x (.., dim) -> (.., dim). */
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x ? tshi_norm_rms(x, module->param[0], module->number, module->plus_one) : NULL;
 }
 
-/* Dropout: x of any shape -> the same shape; x itself in evaluation mode. */
+/* Forward of dropout: x of any shape -> the same shape; x itself in evaluation mode. */
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
 }
 
-/* COLWISE shards weight and bias, for inputs that are sharded along their features. */
+/* tshi_kind.layouts of norms: COLWISE shards weight and bias, for inputs that are sharded along
+ * their features. */
 static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                  tsh_layout *layouts) {
     (void)module;
     if (rule->style == TSH_COLWISE) layouts[0] = layouts[1] = tshi_nn_shard(rule, 0);
 }
 
-/* Adds a norm's parameters: weight (dim) of ones, or zeros if 1 is added to it, and, unless
- * no_bias, bias (dim) of zeros. eps: added to the variance. */
+/* Adds a norm's parameters and ends its constructor: weight (dim) of ones, or of zeros if the layer
+ * adds 1 to it (plus_one), and, unless no_bias, bias (dim) of zeros. eps: added to the variance. */
 static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias,
                                 tsh_dtype dtype) {
     const tsh_init_kind first = module->plus_one ? TSH_INIT_ZEROS : TSH_INIT_ONES;
-    module->number = eps; /* read by its forward */
+    module->number = eps; /* eps: read by the forward */
     tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim), tshi_init_make(first, 0, 0), 0);
     if (!no_bias)
         tshi_module_param(module, 1, "bias", dtype, tsh_shape1(dim),
@@ -335,12 +350,13 @@ TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *na
 
 /* -- bare parameters -------------------------------------------------------- */
 
-/* A container without a forward of its own passes it over. */
+/* Forward of a bare parameter or buffer: returns its input, so that a container that runs its
+ * children in order may have one among them. */
 static tsh_tensor *tshi_nn_param_forward(tsh_module *module, tsh_tensor **in, int n) {
     return tshi_nn_input(module, in, n);
 }
 
-/* ROWWISE shards the first dimension, COLWISE the last. */
+/* tshi_kind.layouts of bare parameters: ROWWISE shards the first dimension, COLWISE the last. */
 static void tshi_nn_param_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                   tsh_layout *layouts) {
     if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
@@ -354,7 +370,8 @@ TSH_API TSHI_COLD tsh_tensor *tsh_add_param(tsh_module *module, const char *name
         {"param", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts},
         {"buffer", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts}};
     tsh_init init = tshi_init_make(TSH_INIT_ZEROS, 0, 0);
-    tsh_module *own = tshi_module_add(module, name, &kinds[0]); /* holds the parameter */
+    /* the module that holds the parameter */
+    tsh_module *own = tshi_module_add(module, name, &kinds[0]);
     tsh_tensor *t;
     if (!own) return NULL;
     const int integers = desc && desc->buffer && tshi_dtype_exists(desc->dtype) &&

@@ -18,11 +18,12 @@ enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARA
 /* The rules of a plan that apply to one module, and what follows from them. */
 typedef struct tshi_choice {
     tsh_module *module;                                /* the module that the rules apply to */
-    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES]; /* [purpose]: NULL if no rule has it */
+    /* index: purpose; NULL: no rule of that purpose */
+    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES];
     tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of its parameters */
 } tshi_choice;
 
-/* Returns the purpose of a rule: TSHI_PARALLEL_... */
+/* Returns the purpose of a rule, a TSHI_PARALLEL_ constant. */
 static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
     return rule->style == TSH_PREPARE_INPUT    ? TSHI_PARALLEL_BEFORE
            : rule->style == TSH_PREPARE_OUTPUT ? TSHI_PARALLEL_AFTER
@@ -33,13 +34,13 @@ static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
 static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
                                  const tsh_plan_rule *rule) {
     if (tshi_parallel_purpose(rule) == TSHI_PARALLEL_STYLE &&
-        !(m->kind->styles >> rule->style & 1u)) /* its kind lacks the style */
+        !(m->kind->styles >> rule->style & 1u)) /* m's kind does not support the style */
         return 0;
     if (rule->kind && strcmp(rule->kind, m->kind->name) != 0) return 0;
     return tshi_glob_match(rule->path, tshi_module_below(root, m->path));
 }
 
-/* Sets choice to the rules that apply to m. Returns an error if two of one purpose do. */
+/* Sets *choice to the rules that apply to m. Returns an error if two rules of one purpose apply. */
 static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
                                        const tsh_plan_rule *rules, int count, tshi_choice *choice) {
     int purpose;
@@ -52,14 +53,15 @@ static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
             return tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
                             "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
                             choice->rule[purpose]->path, rules[i].path, m->path);
-        choice->rule[purpose] = &rules[i]; /* the first rule of its purpose */
+        choice->rule[purpose] = &rules[i]; /* no other rule of this purpose applies so far */
     }
     return TSH_OK;
 }
 
-/* Checks a rule without a model. Returns the end of an error sentence; NULL if it is right. */
+/* Checks the fields of a rule, before any module is looked at. Returns what is wrong, as the end of
+ * an error sentence; NULL: nothing. */
 static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
-    if (!rule->path) return "has no path"; /* "" would be the root */
+    if (!rule->path) return "has no path"; /* the path of the root itself is "" */
     if ((unsigned)rule->style >= (unsigned)TSH_STYLES) return "has a style that does not exist";
     if (rule->style == TSH_PREPARE_OUTPUT && !rule->output) return "names no output";
     if (rule->style == TSH_AUTO && (rule->segments > 1 || rule->unit > 1 || rule->cut))
@@ -72,19 +74,21 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     return NULL;
 }
 
-/* Returns the number of the n choices that contain the rule. */
+/* Returns how many of the n modules in `choices` the rule applies to. */
 static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *choices, int n) {
     int c, matched = 0;
     for (c = 0; c < n; c++) matched += choices[c].rule[tshi_parallel_purpose(rule)] == rule;
     return matched;
 }
 
-/* Returns an error that suggests similar paths if no module has chosen the rule. */
+/* Returns an error, which suggests similar paths, if the rule applies to no module. */
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
-    char similar[TSH_MESSAGE_SIZE / 2] = "";                    /* what there is instead */
-    if (tshi_parallel_matched(rule, choices, n)) return TSH_OK; /* at least one module has it */
-    for (int c = 0; c < n && !*similar; c++) { /* is it the kind that does not fit? */
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* what the tree has instead, for the error */
+    /* it applies to at least one module */
+    if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
+    /* a module has the path, but its kind does not support the style? */
+    for (int c = 0; c < n && !*similar; c++) {
         const tsh_module *m = choices[c].module;
         if (tshi_glob_match(rule->path, tshi_module_below(root, m->path)))
             tsh_text_add(similar, sizeof similar, "\"%s\" is of kind \"%s\"", m->path,
@@ -98,8 +102,8 @@ static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule
 
 /* -- checking --------------------------------------------------------------- */
 
-/* Fills in choice->layout. Returns an error if a layout does not fit its parameter's shape, or may
- * not change. */
+/* Sets choice->layout, the new layouts of the module's parameters. Returns an error if a layout
+ * does not fit the parameter's shape, or the present layout may not change. */
 static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
@@ -110,7 +114,7 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
                         "tsh_parallelize: \"%s\" has a PREPARE rule, but a pipeline runs its "
                         "children one by one; give the rule to one of these",
                         m->path);
-    if (!rule) return TSH_OK; /* its parameters keep their layouts */
+    if (!rule) return TSH_OK; /* no rule of a style: parameters keep their layouts */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
     if (m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
@@ -134,7 +138,7 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
     if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return TSH_OK;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
-        for (int j = 0; j < TSHI_MODULE_PARAMS; j++) { /* all pairs of parameters */
+        for (int j = 0; j < TSHI_MODULE_PARAMS; j++) { /* for all pairs of their parameters */
             const tsh_tensor *t = a->module->param[i];
             if (t && t == b->module->param[j] &&
                 !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
@@ -152,7 +156,7 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
  * the caller releases; after an error its contents are not to be used (it may be NULL). */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
-    const tsh_error *error = &root->ctx->error; /* checked after every step */
+    const tsh_error *error = &root->ctx->error; /* looked at after every step */
     tsh_module *m;
     tshi_block *block;
     tshi_choice *choices;
@@ -170,7 +174,8 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
             tshi_parallel_layouts(&choices[i]) != TSH_OK)
             return block;
     for (i = 0; i < count && error->code == TSH_OK; i++)
-        (void)tshi_parallel_check_rule(root, &rules[i], choices, *n); /* each rule is used */
+        /* each rule must apply to a module */
+        (void)tshi_parallel_check_rule(root, &rules[i], choices, *n);
     for (i = 0; i < *n && error->code == TSH_OK; i++)
         for (int j = 0; j < i; j++) (void)tshi_parallel_check_tied(&choices[j], &choices[i]);
     return block;
@@ -178,7 +183,8 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
 
 /* -- applying --------------------------------------------------------------- */
 
-/* Returns a copy of a layout that lives with the ctx; NULL for NULL, or without memory. */
+/* Returns a copy of a layout that lives until the ctx closes; NULL if layout is NULL or there is no
+ * memory. */
 static const tsh_layout *tshi_parallel_copy(tsh_ctx *ctx, const tsh_layout *layout) {
     tsh_layout *copy = layout ? (tsh_layout *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *copy)
                               : NULL;
@@ -195,23 +201,26 @@ static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
     for (i = 0; i < n; i++)
         m->input_layouts[i] = tshi_parallel_copy(m->ctx,
                                                  rule->inputs ? rule->inputs[i] : rule->input);
-    m->prepared = n; /* last: not set without memory */
+    m->prepared = n; /* set last, so that it is 0 if there is no memory */
 }
 
-/* Applies the rules of one module: relayouts its parameters and stores what forward reads. */
+/* Applies the rules of one module: changes the layouts of its parameters and stores what its
+ * forward needs. */
 static void tshi_parallel_apply(const tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE],
                         *before = choice->rule[TSHI_PARALLEL_BEFORE],
                         *after = choice->rule[TSHI_PARALLEL_AFTER];
     tsh_module *m = choice->module;
     tsh_layout whole = tsh_replicated(); /* the output layout of .gather_output */
-    if (before) tshi_parallel_prepare(m, before); /* layouts of inputs */
-    if (after) m->result = tshi_parallel_copy(m->ctx, after->output); /* layout of the output */
+    if (before) tshi_parallel_prepare(m, before); /* layouts that inputs are redistributed to */
+    /* layout that the output is redistributed to */
+    if (after) m->result = tshi_parallel_copy(m->ctx, after->output);
     if (!rule) return;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
         if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
     m->style = rule->style;       /* read by the layer's forward */
-    m->regather = rule->regather; /* COLWISE, input S(seq) */
+    /* COLWISE with an input S(seq): all-gather it again in backward */
+    m->regather = rule->regather;
     m->input_layout = tshi_parallel_copy(m->ctx, rule->input);
     m->output_layout = tshi_parallel_copy(m->ctx, rule->gather_output ? &whole : rule->output);
 }
@@ -226,7 +235,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     for (i = 0; i < n && module->ctx->error.code == TSH_OK; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_release(module->ctx, block);
-    tshi_module_changed(module->ctx); /* layouts are part of the comparison */
+    tshi_module_changed(module->ctx); /* layouts are part of what ranks compare */
     return module->ctx->error.code;
 }
 

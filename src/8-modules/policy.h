@@ -1,14 +1,15 @@
 /* ========================================================================== */
 /* >>policy                                          MARK: - policy (private) */
-/* Plans for families of models, by the names of their parameters, and the    */
-/* head counts of their attention.                                            */
+/* Sharding plans for families of models (GPT-2, Llama, ...), made from the   */
+/* names of their parameters and the head counts of their attention.          */
 /* Needs: >>parallel.                                                         */
 /* ========================================================================== */
 
-/* A policy lists the layers of a block by parameter names. tsh_parallelize_policy makes three
- * passes over the blocks: it counts the rules, writes them as one plan, and, once that plan is
- * applied, divides the modules' arguments (such as numbers of heads) by ranks. To add a family,
- * write its lists with the TSHI_POLICY_ macros and a row in tshi_policy_shipped. */
+/* A policy lists the layers of a block by the names of their parameters. tsh_parallelize_policy
+ * makes three passes over the blocks: the first counts the rules of the plan, the second writes
+ * them, and the third, after tsh_parallelize has applied the plan, divides the modules' arguments
+ * (such as numbers of heads) by ranks. To add a family, write its lists with the TSHI_POLICY_
+ * macros and a row in tshi_policy_shipped. */
 
 /* -- arguments -------------------------------------------------------------- */
 
@@ -30,20 +31,21 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
             "and holds no dot, a count is not negative",
             module->path, name ? name : "", (long long)value);
     argument = tshi_policy_named(module, name);
-    if (!argument) { /* a new one: prepend it to the list */
+    if (!argument) { /* a new argument: prepended to the list */
         argument = (tshi_argument *)tshi_mem_arena_alloc(module->ctx, &module->ctx->books,
                                                          sizeof *argument);
         if (argument) argument->name = tshi_module_text(module->ctx, name, "");
         if (!argument || !argument->name) return module->ctx->error.code;
-        argument->next = module->arguments; /* prepend it */
+        argument->next = module->arguments;
         module->arguments = argument;
     }
-    argument->value = argument->local = value; /* the same until a policy divides */
+    /* local: the whole value until a policy divides it */
+    argument->value = argument->local = value;
     return TSH_OK;
 }
 
-/* Returns the module's argument with this name. NULL and an error, in the name of `op`, if there is
- * none; NULL without an error if module is NULL. */
+/* Returns the module's argument with this name. If it has none, returns NULL and sets an error that
+ * begins with `op`; if module is NULL, returns NULL without an error. */
 static const tshi_argument *tshi_policy_get(const tsh_module *module, const char *name,
                                             const char *op) {
     const tshi_argument *argument = module && name ? tshi_policy_named(module, name) : NULL;
@@ -65,21 +67,24 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 
 /* -- the shipped families --------------------------------------------------- */
 
-/* The lists of an attention. Unused entries at the end are zeros, which end a list. */
+/* The layer lists of an attention, for tsh_policy. Entries after the last layer are zeros, which
+ * end a list. */
 typedef struct tshi_attention_lists {
-    tsh_policy_heads heads[2];       /* [0] self-attention, [1] cross-attention */
-    tsh_policy_layer qkv[7], out[3]; /* inputs (q, k, v), outputs */
+    tsh_policy_heads heads[2];       /* [0] of self-attention, [1] of cross-attention */
+    /* column-parallel layers (q, k, v); row-parallel output layers */
+    tsh_policy_layer qkv[7], out[3];
 } tshi_attention_lists;
-/* The lists of an MLP. */
+/* The layer lists of an MLP, for tsh_policy. */
 typedef struct tshi_mlp_lists {
-    tsh_policy_layer in[4], out[2]; /* layers into and out of the hidden features */
+    tsh_policy_layer in[4], out[2]; /* column-parallel layers; row-parallel layers */
 } tshi_mlp_lists;
 
-/* Macros that write the tables. names: WB for a layer with weight and bias, W for a layer whose
- * bias is optional. maybe: 1 for a layer that a block may lack. heads: where the heads are counted
- * by which the layer is sharded. kv: 1 for keys and values. SPLIT: an attention with separate
- * layers for queries, keys and values, whose paths begin with `at`; CROSS: the same layers again
- * for cross-attention. */
+/* Macros that write the tables. f: the name of the table. names: WB for a layer with weight and
+ * bias, W for a layer whose bias is optional. maybe: 1 for a layer that a block may lack. heads:
+ * the tsh_policy_heads by whose numbers of heads the layer is sharded; NULL: sharded at any
+ * feature. kv: 1 for a layer that computes keys or values. SPLIT: an attention with separate layers
+ * for queries, keys and values, whose paths begin with `at`; CROSS: the same, and once more the
+ * same layers for cross-attention, whose paths begin with `cross`. */
 #define TSHI_POLICY_WB(path) path ".weight", path ".bias"
 #define TSHI_POLICY_W(path)  path ".weight", NULL
 #define TSHI_POLICY_LAYER(names, path, maybe, heads, kv)                                           \
@@ -117,7 +122,8 @@ static const tshi_mlp_lists tshi_policy_gpt2_mlp = {
     {{TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}},
     {{TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}}};
 
-/* query_key_value holds q, k and v head by head: one segment, in heads of 3 D features. */
+/* GPT-NeoX and BLOOM: query_key_value holds the features of q, k and v head by head, so it is one
+ * segment, sharded in units of a head, which has 3 D features. */
 static const tshi_attention_lists tshi_policy_gpt_neox = {
     {{"attention.num_attention_heads", NULL, NULL}},
     {TSHI_POLICY_LAYER(WB, "attention.query_key_value", 0, &tshi_policy_gpt_neox.heads[0], 0)},
@@ -183,7 +189,7 @@ static const tsh_policy tshi_policy_decoders[] = {
     TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart_decoder, opt, NULL),
     TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_decoder, t5_decoder, NULL),
 };
-/* What tsh_policy_find searches. */
+/* The policies that tsh_policy_find looks up by name. */
 static const tsh_policy tshi_policy_shipped[] = {
     TSHI_POLICY_FAMILY("gpt2", "**.h.*", gpt2, gpt2, NULL),
     TSHI_POLICY_FAMILY("gpt_neo", "**.h.*", gpt_neo, gpt_neo, NULL),
@@ -228,15 +234,16 @@ TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
 /* One pass over the blocks of a model: the first (rules NULL) counts rules, the second writes them,
  * the third (divide 1), after the plan was applied, divides the arguments. */
 typedef struct tshi_policy_pass {
-    tsh_module *root, *block;                  /* where the policy is applied; the current block */
+    tsh_module *root, *block; /* module below which the policy is applied; current block */
     const tsh_policy *policy;                  /* the policy that the block belongs to */
     tsh_plan_rule *rules;                      /* the plan; NULL in the first pass */
-    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: of rule i, for its .cut */
+    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: the segments of rule i, its .cut */
     int count;                                 /* number of rules so far */
     int divide;                                /* 1: the third pass */
 } tshi_policy_pass;
 
-/* Sets an error about the policy and the current block, then as printf. Returns 0. */
+/* Sets an error that begins with the policy and the current block; the rest as printf. Returns
+ * 0. */
 TSH_PRINTF(3, 4)
 static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const char *format,
                             ...) {
@@ -256,7 +263,8 @@ static int tshi_policy_is_end(const tsh_policy_layer *layer) {
            !layer->reversed && !layer->ignore_checker && !layer->heads && !layer->kv;
 }
 
-/* Returns the argument "module.name" below the block. NULL and an error if it is not above 0. */
+/* Returns the argument that `path` names below the current block ("attn.num_heads": argument
+ * num_heads of module attn). NULL and an error if there is none or it is 0. */
 static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char *path) {
     const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
     tsh_module *module = tshi_module_at(pass->block, path, dot ? (size_t)(dot - path) : 0);
@@ -268,15 +276,18 @@ static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char
     return NULL;
 }
 
-/* The counts of one attention. Query heads that share a key head stay on one rank. */
+/* The numbers of heads of one attention. Query heads that share a key head stay on one rank, except
+ * if `whole` is 1. */
 typedef struct tshi_policy_counts {
-    int64_t heads, kv; /* number of query heads; of key (and of value) heads */
-    int64_t group;     /* query heads per key head: the unit of sharding */
+    int64_t heads, kv; /* number of query heads; number of key heads, and of value heads */
+    int64_t group;     /* unit of sharding: query heads per key head; 1 if `whole` */
     int64_t hidden;    /* number of features of all query heads; 0: unknown */
-    int whole;         /* 1: fewer key heads than ranks: keys and values are R */
+    /* 1: keys and values stay R: there are fewer key heads than ranks and than query heads */
+    int whole;
 } tshi_policy_counts;
 
-/* Fills in c from the arguments that `at` names. 0 and an error if they do not fit together. */
+/* Fills in c from the arguments that `at` names. Returns 0 and sets an error if one is missing or
+ * they do not fit together. */
 static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_policy_heads *at,
                                    tshi_policy_counts *c) {
     const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
@@ -295,15 +306,17 @@ static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_polic
                                 "value heads and divide %lld hidden features",
                                 (long long)c->heads, at->heads, (long long)c->kv,
                                 (long long)c->hidden);
-    c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size; /* grouped queries only */
+    /* only if query heads share key heads */
+    c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size;
     c->group = c->whole ? 1 : c->heads / c->kv;
     return 1;
 }
 
-/* Sets .local of an attention's arguments to this rank's share, as its features are sharded. */
+/* Sets .local of an attention's arguments (heads, kv_heads, hidden) to what this rank holds.
+ * Returns 0 and sets an error if they do not fit together. */
 static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
     const tsh_comm *tp = &pass->root->ctx->tp;
-    tshi_policy_counts c; /* counts of the attention over all ranks */
+    tshi_policy_counts c; /* numbers of heads over all ranks */
     tsh_layout cut;       /* how the query heads are sharded */
     int64_t owned;        /* number of this rank's query heads */
     if (!tshi_policy_read_counts(pass, at, &c)) return 0;
@@ -316,19 +329,19 @@ static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_hea
     return 1;
 }
 
-/* Fills in the *n segments of a layer whose `features` are sharded by heads; sets *n to 0 if the
- * layer stays replicated. row: 1 for a row-parallel layer. Returns 0 and sets an error if the heads
- * do not fit. */
+/* Sets the lengths and units, in features, of the *n segments of a layer that is sharded by heads.
+ * features: size of the sharded dimension. row: 1 for a row-parallel layer. Sets *n to 0 if the
+ * layer stays replicated. Returns 0 and sets an error if the heads do not fit. */
 static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_layer *layer,
                                 const char *path, int64_t features, int row, tsh_segment *segment,
                                 int *n) {
     tshi_policy_counts c;
-    int64_t total = 0, head;                /* heads of all segments; features of a head */
+    int64_t total = 0, head; /* total: heads of all segments; head: features of one head */
     int s, grouped = *n == 3 && !layer->kv; /* 1: a fused [Q|K|V] */
     if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
         int queries = !layer->kv && (s == 0 || !grouped); /* 1: segment s holds query heads */
-        segment[s].length = queries ? c.heads : c.kv;     /* counted in heads for now */
+        segment[s].length = queries ? c.heads : c.kv;     /* in heads until the end */
         segment[s].unit = queries ? c.group : 1;
         total += segment[s].length;
     }
@@ -362,7 +375,7 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
  * an error unless the layer is optional. */
 static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
                                           const tsh_policy_layer *layer) {
-    tsh_module *owner[2] = {NULL, NULL}; /* modules that have the weight, the bias */
+    tsh_module *owner[2] = {NULL, NULL}; /* the modules that have the weight and the bias */
     const char *const name[2] = {layer->weight, layer->bias};
     char similar[TSH_MESSAGE_SIZE / 2] = "";
     if (!name[0] && !name[1])
@@ -384,12 +397,13 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
     return owner[0] ? owner[0] : owner[1]; /* a layer may have only one of them */
 }
 
-/* Appends layer m's rule to the plan. 0 and an error if the model does not fit the policy. */
+/* Appends the rule for m, which is what `layer` names, to the plan. style: used if layer->replace
+ * is 0. Returns 0 and sets an error if the model does not fit the policy. */
 static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
-    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* to learn which dimension is sharded */
+    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* computed to learn which dimension is sharded */
     int n = layer->n_fused ? layer->n_fused : 1; /* number of segments */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
@@ -423,15 +437,16 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
 
 /* -- all layers of all blocks ----------------------------------------------- */
 
-/* Runs the pass over one list of the policy, for the current block; `style` is for layers that name
- * none. Returns 0 and sets an error if the block does not fit the list. */
+/* Runs the pass over one list of the policy, for the current block. list: its name, for errors;
+ * style: that of layers whose .replace is 0. Returns 0 and sets an error if the block does not fit
+ * the list. */
 static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *layer,
                               const char *list, tsh_style style) {
     int found = !layer || !pass->rules; /* 1: the block has a layer of the list */
     for (; layer && !tshi_policy_is_end(layer); layer++) {
         tsh_module *m = pass->rules ? tshi_policy_find_layer(pass, layer) : NULL;
         if (pass->root->ctx->error.code != TSH_OK) return 0;
-        if (!pass->rules) pass->count++; /* first pass: all layers, even missing ones */
+        if (!pass->rules) pass->count++; /* first pass: counts all layers, even missing ones */
         if (!m) continue;
         found = 1;
         if (!pass->divide && !tshi_policy_rule(pass, layer, m, style)) return 0;
@@ -440,11 +455,12 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
     return found || tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", list);
 }
 
-/* Checks the policy's arguments that count no heads; in the third pass also divides them. */
+/* Checks policy->arguments, which are not numbers of heads; in the third pass also divides them by
+ * ranks. Returns 0 and sets an error if one is missing. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_comm *tp = &pass->root->ctx->tp;
-    const char *const *path = pass->policy->arguments; /* ended by NULL */
-    tsh_layout cut = tsh_sharded(0);                   /* even shares on all ranks */
+    const char *const *path = pass->policy->arguments; /* paths of arguments, ended by NULL */
+    tsh_layout cut = tsh_sharded(0);                   /* divides as torch.chunk does */
     tshi_argument *argument;
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
@@ -454,17 +470,18 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     return 1;
 }
 
-/* Runs one pass over all blocks. Returns their number; -1 and an error if one does not fit. */
+/* Runs one pass over all blocks. Returns the number of blocks, or -1 and an error if one does not
+ * fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
     int blocks = 0;                  /* number of blocks that match */
-    for (p = family; p; p = p->next) /* encoders, decoders */
+    for (p = family; p; p = p->next) /* p: of encoders, then of decoders */
         for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
             if (!p->blocks || !tshi_glob_match(p->blocks, path)) continue;
             blocks++;
             pass->policy = p;
-            pass->block = m; /* for the functions below and their errors */
+            pass->block = m; /* read by the functions called below */
             if (!tshi_policy_layers(pass, p->attn_qkv, "attn_qkv", TSH_COLWISE) ||
                 !tshi_policy_layers(pass, p->attn_out, "attn_out", TSH_ROWWISE) ||
                 !tshi_policy_layers(pass, p->mlp_in, "mlp_in", TSH_COLWISE) ||
@@ -476,7 +493,7 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
-    tshi_policy_pass pass; /* state of all three passes */
+    tshi_policy_pass pass; /* state that the three passes share */
     tshi_block *block;
     size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, capacity;
     char similar[TSH_MESSAGE_SIZE / 2] = "";
@@ -493,7 +510,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
     }
     memset(&pass, 0, sizeof pass); /* first pass: rules is NULL */
     pass.root = root;
-    if (tshi_policy_blocks(&pass, policy) == 0) { /* first pass: count */
+    if (tshi_policy_blocks(&pass, policy) == 0) { /* first pass: counts the rules */
         const char *blocks = policy->blocks ? policy->blocks : "";
         tshi_module_suggest(root, blocks, similar, sizeof similar);
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
@@ -506,9 +523,9 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
     pass.rules = (tsh_plan_rule *)tshi_mem_data(block); /* block: rules, then segments */
     pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
     pass.count = 0;                              /* counts the rules as they are written */
-    if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass: write the rules */
+    if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass: writes the rules */
         tsh_parallelize(root, pass.rules, pass.count) == TSH_OK) {
-        pass.divide = 1; /* third pass: divide arguments */
+        pass.divide = 1; /* third pass: divides the arguments */
         (void)tshi_policy_blocks(&pass, policy);
     }
     tshi_mem_release(ctx, block);

@@ -5,28 +5,32 @@
 /* ========================================================================== */
 
 /* Activation checkpointing (Chen et al. 2016). Forward runs without recording; the tape gets one
- * node, which holds the inputs and the counts that random numbers are keyed by. Backward of this
- * node (tshi_recompute_replay) restores the counts, so that dropout draws the same masks, runs the
- * module again on a tape of its own, and runs backward through that tape. Invariant: the recomputed
- * ops may read gradients of outer tensors through the node's inputs only. */
-/* What a recomputation restores of one module: as it was at the forward. */
+ * node, which holds the inputs and the counters that random numbers are keyed by. Backward of this
+ * node (tshi_recompute_replay) restores the counters, so that dropout draws the same masks, runs
+ * the module again on a tape of its own, and runs backward through that tape. Invariant: of outer
+ * tensors that require a gradient, the recomputed ops read only leaves and the node's inputs. */
+
+/* State of one module at its forward, which the recomputation restores. */
 typedef struct tshi_module_calls {
-    const tsh_module *module; /* the module that the count belongs to */
+    const tsh_module *module; /* the module that the state belongs to */
     uint64_t dropout_calls;   /* module->dropout_calls */
     int evaluating;           /* module->evaluating */
 } tshi_module_calls;
 
-/* The counts of the ctx and of all modules, and their modes, saved at the forward. */
+/* Counters of random draws of the ctx and of all modules, and the modules' modes (training or not),
+ * saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
     uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
-    tshi_module_calls *each;             /* one per module, in pre-order; then a zeroed one */
+    /* shape (modules + 1): one per module, in pre-order, and a zeroed one */
+    tshi_module_calls *each;
 } tshi_rng_counts;
 
-/* Copies the current counts into the tape's arena; NULL and an error without memory. */
+/* Copies the current counters and modes into the tape's arena. Returns NULL and sets an error if
+ * there is no memory. */
 static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
-    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* and the entry of zeros at the end */
+    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* 1: the zeroed entry at the end */
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_arena_alloc(
         ctx, &ctx->tape.arena, sizeof *counts + n * sizeof *counts->each);
     size_t i = 0;
@@ -43,7 +47,8 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     return counts;
 }
 
-/* Restores saved counts. A module added since the save gets a count of 0. */
+/* Restores saved counters and modes. A module added since the save gets a counter of 0 and keeps
+ * its mode. */
 static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
@@ -56,20 +61,21 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
     }
 }
 
-/* Checks that the recomputed ops read no outer tensor that requires a gradient, except the
- * checkpoint's inputs: its gradient might be all-reduced already. Else sets and returns an
- * error. */
+/* Checks that of outer tensors that require a gradient, the recomputed ops read only leaves and the
+ * checkpoint's inputs: the gradient of another might be all-reduced already. If not, sets and
+ * returns an error. */
 static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
-    const tshi_node *inner; /* a recomputed op */
-    int k; /* index of the checkpoint's input that has the same base */
-    for (inner = ctx->tape.newest; inner; inner = inner->older) /* all recomputed ops */
+    const tshi_node *inner; /* the node of a recomputed op */
+    int k; /* index of the checkpoint's input with the same base */
+    /* the tape holds recomputed ops only */
+    for (inner = ctx->tape.newest; inner; inner = inner->older)
         for (int i = 0; i < inner->n; i++) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
-            /* leaves are allowed, and tensors made inside the checkpoint */
+            /* the op may read leaves, and tensors made inside the checkpoint */
             if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
-            if (k == node->n) /* no input of the checkpoint */
+            if (k == node->n) /* base is not that of an input of the checkpoint */
                 return tsh_fail(ctx, TSH_ERR_STATE,
                                 "tsh_checkpoint: the forward reads what %s gave, which wants a "
                                 "gradient, but is none of its inputs; make it one",
@@ -89,7 +95,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
                          base->depth < ctx->depth;
     const tshi_accumulator *from[2] = {&out->gr, &out->gp}; /* R gradient, partial gradient */
     tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr}; /* y's gradients */
-    tshi_dest dest; /* the part of *to[i] that is y's */
+    tshi_dest dest; /* the part of *to[i] that belongs to y, which may be a view */
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
         (void)tshi_error_comm(ctx,
@@ -101,12 +107,13 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
             tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
                                  out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
-    tshi_tape_mark(ctx, y);                       /* the nodes that y depends on */
-    tshi_tape_release_values(ctx, y, ctx->depth); /* except y; nodes saved what they need */
+    tshi_tape_mark(ctx, y);                       /* marks the nodes that y depends on */
+    tshi_tape_release_values(ctx, y, ctx->depth); /* of all but y; nodes hold what they need */
     tshi_tape_walk(ctx);                          /* runs backward of the ops */
 }
 
-/* Runs the module's forward. NULL and an error if the output is not a tensor of values. */
+/* Runs the module's forward. Returns NULL and sets an error if the output cannot be used as a
+ * tensor by further ops. */
 static tsh_tensor *tshi_recompute_run_checked(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y = tshi_module_run(module, in, n);
     return y && tshi_tensor_check("tsh_checkpoint", "output", &y, 1) ? y : NULL;
@@ -120,16 +127,17 @@ static void tshi_recompute_replay(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;          /* the newest node of the outer tape */
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL; /* recomputed inputs and output */
-    int i, no_grad = ctx->tape.no_grad;           /* restored at the end */
+    int i, no_grad = ctx->tape.no_grad;           /* no_grad: restored at the end */
     now = tshi_recompute_save_counts(before->module);
     if (!now) return; /* no memory */
     tshi_recompute_restore_counts(ctx, before); /* draws the same dropout masks */
     ctx->tape.newest = NULL; /* starts an empty tape */
     ctx->tape.no_grad = 0; /* record even if the caller is in a no_grad scope */
-    tsh_scope_begin(ctx); /* frees all recomputed tensors */
+    tsh_scope_begin(ctx); /* its end frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
-        x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL; /* gradients go to in */
+        /* shares the gradients of `in` */
+        x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL;
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
@@ -179,7 +187,7 @@ static const tshi_op tshi_module_checkpoint_op = {
     NULL,
     NULL,
     tshi_recompute_replay,          /* function that runs backward */
-    (1u << TSHI_MODULE_INPUTS) - 1, /* saves the values of all inputs */
+    (1u << TSHI_MODULE_INPUTS) - 1, /* bits of inputs whose values are saved: all */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 /* Runs a checkpointed module's forward and records one node for all of it. */
@@ -188,20 +196,21 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     tshi_rng_counts *counts;
     tsh_tensor *y;
     tshi_node *node;
-    int leaves, trained = 0; /* numbers of parameters, of those that require a gradient */
+    int leaves, trained = 0; /* number of parameters; number of those that require a gradient */
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
     for (int i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", "input", &in[i], 1)) return NULL;
-    counts = tshi_recompute_save_counts(module); /* before the forward draws */
-    ctx->tape.locked++;                          /* the counts are in the tape's arena */
+    counts = tshi_recompute_save_counts(module); /* before the forward draws random numbers */
+    ctx->tape.locked++; /* keeps the tape's arena, which holds the counters */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
     ctx->tape.locked--;
     leaves = y ? tshi_recompute_params(module, NULL, &trained) : 0;
     if (!y || (!tshi_tape_records(ctx, in, n) && !trained)) return y;
-    /* Sets the bits of all inputs: only the recomputation knows whose gradients are partial. */
+    /* Marks the gradients of all inputs as possibly partial: the recomputation decides which
+     * are. */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;

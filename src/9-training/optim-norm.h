@@ -19,16 +19,18 @@ typedef struct tshi_moments {
 struct tsh_optim {
     tsh_module *module;  /* its parameters are optimised */
     tsh_optim_desc desc; /* with defaults filled in */
-    tsh_optim_info info; /* counts of steps, the last norm */
-    tshi_moments *each;  /* shape (count): one per parameter, in pre-order */
-    int count;           /* number of parameters, a tied one once */
-    int changes;         /* ctx->changes when it last looked for parameters that it lacks */
-    tsh_optim *older;    /* the ctx's optimiser created before this one */
+    tsh_optim_info info; /* what tsh_optim_state returns, except lr */
+    /* `count` entries: the state of each parameter, in the order of the module tree */
+    tshi_moments *each;
+    int count;           /* number of parameters; a tied one counts once */
+    /* ctx->changes when tshi_optim_warn_late was last called; -1: never */
+    int changes;
+    tsh_optim *older;    /* the optimiser of the ctx created before this one; NULL: none */
 };
 
 /* -- the global norm -------------------------------------------------------- */
 
-/* As tshi_kernel_load, of contiguous elements; faster for bf16. */
+/* Does what tshi_kernel_load does, for contiguous elements; faster for bf16. */
 TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, int64_t n,
                                             tsh_real *pad) {
     const uint16_t *from = (const uint16_t *)x->data + e;
@@ -37,11 +39,13 @@ TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, in
     return pad;
 }
 
-/* **total += sum x^2 of n elements, in double, with TSHI_BLOCK sums at a time (vectorises). */
+/* Kernel: **total += the sum of x^2 over n elements, in double. It keeps TSHI_BLOCK partial sums at
+ * a time, so that the loop vectorises. */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
-    double partial[TSHI_BLOCK], sum = 0; /* sum: first of the elements after the last block */
+    /* sum: at first over the elements after the last full block */
+    double partial[TSHI_BLOCK], sum = 0;
     tsh_real pad[TSHI_BLOCK];
     int64_t e;
     for (int i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
@@ -64,7 +68,7 @@ enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
 /* The job of tshi_optim_sum_part, shared by all threads. */
 typedef struct tshi_squares {
-    tshi_operand x; /* the elements, n of them */
+    tshi_operand x; /* the n elements */
     int64_t n;
     double *sums;          /* one sum per unit of TSHI_OPTIM_BLOCK elements */
     tshi_kernel_fn kernel; /* tshi_optim_squares for this CPU */
@@ -100,9 +104,9 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tshi_operand x, int64_t n) {
     return sum;
 }
 
-/* Adds the squares of chunk k of param's gradient to sums[k], for all k; chunked 1: for this rank's
- * chunk only. A replicated gradient is added on rank 0 of tp only, that of a parameter that several
- * stages hold on the first of these stages only. */
+/* Adds the sum of squares of chunk k of param's gradient to sums[k], for all k; chunked 1: for this
+ * rank's chunk only. A gradient that several ranks hold is added once: a replicated one on rank 0
+ * of tp, that of a parameter tied across stages on the first of these stages. */
 static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums) {
     tsh_ctx *ctx = param->ctx;
     if (tshi_tape_pending(param))
@@ -124,10 +128,11 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace);
-    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* size of sums */
+    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* bytes of sums */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     tshi_walk at = {NULL, NULL, 0};
-    double *sums, sum = 0; /* sums: one per chunk, shape (dp.size); sum: of all chunks */
+    /* sums[k]: over chunk k of all gradients, k < dp.size; sum: over all chunks */
+    double *sums, sum = 0;
     int k, chunked = 0;    /* chunked: 1 if a parameter is TSHI_CHUNKED */
     *norm = 0;
     if (!scratch) return ctx->error.code;
@@ -161,7 +166,8 @@ static double tshi_optim_clip_factor(double norm, double max) {
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
     tshi_walk at = {NULL, NULL, 0};
     tshi_operand x[2];
-    double before, factor; /* norm before clipping; what gradients are multiplied by */
+    /* before: the norm before clipping; factor: what gradients are multiplied by */
+    double before, factor;
     if (norm) *norm = 0;
     if (!module) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;

@@ -4,22 +4,24 @@
 /* Needs: >>module-tree >>optim-norm.                                         */
 /* ========================================================================== */
 
-/* Operands: the parameter, its gradient, its moments, and the lower halves of exact weights. */
+/* Operands of an update's kernel: the parameter, its gradient, its two moments, and the lower
+ * halves of its exact weights (see >>tensor-exact). */
 enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_OPTIM_LOW,
        TSHI_OPTIM_OPERANDS };
 
-/* What an update computes with. */
+/* The parameters of an update's kernel. */
 typedef struct tshi_update {
-    double clip, decay;                    /* both kinds: the gradient is g = clip grad + decay x */
+    double clip, decay; /* SGD and Adam: the gradient is g = clip grad + decay x */
     double lr, momentum;                   /* SGD */
     int nesterov;                          /* SGD: 1: Nesterov momentum */
-    double keep, b1, b2, step, root, eps;  /* Adam */
-    int random, rounds; /* 1: moments, the parameter itself are bf16 and rounded at random */
-    tshi_noise noise;   /* if so: keys the rounding of moments, and the one below the parameter's */
-    uint64_t stream;
+    double keep, b1, b2, step, root, eps;  /* Adam: see tshi_optim_adam_body */
+    /* random 1: the moments are bf16 and rounded at random; rounds 1: so is the parameter */
+    int random, rounds;
+    tshi_noise noise; /* keys the random rounding of the moments */
+    uint64_t stream;  /* replaces noise.stream for the rounding of the parameter */
 } tshi_update;
 
-/* Loads a block of the parameter: its exact weights if it has any. */
+/* Loads a block of the parameter: its exact float weights if the optimiser keeps them. */
 TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64_t e, int64_t n,
                                               tsh_real *pad) {
     const uint16_t *x = (const uint16_t *)operand[TSHI_OPTIM_X].data + e;
@@ -33,7 +35,8 @@ TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64
     return pad;
 }
 
-/* Stores a block of the parameter. */
+/* Stores a block of the parameter: rounded at random (p->rounds), in its dtype, or, if exact
+ * weights are kept, split into bf16 values and their lower halves. */
 TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int64_t n,
                                     const tsh_real *block, const tshi_update *p,
                                     tshi_words *drawn) {
@@ -127,19 +130,20 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_sgd, tshi_update);
 
-/* Returns the index of x's first element that this rank updates: 0 or, with .zero, its chunk's. */
+/* Returns the local index of the first element of x that this rank updates: 0 or, with .zero, the
+ * start of its chunk. */
 static int64_t tshi_optim_first(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
 }
 
-/* Returns the number of x's elements that this rank updates: all or, with .zero, its chunk's. */
+/* Returns how many elements of x this rank updates: all of its shard or, with .zero, its chunk. */
 static int64_t tshi_optim_count(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk_size(x, x->ctx->dp.rank)
                                    : tsh_local_numel(x);
 }
 
-/* Gathers all chunks of a moment over dp into values, which has the size of its parameter. what:
- * for the error text. */
+/* Gathers all chunks of a moment over dp into `values`, which has as many elements as this rank's
+ * shard of the parameter. what: names the collective in errors. */
 static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
     tsh_ctx *ctx = moment->ctx;
     const size_t width = tsh_dtype_size(moment->dtype);
@@ -157,7 +161,8 @@ static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, cons
     return result;
 }
 
-/* Replaces a moment's block by an uninitialised one of n elements; 0 and an error: no memory. */
+/* Replaces a moment's block by an uninitialised one of n elements. Returns 0 and an error if there
+ * is no memory. */
 static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     tshi_block *block = tshi_mem_alloc(moment->ctx, TSH_MEM_OPTIMISER,
                                        tshi_dtype_bytes(moment->dtype, n));
@@ -200,8 +205,8 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_release(ctx, part.block);
 }
 
-/* Returns *moment with param's layout, created with zeros of dtype if it is NULL; NULL after an
- * error. */
+/* Returns *moment, with the layout that param has now. If *moment is NULL, creates it, with zeros
+ * of this dtype. Returns NULL after an error. */
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh_dtype dtype) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
@@ -224,22 +229,25 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh
     return m;
 }
 
-/* An update shared by threads: by elements or, if the gradient is row-sparse, by rows. */
+/* An update of one parameter, divided between threads: by elements or, if the gradient is
+ * row-sparse, by rows. */
 typedef struct tshi_optim_work {
     const tsh_tensor *t;   /* the parameter */
     tshi_kernel_fn kernel; /* tshi_optim_adam or tshi_optim_sgd */
-    const tshi_operand *x; /* shape (TSHI_OPTIM_OPERANDS) */
+    const tshi_operand *x; /* the operands, TSHI_OPTIM_OPERANDS entries */
     tshi_update params;
-    const int32_t *marks; /* shape (rows): not 0 where the gradient has the row; NULL: dense */
+    /* one per local row: not 0 if the gradient has values in the row; NULL: dense */
+    const int32_t *marks;
     int64_t width;        /* elements per row; 1 if dense */
 } tshi_optim_work;
 
-/* Updates n elements, from element `at` of this rank's on. If anything is rounded at random, run by
- * run: the kernel needs global indices. */
+/* Updates n of the elements that this rank updates, from the at-th of them on. If values are
+ * rounded at random, calls the kernel once per run of adjacent global indices, which key the random
+ * numbers. */
 static void tshi_optim_update_run(const tshi_optim_work *work, int64_t at, int64_t n) {
-    const int64_t first = tshi_optim_first(work->t); /* of this rank's elements, in the shard */
+    const int64_t first = tshi_optim_first(work->t); /* local index of this rank's first element */
     tshi_runs run = tshi_tensor_own_runs(work->t);
-    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands at the run */
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands, from the run's first element on */
     tshi_update params = work->params;
     const int draws = params.random || params.rounds;
     run.local = first + at;
@@ -253,16 +261,16 @@ static void tshi_optim_update_run(const tshi_optim_work *work, int64_t at, int64
     }
 }
 
-/* Runs on one thread: updates the rows [from, to); of a sparse gradient only marked ones, a run of
- * adjacent ones at a time. */
+/* Runs on one thread: updates the rows [from, to); if the gradient is row-sparse, only the marked
+ * rows, adjacent ones together. */
 static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
-    int64_t n; /* rows of this run */
+    int64_t n; /* number of rows updated together */
     (void)thread;
     for (int64_t r = from; r < to; r += n) {
         n = marks ? 1 : to - from;
-        if (marks && !marks[r]) continue; /* the gradient lacks the row */
+        if (marks && !marks[r]) continue; /* the gradient of this row is 0 */
         while (marks && r + n < to && marks[r + n]) n++;
         tshi_optim_update_run(work, r * work->width, n * work->width);
     }
@@ -274,14 +282,14 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
     const int32_t *marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
     const int64_t count = tshi_optim_count(t), rows = marks ? t->local[0] : count;
     tshi_optim_work work = {t, kernel, x, *params, marks, 1};
-    if (!count) return; /* this rank updates nothing */
+    if (!count) return; /* this rank has no element to update */
     work.width = count / rows;
     tshi_team_run(tshi_kernel_parts(t->ctx, rows, work.width), rows, marks ? 1 : 16,
                   tshi_optim_update_part, &work);
 }
 
-/* Fills in a parameter's operands; those of moments, of a dtype, stay empty. Returns 0 without
- * memory. */
+/* Fills in x, the operands of a parameter. Those of its moments get the dtype `moments` and no
+ * data. Returns 0 if there is no memory. */
 static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x) {
     if (!tshi_tensor_keep_exact(t)) return 0;
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
@@ -294,25 +302,27 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
     return 1;
 }
 
-/* Updates one parameter and its moments, created if needed. clip: factor of the gradient. */
+/* Updates one parameter and its moments, which the first update creates. clip: what the gradient is
+ * multiplied by. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
-    const double lr = d->lr * each->lr_scale, decay = each->weight_decay; /* this parameter's */
+    /* lr and decay of this parameter */
+    const double lr = d->lr * each->lr_scale, decay = each->weight_decay;
     tshi_operand x[TSHI_OPTIM_OPERANDS];
     tshi_update p;
     if (!tshi_optim_operands(t, d->moments_dtype, x)) return;
     memset(&p, 0, sizeof p);
     p.clip = clip;
     p.decay = decay;
-    each->steps++; /* read by the bias corrections */
+    each->steps++; /* the bias corrections below read it */
     p.random = d->moments_dtype == TSH_BF16;
     p.noise.key = t->ctx->seed;
     p.rounds = t->dtype == TSH_BF16 && !t->low;
     p.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)each->steps, "moments", 7), t->path,
                                    strlen(t->path));
     p.stream = tshi_rng_hash(p.noise.stream, "weights", 7);
-    if (d->kind != TSH_SGD || d->momentum > 0) { /* this kind has a first moment */
+    if (d->kind != TSH_SGD || d->momentum > 0) { /* the update has a first moment */
         if (!tshi_optim_moment(t, &each->first, d->moments_dtype)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
     }
@@ -332,7 +342,8 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     p.eps = d->eps;
     p.step = lr / (1 - pow(d->beta1, (double)each->steps)); /* bias corrections */
     p.root = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
-    if (t->sparse) { /* torch.optim.SparseAdam adds eps to sqrt(v) as it is */
+    /* as torch.optim.SparseAdam, which adds eps to sqrt(v) without bias correction */
+    if (t->sparse) {
         p.step /= p.root;
         p.root = 1;
     }

@@ -27,19 +27,20 @@ static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
                     d->clip_norm);
 }
 
-/* Returns the optimiser's kind, as tsh_summary and files name it. */
+/* Returns the name of the optimiser's kind in tsh_summary and in files. */
 static const char *tshi_optim_kind(const tsh_optim *optim) {
     static const char *const name[] = {"sgd", "adam", "adamw"};
     return name[optim->desc.kind];
 }
 
-/* Returns 1 if all parameters below module have the range of a float; else 0 and an error. */
+/* Returns 1 if all parameters below module have a dtype with the range of a float (f16 has not);
+ * else 0 and an error. */
 static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
-    int64_t widest; /* memory for one element of any dtype but those in blocks */
+    int64_t widest; /* memory for one element of any dtype that has no blocks */
     while (tshi_module_step_once(module, &at)) {
         const tsh_dtype dtype = at.param->dtype;
-        if (at.param->flags & TSHI_BUFFER) continue; /* such as a quantised weight */
+        if (at.param->flags & TSHI_BUFFER) continue; /* not trained, such as a quantised weight */
         tshi_dtype_put(dtype, &widest, 0, 1e30);
         if (tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX) continue;
         return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
@@ -50,8 +51,9 @@ static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     return 1;
 }
 
-/* Notes at parameter i of an optimiser how the optimiser wants its gradient to be kept. The
- * optimiser is the newest that has the parameter; chunks that older ones have asked for stay. */
+/* Sets the fields of parameter i of an optimiser that say how the optimiser wants its gradient to
+ * be kept. If several optimisers have the parameter, the newest one's settings win, except that
+ * flags which an older one has set stay set. */
 static TSHI_COLD void tshi_optim_claim(const tsh_optim *optim, int i) {
     tsh_tensor *param = optim->each[i].param;
     if (optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
@@ -61,14 +63,16 @@ static TSHI_COLD void tshi_optim_claim(const tsh_optim *optim, int i) {
     param->updates = &optim->each[i].steps;
 }
 
-/* Does so for all parameters of optim (NULL: none) and of older ones, which come first. */
+/* Calls tshi_optim_claim for all parameters of optim (NULL: none) and of the optimisers older than
+ * optim, the oldest first. */
 static TSHI_COLD void tshi_optim_claim_all(const tsh_optim *optim) {
     if (!optim) return;
     tshi_optim_claim_all(optim->older);
     for (int i = 0; i < optim->count; i++) tshi_optim_claim(optim, i);
 }
 
-/* Warns if weights below module are quantised, and others beside them will be trained. */
+/* Warns if some weights below module are quantised and others are trained. trained: number of
+ * parameters that the optimiser updates. */
 static TSHI_COLD void tshi_optim_warn_blocks(tsh_module *module, int trained) {
     tshi_walk at = {NULL, NULL, 0};
     const tsh_tensor *first = NULL;
@@ -104,7 +108,8 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
     if (!optim->desc.moments_dtype) optim->desc.moments_dtype = TSH_REAL;
-    while (tshi_module_step_once(module, &at)) slots++; /* `at` is zeros again at the end */
+    /* at the end, `at` is ready for the next walk */
+    while (tshi_module_step_once(module, &at)) slots++;
     optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
                                                        (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
@@ -116,7 +121,8 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->lr_scale = 1; /* unless tsh_optim_group changes it */
         each->weight_decay = optim->desc.weight_decay;
     }
-    optim->changes = -1; /* looks at its first step */
+    /* tshi_optim_warn_late is called in the first step */
+    optim->changes = -1;
     tshi_optim_warn_blocks(module, optim->count);
     optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
@@ -127,7 +133,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
 TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
     tsh_optim **at = optim ? &optim->module->ctx->optims : NULL;
     while (at && *at && *at != optim) at = &(*at)->older;
-    if (!at || !*at) return; /* none, or freed already */
+    if (!at || !*at) return; /* optim is NULL, or was freed before */
     *at = optim->older;
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -137,10 +143,12 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
         param->grad_dtype = TSH_DTYPE_DEFAULT;
         param->updates = NULL;
     }
-    tshi_optim_claim_all(optim->module->ctx->optims); /* of some, other optimisers are left */
+    /* some parameters still have another optimiser */
+    tshi_optim_claim_all(optim->module->ctx->optims);
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
-        const int chunked = optim->desc.zero && param->ctx->dp.size > 1; /* its gradient so far */
+        /* 1: its gradient is a chunk */
+        const int chunked = optim->desc.zero && param->ctx->dp.size > 1;
         if (!(param->flags & TSHI_OPTIMISED) || (chunked && !(param->flags & TSHI_CHUNKED)))
             tsh_zero_grad(param);
         if (param->flags & TSHI_OPTIMISED) continue;
@@ -153,7 +161,7 @@ TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *patte
                                              double weight_decay) {
     int i, matched = 0; /* matched: number of parameters that match */
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
-    if (!(lr_scale >= 0 && weight_decay >= 0)) /* NaN, too */
+    if (!(lr_scale >= 0 && weight_decay >= 0)) /* also true if one is NaN */
         return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
                         "tsh_optim_group: \"%.96s\" gets lr_scale %g and weight_decay %g; neither "
                         "may be below 0",
@@ -233,10 +241,12 @@ static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, tsh_optim *optim) {
     }
 }
 
-/* Marks the gradients as used. Warns if there are none; and if, after many steps, none has been
- * ended and each has left step tensors. */
+/* Marks the gradients as used. Warns if no parameter has a gradient. Warns if TSHI_WARN_STEPS steps
+ * were taken without tsh_step_end and, in the second half of them, the number of step tensors grew
+ * by at least one per step. */
 static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
-    int wanted = 0, live = 0; /* numbers of parameters that require a gradient, that have one */
+    /* wanted: number of parameters that require a gradient; live: of those that have one */
+    int wanted = 0, live = 0;
     if (ctx->error.code != TSH_OK) return;
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -244,7 +254,8 @@ static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
         live += param->gr.live;
         if (param->gr.live) param->flags |= TSHI_USED;
     }
-    if (wanted && !live && ctx->pp.size == 1) /* a stage may lie before all that is trained */
+    /* with pp, all that is trained may lie on other stages */
+    if (wanted && !live && ctx->pp.size == 1)
         tshi_error_warn(ctx, TSHI_WARN_NONE,
                         "tsh_optim_step changes nothing, as no parameter has a gradient; call "
                         "tsh_backward before it, and tsh_zero_grads only after it");

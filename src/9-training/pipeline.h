@@ -11,20 +11,21 @@
  * a send queue is full; receives block. There is no deadlock: a rank receives from each neighbour
  * in the order in which that neighbour sends, and no send to one neighbour waits for a send to the
  * other. */
-enum { TSHI_PIPELINE_SENDS = 16 }; /* max sends in flight to a neighbour; a comm's limit is 64 */
+enum { TSHI_PIPELINE_SENDS = 16 }; /* max sends in flight in each direction; a comm's limit is 64 */
 
 /* The description of a tensor, sent before its values as 64-bit words. */
 typedef struct tshi_message {
-    int64_t dtype, requires_grad, ndim, kind, cut, segments; /* layout: kind, dim, segments */
+    /* kind, cut, segments: kind, dim and number of segments of the layout */
+    int64_t dtype, requires_grad, ndim, kind, cut, segments;
     int64_t dim[TSH_MAX_DIMS];                               /* global shape */
     tsh_segment segment[TSH_MAX_SEGMENTS];                   /* segments of the layout */
 } tshi_message;
 enum { TSHI_PIPELINE_WORDS = sizeof(tshi_message) / sizeof(int64_t) };
 
-/* The sends in flight to one neighbour: a ring buffer, oldest first. Each keeps its values
- * alive. */
+/* The sends in flight to earlier stages, or to later ones: a ring buffer, oldest first. Each holds
+ * a reference to the values being sent. */
 typedef struct tshi_send_queue {
-    tsh_req req[TSHI_PIPELINE_SENDS];       /* requests, to wait for */
+    tsh_req req[TSHI_PIPELINE_SENDS];       /* the requests of the sends */
     tshi_block *block[TSHI_PIPELINE_SENDS]; /* the values being sent */
     int first, count;                       /* index of the oldest send; number of sends */
 } tshi_send_queue;
@@ -42,13 +43,16 @@ struct tsh_pipeline {
     tsh_module *container;    /* the module whose children are assigned to stages */
     tsh_pipeline_desc desc;   /* as given to tsh_pipeline_new */
     int *counts;              /* number of children of the container, one entry per stage */
-    int stage, last;          /* index of this rank's stage, of the last stage */
+    int stage, last;          /* stage: index of this rank's stage; last: index of the last stage */
     tsh_module *child;        /* the first child of this stage */
-    int warmup, slots;        /* forwards before the first backward; max micro-batches under way */
+    /* warmup: number of forwards before the first backward; slots: max number of micro-batches
+     * between forward and backward */
+    int warmup, slots;
     tshi_micro *micro;        /* shape (slots): micro-batch k is in slot k % slots */
-    tshi_send_queue queue[2]; /* [0] to the previous stage, [1] to the next one */
+    tshi_send_queue queue[2]; /* sends [0] to earlier stages, [1] to later ones */
     tshi_tie *ties;           /* list of the tied parameters */
-    double total[2];          /* last stage: sums of losses, of weights (or micro-batches) */
+    /* last stage: [0] sum of losses; [1] sum of weights, or number of micro-batches */
+    double total[2];
 };
 
 /* -- messages ---------------------------------------------------------------- */
@@ -73,11 +77,12 @@ static void tshi_pipeline_end_sends(tsh_pipeline *p, int block) {
         }
 }
 
-/* Starts to send n elements at `data` to stage `to`. Takes over the caller's reference to block,
- * which holds them; releases it on failure. */
+/* Starts to send n elements at `data`, which lies in block, to stage `to`. Takes over the caller's
+ * reference to block; releases it on failure. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
-    tshi_send_queue *queue = &p->queue[to > p->stage]; /* queue to that neighbour */
+    /* [0] to earlier stages, [1] to later ones */
+    tshi_send_queue *queue = &p->queue[to > p->stage];
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
     tshi_pipeline_end_sends(p, 0);
@@ -111,7 +116,7 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tshi_message head = {y->dtype, !ctx->tape.no_grad && y->base->requires_grad, y->ndim,
                          y->layout.kind, y->layout.dim, y->layout.segments, {0}, {{0, 0}}};
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, sizeof head), *packed;
-    void *data; /* y's values, packed */
+    void *data; /* y's values, contiguous */
     if (!block) return;
     memcpy(head.dim, y->dim, (size_t)y->ndim * sizeof *y->dim);
     memcpy(head.segment, y->layout.segment, sizeof head.segment);
@@ -140,7 +145,7 @@ static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
 
 /* Backward of a received tensor: sends its gradient to the previous stage. */
 static void tshi_pipeline_receive_backward(tshi_node *node) {
-    node->out->gr.block->refs++; /* the send keeps it */
+    node->out->gr.block->refs++; /* the send holds a reference */
     tshi_pipeline_send_grad((tshi_micro *)node->params, node->out->gr.block);
 }
 
@@ -204,7 +209,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
 /* Exchanges the tape (nodes and arena) of the micro-batch and that of the ctx. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     tshi_tape *tape = &ctx->tape;
-    tshi_node *newest = tape->newest; /* the ctx's, while swapping */
+    tshi_node *newest = tape->newest; /* of the ctx, while swapping */
     tshi_arena arena = tape->arena;
     tape->newest = micro->newest;
     tape->arena = micro->arena;
@@ -212,12 +217,13 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     micro->arena = arena;
 }
 
-/* Moves the step tensors created after `last`, to which it drops the reference, to the micro-batch
- * and releases their values: nodes hold those that backward needs. Tensors that the user retains
- * stay with the step. */
+/* Moves the step tensors created after `last` from the ctx to the micro-batch and releases their
+ * values; nodes hold the values that backward needs. Tensors that the user retains stay with the
+ * step. Also releases the caller's reference to `last`. */
 static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
-    t = last->flags & TSHI_DEAD ? &ctx->handles.step : last; /* a callback may end the step */
+    /* TSHI_DEAD: a callback has ended the step */
+    t = last->flags & TSHI_DEAD ? &ctx->handles.step : last;
     for (t = t->next; t != &ctx->handles.step; t = next) {
         next = t->next;
         if (t->flags & TSHI_RETAIN) continue; /* stays with the step */
@@ -226,7 +232,7 @@ static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tens
         tshi_tensor_insert(&micro->handles, t);
         tshi_mem_release(ctx, t->block);
         t->block = NULL;
-        t->flags |= TSHI_STALE; /* reading it is an error */
+        t->flags |= TSHI_STALE; /* reading its values is an error */
     }
     tshi_tensor_unref(last);
 }
@@ -303,7 +309,8 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
                        "has ended the step since; leave out tsh_retain, or tsh_step_end",
                        k);
     tshi_pipeline_swap(ctx, micro);
-    if (y->base->requires_grad && ctx->error.code == TSH_OK) { /* else it needs no gradient */
+    /* runs backward only if y depends on something that requires a gradient */
+    if (y->base->requires_grad && ctx->error.code == TSH_OK) {
         tshi_pipeline_seed(p, y);
         tshi_tape_mark(ctx, y);
         tshi_tape_warn(ctx);
@@ -322,12 +329,13 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
  * The last backward may start to average gradients over dp. */
 static void tshi_pipeline_run(tsh_pipeline *p) {
     const int m = p->desc.micro_batches; /* number of micro-batches */
-    int f;                               /* next micro-batch to go forward */
+    int f;                               /* index of the next micro-batch to go forward */
     p->total[0] = 0;
     p->total[1] = p->desc.weight ? 0 : m;
     for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
     for (int b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
-        if (f < m) tshi_pipeline_forward(p, f++);     /* one more forward */
+        /* one forward, as long as micro-batches are left */
+        if (f < m) tshi_pipeline_forward(p, f++);
         if (b == m - 1) tshi_tape_sync_begin(p->ctx); /* gradients are complete after it */
         tshi_pipeline_backward(p, b);
     }
@@ -345,8 +353,9 @@ static void tshi_pipeline_send_tied(tsh_pipeline *p, const tshi_tie *tie) {
 }
 
 /* Sums the gradient of a tied parameter over the stages that hold it, in stage order: the same bits
- * on each. All stages send first and then receive; if a send queue is too short for that, each
- * sends when it is its turn, since full queues would block all of them. */
+ * on each. All stages send first and then receive. If more stages hold it than a send queue has
+ * entries, each stage sends only when its turn to be added comes, since full queues would block all
+ * of them. */
 static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_ctx *ctx = p->ctx;
     tsh_tensor *t = tie->param;
@@ -377,7 +386,7 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tshi_mem_release(ctx, part);
 }
 
-/* Broadcasts the totals from the last stage. */
+/* Broadcasts the sum of losses, and of weights if there are any, from the last stage over pp. */
 static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
     if (p->ctx->error.code == TSH_OK)
         (void)tshi_error_comm(
@@ -385,7 +394,8 @@ static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
             "tsh_pipeline: broadcast of the loss");
 }
 
-/* Sets *loss to the mean over this replica's micro-batches or, if sums, over all replicas. */
+/* Sets *loss to the mean loss: over this replica's micro-batches if losses are means, over the
+ * terms of all replicas if they are sums (.weight). */
 static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && ctx->error.code == TSH_OK)
@@ -397,9 +407,10 @@ static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     return ctx->error.code;
 }
 
-/* Prepares tied parameters for backward. One contribution more than backward delivers is expected,
- * so that the gradient is not averaged over dp before it is summed over stages. A gradient from an
- * earlier deferred backward is summed already, so only the first stage keeps it. */
+/* Prepares tied parameters for backward. Their count of expected contributions starts at 1, one
+ * more than backward delivers, so that the gradient is not averaged over dp before it is summed
+ * over stages. A gradient that was left by an earlier call is a sum over stages already, the same
+ * on each, so only the first stage keeps it (unless it is pending, and not summed yet). */
 static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
     for (const tshi_tie *tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
         if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
@@ -409,8 +420,8 @@ static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
 
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
-    int summed;                    /* 1: losses are sums, weighted */
-    if (loss) *loss = (double)NAN; /* until it is known */
+    int summed;                    /* 1: losses are sums of terms (.weight); 0: means */
+    if (loss) *loss = (double)NAN; /* the result after an error */
     if (!ctx) return TSH_ERR_ARGUMENT;
     summed = pipeline->desc.weight != NULL;
     if (ctx->tape.newest || ctx->tape.no_grad)
@@ -464,13 +475,14 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 
 /* -- assigning layers to stages ------------------------------------------------- */
 
-/* Sets p->counts, the number of children per stage; an error if they do not divide evenly and
- * desc.counts is not given, or does not add up. */
+/* Sets p->counts, the number of children per stage, to desc.counts or, if that is NULL, to equal
+ * parts. Fails if the children do not divide evenly, or desc.counts does not add up to their
+ * number. */
 static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
     const int stages = p->last + 1;
-    int s, children = 0, sum = 0; /* sum: of the stages' counts */
+    int s, children = 0, sum = 0; /* sum: of the stages' counts, so far */
     for (const tsh_module *child = p->container->first; child; child = child->next) children++;
     for (s = 0; s < stages; s++) {
         p->counts[s] = counts ? counts[s] : children / stages;
@@ -499,7 +511,7 @@ static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
     tsh_module *root = p->ctx->root, *m, *child = p->container->first;
     int s = 0, left = p->counts[0], after = 0; /* left: children still to be assigned to stage s */
     for (m = root; m; m = tshi_module_next(root, m)) {
-        after |= m == p->container; /* 1 from the container on */
+        after |= m == p->container; /* after: 1 from the container on */
         m->stage = 1 + (after ? p->last : 0);
     }
     for (m = p->container; m; m = m->parent) m->stage = 0;
@@ -576,7 +588,8 @@ static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_d
     return tsh_ok(ctx);
 }
 
-/* Allocates a slot for each micro-batch that may be under way at a time; 0: no memory. */
+/* Allocates a slot for each micro-batch that may be between its forward and its backward at a time.
+ * Returns 0 if there is no memory. */
 static int tshi_pipeline_slots(tsh_pipeline *p) {
     tsh_ctx *ctx = p->ctx;
     const int m = p->desc.micro_batches;
@@ -599,7 +612,7 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
 static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
                                const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = container->ctx;
-    const tsh_pipeline *before = ctx->pipeline; /* the first one; NULL: p is it */
+    const tsh_pipeline *before = ctx->pipeline; /* the ctx's first pipeline; NULL: p is the first */
     const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
     tshi_walk at = {NULL, NULL, 0};
     p->ctx = ctx;

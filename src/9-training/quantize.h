@@ -1,11 +1,12 @@
 /* ========================================================================== */
 /* >>quantize                                      MARK: - quantize (private) */
-/* Weights of a model to 8 or 4 bits.                                         */
+/* tsh_quantize: stores the weights of a model in 8 or 4 bits.                */
 /* Needs: >>glob >>module-find.                                               */
 /* ========================================================================== */
 
-/* Returns what the weight of m becomes, but for its values: shape (out, in) also where the layer
- * stores (in, out), for blocks lie along the input features. */
+/* Returns the weight of m as it will be once quantised, but without values: dtype, shape, layout.
+ * The shape is (out, in) even if the layer stores (in, out) now, because quantisation blocks lie
+ * along the input features. */
 static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
     tsh_tensor t = *m->param[0];
     if (m->reversed) { /* swaps both dimensions */
@@ -20,8 +21,9 @@ static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
     return t;
 }
 
-/* Returns 1 if the weight of m can be quantised: all its layers take that, no optimiser updates it,
- * and no block is cut. Else 0 and an error. */
+/* Returns 1 if the weight of m can be quantised: all layers that share it accept that, no optimiser
+ * updates it, no recorded op uses it, and no quantisation block is cut by sharding. Else 0 and an
+ * error. */
 static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
     tsh_tensor *t = m->param[0];
     const tsh_tensor form = tshi_quantize_form(m, dtype);
@@ -50,7 +52,8 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
     return tshi_tensor_check_blocks(&form, "tsh_quantize", dtype);
 }
 
-/* Returns a block of t's values, quantised row by row, in the form given; NULL without memory. */
+/* Returns a memory block with the values of t, quantised row by row to the shape and dtype of
+ * `form`; NULL: no memory. reversed 1: t is stored (in, out). */
 static tshi_block *tshi_quantize_values(const tsh_tensor *t, const tsh_tensor *form, int reversed) {
     const tshi_dtype *from = &tshi_dtypes[t->dtype], *to = &tshi_dtypes[form->dtype];
     const int64_t ins = form->local[1], row = t->stride[reversed], step = t->stride[!reversed];
@@ -66,8 +69,9 @@ static tshi_block *tshi_quantize_values(const tsh_tensor *t, const tsh_tensor *f
     return block;
 }
 
-/* Quantises the weight of m. One without values is given them in its new dtype, on first use,
- * unless only its present form says which values they are. */
+/* Quantises the weight of m. If it has no values yet, it is initialised on first use, in its new
+ * dtype. But if the initial values depend on its present form (it is stored (in, out), or has a row
+ * of zeros), it is initialised now and then quantised. */
 static void tshi_quantize_apply(tsh_module *m, tsh_dtype dtype) {
     tsh_tensor *t = m->param[0];
     const int later = t->absent || (!t->block && !m->reversed && !t->zero_row);
@@ -76,7 +80,7 @@ static void tshi_quantize_apply(tsh_module *m, tsh_dtype dtype) {
     if (!later && tshi_init_materialize(t) != TSH_OK) return;
     form.block = later ? NULL : tshi_quantize_values(t, &form, m->reversed);
     if (!later && !form.block) return;
-    tshi_tensor_drop_values(t); /* and gradients */
+    tshi_tensor_drop_values(t); /* releases values and gradients */
     t->block = form.block;
     t->dtype = dtype;
     t->layout = form.layout;
@@ -84,7 +88,7 @@ static void tshi_quantize_apply(tsh_module *m, tsh_dtype dtype) {
     memcpy(t->local, form.local, sizeof t->local);
     memcpy(t->stride, form.stride, sizeof t->stride);
     t->requires_grad = 0;
-    t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER; /* no optimiser's */
+    t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER; /* no optimiser updates it */
     while (tshi_module_step(m->ctx->root, &at)) /* all layers that share it */
         if (at.param == t) at.module->reversed = 0;
 }
@@ -101,13 +105,13 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
                         "tsh_quantize: takes TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1, not %s",
                         tshi_dtype_exists(dtype) ? tshi_dtype_name(dtype) : "another number");
     if (!pattern) pattern = "**";
-    for (apply = 0; apply < 2; apply++) /* checks all before it changes any */
+    for (apply = 0; apply < 2; apply++) /* 0: checks all weights; 1: changes them */
         for (m = module; m && ctx->error.code == TSH_OK; m = tshi_module_next(module, m)) {
             if (!tshi_module_quantises(m) ||
                 !tshi_glob_match(pattern, tshi_module_below(module, m->path)))
                 continue;
             matched++;
-            if (tshi_dtype_in_blocks(m->param[0]->dtype)) continue; /* stays as it is */
+            if (tshi_dtype_in_blocks(m->param[0]->dtype)) continue; /* is quantised already */
             if (!apply)
                 (void)tshi_quantize_check(m, dtype);
             else
@@ -119,6 +123,6 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
                        "tsh_quantize: \"%.96s\" matches no linear or embedding layer; %s", pattern,
                        similar);
     }
-    tshi_module_changed(ctx); /* dtypes are part of the comparison */
+    tshi_module_changed(ctx); /* the comparison of models includes dtypes */
     return ctx->error.code;
 }

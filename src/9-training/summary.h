@@ -13,11 +13,11 @@ static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_modu
     while (m && m != root) m = m->parent;
     for (int i = 0; m && i < optim->count; i++) {
         const tshi_moments *each = &optim->each[i], *other = optim->each;
-        int count = 0; /* parameters of the group */
+        int count = 0; /* number of parameters in the group */
         char rates[64] = "";
         while (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
             other++;
-        if (other < each) continue; /* the group's line is written */
+        if (other < each) continue; /* the group's line was written before */
         for (; other < optim->each + optim->count; other++)
             count += other->lr_scale == each->lr_scale &&
                      other->weight_decay == each->weight_decay;
@@ -34,7 +34,8 @@ static int tshi_summary_line(tsh_module *root, const tshi_walk *at, FILE *file) 
     const tsh_tensor *t = at->param;
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
     const char *below = tshi_module_below(root, at->module->path);
-    const int first = tshi_module_first(root, at); /* 0: the line names the tied parameter */
+    /* 0: a tied parameter that an earlier line shows; the line names it */
+    const int first = tshi_module_first(root, at);
     (void)snprintf(path, sizeof path, "%s%s%s", below,
                    *below && *at->module->param_name[at->slot] ? "." : "",
                    at->module->param_name[at->slot]);
@@ -53,8 +54,9 @@ static int tshi_summary_line(tsh_module *root, const tshi_walk *at, FILE *file) 
 }
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
-    int64_t total = 0, local = 0; /* elements in all, elements on this rank */
-    unsigned long long bytes = 0; /* size of this rank's shards */
+    /* total: elements of all parameters; local: those on this rank */
+    int64_t total = 0, local = 0;
+    unsigned long long bytes = 0; /* bytes of this rank's shards */
     tshi_walk at = {NULL, NULL, 0};
     if (!module || !file) return TSH_ERR_ARGUMENT;
     (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s %s\n", "parameter", "kind", "dtype",

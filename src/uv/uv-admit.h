@@ -6,7 +6,8 @@
 /* Needs: >>uv-hear.                                                          */
 /* ========================================================================== */
 
-/* Makes fd the control connection to `rank`. Returns 0, after a report, if memory is lacking. */
+/* Makes fd the control connection to world rank `rank`. Returns 0 if memory is lacking, which it
+ * reports. */
 static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
 #ifdef TCP_THIN_LINEAR_TIMEOUTS
@@ -20,9 +21,10 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
     }
     peer->fd = fd;
     peer->used = peer->deaf = 0;
-    peer->events = UV_READABLE; /* what libuv watches for now */
+    peer->events = UV_READABLE; /* the events that peer->poll watches now */
     peer->state = TSHI_UV_THERE;
-    peer->heard.last = peer->acked.last = tsh_now(); /* silence counts from here on */
+    /* the peer's silence is counted from here on */
+    peer->heard.last = peer->acked.last = tsh_now();
     (void)snprintf(peer->name, sizeof peer->name, "%s", name);
     return 1;
 }
@@ -35,25 +37,26 @@ static int tshi_uv_is_local(int fd) {
         if (!tshi_uv_end_of(fd, i, &ends[i])) return 0;
         tshi_uv_host_text(&ends[i], text[i], sizeof text[i]);
     }
-    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0; /* same address: one host */
+    /* both ends have the same address: one host */
+    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0;
 }
 
-/* Assigns a data connection to its link. Between ranks of one host a small send buffer lets the
- * receiver read bytes while they are in the cache. Returns 0 if no link needs the connection. */
+/* Assigns a data connection to its tshi_uv_link; returns 0 if no link needs it. Between ranks of
+ * one host a small send buffer lets the receiver read bytes while they are in the cache. */
 static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
     tshi_uv_link *link = tshi_uv_meant(world, hello, rank);
-    int near = TSHI_UV_NEAR;              /* bytes */
-    if (!link) return 0;                  /* not wanted any more */
+    int near = TSHI_UV_NEAR; /* size of the send buffer in bytes */
+    if (!link) return 0;     /* no group needs this connection any more */
     if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
-    if (link->fd < 0) link->group->missing--; /* one connection less to wait for */
-    tshi_uv_close_fd(&link->fd);              /* of an earlier attempt */
+    if (link->fd < 0) link->group->missing--; /* one missing connection less */
+    tshi_uv_close_fd(&link->fd);              /* the connection of an earlier attempt, if any */
     link->fd = fd;
     link->checks = hello->checks;
     return 1;
 }
 
-/* Tells a lower rank that this one has both connections to it that a new group needs. The ranks of
- * a world tell rank 0 alone that they are READY. */
+/* Sends LINKED to a lower rank, once this rank has both connections to it that a new group needs.
+ * While the world forms, ranks send READY to rank 0 instead. */
 static void tshi_uv_tell_linked(tsh_uv_world *world, int rank) {
     tshi_uv_group *group = world->making;
     if (!group || tshi_uv_unlinked(group, tshi_uv_member(group, rank))) return;
@@ -61,18 +64,20 @@ static void tshi_uv_tell_linked(tsh_uv_world *world, int rank) {
     tshi_uv_post(&world->peer[rank]);
 }
 
-/* Hands an authenticated connection over to its peer or its link. Ends it if that link does not
- * exist or has a connection already, or if memory is lacking. */
+/* Hands an authenticated connection over to its tshi_uv_peer or tshi_uv_link. Ends it if no link
+ * needs it, or if memory is lacking. */
 static void tshi_uv_proven(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int rank = conn->dialled ? conn->hello.server : conn->hello.client, kept;
     tshi_uv_unwatch(&conn->poll);
     if (!conn->dialled) world->peer[rank].process = conn->hello.process;
     if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* TSHI_UV_JOIN or TSHI_UV_CONTROL */
-        tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT); /* the unused connection, if any */
+        /* closes the connection of an earlier attempt, if any */
+        tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT);
         kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
         if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
-        if (kept && world->rank == 0) tshi_uv_tell_absent(world); /* the list has changed */
+        /* the list of absent ranks has changed */
+        if (kept && world->rank == 0) tshi_uv_tell_absent(world);
     } else {
         kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
         if (kept && conn->dialled) tshi_uv_tell_linked(world, rank);
@@ -81,16 +86,18 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
         conn->fd = -1; /* the peer or the link owns it now */
         tshi_uv_conn_free(conn);
     } else {
-        tshi_uv_conn_end(conn); /* dialled again, if dialled here */
+        tshi_uv_conn_end(conn); /* if this rank dialled, it dials again */
     }
 }
 
-static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) { /* Runs the handshake. */
+/* Callback when the socket of an unauthenticated connection is ready: goes on with its
+ * handshake. */
+static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
     int done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
     (void)status;
     (void)events;
-    if (done < 0) { /* refused or broken */
+    if (done < 0) { /* the handshake failed */
         tshi_uv_conn_end(conn);
     } else if (done) { /* both ends are authenticated */
         tshi_uv_proven(conn);
@@ -102,10 +109,13 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) { /* Run
     }
 }
 
-/* Starts the handshake on fd; sends the server hello if this rank accepted the connection. */
+/* Starts the handshake on fd, whose other end is `peer`. If this rank accepted the connection,
+ * sends the server hello. */
 static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address *peer) {
-    int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0); /* writable: it has connected */
-    int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S; /* in seconds */
+    /* UV_WRITABLE: the socket has connected */
+    int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0);
+    /* time limit of the handshake in seconds */
+    int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
     conn->fd = fd;
     conn->phase = conn->dialled ? TSHI_UV_CONNECTS : TSHI_UV_AWAITS_HELLO;
     conn->until = tsh_now() + patience * TSHI_UV_SECOND; /* tshi_uv_tend ends it then */
@@ -115,23 +125,25 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
         tshi_uv_conn_end(conn); /* no memory */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
-        randombytes_buf(conn->hello.server_nonce, 32); /* prevents replayed hellos */
+        randombytes_buf(conn->hello.server_nonce, 32); /* a replayed client hello is refused */
         (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_nonce);
         conn->out_used = TSHI_UV_SERVER_HELLO;
-        conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the hello to read */
+        conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the client hello, to be read */
         tshi_uv_conn_event(conn->poll, 0, 0); /* writes the server hello at once */
     }
 }
 
-/* Drops one unauthenticated connection at random. Returns 0 if there is none. Dropping the oldest
- * would shut out ranks whose round trip takes longer than others need to fill all n places. At
- * random, a connection survives n arrivals with probability 1/e, and a rank dials again. */
+/* Closes one accepted, unauthenticated connection, chosen at random. Returns 0 if there is none.
+ * Closing the oldest would shut out ranks whose round trip takes longer than others need to fill
+ * all n places (world->unproven_limit). At random, a connection survives n arrivals with
+ * probability 1/e, and a rank dials again. */
 static int tshi_uv_drop_unproven(tsh_uv_world *world) {
-    tshi_uv_conn *conn = world->conns; /* dialled ones are in this list, too */
+    tshi_uv_conn *conn = world->conns; /* the list has dialled connections, too */
     int skip;
     if (!world->unproven) return 0;
-    skip = (int)randombytes_uniform((uint32_t)world->unproven); /* how many to pass over */
-    while (conn->dialled || skip--) conn = conn->next;          /* dialled ones do not count */
+    /* number of accepted connections to pass over */
+    skip = (int)randombytes_uniform((uint32_t)world->unproven);
+    while (conn->dialled || skip--) conn = conn->next; /* dialled ones do not count */
     tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
                  "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
                  world->unproven);
@@ -139,9 +151,11 @@ static int tshi_uv_drop_unproven(tsh_uv_world *world) {
     return 1;
 }
 
-/* Handles a lack of descriptors. While the world forms, some may be freed; later it is an error. */
+/* Handles a lack of file descriptors. While the world forms, it is only recorded in
+ * world->obstacle, since descriptors may become free; later it is an error. */
 static void tshi_uv_too_few(tsh_uv_world *world) {
-    int need = tshi_uv_descriptors(world->size); /* what the world and its groups take */
+    /* descriptors that the world and its groups need */
+    int need = tshi_uv_descriptors(world->size);
     uv_mutex_lock(&world->lock);
     for (const tshi_uv_group *group = world->groups; group; group = group->next)
         if (group != world->world_group) need += 2 * (group->size - 1); /* 2 links per member */
@@ -152,18 +166,20 @@ static void tshi_uv_too_few(tsh_uv_world *world) {
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank, "%s", world->obstacle);
 }
 
-static void tshi_uv_accept(uv_poll_t *poll, int status, int events) { /* Accepts connections. */
+/* Callback when connections arrive on world->listener: accepts them and starts their handshakes. */
+static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
     (void)status;
     (void)events;
-    for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) { /* several at a time */
+    /* accepts several per event */
+    for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) {
         tshi_uv_address from;
         tshi_uv_conn *conn;
         int fd;
         from.size = (socklen_t)sizeof from.storage;
         fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
         if (fd < 0) {
-            if (!tshi_uv_out_of_descriptors(errno)) return; /* no connection is waiting */
+            if (!tshi_uv_out_of_descriptors(errno)) return; /* no connection waits to be accepted */
             if (tshi_uv_drop_unproven(world)) continue;     /* frees a descriptor: try again */
             tshi_uv_too_few(world);
             tshi_uv_unwatch(&world->listening); /* a later tick tries again */
@@ -179,15 +195,17 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) { /* Accepts
     }
 }
 
-static void tshi_uv_dial(tshi_uv_conn *conn) { /* Connects conn; ends it if that fails. */
+/* Starts to connect conn to its address. If that fails at once, it is dialled again later. */
+static void tshi_uv_dial(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     const tshi_uv_address *address = &conn->address;
     char name[80]; /* host:port, for the error */
     int fd, why;
     if (conn->hello.purpose == TSHI_UV_JOIN)
-        address = &world->address[conn->attempts % world->addresses]; /* rank 0 may have several */
+        /* tries all addresses of rank 0's host in turn */
+        address = &world->address[conn->attempts % world->addresses];
     fd = tshi_uv_connect(address);
-    why = errno; /* before another call changes errno */
+    why = errno; /* saved before another call changes errno */
     if (fd >= 0) {
         tshi_uv_conn_begin(conn, fd, address);
         return;

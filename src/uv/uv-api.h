@@ -1,46 +1,54 @@
 /* ========================================================================== */
 /* >>uv-api                                                    MARK: - uv-api */
-/* A runner for whole programs, and comms for one's own.                      */
+/* tsh_uv_run runs a function in a world of processes; tsh_uv_open joins one. */
 /* Needs: the public part of tshard.h.                                        */
 /* ========================================================================== */
 
-/* How this process joins its world. All zero: all from the environment; without any, one rank. */
+/* How this process joins its world. Settings that are left 0 or NULL are read from the environment
+ * (see ENVIRONMENT in the manual above). If that has none either, the world is one rank. */
 typedef struct tsh_uv_desc {
     int rank, size;    /* this rank, and the number of ranks; size 0: both from the environment */
-    const char *host;  /* where rank 0 listens, a name or an address; NULL: from the environment,
-                          else 127.0.0.1 */
+    const char *host;  /* name or address of the host where rank 0 listens; NULL: from the
+                          environment, else 127.0.0.1 */
     int port;          /* TCP port of rank 0; 0: from the environment */
-    const char *bind;  /* the address this rank listens on; NULL: TSHARD_BIND, else rank 0: host,
+    const char *bind;  /* address on which this rank listens; NULL: TSHARD_BIND, else rank 0: host,
                           other ranks: the address from which they reach rank 0 */
-    const char *interface_name; /* network interface whose address is used if bind is NULL; NULL:
-                          TSHARD_INTERFACE, else none */
-    int listener;      /* rank 0: descriptor of a socket that listens already; 0: the variable
-                          TSHARD_LISTENER, else none */
-    const char *job;   /* name that keeps apart jobs that share a key; NULL: TSHARD_JOB, else "" */
-    const void *key;   /* shared secret; NULL: TSHARD_KEY, else TSHARD_KEY_FILE, else none */
+    const char *interface_name; /* name of a network interface whose address is used if neither bind
+                          nor TSHARD_BIND is given; NULL: TSHARD_INTERFACE, else none */
+    int listener;      /* rank 0: file descriptor of a socket that listens already; 0:
+                          TSHARD_LISTENER, else rank 0 opens a socket */
+    const char *job;   /* name of the job, which keeps apart jobs that share a key; NULL:
+                          TSHARD_JOB, else "" */
+    const void *key;   /* secret that all ranks share; NULL: TSHARD_KEY, else TSHARD_KEY_FILE, else
+                          there is none */
     size_t key_size;   /* size of key in bytes, 16 or more */
-    int checksum;      /* 1: check the bytes of data connections; negative: do not; 0: as
-                          TSHARD_CHECKSUM says, else only beyond loopback */
-    int insecure;      /* 1: allow other hosts without a key; 0: as TSHARD_INSECURE says */
+    int checksum;      /* 1: data connections have checksums; negative: they have none, unless the
+                          peer wants them; 0: as TSHARD_CHECKSUM says, else those that are not
+                          loopback have them */
+    int insecure;      /* 1: other hosts may connect without a key; 0: as TSHARD_INSECURE says */
     double timeout;    /* seconds after which joining, or a collective without timeout_ns, fails;
-                          negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up a name in host or
-                          bind may take longer */
+                          negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up the names in host
+                          and bind may take longer */
     double heartbeat;  /* seconds of silence after which a rank counts as lost, 1 or more; negative:
                           never; 0: TSHARD_HEARTBEAT, else 10 */
-    double notice;     /* seconds of joining after which the logger is told, once, which ranks are
-                          absent; negative: never; 0: 10 */
-    tsh_logger logger; /* gets refused connections and that notice, from the backend's thread; must
-                          return quickly, as no heartbeat is sent meanwhile. Zero: in tsh_uv_run,
-                          tsh_desc.logger */
-    tsh_error *error;  /* gets the error of tsh_uv_open or tsh_uv_run; NULL: tsh_uv_open logs it */
+    double notice;     /* if the world is still incomplete after so many seconds, the absent ranks
+                          are logged, once; negative: never; 0: 10 */
+    tsh_logger logger; /* logs refused connections and the absent ranks. Called by the backend's own
+                          thread, it must return quickly: no heartbeat is sent meanwhile. All zero:
+                          tsh_uv_run uses tsh_desc.logger, tsh_uv_open logs nothing */
+    tsh_error *error;  /* receives the error of tsh_uv_open or tsh_uv_run; NULL: tsh_uv_open
+                          logs its error instead */
 } tsh_uv_desc;
 
-/* Joins the world and returns when it is complete. desc NULL: all from the environment. Errors:
- * TSH_ERR_ARGUMENT (a setting that makes no sense), TSH_ERR_IO (no socket, no address, a wrong
- * key), TSH_ERR_TIMEOUT (with the list of absent ranks), TSH_ERR_LOST. */
+/* Joins the world and returns when all ranks have joined. *out: the comm of all ranks, which the
+ * caller closes with tsh_comm_close. desc NULL: all settings from the environment. Errors:
+ * TSH_ERR_ARGUMENT (a setting that makes no sense), TSH_ERR_IO (no socket, no address),
+ * TSH_ERR_TIMEOUT (with the list of absent ranks, or since keys differ), TSH_ERR_LOST,
+ * TSH_ERR_MEMORY. */
 TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out);
-/* Joins the world, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn and
+/* Joins the world, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn in it and
  * closes both. Returns fn's result, or 1 if fn is NULL or the world or the ctx could not be opened;
- * that error goes to uv->error, and to desc->logger, or uv->logger if desc has none. */
+ * that error is copied to uv->error and logged by desc->logger, or by uv->logger if desc has
+ * none. */
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
                        int (*fn)(tsh_ctx *ctx, void *user), void *user);

@@ -16,7 +16,7 @@
 #define TSHI_UV_CRC_1(crc, value) __crc32cb((crc), (value))
 #endif
 
-static int tshi_uv_crc_is_wide(void) { /* Returns 1 if the processor has the instruction. */
+static int tshi_uv_crc_is_wide(void) { /* Returns 1 if there is an instruction for CRC32C. */
 #if defined(__x86_64__)
     return __builtin_cpu_supports("sse4.2") != 0;
 #elif defined(TSHI_UV_WIDE)
@@ -33,16 +33,18 @@ static uint64_t tshi_uv_load_8(const unsigned char *at) {
     return value;
 }
 
-/* Returns crc times x^(8 n): what it becomes after n zero bytes; `factor` is x^(8 n - 33). */
+/* Returns crc times x^(8 n) modulo the CRC's polynomial: the CRC register after n more zero bytes.
+ * `factor` is x^(8 n - 33). */
 TSHI_UV_WIDE static uint32_t tshi_uv_crc_skip(uint32_t crc, uint32_t factor) {
-    uint64_t product = 0; /* of polynomials over GF(2), times x */
+    uint64_t product = 0; /* crc times factor as polynomials over GF(2), times x */
     for (int i = 0; i < 32; i++) product ^= (0 - (uint64_t)(crc >> i & 1)) & (uint64_t)factor << i;
-    return (uint32_t)TSHI_UV_CRC_8(0, product); /* times x^32, mod the polynomial */
+    /* returns product times x^32, modulo the polynomial */
+    return (uint32_t)TSHI_UV_CRC_8(0, product);
 }
 
 TSHI_UV_WIDE static uint32_t tshi_uv_crc_fast(uint32_t crc, const unsigned char *at, size_t n) {
     static const struct {
-        size_t size; /* bytes of each of the three streams */
+        size_t size; /* bytes of each of the three streams, n of tshi_uv_crc_skip */
         uint32_t factor;
     } by[] = {{8192, 0x54a86326u}, {512, 0xdd7e3b0cu}};
     for (int i = 0; i < 2; i++) {
@@ -82,7 +84,8 @@ static uint32_t tshi_uv_crc_by_table(const uint32_t table[8][256], uint32_t crc,
     return crc;
 }
 
-static void tshi_uv_crc_tables(uint32_t table[8][256]) { /* [k]: k bytes before the end. */
+/* Fills the tables: table[k][b] is what a byte b adds to the CRC if k more bytes follow it. */
+static void tshi_uv_crc_tables(uint32_t table[8][256]) {
     for (uint32_t i = 0; i < 256; i++) {
         table[0][i] = i;
         for (int bit = 0; bit < 8; bit++)
@@ -93,7 +96,7 @@ static void tshi_uv_crc_tables(uint32_t table[8][256]) { /* [k]: k bytes before 
             table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
 }
 
-/* Returns the CRC32C of the bytes whose CRC32C is crc (0: none), and of n more. */
+/* Continues a CRC32C by n bytes. crc: that of the bytes before them (0: there are none). */
 static uint32_t tshi_uv_crc(const tsh_uv_world *world, uint32_t crc, const void *bytes, size_t n) {
     const unsigned char *at = (const unsigned char *)bytes;
     return ~(world->crc_wide ? tshi_uv_crc_fast(~crc, at, n)

@@ -6,27 +6,30 @@
 /* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 
-/* Limits in seconds: of the server; of the client's dial, and of the reply to a JOIN; of other
- * replies, which may have to wait for rank 0's table. */
+/* Time limits in seconds. PATIENCE: of a handshake, on the server. DIAL: until the server hello
+ * arrives, and of the reply to a JOIN, on the client. REPLY: of the reply to other hellos, which
+ * may have to wait for rank 0's address table. */
 enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2, TSHI_UV_REPLY_S = 6 };
 
 static void tshi_uv_freed(uv_handle_t *handle) {
     free(handle);
 }
 
-/* Returns 1 if `bytes` can be allocated now. Called before libuv enlarges its descriptor table: if
- * it gets no memory for that, libuv aborts the process. */
+/* Returns 1 if so many bytes can be allocated now. Called before libuv enlarges its table of
+ * descriptors: if it gets no memory for that, libuv aborts the process. */
 static int tshi_uv_has_memory(size_t bytes) {
-    void *volatile probe = malloc(bytes); /* volatile: or compilers leave the pair out */
+    void *volatile probe = malloc(bytes); /* volatile: else compilers remove malloc and free */
     free(probe);
     return probe != NULL;
 }
 
-/* Makes loop call callback on libuv `events` of fd; poll->data is `data`. NULL: no memory. */
+/* Makes loop call `callback` when libuv's `events` (UV_READABLE, ...) occur on fd; poll->data is
+ * `data`. Returns NULL if memory is lacking. */
 static uv_poll_t *tshi_uv_watch(uv_loop_t *loop, int fd, int events, void *data,
                                 uv_poll_cb callback) {
     uv_poll_t *poll = (uv_poll_t *)calloc(1, sizeof *poll);
-    size_t table = 2 * ((size_t)fd + 4) * sizeof(void *); /* libuv's table: the next power of 2 */
+    /* size of libuv's table, which grows to a power of 2 entries */
+    size_t table = 2 * ((size_t)fd + 4) * sizeof(void *);
     if (!poll || ((unsigned)fd >= loop->nwatchers && !tshi_uv_has_memory(table)) ||
         uv_poll_init(loop, poll, fd) != 0) {
         free(poll);
@@ -44,7 +47,8 @@ static void tshi_uv_unwatch(uv_poll_t **poll) {
     *poll = NULL;
 }
 
-/* Adds a connection to world->conns: accepted, or (`dialled` 1) to be dialled. NULL: no memory. */
+/* Adds a connection to world->conns: an accepted one (`dialled` 0), or one that is to be dialled
+ * (`dialled` 1). Returns NULL if memory is lacking. */
 static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
     tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
     if (!conn) return NULL;
@@ -72,13 +76,13 @@ static void tshi_uv_conn_free(tshi_uv_conn *conn) {
  * a random delay, which grows with each attempt from 5 ms to 160 ms on average. */
 static void tshi_uv_conn_end(tshi_uv_conn *conn) {
     int shift = conn->attempts < 5 ? conn->attempts : 5;
-    int64_t step = TSHI_UV_MS * 5 << shift; /* mean delay */
+    int64_t step = TSHI_UV_MS * 5 << shift; /* mean delay in ns */
     if (!conn->dialled) {
         tshi_uv_conn_free(conn);
         return;
     }
     tshi_uv_unwatch(&conn->poll);
-    if (conn->phase == TSHI_UV_AWAITS_REPLY) { /* the server may have accepted it */
+    if (conn->phase == TSHI_UV_AWAITS_REPLY) { /* the server may have accepted this connection */
         tshi_uv_close_fd(&conn->earlier);
         conn->earlier = conn->fd;
         conn->fd = -1;
@@ -98,31 +102,34 @@ TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *f
     va_end(list);
 }
 
-/* Returns the key of handshakes of this purpose, 32 bytes. */
+/* Returns the key (32 bytes) for handshakes of this purpose. */
 static const unsigned char *tshi_uv_secret(const tsh_uv_world *world, uint32_t purpose) {
     return purpose == TSHI_UV_JOIN ? world->secret : world->mesh;
 }
 
-/* Returns the data connection to `peer`, a rank of the group. `messages`: 1: of SEND and RECV. */
+/* Returns the data connection to `peer`, a rank of the group: for SEND and RECV if `messages` is 1,
+ * else for collectives. */
 static tshi_uv_link *tshi_uv_link_to(tshi_uv_group *group, int peer, int messages) {
     return &group->link[(messages ? group->size : 0) + peer];
 }
 
-/* Returns the data connection to a world rank; NULL: it is this rank, or not in the group. */
+/* Returns the data connection with this purpose to a world rank; NULL if that is this rank or not a
+ * member of the group. */
 static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, int world_rank) {
     int r = tshi_uv_member(group, world_rank);
     return r < 0 || r == group->rank ? NULL
                                      : tshi_uv_link_to(group, r, purpose == TSHI_UV_MESSAGES);
 }
 
-/* Returns 1 if a group that is being made lacks a connection to member r, or r's LINKED. */
+/* Returns 1 if a group that is being made lacks a connection to member r, or the LINKED of a higher
+ * member r. */
 static int tshi_uv_unlinked(tshi_uv_group *group, int r) {
     return tshi_uv_link_to(group, r, 0)->fd < 0 || tshi_uv_link_to(group, r, 1)->fd < 0 ||
            (r > group->rank && !group->link[r].confirmed);
 }
 
-/* Returns the data connection to `rank` that a hello is for, in the group that is being set up;
- * NULL: the hello is for another group, or the rank is not in it. */
+/* Returns the data connection to world rank `rank` that a hello asks for, in the group that is
+ * being set up; NULL: it asks for another group, or the rank is not in it. */
 static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                    int rank) {
     tshi_uv_group *group = world->forming ? world->world_group : world->making;
@@ -132,12 +139,13 @@ static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hell
 
 /* ---- the server's side ---- */
 
-/* Returns the reply to a hello with a valid proof; *value: this rank's value of what differs. */
+/* Returns the reply to a client hello with a valid proof. *value: if it is a refusal, what this
+ * rank has in the field that differs. */
 static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                          int64_t *value) {
     const tshi_uv_peer *peer;
     const tshi_uv_link *link;
-    int same; /* 1: the rank's own process, which had no valid reply, dials again */
+    int same; /* 1: the process that connected as this rank before dials again */
     *value = 0;
     if (hello->job != world->job) return TSHI_UV_OTHER_JOB;
     *value = world->size;
@@ -156,12 +164,13 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
             return TSHI_UV_TAKEN;
         return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     }
-    link = tshi_uv_meant(world, hello, hello->client); /* a group that is being made is unused */
+    /* link belongs to a group that is still being made, so nothing was sent on it yet */
+    link = tshi_uv_meant(world, hello, hello->client);
     if (!link) return TSHI_UV_UNKNOWN;
     return link->fd < 0 || same ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
 }
 
-/* Returns 1 if this rank wants checksums on a data connection. */
+/* Returns 1 if this rank wants checksums on the data connection fd. */
 static int tshi_uv_wants_checks(const tsh_uv_world *world, int fd) {
     tshi_uv_address own;
     if (world->checksum) return world->checksum > 0;
@@ -180,8 +189,9 @@ static const char *tshi_uv_status_text(uint32_t status) {
     return texts[status];
 }
 
-/* Checks the hello in conn->in, puts the reply into conn->out and logs a refusal. Returns 0 if that
- * must wait for the address table: it has the token, of which the key (world->mesh) is made. */
+/* Checks the client hello in conn->in, puts the reply into conn->out and logs a refusal. Returns 0
+ * if this must wait for rank 0's address table, since the key (world->mesh) is derived from the
+ * token in it. */
 static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -207,7 +217,7 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
                      conn->name, hello->client, hello->size, tshi_uv_status_text(status));
     if (status == TSHI_UV_WELCOME) value = hello->checks || tshi_uv_wants_checks(world, conn->fd);
     tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
-    hello->checks = value != 0; /* used if this is a welcome */
+    hello->checks = value != 0; /* only used if the reply is a welcome */
     conn->out_used = TSHI_UV_REPLY;
     conn->welcome = status == TSHI_UV_WELCOME;
     conn->phase = TSHI_UV_REPLIES;
@@ -216,7 +226,8 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
 
 /* ---- the client's side ---- */
 
-/* Logs a refusal without a proof of the key. Anybody could have sent it: this rank dials again. */
+/* Logs that a server refused this rank without a proof that it has the key. Anybody could have sent
+ * such a refusal, so this rank dials again. */
 static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hindered(world,
@@ -227,8 +238,8 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
                  world->obstacle);
 }
 
-/* Reads the server hello in conn->in and puts the client's hello into conn->out. 0: the connection
- * is to end. */
+/* Reads the server hello in conn->in and puts the client hello into conn->out. Returns 0 if the
+ * connection is to end. */
 static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -258,7 +269,8 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     return 1;
 }
 
-/* Handles a refusal. If it has a proof and dialling again cannot help, the world fails. */
+/* Handles a server's refusal: the world fails if the refusal has a proof and dialling again cannot
+ * help; else this rank dials again. */
 static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) {
     tsh_uv_world *world = conn->world;
     int to = conn->hello.server;
@@ -276,7 +288,7 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
                         world->rank, world->size, to, conn->name, (long long)value);
         break;
     case TSHI_UV_TAKEN:
-        if (conn->hello.purpose != TSHI_UV_JOIN) break; /* an earlier attempt succeeded */
+        if (conn->hello.purpose != TSHI_UV_JOIN) break; /* an earlier attempt has succeeded */
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_ARGUMENT, world->rank,
                         "rank %d is already in the world of rank %d at %s: each rank needs its own "
                         "TSHARD_RANK",
@@ -292,7 +304,8 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
     }
 }
 
-/* Checks the reply in conn->in. Returns 1 if it is a welcome: both ends are authenticated. */
+/* Checks the server's reply in conn->in. Returns 1 if it is a welcome: both ends are
+ * authenticated. */
 static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
     const unsigned char *secret = tshi_uv_secret(conn->world, conn->hello.purpose);
     uint32_t status;
@@ -304,9 +317,10 @@ static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
     return status == TSHI_UV_WELCOME;
 }
 
-/* ---- bytes ---- */
+/* ---- sending, receiving, and the steps of both sides ---- */
 
-/* Sends conn->out. Returns 1: all is sent; 0: call again later; -1: the connection broke. */
+/* Sends the bytes in conn->out. Returns 1: all are sent; 0: call again later; -1: the connection
+ * broke. */
 static int tshi_uv_conn_write(tshi_uv_conn *conn) {
     ssize_t n;
     if (!conn->out_used) return 1;
@@ -317,7 +331,8 @@ static int tshi_uv_conn_write(tshi_uv_conn *conn) {
     return conn->out_used == 0;
 }
 
-/* Receives until conn->in has in_need bytes, and not one more. Returns as tshi_uv_conn_write. */
+/* Receives until conn->in has in_need bytes, and no more than that. Returns 1: it has them; 0: call
+ * again later; -1: the connection broke or ended. */
 static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     ssize_t n;
     if (conn->in_used == conn->in_need) return 1;
@@ -328,8 +343,8 @@ static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     return conn->in_used == conn->in_need;
 }
 
-/* Advances the server's handshake as far as possible now. Returns 1: both ends are authenticated;
- * 0: call again when the socket is ready; -1: the connection is to end. */
+/* Advances the server's side of a handshake as far as possible now. Returns 1: both ends are
+ * authenticated; 0: call again when the socket is ready; -1: the connection is to end. */
 static int tshi_uv_server_step(tshi_uv_conn *conn) {
     int done = tshi_uv_conn_write(conn);
     if (done < 0) return -1;
@@ -344,13 +359,15 @@ static int tshi_uv_server_step(tshi_uv_conn *conn) {
         conn->phase = TSHI_UV_HAS_HELLO;
     }
     if (conn->phase == TSHI_UV_HAS_HELLO) {
-        if (!tshi_uv_reply_to_hello(conn)) return 0; /* tshi_uv_tend calls again with the table */
+        /* tshi_uv_tend goes on when the table is here */
+        if (!tshi_uv_reply_to_hello(conn)) return 0;
         done = tshi_uv_conn_write(conn);
     }
-    return done == 1 && !conn->welcome ? -1 : done; /* a refusal ends once it is sent */
+    /* a refused connection ends once the refusal is sent */
+    return done == 1 && !conn->welcome ? -1 : done;
 }
 
-/* Advances the client's handshake; returns the same as tshi_uv_server_step. */
+/* Advances the client's side of a handshake. Returns the same as tshi_uv_server_step. */
 static int tshi_uv_client_step(tshi_uv_conn *conn) {
     int failed = 0, done;
     socklen_t size = (socklen_t)sizeof failed;

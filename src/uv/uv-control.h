@@ -1,28 +1,32 @@
 /* ========================================================================== */
 /* >>uv-control                                  MARK: - uv-control (private) */
 /* The control thread. After each batch of events, and at least every 100 ms, */
-/* tshi_uv_tick does what is due: beats, silence, dialling, error reports and */
+/* tshi_uv_tick does what is due: heartbeats, dialling, error reports and     */
 /* decisions. The thread ends once the last group is closed and peers know.   */
 /* Needs: >>uv-admit.                                                         */
 /* ========================================================================== */
 
-enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 }; /* when a beat is due, and is overdue */
-/* ms between AWAIT messages; ms by which this thread must wake late for silence to count anew */
+/* ms between heartbeats; ms of silence after which a heartbeat is overdue */
+enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 };
+/* ms between AWAIT messages; if this thread wakes up more ms late than OVERSLEPT, it starts to
+ * count the silence of all peers anew */
 enum { TSHI_UV_AWAIT_MS = 120, TSHI_UV_OVERSLEPT_MS = 1000 };
 
-static void tshi_uv_beat(tsh_uv_world *world, int64_t now) { /* Sends a beat if one is due. */
+/* Sends a heartbeat to every peer, if one is due. */
+static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     if (now < world->beat) return;
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].fd >= 0) tshi_uv_look(&world->peer[r]); /* updates peer->acked */
     (void)tshi_uv_write(world, TSHI_UV_BEAT);
     for (int r = 0; r < world->size; r++)
-        if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]); /* nothing else is queued */
+        /* unsent bytes to the peer are as good as a heartbeat */
+        if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
     world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
 }
 
-/* While the caller is blocked, sends each peer that it waits for the number of bytes received so
- * far. A peer gets the next such message only after it has acknowledged the previous one, so that
- * counts do not pile up on slow networks. */
+/* While the caller's thread is blocked, sends each peer whose data it waits for an AWAIT message,
+ * with the number of bytes received from it so far. A peer gets the next one only after it has
+ * acknowledged the previous one, so that they do not pile up on slow networks. */
 static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     if (now < world->await_at) return;
     world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
@@ -32,9 +36,11 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
             tshi_uv_link *link = &group->link[i];
             tshi_uv_peer *peer = &world->peer[group->ranks[link->peer]];
             tshi_uv_cursor *c;
-            if (peer->fd < 0 || !TSHI_UV_GET(&link->awaits)) continue; /* needs nothing from peer */
-            tshi_uv_look(peer);                                        /* updates peer->acked */
-            if (peer->mark && peer->marked < now) continue; /* an older message is unacknowledged */
+            /* no control connection to the peer, or no bytes of this link are awaited */
+            if (peer->fd < 0 || !TSHI_UV_GET(&link->awaits)) continue;
+            tshi_uv_look(peer); /* updates peer->acked */
+            /* the peer has not acknowledged an older message */
+            if (peer->mark && peer->marked < now) continue;
             c = tshi_uv_write(world, TSHI_UV_AWAIT);
             (void)tshi_uv_field(c, group->id, 8);               /* read by tshi_uv_on_await */
             (void)tshi_uv_field(c, TSHI_UV_GET(&link->got), 8); /* bytes received so far */
@@ -45,21 +51,25 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     uv_mutex_unlock(&world->lock);
 }
 
-/* Reports peers silent for a heartbeat. Time in which this thread did not run does not count. */
+/* Reports peers that have been silent for TSHARD_HEARTBEAT. Time in which this thread did not run
+ * does not count. */
 static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
     /* overslept: this thread woke so late that peers' messages may be unread */
     int overslept = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS, cut;
     int64_t due; /* when this peer's silence becomes an error */
     char last[240];
-    world->silent_at = INT64_MAX; /* the earliest such time of all peers */
+    world->silent_at = INT64_MAX; /* set below to the earliest `due` of all peers */
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
         if (peer->state != TSHI_UV_THERE) continue;
-        if (overslept) peer->heard.last = peer->acked.last = now;        /* count anew from now */
-        if (world->parting || tshi_uv_failed(world) != TSH_OK) continue; /* silence is no error */
+        /* counts the silence anew from now on */
+        if (overslept) peer->heard.last = peer->acked.last = now;
+        /* after BYE or an error, silence is not reported */
+        if (world->parting || tshi_uv_failed(world) != TSH_OK) continue;
         cut = tshi_uv_is_cut(peer);
-        /* Silence starts when a beat is overdue. On a half-open connection the peer is still heard
-         * after it ceased to receive: there it starts with our first unacknowledged bytes. */
+        /* Silence starts when a heartbeat is overdue. On a half-open connection the peer is still
+         * heard after it ceased to receive: there silence starts with the first bytes that it does
+         * not acknowledge. */
         due = peer->heard.last + TSHI_UV_MISSING_MS * TSHI_UV_MS + world->heartbeat;
         if (cut && peer->mark) due = tshi_uv_min(due, peer->marked + world->heartbeat);
         if (now < due) {
@@ -84,7 +94,7 @@ static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     for (; conn; conn = next) {
         next = conn->next; /* conn may be freed below */
         if (conn->phase == TSHI_UV_HAS_HELLO && world->tabled) {
-            tshi_uv_conn_event(conn->poll, 0, 0); /* the table is here: replies now */
+            tshi_uv_conn_event(conn->poll, 0, 0); /* the table has arrived: replies now */
             continue;
         }
         if (now < conn->until) continue;
@@ -101,28 +111,31 @@ static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     }
 }
 
-/* All ranks have joined. Appends those that may still lack connections to other ranks. */
+/* Appends to text, if all ranks have joined, those that may still lack connections to others. */
 static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
     tsh_text_add(text, room, "; a firewall between hosts? Still connecting:");
-    if (world->rank) tsh_text_add(text, room, " %d", world->rank); /* no other rank is known */
+    /* a rank other than 0 knows only that it is not ready itself */
+    if (world->rank) tsh_text_add(text, room, " %d", world->rank);
     for (int r = 1; r < world->size && !world->rank; r++)
-        if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r); /* rank 0: no READY yet */
+        /* rank 0: r has not sent READY */
+        if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r);
 }
 
-/* Fills error: the world has not formed for `passed` ns, which ranks are absent, and what is in the
- * way. how: "did not form in". */
+/* Fills error: the world is not complete after `passed` ns; which ranks are absent, and what
+ * prevents connections. how: "did not form in" or "is not complete after". */
 static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64_t passed,
                                tsh_error *error) {
-    char absent[256], where[340], hint[256] = "", host[64]; /* parts of the sentence */
+    char absent[256], where[340], hint[256] = "", host[64]; /* parts of the error's sentence */
     int there = world->rank == 0 || world->peer[0].state == TSHI_UV_THERE;
-    const char *obstacle; /* what last hindered a connection of this rank */
+    const char *obstacle; /* why a connection of this rank last failed, or "" */
     long first;           /* lowest absent rank; -1: none */
     if (world->rank == 0)
         tshi_uv_list_absent(world, absent, sizeof absent); /* rank 0 knows who is absent */
     else
         (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : "");
     first = absent[0] ? strtol(absent, NULL, 10) : -1; /* the list is sorted */
-    if (first < 0 || first >= world->size) first = -1; /* a received text may be wrong */
+    /* world->absent was received, so it may be invalid */
+    if (first < 0 || first >= world->size) first = -1;
     tshi_uv_name(world->host, world->port, where, sizeof where);
     tshi_uv_host_text(&world->own, host, sizeof host);
     if (world->rank == 0 && tshi_uv_loopback(&world->own) && strcmp(world->host, host) != 0)
@@ -137,7 +150,8 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
                        where);
     else if (!absent[0] && !world->obstacle[0]) /* all have joined, nothing was refused */
         tshi_uv_list_unready(world, hint, sizeof hint);
-    obstacle = there && absent[0] ? "" : world->obstacle; /* not why ranks are absent */
+    /* this rank's own failures are not why others are absent */
+    obstacle = there && absent[0] ? "" : world->obstacle;
     if (there)
         (void)tsh_error_set(error, TSH_ERR_TIMEOUT, (int)first,
                             "the world of %d ranks %s %.1f s%s%s%s%s%s", world->size, how,
@@ -150,21 +164,23 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
                             hint);
 }
 
-/* Tells the logger that the world is not complete yet. Rank 0 knows which ranks are absent; another
- * one speaks only if it cannot reach rank 0, or all have joined but it cannot reach some. */
+/* Logs that the world is not complete yet. Rank 0 knows which ranks are absent; another rank logs
+ * something only if it cannot reach rank 0, or if all have joined but it cannot reach some. */
 static void tshi_uv_give_notice(const tsh_uv_world *world) {
-    int joined = world->rank && world->peer[0].state == TSHI_UV_THERE; /* 1: rank 0 knows of it */
+    /* joined: 1 if this rank, which is not 0, is connected to rank 0 */
+    int joined = world->rank && world->peer[0].state == TSHI_UV_THERE;
     tsh_error error;
     if (joined && (world->absent[0] || world->told_ready)) return;
     tshi_uv_not_formed(world, "is not complete after", world->notice, &error);
-    if (world->timeout < INT64_C(1000000000) * TSHI_UV_SECOND) /* longer: there is no limit */
+    /* a longer timeout stands for no limit */
+    if (world->timeout < INT64_C(1000000000) * TSHI_UV_SECOND)
         tsh_log_message(&world->logger, "%s; waiting until %g s are over (TSHARD_TIMEOUT)",
                         error.message, (double)world->timeout / 1e9);
     else
         tsh_log_message(&world->logger, "%s; waiting without a time limit", error.message);
 }
 
-/* While the world forms: tells the logger once that it takes long; reports the timeout. */
+/* While the world forms: logs once that it takes long, and reports a timeout. */
 static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
     tsh_error error;
     if (!world->forming || tshi_uv_failed(world) != TSH_OK) return;
@@ -172,32 +188,33 @@ static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
         tshi_uv_not_formed(world, "did not form in", world->timeout, &error);
         tshi_uv_suspect(world, TSHI_UV_LATE, error.code, error.rank, "%s", error.message);
     } else if (now >= world->notice_at) {
-        world->notice_at = INT64_MAX; /* told once */
+        world->notice_at = INT64_MAX; /* logged only once */
         tshi_uv_give_notice(world);
     }
 }
 
-static void tshi_uv_tick(tsh_uv_world *world) { /* Does what is due. */
+static void tshi_uv_tick(tsh_uv_world *world) { /* Does all periodic work that is due now. */
     int64_t now = tsh_now();
     tshi_uv_beat(world, now);         /* every 250 ms */
     tshi_uv_tell_awaited(world, now); /* every 120 ms while the caller is blocked */
-    tshi_uv_note_silence(world, now); /* reports peers silent for a heartbeat */
-    tshi_uv_take_offer(world, now);   /* uses a decision held back, if its time has come */
-    tshi_uv_send_report(world);       /* again, if the coordinator has changed */
+    tshi_uv_note_silence(world, now); /* reports peers that have been silent too long */
+    tshi_uv_take_offer(world, now);   /* adopts a decision held back, if its time has come */
+    tshi_uv_send_report(world);       /* sends the report again if the coordinator has changed */
     tshi_uv_form(world);              /* completes the world or a group */
     tshi_uv_tend(world, now);         /* continues handshakes, dials */
-    tshi_uv_log_counted(world, now);  /* logs refusals, once a second */
+    tshi_uv_log_counted(world, now);  /* logs refused connections, once a second */
     if (tshi_uv_failed(world) == TSH_OK && world->listener >= 0 && !world->listening &&
         now >= world->accept_at) /* starts or resumes accepting */
         world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
                                          tshi_uv_accept);
-    tshi_uv_watch_forming(world, now);                                 /* joining takes long */
-    if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world); /* to the coordinator */
+    tshi_uv_watch_forming(world, now); /* logs that joining takes long, or has timed out */
+    /* sends world->blocked to the coordinator */
+    if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world);
     tshi_uv_decide(world, now); /* chooses the world's error, if that is due */
 }
 
-/* Returns 1 if the shutdown can end: all peers have closed their connections, or 20 ms are over, or
- * 200 ms while bytes wait to be sent. */
+/* Returns 1 if the shutdown can end: all peers have closed their connections, or 20 ms have passed
+ * since this rank sent BYE (200 ms if bytes still wait to be sent). */
 static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
     int unsent = 0, there = 0;
     for (int r = 0; r < world->size; r++) {
@@ -216,29 +233,33 @@ static void tshi_uv_part(tsh_uv_world *world) { /* Begins the shutdown: sends BY
     tshi_uv_post_all(world);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].fd >= 0 && !world->peer[r].out.used)
-            (void)shutdown(world->peer[r].fd, SHUT_WR); /* no more bytes from this rank */
+            /* no more bytes will be sent to this peer */
+            (void)shutdown(world->peer[r].fd, SHUT_WR);
 }
 
 /* Updates which events libuv watches on the control connections. */
 static void tshi_uv_watch_peers(tsh_uv_world *world) {
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
-        int events = UV_READABLE | (peer->out.used ? UV_WRITABLE : 0); /* writable: if bytes wait */
+        /* UV_WRITABLE: if bytes wait to be sent */
+        int events = UV_READABLE | (peer->out.used ? UV_WRITABLE : 0);
         if (peer->fd < 0 || events == peer->events) continue; /* no connection, or no change */
         (void)uv_poll_start(peer->poll, events, tshi_uv_peer_event);
         peer->events = events;
     }
 }
 
-static void tshi_uv_on_tick(uv_timer_t *timer) { /* Only ends the loop's sleep. */
+/* Timer callback; the event alone ends the loop's sleep. */
+static void tshi_uv_on_tick(uv_timer_t *timer) {
     (void)timer;
 }
 
-/* Runs before libuv sleeps: ticks, then sets the timer for the next tick. */
+/* Runs before the loop of the control thread sleeps: does what is due (tshi_uv_tick), then sets a
+ * timer for the next time. */
 static void tshi_uv_on_turn(uv_prepare_t *turn) {
     tsh_uv_world *world = (tsh_uv_world *)turn->data;
     int ended = tshi_uv_failed(world) != TSH_OK, leaving = TSHI_UV_GET(&world->leaving), wait;
-    int64_t next; /* when the next beat, or error of silence, is due */
+    int64_t next; /* when the next heartbeat, or the next error for silence, is due */
     tshi_uv_tick(world);
     if (leaving && !world->parting) tshi_uv_part(world);
     if (world->parting && tshi_uv_parted(world, tsh_now())) {
@@ -247,16 +268,18 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     }
     tshi_uv_watch_peers(world);
     next = tshi_uv_min(world->silent_at, world->beat);
-    wait = world->forming || world->making || world->conns || leaving || /* busy: tick often */
+    wait = world->forming || world->making || world->conns || leaving || /* next tick in 5 ms */
                    tshi_uv_has_reported(world) || (!ended && world->offered_at)
-               ? 5                                                           /* ms */
-               : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1); /* ms, at most 100 */
+               ? 5 /* ms until the next tick */
+               /* ms until `next`, at most 100 */
+               : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1);
     if (wait < 1) wait = 1;
-    world->ticked = tsh_now() + wait * TSHI_UV_MS; /* when this thread should wake */
+    world->ticked = tsh_now() + wait * TSHI_UV_MS; /* when this thread should wake up */
     (void)uv_timer_start(&world->tick, tshi_uv_on_tick, (uint64_t)wait, 0);
 }
 
-/* A group was not connected in time: names the lowest rank that is missing, and why. */
+/* After a timeout of a new group's connections: appends to error the lowest rank that is not
+ * connected, and why. */
 static void tshi_uv_name_missing(tshi_uv_group *group, tsh_error *error) {
     const tsh_uv_world *world = group->world;
     for (int r = group->size - 1; r >= 0; r--) /* the lowest missing rank is set last */
@@ -267,8 +290,9 @@ static void tshi_uv_name_missing(tshi_uv_group *group, tsh_error *error) {
         tsh_text_add(error->message, sizeof error->message, " (%s)", world->obstacle);
 }
 
-/* Callback of wake_control: takes the caller's error report and the group that it wants connected.
- * Other reasons to wake, a long wait or a shutdown, are seen by the next tick. */
+/* Callback of wake_control: takes the error report of the caller's thread, and the group that it
+ * wants connected. Other reasons to wake this thread, a long wait or a shutdown, are seen by the
+ * next tick. */
 static void tshi_uv_on_request(uv_async_t *async) {
     tsh_uv_world *world = (tsh_uv_world *)async->data;
     tshi_uv_report e;
@@ -277,25 +301,27 @@ static void tshi_uv_on_request(uv_async_t *async) {
     e = world->reported;
     world->reported.kind = TSHI_UV_NOTHING;
     if (world->requested) {
-        made = world->making = world->requested; /* the control thread's until it is linked */
+        /* the control thread owns the group until it is connected */
+        made = world->making = world->requested;
         world->requested = NULL;
-        made->missing += made->size - 1 - made->rank; /* LINKED of each higher rank */
-        world->listener = made->listener;             /* where the higher ranks dial */
+        made->missing += made->size - 1 - made->rank; /* one LINKED from each higher rank */
+        world->listener = made->listener;             /* the higher ranks dial this listener */
         made->listener = -1;
     }
     uv_mutex_unlock(&world->lock);
     if (e.kind == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
-    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e); /* reports to the coordinator */
-    if (made) tshi_uv_dial_group(world, made);              /* dials the lower ranks */
+    /* holds the report and sends it to the coordinator */
+    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
+    if (made) tshi_uv_dial_group(world, made); /* dials the lower ranks */
 }
 
 /* Main function of the control thread: runs its loop until it is stopped, then closes all. */
 static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
     if (world->rank) tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
-    (void)uv_run(&world->control, UV_RUN_DEFAULT); /* until tshi_uv_on_turn ends the loop */
+    (void)uv_run(&world->control, UV_RUN_DEFAULT); /* until tshi_uv_on_turn stops it */
     while (world->conns) tshi_uv_conn_free(world->conns);
-    tshi_uv_log_counted(world, INT64_MAX); /* what has not been logged yet */
+    tshi_uv_log_counted(world, INT64_MAX); /* logs the counted messages that are not logged yet */
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
         free(world->peer[r].in.data);

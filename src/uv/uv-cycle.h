@@ -1,20 +1,21 @@
 /* ========================================================================== */
 /* >>uv-cycle                                      MARK: - uv-cycle (private) */
-/* Ranks that wait for each other in a cycle: in crossed groups, or messages. */
+/* Finds ranks that wait for each other in a cycle, in groups or in messages. */
 /* A rank that has waited for 20 ms sends BLOCKED to the coordinator, which   */
 /* searches for a cycle, asks its ranks to confirm, and then reports an       */
 /* error.                                                                     */
 /* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 
-/* Returns the number of collectives of a group that a blocked rank had started. */
+/* Returns the number of collectives that a blocked rank had started in the group with this id. */
 static uint64_t tshi_uv_blocked_started(const tshi_uv_blocked *s, uint64_t group) {
     for (int i = 0; i < s->groups; i++)
         if (s->groups_of[i].id == group) return s->groups_of[i].started;
     return UINT64_MAX; /* unknown: assume that it has started all */
 }
 
-/* Returns the number of RECVs from, or SENDs to, `peer` that a blocked rank had started. */
+/* Returns how many RECVs from world rank `peer` (`receives` 1), or SENDs to it (`receives` 0), a
+ * blocked rank had started in a group. */
 static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t group, int peer,
                                          int receives) {
     if (tshi_uv_blocked_started(s, group) == UINT64_MAX) return UINT64_MAX;
@@ -24,7 +25,7 @@ static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t grou
     return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX; /* a full list may lack this pair */
 }
 
-/* For tshb_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is
+/* Callback of tshb_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is
  * blocked, too, and has not started what r waits for; else -1. `user` is world->peer. */
 static int tshi_uv_awaits(const void *user, int r, int i) {
     const tshi_uv_peer *all = (const tshi_uv_peer *)user;
@@ -34,13 +35,15 @@ static int tshi_uv_awaits(const void *user, int r, int i) {
     if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
     m = s->peer >= 0 ? s->peer : s->member[i];
     other = &all[m].blocked;
-    if ((m == r && s->peer < 0) || !other->wait) return -1; /* a message may be to itself */
+    /* a rank waits for itself only in a message */
+    if ((m == r && s->peer < 0) || !other->wait) return -1;
     started = s->peer >= 0 ? tshi_uv_blocked_messages(other, s->group, r, s->sends)
                            : tshi_uv_blocked_started(other, s->group);
     return started <= s->seq ? m : -1;
 }
 
-/* For tshb_coll_blame: returns how many ranks are blocked in the same collective as rank r. */
+/* Callback of tshb_coll_blame: returns how many ranks are blocked in the same collective as rank r.
+ * `user` is world->peer. */
 static int tshi_uv_together(const void *user, int r) {
     const tshi_uv_peer *all = (const tshi_uv_peer *)user;
     const tshi_uv_blocked *s = &all[r].blocked;
@@ -52,7 +55,7 @@ static int tshi_uv_together(const void *user, int r) {
     return count;
 }
 
-/* Reports the cycle that rank r is on; all its ranks have confirmed. */
+/* Reports the cycle that rank r is on, after all its ranks have confirmed that they still wait. */
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
     const tshi_uv_peer *all = world->peer;
     int waits, blamed = tshb_coll_blame(world->search, r, tshi_uv_together, all, &waits);
@@ -61,7 +64,7 @@ static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
     tshi_uv_suspect(world, TSHI_UV_CROSSED, error.code, blamed, "%s", error.message);
 }
 
-/* Returns 1 if this rank is still in the wait of this number. */
+/* Returns 1 if this rank is still in the wait with number `wait`. */
 static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     int still;
     uv_mutex_lock(&world->lock);
@@ -70,7 +73,8 @@ static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     return still;
 }
 
-/* Handles STILL of rank r; reports the cycle if no STILL is missing. Returns 1: r waits no more. */
+/* Handles rank r's answer to CONFIRM: whether it is still in the wait with number `wait`. Reports
+ * the cycle once all ranks on it have confirmed. Returns 1 if rank r does not wait any more. */
 static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
     tshi_uv_peer *peer = &world->peer[r];
     if (!world->confirming || peer->asked != wait) return 0;
@@ -84,8 +88,8 @@ static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int stil
     return 1;
 }
 
-/* Asks the ranks on the cycle of rank `on` whether they still wait. Returns 1 if this rank is on it
- * and does not: there is no cycle. */
+/* Asks the ranks on the cycle of rank `on` whether they still wait. Returns 1 if this rank is one
+ * of them and does not wait any more, so that there is no cycle. */
 static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     uint64_t mine;
     int at = on;
@@ -101,11 +105,11 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
 }
 
-/* Searches for a cycle from rank r on, or from every rank if r is -1; asks its ranks to confirm. A
+/* Searches for a cycle from rank r on (r = -1: from every rank), and asks its ranks to confirm. A
  * blocked rank can be released only by the ranks that it waits for: if all ranks on a cycle are
  * still in the waits that they reported, the cycle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
-    int on, at; /* on: a rank on the cycle, -1: none */
+    int on, at; /* on: a rank on the cycle found, -1: none; at: loop index */
     if (world->confirming || tshi_uv_failed(world) != TSH_OK) return;
     do {
         int end = r < 0 ? world->size : r + 1;
@@ -117,10 +121,12 @@ static void tshi_uv_follow(tsh_uv_world *world, int r) {
     } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }
 
-/* Sends world->blocked to the coordinator. If that is this rank, decodes the message right here. */
+/* Sends world->blocked, what this rank waits for, to the coordinator. If this rank is the
+ * coordinator, decodes the message right here. */
 static void tshi_uv_send_blocked(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
-    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c; /* own: reads it back */
+    /* own: a cursor that reads the message back */
+    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c;
     uv_mutex_lock(&world->lock);
     TSHI_UV_PUT(&world->blocked_new, 0);
     tshi_uv_blocked_fields(c, &world->blocked, world->size);

@@ -7,8 +7,8 @@
 /* Needs: >>uv-error >>uv-post.                                               */
 /* ========================================================================== */
 
-/* The coordinator collects reports for 20 ms, and waits for answers until 60 ms from the start.
- * A rank decides alone if no decision arrives for 500 ms. */
+/* The coordinator collects reports for 20 ms, and waits for answers to ASK until 60 ms after the
+ * first report. Any rank that has reported decides alone if no decision arrives for 500 ms. */
 enum { TSHI_UV_COLLECT_MS = 20, TSHI_UV_ASK_MS = 60, TSHI_UV_ALONE_MS = 500 };
 
 /* Returns this rank's coordinator: the lowest rank that it is connected to, or itself. */
@@ -26,9 +26,10 @@ static void tshi_uv_pass_on(tsh_uv_world *world) {
         if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
 }
 
-/* Handles a decision. It becomes the world's error at once if its sender is the coordinator, or if
- * it says that this rank is lost. Another is held back as world->offer (of several, that of the
- * lowest sender): so a rank that was cut off does not decide for the others when it is back. */
+/* Handles a DECISION from a peer. It becomes the world's error at once if the peer is the
+ * coordinator, or if it says that this rank is lost. Any other is held back as world->offer (of
+ * several, that of the lowest rank), so that a rank that was cut off does not decide for the others
+ * when it is back. */
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
     if (tshi_uv_failed(world) != TSH_OK) return;
@@ -51,7 +52,7 @@ static void tshi_uv_send_decision(tsh_uv_world *world, tsh_error *error) {
 }
 
 /* Adopts the decision held back as world->offer, once no rank below its sender is connected, or
- * after TSHI_UV_ALONE_MS. Forwards it to all: its sender may not reach every rank. */
+ * after TSHI_UV_ALONE_MS. Forwards it to all peers: its sender may not reach every rank. */
 static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     if (!world->offered_at || tshi_uv_failed(world) != TSH_OK ||
         (world->offered_by > tshi_uv_coordinator_of(world) &&
@@ -60,7 +61,7 @@ static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     tshi_uv_send_decision(world, &world->offer);
 }
 
-/* Fills this rank's answer about collective seq of group id. */
+/* Fills this rank's answer to an ASK about collective number seq of the group with this id. */
 static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
                                tshi_uv_answer *answer) {
     const tshi_uv_group *group;
@@ -77,12 +78,12 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
     uv_mutex_unlock(&world->lock);
 }
 
-/* Returns 1 if a rank has answered that it started the collective, or is not in the group. */
+/* Returns 1 if an answer is final: the rank has started the collective, or is not in the group. */
 static int tshi_uv_has_told(const tshi_uv_answer *answer) {
     return answer->told && (answer->started || !answer->member);
 }
 
-/* Asks the ranks without such an answer about the collective that world->held is about. */
+/* Sends ASK about the collective of world->held to all ranks that have not given a final answer. */
 static void tshi_uv_ask(tsh_uv_world *world) {
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
     (void)tshi_uv_field(c, world->held.group, 8);
@@ -101,8 +102,9 @@ static int tshi_uv_has_reported(const tsh_uv_world *world) {
     return world->held.kind != TSHI_UV_NOTHING && tshi_uv_failed(world) == TSH_OK;
 }
 
-/* Sends world->held to the coordinator, unless it has that already. If this rank is that, begins to
- * collect reports, and asks all ranks about the collective that the report is about. */
+/* Sends world->held, the report that this rank holds, to the coordinator, unless that has it
+ * already. If this rank is the coordinator: begins to collect reports, and asks all ranks about the
+ * collective that the report is about. */
 static void tshi_uv_send_report(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
     if (!tshi_uv_has_reported(world) || to == world->reported_to) return;
@@ -118,8 +120,9 @@ static void tshi_uv_send_report(tsh_uv_world *world) {
     if (world->held.group) tshi_uv_ask(world);
 }
 
-/* Holds a report, of this rank or sent to it, unless it holds a graver one (a larger kind; the same
- * kind about a lower rank). The coordinator still moves data: calls in flight may yet complete. */
+/* Stores a report, of this rank or received, in world->held, unless the one there goes first: it
+ * has a larger kind, or the same kind and blames a lower rank. If this rank is the coordinator, it
+ * still moves data: calls in flight may yet complete. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
         (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
@@ -130,7 +133,8 @@ static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     tshi_uv_send_report(world);
 }
 
-/* Control thread: stops moving data and holds a report of an error that this rank has found. */
+/* Reports an error that the control thread of this rank has found: stops moving data and holds the
+ * report. */
 TSH_PRINTF(5, 6)
 static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_error_kind kind, tsh_result code, int rank,
                             const char *format, ...) {
@@ -150,12 +154,13 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
 
 /* ---- a network that is cut ---- */
 
-/* Returns the length of a gap, in ns: a pulse without an event for so long has missed beats. */
+/* Returns the length of a gap in ns: a pulse without an event for longer has missed heartbeats. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
 
-/* Records an event at time `at`. Time in which this thread itself did not run counts as no gap. */
+/* Records in a pulse of the peer an event at time `at`. Time in which this thread itself did not
+ * run does not count as a gap. */
 static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) {
     const tsh_uv_world *world = peer->world;
     int64_t now = tsh_now(), gap = tshi_uv_gap(world);
@@ -164,11 +169,11 @@ static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) 
     pulse->last = at;
 }
 
-/* Updates peer->acked, once the bytes up to peer->mark are acknowledged, and sets the next mark. */
+/* Updates peer->acked if the bytes up to peer->mark are acknowledged, and sets the next mark. */
 static void tshi_uv_look(tshi_uv_peer *peer) {
     int left = tshi_uv_unacknowledged(peer->fd);
     int64_t now = tsh_now();
-    if (left < 0) { /* this system cannot say: count all as acknowledged */
+    if (left < 0) { /* unknown on this system: assume that all are acknowledged */
         tshi_uv_beats(peer, &peer->acked, now);
         peer->mark = 0;
         return;
@@ -179,22 +184,23 @@ static void tshi_uv_look(tshi_uv_peer *peer) {
     peer->marked = now;
 }
 
-/* Returns 1 if a gap has begun, or ended less than TSHARD_HEARTBEAT ago. */
+/* Returns 1 if a pulse is in a gap (tshi_uv_gap), or was less than TSHARD_HEARTBEAT ago. */
 static int tshi_uv_missed(const tsh_uv_world *world, const tshi_uv_pulse *pulse) {
     int64_t now = tsh_now();
     return now - pulse->last > tshi_uv_gap(world) ||
            (pulse->back && now - pulse->back < world->heartbeat);
 }
 
-/* Returns 1 if the network to a peer is cut, or was just now. A process that is stopped or busy is
- * silent, too, but its system still acknowledges the bytes that arrive. */
+/* Returns 1 if the network to a peer is cut, or was a short time ago. A process that is stopped or
+ * busy is silent, too, but its system still acknowledges the bytes that arrive. */
 static int tshi_uv_is_cut(const tshi_uv_peer *peer) {
     return tshi_uv_missed(peer->world, &peer->heard) && tshi_uv_missed(peer->world, &peer->acked);
 }
 
 typedef enum tshi_uv_side { TSHI_UV_OURS, TSHI_UV_THEIRS, TSHI_UV_NEITHER } tshi_uv_side;
 
-/* Returns the side of a cut on which rank r is. Ranks that left or are stopped are on neither. */
+/* Returns the side of a network cut on which rank r is: with this rank, or beyond the cut. Ranks
+ * that left or are stopped are on neither side. */
 static tshi_uv_side tshi_uv_side_of(const tsh_uv_world *world, int r) {
     const tshi_uv_peer *peer = &world->peer[r];
     if (r == world->rank) return TSHI_UV_OURS;
@@ -203,7 +209,8 @@ static tshi_uv_side tshi_uv_side_of(const tsh_uv_world *world, int r) {
     return peer->state == TSHI_UV_THERE ? TSHI_UV_OURS : TSHI_UV_NEITHER;
 }
 
-/* Writes a side: "ranks 2 3 (10.77.0.3)"; *count: how many. Returns the lowest rank; -1: none. */
+/* Writes the ranks of a side and the address of the lowest one: "ranks 2 3 (10.77.0.3)". *count:
+ * number of its ranks. Returns the lowest rank; -1: there is none. */
 static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *count, char *text,
                              size_t room) {
     char host[64];
@@ -226,8 +233,9 @@ static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *
     return lowest;
 }
 
-/* Reports that the network is cut. Blames the lowest rank of the smaller side; of equal sides, of
- * the one without the lowest rank. Both sides write the same text without hearing each other. */
+/* Reports that the network is cut. Blames the lowest rank of the smaller side. If both sides have
+ * the same number of ranks, blames the side that does not have the lowest rank of all. Both sides
+ * write the same text without hearing each other. */
 static void tshi_uv_suspect_cut(tsh_uv_world *world) {
     char ours[128], theirs[128];
     int here, there;
@@ -241,7 +249,8 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
                     first ? ours : theirs, first ? theirs : ours, (double)world->heartbeat / 1e9);
 }
 
-/* For tshb_call_mismatch: gets the call of a rank of the group from its answer. 0: it has none. */
+/* Callback of tshb_call_mismatch: sets *out to the call that a rank of the group has given in its
+ * answer to ASK. Returns 0 if it has given none. */
 static int tshi_uv_called(const void *user, int rank, tshb_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
     for (int r = 0; r < world->size; r++) {
@@ -259,8 +268,8 @@ static int tshi_uv_called(const void *user, int rank, tshb_call *out) {
     return 0;
 }
 
-/* After a timeout: appends the ranks that have not started the collective, and blames the lowest.
- * Ranks that have not answered count if this rank knows that they are in the group. */
+/* After a timeout: appends the ranks that have not started the collective, and blames the lowest of
+ * them. Ranks that have not answered count if this rank knows that they are in the group. */
 static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     const tshi_uv_group *group;
     int first = -1;
@@ -280,7 +289,7 @@ static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     error->rank = first;
 }
 
-/* Returns 1 if no answer of a connected rank is missing. */
+/* Returns 1 if this rank and all connected ranks have given a final answer to ASK. */
 static int tshi_uv_answered(const tsh_uv_world *world) {
     for (int r = 0; r < world->size; r++)
         if ((r == world->rank || world->peer[r].state == TSHI_UV_THERE) &&
@@ -289,8 +298,9 @@ static int tshi_uv_answered(const tsh_uv_world *world) {
     return 1;
 }
 
-/* As coordinator: decides on world->held, once reports have been collected and the ranks asked have
- * answered. Any other rank: decides alone, if no decision has arrived for TSHI_UV_ALONE_MS. */
+/* On the coordinator: makes the report in world->held the world's error, once reports have been
+ * collected and the ranks asked have answered. On another rank, whose report waits for the
+ * coordinator: decides alone if no decision has arrived for TSHI_UV_ALONE_MS. */
 static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
     tshi_uv_report *e = &world->held;
     int64_t waited = now - world->considered_at;

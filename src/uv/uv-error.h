@@ -5,7 +5,7 @@
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
-/* Returns the code of the world's error; TSH_OK: it has not failed. Any thread. */
+/* Returns the code of the world's error, TSH_OK if it has none. Any thread may call this. */
 static tsh_result tshi_uv_failed(const tsh_uv_world *world) {
     return (tsh_result)TSHI_UV_GET(&world->failed);
 }
@@ -15,7 +15,7 @@ static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
     uv_mutex_lock(&world->lock);
     if (tshi_uv_failed(world) == TSH_OK) {
         world->error = *error;
-        TSHI_UV_PUT(&world->halted, 1); /* no byte moves from here on */
+        TSHI_UV_PUT(&world->halted, 1); /* the caller's thread moves no more data */
         TSHI_UV_PUT(&world->failed, (int)error->code);
     }
     uv_cond_broadcast(&world->changed);
@@ -33,7 +33,8 @@ static void tshi_uv_fill_report(tshi_uv_report *e, tshi_uv_error_kind kind, tsh_
     tsh_text_format(e->error.message, sizeof e->error.message, format, list);
 }
 
-/* Reports an error to the control thread, unless a report is pending, and stops moving data. */
+/* Hands an error report to the control thread, unless an earlier one is pending there, and stops
+ * moving data. group, seq: the collective in question; group 0: none. */
 TSH_PRINTF(7, 8)
 static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
                                  uint64_t seq, tsh_result code, int rank, const char *format, ...) {
@@ -51,8 +52,9 @@ static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, u
     (void)uv_async_send(&world->wake_control);
 }
 
-/* Reports that this rank cannot do what the others wait for. Waits until the world's error is
- * decided, and returns its code: tsh_comm_error has a sentence when the failed call returns. */
+/* Reports "rank 1 cannot `what`: `why`" while other ranks wait for this one. Waits until the
+ * world's error is decided and returns its code, so that tsh_comm_error has a sentence when the
+ * failed call returns. */
 static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const char *what,
                                  const char *why) {
     tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot %s: %s",
@@ -63,8 +65,8 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
     return tshi_uv_failed(world);
 }
 
-/* Sentence of a wrong checksum: "data" or "control"; this rank, its end; the peer, its end; what
- * was damaged; "" or " of all-reduce ...". */
+/* Format of the error for a wrong checksum. Arguments: "data" or "control"; this rank and its
+ * host:port; the peer and its host:port; what was damaged; "" or " of all-reduce ...". */
 #define TSHI_UV_DAMAGED_TEXT                                                                       \
     "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the checksum of %s%s is "   \
     "wrong; is a network card, cable or switch between them faulty?"

@@ -7,11 +7,13 @@
 /* Needs: >>uv-algorithm.                                                     */
 /* ========================================================================== */
 
-static int tshi_uv_for_messages(const tshi_uv_link *link) { /* Returns 1 if for SEND and RECV. */
+/* Returns 1 if the connection is for SEND and RECV, 0 if it is for collectives. */
+static int tshi_uv_for_messages(const tshi_uv_link *link) {
     return link >= link->group->link + link->group->size;
 }
 
-/* Writes "all-reduce of 7 f32 (sum), collective 3 of tp"; op NULL: a group is being made. */
+/* Writes "all-reduce of 7 f32 (sum), collective 3 of tp"; if op is NULL, "the connections of
+ * tp". */
 static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, char *text,
                             size_t room) {
     char name[TSHI_UV_NAME];
@@ -23,12 +25,13 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
                      tshb_group_text(group->id, name, sizeof name));
 }
 
-/* Returns a queue of the connection that is not empty, to name its operation in an error. */
+/* Returns a queue of the connection that is not empty, whose first operation an error can name. */
 static tshi_uv_fifo *tshi_uv_in_use(tshi_uv_link *link) {
     return link->in.used ? &link->in : link->out.used ? &link->out : &link->clears;
 }
 
-/* Reports that a data connection is lost, and in which call it was needed. */
+/* Reports that a data connection is lost, and which call (the first in fifo) needed it. how:
+ * "closed its connection", for example. */
 static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const char *how) {
     tshi_uv_group *group = link->group;
     tsh_uv_world *world = group->world;
@@ -40,7 +43,8 @@ static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const ch
                          world->peer[peer].name, how, world->rank, text);
 }
 
-/* Reports that a message and the receive for it differ; from, to: ranks of the group. */
+/* Reports that a message and the receive for it differ in count, dtype or tag. from, to: ranks of
+ * the group. */
 static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const tshi_uv_head *wanted,
                           int from, int to) {
     tshi_uv_group *group = link->group;
@@ -59,7 +63,8 @@ static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const ts
                          error.message);
 }
 
-/* Returns 1 if a message and its receive (or clear) agree in count, dtype, tag and number. */
+/* Returns 1 if the header of a message and that of its receive or clear agree in count, dtype, tag
+ * and number. */
 static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
     return sent->count == wanted->count && sent->dtype == wanted->dtype &&
            sent->tag == wanted->tag && sent->seq == wanted->seq;
@@ -67,20 +72,22 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
 
 /* Returns the header of a message (receives = 0), or of the clear for it (receives = 1). */
 static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
-    const tsh_coll half = tshb_coll_half(&op->coll, receives); /* one half of a SENDRECV */
+    /* the SEND or the RECV in a SENDRECV */
+    const tsh_coll half = tshb_coll_half(&op->coll, receives);
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
     head.group = op->group->id;
     head.kind = (uint8_t)half.kind;
     head.dtype = (uint8_t)half.dtype;
     head.tag = half.tag;
-    head.seq = op->number[receives]; /* counted per peer and direction */
+    head.seq = op->number[receives]; /* messages are numbered per peer and direction */
     head.count = half.count;
     if (!receives) head.bytes = (uint64_t)(half.count * tshi_uv_width(op));
     return head;
 }
 
-/* Removes a finished frame from its queue. After the last one, the direct algorithm sums. */
+/* Removes op's finished frame from its queue. After op's last frame, TSHI_UV_DIRECT sums what has
+ * arrived. */
 static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
     tshi_uv_pop(fifo);
     if (--op->pending == 0 && op->algorithm == TSHI_UV_DIRECT && tshi_uv_sums(op))
@@ -93,7 +100,7 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
     const tshi_uv_fifo *fifo = tshi_uv_in_use(link);
     int a = group->world->rank, b = group->ranks[link->peer]; /* world ranks */
     tshi_uv_address ends[2];
-    char texts[2][80], text[200] = " of "; /* both ends as host:port; the call */
+    char texts[2][80], text[200] = " of "; /* texts: both ends as host:port; text: the call */
     for (int i = 0; i < 2; i++) {
         (void)tshi_uv_end_of(link->fd, i, &ends[i]);
         tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
@@ -103,8 +110,8 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
                          TSHI_UV_DAMAGED_TEXT, "data", a, texts[0], b, texts[1], what, text);
 }
 
-/* Checks the header of a frame that is being received. 1: go on; 0: an error was reported. If the
- * peer's collective is not this rank's, the coordinator asks all ranks what they called. */
+/* Checks the header of a frame that is being received. Returns 0 after reporting an error, else 1.
+ * If the peer's collective is not this rank's, the coordinator asks all ranks what they called. */
 static int tshi_uv_check_head(tshi_uv_link *link) {
     tshi_uv_group *group = link->group;
     const tshi_uv_head *head = &link->heard;
@@ -115,8 +122,9 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
     }
     if (!tshi_uv_for_messages(link)) {
         char name[TSHI_UV_NAME];
-        uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq; /* the earlier one */
-        int a = group->ranks[link->peer], b = group->world->rank;           /* world ranks */
+        /* seq: number of the earlier one of the two collectives */
+        uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq;
+        int a = group->ranks[link->peer], b = group->world->rank; /* world ranks */
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
             head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
             return 1; /* both called the same collective */
@@ -126,7 +134,8 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
             (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
         return 0;
     }
-    if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) { /* a clear arrived */
+    /* a clear has arrived */
+    if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) {
         link->clear[link->cleared++ % TSHI_UV_OPS] = *head; /* the message may be sent */
         link->heard_done = 0;                               /* expect the next header */
         return 1;
@@ -142,9 +151,9 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
 /* What one system call sends or receives: a header, spans of payload, a checksum. */
 typedef struct tshi_uv_batch {
     struct iovec iov[TSHI_UV_IO_SPANS + 2];
-    int used;                /* entries of iov */
-    int head;                /* entries before the payload: 0 or 1 */
-    int64_t payload, asked;  /* bytes of payload; bytes in all */
+    int used;               /* entries of iov */
+    int head;               /* entries of iov for the header: 0 or 1 */
+    int64_t payload, asked; /* bytes of payload; bytes of all entries */
 } tshi_uv_batch;
 
 static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {
@@ -154,8 +163,8 @@ static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {
     batch->asked += (int64_t)n;
 }
 
-/* Adds payload of op's frame, of one block at most, and the block's checksum. Bytes to be sent
- * enter the checksum here; they do not change before they are sent. */
+/* Adds to batch the next payload of op's frame, up to the end of the current block at most, and the
+ * block's checksum. Outgoing bytes enter the checksum here: they do not change any more. */
 static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, const tshi_uv_op *op,
                                tshi_uv_stream *s, int out) {
     const tsh_uv_world *world = link->group->world;
@@ -167,12 +176,12 @@ static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, c
     most = tshi_uv_min(TSHI_UV_IO_BYTES, s->block - s->done);
     while (batch->used < TSHI_UV_IO_SPANS && batch->payload < most) {
         tshi_uv_span span = tshi_uv_bytes_at(op, link->peer, at, s->total, out);
-        if (span.size <= 0) break; /* none are ready, or there is no room */
+        if (span.size <= 0) break; /* no bytes are ready to send, or no space for received ones */
         span.size = tshi_uv_min(span.size, most - batch->payload);
         tshi_uv_batch_add(batch, span.at, (size_t)span.size);
         at += span.size;
         batch->payload += span.size;
-        now = at - s->summed; /* bytes of the span that are not in the checksum yet */
+        now = at - s->summed; /* bytes of the span that the checksum does not cover yet */
         if (!link->checks || !out || now <= 0) continue;
         s->check = tshi_uv_crc(world, s->check, span.at + span.size - now, (size_t)now);
         s->summed = at;
@@ -182,7 +191,8 @@ static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, c
                           sizeof s->check - s->tail);
 }
 
-/* Adds n received bytes, the header's included, to the checksum of the payload. */
+/* Adds to the checksum of the payload those of the n bytes just received that are payload, not
+ * header. */
 static void tshi_uv_batch_sum(const tshi_uv_batch *batch, const tsh_uv_world *world,
                               tshi_uv_stream *s, size_t n) {
     size_t left = (size_t)batch->payload;
@@ -196,14 +206,16 @@ static void tshi_uv_batch_sum(const tshi_uv_batch *batch, const tsh_uv_world *wo
     }
 }
 
-/* Sends or receives, in one system call, `left` bytes of a header and then payload of op (NULL:
- * none). Returns the bytes moved; if that was not all, link->want has the event to wait for. */
+/* Sends (out = 1) or receives, in one system call, `left` bytes of a header and then payload of op
+ * (NULL: none). Returns how many bytes were moved; if that was not all, link->want has the event to
+ * wait for. */
 static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, void *head,
                                size_t left, const tshi_uv_op *op, int out) {
     tshi_uv_batch batch;
     struct msghdr message;
     tshi_uv_stream *s = !op ? NULL : out ? &op->out[link->peer] : &op->in[link->peer];
-    uint64_t *count = out ? &link->wrote : &link->got; /* counts bytes, for AWAIT messages */
+    /* counter of moved bytes, for AWAIT messages */
+    uint64_t *count = out ? &link->wrote : &link->got;
     ssize_t n;
     batch.used = 0;
     batch.payload = batch.asked = 0;
@@ -226,20 +238,21 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
     return (size_t)n;
 }
 
-/* Counts n sent bytes. All-gather on a ring copies its own part now, while it is in the cache. */
+/* Counts n bytes of payload just sent. All-gather on a ring also copies this rank's own part among
+ * them from send to recv now, while it is in the cache. */
 static void tshi_uv_payload_went(const tshi_uv_op *op, tshi_uv_stream *s, size_t n) {
     int64_t end = s->done + (int64_t)n;
     while (op->algorithm == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
         tshi_uv_at at = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
         int64_t now = tshi_uv_min(at.left, end - s->done);
-        if (at.step == 0) tshi_uv_own_piece(op, at.offset, now); /* step 0 sends this rank's own */
+        if (at.step == 0) tshi_uv_own_piece(op, at.offset, now); /* step 0 sends this rank's part */
         s->done += now;
     }
     s->done = end;
 }
 
-/* Counts n moved bytes of a block, of its payload and its checksum. Returns 1 if that completes the
- * block (without checksums: always). */
+/* Counts n bytes just sent or received, of a block's payload and its checksum. Returns 1 if they
+ * complete the block (without checksums: always). */
 static int tshi_uv_block_moved(const tshi_uv_link *link, const tshi_uv_op *op, tshi_uv_stream *s,
                                size_t n, int out) {
     size_t payload = (size_t)tshi_uv_min((int64_t)n, s->block - s->done);
@@ -254,12 +267,13 @@ static int tshi_uv_block_moved(const tshi_uv_link *link, const tshi_uv_op *op, t
     return 1;
 }
 
-/* Reads once. Returns 2: all that was asked for has arrived, so more may be there; 1: less has
- * arrived; 0: nothing, or there is no room. */
+/* Reads from the connection once. Returns 2: all bytes asked for have arrived, so more may be
+ * there; 1: fewer have; 0: none, or no space for them, or an error. */
 static int tshi_uv_read_once(tshi_uv_link *link) {
     tshi_uv_op *op = link->in.used ? tshi_uv_first(link->group, &link->in) : NULL;
     tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
-    size_t head = sizeof link->heard - link->heard_done, n, got; /* head: header bytes missing */
+    /* head: bytes of the header not received yet */
+    size_t head = sizeof link->heard - link->heard_done, n, got;
     /* The header of a message is read alone: only if it fits op, the payload belongs to op. */
     got = tshi_uv_transfer(link, tshi_uv_in_use(link), (char *)&link->heard + link->heard_done,
                            head, !head || !tshi_uv_for_messages(link) ? op : NULL, 0);
@@ -280,20 +294,21 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
             tshi_uv_frame_done(op, &link->in);
         }
     }
-    return link->want & UV_READABLE ? 1 : 2; /* want is set if less has arrived */
+    return link->want & UV_READABLE ? 1 : 2; /* want is set if fewer bytes have arrived */
 }
 
 /* Returns the queue whose first frame is to be written next; NULL: none may be sent now. */
 static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
-    const tshi_uv_head *wanted = &link->clear[link->sent % TSHI_UV_OPS]; /* the next clear */
+    /* the clear for the next message to be sent */
+    const tshi_uv_head *wanted = &link->clear[link->sent % TSHI_UV_OPS];
     tshi_uv_head sent;
-    if (link->writing) return link->writing; /* finish a frame that was begun */
+    if (link->writing) return link->writing; /* a frame that was begun must be finished first */
     if (!tshi_uv_for_messages(link)) return link->out.used ? &link->out : NULL;
     if (link->clears.used) return &link->clears;                     /* clears go before messages */
     if (!link->out.used || link->cleared == link->sent) return NULL; /* no message, or no clear */
     sent = tshi_uv_message_head(tshi_uv_first(link->group, &link->out), 0);
     if (tshi_uv_fits(&sent, wanted)) {
-        link->sent++; /* this clear is used */
+        link->sent++; /* the message uses up this clear */
         return &link->out;
     }
     tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer); /* an error: they differ */
@@ -302,7 +317,8 @@ static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
 
 /* Writes once, as much as the socket takes. Returns 0 if nothing could be sent. */
 static int tshi_uv_write_once(tshi_uv_link *link) {
-    tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link); /* set until the frame is sent */
+    /* stays set until the frame is sent */
+    tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
     tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
     tshi_uv_stream *s;
     tshi_uv_head head;
@@ -325,12 +341,12 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
     return 1;
 }
 
-/* Copies messages that this rank sends to itself. Returns 1 if there were any. */
+/* Copies messages that this rank sends to itself from send to recv. Returns 1 if there were any. */
 static int tshi_uv_meet(tshi_uv_link *link) {
     int moved = 0;
     for (; link->in.used && link->out.used; moved = 1) {
         tshi_uv_op *to = tshi_uv_first(link->group, &link->in);    /* the operation that receives */
-        tshi_uv_op *from = tshi_uv_first(link->group, &link->out); /* the one that sends */
+        tshi_uv_op *from = tshi_uv_first(link->group, &link->out); /* the operation that sends */
         tshi_uv_head sent = tshi_uv_message_head(from, 0);
         tshi_uv_head wanted = tshi_uv_message_head(to, 1);
         if (!tshi_uv_fits(&sent, &wanted)) {
@@ -338,18 +354,21 @@ static int tshi_uv_meet(tshi_uv_link *link) {
             return 0;
         }
         if (sent.bytes) memmove(to->coll.recv, from->coll.send, (size_t)sent.bytes);
-        to->in[link->peer].head = from->out[link->peer].head = sizeof sent; /* both are complete */
+        /* both frames are complete */
+        to->in[link->peer].head = from->out[link->peer].head = sizeof sent;
         tshi_uv_frame_done(to, &link->in);
         tshi_uv_frame_done(from, &link->out);
     }
     return moved;
 }
 
-static int tshi_uv_move_link(tshi_uv_link *link) { /* Moves bytes of a link; 0: none moved. */
+/* Sends and receives all that is possible now on one connection. Returns 0 if no byte was moved. */
+static int tshi_uv_move_link(tshi_uv_link *link) {
     int moved = 0, got;
     link->want = 0; /* events that tshi_uv_watch_links waits for */
     if (!link->in.used && !link->out.used && !link->clears.used) return 0;
-    if (link->peer == link->group->rank) return tshi_uv_meet(link); /* messages to itself */
+    /* messages from this rank to itself */
+    if (link->peer == link->group->rank) return tshi_uv_meet(link);
     if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
         do {
             got = tshi_uv_read_once(link);
@@ -361,7 +380,7 @@ static int tshi_uv_move_link(tshi_uv_link *link) { /* Moves bytes of a link; 0: 
     return moved;
 }
 
-/* Moves all bytes that can be moved now, in all groups. Returns 0 if there were none. */
+/* Sends and receives all bytes that can be moved now, in all groups. Returns 0 if none were. */
 static int tshi_uv_advance(tsh_uv_world *world) {
     int moved = 0;
     for (tshi_uv_group *group = world->groups; group; group = group->next) {

@@ -33,7 +33,7 @@ static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint6
         tshi_uv_lacks_memory(world, rank);
         return;
     }
-    conn->hello.purpose = purpose; /* what it will be used for */
+    conn->hello.purpose = purpose; /* what the connection will be used for */
     conn->hello.group = group;
     conn->hello.server = rank; /* the rank that should answer */
     conn->address = *address;
@@ -44,29 +44,33 @@ static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) 
     for (int r = 0; r < group->rank; r++) {
         int rank = group->ranks[r]; /* world rank */
         tshi_uv_address address = world->peer[rank].address;
-        if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]); /* 0: as in the table */
-        tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address); /* for collectives */
-        tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address); /* for SEND, RECV */
+        /* 0: keep the port of the address table */
+        if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]);
+        /* connection for collectives */
+        tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address);
+        /* connection for messages */
+        tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address);
     }
 }
 
-/* Called when rank 0 has accepted this rank: starts listening and sends rank 0 the address. */
+/* Called when rank 0 has accepted this rank: starts listening, and sends the address to rank 0. */
 static void tshi_uv_joined(tsh_uv_world *world) {
     tsh_error error;
     tshi_uv_cursor *c;
-    char host[64] = "";        /* "": rank 0 takes the address that it sees */
+    char host[64] = "";        /* "": rank 0 takes the host that this rank connects from */
     if (world->bind_host[0]) { /* the user chose an address (TSHARD_BIND) */
         tshi_uv_host_text(&world->own, host, sizeof host);
         if (strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0) host[0] = 0;
     } else {
-        (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own); /* this end of the connection */
-        tshi_uv_set_port(&world->own, 0);                        /* the system picks a port */
+        /* the address of this end of the connection */
+        (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own);
+        tshi_uv_set_port(&world->own, 0); /* the system picks a port */
     }
     if (tshi_uv_need_key(world, &world->own, &error) != TSH_OK) {
         tshi_uv_suspect(world, TSHI_UV_ABORT, error.code, error.rank, "%s", error.message);
         return;
     }
-    world->listener = tshi_uv_listen(&world->own); /* -1: refused (errno) */
+    world->listener = tshi_uv_listen(&world->own); /* -1: a system call failed (errno) */
     if (world->listener < 0) {
         tshi_uv_host_text(&world->own, host, sizeof host);
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank,
@@ -75,7 +79,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
                         world->rank, host, tshi_uv_why(errno));
         return;
     }
-    (void)tshi_uv_end_of(world->listener, 0, &world->own);               /* now with the port */
+    (void)tshi_uv_end_of(world->listener, 0, &world->own); /* world->own now has the port */
     (void)tshi_uv_end_of(world->peer[0].fd, 1, &world->peer[0].address); /* rank 0's address */
     c = tshi_uv_write(world, TSHI_UV_HERE);
     tshi_uv_text_field(c, host, sizeof host); /* read by tshi_uv_read_place */
@@ -83,12 +87,13 @@ static void tshi_uv_joined(tsh_uv_world *world) {
     tshi_uv_post(&world->peer[0]);
 }
 
-/* Reads a host and port into *address. Returns 0 if no host was given: only the port is set. */
+/* Reads a host and a port from c into *address. Returns 0 if the host is missing or not an address:
+ * then only the port is set. */
 static int tshi_uv_read_place(tshi_uv_cursor *c, tshi_uv_address *address) {
     tshi_uv_address found[TSHI_UV_ADDRESSES]; /* only the first one is used */
     const char *why;
     char host[64];
-    int port, told; /* told: 1 if a host was given */
+    int port, told; /* told: 1 if a valid host was read */
     tshi_uv_text_field(c, host, sizeof host);
     port = (int)tshi_uv_field(c, 0, 2);
     told = !c->bad && host[0] && tshi_uv_resolve(host, port, 1, found, &why); /* no DNS lookup */
@@ -97,15 +102,17 @@ static int tshi_uv_read_place(tshi_uv_cursor *c, tshi_uv_address *address) {
     return told;
 }
 
-/* Rank 0: stores where a rank listens: on the host it sent, else on the one it connects from. */
+/* Handles HERE, on rank 0: stores the address where the peer listens: the host that it sent, else
+ * the one that it connects from, and its port. */
 static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    if (peer->world->rank != 0) return;                /* only rank 0 collects addresses */
-    (void)tshi_uv_end_of(peer->fd, 1, &peer->address); /* default: the host it connects from */
+    if (peer->world->rank != 0) return; /* only rank 0 collects addresses */
+    /* default: the host that the peer connects from */
+    (void)tshi_uv_end_of(peer->fd, 1, &peer->address);
     (void)tshi_uv_read_place(c, &peer->address);
     peer->placed = !c->bad; /* the address is known and may go into the table */
 }
 
-/* Lists the ranks that have not connected to this rank yet, as " 1 3"; "": none. */
+/* Writes the ranks that have not connected to this rank yet, as " 1 3"; "": none. */
 static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t room) {
     text[0] = 0;
     for (int r = 0; r < world->size; r++)
@@ -113,14 +120,16 @@ static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t ro
             tsh_text_add(text, room, " %d", r);
 }
 
-static void tshi_uv_tell_absent(tsh_uv_world *world) { /* Rank 0 tells all who is absent. */
+/* Rank 0: sends all ranks the list of the ranks that are absent (MISSING). */
+static void tshi_uv_tell_absent(tsh_uv_world *world) {
     char text[256];
     tshi_uv_list_absent(world, text, sizeof text);
     tshi_uv_text_field(tshi_uv_write(world, TSHI_UV_MISSING), text, sizeof text);
     tshi_uv_post_all(world);
 }
 
-/* Derives the key of the later connections; only ranks that have the table's token know it. */
+/* Derives world->mesh, the key of all connections but JOIN. It needs the token in rank 0's address
+ * table, which only ranks that have joined receive. */
 static void tshi_uv_set_mesh(tsh_uv_world *world) {
     (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
     world->tabled = 1; /* rank 0's address table is here */
@@ -129,7 +138,7 @@ static void tshi_uv_set_mesh(tsh_uv_world *world) {
 static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks' addresses. */
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_TABLE);
     char host[64];
-    randombytes_buf(world->token, sizeof world->token); /* random, for tshi_uv_set_mesh */
+    randombytes_buf(world->token, sizeof world->token); /* random bytes for tshi_uv_set_mesh */
     tshi_uv_set_mesh(world);
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
     for (int r = 1; r < world->size; r++) { /* all ranks know rank 0's address already */
@@ -140,12 +149,13 @@ static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks
     tshi_uv_post_all(world);
 }
 
-/* Reads rank 0's table of the addresses where the ranks listen. */
+/* Handles TABLE: reads the addresses on which the ranks listen, and dials the lower ranks. */
 static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     if (world->tabled) return; /* a second table is ignored */
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
     for (int r = 1; r < world->size && !c->bad; r++)
-        if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1; /* a host is required */
+        /* in the table a host is required */
+        if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1;
     if (c->bad) return; /* malformed; tshi_uv_next_message sees that */
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++) /* lower ranks; the higher ones dial this rank */
@@ -162,8 +172,8 @@ static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wa
     uv_mutex_unlock(&world->lock);
 }
 
-/* Returns 1 if every other rank has sent READY (ready = 1), or else has a control connection and,
- * if placed = 1, a known address. */
+/* Returns 1 if every other rank has sent READY (if ready = 1), or has a control connection and, if
+ * placed = 1, a known address (if ready = 0). */
 static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_peer *peer = &world->peer[r];
@@ -173,13 +183,14 @@ static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
     return 1;
 }
 
-/* Completes the group and the world as far as is possible now; called at every tick. */
+/* Takes the next step of setting up the new group, and the world, if what it waits for has
+ * happened; called at every tick. */
 static void tshi_uv_form(tsh_uv_world *world) {
     tshi_uv_group *group = world->making;
     if (group && group->missing == 0) { /* all connections of the group are made */
         world->making = NULL;
         tshi_uv_close_listener(world);
-        TSHI_UV_PUT(&group->linked, 1);           /* the group is the caller's from here on */
+        TSHI_UV_PUT(&group->linked, 1); /* from here on the caller's thread uses the group */
         (void)uv_async_send(&world->wake_caller); /* wakes tshi_uv_wait_for */
     }
     if (!world->forming) return; /* what follows sets up the world */

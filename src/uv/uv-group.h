@@ -8,7 +8,8 @@
 
 static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a group, or NULL. */
     if (!group) return;
-    for (int i = 0; group->link && i < 2 * group->size; i++) { /* NULL: out of memory */
+    /* link is NULL if memory was lacking */
+    for (int i = 0; group->link && i < 2 * group->size; i++) {
         tshi_uv_unwatch(&group->link[i].poll);
         tshi_uv_close_fd(&group->link[i].fd);
     }
@@ -20,7 +21,8 @@ static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a gro
     free(group);
 }
 
-/* Returns a group without connections; the caller fills in ranks and ports. NULL: no memory. */
+/* Returns a group without connections, whose ranks and ports the caller has to fill in; NULL: no
+ * memory. */
 static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int rank, int size) {
     size_t n = (size_t)size;
     tshi_uv_group *group = (tshi_uv_group *)calloc(1, sizeof *group);
@@ -31,7 +33,8 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->size = size;
     group->listener = -1;            /* none yet */
     group->missing = 2 * (size - 1); /* two connections to every other member */
-    group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link); /* see tshi_uv_link_to */
+    /* `size` connections for collectives, then `size` for messages */
+    group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
     group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
     group->ranks = (int *)calloc(2 * n, sizeof *group->ranks); /* ranks, then ports */
     for (int i = 0; group->link && i < 2 * size; i++) {
@@ -46,7 +49,7 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->ports = group->ranks + n; /* the second half of the array */
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
-        group->op[i].in = group->streams + 2 * i * n; /* one stream per peer, each way */
+        group->op[i].in = group->streams + 2 * i * n; /* one stream per peer and direction */
         group->op[i].out = group->op[i].in + n;
     }
     return group;

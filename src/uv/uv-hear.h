@@ -6,14 +6,17 @@
 /* Needs: >>uv-cycle >>uv-form.                                               */
 /* ========================================================================== */
 
-static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) { /* Closes the connection. */
+/* Closes the control connection of a peer, whose state becomes `state`. */
+static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
     tshi_uv_unwatch(&peer->poll);
     tshi_uv_close_fd(&peer->fd);
-    peer->in.used = peer->out.used = 0; /* drops unread and unsent bytes */
-    peer->state = state;                /* TSHI_UV_LEFT or TSHI_UV_LOST */
+    peer->in.used = peer->out.used = 0; /* discards unread and unsent bytes */
+    peer->state = state;                /* why the connection ended */
 }
 
-static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* An answer to our ASK. */
+/* Handles TELL: stores the peer's answer to this rank's ASK, unless it is about another
+ * collective. */
+static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     const tshi_uv_report *held = &peer->world->held; /* the report that this rank asked about */
     tshi_uv_answer answer;
     uint64_t group = 0, seq = 0;
@@ -23,7 +26,8 @@ static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* An answe
     if (!c->bad && group == held->group && seq == held->seq) peer->answer = answer;
 }
 
-static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* Answers the coordinator. */
+/* Handles ASK: sends the coordinator this rank's answer (TELL). */
+static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_answer answer;
     uint64_t group = tshi_uv_field(c, 0, 8), seq = tshi_uv_field(c, 0, 8);
     tshi_uv_answer_for(peer->world, group, seq, &answer);
@@ -31,9 +35,9 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* Answers t
     tshi_uv_post(peer);
 }
 
-/* Receives an error report: the peer takes this rank for its coordinator. If the world has failed
- * already, the peer gets that error. Else this rank holds the report, unless it holds a more severe
- * one, and forwards it to its own coordinator if that is another rank. */
+/* Handles REPORT, an error report: the peer takes this rank for its coordinator. If the world has
+ * failed already, the peer gets that error. Else this rank holds the report, unless it holds a more
+ * severe one, and forwards it to its own coordinator if that is another rank. */
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
     tshi_uv_report e;
@@ -47,7 +51,8 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         tshi_uv_hold(world, &e);
 }
 
-static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* Answers with STILL. */
+/* Handles CONFIRM: tells the coordinator whether this rank is still in that wait (STILL). */
+static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     uint64_t wait = tshi_uv_field(c, 0, 8); /* number of the wait that is asked about */
     tshi_uv_cursor *out = tshi_uv_write(peer->world, TSHI_UV_STILL);
     (void)tshi_uv_field(out, wait, 8);
@@ -55,15 +60,16 @@ static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* Answe
     tshi_uv_post(peer);
 }
 
-static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* A reply to our CONFIRM. */
+/* Handles STILL, the peer's answer to this rank's CONFIRM. */
+static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     uint64_t wait = tshi_uv_field(c, 0, 8);
     int still = (int)tshi_uv_field(c, 0, 1);
     if (!c->bad && tshi_uv_confirmed(peer->world, peer->rank, wait, still))
         tshi_uv_follow(peer->world, -1); /* that was no cycle: look for another */
 }
 
-/* A higher member of the group that is being made has accepted this rank's replies. Until then it
- * may have to dial again: a reply may have been damaged. */
+/* Handles LINKED: a higher member of the group that is being made has both its connections to this
+ * rank. Until then it may have to dial again, since this rank's reply may have been damaged. */
 static void tshi_uv_on_linked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_group *group = peer->world->making;
     uint64_t id = tshi_uv_field(c, 0, 8);
@@ -79,7 +85,8 @@ static int tshi_uv_misses(const tsh_uv_world *world, int rank) {
     return r >= 0 && r != world->making->rank && tshi_uv_unlinked(world->making, r);
 }
 
-/* A rank has shut down in good order: an error only if a connection to it is still to be made. */
+/* Handles BYE: a rank has shut down in good order. That is an error only if a connection to it is
+ * still to be made. */
 static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_peer_end(peer, TSHI_UV_LEFT); /* closes the connection */
@@ -92,13 +99,15 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     uv_mutex_unlock(&world->lock);
 }
 
-/* Writes "; rank 0 last called barrier, collective 3 of tp", or "" if none. Returns text. */
+/* Writes this rank's latest collective for an error: "; rank 0 last called barrier, collective 3 of
+ * tp", or "" if it has called none. Returns text. */
 static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
     const tshi_uv_group *group;
     tshi_uv_record record;
     uint64_t id = 0, seq = 0; /* id 0: no collective yet */
     uv_mutex_lock(&world->lock);
-    group = tshi_uv_find_group(world, world->last); /* NULL: none yet, or closed already */
+    /* NULL: no collective yet, or its group is closed */
+    group = tshi_uv_find_group(world, world->last);
     if (group) {
         id = group->id;
         seq = group->started - 1;                      /* number of its latest collective */
@@ -111,7 +120,8 @@ static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t roo
     return text;
 }
 
-/* Reports that a data connection is dead: bytes that this rank wrote never reach the peer. */
+/* Reports that a data connection is dead: bytes that this rank wrote never reach the peer. ends:
+ * addresses of this rank's end and the peer's. */
 static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[2]) {
     tsh_uv_world *world = peer->world;
     char texts[2][80], last[240]; /* both ends as host:port */
@@ -124,13 +134,15 @@ static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[
                     tshi_uv_last_call(world, last, sizeof last));
 }
 
-/* A peer waits on a data connection and reports how many bytes it has received. If this rank has
- * written more, some are in flight; if none of them arrives for a heartbeat, the connection is
- * dead. TCP does not report that: it retries for minutes while bytes are unacknowledged, does
- * nothing if none are, and TCP_USER_TIMEOUT also ends a connection whose reader is only busy. */
+/* Handles AWAIT: a peer waits on a data connection, and says how many bytes it has received. If
+ * this rank has written more, some are in flight; if none of them arrives for TSHARD_HEARTBEAT, the
+ * connection is dead. TCP does not report that: it retries for minutes while bytes are
+ * unacknowledged, does nothing if none are, and TCP_USER_TIMEOUT also ends a connection whose
+ * reader is only busy. */
 static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    uint64_t id = tshi_uv_field(c, 0, 8), got = tshi_uv_field(c, 0, 8); /* got: bytes received */
+    /* got: bytes that the peer has received */
+    uint64_t id = tshi_uv_field(c, 0, 8), got = tshi_uv_field(c, 0, 8);
     uint32_t purpose = (uint32_t)tshi_uv_field(c, 0, 1); /* TSHI_UV_DATA or TSHI_UV_MESSAGES */
     int64_t now = tsh_now();
     tshi_uv_group *group;
@@ -141,20 +153,22 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     group = c->bad ? NULL : tshi_uv_find_group(world, id);
     if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
     if (link) {
-        /* same: no progress since a report that is not old */
+        /* same: no progress since the peer's previous AWAIT, which is recent */
         int same = got == link->peer_got && now - link->peer_got_at < world->heartbeat / 2;
-        /* After the network was cut, TCP resends late: up to as long again as the cut lasted. */
+        /* After the network was cut, TCP resends late: it may wait for as long again as the cut
+         * lasted. */
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
-            link->stalled_since = now; /* the first report without progress */
+            link->stalled_since = now; /* the first AWAIT without progress */
         link->peer_got = got;
         link->peer_got_at = now;
         dead = link->stalled_since && now - link->stalled_since >= world->heartbeat;
         for (int i = 0; i < 2 && dead; i++) (void)tshi_uv_end_of(link->fd, i, &ends[i]);
     }
     uv_mutex_unlock(&world->lock);
-    if (dead) tshi_uv_suspect_link(peer, ends); /* not under the lock, which this call takes */
+    /* after unlocking, since this call takes the lock */
+    if (dead) tshi_uv_suspect_link(peer, ends);
 }
 
 /* Handles one message of a peer. Sets c->bad if it is malformed or of an unknown type. */
@@ -162,43 +176,47 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     tsh_uv_world *world = peer->world;
     tsh_error error;
     switch (type) {
-    case TSHI_UV_BEAT: break; /* alive: tshi_uv_read_peer has noted that */
-    case TSHI_UV_HERE: tshi_uv_on_here(peer, c); break; /* rank 0: where the peer listens */
+    case TSHI_UV_BEAT: break; /* tshi_uv_read_peer has noted that the peer is alive */
+    case TSHI_UV_HERE: tshi_uv_on_here(peer, c); break; /* to rank 0: where the peer listens */
     case TSHI_UV_MISSING: tshi_uv_text_field(c, world->absent, sizeof world->absent); break;
     case TSHI_UV_TABLE: tshi_uv_on_table(world, c); break; /* from rank 0: all addresses */
-    case TSHI_UV_READY: peer->ready = 1; break; /* rank 0: the peer has all connections */
+    case TSHI_UV_READY: peer->ready = 1; break; /* to rank 0: the peer has all its connections */
     case TSHI_UV_GO:                            /* from rank 0: the world has formed */
         if (world->forming) tshi_uv_completed(world);
         break;
     case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break; /* an error report to this rank */
-    case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;       /* asks which collective we called */
-    case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;     /* the answer to an ASK */
-    case TSHI_UV_BLOCKED: /* to the coordinator: what the peer waits for */
+    /* the coordinator asks what this rank called */
+    case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
+    case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break; /* the answer to an ASK */
+    case TSHI_UV_BLOCKED: /* to this rank as coordinator: what the peer waits for */
         tshi_uv_blocked_fields(c, &peer->blocked, world->size);
         if (!c->bad) tshi_uv_follow(world, peer->rank); /* look for a cycle from that rank on */
         break;
-    case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break; /* asks if we still wait */
-    case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;     /* the answer to a CONFIRM */
+    /* the coordinator asks if this rank still waits */
+    case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
+    case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break; /* the answer to a CONFIRM */
     case TSHI_UV_DECISION: /* the world's error, from a coordinator */
         memset(&error, 0, sizeof error);
         tshi_uv_error_fields(c, &error, world->size);
         if (!c->bad) tshi_uv_on_decision(peer, &error);
         break;
-    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;        /* the peer shuts down */
-    case TSHI_UV_AWAIT: tshi_uv_on_await(peer, c); break; /* how many of our bytes have arrived */
-    case TSHI_UV_LINKED: tshi_uv_on_linked(peer, c); break; /* the peer's connections are made */
-    default: c->bad = 1;                                  /* unknown type */
+    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break; /* the peer shuts down */
+    /* how many bytes of this rank the peer has received */
+    case TSHI_UV_AWAIT: tshi_uv_on_await(peer, c); break;
+    /* the peer has its connections to this rank */
+    case TSHI_UV_LINKED: tshi_uv_on_linked(peer, c); break;
+    default: c->bad = 1; /* unknown type */
     }
 }
 
-/* Reads a checksum and compares it with that of the n bytes before it. 0: it is wrong. */
+/* Reads a checksum and compares it with that of the n bytes before it. Returns 0 if it is wrong. */
 static int tshi_uv_check_field(const tshi_uv_peer *peer, tshi_uv_cursor *c, size_t n) {
     uint32_t check = tshi_uv_crc(peer->world, 0, c->at - n, n);
     return tshi_uv_field(c, 0, TSHI_UV_MESSAGE_TAIL) == check;
 }
 
-/* A checksum of a control message is wrong: nothing that follows can be read. The connection stays
- * open, so that the peer still gets this rank's report and decision. */
+/* Handles a wrong checksum of a control message: what follows on this connection cannot be read.
+ * The connection stays open, so that the peer still gets this rank's report and decision. */
 static void tshi_uv_deafen(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_address ends[2];
@@ -208,7 +226,7 @@ static void tshi_uv_deafen(tshi_uv_peer *peer) {
         (void)tshi_uv_end_of(peer->fd, i, &ends[i]);
         tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     }
-    if (world->parting) return; /* too late to matter */
+    if (world->parting) return; /* this rank shuts down: no error */
     tshi_uv_suspect(world, TSHI_UV_DAMAGED, TSH_ERR_LOST, tshb_blamed(world->rank, peer->rank),
                     TSHI_UV_DAMAGED_TEXT, "control", world->rank, texts[0], peer->rank, texts[1],
                     "a control message", "");
@@ -222,9 +240,10 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     unsigned type = (unsigned)tshi_uv_field(&c, 0, 1);
     int right = peer->in.used < TSHI_UV_MESSAGE_HEAD || tshi_uv_check_field(peer, &c, 5);
     if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD) return 0; /* the head is incomplete */
-    if (right && (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES)) return -1; /* long, or unknown */
+    /* too long, or unknown */
+    if (right && (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES)) return -1;
     if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL) return 0;
-    if (right) { /* all is there */
+    if (right) { /* the whole message has arrived */
         tshi_uv_cursor end = c;
         end.at += n;
         right = tshi_uv_check_field(peer, &end, TSHI_UV_MESSAGE_HEAD + n);
@@ -241,12 +260,13 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     return 1;
 }
 
-static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) { /* Reports a lost peer. */
+/* Ends the connection of a peer that is lost, and reports the loss, unless this rank shuts down. */
+static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) {
     tsh_uv_world *world = peer->world;
     char last[240];
     tshi_uv_peer_end(peer, TSHI_UV_LOST);
     if (world->parting) return; /* expected while this rank shuts down */
-    if (tshi_uv_is_cut(peer))   /* did the network break, or the process end? */
+    if (tshi_uv_is_cut(peer))   /* the network broke; else the process ended */
         tshi_uv_suspect_cut(world);
     else
         tshi_uv_suspect(world, TSHI_UV_GONE, TSH_ERR_LOST, peer->rank,
@@ -254,10 +274,11 @@ static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) { /* Reports 
                         tshi_uv_last_call(world, last, sizeof last));
 }
 
-static void tshi_uv_read_peer(tshi_uv_peer *peer) { /* Reads and handles all that has arrived. */
+/* Reads from a control connection and handles all messages that have arrived. */
+static void tshi_uv_read_peer(tshi_uv_peer *peer) {
     for (;;) {
         ssize_t n;
-        int heard = 0;                           /* what tshi_uv_next_message returned */
+        int heard = 0;                           /* latest result of tshi_uv_next_message */
         if (!tshi_uv_reserve(&peer->in, 4096)) { /* 0: no memory for 4 KiB more */
             if (!peer->world->parting) tshi_uv_lacks_memory(peer->world, peer->rank);
             return;
@@ -280,7 +301,8 @@ static void tshi_uv_read_peer(tshi_uv_peer *peer) { /* Reads and handles all tha
     }
 }
 
-static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) { /* A socket is ready. */
+/* Callback when a control connection is ready: receives, then sends. */
+static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
     tshi_uv_peer *peer = (tshi_uv_peer *)poll->data;
     (void)status;
     (void)events;

@@ -10,7 +10,8 @@ static tshi_uv_group *tshi_uv_group_of(const tsh_comm *comm) { /* Returns the co
     return (tshi_uv_group *)comm->impl;
 }
 
-static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) { /* req is its index plus 1 */
+/* Returns the operation's slot for a request; the request is the slot's index plus 1. */
+static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) {
     return &group->op[(req - 1) % TSHI_UV_OPS];
 }
 
@@ -33,17 +34,18 @@ static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *r
     return result;
 }
 
-static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) { /* Waits for a request to end. */
+static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) { /* Waits until req is complete. */
     return tshi_uv_finish(tshi_uv_op_of(tshi_uv_group_of(comm), req));
 }
 
-static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) { /* Asks if req is done. */
+/* Sets *done to 1 if req is complete, else to 0. Makes progress first, but does not wait. */
+static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
     tshi_uv_op *op = tshi_uv_op_of(group, req);
     tsh_result result;
     (void)tshi_uv_advance(group->world);
     result = tshi_uv_failed(group->world);
-    *done = result != TSH_OK || op->pending == 0; /* an error also ends a request */
+    *done = result != TSH_OK || op->pending == 0; /* an error completes a request, too */
     if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);
     return result;
 }
@@ -52,14 +54,17 @@ static void tshi_uv_progress(tsh_comm *comm) { /* Moves data while the caller co
     (void)tshi_uv_advance(tshi_uv_group_of(comm)->world);
 }
 
-static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) { /* Returns the world's error */
+/* Returns the world's error: its code (TSH_OK: none), and in *error, if not NULL, all of it. */
+static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tsh_result failed = tshi_uv_failed(world);
-    if (failed != TSH_OK && error) *error = world->error; /* complete before `failed` is set */
+    /* error is complete before `failed` is set */
+    if (failed != TSH_OK && error) *error = world->error;
     return failed;
 }
 
-static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) { /* Reports why; does not wait. */
+/* Reports `why` as an error of this rank or of why->rank. Does not wait for the decision. */
+static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, why->code,
                          why->rank < 0 ? world->rank : why->rank, "%s", why->message);
@@ -67,15 +72,17 @@ static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) { /* Reports why
 
 /* ---- split ---- */
 
-typedef struct tshi_uv_ticket { /* What a rank sends to all others in a split. */
-    int32_t color, key, port;   /* of tsh_split; port: where this rank listens, 0: nowhere */
-    uint64_t id;                /* of the new group, if this rank is the lowest of its color */
+typedef struct tshi_uv_ticket { /* What each rank sends to all others in a split. */
+    /* color, key: of tsh_split; port: TCP port on which this rank listens, 0: none */
+    int32_t color, key, port;
+    uint64_t id; /* id of the new group, used if this rank is the lowest of its color */
 } tshi_uv_ticket;
 
 /* Returns a new, unconnected group of the ranks of this rank's color. NULL: no memory. */
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
     int color = tickets[parent->rank].color, n, leader = 0; /* leader: lowest rank of the color */
-    int *order = (int *)calloc((size_t)parent->size, sizeof *order); /* ranks of the parent */
+    /* ranks of the parent, in the new group's order */
+    int *order = (int *)calloc((size_t)parent->size, sizeof *order);
     tshi_uv_group *group;
     if (!order) return NULL;
     n = tshb_split_order(tickets, sizeof *tickets, parent->size, color, order);
@@ -114,11 +121,12 @@ static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
     return result == TSH_OK ? tshi_uv_finish(op) : result;
 }
 
-/* Has the control thread connect a new group, and waits for that. The group owns `listener`. */
+/* Lets the control thread make a new group's connections, and waits for that. The group owns
+ * `listener`. */
 static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     tsh_uv_world *world = group->world;
     group->listener = listener;
-    if (group->size == 1) { /* nobody to connect to */
+    if (group->size == 1) { /* there is no other member */
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
@@ -129,14 +137,16 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     return tshi_uv_wait_for(group, NULL);
 }
 
-/* Called by all ranks of comm: makes *out the group of this rank's color; none if color < 0. */
+/* Called by all ranks of comm: makes *out the comm of the ranks of this rank's color. color < 0:
+ * none. */
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
     tsh_result result = tshi_uv_failed(world);
     tshi_uv_ticket *tickets;
     tshi_uv_address at = world->own; /* the address of the world's listener */
-    int alone = color < 0 || parent->size == 1, listener = -1; /* 1: no connections are needed */
+    /* alone: 1 if no connections are needed */
+    int alone = color < 0 || parent->size == 1, listener = -1;
     if (result != TSH_OK) return result;
     tshi_uv_set_port(&at, 0); /* the system picks a port */
     if (!alone) listener = tshi_uv_listen(&at);
@@ -170,12 +180,12 @@ static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loo
     free(world->peer);
     free(world->members);
     free(world->search);
-    sodium_memzero(world->secret, sizeof world->secret); /* the key leaves memory */
+    sodium_memzero(world->secret, sizeof world->secret); /* erases the key from memory */
     sodium_memzero(world->mesh, sizeof world->mesh);
     free(world);
 }
 
-static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) { /* Used by uv_walk. */
+static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) { /* Callback of uv_walk. */
     (void)unused;
     if (!uv_is_closing(handle)) uv_close(handle, NULL);
 }
@@ -204,7 +214,8 @@ static void tshi_uv_close(tsh_comm *comm) {
                              "rank %d closed %s before it waited for its requests", world->rank,
                              tshb_group_text(group->id, name, sizeof name));
     uv_mutex_lock(&world->lock);
-    for (at = &world->groups; *at != group;) at = &(*at)->next; /* takes it out of the list */
+    /* removes the group from the list */
+    for (at = &world->groups; *at != group;) at = &(*at)->next;
     *at = group->next;
     uv_mutex_unlock(&world->lock);
     if (tshi_uv_failed(world) == TSH_OK) {

@@ -5,19 +5,21 @@
 /* Needs: >>uv-check >>uv-wire >>uv-socket.                                   */
 /* ========================================================================== */
 
-enum { TSHI_UV_BACKLOG = 1 << 20 }; /* unsent bytes to a peer above which messages are discarded */
+/* limit of unsent bytes to one peer: above it, new messages to that peer are discarded */
+enum { TSHI_UV_BACKLOG = 1 << 20 };
 
 /* Begins a control message; returns the cursor for its payload. */
 static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
     tshi_uv_outgoing *outgoing = &world->outgoing;
     outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes, 1);
-    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the length, which tshi_uv_post fills in */
+    /* the length of the payload, which tshi_uv_post fills in */
+    (void)tshi_uv_field(&outgoing->c, 0, 4);
     (void)tshi_uv_field(&outgoing->c, type, 1);
-    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the checksum, likewise */
+    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the checksum, which tshi_uv_post fills in */
     return &outgoing->c;
 }
 
-/* Ensures capacity for n more bytes. Returns 0 if out of memory. */
+/* Makes sure that the buffer has capacity for n more bytes. Returns 0 if memory is lacking. */
 static int tshi_uv_reserve(tshi_uv_buffer *bytes, size_t n) {
     size_t room = bytes->room ? bytes->room : 1024;
     char *data;
@@ -30,14 +32,14 @@ static int tshi_uv_reserve(tshi_uv_buffer *bytes, size_t n) {
     return 1;
 }
 
-/* Removes the first n bytes. */
+/* Removes the first n bytes of the buffer. */
 static void tshi_uv_drop(tshi_uv_buffer *bytes, size_t n) {
     memmove(bytes->data, bytes->data + n, bytes->used - n);
     bytes->used -= n;
 }
 
-/* Sends as much of peer->out as the socket takes now; tshi_uv_watch_peers waits to send the rest.
- * If sending fails, discards the bytes: reading will report that the peer is gone. */
+/* Sends as much of peer->out as the socket takes now; tshi_uv_watch_peers waits until the rest can
+ * be sent. If sending fails, discards the bytes: reading will report that the peer is gone. */
 static void tshi_uv_flush(tshi_uv_peer *peer) {
     tshi_uv_buffer *out = &peer->out;
     while (out->used) {
@@ -52,13 +54,16 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
-/* Sends world->outgoing to the peer. No-op if there is no connection to it (as to this rank), if
- * too much is unsent (a peer that does not read will be found silent), or if out of memory. */
+/* Sends world->outgoing, the message that tshi_uv_write began, to the peer. No-op if there is no
+ * connection to it (the peer may be this rank), if too much is unsent (a peer that does not read
+ * will be found silent), or if memory is lacking. */
 static void tshi_uv_post(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_outgoing *outgoing = &world->outgoing;
-    size_t n = (size_t)(outgoing->c.at - outgoing->bytes); /* without the last checksum */
-    size_t before = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL; /* bytes before the first one */
+    /* size of the message without the checksum at its end */
+    size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
+    /* bytes before the checksum of the head */
+    size_t before = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL;
     tshi_uv_cursor c = tshi_uv_cursor_over(outgoing->bytes, n + TSHI_UV_MESSAGE_TAIL, 1);
     if (peer->fd < 0 || outgoing->c.bad || n > TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD ||
         peer->out.used > TSHI_UV_BACKLOG || !tshi_uv_reserve(&peer->out, n + TSHI_UV_MESSAGE_TAIL))

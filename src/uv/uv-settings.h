@@ -5,8 +5,8 @@
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
-/* Sets the world's rank and size, and *of to the family that gave them: 0 the desc, 1 TSHARD_*,
- * 2 torchrun, 3 Slurm, 4 none. */
+/* Sets the world's rank and size. *of: where they come from: 0 the desc, 1 TSHARD_*, 2 torchrun, 3
+ * Slurm, 4 none of these. */
 static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, int *of,
                                    tsh_error *error) {
     static const char *const ranks[] = {"TSHARD_RANK", "RANK", "SLURM_PROCID"};
@@ -23,7 +23,7 @@ static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world,
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
                                  has_rank ? rank : size, has_rank ? size : rank);
     }
-    if (!desc->size && !has_size) { /* no family: a world of one rank */
+    if (!desc->size && !has_size) { /* no variables are set: a world of one rank */
         family = 4;
         world->rank = 0;
         world->size = 1;
@@ -36,17 +36,18 @@ static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world,
     return TSH_OK;
 }
 
-/* Writes the first host of a Slurm list: "node03" of "node[03-07,9],b2", "a" of "a,b". */
+/* Writes the first host of a Slurm node list: "node03" for "node[03-07,9],b2", "a" for "a,b". */
 static void tshi_uv_first_host(const char *list, char *host, size_t room) {
     size_t n = strcspn(list, "[,"), m;
     const char *inner = list[n] == '[' ? list + n + 1 : "";
     const char *behind = strchr(inner, ']');
-    m = strcspn(inner, "-,]"); /* length of the first number */
+    m = strcspn(inner, "-,]"); /* length of the first number in the brackets */
     (void)snprintf(host, room, "%.*s%.*s%.*s", (int)n, list, (int)m, inner,
                    behind ? (int)strcspn(behind + 1, ",[") : 0, behind ? behind + 1 : "");
 }
 
-/* Copies the text that desc gives, else the variable's. 1: copied; 0: neither given; -1: error. */
+/* Copies into text the desc's field `given` or, if that is NULL, the environment variable. Returns
+ * 1: copied; 0: neither is set; -1: an error. */
 static int tshi_uv_text(const char *given, const char *variable, char *text, size_t room,
                         tsh_error *error) {
     if (!given) return tshb_env_text(variable, text, room, error);
@@ -57,8 +58,9 @@ static int tshi_uv_text(const char *given, const char *variable, char *text, siz
     return -1;
 }
 
-/* As tshi_uv_text, for the name or address of a host. Takes brackets off: "[::1]" is "::1". Other
- * tools' notations, with a scheme or a port, are an error. `field`: the desc's. */
+/* Same as tshi_uv_text, for the name or address of a host. Removes brackets: "[::1]" becomes "::1".
+ * Returns -1 for a URL or a "host:port", as other tools take them. `field`: name of the desc's
+ * field, for the error. */
 static int tshi_uv_host_setting(const char *given, const char *field, const char *variable,
                                 char *host, size_t room, tsh_error *error) {
     int has = tshi_uv_text(given, variable, host, room, error);
@@ -80,7 +82,8 @@ static int tshi_uv_host_setting(const char *given, const char *field, const char
     return -1;
 }
 
-/* Sets world->host, the host of rank 0, and world->host_from, what it was set with. */
+/* Sets world->host, the host of rank 0, and world->host_from, the name of the field or variable
+ * that gave it. */
 static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
                                    tsh_error *error) {
     char *host = world->host, nodes[4096];
@@ -102,7 +105,7 @@ static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_w
     return has < 0 ? error->code : TSH_OK;
 }
 
-/* Sets world->port, the port of rank 0; 0 if none is given. */
+/* Sets world->port, the TCP port of rank 0; to 0 if no setting gives it. */
 static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
                                          tsh_error *error) {
     int has, id = 0;
@@ -115,7 +118,8 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
     if (!has) {
         has = tshb_env_int("MASTER_PORT", 1, 65534, &world->port, error);
         if (has > 0 && tshb_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
-            has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1; /* 2: +1 */
+            /* 2: use the next port after MASTER_PORT, since torchrun's store listens on that */
+            has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1;
         if (has < 0 && agent[0])
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                                  "TORCHELASTIC_USE_AGENT_STORE is \"%s\"; it takes True or False",
@@ -129,8 +133,9 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
     return has < 0 ? error->code : TSH_OK;
 }
 
-/* Sets world->bind_host by the name of a network interface, unless it is set already: to its first
- * address, of the family of rank 0's host if that is an address, else IPv4 if there is one. */
+/* Sets world->bind_host, unless it is set already, to an address of the network interface that the
+ * user named: its first one of the preferred family, else its first one of the other. IPv6 is
+ * preferred if rank 0's host is an IPv6 address, else IPv4. */
 static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *world,
                                         tsh_error *error) {
     const int family = strchr(world->host, ':') ? AF_INET6 : AF_INET;
@@ -144,7 +149,7 @@ static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *w
     for (int i = 0; !failed && i < count; i++) {
         const uv_interface_address_t *at = &list[i];
         int is = at->address.address4.sin_family == AF_INET ? AF_INET : AF_INET6;
-        int rank = is == family ? 2 : 1; /* how well it fits */
+        int rank = is == family ? 2 : 1; /* 2: of the preferred family, 1: of the other */
         (void)snprintf(text, sizeof text, " %s", at->name);
         if (!strstr(names, text)) tsh_text_add(names, sizeof names, "%s", text);
         if (strcmp(at->name, name) != 0 || rank <= best ||
@@ -164,9 +169,11 @@ static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *w
                          name, failed ? " none" : names);
 }
 
-enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 }; /* bytes of a key: limit, minimum */
+/* bytes of a buffer for a key; minimum size of a key */
+enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 };
 
-/* Hashes a key into `hash`. `where`: the setting or file it came from, for the error. */
+/* Hashes a key into `hash`; an error if it is too short. `where`: the field, variable or file that
+ * has the key, for the error. */
 static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *where,
                                    unsigned char hash[32], tsh_error *error) {
     (void)crypto_hash_sha256(hash, (const unsigned char *)key, size);
@@ -178,12 +185,13 @@ static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *whe
                          where, (int)size, TSHI_UV_KEY_LEAST);
 }
 
-/* Reads a key file into bytes and adds its length to *size, which must be 0. An error unless it
- * belongs to the user of this process or to root, and no other user can read or write it. */
+/* Reads a key file into bytes and adds its length to *size, which must be 0 before. The file must
+ * belong to the user of this process or to root, and no other user may read or write it. */
 static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *bytes, size_t room,
                                    size_t *size, tsh_error *error) {
     struct stat info;
-    ssize_t more = fd < 0 || fstat(fd, &info) != 0 ? -1 : 1; /* 0: end, -1: failed (errno) */
+    /* more: 1: there may be more to read, 0: end of file, -1: failed (errno) */
+    ssize_t more = fd < 0 || fstat(fd, &info) != 0 ? -1 : 1;
     if (more > 0 && !S_ISREG(info.st_mode))
         return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                              "TSHARD_KEY_FILE: %.300s is not a regular file", path);
@@ -207,7 +215,7 @@ static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *byte
                          "TSHARD_KEY_FILE: %.300s has %d bytes or more", path, (int)room);
 }
 
-/* Hashes the key in a file, without the line ends after it. */
+/* Reads a key file and hashes the key, without the line ends that follow it. */
 static tsh_result tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error *error) {
     unsigned char bytes[TSHI_UV_KEY_ROOM];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a FIFO does not block */
@@ -243,7 +251,8 @@ static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, 
     return has < 0 ? error->code : TSH_OK;
 }
 
-/* Sets world->checksum: 1: on, -1: off, 0: on where a connection is not loopback. */
+/* Sets world->checksum: 1: checksums on all data connections, -1: on none unless the peer wants
+ * them, 0: on those that are not loopback. */
 static tsh_result tshi_uv_set_checksum(const tsh_uv_desc *desc, tsh_uv_world *world,
                                        tsh_error *error) {
     int on = 0, has = 0;
@@ -278,7 +287,8 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
                              "that a busy machine keeps",
                              (double)world->heartbeat / 1e9);
     (void)crypto_hash_sha256(hash, (const unsigned char *)world->jobname, strlen(world->jobname));
-    memcpy(&world->job, hash, sizeof world->job); /* differs on ranks of another byte order */
+    /* on ranks of another byte order the number differs */
+    memcpy(&world->job, hash, sizeof world->job);
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&
         tshb_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)

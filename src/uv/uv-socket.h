@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>uv-socket                                    MARK: - uv-socket (private) */
-/* Addresses, and sockets. No socket blocks, is inherited by a child process  */
-/* or raises SIGPIPE.                                                         */
+/* Addresses, and sockets. Sockets are non-blocking and closed on exec, and   */
+/* do not raise SIGPIPE.                                                      */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -13,8 +13,9 @@
 #error "tshard_uv.h needs MSG_NOSIGNAL or SO_NOSIGPIPE: on macOS define _DARWIN_C_SOURCE, too"
 #endif
 
-/* Fills list with the addresses of a host, the system's preference first, and returns their number;
- * 0: none, *why says why. `numeric` 1: host must be an address, no name is looked up. */
+/* Fills list with the addresses of a host, in the system's order of preference, and returns their
+ * number. 0: none, and *why says why. `numeric` 1: host must be an address, no name is looked
+ * up. */
 static int tshi_uv_resolve(const char *host, int port, int numeric, tshi_uv_address *list,
                            const char **why) {
     struct addrinfo hints, *found = NULL;
@@ -72,7 +73,7 @@ static int tshi_uv_loopback(const tshi_uv_address *address) {
     return 0;
 }
 
-/* Writes the address without its port, in digits; "?" if that fails. */
+/* Writes the address in numbers, without its port, such as "10.0.0.1"; "?" if that fails. */
 static void tshi_uv_host_text(const tshi_uv_address *address, char *text, size_t room) {
     if (getnameinfo(tshi_uv_sockaddr(address), address->size, text, (socklen_t)room, NULL, 0,
                     NI_NUMERICHOST) != 0)
@@ -84,7 +85,8 @@ static void tshi_uv_name(const char *host, int port, char *text, size_t room) {
     (void)snprintf(text, room, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, port);
 }
 
-/* Gets the address of a socket's own end, or (`other` 1) of the peer's. 0: the system failed. */
+/* Gets the address of a socket's own end (`other` 0) or of its peer's end (`other` 1). Returns 0 if
+ * the system call failed. */
 static int tshi_uv_end_of(int fd, int other, tshi_uv_address *address) {
     struct sockaddr *to = (struct sockaddr *)&address->storage;
     memset(address, 0, sizeof *address);
@@ -103,7 +105,8 @@ static void tshi_uv_close_fd(int *fd) {
     *fd = -1;
 }
 
-/* Makes a socket non-blocking, closed on exec, without TCP delay and SIGPIPE. 0: failed (errno). */
+/* Makes a socket non-blocking, closed on exec, without Nagle's delay and SIGPIPE. Returns 0 if that
+ * failed (errno). */
 static int tshi_uv_prepare_fd(int fd) {
     int flags = fcntl(fd, F_GETFL), one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -127,7 +130,7 @@ static int tshi_uv_socket(const tshi_uv_address *address) {
     return fd < 0 || tshi_uv_prepare_fd(fd) ? fd : tshi_uv_give_up(fd);
 }
 
-/* Returns a new listening socket; -1: the system refused (errno). */
+/* Returns a new listening socket; -1: a system call failed (errno). */
 static int tshi_uv_listen(const tshi_uv_address *address) {
     int one = 1, fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
@@ -137,7 +140,7 @@ static int tshi_uv_listen(const tshi_uv_address *address) {
                : tshi_uv_give_up(fd);
 }
 
-/* Returns a new socket that is connecting; -1: the system refused (errno). */
+/* Returns a new socket that is connecting or connected; -1: a system call failed (errno). */
 static int tshi_uv_connect(const tshi_uv_address *address) {
     int fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
@@ -172,5 +175,6 @@ static int tshi_uv_out_of_descriptors(int why) {
 
 /* Returns the number of descriptors that a world of `size` ranks needs; groups need more. */
 static int tshi_uv_descriptors(int size) {
-    return 3 * (size - 1) + 24; /* 3 per peer; listener, loops, unauthenticated connections */
+    /* 3 connections per peer; 24 for the listener, event loops and so on */
+    return 3 * (size - 1) + 24;
 }

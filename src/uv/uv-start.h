@@ -5,11 +5,12 @@
 /* Needs: >>uv-flow.                                                          */
 /* ========================================================================== */
 
-/* Limits in bytes (see tshi_uv_choose_algorithm) up to which ranks send directly to each other, or
- * a root to all ranks: that takes fewer steps than a ring or a chain. */
+/* Limits in bytes. Up to DIRECT_MOST (see `sent` in tshi_uv_choose_algorithm), ranks send directly
+ * to each other; up to STAR_MOST, a root sends its data directly to all ranks. That takes fewer
+ * steps than a ring or a chain. */
 enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
 
-/* Appends a frame with `total` bytes of payload to a queue. */
+/* Appends a frame of op with `total` bytes of payload to a queue; s will record its progress. */
 static void tshi_uv_queue(tshi_uv_op *op, tshi_uv_fifo *fifo, tshi_uv_stream *s, int64_t total) {
     memset(s, 0, sizeof *s);
     s->total = total;
@@ -29,11 +30,12 @@ static void tshi_uv_promise(tshi_uv_op *op, int peer, int64_t total) {
     tshi_uv_queue(op, &link->out, &op->out[peer], total);
 }
 
-/* Chooses by the sizes alone, so that all ranks make the same choice. */
+/* Returns the algorithm for op. It depends only on what is the same on all ranks (kind, sizes,
+ * dtype, reduction), so that all choose the same. */
 static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;
-    int64_t sent = 0; /* bytes, about what one rank sends */
+    int64_t sent = 0; /* about how many bytes one rank would send directly */
     switch (coll->kind) {
     case TSH_ALLREDUCE:
     case TSH_ALLGATHER:
@@ -64,22 +66,27 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
             op->group->world->rank, rank, (long long)coll->send_counts[rank], rank,
             (long long)coll->recv_counts[rank]);
     else if (coll->kind == TSH_ALLTOALL || coll->kind == TSH_ALLGATHER)
-        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank)); /* copies its own part */
+        /* copies this rank's own part */
+        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
     for (int j = 1; j < size; j++) {
-        int to = (rank + j) % size; /* starts with the next rank, not all with 0 */
+        /* starts with the next rank, so that not all start with rank 0 */
+        int to = (rank + j) % size;
         tshi_uv_promise(op, to, tshi_uv_direct_size(op, rank, to));
         tshi_uv_expect(op, to, tshi_uv_direct_size(op, to, rank));
     }
 }
 
-static void tshi_uv_plan_ring(tshi_uv_op *op) { /* Queues one stream to send, one to receive. */
-    const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT; /* more rows than exist: all bytes */
+/* Queues the stream to the next rank, and the one from the previous rank. */
+static void tshi_uv_plan_ring(tshi_uv_op *op) {
+    /* more rows than exist, to get the bytes of all rows */
+    const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT;
     const tshi_uv_group *group = op->group;
     tshi_uv_promise(op, tshi_uv_next(group), tshi_uv_before_row(op, tshi_uv_first_out(op), rows));
     tshi_uv_expect(op, tshi_uv_prev(group), tshi_uv_before_row(op, tshi_uv_first_in(op), rows));
 }
 
-/* Queues a broadcast. Empty frames to the next rank let every rank's header be checked, too. */
+/* Queues the frames of a broadcast. Where no payload goes to the next rank, an empty frame does, so
+ * that every rank's header is checked. */
 static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     int next = tshi_uv_next(group), prev = tshi_uv_prev(group), root = op->coll.root;
@@ -89,9 +96,11 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     if (star && is_root) /* root sends to every rank */
         for (int j = 1; j < group->size; j++) tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
-        tshi_uv_promise(op, next, star || next == root ? 0 : bytes); /* a chain ends before root */
-    if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0); /* only a header */
-    if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes);        /* the payload */
+        /* root, at the chain's end, gets no payload */
+        tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
+    /* a frame without payload */
+    if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
+    if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes); /* the frame with the payload */
 }
 
 static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SENDRECV. */
@@ -99,7 +108,7 @@ static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SEN
     int64_t width = tshi_uv_width(op);
     if (coll->kind != TSH_SEND) {
         tshi_uv_link *link = tshi_uv_link_to(op->group, coll->recv_from, 1);
-        op->number[1] = link->receives++; /* its number among those from this peer */
+        op->number[1] = link->receives++; /* the message's number among those from this peer */
         tshi_uv_expect(op, coll->recv_from, tshb_coll_half(coll, 1).count * width);
         if (link->peer != op->group->rank) tshi_uv_queue(op, &link->clears, &op->clear, 0);
     }
@@ -118,21 +127,22 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
     uv_mutex_lock(&group->world->lock);
     record->coll = *coll;
     record->digest = op->head.digest;
-    record->counts = counts; /* how many of the counts are recorded */
+    record->counts = counts; /* number of counts that are recorded */
     for (int r = 0; r < counts; r++) {
         record->send_counts[r] = coll->send_counts ? coll->send_counts[r] : 0;
         record->recv_counts[r] = coll->recv_counts[r];
     }
-    group->started = op->head.seq + 1; /* how many collectives were started */
-    group->world->last = group->id;    /* for tshi_uv_last_call */
+    group->started = op->head.seq + 1; /* number of collectives that were started */
+    group->world->last = group->id;    /* tshi_uv_last_call describes it in errors */
     uv_mutex_unlock(&group->world->lock);
 }
 
-/* Returns the bytes of scratch that op needs; only reductions need any. */
+/* Returns the size in bytes of the scratch buffer that op needs; only reductions need one. */
 static size_t tshi_uv_scratch(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     if (!tshi_uv_sums(op) || group->size == 1) return 0;
-    if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW; /* a circular buffer */
+    /* size of the window, a circular buffer */
+    if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
     return (size_t)(tshi_uv_row_size(op) * group->size);
 }
 
@@ -161,10 +171,11 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     if (need > op->scratch_size) {
         free(op->scratch);
         op->scratch = (char *)malloc(need);
-        op->scratch_size = op->scratch ? need : 0; /* later calls use scratch again */
+        op->scratch_size = op->scratch ? need : 0; /* kept for later operations of this slot */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
-    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout); /* absolute, in ns */
+    /* a point in time, in ns */
+    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     op->used = 1;
     group->active++;
     if (op->algorithm == TSHI_UV_MESSAGE) {
@@ -172,8 +183,9 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     } else {
         memset(&op->head, 0, sizeof op->head);
         op->head.group = group->id;
-        op->head.seq = group->started;                         /* its number in the group */
-        op->head.digest = tshb_coll_digest(coll, group->size); /* compared by the peers */
+        op->head.seq = group->started; /* the collective's number in the group */
+        /* the peers compare it with the digests of their calls */
+        op->head.digest = tshb_coll_digest(coll, group->size);
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;
         tshi_uv_remember(op);
@@ -183,7 +195,8 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(op);
         if (op->algorithm == TSHI_UV_STAR || op->algorithm == TSHI_UV_CHAIN)
             tshi_uv_plan_broadcast(op);
-        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op); /* P = 1: no frames */
+        /* a group of one rank has no frames: compute the sum now */
+        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op);
     }
     (void)tshi_uv_advance(group->world); /* starts sending */
     return TSH_OK;

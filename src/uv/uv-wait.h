@@ -6,81 +6,90 @@
 /* Needs: >>uv-flow.                                                          */
 /* ========================================================================== */
 
-enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 }; /* when a wait is reported; longest sleep */
+/* ms after which a wait is reported to the coordinator; ms of the longest sleep */
+enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 };
 
 /* What a rank waits for: an operation or, with op NULL, the connections of a group. */
 typedef struct tshi_uv_waiting {
-    tshi_uv_group *group;    /* whose operation or connections are awaited */
-    tshi_uv_op *op;          /* NULL: the connections of group */
-    int64_t deadline, begun; /* absolute times in ns; begun 0: has not slept yet */
-    int noted;               /* 1: the control thread knows of the wait */
+    tshi_uv_group *group; /* group whose operation or connections are awaited */
+    tshi_uv_op *op;       /* NULL: the connections of group */
+    /* deadline: when the wait times out; begun: when it first slept, 0: not yet */
+    int64_t deadline, begun;
+    int noted; /* 1: the control thread was told of the wait */
 } tshi_uv_waiting;
 
-static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) { /* Only ends the sleep. */
+/* Callback when a data connection is ready; the event alone ends the sleep. */
+static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) {
     (void)poll;
     (void)status;
     (void)events;
 }
 
-/* The timer may fire before uv_run sleeps; stopping the loop keeps it from sleeping then. */
+/* Callback of world->timer. The timer may fire before uv_run sleeps; stopping the loop prevents
+ * that sleep. */
 static void tshi_uv_timer_event(uv_timer_t *timer) {
     uv_stop(timer->loop);
 }
 
-static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if done, or failed. */
+static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if the wait is over. */
     if (tshi_uv_failed(wait->group->world) != TSH_OK) return 1;
     return wait->op ? wait->op->pending == 0 : TSHI_UV_GET(&wait->group->linked);
 }
 
-/* Returns the peer, a rank of the group, that a SEND, RECV or SENDRECV waits for. *number: of the
- * message; *sends: 1 if it waits to send, 0 to receive. */
+/* Returns the peer, a rank of the group, that a SEND, RECV or SENDRECV waits for. *number: number
+ * of the message; *sends: 1 if this rank waits to send it, 0 if it waits to receive it. */
 static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     const tsh_coll *coll = &op->coll;
     const int own = op->group->rank;
-    *sends = coll->kind == TSH_SEND || /* or nothing is sent yet: */
+    *sends = coll->kind == TSH_SEND || /* a SENDRECV waits to send until the first byte is sent: */
              (coll->kind == TSH_SENDRECV && op->out[coll->send_to].head == 0);
     if (coll->kind == TSH_SENDRECV && coll->recv_from == own && op->in[own].head == 0)
-        *sends = 0; /* it waits for itself, whatever the other half does */
+        /* it waits for a message from itself, whatever becomes of the one that it sends */
+        *sends = 0;
     *number = op->number[!*sends];
     return *sends ? coll->send_to : coll->recv_from;
 }
 
-/* Reports a timeout. For a collective, the coordinator finds out which ranks are absent. */
+/* Reports a timeout of op or, if op is NULL, of making the group's connections. For a collective,
+ * the coordinator finds out which ranks are absent. */
 static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     char text[240];
-    uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0; /* 0: nothing to ask about */
+    /* id 0: there is no collective to ask about */
+    uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0;
     int sends, peer = -1;
     if (TSHI_UV_GET(&world->halted)) return; /* an error was reported already */
     tshi_uv_op_text(group, op, text, sizeof text);
     if (op && op->algorithm == TSHI_UV_MESSAGE) {
-        peer = group->ranks[tshi_uv_awaited(op, &seq, &sends)]; /* a message has only one peer */
-        id = seq = 0;                                           /* the coordinator need not ask */
+        /* world rank of the message's other end */
+        peer = group->ranks[tshi_uv_awaited(op, &seq, &sends)];
+        id = seq = 0; /* the coordinator need not ask other ranks */
         tsh_text_add(text, sizeof text, "; absent ranks: %d", peer);
     }
     tshi_uv_report_error(world, TSHI_UV_LATE, id, seq, TSH_ERR_TIMEOUT, peer,
                          "rank %d ran out of time in %s", world->rank, text);
 }
 
-/* Records all that this rank has started, for tshi_uv_awaits. Call it under the lock. */
+/* Records in s which collectives and messages this rank has started, for tshi_uv_awaits. The caller
+ * must hold world->lock. */
 static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) {
     const tshi_uv_group *g = world->groups;
     s->groups = s->pairs = 0;
     for (; g && s->groups < TSHI_UV_BLOCKED_GROUPS; g = g->next) {
         s->groups_of[s->groups].id = g->id;
-        s->groups_of[s->groups++].started = g->started; /* number of collectives */
+        s->groups_of[s->groups++].started = g->started; /* number of collectives started */
         for (int i = g->size; i < 2 * g->size && s->pairs < TSHI_UV_BLOCKED_PAIRS; i++) {
             const tshi_uv_link *link = &g->link[i];
             if (!link->sends && !link->receives) continue; /* no messages with that peer yet */
             s->pairs_of[s->pairs].group = g->id;
             s->pairs_of[s->pairs].peer = g->ranks[link->peer];
-            s->pairs_of[s->pairs].sends = link->sends;         /* messages to the peer */
-            s->pairs_of[s->pairs++].receives = link->receives; /* messages from the peer */
+            s->pairs_of[s->pairs].sends = link->sends;         /* number of SENDs to the peer */
+            s->pairs_of[s->pairs++].receives = link->receives; /* number of RECVs from the peer */
         }
     }
 }
 
-/* Records what this rank is blocked on, for the control thread to read. */
+/* Records in world->blocked that this rank is blocked in op, for the control thread to send. */
 static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     tsh_uv_world *world = group->world;
@@ -92,7 +101,8 @@ static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     s->seq = op->head.seq;
     s->sends = 0;
     if (op->algorithm == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
-    s->peer = peer < 0 ? -1 : group->ranks[peer]; /* -1: a collective; else a world rank */
+    /* -1: a collective; else the awaited world rank */
+    s->peer = peer < 0 ? -1 : group->ranks[peer];
     s->members = group->size;
     memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
     tshi_uv_op_text(group, op, s->text, sizeof s->text);
@@ -102,10 +112,11 @@ static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     (void)uv_async_send(&world->wake_control);
 }
 
-static void tshi_uv_unblock(tsh_uv_world *world) { /* Ends what tshi_uv_note_blocked began. */
+/* Clears what tshi_uv_note_blocked has recorded, as the wait is over. */
+static void tshi_uv_unblock(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
     world->blocked.wait = 0;
-    TSHI_UV_PUT(&world->blocked_new, 0); /* nothing to send any more */
+    TSHI_UV_PUT(&world->blocked_new, 0); /* nothing is to be sent any more */
     uv_mutex_unlock(&world->lock);
 }
 
@@ -116,28 +127,30 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
         for (int i = 0; i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
             int want = still || !group->active ? 0 : link->want; /* events: UV_READABLE, ... */
-            TSHI_UV_PUT(&link->awaits, want & UV_READABLE);      /* if set, AWAITs are sent */
-            if (want == link->polled || link->fd < 0) continue;  /* no change, or not connected */
-            if (!link->poll)                                     /* made at the first sleep */
+            /* the control thread sends AWAIT if this is set */
+            TSHI_UV_PUT(&link->awaits, want & UV_READABLE);
+            if (want == link->polled || link->fd < 0) continue; /* no change, or not connected */
+            if (!link->poll) /* the handle is made at the first sleep */
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
             else if (want)
                 (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);
             else
-                (void)uv_poll_stop(link->poll); /* nothing to wait for */
+                (void)uv_poll_stop(link->poll); /* no event is awaited */
             if (!link->poll)
                 tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
                                      "rank %d: no memory to watch a connection", world->rank);
-            link->polled = link->poll ? want : 0; /* what libuv watches now */
+            link->polled = link->poll ? want : 0; /* the events that libuv watches now */
         }
     }
 }
 
-/* Sleeps until a connection is ready, the control thread wakes it, or something is due. */
+/* Sleeps until a connection is ready, the control thread wakes this thread, or something is due:
+ * the deadline, or the report that this rank is blocked. */
 static void tshi_uv_nap(tshi_uv_waiting *wait) {
     tsh_uv_world *world = wait->group->world;
     int64_t now = tsh_now(), until;
     if (!wait->begun) wait->begun = now;       /* the first sleep of this wait */
-    until = now + TSHI_UV_NAP_MS * TSHI_UV_MS; /* wakes up then at the latest */
+    until = now + TSHI_UV_NAP_MS * TSHI_UV_MS; /* the latest time at which the sleep ends */
     if (now >= wait->deadline)
         tshi_uv_late(wait->group, wait->op);
     else
@@ -151,17 +164,18 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
             until = tshi_uv_min(until, note);
     }
     tshi_uv_watch_links(world);
-    uv_update_time(&world->loop); /* libuv's time is that of the last sleep */
+    uv_update_time(&world->loop); /* the timer counts from libuv's cached time: update that */
     (void)uv_timer_start(&world->timer, tshi_uv_timer_event,
                          (uint64_t)((until - now) / TSHI_UV_MS + 1), 0); /* in ms, rounded up */
     if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE); /* sleeps, handles events */
 }
 
-/* Waits until op is complete or, if op is NULL, group is connected. Returns the world's error. */
+/* Waits until op is complete or, if op is NULL, until the group is connected; or until the world
+ * fails. Returns TSH_OK or the world's error. */
 static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_waiting wait = {group, op, 0, 0, 0};
-    int spins = 0, turns = 0; /* rounds without progress in a row; all rounds */
+    int spins = 0, turns = 0; /* spins: rounds without progress in a row; turns: all rounds */
     wait.deadline = op ? op->deadline : tshb_deadline(0, world->timeout);
     for (;;) {
         int moved = tshi_uv_advance(world);

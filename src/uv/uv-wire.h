@@ -7,14 +7,15 @@
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
-/* Returns a cursor at the beginning of bytes. `writes`: 1: fields are written, 0: read. */
+/* Returns a cursor at the beginning of bytes. `writes` 1: fields will be written, 0: read. */
 static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size, int writes) {
     unsigned char *at = (unsigned char *)bytes;
     tshi_uv_cursor c = {at, at + size, writes, 0};
     return c;
 }
 
-/* Returns the next n bytes and moves the cursor past them; NULL, and sets bad: fewer are left. */
+/* Returns the next n bytes and moves the cursor past them. If fewer are left: sets bad, returns
+ * NULL. */
 static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
     unsigned char *at = c->at;
     if (c->bad || n > (size_t)(c->end - c->at)) {
@@ -28,7 +29,7 @@ static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
 /* Writes or reads a number of n bytes, little endian. Returns it; 0 if fewer bytes are left. */
 static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
     unsigned char *at = tshi_uv_take(c, n);
-    uint64_t there = 0; /* the number in the bytes */
+    uint64_t there = 0; /* the number that the bytes hold */
     for (size_t i = 0; at && i < n; i++) {
         if (c->writes) at[i] = (unsigned char)(value >> 8 * i);
         there |= (uint64_t)at[i] << 8 * i;
@@ -49,7 +50,8 @@ static void tshi_uv_bytes_field(tshi_uv_cursor *c, void *bytes, size_t n) {
     if (at) memcpy(c->writes ? at : bytes, c->writes ? bytes : at, n);
 }
 
-/* Writes or reads a length and a text. Reading cuts it to room; control characters become '?'. */
+/* Writes or reads a text after its length (2 bytes). Reading cuts the text to `room` bytes, with a
+ * final 0, and replaces control characters by '?'. */
 static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
     size_t n = (size_t)tshi_uv_field(c, c->writes ? strlen(text) : 0, 2), kept = 0;
     unsigned char *at = tshi_uv_take(c, n);
@@ -62,14 +64,15 @@ static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
     text[kept] = 0;
 }
 
-/* Writes or reads a rank of a world of `size`, or -1; sets bad if it is neither. */
+/* Writes or reads a rank of a world of `size` ranks, or -1. Sets bad if it read anything else. */
 static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
     rank = tshi_uv_int_field(c, rank);
     if (rank < -1 || rank >= size) c->bad = 1;
     return rank;
 }
 
-/* Writes or reads a number of entries, 0 to `most`. Returns it; 0, and sets bad: out of range. */
+/* Writes or reads a number of entries, 0 to `most`, and returns it. If it is out of range: sets
+ * bad, returns 0. */
 static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
     count = tshi_uv_int_field(c, count);
     if (count < 0 || count > most) c->bad = 1;
@@ -78,14 +81,16 @@ static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
 
 /* ---- the handshake ---- */
 
-/* 1. Server hello: "tshd", version, nonce.
+/* The handshake:
+ * 1. Server hello: "tshd", version, nonce.
  * 2. Client hello: "TSHD", version, nonce, the fields of tshi_uv_hello, proof.
- * 3. Server: reply: status, value, proof. The value is the server's own of the field that differs;
- *    of a welcome, 1 if the connection has checksums.
- * A proof is an HMAC over the hello (tshi_uv_proof) under a key that both ends have. */
-#define TSHI_UV_VERSION UINT32_C(0x74730002) /* "ts", and 2: the version */
+ * 3. Server reply: status, value, proof. If the client is accepted, value is 1 if the connection
+ *    has checksums; if it is refused, value is what the server has in the field that differs.
+ * A proof is an HMAC over both hellos (tshi_uv_proof) under a key that both ends have. */
+#define TSHI_UV_VERSION UINT32_C(0x74730002) /* "ts", then the version of the protocol, 2 */
 
-enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 116, TSHI_UV_REPLY = 44 }; /* bytes */
+/* sizes of the three handshake messages in bytes */
+enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 116, TSHI_UV_REPLY = 44 };
 
 typedef enum tshi_uv_reply {
     TSHI_UV_WELCOME,       /* accepted */
@@ -109,11 +114,11 @@ static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
     hello->checks = tshi_uv_int_field(c, hello->checks);
 }
 
-/* Computes HMAC-SHA256 (RFC 2104) over who ('C'lient, 'S'erver), status and value (client: 0), and
- * hello. */
+/* Computes a proof, HMAC-SHA256 (RFC 2104) over: who proves ('C'lient or 'S'erver), the reply's
+ * status and value (client: 0, 0), and the fields of hello. */
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status, int64_t value,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
-    /* who, status, value; version, 5 ints; group, job, process; 2 nonces */
+    /* who, status, value; version and 5 ints; group, job, process; both nonces */
     unsigned char bytes[13 + 4 * 6 + 24 + 64];
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
     tshi_uv_hello all = *hello;
@@ -127,7 +132,8 @@ static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t sta
     (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, secret);
 }
 
-/* Writes or reads `word` (4 bytes), the version and the writer's nonce. 0: read another word. */
+/* Writes or reads the beginning of a hello: `word` (4 bytes), the version and the nonce of the end
+ * that wrote it. Returns 0 if it read another word. */
 static int tshi_uv_hello_start(tshi_uv_cursor *c, const char *word, uint32_t *version,
                                unsigned char nonce[32]) {
     char magic[4];
@@ -145,7 +151,7 @@ static int tshi_uv_server_hello(unsigned char bytes[TSHI_UV_SERVER_HELLO], int w
     return tshi_uv_hello_start(&c, "tshd", version, nonce);
 }
 
-/* Writes or reads the client's hello, which has all fields but the server's nonce. Reading does not
+/* Writes or reads the client hello, which has all fields but the server's nonce. Reading does not
  * check "TSHD": tshi_uv_server_step does that as soon as these bytes arrive. */
 static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int writes,
                                  tshi_uv_hello *hello, unsigned char proof[32]) {
@@ -155,13 +161,13 @@ static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int 
     tshi_uv_bytes_field(&c, proof, 32);
 }
 
-/* Returns 1 if a reply of this status has a proof. */
+/* Returns 1 if a reply of this status has a proof; if keys or versions differ, it has none. */
 static int tshi_uv_is_proven(uint32_t status) {
     return status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
 }
 
-/* Writes the server's reply. `value`: of a welcome: 1: with checksums; else the server's value of
- * the field that differs. */
+/* Writes the server's reply. value: for TSHI_UV_WELCOME, 1 if the connection has checksums; for a
+ * refusal, what the server has in the field that differs. */
 static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply status,
                               int64_t value, const tshi_uv_hello *hello,
                               const unsigned char secret[32]) {
@@ -174,7 +180,7 @@ static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply 
     tshi_uv_bytes_field(&c, proof, 32);
 }
 
-/* Reads a reply. Returns 0 if it is not a reply, or its proof is wrong. */
+/* Reads the server's reply. Returns 0 if the bytes are not a reply, or its proof is wrong. */
 static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_hello *hello,
                              const unsigned char secret[32], uint32_t *status, int64_t *value) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 0);
@@ -190,25 +196,27 @@ static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_h
 
 /* ---- control messages ---- */
 
-/* Length of the payload (4 bytes), type (1), checksum of these 5 bytes (4); payload; checksum of
- * all before it (4). Control messages always have checksums: they are few. */
+/* A control message is: length of the payload (4 bytes), type (1), checksum of these 5 bytes (4);
+ * payload; checksum of all bytes before it (4). Control messages always have checksums: they are
+ * few. */
 
 typedef enum tshi_uv_type {
-    TSHI_UV_BEAT,     /* heartbeat, to all */
-    TSHI_UV_HERE,     /* to rank 0: where the sender listens */
-    TSHI_UV_MISSING,  /* from rank 0: which ranks have not joined yet */
-    TSHI_UV_TABLE,    /* from rank 0: the address table (where each rank listens), and the token */
-    TSHI_UV_READY,    /* to rank 0: the sender has all its connections */
-    TSHI_UV_GO,       /* from rank 0: all ranks have all their connections */
-    TSHI_UV_REPORT,   /* to the coordinator: an error report */
-    TSHI_UV_ASK,      /* from the coordinator: which call was collective seq of a group? */
-    TSHI_UV_TELL,     /* the answer to ASK */
-    TSHI_UV_BLOCKED,  /* to the coordinator: the sender has waited for 20 ms; a tshi_uv_blocked */
-    TSHI_UV_CONFIRM,  /* from the coordinator: is the receiver still in that wait? */
-    TSHI_UV_STILL,    /* the answer to CONFIRM */
+    TSHI_UV_BEAT,    /* heartbeat, to all */
+    TSHI_UV_HERE,    /* to rank 0: where the sender listens */
+    TSHI_UV_MISSING, /* from rank 0: which ranks have not joined yet */
+    TSHI_UV_TABLE,   /* from rank 0: the address table (where each rank listens), and the token */
+    TSHI_UV_READY,   /* to rank 0: the sender has all its connections */
+    TSHI_UV_GO,      /* from rank 0: all ranks have all their connections */
+    TSHI_UV_REPORT,  /* to the coordinator: an error report */
+    TSHI_UV_ASK,     /* from the coordinator: which call was collective seq of a group? */
+    TSHI_UV_TELL,    /* answer to ASK: what the sender called as that collective */
+    /* to the coordinator: the sender has been blocked for 20 ms (tshi_uv_blocked) */
+    TSHI_UV_BLOCKED,
+    TSHI_UV_CONFIRM, /* from the coordinator: is the receiver still in the wait that it reported? */
+    TSHI_UV_STILL,   /* answer to CONFIRM: 1 if the sender is still in that wait */
     TSHI_UV_DECISION, /* the world's error */
     TSHI_UV_BYE,      /* the sender shuts down in good order */
-    TSHI_UV_AWAIT,    /* the sender waits for the receiver's data: how many bytes have arrived */
+    TSHI_UV_AWAIT,    /* bytes that the sender has received so far; it waits for more */
     TSHI_UV_LINKED,   /* the sender, which dialled the receiver, has both connections of a group */
     TSHI_UV_TYPES     /* number of types */
 } tshi_uv_type;
@@ -228,12 +236,13 @@ static void tshi_uv_report_fields(tshi_uv_cursor *c, tshi_uv_report *e, int size
     tshi_uv_error_fields(c, &e->error, size);
 }
 
-/* Payload of TELL: the collective, then the answer. */
+/* Writes or reads the payload of TELL: group and number of the collective, then the answer. */
 static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
                                   tshi_uv_answer *answer) {
     tshi_uv_record *record = &answer->record;
     tsh_coll *coll = &record->coll;
-    unsigned bits = (unsigned)(answer->member | answer->started << 1); /* one byte holds both */
+    /* member and started share one byte */
+    unsigned bits = (unsigned)(answer->member | answer->started << 1);
     *group = tshi_uv_field(c, *group, 8);
     *seq = tshi_uv_field(c, *seq, 8);
     bits = (unsigned)tshi_uv_field(c, bits, 1);
@@ -256,8 +265,8 @@ static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *
     }
 }
 
-/* Reads or writes, as c does, the payload of a BLOCKED message in a world of `size` ranks.
- * s->member must have `size` entries. */
+/* Writes or reads the payload of BLOCKED in a world of `size` ranks. s->member must have `size`
+ * entries. */
 static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int size) {
     s->wait = tshi_uv_field(c, s->wait, 8);
     s->group = tshi_uv_field(c, s->group, 8);
@@ -282,5 +291,6 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
         s->pairs_of[i].receives = tshi_uv_field(c, s->pairs_of[i].receives, 8);
         s->pairs_of[i].peer = tshi_uv_int_field(c, s->pairs_of[i].peer);
     }
-    if (c->bad && !c->writes) s->wait = 0; /* an invalid message counts as not blocked */
+    /* after an invalid message the rank counts as not blocked */
+    if (c->bad && !c->writes) s->wait = 0;
 }

@@ -10,9 +10,11 @@
 static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
-    world->members = (int *)calloc((n + 1) * n, sizeof *world->members); /* n + 1 lists of n */
+    /* n + 1 lists of n ranks */
+    world->members = (int *)calloc((n + 1) * n, sizeof *world->members);
     world->search = (tshb_coll_search *)calloc(n, sizeof *world->search);
-    world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size); /* its id is 1 */
+    /* 1: id of the world's group */
+    world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size);
     if (!world->peer || !world->members || !world->search || !world->world_group) return 0;
     for (int r = 0; r < world->size; r++) {
         world->peer[r].world = world;
@@ -21,26 +23,27 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
         world->peer[r].blocked.member = world->members + (size_t)r * n;
         world->world_group->ranks[r] = r;
     }
-    world->blocked.member = world->members + n * n; /* the last list: this rank's own */
+    world->blocked.member = world->members + n * n; /* the last list is for this rank */
     return 1;
 }
 
-/* Checks the limit of descriptors. Unauthenticated connections get half of those that the world
- * does not need, so that the program keeps some. */
+/* Checks that the limit of descriptors (ulimit -n) suffices. Unauthenticated connections get half
+ * of those that the world does not need, so that the program keeps some. */
 static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
     int64_t half;
-    world->unproven_limit = TSHI_UV_UNPROVEN; /* the maximum */
+    world->unproven_limit = TSHI_UV_UNPROVEN; /* the upper bound */
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TSH_OK;
     if (limit.rlim_cur < (rlim_t)need)
         return tsh_error_set(error, TSH_ERR_IO, world->rank,
                              "rank %d may open %lu descriptors, but a world of %d ranks needs "
                              "about %d (ulimit -n)",
                              world->rank, (unsigned long)limit.rlim_cur, world->size, need);
-    half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2; /* the other half is the program's */
+    half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2; /* the other half is left to the program */
     world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
-    if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW; /* the minimum */
+    /* the lower bound */
+    if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
     return TSH_OK;
 }
 
@@ -49,17 +52,19 @@ static tsh_result tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_address list[TSHI_UV_ADDRESSES];
     const char *why = "is no listening socket"; /* the end of the error's sentence */
     const char *bound = world->bind_host[0] ? world->bind_host : world->host;
-    int given = world->listener >= 0; /* 1: TSHARD_LISTENER or tsh_uv_desc.listener */
+    /* given: 1 if TSHARD_LISTENER or tsh_uv_desc.listener gave a socket */
+    int given = world->listener >= 0;
     int n = !given ? tshi_uv_resolve(bound, world->port, 0, list, &why) /* n: number of addresses */
                    : tshi_uv_prepare_fd(world->listener) &&
                          tshi_uv_end_of(world->listener, 0, &list[0]);
     for (int i = 0; i < n && (given || world->listener < 0); i++) {
         if (tshi_uv_need_key(world, &list[i], error) != TSH_OK) return error->code;
-        if (!given) world->listener = tshi_uv_listen(&list[i]); /* -1: try the next address */
+        /* -1: failed, the next address is tried */
+        if (!given) world->listener = tshi_uv_listen(&list[i]);
         if (world->listener < 0) why = tshi_uv_why(errno);
     }
     if (n && world->listener >= 0 && tshi_uv_end_of(world->listener, 0, &world->own)) {
-        world->port = tshi_uv_port(&world->own); /* that of the socket, if given */
+        world->port = tshi_uv_port(&world->own); /* a given socket may have another port */
         return TSH_OK;
     }
     if (given) world->listener = -1; /* the given socket stays open */
@@ -70,7 +75,7 @@ static tsh_result tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
                                  "address of this host");
 }
 
-/* Finds rank 0 before the control thread runs: rank 0 listens, the others look its host up. */
+/* Prepares to join before the control thread runs: rank 0 listens, the others look up its host. */
 static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_address list[TSHI_UV_ADDRESSES];
     const char *why;
@@ -89,7 +94,8 @@ static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
                                  world->bind_host, why);
         world->own = list[0]; /* where tshi_uv_joined listens */
     }
-    return tshi_uv_need_key(world, &world->address[0], error); /* dialling it may need a key */
+    /* connecting to that address may need a key */
+    return tshi_uv_need_key(world, &world->address[0], error);
 }
 
 /* Starts the control thread with all signals blocked: the program's own threads get them. */
@@ -98,17 +104,19 @@ static tsh_result tshi_uv_start_control(tsh_uv_world *world, tsh_error *error) {
     int failed;
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_BLOCK, &all, &before);
-    failed = uv_thread_create(&world->thread, tshi_uv_main, world); /* inherits the mask */
+    /* the new thread inherits the signal mask */
+    failed = uv_thread_create(&world->thread, tshi_uv_main, world);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL); /* restores this thread's mask */
     return failed ? tsh_error_set(error, TSH_ERR_IO, world->rank, "the system refused a thread")
                   : TSH_OK;
 }
 
-enum { TSHI_UV_LOOPS_NEED = 64 << 10 }; /* bytes: more than libuv takes for two loops */
+enum { TSHI_UV_LOOPS_NEED = 64 << 10 }; /* bytes of memory, more than libuv needs for two loops */
 
 /* Makes both event loops with their handles, and the lock and condition between the threads. */
 static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
-    int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED); /* 1: enough memory for both loops */
+    /* room: 1 if there is enough memory for both loops */
+    int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED);
     int locked = uv_mutex_init(&world->lock) == 0, noticed = uv_cond_init(&world->changed) == 0;
     int why = locked && noticed && room ? uv_loop_init(&world->loop) : UV_ENOMEM, opened = why == 0;
     if (opened) why = uv_loop_init(&world->control);
@@ -130,12 +138,12 @@ static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
     return TSH_OK;
 }
 
-/* Counts the ranks of this host, and sets how often a wait polls before it sleeps: less often where
- * they are more than the cores, since the awaited rank may need this core. */
+/* Counts the ranks of this host and sets world->spins, how many times a wait polls before it
+ * sleeps: fewer if there are more ranks than cores, since the awaited rank may need this core. */
 static void tshi_uv_count_local(tsh_uv_world *world) {
     const tshi_uv_group *group = world->world_group;
     int local = 1;                        /* number of ranks on this host */
-    for (int r = 0; r < group->size; r++) /* link[r]: the one for collectives */
+    for (int r = 0; r < group->size; r++) /* link[r]: the connection for collectives */
         if (group->link[r].fd >= 0) local += tshi_uv_is_local(group->link[r].fd);
     world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400; /* polls before a sleep */
 }
@@ -152,13 +160,14 @@ static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
     return failed;
 }
 
-/* Opens the world, starts the control thread, and waits until it is connected. Owns `world`. */
+/* Opens the world, starts the control thread, and waits until the world is complete. Owns `world`.
+ * *out: the comm of all ranks. */
 static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *error) {
     int opened; /* 1: the event loops exist */
     tsh_result result;
     randombytes_buf(&world->process, sizeof world->process);
-    world->process |= 1;                     /* 0 stands for none */
-    world->forming = 1;                      /* until tshi_uv_completed */
+    world->process |= 1;                     /* not 0, which stands for no process */
+    world->forming = 1;                      /* tshi_uv_completed sets it to 0 */
     world->due = tsh_now() + world->timeout; /* joining times out then */
     world->notice_at = tsh_now() + world->notice;
     result = tshi_uv_world_alloc(world)
@@ -184,16 +193,17 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     return result;
 }
 
-/* Opens /dev/null as stdin, stdout and stderr, where they are closed, as daemons have them: or
- * sockets would get their numbers, libuv would abort when it closes them, and what the program
- * prints would go to a peer. They stay open. 0: the system refused (errno). */
+/* Opens /dev/null as stdin, stdout and stderr, if they are closed, as in a daemon. Else sockets
+ * would get their numbers, libuv would abort when it closes them, and what the program prints would
+ * go to a peer. They stay open. Returns 0 if the system refused (errno). */
 static int tshi_uv_fill_standard(void) {
-    for (int fd = 0; fd < 3; fd++) /* the lowest number that is free is taken */
+    for (int fd = 0; fd < 3; fd++) /* open() takes the lowest free number, which is fd */
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return 0;
     return 1;
 }
 
-/* Reads the settings and joins. For one rank no socket is opened: *out is all 0 but its size, 1. */
+/* Reads the settings and joins the world. With one rank, no socket is opened: *out is all 0 but its
+ * size, 1. */
 static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error *error) {
     tsh_uv_world *world;
     memset(out, 0, sizeof *out);
@@ -214,12 +224,13 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
         (void)tsh_error_set(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
     else if (tshi_uv_settings(desc, world, error) == TSH_OK && world->size > 1)
         return tshi_uv_join(world, out, error);
-    tshi_uv_world_free(world); /* an error, or a world of one rank */
+    tshi_uv_world_free(world); /* after an error, or for a world of one rank */
     if (error->code == TSH_OK) out->size = 1;
     return error->code;
 }
 
-/* Copies the result of opening to *place, if not NULL, and logs it if it is an error. */
+/* Copies `error`, the result of opening a world, to *place, if that is not NULL, and logs it if it
+ * is an error. */
 static void tshi_uv_not_open(tsh_error *place, const tsh_logger *logger, const char *function,
                              const tsh_error *error) {
     if (place) *place = *error;
@@ -253,7 +264,7 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
     memset(&error, 0, sizeof error);
     if (uv) join = *uv;
     if (desc) with = *desc;
-    if (!join.logger.fn) join.logger = with.logger; /* each uses the other's, if it has none */
+    if (!join.logger.fn) join.logger = with.logger; /* if one has no logger, it uses the other's */
     if (!with.logger.fn) with.logger = join.logger;
     if (fn)
         (void)tshi_uv_open(&join, &comm, &error);

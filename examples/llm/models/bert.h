@@ -1,6 +1,5 @@
 /* bert.h - BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019): encoders, which give a vector
- * per token. Norms after attention and MLP, learned positions; RoBERTa's begin after the padding's.
- */
+ * per token. Layer norms follow attention and MLP; positions are learned. */
 #ifndef LLM_BERT_H
 #define LLM_BERT_H
 
@@ -13,7 +12,7 @@ static void bert_config(llm_config *c) {
     c->qkv_bias = c->out_bias = c->mlp_bias = c->encoder = 1;
     c->places = llm_config_count(c, "max_position_embeddings", 512);
     c->kinds = llm_config_count(c, "type_vocab_size", 2);
-    (void)llm_config_flag(c, "tie_word_embeddings", 1); /* of a head that is not read */
+    (void)llm_config_flag(c, "tie_word_embeddings", 1); /* about the head, which is not loaded */
     llm_config_must(c, "is_decoder", 0, 0);
     llm_config_must(c, "add_cross_attention", 0, 0);
     const char *places = llm_config_string(c, "position_embedding_type", "absolute");
@@ -22,14 +21,15 @@ static void bert_config(llm_config *c) {
                    places);
 }
 
-/* The rows of positions from 0 to the padding's belong to no token. */
+/* RoBERTa's position 0 is row pad_token_id + 1 of the position table; the rows before it are not
+ * used. */
 static void roberta_config(llm_config *c) {
     bert_config(c);
     c->skip = llm_config_count(c, "pad_token_id", 1) + 1;
     c->places -= c->skip;
 }
 
-/* x = norm(x + attention(x)); x = norm(x + mlp(x)) */
+/* x = norm(x + attention(x)); x = norm'(x + mlp(x)) */
 static tsh_tensor *bert_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     tsh_tensor *x = in[0], *y = llm_call(self, "attention", x);
     (void)n, (void)user;
@@ -69,7 +69,7 @@ static void bert_add(llm_net *m) {
                    bert_add_block);
 }
 
-/* ids (1, T) -> (1, T, C); all tokens are of kind 0, of one sentence. */
+/* ids (1, T) -> vectors (1, T, C). All tokens have type 0, as those of a single sentence. */
 static tsh_tensor *bert_forward(llm_net *m, tsh_tensor *ids) {
     tsh_module *embeddings = tsh_find(m->base, "embeddings");
     tsh_tensor *kind = tsh_cast(tsh_zeros(m->ctx, tsh_shape_of(ids)), TSH_I32);

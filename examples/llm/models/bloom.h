@@ -1,4 +1,5 @@
-/* bloom.h - BLOOM (Le Scao et al. 2022): ALiBi in place of positions, a norm of the embeddings. */
+/* bloom.h - BLOOM (Le Scao et al. 2022): ALiBi in place of learned or rotary positions, and a layer
+ * norm after the embedding. */
 #ifndef LLM_BLOOM_H
 #define LLM_BLOOM_H
 
@@ -13,7 +14,8 @@ static void bloom_config(llm_config *c) {
     c->variant = llm_config_flag(c, "apply_residual_connection_post_layernorm", 0);
 }
 
-/* variant: what is added to is the norm's output, not its input. */
+/* x += attention(norm(x)); x += mlp(norm'(x)). If c->variant is 1, attention and MLP are added to
+ * the norm's output in place of x. */
 static tsh_tensor *bloom_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     const llm_net *m = (const llm_net *)user;
     const llm_config *c = m->config;

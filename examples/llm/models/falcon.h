@@ -1,8 +1,10 @@
-/* falcon.h - Falcon (Almazrouei et al. 2023): attention and MLP side by side, one key head or
- * groups, stored with their queries. */
+/* falcon.h - Falcon (Almazrouei et al. 2023): attention and MLP in parallel; all query heads, or
+ * groups of them, share a key head; one fused weight for queries, keys and values. */
 #ifndef LLM_FALCON_H
 #define LLM_FALCON_H
 
+/* Bits of c->variant: several key heads, each for a group of query heads; parallel attention and
+ * MLP have a norm each; one key head for all query heads. */
 enum { FALCON_GROUPS = 1, FALCON_TWO_NORMS = 2, FALCON_ONE_KEY = 4 };
 
 static void falcon_config(llm_config *c) {
@@ -27,7 +29,8 @@ static void falcon_config(llm_config *c) {
         llm_refuse(c, "config.json: num_kv_heads is %g, with %d heads", kv, (int)c->heads);
 }
 
-/* x += attention(norm(x)) + mlp(norm'(x)), or one after the other */
+/* Parallel: x += attention(norm(x)) + mlp(norm'(x)), where both may be the same norm. Otherwise: x
+ * += attention(norm(x)); x += mlp(norm'(x)). */
 static tsh_tensor *falcon_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     const llm_config *c = ((const llm_net *)user)->config;
     const int two = (c->variant & FALCON_TWO_NORMS) != 0;

@@ -1,9 +1,9 @@
-/* gemma.h - Gemma (Mesnard et al. 2024): LLaMA with norms by weight + 1, embeddings times sqrt(C),
- * and tanh's GELU. */
+/* gemma.h - Gemma (Mesnard et al. 2024): LLaMA with RMS norms that multiply by weight + 1,
+ * embeddings times sqrt(C), and the tanh approximation of GELU. */
 #ifndef LLM_GEMMA_H
 #define LLM_GEMMA_H
 
-/* All but rotary positions. */
+/* Reads what all versions of Gemma have, except the activation and rotary positions. */
 static void gemma_options(llm_config *c) {
     llama_sizes(c, 1e-6, 1);
     c->norm = LLM_RMS_ONE;
@@ -13,8 +13,9 @@ static void gemma_options(llm_config *c) {
     c->embed_scale = sqrt((double)c->width);
 }
 
-/* Files may have the other name for the activation, too, which transformers does not read: it must
- * say the same, or "gelu", which early files say where tanh's is meant. */
+/* Reads the activation under `key`. Files may have it under `other` (hidden_act or
+ * hidden_activation), too, which transformers ignores: there it must be the same, or "gelu", which
+ * early files have although they mean the tanh approximation. */
 static void gemma_read_activation(llm_config *c, const char *key, const char *other) {
     llm_read_activation(c, key, "gelu_pytorch_tanh");
     const tsh_activation act = c->act;

@@ -1,11 +1,12 @@
-/* gemma2.h - Gemma 2 (Riviere et al. 2024): Gemma with norms after attention and MLP, too, soft
- * caps of scores and logits, and a window in every other layer. Gemma 3 (Kamath et al. 2025): no
- * caps, but norms of queries and keys, five layers with a window to one without, and a rotary base
- * for each kind. Its folders with a vision tower are refused. */
+/* gemma2.h - Gemma 2 (Riviere et al. 2024): Gemma with norms also after attention and MLP, soft
+ * caps of scores and logits, and a sliding window in every other layer. Gemma 3 (Kamath et al.
+ * 2025): no caps, but norms of queries and keys, five layers with a window to each one without, and
+ * different rotary bases for the two. Its folders with a vision tower are refused. */
 #ifndef LLM_GEMMA2_H
 #define LLM_GEMMA2_H
 
-/* A soft cap; null: none. */
+/* Reads the soft cap c of c tanh(x / c), `otherwise` if the key is absent. null: 0, no cap; a 0 in
+ * the file is refused. */
 static double gemma2_cap(llm_config *c, const char *key, double otherwise) {
     const int there = cJSON_GetObjectItemCaseSensitive(c->unread, key) != NULL;
     const double cap = llm_config_number(c, key, there ? 0 : otherwise);
@@ -14,8 +15,8 @@ static double gemma2_cap(llm_config *c, const char *key, double otherwise) {
     return cap;
 }
 
-/* What both have; caps: as their config.json has them by default; every `pattern`-th layer has no
- * window. */
+/* Reads what Gemma 2 and 3 have in common. score_cap, logit_cap: defaults of the soft caps, 0:
+ * none. Every `pattern`-th layer has no sliding window. */
 static void gemma2_options(llm_config *c, double score_cap, double logit_cap, int64_t pattern) {
     gemma_options(c);
     gemma_read_activation(c, "hidden_activation", "hidden_act");
@@ -30,17 +31,19 @@ static void gemma2_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-/* Moves what `from` has into `to`, in place of what that has under the same names. */
+/* Moves the items of the object `from` into the object `to`, where they replace those of the same
+ * key. */
 static void gemma3_merge(cJSON *to, cJSON *from) {
     while (from->child) {
         cJSON *item = cJSON_DetachItemViaPointer(from, from->child);
         cJSON_DeleteItemFromObjectCaseSensitive(to, item->string);
-        cJSON_AddItemToArray(to, item); /* with its name; nothing is allocated */
+        cJSON_AddItemToArray(to, item); /* it keeps its key, so nothing is allocated */
     }
 }
 
-/* rope_parameters has an object for each kind of layer; what rope_scaling has goes before what that
- * of full attention has. */
+/* Reads rotary positions: c->rope of layers with full attention, c->local of those with a sliding
+ * window. rope_parameters has an object for each of the two; what the older rope_scaling has
+ * overrides that of full attention. */
 static void gemma3_read_rope(llm_config *c) {
     const cJSON *both = llm_config_key(c, "rope_parameters"), *part;
     const cJSON *whole = cJSON_GetObjectItemCaseSensitive(both, "full_attention");
@@ -69,14 +72,14 @@ static void gemma3_read_rope(llm_config *c) {
 
 static void gemma3_config(llm_config *c) {
     gemma2_options(c, 0, 0, llm_config_count(c, "sliding_window_pattern", 6));
-    if (c->score_cap > 0) /* transformers caps there only in some of its implementations */
+    if (c->score_cap > 0) /* only some attention functions of transformers apply it */
         llm_refuse(c, "config.json: attn_logit_softcapping is %g, which is not supported for %s",
                    c->score_cap, c->type);
     c->qk_norm = LLM_NORM_OF_EACH;
     gemma3_read_rope(c);
 }
 
-/* x += norm(attention(norm(x))); x += norm(mlp(norm(x))) */
+/* x += norm2(attention(norm1(x))); x += norm4(mlp(norm3(x))) */
 static tsh_tensor *gemma2_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     tsh_tensor *x = in[0], *y = llm_call(self, "self_attn", llm_call(self, "input_layernorm", x));
     (void)n, (void)user;

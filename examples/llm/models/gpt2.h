@@ -20,7 +20,7 @@ static void gpt2_config(llm_config *c) {
 static tsh_tensor *gpt2_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     tsh_tensor *x = in[0], *y = llm_call(self, "attn", llm_call(self, "ln_1", x));
     (void)n, (void)user;
-    y = tsh_forward_residual(tsh_find(self, "ln_2"), &x, y); /* x += y; of that the norm */
+    y = tsh_forward_residual(tsh_find(self, "ln_2"), &x, y); /* x += y; y = ln_2(x) */
     return tsh_add(x, llm_call(self, "mlp", y));
 }
 

@@ -1,10 +1,11 @@
-/* gpt_neox.h - GPT-NeoX and Pythia (Black et al. 2022): attention and MLP side by side, each after
- * a layer norm of its own, positions on a part of each head. */
+/* gpt_neox.h - GPT-NeoX and Pythia (Black et al. 2022): attention and MLP in parallel, each after a
+ * layer norm of its own; rotary positions on a part of each head. */
 #ifndef LLM_GPT_NEOX_H
 #define LLM_GPT_NEOX_H
 
-/* The name that other families have for `own` says the same, where some versions of transformers
- * wrote both; gpt_neox reads its own alone. */
+/* Refuses a config.json in which `key`, the name that other families have for `own`, has another
+ * value. Some versions of transformers wrote both; gpt_neox reads `own` alone. otherwise: the
+ * default of `own`. */
 static void gpt_neox_same(llm_config *c, const char *key, const char *own, double otherwise) {
     const double value = llm_config_number(c, own, otherwise);
     const double again = llm_config_number(c, key, value);
@@ -29,7 +30,8 @@ static void gpt_neox_config(llm_config *c) {
     gpt_neox_same(c, "partial_rotary_factor", "rotary_pct", 0.25);
 }
 
-/* x += attention(norm(x)) + mlp(norm'(x)), or one after the other */
+/* Parallel: x += attention(norm(x)) + mlp(norm'(x)). Otherwise: x += attention(norm(x)); x +=
+ * mlp(norm'(x)). */
 static tsh_tensor *gpt_neox_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     const llm_config *c = ((const llm_net *)user)->config;
     tsh_tensor *x = in[0], *y = llm_call(self, "attention", llm_call(self, "input_layernorm", x));

@@ -1,9 +1,9 @@
-/* granite.h - Granite 3 (IBM 2024): Llama, whose embeddings, attention
- * scores, residual branches and logits are multiplied by constants. */
+/* granite.h - Granite 3 (IBM 2024): LLaMA with constant factors of the embeddings, attention
+ * scores, outputs of attention and MLP, and logits. */
 #ifndef LLM_GRANITE_H
 #define LLM_GRANITE_H
 
-/* A factor; it is not 0, which would stand for 1. */
+/* Reads a factor, by default 1. Refuses 0, which in llm_config stands for 1. */
 static double granite_factor(llm_config *c, const char *key) {
     const double value = llm_config_number(c, key, 1);
     if (value == 0) llm_refuse(c, "config.json: %s is 0; it must be another number", key);

@@ -1,9 +1,10 @@
 /* llama.h - LLaMA (Touvron et al. 2023) and its successors, 1 to 3.x: RMS norms before attention
- * and MLP, rotary positions, grouped key heads, a gated MLP. Other families add to it. */
+ * and MLP, rotary positions, grouped key heads, a gated MLP. Other families use its functions. */
 #ifndef LLM_LLAMA_H
 #define LLM_LLAMA_H
 
-/* What nearly all families with RMS norms say. */
+/* Reads the sizes, and what else nearly all families with RMS norms have. eps, tied: defaults of
+ * the norms' eps and of tying the head to the embedding. */
 static void llama_sizes(llm_config *c, double eps, int tied) {
     llm_read_sizes(c);
     c->hidden = llm_config_count(c, "intermediate_size", LLM_NEEDED);
@@ -20,7 +21,7 @@ static void llama_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-/* x += attention(norm(x)); x += mlp(norm(x)) */
+/* x += attention(norm(x)); x += mlp(norm'(x)); of each sum, the second term times branch_scale */
 static tsh_tensor *llama_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     const llm_config *c = ((const llm_net *)user)->config;
     tsh_tensor *x = in[0], *y = llm_call(self, "self_attn", llm_call(self, "input_layernorm", x));
@@ -47,7 +48,8 @@ static void llama_add_block(llm_net *m, tsh_module *self) {
     llama_add_layer(m, self, &llama_attention, &llama_mlp);
 }
 
-/* The tree with these blocks. */
+/* Adds LLaMA's tree: embedding, blocks, norm and head. block: the forward of a block; add: adds its
+ * layers. */
 static void llama_add_with(llm_net *m, tsh_forward_fn block,
                            void (*add)(llm_net *m, tsh_module *self)) {
     llm_add_embedding(m, m->base, "embed_tokens");

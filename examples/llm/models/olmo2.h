@@ -1,5 +1,5 @@
-/* olmo2.h - OLMo 2 (Walsh et al. 2024): LLaMA with norms after attention and MLP, and of all
- * queries and keys. */
+/* olmo2.h - OLMo 2 (Walsh et al. 2024): LLaMA with norms after attention and MLP, not before, and
+ * one norm over all heads' queries, as over their keys. */
 #ifndef LLM_OLMO2_H
 #define LLM_OLMO2_H
 
@@ -11,7 +11,7 @@ static void olmo2_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-/* x += norm(attention(x)); x += norm(mlp(x)) */
+/* x += norm(attention(x)); x += norm'(mlp(x)) */
 static tsh_tensor *olmo2_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     tsh_tensor *x = in[0];
     (void)n, (void)user;

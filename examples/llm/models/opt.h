@@ -1,4 +1,5 @@
-/* opt.h - OPT (Zhang et al. 2022): learned positions from 2 on, layer norms first, ReLU. */
+/* opt.h - OPT (Zhang et al. 2022): learned positions, the first in row 2 of their table; layer
+ * norms before attention and MLP; ReLU. */
 #ifndef LLM_OPT_H
 #define LLM_OPT_H
 

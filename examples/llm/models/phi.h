@@ -1,5 +1,5 @@
-/* phi.h - Phi-1 to Phi-2 (Gunasekar et al. 2023): attention and MLP side by side after one layer
- * norm, biases everywhere, positions on a part of each head. */
+/* phi.h - Phi-1 to Phi-2 (Gunasekar et al. 2023): attention and MLP in parallel after one layer
+ * norm, biases everywhere, rotary positions on a part of each head. */
 #ifndef LLM_PHI_H
 #define LLM_PHI_H
 

@@ -1,4 +1,5 @@
-/* phi3.h - Phi-3 and Phi-4 (Abdin et al. 2024): LLaMA with fused layers, [Q|K|V] and [gate|up]. */
+/* phi3.h - Phi-3 and Phi-4 (Abdin et al. 2024): LLaMA with fused linear layers, [Q|K|V] and
+ * [gate|up]. */
 #ifndef LLM_PHI3_H
 #define LLM_PHI3_H
 

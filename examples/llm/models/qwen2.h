@@ -2,7 +2,8 @@
 #ifndef LLM_QWEN2_H
 #define LLM_QWEN2_H
 
-/* The window counts only if use_sliding_window says so, in layers from max_window_layers on. */
+/* Reads the sliding window. There is none unless use_sliding_window is true; then layers from index
+ * max_window_layers on have it, or those that layer_types names. */
 static void qwen2_read_window(llm_config *c) {
     const int64_t from = llm_config_count(c, "max_window_layers", 28);
     const int slides = llm_config_flag(c, "use_sliding_window", 0);

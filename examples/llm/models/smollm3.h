@@ -1,4 +1,5 @@
-/* smollm3.h - SmolLM3 (Hugging Face 2025): LLaMA in which every fourth layer has no positions. */
+/* smollm3.h - SmolLM3 (Hugging Face 2025): LLaMA in which every fourth layer has no rotary
+ * positions. */
 #ifndef LLM_SMOLLM3_H
 #define LLM_SMOLLM3_H
 
@@ -12,7 +13,8 @@ static void smollm3_config(llm_config *c) {
     const int slides = llm_config_flag(c, "use_sliding_window", 0);
     llm_read_window(c, 0, 0, 0);
     if (!slides) c->window = 0;
-    const cJSON *rotates = llm_config_key(c, "no_rope_layers"), *item; /* 1: with positions */
+    /* 1 or 0 of each layer; 1: rotary positions */
+    const cJSON *rotates = llm_config_key(c, "no_rope_layers"), *item;
     const int64_t interval = llm_config_count(c, "no_rope_layer_interval", 4);
     int64_t i = 0;
     if (rotates && cJSON_GetArraySize(rotates) != c->layers)
@@ -23,7 +25,7 @@ static void smollm3_config(llm_config *c) {
     i = 0;
     cJSON_ArrayForEach(item, rotates)
         if (i < LLM_MOST_LAYERS) c->no_rope[i++] = item->valuedouble == 0;
-    if (!llm_config_key(c, "layer_types")) /* the window is that of layers without positions */
+    if (!llm_config_key(c, "layer_types")) /* layers without rotary positions have the window */
         memcpy(c->slides, c->no_rope, sizeof c->slides);
 }
 
