@@ -369,18 +369,20 @@
 /* Needs: nothing.                                                            */
 /* ========================================================================== */
 
-/* TSHARD_IMPLEMENTATION   in exactly one source file: compile the library, and every backend
+/* TSHARD_IMPLEMENTATION   in exactly one source file: compiles the library, and every backend
  *                         included there
- * TSHARD_IMPLEMENTED      beside it: only the backends; another file has compiled the library, with
- *                         a backend or backends/tshard_backend.h included
- * TSHARD_STATIC           all functions static: several copies may live in one program
+ * TSHARD_IMPLEMENTED      beside TSHARD_IMPLEMENTATION: compiles only the backends; the library is
+ *                         compiled in another file, which includes a backend or
+ *                         backends/tshard_backend.h
+ * TSHARD_STATIC           makes all functions static: several copies may live in one program
  * TSHARD_SHARED           with the implementation: a shared library exports the public functions,
  *                         also under -fvisibility=hidden
- * TSHARD_REAL             float (default) or double: the type of all values
- * TSHARD_NO_SIMD          portable C kernels only
- * TSHARD_WINDOWS_AVX      AVX kernels with gcc for Windows, too, which has them off: it may keep
- *                         32-byte vectors at addresses that are multiples of 16 only, and crash
- *                         (GCC bug 54412; the gcc of Debian and of MSYS2 is patched) */
+ * TSHARD_REAL             float (default) or double: the type of tsh_real
+ * TSHARD_NO_SIMD          compiles portable C kernels only
+ * TSHARD_WINDOWS_AVX      enables the AVX kernels with gcc for Windows, where they are off by
+ *                         default: this gcc may place 32-byte vectors at addresses that are only
+ *                         multiples of 16, and the program then crashes (GCC bug 54412; the gcc
+ *                         of Debian and of MSYS2 is patched) */
 #ifndef TSHARD_REAL
 #define TSHARD_REAL float
 #endif
@@ -399,7 +401,7 @@
 #define TSH_API extern
 #endif
 
-#if defined(__MINGW32__) /* printf of the C runtime, or of mingw: stdio.h says which */
+#if defined(__MINGW32__) /* stdio.h says whether printf is that of the C runtime or of mingw */
 #define TSH_PRINTF(fmt, first) __attribute__((format(__MINGW_PRINTF_FORMAT, fmt, first)))
 #elif defined(__GNUC__)
 #define TSH_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
@@ -407,7 +409,8 @@
 #define TSH_PRINTF(fmt, first)
 #endif
 
-/* Of this header; tsh_version() is that of the library a program is linked with. */
+/* The version of this header. tsh_version() returns that of the library the program is linked
+ * to. */
 #define TSHARD_VERSION_MAJOR 0
 #define TSHARD_VERSION_MINOR 1
 #define TSHARD_VERSION_PATCH 0
@@ -438,7 +441,8 @@ extern "C" {
 
 typedef TSHARD_REAL tsh_real;
 
-/* Code, name, sentence: the only list of errors. */
+/* All error codes, as X(name, sentence). The list makes the constants TSH_<name> of tsh_result and
+ * the results of tsh_result_name and tsh_result_text. */
 #define TSH_RESULTS(X)                                                                             \
     X(OK, "no error")                                                                              \
     X(ERR_ARGUMENT, "an argument is not valid")                                                    \
@@ -465,22 +469,23 @@ typedef enum tsh_result {
 
 typedef struct tsh_error {
     tsh_result code;
-    int rank;                       /* world rank at fault; -1: none in particular */
+    int rank;                       /* world rank at fault; -1: no particular rank */
     char message[TSH_MESSAGE_SIZE]; /* one full sentence with the values concerned */
 } tsh_error;
 
 /* The types of elements. TSH_BF16: the upper half of a float (8 bits of exponent, 7 of fraction);
- * TSH_F16: IEEE's binary16. Ops compute with them in tsh_real and round once, to the nearest, ties
- * to even, when they store.
- * TSH_Q8_0, TSH_Q4_0 and TSH_Q4_1 are dtypes of quantised weights: tsh_linear and tsh_embedding
- * take them, other ops do not, and they have no gradient. The last dimension is cut into blocks of
- * 32 elements, each stored in the same bytes as in ggml:
+ * TSH_F16: IEEE's binary16. Ops on either compute in tsh_real and round once, to the nearest, ties
+ * to even, when they store a result.
+ * TSH_Q8_0, TSH_Q4_0 and TSH_Q4_1 are dtypes of quantised weights: only tsh_linear and
+ * tsh_embedding accept them, and such weights have no gradient. The last dimension of a weight is
+ * divided into blocks of 32 elements, stored in the same bytes as in ggml. The bytes of a block,
+ * and the value of an element:
  *
  *     TSH_Q8_0   34 bytes: an f16 scale d, then 32 integers q of 8 bits;             d q
  *     TSH_Q4_0   18 bytes: an f16 scale d, then 32 integers q of 4 bits, 0 to 15;    d (q - 8)
  *     TSH_Q4_1   20 bytes: f16 scale d and minimum m, then 32 q of 4 bits, 0 to 15;  d q + m */
 typedef enum tsh_dtype {
-    TSH_DTYPE_DEFAULT, /* no dtype: in a description, the default that its doc names */
+    TSH_DTYPE_DEFAULT, /* no dtype; in a descriptor: the default that its comment names */
     TSH_F32,
     TSH_F64,
     TSH_BF16,
@@ -492,14 +497,15 @@ typedef enum tsh_dtype {
     TSH_Q4_1
 } tsh_dtype;
 
-/* Says 0 for an option whose 0 means "the default": {.beta1 = TSH_ZERO}. Only options that name it
- * take it. */
+/* The value 0 for an option where a plain 0 means "use the default": {.beta1 = TSH_ZERO}. Only
+ * options whose comment names TSH_ZERO accept it. */
 #define TSH_ZERO (-1e-300)
 
-/* The dtype of values: TSH_F32, or TSH_F64 where TSHARD_REAL is double. */
+/* The dtype of tsh_real: TSH_F32, or TSH_F64 if TSHARD_REAL is double. */
 #define TSH_REAL (sizeof(tsh_real) == 4 ? TSH_F32 : TSH_F64)
 
-/* Bytes of one element, of quantised weights of a block of 32; 0 of what is no dtype. */
+/* Returns the size of one element in bytes; of a quantised dtype, the size of a block of 32
+ * elements. Returns 0 if dtype is TSH_DTYPE_DEFAULT or no tsh_dtype. */
 TSH_API size_t tsh_dtype_size(tsh_dtype dtype);
 
 /* A global shape, by value: tsh_zeros(ctx, tsh_shape2(3, 4)). */
@@ -508,9 +514,9 @@ typedef struct tsh_shape {
     int64_t dim[TSH_MAX_DIMS];
 } tsh_shape;
 
-/* One function for all memory: ptr NULL allocates, new_size 0 frees, else the block is resized with
- * its contents kept. NULL for a new_size above 0 means failure. The result is aligned to `align`, a
- * power of two. */
+/* Allocates, resizes and frees memory. ptr NULL: allocates new_size bytes; new_size 0: frees ptr,
+ * which has old_size bytes; else resizes it and keeps its contents. Returns the block, aligned to
+ * `align` bytes, a power of two. NULL for a new_size above 0 means failure. */
 typedef void *(*tsh_allocator_fn)(void *user, void *ptr, size_t old_size, size_t new_size,
                                   size_t align);
 typedef struct tsh_allocator {
@@ -518,81 +524,92 @@ typedef struct tsh_allocator {
     void *user;
 } tsh_allocator;
 
-/* Where warnings and errors go, one full sentence per call and no newline at its end. The library
- * itself never prints: a program that wants to see them gives tsh_log_stderr, or a function of its
- * own. The ranks of tsh_threads_run call it at the same time, each from its own thread. */
+/* Receives warnings and errors, one full sentence per call, without a newline at its end. The
+ * library itself never prints: a program that wants to see messages passes tsh_log_stderr, or a
+ * function of its own. The ranks of tsh_threads_run call it concurrently, each from its own
+ * thread. */
 typedef struct tsh_logger {
-    void (*fn)(void *user, const char *message); /* NULL: nowhere */
+    void (*fn)(void *user, const char *message); /* NULL: messages are discarded */
     void *user;
 } tsh_logger;
 
-/* C = alpha A B + beta C with A (m, k), B (k, n), C (m, n), any strides in elements (rs: between
- * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. Compiled with OpenMP, the
- * rank's threads call it side by side, each for a piece along m or n, with threads 1; without, it
- * may use tsh_desc.threads of its own. (tsh_attention's tiles are always the built-in one's.) */
+/* A matrix product: C = alpha A B + beta C with A (m, k), B (k, n), C (m, n). Strides are in
+ * elements: rs from row to row, cs from column to column, as in BLIS's typed API. If beta is 0, C
+ * is not read. If the library is compiled with OpenMP, the threads of the rank call the function
+ * concurrently, each for a range of C's rows or columns, with `threads` = 1. Without OpenMP,
+ * `threads` is tsh_desc.threads: one call may use that many threads of its own. tsh_attention
+ * always uses the built-in product. */
 typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
                             int64_t csc, int threads);
 typedef struct tsh_gemm {
-    tsh_gemm_fn fn; /* NULL: the built-in one */
+    tsh_gemm_fn fn; /* NULL: the built-in product */
     void *user;
 } tsh_gemm;
 
-typedef struct tsh_ctx tsh_ctx;       /* one rank's world; belongs to one thread */
-typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's piece, gradient */
-typedef struct tsh_module tsh_module; /* a named node in a tree of layers */
+typedef struct tsh_ctx tsh_ctx;       /* one rank's library state; used by one thread */
+typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's shard, gradient */
+typedef struct tsh_module tsh_module; /* a layer or a container of layers: a named node of a tree */
 typedef struct tsh_optim tsh_optim;   /* an optimiser with its moments */
-typedef struct tsh_cache tsh_cache;   /* keys and values of a model's attention layers */
-typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are dealt to the ranks of pp */
+typedef struct tsh_cache tsh_cache;   /* cached keys and values of a model's attention layers */
+typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are split into stages over pp */
 
 /* ========================================================================== */
 /* >>layout-api                                            MARK: - layout-api */
-/* Where a tensor lies over the tensor-parallel group, and who owns what.     */
+/* How a tensor is distributed over the tensor-parallel group.                */
 /* Needs: >>types.                                                            */
 /* ========================================================================== */
 
 typedef enum tsh_layout_kind {
-    TSH_REPLICATED, /* R     every rank holds the same values */
-    TSH_SHARDED,    /* S(d)  cut along dimension d */
-    TSH_PARTIAL     /* P     the value is the sum over the ranks */
+    TSH_REPLICATED, /* R     every rank holds all values */
+    TSH_SHARDED,    /* S(d)  split along dimension d: each rank holds a shard */
+    TSH_PARTIAL     /* P     partial sum: the tensor is the sum of the ranks' values */
 } tsh_layout_kind;
 
-/* A sharded dimension is a row of segments (one, unless weights are fused: [Q|K|V]); each is cut by
- * torch.chunk's rule in units: c = ceil(units / P), rank r owns units [min(r c, n), min((r + 1) c,
- * n)), and holds its pieces of all segments one after the other. A unit (a head) is never cut. */
+/* A sharded dimension consists of segments, one after the other: usually one; several if weights
+ * are fused, as in [Q|K|V]. Each segment consists of units (such as attention heads), which are
+ * never split. torch.chunk's rule assigns the n units of a segment to P ranks: c = ceil(n / P),
+ * rank r owns units [min(r c, n), min((r + 1) c, n)). A rank stores its parts of all segments one
+ * after the other. */
 typedef struct tsh_segment {
-    int64_t length; /* in elements; 0, before it is on a tensor: an equal part of the dimension */
-    int64_t unit;   /* elements that stay together; 0: 1 */
+    int64_t length; /* in elements; 0 in a layout given by the caller: an equal part of the
+                     * dimension */
+    int64_t unit;   /* elements of a unit; 0: 1 */
 } tsh_segment;
 
 typedef struct tsh_layout {
     tsh_layout_kind kind;
-    int dim;      /* sharded only; negative counts from the end */
-    int segments; /* sharded only; 0: 1 */
+    int dim;      /* TSH_SHARDED: the sharded dimension; negative: counts from the end */
+    int segments; /* TSH_SHARDED: number of segments; 0: 1 */
     tsh_segment segment[TSH_MAX_SEGMENTS];
 } tsh_layout;
 
-/* A layout of each kind. shard_segments: `segments` equal parts, each cut in `unit`s. */
+/* Returns the layout R. */
 TSH_API tsh_layout tsh_replicated(void);
+/* Returns the layout P. */
 TSH_API tsh_layout tsh_partial(void);
+/* Returns S(dim): one segment, units of one element. */
 TSH_API tsh_layout tsh_sharded(int dim);
+/* Returns S(dim): one segment, divided into units of `unit` elements. */
 TSH_API tsh_layout tsh_shard_units(int dim, int64_t unit);
+/* Returns S(dim): `segments` equal segments, each divided into units of `unit` elements. */
 TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit);
 
 typedef struct tsh_range {
-    int64_t start, length; /* in elements of the global dimension */
+    int64_t start, length; /* start: index in the whole dimension; length: in elements */
 } tsh_range;
 
-/* The ownership function, the only one: writes the ranges of a dimension of `length` elements that
- * `rank` of `size` owns (one per segment, empty ones included) and returns their total length.
- * `ranges` may be NULL. Replicated and partial layouts own everything. -1: the layout is NULL, its
- * segments or units do not fit the length, or there is no such rank. */
+/* Computes which elements of a dimension `rank` owns in a group of `size` ranks: writes one range
+ * per segment, empty ones included, to `ranges` (may be NULL) and returns their total length.
+ * `length` is the length of the whole dimension. In replicated and partial layouts each rank owns
+ * all of it. Returns -1 if the layout is NULL, its segments or units do not fit the length, or the
+ * rank does not exist. The whole library decides ownership by this function. */
 TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
                           tsh_range ranges[TSH_MAX_SEGMENTS]);
 
-/* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text (64 bytes hold any);
- * layout NULL: "R". Returns text; where that is NULL, or size 0, nothing is written. */
+/* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text, which has `size` bytes (64 are
+ * always enough); layout NULL: "R". Returns text. Writes nothing if text is NULL or size is 0. */
 TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size);
 
 /* ========================================================================== */
@@ -603,61 +620,66 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
 
 /* HOW A BACKEND WORKS
  *
- * A backend is a const table of functions (tsh_comm_ops) and a tsh_comm per group. The
- * public entry points (tsh_allreduce and so on) check the arguments, number the call, count it, and
- * hand the descriptor (tsh_coll) on.
+ * A backend is a const table of functions (tsh_comm_ops) and a tsh_comm per group. The public entry
+ * points (tsh_allreduce and so on) check the arguments, number the call, count it, and pass the
+ * descriptor (tsh_coll) to the backend.
  *
  *  1. start(comm, coll, req) posts a collective and never waits for a peer. It copies the
- * descriptor; counts and buffers stay the caller's, valid and untouched until wait. At least 64 may
- * be in flight on one comm (tsh_comm counts them; past 64 start is refused), each is waited for
- * exactly once, in any order.
- *  2. All ranks of a group start the same collectives in the same order; between groups any order
- * goes. SEND, RECV and SENDRECV are numbered per pair of ranks and direction instead. split is
- * posted and checked like a collective. It ORs out->id, which has the name of the new group
- * (tshb_group_text) or is 0, into the new group's id.
- *  3. test and progress never block. A wait on any request progresses every outstanding request of
- * this rank, on all comms, so that no order of waits can deadlock.
+ * descriptor, but not the counts and buffers: these must stay valid and unchanged until wait. At
+ * least 64 collectives may be in flight on one comm (the core counts them and refuses a 65th). Each
+ * is waited for exactly once, in any order.
+ *  2. All ranks of a group start the same collectives in the same order; the order between groups
+ * is free. SEND, RECV and SENDRECV are numbered per pair of ranks and direction instead. split is
+ * posted and checked like a collective. Before it is called, the core sets out->id to the name of
+ * the new groups, in the form that tshb_group_text reads, or to 0; split ORs this into the ids of
+ * the new groups.
+ *  3. test and progress never block. A wait on any request makes progress on every outstanding
+ * request of this rank, on all comms, so that no order of waits can deadlock.
  *  4. No call returns, not even with an error, while a peer or a pending write may still touch its
  * buffers.
- *  5. Order of sums: element e in chunk k (torch.chunk's rule over the flat buffer; in
- * REDUCE_SCATTER rank k's piece by counts) is x[k+1] + x[k+2] + ... + x[k+P], indices mod P, left
- * to right: a ring's order. Segmentation, message size and threads never change bits. AVG divides
- * the finished sum by P once, floats only. Integers wrap. NaN in any rank gives NaN, for MIN and
- * MAX too; MIN and MAX of equal values keep the left one.
+ *  5. Order of sums: an element of chunk k is x[k+1] + x[k+2] + ... + x[k+P], indices mod P, summed
+ * left to right, as in a ring; x[r] is the value of rank r. In ALLREDUCE, chunks are those of
+ * torch.chunk's rule over the flat buffer; in REDUCE_SCATTER, chunk k is what rank k receives.
+ * Segmentation, message size and threads never change a bit of the result. AVG divides the finished
+ * sum by P once, and is for floating dtypes only. Integers wrap. NaN on any rank gives NaN, also
+ * with MIN and MAX; of equal values, MIN and MAX keep the left one.
  *  6. Zero is a legal count everywhere. recv may equal send in ALLREDUCE; in ALLGATHER, send may
- * point to its own place in recv. Other overlaps are errors of the caller.
+ * point to this rank's part of recv. Other overlaps are errors of the caller.
  *  7. The world's error is the first one (a mismatch, a lost rank, an abort). With it the world and
- * every group split from it have failed, and every rank that is in a call, or makes one later, gets
- * the same code, rank and sentence. status returns it without blocking. abort may be called from
- * any thread.
+ * every group split from it have failed: every rank that is in a call, or makes one later, gets the
+ * same code, rank and sentence. status returns it without blocking. abort may be called from any
+ * thread.
  *  8. close releases the comm; its requests must have been waited for, or the world must have
  * failed.
- *  9. A backend may do no more than bring messages from rank to rank of a world, also from a rank
- * to itself: tshb_comm_compose makes collectives, groups and errors of that
- * (examples/05_write_a_backend.c). It has start, progress, status, abort, close, and idle, which
- * sleeps until there may be something to do, for ns at most. start gets a SEND or a RECV of at most
- * TSH_MESSAGE_BYTES. A SEND is copied before start returns. A RECV takes the oldest message of its
- * sender with its seq, which has its length. If none has arrived yet, start sets *req to 1 and is
- * called again later; if the sender is gone for good, it returns TSH_ERR_LOST. progress sends and
- * receives without blocking, close sends what is left. status and abort are those of rule 7. */
+ *  9. A backend may do no more than send messages between ranks of a world, also from a rank to
+ * itself: tshb_comm_compose builds collectives, groups and errors on top of that
+ * (examples/05_write_a_backend.c). Such a backend has start, progress, status, abort, close, and
+ * idle, which sleeps until there may be something to do, for at most ns nanoseconds. start gets a
+ * SEND or a RECV of at most TSH_MESSAGE_BYTES. A SEND is copied before start returns. A RECV takes
+ * the oldest message from its sender that has the same seq; the lengths of the two are equal. If
+ * none has arrived yet, start sets *req to 1 and is called again later; if the sender is gone for
+ * good, it returns TSH_ERR_LOST. progress sends and receives without blocking, close sends what is
+ * left. status and abort are those of rule 7. */
 
+/* Kinds of collectives. send, recv: how many elements the buffers of this rank hold, by the fields
+ * of tsh_coll; `rank` is this rank of the group. */
 typedef enum tsh_coll_kind {
-    TSH_ALLREDUCE,      /* send count, recv count */
-    TSH_ALLGATHER,      /* send recv_counts[rank], recv the sum of recv_counts */
-    TSH_REDUCE_SCATTER, /* send the sum of recv_counts, recv recv_counts[rank] */
-    TSH_BROADCAST,      /* recv count, from root's recv */
-    TSH_ALLTOALL,       /* send send_counts[r] to, recv recv_counts[r] from each r, in order */
-    TSH_SEND,           /* send count to send_to */
-    TSH_RECV,           /* recv count from recv_from */
-    TSH_SENDRECV,       /* both at once: send send_counts[0], recv recv_counts[0] */
-    TSH_BARRIER,        /* nothing moves */
-    TSH_SPLIT,          /* posted by tsh_split */
+    TSH_ALLREDUCE,      /* send: count; recv: count */
+    TSH_ALLGATHER,      /* send: recv_counts[rank]; recv: the sum of recv_counts */
+    TSH_REDUCE_SCATTER, /* send: the sum of recv_counts; recv: recv_counts[rank] */
+    TSH_BROADCAST,      /* recv: count, copied from the recv of the root; no send buffer */
+    TSH_ALLTOALL,       /* send_counts[r] to, recv_counts[r] from each rank r, in rank order */
+    TSH_SEND,           /* send: count, to rank send_to */
+    TSH_RECV,           /* recv: count, from rank recv_from */
+    TSH_SENDRECV,       /* SEND of send_counts[0] and RECV of recv_counts[0] at once */
+    TSH_BARRIER,        /* no buffers */
+    TSH_SPLIT,          /* by tsh_split only; tsh_start refuses it */
     TSH_COLL_KINDS
 } tsh_coll_kind;
 
 typedef enum tsh_redop { TSH_SUM, TSH_PROD, TSH_MIN, TSH_MAX, TSH_AVG } tsh_redop;
 
-/* One collective, described. Counts are in elements of dtype. */
+/* Describes one collective. Counts are in elements of dtype. */
 typedef struct tsh_coll {
     uint32_t size; /* sizeof(tsh_coll) */
     tsh_coll_kind kind;
@@ -666,21 +688,23 @@ typedef struct tsh_coll {
     const void *send;
     void *recv;
     int64_t count;
-    const int64_t *send_counts, *recv_counts; /* per rank */
-    int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: rows of counts (an inner dim); 0: 1;
-                       of other kinds tsh_start makes it 1 */
-    int root, send_to, recv_from, tag; /* -1: none */
-    uint64_t seq;                      /* tsh_start numbers the collectives of a group */
-    int64_t timeout_ns;                /* from start; 0: the backend's default */
+    const int64_t *send_counts, *recv_counts; /* counts[r]: for rank r of the group */
+    int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: send and recv consist of this many
+                     * blocks, each with the counts above; 0: 1. tsh_start sets it to 1 for other
+                     * kinds */
+    int root, send_to, recv_from, tag; /* ranks of the group; tag: equal in SEND and RECV. -1:
+                                        * none */
+    uint64_t seq;                      /* set by tsh_start: number of the collective in its group */
+    int64_t timeout_ns;                /* time limit from start on; 0: the backend's default */
 } tsh_coll;
 
-typedef uint64_t tsh_req; /* 0: nothing to wait for */
+typedef uint64_t tsh_req; /* a started collective; 0: complete already */
 typedef struct tsh_comm tsh_comm;
 
 #define TSH_COMM_ABI    1u
-#define TSH_MESSAGE_BYTES 32768 /* the longest message that rule 9 asks for */
-#define TSH_CAP_ORDERED 1u /* sums in the documented order */
-#define TSH_CAP_DEATH   2u /* notices a rank that dies      */
+#define TSH_MESSAGE_BYTES 32768 /* max bytes of a message of rule 9 */
+#define TSH_CAP_ORDERED 1u /* sums in the order of rule 5 */
+#define TSH_CAP_DEATH   2u /* notices when a rank's process dies */
 
 typedef struct tsh_comm_ops {
     uint32_t size, abi; /* sizeof(tsh_comm_ops), TSH_COMM_ABI */
@@ -691,22 +715,24 @@ typedef struct tsh_comm_ops {
     tsh_result (*wait)(tsh_comm *comm, tsh_req req);
     void (*progress)(tsh_comm *comm);
     tsh_result (*split)(tsh_comm *comm, int color, int key, tsh_comm *out);
-    tsh_result (*status)(tsh_comm *comm, tsh_error *error); /* the world's error; TSH_OK: none */
+    /* Outputs the world's error; TSH_OK: it has none. */
+    tsh_result (*status)(tsh_comm *comm, tsh_error *error);
     void (*abort)(tsh_comm *comm, const tsh_error *why);
     void (*close)(tsh_comm *comm);
+    /* Only in a backend of messages (rule 9); else NULL. */
     void (*idle)(tsh_comm *comm,
-                 int64_t ns); /* of a backend of messages only (rule 9); else NULL */
+                 int64_t ns);
 } tsh_comm_ops;
 
-/* The table of a backend that does every kind: its functions are prefix_start, prefix_test and so
- * on. */
+/* Initialises the tsh_comm_ops of a backend that does every kind of collective, with the functions
+ * prefix_start, prefix_test and so on. */
 #define TSH_COMM_OPS(prefix, name, caps)                                                           \
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, prefix##_test,   \
             prefix##_wait, prefix##_progress, prefix##_split, prefix##_status, prefix##_abort,     \
             prefix##_close, NULL                                                                   \
     }
-/* That of a backend of messages only (rule 9). */
+/* Initialises the tsh_comm_ops of a backend of messages (rule 9): no test, wait and split. */
 #define TSH_MESSAGE_OPS(prefix, name, caps)                                                        \
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, NULL, NULL,      \
@@ -714,180 +740,212 @@ typedef struct tsh_comm_ops {
             prefix##_idle                                                                          \
     }
 
-/* What was started, by kind. bytes: what a ring sends per rank (all-reduce 2
- * (P-1)/P n). */
+/* Statistics of this rank and group, by kind of collective: how many were started, and the bytes
+ * that this rank sends if the ranks form a ring (an all-reduce of n bytes: 2 n (P - 1) / P). */
 typedef struct tsh_comm_stats {
     uint64_t calls[TSH_COLL_KINDS];
     uint64_t bytes[TSH_COLL_KINDS];
 } tsh_comm_stats;
 
 struct tsh_comm {
-    const tsh_comm_ops *ops; /* NULL: a group of one, built in */
+    const tsh_comm_ops *ops; /* NULL: a group of one rank, without a backend */
     void *impl;
     int rank, size;
     uint64_t id; /* the same on all ranks of the group: see tshb_group_text */
     uint64_t next_seq;
     int in_flight;
     tsh_comm_stats stats;
-    struct tshi_trace *trace; /* the core's; NULL: none runs */
+    struct tshi_trace *trace; /* set by the core: the trace that is being recorded; NULL: none */
     tsh_ctx *unchecked; /* set by the core: the ctx whose model the ranks compare before the next
                          * collective; NULL: none */
 };
 
 /* -- collectives ------------------------------------------------------------
- * Blocking collectives. Buffers hold `count` elements of dtype; all return when this rank's buffers
- * are free again. Errors: the world's error (TSH_ERR_MISMATCH, LOST, TIMEOUT, ABORTED, MEMORY),
- * whose sentence tsh_comm_error tells, or TSH_ERR_ARGUMENT before anything starts. Each equals the
- * torch.distributed function of its name. */
-/* Combines the buffers of all ranks element by element by op; every buffer gets the result. */
+ * Blocking collectives. Buffers hold `count` elements of dtype. A call returns when this rank's
+ * buffers may be used again. Errors: the world's error (TSH_ERR_MISMATCH, LOST, TIMEOUT, ABORTED,
+ * MEMORY), whose sentence tsh_comm_error outputs, or TSH_ERR_ARGUMENT before anything starts. Each
+ * equals the torch.distributed function of its name. */
+/* Reduces the buffers of all ranks element by element by op; every rank's buffer gets the
+ * result. */
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op);
-/* recv holds counts[0] + counts[1] + ... elements, rank order, `blocks` (0: 1) times over. */
+/* Gathers counts[r] elements of each rank r, in rank order, into recv on every rank. With `blocks`
+ * above 1, send and recv consist of that many blocks, each gathered separately (0: 1). */
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype);
-/* send holds counts[0] + counts[1] + ... elements, `blocks` times over; recv takes the sum over the
- * ranks of this rank's counts[rank] of each block. */
+/* Reduces the send buffers of all ranks by op; rank r receives its counts[r] elements of the
+ * result. send holds counts[0] + counts[1] + ... elements. With `blocks` above 1, send and recv
+ * consist of that many blocks, each scattered separately (0: 1). */
 TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
                                       const int64_t *counts, int64_t blocks, tsh_dtype dtype,
                                       tsh_redop op);
-/* root's buffer to all ranks. */
+/* Copies the root's buffer to the buffers of all ranks. */
 TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  int root);
-/* send_counts[r] elements to each rank r and recv_counts[r] from it, in rank order, `blocks` times
- * over. */
+/* Sends send_counts[r] elements to each rank r and receives recv_counts[r] elements from it. Both
+ * buffers are in rank order; with `blocks` above 1 they consist of that many such blocks (0: 1). */
 TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
                                 void *recv, const int64_t *recv_counts, int64_t blocks,
                                 tsh_dtype dtype);
-/* To or from one rank; tsh_sendrecv does both at once. */
+/* Sends `count` elements to rank `to`. */
 TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
                             int to);
+/* Receives `count` elements from rank `from`. */
 TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype, int from);
+/* Sends to rank `to` and receives from rank `from` at the same time. */
 TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
                                 void *recv, int64_t recv_count, int from, tsh_dtype dtype);
-/* Returns when every rank has called it. */
+/* Returns once every rank of the group has called it. */
 TSH_API tsh_result tsh_barrier(tsh_comm *comm);
 
-/* The general, non-blocking form: fill a descriptor (start from tsh_coll_make), start it, wait for
- * it once. */
+/* Returns a descriptor of this kind and dtype with defaults in all other fields. For a non-blocking
+ * collective: fill it in, pass it to tsh_start, and call tsh_wait once. */
 TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype);
+/* Starts a collective without blocking and outputs its request. The counts and buffers must stay
+ * valid and unchanged until tsh_wait. */
 TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req);
+/* Sets *done to 1 if the request is complete, else to 0. Never blocks. The request must still be
+ * waited for. */
 TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done);
+/* Blocks until the request is complete. Each request is waited for exactly once. */
 TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req);
+/* Starts an all-reduce in place without blocking; see tsh_start. */
 TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                        tsh_redop op, tsh_req *req);
+/* Makes progress on all requests of this rank without blocking. */
 TSH_API void tsh_comm_progress(tsh_comm *comm);
 
-/* Ranks of one color form a group, ordered by key, then by rank. color -1: none (out gets size 0).
- * Collective. */
+/* Splits the group: ranks of one color form a new group, ordered by key, then by rank. color -1:
+ * this rank joins no group (out gets size 0). Collective. */
 TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out);
-/* The world's error: its code, and the sentence where error is not NULL. Never blocks. */
+/* Returns the code of the world's error, or TSH_OK, and copies the error to *error if that is not
+ * NULL. Never blocks. */
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
-/* Ends the world with this error on every rank. */
+/* Fails the world with this error on every rank, unless it has failed already. */
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
-/* Releases the comm, whose requests must have been waited for, unless its world has failed. */
+/* Releases the comm. Its requests must have been waited for, unless its world has failed. */
 TSH_API void tsh_comm_close(tsh_comm *comm);
 
 /* ========================================================================== */
 /* >>context-api                                          MARK: - context-api */
-/* One rank's world: errors, memory, opening and closing a ctx.               */
+/* The ctx, a rank's library state: errors, memory, opening and closing it.   */
 /* Needs: >>comm-api.                                                         */
 /* ========================================================================== */
 
 /* -- error ------------------------------------------------------------------ */
 
-/* "0.1.0": TSHARD_VERSION as it was when the implementation was compiled, which in a shared library
- * may be another than this header's. */
+/* Returns "0.1.0", the TSHARD_VERSION with which the implementation was compiled. In a shared
+ * library it may differ from this header's. */
 TSH_API const char *tsh_version(void);
-/* "TSH_ERR_SHAPE", and "shapes do not fit". */
+/* Returns the name of a code: "TSH_ERR_SHAPE". */
 TSH_API const char *tsh_result_name(tsh_result code);
+/* Returns the sentence of a code: "shapes do not fit". */
 TSH_API const char *tsh_result_text(tsh_result code);
-/* 1 while ctx holds no error. A local error is told to all ranks here; a peer's is learnt here. */
+/* Returns 1 if ctx has no error, else 0. Reports a local error to all ranks, and receives one that
+ * another rank has reported. */
 TSH_API int tsh_ok(tsh_ctx *ctx);
-/* The first error since the last clear: code, world rank at fault, sentence. Never NULL. */
+/* Returns the first error since the last tsh_clear_error: code, world rank at fault, sentence.
+ * Never NULL. */
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx);
-/* Forgets a local error that was not told to the peers yet; the world's verdict stays. */
+/* Clears a local error that has not been reported to the other ranks yet. The world's error
+ * stays. */
 TSH_API void tsh_clear_error(tsh_ctx *ctx);
-/* Records an error of the caller's own, printf-style, control characters as '?'; format NULL: the
- * code's text. Returns code. */
+/* Records an error of the program in ctx, unless ctx has one already. The sentence is formatted as
+ * by printf, with control characters as '?'; format NULL: the sentence of the code. Returns
+ * code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
-/* A function for tsh_logger.fn: prints "tshard: ", the message and a newline to stderr. `user` is
+/* Prints "tshard: ", the message and a newline to stderr: a function for tsh_logger.fn. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(void *user, const char *message);
-/* Gives logger->fn a message, as tsh_fail keeps one, of at most TSH_MESSAGE_SIZE bytes. Does
- * nothing where logger, its fn or format is NULL. For backends and runners. */
+/* Formats a message, of at most TSH_MESSAGE_SIZE bytes with its final 0, and passes it to
+ * logger->fn, with control characters as '?'. Does nothing if logger, its fn or format is NULL. For
+ * backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
-/* Fills *error (NULL: does not), whose sentence is made as by tsh_text_format. Returns code. */
+/* Fills *error (may be NULL) with code, rank and a sentence formatted as by tsh_text_format.
+ * Returns code. */
 TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
                                  ...) TSH_PRINTF(4, 5);
-/* As vsnprintf, but numbers have a decimal point in every locale. What a program writes for others
- * to read (files, messages) it writes with this or with tsh_text_add. Does nothing where text or
- * format is NULL. */
+/* Formats as vsnprintf does, but numbers have a decimal point in every locale. For text that other
+ * programs read (files, messages). Does nothing if text or format is NULL. */
 TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list)
     TSH_PRINTF(3, 0);
-/* Appends to text, which has `capacity` bytes, as tsh_text_format; cuts what does not fit. */
+/* Appends a text formatted as by tsh_text_format to text, which has `capacity` bytes; cuts off what
+ * does not fit. */
 TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) TSH_PRINTF(3, 4);
 
-/* Nanoseconds of a clock that is never set back; -1: the system has none. */
+/* Returns the time in nanoseconds on a monotonic clock, or -1 if the system has none. */
 TSH_API int64_t tsh_now(void);
 
 /* -- memory ----------------------------------------------------------------- */
 
 typedef enum tsh_mem_kind {
     TSH_MEM_PARAMETERS,
-    TSH_MEM_GRADIENTS, /* of leaves of TSH_REAL; others: step memory, from backward to zero_grad */
+    TSH_MEM_GRADIENTS, /* of leaves of dtype TSH_REAL; those of other leaves are step memory,
+                        * from backward to tsh_zero_grad */
     TSH_MEM_OPTIMISER,
-    TSH_MEM_TENSORS, /* other owned tensors */
+    TSH_MEM_TENSORS, /* owned tensors of no kind above */
     TSH_MEM_STEP,    /* the step pool: what ops return, their gradients, scratch */
     TSH_MEM_BOOKS,   /* handles, tape, modules */
     TSH_MEM_KINDS
 } tsh_mem_kind;
 
-/* now and peak by kind, in bytes held; total: what was asked of the allocator; step_live and
- * step_live_peak: bytes of the step pool in use; calls: allocator calls so far. */
+/* Memory of a ctx on this rank, in bytes. */
 typedef struct tsh_mem {
+    /* now: held now, by tsh_mem_kind; peak: the largest value of `now` so far. */
     size_t now[TSH_MEM_KINDS], peak[TSH_MEM_KINDS];
+    /* total: sum of `now`; step_live: the part of the step pool that is in use. */
     size_t total, total_peak, step_live, step_live_peak;
+    /* Calls of the allocator so far. */
     uint64_t calls;
 } tsh_mem;
+/* Returns the memory statistics of a ctx. */
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
 
 /* -- context ---------------------------------------------------------------- */
 
 typedef struct tsh_desc {
-    tsh_comm comm;     /* zero: a group of one; the ctx takes it over and closes it */
-    int tp, pp;        /* degrees; 0: tp = world / pp, pp = 1; dp is what is left */
-    const char *order; /* fastest axis first; NULL: "tp-pp-dp" (ml's); Megatron's: "tp-dp-pp" */
+    tsh_comm comm;     /* all ranks; the ctx owns and closes it. All zero: one rank */
+    int tp, pp;        /* degrees of tensor and pipeline parallelism. tp 0: the number of ranks /
+                        * pp; pp 0: 1. The rest, number of ranks / (tp pp), is dp */
+    const char *order; /* how ranks are numbered along the axes, the fastest first; NULL:
+                        * "tp-pp-dp". Megatron's is "tp-dp-pp" */
     uint64_t seed;
-    int threads; /* of this rank, if compiled with OpenMP (-fopenmp), else 1; 0: 1. No bit depends
-                  * on how many */
+    int threads; /* threads of this rank if compiled with OpenMP (-fopenmp); 0: 1. Results are
+                  * bitwise the same for any number of threads */
     tsh_gemm gemm;
     tsh_allocator allocator;
     tsh_logger logger;   /* warnings, and the first error of the ctx: see ERRORS in the manual */
-    size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
-                          * least that size travel alone, without a copy. No bit depends on it */
-    int no_overlap;      /* 1: buckets are sent only after backward. No bit depends on it */
-    tsh_dtype dtype;     /* of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
+    size_t bucket_bytes; /* max size of a bucket: gradients that are all-reduced over dp in one
+                          * message; 0: 1 MiB. A gradient of at least that size is sent alone,
+                          * without a copy. Results are bitwise the same for any size */
+    int no_overlap;      /* 1: buckets are sent only after backward; the results are bitwise the
+                          * same */
+    tsh_dtype dtype;     /* dtype of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
 } tsh_desc;
 
-/* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
- * *out is still a ctx where memory sufficed, so that tsh_last_error tells why; close it. */
+/* Opens a ctx. Collective if desc->comm has several ranks (one split per axis). After a failure
+ * *out is still a ctx if memory sufficed, so that tsh_last_error has the reason; close it, too. */
 TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
-/* Frees everything that belongs to the ctx. NULL is fine. */
+/* Closes a ctx and frees everything that belongs to it; does nothing if ctx is NULL. */
 TSH_API void tsh_close(tsh_ctx *ctx);
-/* The groups. Size 1 where an axis is not used. Never NULL: that of a ctx that is NULL has size 1,
- * too, and its collectives are TSH_ERR_ARGUMENT. */
+/* Returns the group of all ranks. These four functions never return NULL. The group of an axis that
+ * is not used has size 1. If ctx is NULL they return a group of size 1 whose collectives fail with
+ * TSH_ERR_ARGUMENT. */
 TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
+/* Returns this rank's tensor-parallel group. */
 TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);
+/* Returns this rank's pipeline group: one rank of each stage. */
 TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx);
+/* Returns this rank's data-parallel group: the ranks that hold the same shards in all replicas. */
 TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
-/* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where fn is NULL or the
- * ctx could not be opened; desc->logger is told why. */
+/* Opens a ctx, calls fn(ctx, user), closes the ctx. Returns fn's result; 1 if fn is NULL or the ctx
+ * could not be opened, and desc->logger gets the reason. */
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
-/* For runners of backends: opens a ctx on *comm by desc (NULL: all defaults), runs fn, closes
- * both. Returns fn's result; 1 if the ctx could not be opened, which desc->logger is told and
- * *error has (NULL: nobody asks). */
+/* Opens a ctx on *comm by desc (NULL: all defaults), calls fn(ctx, user), closes both; for runners
+ * of backends. Returns fn's result; 1 if the ctx could not be opened, and then desc->logger and
+ * *error (may be NULL) get the reason. */
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error);
 
@@ -899,82 +957,94 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
 
 /* -- tensors ---------------------------------------------------------------- */
 
-/* Global shapes of 0 (a scalar) to 4 dimensions. */
+/* Returns a global shape with these lengths; without any, that of a scalar. */
 TSH_API tsh_shape tsh_shape0(void);
 TSH_API tsh_shape tsh_shape1(int64_t a);
 TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c);
 TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
 
-/* Owned tensors: they live until freed or until the ctx closes. layout NULL: replicated.
- * new: zeros. from: copies this rank's piece from data (the whole tensor where replicated: the
- * caller promises that all ranks of tp give the same). */
+/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed. layout NULL:
+ * replicated. */
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                    const tsh_layout *layout);
+/* Makes an owned tensor with a copy of this rank's shard in data, which is dense and row-major. For
+ * a replicated tensor, data must be the same on all ranks of tp. */
 TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                     const tsh_layout *layout, const void *data);
+/* Frees an owned tensor that is no parameter; does nothing for others, and if t is NULL. */
 TSH_API void tsh_tensor_free(tsh_tensor *t);
 
-/* Step tensors, replicated; values are tsh_real, but for arange of an integer dtype.
- * arange: start, start + step, ... below stop. randn: standard normal, keyed by the ctx's seed and
- * a count of calls. */
+/* Makes a step tensor of zeros. This function and the next four return replicated tensors; except
+ * for tsh_arange their dtype is TSH_REAL. */
 TSH_API tsh_tensor *tsh_zeros(tsh_ctx *ctx, tsh_shape shape);
+/* Makes a step tensor of ones. */
 TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape);
+/* Makes a step tensor whose elements are all `value`. */
 TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value);
+/* Makes a step tensor of start, start + step, ..., without stop. */
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step);
+/* Makes a step tensor of standard normal numbers, keyed by the ctx's seed and count of draws. */
 TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape);
 
-/* What a tensor is. Dimensions may be negative: -1 is the last one; a wrong one gives 0. */
+/* Returns a property of a tensor: with "local" in the name, and tsh_stride, that of this rank's
+ * shard; else that of the whole tensor. A dim may be negative: -1 is the last dimension. A
+ * dimension that does not exist gives 0. */
 TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 TSH_API int tsh_ndim(const tsh_tensor *t);
 TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t);
 TSH_API int64_t tsh_dim(const tsh_tensor *t, int dim);
 TSH_API int64_t tsh_local_dim(const tsh_tensor *t, int dim);
-TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* in elements, of the local piece */
+TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* of the shard, in elements */
 TSH_API int64_t tsh_numel(const tsh_tensor *t);
 TSH_API int64_t tsh_local_numel(const tsh_tensor *t);
 TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t);
 
-/* The local piece in place: element (i, j, ...) at tsh_stride. NULL where it is empty, and on an
- * error. */
+/* Returns a pointer to this rank's shard, not a copy: element (i, j, ...) is at i, j, ... times the
+ * strides of tsh_stride. Returns NULL if the shard is empty, and after an error. */
 TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t);
-/* A one-element tensor's value as double. Replicated only. */
+/* Returns the value of a replicated tensor of one element as a double; NaN after an error. */
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t);
 
-/* Initial values. fan_in and fan_out are those of the whole weight (out, in, ..) at every degree:
- * in or out times the product of the dimensions behind; a bias of a layer has its weight's fan_in
- * and no fan_out. */
+/* How to compute initial values. fan_in and fan_out are those of the whole weight (out, in, ..) at
+ * every degree of tp: in or out, times the product of all further dimensions. The bias of a layer
+ * has the fan_in of its weight and no fan_out. */
 typedef enum tsh_init_kind {
-    TSH_INIT_DEFAULT, /* what the layer's doc says */
+    TSH_INIT_DEFAULT, /* the default of the layer */
     TSH_INIT_ZEROS,
     TSH_INIT_ONES,
-    TSH_INIT_CONSTANT,        /* a */
-    TSH_INIT_UNIFORM,         /* in [a, b) */
-    TSH_INIT_NORMAL,          /* mean a, standard deviation b */
-    TSH_INIT_KAIMING_UNIFORM, /* bound gain sqrt(6 / ((1 + a^2) fan)); He et al. 2015 */
-    TSH_INIT_TRUNC_NORMAL,    /* as NORMAL, drawn within [low, high] */
-    TSH_INIT_KAIMING_NORMAL,  /* standard deviation gain sqrt(2 / ((1 + a^2) fan)) */
-    TSH_INIT_XAVIER_UNIFORM,  /* bound gain sqrt(6 / (fan_in + fan_out)); Glorot & Bengio 2010 */
-    TSH_INIT_XAVIER_NORMAL,   /* standard deviation gain sqrt(2 / (fan_in + fan_out)) */
-    TSH_INIT_ORTHOGONAL, /* gain Q of the QR of a normal matrix (out, rest); Saxe et al. 2013 */
-    TSH_INIT_DIRAC       /* 1 at (i, i, middle of the rest), else 0; an identity in 2-D */
+    TSH_INIT_CONSTANT,        /* every value is a */
+    TSH_INIT_UNIFORM,         /* uniform in [a, b) */
+    TSH_INIT_NORMAL,          /* normal, mean a, standard deviation b */
+    TSH_INIT_KAIMING_UNIFORM, /* uniform in [-s, s), s = gain sqrt(6 / ((1 + a^2) fan)); He et
+                               * al. 2015 */
+    TSH_INIT_TRUNC_NORMAL,    /* as NORMAL, truncated to [low, high] */
+    TSH_INIT_KAIMING_NORMAL,  /* normal, standard deviation gain sqrt(2 / ((1 + a^2) fan)) */
+    TSH_INIT_XAVIER_UNIFORM,  /* uniform in [-s, s), s = gain sqrt(6 / (fan_in + fan_out));
+                               * Glorot & Bengio 2010 */
+    TSH_INIT_XAVIER_NORMAL,   /* normal, standard deviation gain sqrt(2 / (fan_in + fan_out)) */
+    TSH_INIT_ORTHOGONAL, /* gain times Q of the QR decomposition of a normal matrix (out, product
+                          * of the other dimensions); Saxe et al. 2013 */
+    TSH_INIT_DIRAC       /* 1 at (i, i, middle of each further dimension), else 0; in 2-D the
+                          * identity */
 } tsh_init_kind;
 typedef struct tsh_init {
     tsh_init_kind kind;
     double a, b;
-    double gain;      /* a factor of kaiming, xavier, orthogonal; 0: 1 */
-    int fan_out;      /* of kaiming: 0: fan is fan_in, 1: fan_out */
-    double low, high; /* of TRUNC_NORMAL; both 0: -2 and 2 */
+    double gain;      /* kaiming, xavier, orthogonal: a factor; 0: 1 */
+    int fan_out;      /* kaiming: fan is fan_in if 0, fan_out if 1 */
+    double low, high; /* TRUNC_NORMAL: the range; both 0: -2 and 2 */
 } tsh_init;
 
-/* Give an owned tensor of values, R or S, or a parameter's shard, initial values:
- * torch.nn.init.<name>_. Element e gets the same bits at every degree of tp: draws are keyed by the
- * ctx's seed, e, and a parameter's path or the count of the ctx's draws. desc NULL: torch's
- * defaults (0 to 1; mean 0, deviation 1; a 0; constant: 0); its kind is not read. orthogonal: every
- * rank holds the whole matrix for a moment, in double. No collective. TSH_ERR_STATE: as tsh_write.
- */
+/* Fills a tensor with initial values, as torch.nn.init.<name>_ does. This function and those below
+ * take a parameter or another owned tensor, replicated or sharded. Element e gets the same bits at
+ * every degree of tp: random numbers are keyed by the ctx's seed, e, and the parameter's path
+ * (other tensors: the ctx's count of draws). desc->kind is not read; desc NULL: torch's defaults
+ * (uniform: 0 to 1; normal: mean 0, standard deviation 1; kaiming: a 0; constant: 0). For
+ * orthogonal values, every rank computes the whole matrix in double, in temporary memory. No
+ * collective. TSH_ERR_STATE: as tsh_write. */
 TSH_API tsh_result tsh_init_uniform(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_normal(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_trunc_normal(tsh_tensor *t, const tsh_init *desc);
@@ -990,89 +1060,102 @@ TSH_API tsh_result tsh_init_dirac(tsh_tensor *t, const tsh_init *desc);
 
 /* -- autograd --------------------------------------------------------------- */
 
-/* Nothing is recorded between begin and end. May be nested. */
+/* Stops recording ops for backward until tsh_no_grad_end. Calls may be nested. */
 TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
+/* Ends what tsh_no_grad_begin began. */
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
-/* Marks an owned tensor as a leaf whose gradient is wanted (on 0: no longer). Returns t. */
+/* Makes an owned tensor a leaf, for which backward computes a gradient (on 0: no longer). Returns
+ * t. */
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
-/* on 1: averages the leaf's gradient over dp, as is always done for parameters. For weights of your
- * own, which every replica holds and trains. on 0: the gradient is that of this rank's own loss.
- * Call it on every rank of dp, before the backward. Returns t; 0 on a parameter is an error. */
+/* Averages the leaf's gradient over dp (on 1), as is always done for parameters; for weights of
+ * your own that every replica holds and trains. on 0: the gradient is that of this rank's own loss.
+ * Call it on every rank of dp, before tsh_backward. Returns t; 0 on a parameter is an error. */
 TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on);
-/* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (reshape,
- * slice; tsh_redistribute on one rank) shares the gradient of what it views: tsh_clone it first. */
+/* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (of
+ * tsh_reshape, tsh_slice; of tsh_redistribute on one rank) shares the gradient of its base:
+ * tsh_clone it first. */
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
 
-/* Several micro-batches are one step: .defer for all but the last, or for all, then
- * tsh_sync_grads.
- * summed 0: a loss is a mean. Micro-batches add up, and the average over dp counts every rank
- * alike, as torch's DistributedDataParallel does.
- * summed 1: a loss is the sum over `weight` elements, such as the targets that are not ignored.
- * Gradients of all micro-batches and of all ranks of dp are summed and divided once, by the sum of
- * their weights: the gradient of the mean over all elements, however unevenly they lie (Megatron's
- * calculate_per_token_loss). A rank that has no elements runs the same ops, on an empty batch or
- * with all targets ignored, with weight 0; where all weights are 0, nothing is divided. */
+/* How losses and micro-batches are combined. Several micro-batches make one step: set .defer for
+ * all but the last one, or for all of them and then call tsh_sync_grads.
+ * summed 0: each loss is a mean. The gradients of micro-batches add up. The average over dp gives
+ * every rank the same weight, as torch's DistributedDataParallel does.
+ * summed 1: each loss is a sum over `weight` elements, such as the targets that are not ignored.
+ * The gradients of all micro-batches and all ranks of dp are summed and divided once, by the sum of
+ * all weights. The result is the gradient of the mean over all elements, however unevenly they are
+ * distributed (Megatron's calculate_per_token_loss). A rank without elements runs the same ops with
+ * weight 0, on an empty batch or with all targets ignored. If all weights are 0, nothing is
+ * divided. */
 typedef struct tsh_backward_desc {
-    int defer; /* leave gradients of leaves pending, for micro-batches; then tsh_sync_grads */
+    int defer; /* 1: leaves the gradients pending, to be completed by a later backward without
+                * .defer or by tsh_sync_grads */
     int summed;
-    double weight; /* of this loss; the same on all ranks of tp */
+    double weight; /* number of elements in this loss; the same on all ranks of tp */
 } tsh_backward_desc;
-/* Gradients of a replicated scalar, summed into every leaf. Consumes the tape. Runs one all-reduce
- * over tp per tensor that feeds sharded consumers (each started as early as it can be), and one
- * flat one for leaves whose gradients are partial. Then the average over dp, of parameters and of
- * leaves after tsh_average_grad; other leaves keep the gradient of this rank's loss (summed:
- * divided by all weights, too). Gradients are collected in buckets (tsh_desc.bucket_bytes), each of
- * which is all-reduced as soon as it is full, while backward goes on (large built-in products move
- * it on now and then); summed, one all-reduce of the weights. The sum of an element has the order
- * that an all-reduce of its leaf alone gives it, whatever bucket it is in. */
+/* Computes the gradients of loss, a replicated scalar, adds them to those of all leaves, and clears
+ * the tape. Over tp it runs one all-reduce per tensor with sharded consumers, each as early as
+ * possible, and one all-reduce of all leaves whose gradients are partial. Then it averages over dp
+ * the gradients of parameters and of leaves after tsh_average_grad. Other leaves keep the gradient
+ * of this rank's loss (if losses are summed, it is divided by the sum of all weights, too). For dp,
+ * gradients are collected in buckets (tsh_desc.bucket_bytes); each is all-reduced as soon as it is
+ * full, while backward goes on (large built-in matrix products make progress on it now and then).
+ * Summed losses add one all-reduce of the weights. The order in which an element is summed is that
+ * of an all-reduce of its leaf alone, whatever its bucket. */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
+/* Runs tsh_backward with options; desc NULL: none. */
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
-/* Completes gradients that .defer left pending: partial ones over tp, then the average over dp.
- * Nothing, and no collective, where none are. */
+/* Completes the gradients that .defer left pending: all-reduces partial ones over tp, then averages
+ * over dp. If none are pending, it does nothing and runs no collective. */
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
-/* A leaf's or retained tensor's gradient, a detached step tensor, TSH_REAL (TSH_BF16 where its
- * optimiser's .grad_dtype says so); NULL while it has none. Pending: an error. It is a window on
- * the accumulator that the next backward writes again: tsh_keep copies. */
+/* Returns the gradient of a leaf or retained tensor, NULL if it has none: a detached step tensor of
+ * dtype TSH_REAL (TSH_BF16 if .grad_dtype of the leaf's optimiser says so). A pending gradient is
+ * an error. The result shares memory with the gradient, which the next backward changes: tsh_keep
+ * makes a copy. */
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
-/* Forgets a leaf's gradient. Its memory is kept for the next; that of a leaf of 16 bits, or with
- * .grad_dtype, is step memory, which is given back. */
+/* Clears a leaf's gradient. Its memory is kept for the next gradient; that of a 16-bit leaf, or of
+ * a leaf with .grad_dtype, is step memory, which is released. */
 TSH_API void tsh_zero_grad(tsh_tensor *t);
 
-/* Writes what is recorded for backward to an open file, one line per op:
+/* Writes the recorded ops to an open file, one line per op. An example, wrapped:
  *   #2 up tsh_linear(#1: x (256, 2) R, weight (32, 2) S(0), bias (32) S(0)) = (256, 32) S(1); saves
  *   x weight, 2176 bytes; partial gradient: x
- * its number, the path of the module whose forward called it, its inputs and the ops that made
- * them, its output, the values that are kept for backward with their bytes on this rank, and the
- * inputs whose gradient is a partial sum over tp. Views are not recorded: they share their base's
- * gradient. For calls between forward and backward, which consumes the tape. */
+ * A line has the op's number; the path of the module whose forward called it; its name; its inputs,
+ * each after the number of the op that made it; its output; the values saved for backward, with
+ * their bytes on this rank; the inputs whose gradient is a partial sum over tp. Views are not
+ * recorded: they share the gradient of their base. Call it between forward and backward, which
+ * clears the tape. */
 TSH_API tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file);
-/* The same as a graph: `dot -Tsvg` of Graphviz draws it. Red arrows: partial gradients. */
+/* Writes the recorded ops as a graph in Graphviz's dot language: `dot -Tsvg` draws it. Red arrows:
+ * partial gradients. */
 TSH_API tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file);
-/* From now on (on 1) until switched off (on 0), the first op whose output, or whose gradient of
- * an input, has a NaN or an infinity is an error, TSH_ERR_ANOMALY, that names the module, the op,
- * the input and the place; tsh_last_error has the rank. torch.autograd.set_detect_anomaly. Every
- * value is looked at once more, also between tsh_no_grad_begin and end. */
+/* Turns anomaly detection on or off, as torch.autograd.set_detect_anomaly. While it is on, the
+ * first op whose output, or whose gradient of an input, has a NaN or an infinity is an error,
+ * TSH_ERR_ANOMALY, which names the module, the op, the input and the element; tsh_last_error has
+ * the rank. Every value is read once more, also between tsh_no_grad_begin and tsh_no_grad_end. */
 TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on);
 
 /* -- steps ------------------------------------------------------------------ */
 
-/* Ends a step: every step tensor is given back, a tape not consumed is dropped. */
+/* Ends a step: releases all step tensors, and the tape if no backward has cleared it. */
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx);
-/* Step tensors made between begin and end are given back at end; for loops without gradients. May
- * be nested. */
+/* Begins a scope, for loops without gradients: tsh_scope_end releases the step tensors made in it.
+ * Scopes may be nested. */
 TSH_API void tsh_scope_begin(tsh_ctx *ctx);
+/* Ends a scope and releases the step tensors made in it. An op recorded in it is an error. */
 TSH_API void tsh_scope_end(tsh_ctx *ctx);
 
 /* ========================================================================== */
 /* >>op-api                                                    MARK: - op-api */
-/* Every op, in the order of the rooms that define them.                      */
+/* Every op, in the order of the sections that define them.                   */
 /* Needs: >>tensor-api.                                                       */
 /* ========================================================================== */
 
 /* -- elementwise ops --------------------------------------------------------
- * Shapes broadcast as NumPy's. Layouts: unary ops keep R and S, linear ones P too. Binary: equal
- * layouts; S with R of length 1 there; P with P under + and -; P times or over R. Anything else is
- * TSH_ERR_LAYOUT. No collective runs. Each equals the torch function of its name. */
+ * Each op equals the torch function of its name. Shapes broadcast as in NumPy. Layouts: unary ops
+ * keep R and S; tsh_neg and tsh_scale, which are linear, keep P, too. Binary ops take two inputs of
+ * the same layout R or S; S and R, if the R input has length 1 along the sharded dimension; P + P,
+ * P - P, P * R, R * P and P / R, with result P. Any other combination is TSH_ERR_LAYOUT. No
+ * collective runs. */
 TSH_API tsh_tensor *tsh_add(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_sub(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_mul(tsh_tensor *a, tsh_tensor *b);
@@ -1088,294 +1171,336 @@ TSH_API tsh_tensor *tsh_sqrt(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
-/* 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x. */
+/* The error function: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x. */
 TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_gelu(tsh_tensor *x);      /* 0.5 x (1 + erf(x / sqrt 2)) */
-TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* GPT-2's; torch's approximate="tanh" */
+TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* with tanh, as GPT-2; torch:
+                                                   * approximate="tanh" */
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);      /* x sigmoid(x) */
-/* Comparisons give TSH_I32, 1 or 0; no gradient. Both of one dtype. */
+/* Comparisons return TSH_I32 tensors of 1 (true) and 0, without a gradient. The inputs must have
+ * the same dtype. */
 TSH_API tsh_tensor *tsh_eq(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ne(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_lt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_le(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_gt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
-/* cond (TSH_I32) ? yes : no. P with an R cond and P branches. */
+/* Returns, element by element, cond ? yes : no; cond is an integer tensor, such as a comparison's
+ * result. yes and no may be P if cond is R; the result is P, too. */
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *yes, tsh_tensor *no);
-/* To an integer: towards zero, clamped to its ends, NaN to 0. To a floating dtype (0: the ctx's),
- * TSH_REAL or one that it holds exactly: rounded once; gradients pass between floating ones. */
+/* Converts x to another dtype; 0: the ctx's dtype (tsh_desc.dtype). To an integer dtype: rounds
+ * towards zero and clamps to its range; NaN becomes 0. To TSH_REAL or a floating dtype no wider
+ * than it: rounds once; gradients pass through if x is floating, too. */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
-/* x / (1 - p) with probability 1 - p, else 0 (torch.nn.functional.dropout, training). The mask is
- * keyed by seed, the owner's path and count of calls (owner NULL: the ctx's), dp rank and global
- * element index. p 0: x itself. */
+/* Sets each element to 0 with probability p and to x / (1 - p) otherwise, as
+ * torch.nn.functional.dropout in training. The mask is keyed by the seed, the path of the owner and
+ * its count of dropout calls (owner NULL: the ctx's count), the dp rank and the global element
+ * index. p 0: returns x itself. */
 TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner);
-/* Copies: clone keeps the gradient path, detach shares the values and cuts it. */
+/* Returns a copy of x; gradients flow back to x. */
 TSH_API tsh_tensor *tsh_clone(tsh_tensor *x);
+/* Returns a tensor that shares x's values; no gradient flows back to x. */
 TSH_API tsh_tensor *tsh_detach(tsh_tensor *x);
-/* An owned, detached copy of a step tensor. */
+/* Returns an owned copy of a tensor, without a gradient path to it. */
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
 
 /* -- reductions -------------------------------------------------------------
- * dim may be negative, or TSH_ALL; scalars take 0 and -1, in tsh_transpose too. Over a sharded
- * dimension sum and mean give P, argmax (not of TSH_ALL) R; the others are TSH_ERR_LAYOUT. */
+ * dim: the dimension to reduce, negative: counts from the end; or TSH_ALL. Scalars accept dims 0
+ * and -1, also in tsh_transpose. keepdim 1: the result keeps that dimension, with length 1. If x is
+ * sharded along dim, the result of sum and mean is P and that of argmax (not with TSH_ALL) is R;
+ * the other ops fail with TSH_ERR_LAYOUT. */
 #define TSH_ALL (-1000)
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
-/* The largest value; the gradient goes to the first place that holds it, as torch.max(x, dim). NaN
- * wins. */
+/* Returns the largest value along dim. Its gradient goes to the first element that has it, as in
+ * torch.max(x, dim). NaN counts as largest. */
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
-/* The first place of the largest value, TSH_I64; NaN wins (tsh_sample refuses it). Over a sharded
- * dimension, the result is R, by one all-gather of a value and a place from each rank. */
+/* Returns the index along dim of the first largest element, as TSH_I64. NaN counts as largest. If x
+ * is sharded along dim, one all-gather of a value and an index from each rank runs. */
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
-/* e^x / sum e^x along dim, and its logarithm. */
+/* Returns e^x / sum e^x along dim. */
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
+/* Returns the logarithm of tsh_softmax. */
 TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
 
 /* -- views ------------------------------------------------------------------
- * No copy where strides allow. reshape: one -1 is worked out; it may split a sharded dimension (the
- * sharding moves to the outer factor, whose unit must hold the inner ones; k equal segments may
- * become a leading dimension k), or merge it as the outermost factor. slice and split along a
- * sharded dimension are legal exactly at segment boundaries. */
+ * These ops return a view without a copy if strides can describe it; tsh_concat always copies. */
+/* Returns x with another shape of as many elements; one dimension may be -1, and is computed. A
+ * sharded dimension may be split: the outermost part is then the sharded one, and whole inner parts
+ * must fit in its units (or k equal segments become a leading dimension of length k). It may be
+ * merged with the dimensions after it, but not with one before it. */
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
+/* Swaps two dimensions. */
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1);
+/* Reorders all dimensions: dimension d of the result is dimension dims[d] of x. */
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
+/* Returns elements [start, start + length) along dim. Along a sharded dimension they must be whole
+ * segments. */
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
-/* n equal parts of x along dim into parts[0 .. n). */
+/* Splits x along dim into n equal parts, written to parts[0 .. n). Along a sharded dimension, parts
+ * must consist of whole segments. */
 TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
-/* n tensors one after the other along dim; along a sharded one they become segments. */
+/* Concatenates n tensors along dim. If they are sharded along dim, their segments become segments
+ * of the result; else all must have the same layout. */
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 
 /* -- layouts ---------------------------------------------------------------- */
 
-/* The same values in another layout: S to R all-gather, P to R all-reduce, P to S reduce-scatter, S
- * to S all-to-all, R to S a slice, R to P rank 0 keeps. Values are sent in their dtype. Gradients
- * go the opposite way (S to R: reduce-scatter of partial gradients, slice of complete ones); those
- * of bf16 activations (step tensors) are sent in bf16, others in tsh_real. S to P is an error. The
- * same layout: x itself. */
+/* Returns x with another layout. S to R: all-gather; P to R: all-reduce; P to S: reduce-scatter; S
+ * to S along another dimension: all-to-all; R to S: each rank takes its slice; R to P: rank 0 keeps
+ * the values, other ranks get zeros; S to P: an error. The same layout: returns x itself. Values
+ * are sent in x's dtype. Backward does the opposite (S to R: a reduce-scatter of partial gradients,
+ * a slice of complete ones). Gradients of bf16 activations (step tensors) are sent in bf16, others
+ * in tsh_real. */
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
-/* Redistribute to replicated. */
+/* Returns x in layout R: tsh_redistribute(x, tsh_replicated()). */
 TSH_API tsh_tensor *tsh_full(tsh_tensor *x);
-/* Says how the values that each rank already holds lie; nothing moves (torchshard's
- * RegisterParallelDim). R to S(d): the pieces, one per rank and all of one length, of a tensor that
- * is P times as long; S(d) to R: this rank's piece is the whole, all being of one length; R to P
- * and P to R: the same shape; others by way of R. Nothing moves backward either: each rank's
- * gradient is that of the values it holds, also where R became S or P (of values that really are
- * replicated, tsh_tp_copy(t, TSH_SUM) first gives the sum over ranks). An owned tensor is changed
- * in place and returned, whether it requires a gradient or not; a step tensor or a parameter stays
- * as it is, and a step tensor is returned. In place, TSH_ERR_STATE: ops are recorded or views there
- * that take it as it lies, or it has a gradient. */
+/* Declares the layout of the values that each rank already holds; nothing is sent (torchshard's
+ * RegisterParallelDim). R to S(d): each rank's tensor becomes one of P shards of equal length, so
+ * the whole is P times as long along d. S(d) to R: this rank's shard becomes the whole tensor; all
+ * shards must have the same length. R to P, P to R: the shape stays. Others go through R. Nothing
+ * is sent in backward either: each rank's gradient is that of the values it holds, also if R became
+ * S or P. (If the values really are replicated, call tsh_tp_copy(t, TSH_SUM) first: it sums the
+ * gradients over ranks.) An owned tensor that is no parameter is changed in place and returned;
+ * this is TSH_ERR_STATE if it has views or a gradient, or a recorded op has used it. Of a parameter
+ * or a step tensor, a step tensor with the same values is returned. */
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
 
-/* The operators that other systems build their layers on, applied to what each rank holds; here a
- * replicated tensor may differ between ranks. At one rank they do nothing. They equal Megatron's f
- * and g, torchshard.distributed's copy, reduce, scatter and gather, and the mp_ functions of ml.
- * copy: R -> R, x unchanged; backward all-reduces the gradients by op, once.
- * reduce: R or P -> R, an all-reduce by op; backward passes the gradient on.
- * scatter: R -> S(dim), this rank's slice; backward all-gathers.
- * gather: S(dim) -> R, or R -> R where each rank's x is one of equal pieces: an all-gather along
- * dim; backward takes this rank's slice of complete gradients and reduce-scatters partial ones. */
+/* Returns x unchanged, R -> R; backward all-reduces its gradient by op, once. The four tsh_tp_
+ * functions are the operators on which other systems build tensor-parallel layers: Megatron's f and
+ * g; copy, reduce, scatter and gather of torchshard.distributed; the mp_ functions of ml. They act
+ * on what each rank holds, so here a replicated tensor may differ between ranks. At one rank they
+ * do nothing. */
 TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op);
+/* All-reduces x by op, R or P -> R; backward passes the gradient on unchanged. */
 TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op);
+/* Returns this rank's slice of x, R -> S(dim); backward all-gathers the gradient. */
 TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim);
+/* All-gathers x along dim, S(dim) -> R; or R -> R, if the ranks' tensors are equal parts of the
+ * result. Backward takes this rank's slice of a complete gradient, and reduce-scatters a partial
+ * one. */
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim);
-/* From the tensor-parallel rank 0: the same batch on all ranks of tp, in place; owned tensors, R.
- * One broadcast. TSH_ERR_STATE: as tsh_write. */
+/* Copies an owned replicated tensor, such as a batch, from rank 0 of tp to all ranks of tp, in
+ * place. One broadcast. TSH_ERR_STATE: as tsh_write. */
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t);
 
 typedef enum tsh_extent { TSH_LOCAL, TSH_GLOBAL } tsh_extent;
-/* Copy values out and in, dense and row-major, `bytes` in all (checked). TSH_LOCAL: this rank's
- * piece. TSH_GLOBAL: the whole tensor on every rank; reading a sharded one is an all-gather, a
- * partial one an all-reduce, writing takes this rank's slice (partial: an error). Writing is for
- * owned tensors that no recorded op has used: TSH_ERR_STATE between an op and the tsh_backward or
- * tsh_step_end that ends its tape. */
+/* Copies the values of t to out, dense and row-major. `bytes` must be the size of those values.
+ * TSH_LOCAL: this rank's shard. TSH_GLOBAL: the whole tensor, on every rank; of a sharded tensor by
+ * an all-gather, of a partial one by an all-reduce. */
 TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void *out,
                             size_t bytes);
+/* Copies values into an owned tensor, dense and row-major; `bytes` must be their size. TSH_LOCAL:
+ * this rank's shard. TSH_GLOBAL: the whole tensor, of which this rank takes its slice; an error if
+ * t is P. TSH_ERR_STATE: a recorded op has used t; wait for the tsh_backward or tsh_step_end that
+ * clears the tape. */
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes);
-/* Writes the local piece, "f32 (2, 3) S(1): 1 2 3 / 4 5 6", cut at size; text NULL: does not. */
+/* Writes this rank's shard as text, "f32 (2, 3) S(1): 1 2 3 / 4 5 6", into text, which has `size`
+ * bytes; cuts off what does not fit. Returns text. Does nothing if text is NULL. */
 TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 
 /* -- matmul, linear, embedding ---------------------------------------------- */
 
-/* (.., m, k) x (.., k, n) -> (.., m, n); leading dimensions broadcast (torch.matmul of two tensors
- * with at least two dimensions). Layouts: S(k) S(k): P. S(m) R: S(m). R S(n): S(n). batch
- * dimensions like elementwise. P R, R P: P. Dtypes may differ: the result has a's. Two bf16 inputs,
- * and the result's gradient with them, are multiplied as bf16, with sums of float; any other 16-bit
- * input is converted to tsh_real first. */
+/* Matrix product (.., m, k) x (.., k, n) -> (.., m, n); leading (batch) dimensions broadcast, as in
+ * torch.matmul of two tensors with at least two dimensions. Layouts of a, b -> result: S(k), S(k)
+ * -> P; S(m), R -> S(m); R, S(n) -> S(n); P, R or R, P -> P; batch dimensions as in elementwise
+ * ops. Dtypes may differ: the result has a's. Two bf16 inputs, and the result's gradient with them,
+ * are multiplied as bf16 and summed in float; any other 16-bit input is converted to tsh_real
+ * first. */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
-/* x (.., in), weight w (out, in), bias b (out) or NULL -> x w^T + b (.., out), torch's F.linear. w
- * S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R, b
- * R: row-parallel, gives R by one all-reduce in its dtype, b added after it. w R: x R, or S along
- * another dimension, kept. Dtypes may differ, as of tsh_matmul: the result has x's. */
+/* Returns x w^T + b (.., out) for x (.., in), weight w (out, in) and bias b (out) or NULL; torch's
+ * F.linear. Column-parallel: w S(0), b S(0), x R; the result is S(-1), and backward all-reduces dx.
+ * Row-parallel: w S(1), b R, x S(-1) or R; the result is R by one all-reduce in its dtype, and b is
+ * added after that. w R: x is R, or S along another dimension than the last; the result has its
+ * layout. Dtypes may differ, as in tsh_matmul: the result has x's. */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias);
 
 typedef struct tsh_lookup_desc {
-    int padding;            /* 1: row padding_idx gets no gradient */
+    int padding;            /* 1: row padding_idx of w gets no gradient */
     int64_t padding_idx;    /* negative counts from the end */
-    double max_norm;        /* rows looked up that are longer are scaled to it, in w; 0: none */
-    double norm_type;       /* p of that norm, INFINITY too; 0: 2 */
-    int scale_grad_by_freq; /* gradients are divided by how often their id stands in ids */
-    int sparse;             /* w a leaf: optimisers change only the rows that were looked up */
+    double max_norm;        /* rows that are looked up and whose norm is larger are scaled down
+                             * to it, in w; 0: none */
+    double norm_type;       /* p of that p-norm, may be INFINITY; 0: 2 */
+    int scale_grad_by_freq; /* 1: the gradient of a row is divided by how often its id occurs in
+                             * ids */
+    int sparse;             /* 1: the gradient of w, a leaf, is row-sparse: optimisers update
+                             * only the rows that were looked up */
 } tsh_lookup_desc;
-/* ids (..), TSH_I32 or TSH_I64, each in [0, V); weight w (V, D) -> (.., D), torch's F.embedding;
- * desc NULL: no options. w R: as ids. w S(0), ids R: P (rows of other ranks are zero; redistribute
- * to complete). w S(1): S(-1). Forward, max_norm runs one all-reduce of norms where w is S(1), and
- * one over dp; it and scale_grad_by_freq one of counts where ids are sharded. A row-sparse gradient
- * lies dense in memory with a mark per row; a contribution of another op makes it dense. */
+/* Looks up rows of the weight w (V, D): ids (..) -> (.., D); torch's F.embedding. ids are TSH_I32
+ * or TSH_I64, each in [0, V). desc NULL: no options. Layouts: w R: the result has the layout of
+ * ids. w S(0), ids R: P, where rows of other ranks are zero (tsh_redistribute completes it). w
+ * S(1): S(-1). Collectives in forward: max_norm all-reduces the norms if w is S(1), and over dp;
+ * max_norm and scale_grad_by_freq all-reduce counts if ids are sharded. A row-sparse gradient is
+ * dense in memory, with a mark per row; once another op contributes to it, it is no longer
+ * row-sparse. */
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight, const tsh_lookup_desc *desc);
 
 /* -- norms, attention, loss ------------------------------------------------- */
 
-/* torch.nn.functional.layer_norm over the last dimension (D), with weight and bias (D) or NULL. eps
- * 0 means 1e-5, TSH_ZERO means 0. Layouts: x R or S along another dimension, weight and bias R (if
- * x is S, their gradients are partial); or x S(-1), weight and bias sharded by the same units: two
- * all-reduces of a number per row forward, one of two backward. */
+/* Layer normalisation over the last dimension (D), with weight and bias (D) or NULL;
+ * torch.nn.functional.layer_norm. eps 0: 1e-5; TSH_ZERO: 0. Layouts: x R or S along another
+ * dimension, weight and bias R (if x is S, their gradients are partial). Or x S(-1), weight and
+ * bias sharded by the same units; then forward runs two all-reduces of one number per row, backward
+ * one of two numbers per row. */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
-/* x weight / sqrt(mean x^2 + eps) over the last dimension (D), weight (D) or NULL: 1; Zhang &
- * Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as tsh_layer_norm; x S(-1): one all-reduce of a
- * number per row forward, one backward. */
+/* RMS normalisation over the last dimension (D): x weight / sqrt(mean x^2 + eps), weight (D) or
+ * NULL: 1; Zhang & Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as in tsh_layer_norm; with x
+ * S(-1), forward and backward each run one all-reduce of a number per row. */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 typedef struct tsh_rms_norm_desc {
-    int64_t dim;  /* features; of a layer only */
+    int64_t dim;  /* tsh_add_rms_norm: number of features; the op does not read it */
     double eps;   /* 0: 1e-6; TSH_ZERO: 0 */
-    int plus_one; /* 1: x (weight + 1) / sqrt(mean x^2 + eps), as Gemma; a layer's weight is at
-                   * first 0; without a weight: as 0 */
-    tsh_dtype dtype; /* of a layer's weight */
+    int plus_one; /* 1: x (weight + 1) / sqrt(mean x^2 + eps), as in Gemma; a layer's weight is
+                   * then initialised to 0; weight NULL counts as 0 */
+    tsh_dtype dtype; /* tsh_add_rms_norm: dtype of the weight */
 } tsh_rms_norm_desc;
-/* tsh_rms_norm with the options of desc; NULL: none. */
+/* RMS normalisation with options; desc NULL: tsh_rms_norm with eps 0. */
 TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
                                       const tsh_rms_norm_desc *desc);
 
 typedef struct tsh_rope_desc {
-    double base;     /* 0: 10000 */
-    int64_t dims;    /* rotated features, the first ones, an even number; 0: all of D */
-    int interleaved; /* 0: pairs (i, i + dims / 2), as GPT-NeoX and LLaMA; 1: (2 i, 2 i + 1), as
-                        GPT-J */
-    int64_t start;   /* global position of x's first row */
-    const double *freqs; /* (dims / 2), read during the call: the angle of pair i at position t is
-                            t freqs[i], for scalings such as Llama 3's; NULL: by base */
-    double factor;       /* of cosines and sines, as YaRN's attention factor; 0: 1 */
-    const int64_t *starts; /* read during the call: for each index of x's first dimension the
-                              position of its first row, added to start, as texts of a batch need
-                              it that are not equally long; x has three dimensions or more; NULL:
-                              start for all */
+    double base;     /* base of the frequencies; 0: 10000 */
+    int64_t dims;    /* number of rotated features, the first of a row; even; 0: all D */
+    int interleaved; /* features of pair i: 0: i and i + dims / 2, as in GPT-NeoX and LLaMA; 1: 2
+                      * i and 2 i + 1, as in GPT-J */
+    int64_t start;   /* position of the first row of the whole x */
+    const double *freqs; /* dims / 2 frequencies, read during the call: the angle of pair i at
+                          * position t is t freqs[i], for scalings such as Llama 3's; NULL:
+                          * computed from base */
+    double factor;       /* factor of cosines and sines, as YaRN's attention factor; 0: 1 */
+    /* For batches of sequences at different positions: starts[b], added to start, is the position
+     * of the first row for index b of x's first dimension. x then has three dimensions or more.
+     * Read during the call. NULL: start for all. */
+    const int64_t *starts;
 } tsh_rope_desc;
-/* Rotary position embedding (Su et al. 2021) of x (.., T, D): pair i of the row at position t is
- * rotated by the angle t base^(-2 i / dims), and multiplied by factor. Linear: keeps R, P, and S of
- * every dimension but D; positions are global where T is sharded. No collective; backward rotates
- * by minus the angle. */
+/* Rotary position embedding (Su et al. 2021) of x (.., T, D): rotates pair i of the row at position
+ * t by the angle t base^(-2 i / dims), and multiplies it by factor. It is linear: keeps P, R, and S
+ * along any dimension but D; if T is sharded, positions are still global. No collective. Backward
+ * rotates by minus the angle. */
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc);
 
 typedef struct tsh_attention_desc {
-    int causal;        /* query i sees keys up to i + Tk - Tq */
-    double scale;      /* 0: 1 / sqrt(D) */
-    double dropout;    /* of the probabilities */
-    tsh_module *owner; /* of the dropout key; NULL: the ctx */
-    /* Broadcasts to (B, H, Tq, Tk), R or sharded as q's heads: values are added to scores, TSH_I32
-     * keeps where not 0. If it requires a gradient (T5's bias), that is summed where the mask
-     * broadcasts; it is partial if q is sharded and the mask is R. */
+    int causal;        /* 1: query i sees only keys up to i + Tk - Tq */
+    double scale;      /* factor of the scores; 0: 1 / sqrt(D) */
+    double dropout;    /* dropout probability of the attention weights */
+    tsh_module *owner; /* module that keys the dropout mask; NULL: the ctx */
+    /* Broadcasts to (B, H, Tq, Tk); R, or sharded as q's heads. A floating mask is added to the
+     * scores; with a TSH_I32 mask, a query sees a key where it is not 0. If the mask requires a
+     * gradient (T5's bias), this is summed over broadcast dimensions; it is partial if q is sharded
+     * and the mask is R. */
     tsh_tensor *mask;
-    /* Owned, (B, Hkv, Tmax, D), laid out as k, of any floating dtype no wider than tsh_real: k and
-     * v are appended at `past`, rounded to it, and keys [0, past + Tk) are seen. Without gradients
-     * only. */
+    /* Key and value cache: owned tensors (B, Hkv, Tmax, D), laid out as k, of any floating dtype no
+     * wider than tsh_real. k and v are rounded to that dtype and appended at position `past`;
+     * queries see keys [0, past + Tk) of the cache. Only without gradients. */
     tsh_tensor *cache_k, *cache_v;
     int64_t past;
-    /* Ragged batches, read during the call, one entry for each row of the whole batch; NULL: all
-     * rows alike. */
-    const int64_t *pasts;   /* (B): a row's own `past` */
-    const int64_t *lengths; /* (B): of a row's Tk new positions only the first ones, so many, are
-                               its own: the others are not appended, and no query sees them */
-    int64_t window;    /* query i, at position p = i + Tk - Tq, sees key j if p - j < window and,
-                          unless causal, j - p < window; its cost is T window. 0: no window */
-    double soft_cap;   /* scores s, scaled, become soft_cap tanh(s / soft_cap), before the mask
-                          (Gemma 2); 0: they do not */
-    tsh_tensor *sinks; /* (H), R or sharded as q's heads: a score per head that takes part in each
-                          softmax, with no value (gpt-oss); NULL: none */
+    /* For ragged batches: arrays with an entry for each row of the whole batch, read during the
+     * call; NULL: all rows are the same. */
+    const int64_t *pasts;   /* (B): pasts[b] replaces `past` in row b */
+    const int64_t *lengths; /* (B): only the first lengths[b] of the Tk new positions of row b
+                             * belong to its sequence; the others are not appended, and no query
+                             * sees them */
+    int64_t window;    /* sliding window: query i, at position p = i + Tk - Tq, sees key j only
+                        * if p - j < window and, unless causal, j - p < window; the cost is T
+                        * window. 0: no window */
+    double soft_cap;   /* each scaled score s becomes soft_cap tanh(s / soft_cap), before the
+                        * mask (Gemma 2); 0: off */
+    tsh_tensor *sinks; /* (H), R or sharded as q's heads: a score per head that is part of every
+                        * softmax of that head but has no value (gpt-oss); NULL: none */
 } tsh_attention_desc;
-/* q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D),
- * torch.nn.functional.scaled_dot_product_attention, in tiles with an online softmax (Milakov &
- * Gimelshein 2018, Dao et al. 2022); a query that sees no key gives 0. A row of a ragged batch has
- * the bits that it has alone; queries of padding give something finite. H is a multiple of Hkv:
- * query head i uses head i / (H / Hkv) of k and v (grouped queries, Ainslie et al. 2023). Layouts:
- * R; all three alike by batch S(0); by heads S(1), q in whole groups (tsh_shard_units(1, H / Hkv));
- * or q S(1) with k and v R, cut anywhere: then dk and dv are partial. No collective forward. The
- * result has q's dtype, sums are tsh_real; if q, k and v are bf16 and the processor has
- * AVX512_BF16, probabilities and gradients are rounded to bf16 before they are multiplied. */
+/* Attention: q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
+ * torch.nn.functional.scaled_dot_product_attention. It runs in tiles with an online softmax
+ * (Milakov & Gimelshein 2018, Dao et al. 2022). A query that sees no key gets 0. A row of a ragged
+ * batch gets the same bits as alone; the results of padding queries are unspecified but finite. H
+ * is a multiple of Hkv: query head i uses head i / (H / Hkv) of k and v (grouped queries, Ainslie
+ * et al. 2023). Layouts: all R; all sharded by batch, S(0); all sharded by heads, S(1), with the
+ * query heads of a key head on one rank (q: tsh_shard_units(1, H / Hkv)); or q S(1), sharded at any
+ * head, and k and v R: then dk and dv are partial. No collective in forward. The result has q's
+ * dtype; sums are in tsh_real. If q, k and v are bf16 and the processor has AVX512_BF16,
+ * probabilities and gradients are rounded to bf16 before they are multiplied. */
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
 
 typedef enum tsh_reduction { TSH_REDUCE_MEAN, TSH_REDUCE_SUM, TSH_REDUCE_NONE } tsh_reduction;
 typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
-    int ignore;           /* rows left out: 0: those with target -100, as torch; 1: ignore_index */
-    int64_t ignore_index; /* any integer */
-    int empty_zero;       /* mean where the divisor is 0: 0 gives NaN as torch, 1 gives 0 */
-    double label_smoothing; /* e, in [0, 1]: the target becomes (1 - e) target + e / V */
-    double z_loss;          /* adds z_loss (log sum exp)^2 to each row's loss */
-    tsh_tensor *weight;     /* of the classes, (V), R or cut as the classes; NULL: 1. No gradient */
-    int dim;                /* of the classes: 0: the last; 1: dimension 1, as torch */
+    int ignore;           /* which target is ignored: 0: -100, as in torch; 1: ignore_index */
+    int64_t ignore_index; /* if ignore is 1: the target to ignore, any integer */
+    int empty_zero;       /* result of a mean whose divisor is 0: 0: NaN, as in torch; 1: 0 */
+    double label_smoothing; /* e, in [0, 1]: each target distribution becomes (1 - e) target + e
+                             * / V */
+    double z_loss;          /* adds z_loss (log sum exp logits)^2 to each row's loss */
+    tsh_tensor *weight;     /* (V): a weight per class, R or sharded as the classes, without a
+                             * gradient; NULL: 1 */
+    int dim;                /* which dimension of logits is the classes: 0: the last; 1:
+                             * dimension 1, as in torch */
 } tsh_cross_entropy_desc;
-/* logits (.., V), target (..) of integers or (.., V) of probabilities -> a scalar, or (..)
- * unreduced. With .dim = 1 as torch.nn.functional.cross_entropy: logits (V) or (N, V, d1, ..),
- * target (N, d1, ..) or probabilities of the logits' shape, unreduced (N, d1, ..); logits of three
- * dimensions or more are copied, unless their classes lie side by side in memory. Logits R; or
- * sharded along the classes: an all-reduce of the row maxima and one of all row sums, whatever the
- * options; or along another dimension: mean and sum give P, and the mean of integer targets
- * all-reduces its divisor. No collective backward. Integer targets are R, or sharded where rows
- * are; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
- * laid out as the logits and get no gradient. The mean divides by the sum of the weights of the
- * targets' classes, or by the number of rows of probabilities. A class with logit -inf is padding:
- * smoothing leaves it out. */
+/* Cross-entropy of logits (.., V) and targets: integers (..) or probabilities (.., V). Returns a
+ * scalar, or (..) with TSH_REDUCE_NONE. With .dim = 1, shapes are those of
+ * torch.nn.functional.cross_entropy: logits (V) or (N, V, d1, ..), target (N, d1, ..) or
+ * probabilities of the logits' shape, unreduced (N, d1, ..); logits of three dimensions or more are
+ * copied, unless their classes are contiguous in memory. Layouts: logits R; or sharded along the
+ * classes, with one all-reduce of the row maxima and one of all row sums, whatever the options; or
+ * sharded along another dimension: then mean and sum are P, and the mean of integer targets
+ * all-reduces its divisor. No collective in backward. Integer targets are R, or sharded as the
+ * rows; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
+ * laid out as the logits and get no gradient. The mean divides by the sum of the class weights of
+ * the targets, or, with probabilities, by the number of rows. A class with logit -inf is padding:
+ * label smoothing leaves it out. */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
 
 /* -- sampling ---------------------------------------------------------------- */
 
-/* The options apply in this order, which is transformers'. */
+/* Filters of tsh_sample, applied in this order, which is that of transformers. */
 typedef struct tsh_sample_desc {
-    /* Of the ids in .previous, logits above 0 are divided by it, others multiplied, each id once;
-     * Keskar et al. 2019. 0: 1 */
+    /* Repetition penalty: for each id in .previous, its logit is divided by this if above 0, else
+     * multiplied, once per id; Keskar et al. 2019. 0: 1. */
     double penalty;
-    /* (.., n), TSH_I32 or TSH_I64: the last n ids of each row; those outside [0, V), such as -1,
-     * stand for none. NULL: none. */
+    /* (.., n), TSH_I32 or TSH_I64: the last n ids of each row. Entries outside [0, V), such as -1,
+     * are skipped. NULL: none. */
     tsh_tensor *previous;
-    double temperature; /* divides the logits; 0: 1; TSH_ZERO: 0, which takes the largest logit */
-    int64_t top_k;      /* keeps the k largest logits, and those equal to the last; 0: all */
-    double top_p;       /* keeps the smallest set of the largest probabilities, none of them equal
-                         * to one left out, whose sum is at least top_p (Holtzman et al. 2020);
-                         * 0: 1 */
-    double min_p;       /* keeps probabilities from min_p times the largest one up; 0: all */
-    uint64_t seed;      /* of row 0; row i is drawn as a single row with seed + i is */
-    int64_t position;   /* which draw of its row: give each token of a text another one */
+    double temperature; /* divides the logits; 0: 1. TSH_ZERO: 0, which chooses the largest logit */
+    int64_t top_k;      /* keeps the k largest logits, and those equal to the k-th; 0: all */
+    double top_p;       /* keeps the largest probabilities, as few as sum to at least top_p, and
+                         * those equal to the smallest of them (Holtzman et al. 2020); 0: 1 */
+    double min_p;       /* keeps probabilities of at least min_p times the largest; 0: all */
+    uint64_t seed;      /* seed of row 0; row i is drawn as a single row with seed + i would be */
+    int64_t position;   /* index of this draw within its row: use another one for each token of a
+                         * sequence */
 } tsh_sample_desc;
-/* logits (.., V) -> (..), TSH_I64, R: ids drawn from softmax(logits) after the filters of desc
- * (NULL: none). The random number of a row is Philox's of seed and position, so that the same
- * logits give the same ids on every rank, degree and backend. Logits in any layout, gathered first
- * (of S(-1) by one all-gather; at temperature 0 without .previous, as by tsh_argmax). No gradient.
- * TSH_ERR_ANOMALY, at temperature 0, too: a row's largest logit is not finite, or one is NaN. */
+/* Draws an id for each row of logits (.., V), from softmax(logits) after the filters of desc (NULL:
+ * none). Returns (..), TSH_I64, R, without a gradient. The random number of a row is Philox's for
+ * its seed and position, so the same logits give the same ids on every rank, degree and backend.
+ * Logits may have any layout and are gathered first (S(-1): one all-gather; at temperature 0
+ * without .previous, as in tsh_argmax). TSH_ERR_ANOMALY, also at temperature 0: the largest logit
+ * of a row is not finite, or a logit is NaN. */
 TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
 
 typedef struct tsh_custom_desc {
     const char *name;
-    tsh_shape shape;   /* of the output */
-    tsh_layout layout; /* of the output */
-    unsigned partial;  /* bit i: backward gives input i's gradient as a partial sum */
-    /* Inputs arrive dense, floating ones as TSH_REAL. forward fills out; backward adds to
-     * grad_in[i], local and dense, NULL where not wanted. */
+    tsh_shape shape;   /* global shape of the output */
+    tsh_layout layout; /* layout of the output */
+    unsigned partial;  /* bit i: what backward adds to the gradient of input i is a partial sum
+                        * over tp */
+    /* Inputs are dense, floating ones of dtype TSH_REAL. forward writes this rank's output to out.
+     * backward adds the gradient of input i to grad_in[i], which is this rank's shard, dense; NULL:
+     * input i needs no gradient. */
     void (*forward)(void *user, tsh_tensor *const *in, int n, tsh_real *out);
     void (*backward)(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
                      const tsh_real *grad_out, tsh_real *const *grad_in);
-    void *user; /* must live until backward */
+    void *user; /* passed to forward and backward; must stay valid until backward */
 } tsh_custom_desc;
-/* An op of n inputs with the caller's own forward and backward. */
+/* Runs an op of the caller's own, with 1 to 8 inputs, and records it for backward. */
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc);
 
 /* ========================================================================== */
 /* >>module-api                                            MARK: - module-api */
-/* Models: the tree, its layers and parameters, and how they are cut over tp. */
+/* Models: the module tree, its layers and parameters; sharding over tp.      */
 /* Needs: >>op-api.                                                           */
 /* ========================================================================== */
 
@@ -1384,57 +1509,62 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 typedef tsh_tensor *(*tsh_forward_fn)(tsh_module *module, tsh_tensor **in, int n, void *user);
 
 typedef enum tsh_style {
-    TSH_PLAIN,          /* every rank holds the whole layer */
-    TSH_COLWISE,        /* linear: output features are sharded; embedding: embedding_dim, and the
-                         * output is gathered to R (torch gives Shard(-1)) */
-    TSH_ROWWISE,        /* linear: input features are sharded; embedding: the vocabulary */
-    TSH_AUTO,           /* linear with a weight of its own, as its first input arrives: sharded by
-                           features, row-wise, else column-wise */
-    TSH_SEQUENCE,       /* norms, dropout: on activations sharded along the sequence, S(1) */
-    TSH_PREPARE_INPUT,  /* any module: inputs are brought to .input, or .inputs, first */
-    TSH_PREPARE_OUTPUT, /* any module: the output is brought to .output last */
+    TSH_PLAIN,          /* every rank holds all parameters */
+    TSH_COLWISE,        /* linear: output features are sharded; embedding: its features are, and
+                         * the output is gathered to R (torch's stays Shard(-1)) */
+    TSH_ROWWISE,        /* linear: input features are sharded; embedding: the vocabulary is */
+    TSH_AUTO,           /* linear with a weight of its own: chosen at the first forward. ROWWISE
+                         * if the input is sharded along its features, else COLWISE */
+    TSH_SEQUENCE,       /* norms, dropout: the input is redistributed to S(1), the sequence, or
+                         * to .input */
+    TSH_PREPARE_INPUT,  /* any module: redistributes inputs to .input, or .inputs, before forward */
+    TSH_PREPARE_OUTPUT, /* any module: redistributes the output to .output after forward */
     TSH_STYLES
 } tsh_style;
 
 typedef struct tsh_module_desc {
-    tsh_forward_fn forward; /* NULL: its children, one after the other */
+    tsh_forward_fn forward; /* NULL: runs the children one after the other */
     void *user;
 } tsh_module_desc;
 typedef struct tsh_linear_desc {
     int64_t in, out;
     int no_bias;
     tsh_style style;
-    int segments;             /* of the sharded dimension; 0: 1 */
-    int64_t unit;             /* 0: 1 */
-    int gather_output;        /* COLWISE: all-gather, giving R */
-    int skip_bias_add;        /* the caller adds tsh_param(module, "bias") */
-    int reversed;             /* the weight is stored (in, out), as GPT-2's Conv1D */
+    int segments;             /* number of segments of the sharded dimension; 0: 1 */
+    int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
+    int gather_output;        /* 1: COLWISE: the output is all-gathered to R */
+    int skip_bias_add;        /* 1: forward does not add the bias; the caller adds
+                               * tsh_param(module, "bias") */
+    int reversed;             /* 1: the weight is stored as (in, out), as in GPT-2's Conv1D */
     const tsh_layout *input;  /* as in tsh_plan_rule */
     const tsh_layout *output; /* as in tsh_plan_rule */
     int regather;             /* as in tsh_plan_rule */
     tsh_init weight_init;     /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Linear */
-    tsh_init bias_init;       /* default: UNIFORM within 1 / sqrt(in) */
-    tsh_dtype dtype;          /* of the parameters; 0: tsh_desc.dtype. So in every description */
+    tsh_init bias_init;       /* default: UNIFORM in [-s, s), s = 1 / sqrt(in) */
+    tsh_dtype dtype;          /* dtype of the parameters; 0: tsh_desc.dtype. The same in all
+                               * descriptors */
 } tsh_linear_desc;
 typedef struct tsh_classifier_desc {
     int64_t in, classes;
-    tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's; NULL: own */
+    tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's weight;
+                         * NULL: a new one */
     int no_bias;
-    tsh_style style; /* COLWISE: logits S(-1), for a vocabulary-parallel loss; ROWWISE: R */
+    tsh_style style; /* COLWISE: logits are S(-1), for a vocabulary-parallel loss; ROWWISE: R */
     int gather_output;
     const tsh_layout *input; /* as in tsh_plan_rule */
     tsh_init weight_init;    /* as in tsh_linear_desc */
     tsh_init bias_init;
-    tsh_dtype dtype; /* of the layer's own parameters */
+    tsh_dtype dtype; /* dtype of new parameters */
 } tsh_classifier_desc;
 typedef struct tsh_embedding_desc {
-    int64_t count, dim; /* rows (vocabulary), columns */
+    int64_t count, dim; /* rows (vocabulary size) and columns (features) of the weight */
     tsh_style style;
     const tsh_layout *output; /* as in tsh_plan_rule */
-    tsh_init init;            /* default: NORMAL(0, 1); the padding row 0 */
-    tsh_lookup_desc lookup;   /* as tsh_embedding */
-    tsh_tensor *weight;       /* an existing parameter: its cut stays, R takes style; NULL: own */
-    tsh_dtype dtype;          /* of a weight of its own */
+    tsh_init init;            /* default: NORMAL with a = 0, b = 1; the padding row is 0 */
+    tsh_lookup_desc lookup;   /* options of tsh_embedding */
+    tsh_tensor *weight;       /* an existing parameter (count, dim): keeps its layout if sharded,
+                               * else gets that of style; NULL: a new one */
+    tsh_dtype dtype;          /* dtype of a new weight */
 } tsh_embedding_desc;
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
@@ -1444,144 +1574,164 @@ typedef struct tsh_layer_norm_desc {
 } tsh_layer_norm_desc;
 typedef struct tsh_param_desc {
     tsh_init init;            /* default: ZEROS */
-    const tsh_layout *layout; /* R or S; NULL: R. A plan may change it */
-    int buffer;               /* 1: no gradient, and no optimiser's; else as a parameter */
-    tsh_dtype dtype;          /* a buffer's may be TSH_I32 or TSH_I64 */
+    const tsh_layout *layout; /* R or S; NULL: R. A plan may change it later */
+    int buffer;               /* 1: a buffer: no gradient, and optimisers leave it alone */
+    tsh_dtype dtype;          /* 0: tsh_desc.dtype; a buffer may also be TSH_I32 or TSH_I64 */
 } tsh_param_desc;
 
-/* The tree's top, made with the ctx. */
+/* Returns the root of the module tree, which is made with the ctx. */
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx);
-/* A node under parent, which may be the root. The name may hold no dot. */
+/* Adds a container module below parent. The name must not contain a dot. */
 TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
                                    const tsh_module_desc *desc);
-/* A module below by relative path ("h.0.attn"); NULL and an error that lists near names if there is
- * none. */
+/* Returns the module at a path below `module` ("h.0.attn"). If there is none: NULL, and an error
+ * that lists similar names. */
 TSH_API tsh_module *tsh_find(tsh_module *module, const char *path);
-/* A parameter by name ("weight"), or by relative path ("h.0.attn.weight"). */
+/* Returns the parameter with this name ("weight"), or at this path below module
+ * ("h.0.attn.weight"). If there is none: NULL, and an error that lists the names. */
 TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path);
-/* Calls fn once for every parameter below, with the path of its first owner. */
+/* Calls fn once for every parameter below module that this rank's pipeline stage holds, with its
+ * path; a tied parameter has the path of the first module that owns it. */
 TSH_API void tsh_each_param(tsh_module *module,
                             void (*fn)(const char *path, tsh_tensor *param, void *user),
                             void *user);
-TSH_API const char *tsh_module_path(const tsh_module *module); /* "" for the root */
-/* The child at a 0-based index; NULL past the last. */
+/* Returns the path of a module from the root; "" for the root. */
+TSH_API const char *tsh_module_path(const tsh_module *module);
+/* Returns a child by its index from 0; NULL past the last. */
 TSH_API tsh_module *tsh_child(const tsh_module *module, int index);
-/* Makes the parameter `name` of module the same object as `source` (equal shapes): one tensor, used
- * twice. Before an optimiser, a pipeline or a cache is made for it: later it is TSH_ERR_STATE. */
+/* Ties a parameter: the parameter `name` of module becomes the same object as `source`, a parameter
+ * of the same shape. Call it before tsh_optim_new, tsh_pipeline_new or tsh_cache_new uses the
+ * replaced parameter; later it is TSH_ERR_STATE. */
 TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source);
-/* Gives memory and initial values to every parameter below that has none: the same bits at every
- * degree of tp. */
+/* Allocates every parameter below module that has no memory yet and sets it to its initial values:
+ * the same bits at every degree of tp. */
 TSH_API tsh_result tsh_materialize(tsh_module *module);
-/* Gives every parameter below its initial values again, tied ones once, and forgets the gradients:
- * the same bits as the first time. Between steps. torch's reset_parameters. */
+/* Sets every parameter below module to its initial values again, with the same bits as the first
+ * time, and clears the gradients; tied parameters once. Call it between steps. torch's
+ * reset_parameters. */
 TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
-/* Converts all floating parameters and buffers below to a dtype, with values or still without, in
- * any layout; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are those
- * of TSH_REAL, rounded, so that it makes no difference when they come. Gradients stay. Before an
- * optimiser is made. Errors, after which nothing is changed: no floating dtype; a recorded op has
- * used a parameter; an optimiser has one. */
+/* Converts all floating parameters and buffers below module to a dtype, with or without memory, in
+ * any layout; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are
+ * computed in TSH_REAL and rounded, so converting before or after initialisation gives the same
+ * bits. Gradients stay. Call it before tsh_optim_new. Errors, after which nothing is changed: the
+ * dtype is not floating; a recorded op has used a parameter; an optimiser has one. */
 TSH_API tsh_result tsh_to(tsh_module *module, tsh_dtype dtype);
-/* Training mode on or off for all below; on at first. Dropout works in training mode only. */
+/* Turns training mode on or off for module and all modules below; it is on at first. Dropout layers
+ * drop values in training mode only. */
 TSH_API void tsh_train(tsh_module *module, int on);
+/* Returns 1 if the module is in training mode, else 0. */
 TSH_API int tsh_training(const tsh_module *module);
-/* On: of this module's forward only inputs and output are kept, and backward computes it again,
- * with the same dropout masks: the same bits, in the memory of one such module at a time, for a
- * third more time. For transformer blocks, mostly. Its forward must be a function of its inputs and
- * parameters, which stay as they are until then, take at most 16 tensors, and retain none; its
- * collectives run twice. An input that the output does not depend on gets zeros for a gradient.
- * Without gradients it frees what it does not return. torch.utils.checkpoint (Chen et al. 2016).
- * Off at first. */
+/* Turns activation checkpointing of a module on or off (off at first); torch.utils.checkpoint (Chen
+ * et al. 2016). While it is on, forward keeps only the module's inputs and outputs, and backward
+ * runs the forward again, with the same dropout masks: the same bits, in the memory of one such
+ * module at a time, for a third more time. It is mostly used for transformer blocks. The forward
+ * must depend only on its inputs and parameters, which must not change until backward; it takes at
+ * most 16 tensors and must not call tsh_retain; its collectives run twice. An input that the output
+ * does not depend on gets a gradient of zeros. Without gradients, forward frees everything but the
+ * outputs. */
 TSH_API void tsh_checkpoint(tsh_module *module, int on);
-/* tsh_zero_grad for every parameter below; torch.nn.Module.zero_grad. */
+/* Calls tsh_zero_grad for every parameter below module; torch.nn.Module.zero_grad. */
 TSH_API void tsh_zero_grads(tsh_module *module);
 
-/* The generator's state: whatever follows a tsh_set_rng_state draws what followed the tsh_rng_state
- * that wrote it, bit for bit: the same dropout masks, tsh_randn and tsh_init values. Returns the
- * bytes of the state, and writes them where `size` suffices: little-endian u64s, that is the magic
- * "tshrng01", the number of modules, the seed, the ctx's counts of draws and of dropout calls, and
- * every module's count of dropout calls, in the order of the tree. The same on every rank of tp. */
+/* Writes the state of the random numbers to `state` if its `size` bytes suffice, and returns the
+ * number of bytes of the state. After tsh_set_rng_state with it, dropout, tsh_randn and
+ * tsh_init_... draw the same bits again as after this call. The state is the same on every rank of
+ * tp and consists of little-endian u64s: the magic "tshrng01", the number of modules, the seed, the
+ * ctx's counts of draws and of dropout calls, and every module's count of dropout calls in the
+ * order of the tree. */
 TSH_API size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size);
-/* For a tree with the same number of modules; else, and for other bytes, an error, and nothing is
- * changed. */
+/* Restores a state that tsh_rng_state wrote, in a tree with the same number of modules. Any other
+ * state is an error, and nothing is changed. */
 TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size);
 
-/* Layers. Parameters have no memory until the first forward, or tsh_materialize; a layer that
- * cannot be made leaves nothing in the tree. Norms: "weight" (dim), at first 1, and "bias" (dim),
- * at first 0; as tsh_layer_norm and tsh_rms_norm_with. Plans: COLWISE shards both, for inputs
- * S(-1); SEQUENCE brings the input to S(seq). */
+/* Adds a layer-norm layer (tsh_layer_norm) below parent, with parameters "weight" (dim), initially
+ * 1, and "bias" (dim), initially 0. In plans, COLWISE shards both, for inputs S(-1); SEQUENCE
+ * redistributes the input to S(seq). Of all layers: parameters get memory at the first forward or
+ * by tsh_materialize; a layer that cannot be made leaves nothing in the tree. */
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc);
+/* Adds an RMS-norm layer (tsh_rms_norm_with), with a parameter "weight" (dim), initially 1 (0 with
+ * .plus_one). Plans as for tsh_add_layer_norm. */
 TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc);
-/* tsh_dropout with probability p, keyed by the layer's path; nothing outside training mode. */
+/* Adds a dropout layer (tsh_dropout) with probability p, whose mask is keyed by the layer's path.
+ * Outside training mode its forward returns the input. */
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
-/* A parameter without a layer, such as a class token: torch.nn.Parameter, and with
- * .buffer register_buffer. desc NULL: all defaults. It is a child of its own name and of kind
- * "param" or "buffer", whose forward returns its input; tsh_param, optimisers and files know it by
- * that path ("h.0.scale"). Plans: ROWWISE shards its first dimension, COLWISE the last, PLAIN none.
- * NULL and an error: a name that the module has already, or a layout that is P or does not fit. */
+/* Adds a parameter without a layer, such as a class token: torch.nn.Parameter, or register_buffer
+ * if .buffer is 1. desc NULL: all defaults. In the tree it is a child of module, of kind "param" or
+ * "buffer", whose forward returns its input; tsh_param, optimisers and files know it by that
+ * child's path ("h.0.scale"). In plans, ROWWISE shards its first dimension, COLWISE the last, PLAIN
+ * none. NULL and an error: the module has that name already, or the layout is P or does not fit. */
 TSH_API tsh_tensor *tsh_add_param(tsh_module *module, const char *name, tsh_shape shape,
                                   const tsh_param_desc *desc);
-/* A module's forward. A row-parallel linear and a vocabulary embedding complete to R (one
- * all-reduce), or to the output that a plan asks for. */
+/* Runs a module's forward on n inputs. A row-parallel linear or a sharded embedding returns R (by
+ * one collective), or the output layout that a plan asks for. */
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
+/* Runs a module's forward on one input; see tsh_forward_n. */
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
-/* A residual connection and what follows it: *x becomes tsh_add(*x, y), and the forward of that by
- * any module is returned; after an error both are NULL. */
+/* Adds a residual and runs the module that follows, such as a norm: *x becomes tsh_add(*x, y), and
+ * the forward of module on it is returned. After an error both are NULL. */
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y);
 
 /* -- parallelize ------------------------------------------------------------ */
 
-/* One line of a plan: the modules whose path below the root matches get the style. */
+/* One rule of a plan: gives the style to all modules whose path below the root matches. */
 typedef struct tsh_plan_rule {
-    const char *path; /* dots separate names; *, ? and [qkv], [0-9], [!qkv] match within one, ** any
-                       * number of names */
+    const char *path; /* pattern of names separated by dots; *, ? and [qkv], [0-9], [!qkv] match
+                       * within a name, ** matches any number of names */
     tsh_style style;
-    int segments;             /* of the sharded dimension; 0: 1 */
-    int64_t unit;             /* 0: 1 */
-    int gather_output;        /* COLWISE linear: the same as an output of R */
-    const tsh_layout *input;  /* how the input must arrive, else it is an error; NULL: as the style
-                                 takes it. SEQUENCE, PREPARE_INPUT: what it is brought to */
-    const tsh_layout *output; /* how the output is given; NULL: as the style gives it. ROWWISE with
-                                 S(seq): a reduce-scatter in place of the all-reduce */
-    int regather;     /* COLWISE with an input S(seq): keep this rank's piece only, and gather
-                                 it again in backward */
-    const char *kind; /* only modules of this kind: "linear", "embedding"; NULL: any */
-    const tsh_layout *const *inputs; /* PREPARE_INPUT of several inputs; NULL: as it comes */
+    int segments;             /* number of segments of the sharded dimension; 0: 1 */
+    int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
+    int gather_output;        /* 1: COLWISE linear: the same as .output = R */
+    const tsh_layout *input;  /* layout that the input must have, else an error; NULL: that of
+                               * the style. SEQUENCE, PREPARE_INPUT: the layout that it is
+                               * redistributed to */
+    const tsh_layout *output; /* layout of the output; NULL: that of the style. ROWWISE with
+                               * S(seq): a reduce-scatter in place of the all-reduce */
+    int regather;     /* 1: COLWISE with an input S(seq): saves only this rank's shard of the
+                       * input for backward, which gathers it again */
+    const char *kind; /* only for modules of this kind, such as "linear" or "embedding"; NULL:
+                       * any */
+    const tsh_layout *const *inputs; /* PREPARE_INPUT of several inputs: the layout of each,
+                                      * NULL: left as it is */
     int input_count;
-    const tsh_segment *cut; /* the segments' own lengths and units; NULL: equal ones, by unit */
+    const tsh_segment *cut; /* lengths and units of the segments; NULL: equal segments with .unit */
 } tsh_plan_rule;
-/* Gives every module below that a rule matches its style. Values already there are kept and laid
- * anew (collective where they were sharded), with an optimiser's moments; their gradients are
- * forgotten. Between steps. Errors, after which nothing is changed: a rule that matches no module
- * that takes its style; two rules for one purpose (inputs, parameters, output) of one module; rules
- * that give a tied parameter two layouts. Give each module that uses a tied parameter a rule: one
- * without is not checked. torch.distributed.tensor.parallel.parallelize_module. */
+/* Applies a plan: gives its style to every module below that a rule matches. Existing values are
+ * kept and redistributed (collectively if they were sharded), with the moments of optimisers;
+ * gradients are cleared. Call it between steps. Errors, after which nothing is changed: a rule that
+ * matches no module that supports its style; two rules for one purpose (inputs, parameters, output)
+ * of one module; rules that give a tied parameter two layouts. Give a rule to each module that uses
+ * a tied parameter: one without a rule is not checked.
+ * torch.distributed.tensor.parallel.parallelize_module. */
 TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count);
-/* Writes which modules each rule matches; changes nothing. Errors as tsh_parallelize. */
+/* Writes which modules each rule of a plan matches, and changes nothing. Errors as in
+ * tsh_parallelize. */
 TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
                                    FILE *file);
-/* Writes the tree as a table: path, kind, dtype, global shape, layout, local shape and bytes on
- * this rank of every parameter, and totals. Tied parameters count once. Then a line for every group
- * of each optimiser of module, or of one below: how many parameters have this learning rate and
- * this weight decay, and the first of them. */
+/* Writes the module tree as a table: path, kind, dtype, global shape, layout, local shape and bytes
+ * on this rank of every parameter, and totals. Tied parameters count once. Then one line for every
+ * group of each optimiser of module, or of a module below: how many parameters have this learning
+ * rate and this weight decay, and the path of the first. */
 TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
-/* Layers that their description or a plan can shard. A linear, torch.nn.Linear: x (.., in) -> (..,
- * out) by "weight" (out, in), or (in, out) if reversed, and "bias" (out). Plain: no collective, or
- * partial gradients of a sharded x. COLWISE: x R -> S(-1), one all-reduce of dx backward; x
- * declared S(seq): one all-gather forward, one reduce-scatter backward. ROWWISE: x S(-1), or R,
- * which is sliced -> R by one all-reduce forward; an output S(seq): one reduce-scatter, and one
- * all-gather backward. Errors: sizes below 0, units that do not fit, contradictions in the
- * description. */
+/* Adds a linear layer, torch.nn.Linear: x (.., in) -> (.., out), with parameters "weight" (out,
+ * in), or (in, out) if .reversed, and "bias" (out). PLAIN: no collective; if x is sharded, the
+ * gradients of the parameters are partial. COLWISE: x R -> S(-1), with one all-reduce of dx in
+ * backward; with .input S(seq): one all-gather in forward, one reduce-scatter in backward. ROWWISE:
+ * x S(-1), or R, which is sliced -> R, with one all-reduce in forward; with .output S(seq): one
+ * reduce-scatter in forward, one all-gather in backward. Errors: sizes below 0, units that do not
+ * fit, contradictions in the descriptor. */
 TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
                                    const tsh_linear_desc *desc);
-/* The last layer: a linear to classes whose weight may be an embedding's, and then lies as that
- * one. COLWISE is ColossalAI's VocabParallelClassifier1D, ROWWISE its Classifier1D. */
+/* Adds a classifier, the last layer of a model: a linear layer whose weight may be tied to an
+ * existing parameter, such as an embedding's; it then has that parameter's layout. COLWISE is
+ * ColossalAI's VocabParallelClassifier1D, ROWWISE its Classifier1D. */
 TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
                                        const tsh_classifier_desc *desc);
-/* torch.nn.Embedding: ids (..) -> (.., dim) by "weight" (count, dim), as tsh_embedding, completed
- * to R: ROWWISE by one all-reduce forward (or a reduce-scatter to an output S(seq)), COLWISE by one
- * all-gather (an output S(-1): none). */
+/* Adds an embedding layer, torch.nn.Embedding: ids (..) -> (.., dim), with a parameter "weight"
+ * (count, dim); see tsh_embedding. The output is R: ROWWISE by one all-reduce in forward (with
+ * .output S(seq): a reduce-scatter), COLWISE by one all-gather (with .output S(-1): no
+ * collective). */
 TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc);
 
@@ -1589,129 +1739,152 @@ TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
 
 typedef struct tsh_attention_layer_desc {
     int64_t dim;             /* features of the input and of the output */
-    int64_t heads, kv_heads; /* query heads; key and value heads, a divisor of these, 0: as many */
+    int64_t heads, kv_heads; /* number of query heads; of key and value heads, which divides it;
+                              * 0: the same */
     int64_t head_dim;        /* features of a head; 0: dim / heads */
-    int qkv_bias, out_bias;  /* 1: the projections to q, k and v have biases; the output has one */
-    const tsh_rope_desc *rope;        /* of q and k, copied; NULL: none. .start counts from the
-                                       * positions that the cache holds */
-    const tsh_rms_norm_desc *qk_norm; /* of each head of q and k, before rope: children q_norm and
-                                       * k_norm, whose dim is head_dim; NULL: none */
-    int norm_all_heads; /* 1: qk_norm is of all heads together, with a weight for each feature, as
-                         * OLMo 2; where heads are sharded, each runs a small all-reduce forward and
-                         * one backward */
-    tsh_attention_desc attention;     /* its options; owner, caches, past, pasts, lengths and sinks
-                                       * are the layer's, dropout works in training mode only */
-    int sinks;                        /* 1: a parameter "sinks" (heads), at first 0: see there */
+    int qkv_bias, out_bias;  /* 1: the linear layers of q, k and v, and of the output, have
+                              * biases */
+    const tsh_rope_desc *rope;        /* rotary embedding of q and k, copied; NULL: none.
+                                       * Positions are .start plus the number of positions that
+                                       * the cache holds */
+    const tsh_rms_norm_desc *qk_norm; /* RMS norm of each head of q and k, before rope: children
+                                       * q_norm and k_norm, with dim = head_dim; NULL: none */
+    int norm_all_heads; /* 1: qk_norm normalises all heads together, with a weight for each
+                         * feature, as in OLMo 2; if heads are sharded, each of the two norms
+                         * runs a small all-reduce in forward and one in backward */
+    tsh_attention_desc attention;     /* options of tsh_attention; the layer sets owner, cache_k,
+                                       * cache_v, past, pasts, lengths and sinks; dropout acts in
+                                       * training mode only */
+    int sinks;                        /* 1: adds a parameter "sinks" (heads), initially 0: see
+                                       * tsh_attention_desc */
     const char *q, *k, *v, *out;      /* names of the linear layers; NULL: "q_proj", "k_proj",
                                        * "v_proj", "o_proj" */
-    const char *fused; /* the name of one linear layer [Q|K|V] in place of three; NULL: three */
-    int by_group;      /* 1: fused holds, for each key head, its query heads, key, and value */
-    int reversed;      /* as in tsh_linear_desc, of all */
-    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, of all */
-    tsh_dtype dtype;                 /* of the linear layers */
+    const char *fused; /* name of one linear layer [Q|K|V] that replaces the three; NULL: three
+                        * layers */
+    int by_group;      /* 1: the fused layer is ordered by key head: its query heads, the key
+                        * head, the value head */
+    int reversed;      /* as in tsh_linear_desc, for all linear layers */
+    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, for all linear layers */
+    tsh_dtype dtype;                 /* dtype of the linear layers' parameters */
 } tsh_attention_layer_desc;
-/* Self-attention: x (B, T, dim) and, of tsh_forward_n, a mask as tsh_attention takes it -> (B, T,
- * dim). It is sharded as it is made: q, k and v column-parallel by whole heads, evenly or not,
- * query heads with the key head that they share; the output row-parallel. Where key heads are
- * shared and fewer than the ranks, k and v, or what is fused, stay whole on every rank, and query
- * heads are cut anywhere. A plan may change its linear layers. While a tsh_cache is attached, x
- * are the positions that follow those it holds. x R: one all-reduce forward, one backward. NULL and
- * an error: counts that do not fit, or as tsh_add_linear. */
+/* Adds a self-attention layer: x (B, T, dim) -> (B, T, dim). tsh_forward_n takes a mask as second
+ * input, as tsh_attention does. The layer is sharded when it is made: q, k and v are
+ * column-parallel by whole heads, evenly or not, with query heads on the rank of their key head;
+ * the output is row-parallel. If query heads share key heads and there are fewer key heads than
+ * ranks, k and v, or the fused layer, are whole on every rank, and query heads are sharded
+ * anywhere. A plan may change its linear layers. While a tsh_cache is attached, x holds the
+ * positions after those in the cache. With x R: one all-reduce in forward, one in backward. NULL
+ * and an error: head counts that do not fit, or as in tsh_add_linear. */
 TSH_API tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
                                       const tsh_attention_layer_desc *desc);
 
 typedef enum tsh_activation { TSH_GELU, TSH_GELU_TANH, TSH_RELU, TSH_SILU } tsh_activation;
 typedef struct tsh_mlp_desc {
-    int64_t dim, hidden; /* features of the input and of the output; those between */
+    int64_t dim, hidden; /* dim: features of the input and of the output; hidden: of the layer
+                          * between */
     tsh_activation activation;
     int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020 */
-    int bias;  /* 1: all have biases */
+    int bias;  /* 1: all linear layers have biases */
     const char *gate, *up, *down; /* names of the linear layers; NULL: "gate_proj", "up_proj",
                                    * "down_proj" */
-    const char *fused; /* gated: the name of one linear layer [gate|up] in place of two */
-    int reversed;      /* as in tsh_linear_desc, of all */
-    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, of all */
-    tsh_dtype dtype;                 /* of the linear layers */
+    const char *fused; /* if gated: name of one linear layer [gate|up] that replaces the two;
+                        * NULL: two layers */
+    int reversed;      /* as in tsh_linear_desc, for all linear layers */
+    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, for all linear layers */
+    tsh_dtype dtype;                 /* dtype of the linear layers' parameters */
 } tsh_mlp_desc;
-/* x (.., dim) -> (.., dim). It is sharded as it is made: gate and up column-parallel, down
- * row-parallel, in units of 32 where hidden divides by that, as tsh_quantize needs it. x R: one
- * all-reduce forward, one backward. NULL and an error: as tsh_add_linear. */
+/* Adds an MLP (feed-forward) layer: x (.., dim) -> (.., dim). It is sharded when it is made: gate
+ * and up are column-parallel, down is row-parallel, in units of 32 features if 32 divides hidden,
+ * as tsh_quantize needs it. With x R: one all-reduce in forward, one in backward. NULL and an
+ * error: as in tsh_add_linear. */
 TSH_API tsh_module *tsh_add_mlp(tsh_module *parent, const char *name, const tsh_mlp_desc *desc);
 
-/* Keys and values of `batch` texts of at most `length` positions, for every attention layer
- * (tsh_add_attention) below module, laid out as its keys are. While the cache is there, forwards
- * append to it and see what it holds: a prompt at once or in chunks, then token by token, as one
- * forward of the whole text would; without gradients only (tsh_no_grad_begin). dtype: of the cache;
- * 0: tsh_desc.dtype. Shard the model first. NULL and an error: no layer below, one that has a cache
- * already, batch or length below 1. A forward of more than fits is TSH_ERR_SHAPE. Freed with the
+/* Makes a cache of keys and values for every attention layer (tsh_add_attention) below module:
+ * `batch` sequences of at most `length` positions, laid out as the layers' keys. While a cache is
+ * attached, each forward appends its keys and values to it and attends to all that it holds: a
+ * prompt at once or in chunks, then token by token, gives what one forward of the whole sequence
+ * would. Only without gradients (tsh_no_grad_begin). dtype: of the cache; 0: tsh_desc.dtype. Shard
+ * the model first. NULL and an error: there is no such layer, one has a cache already, batch or
+ * length is below 1. A forward that does not fit into the cache is TSH_ERR_SHAPE. Freed with the
  * ctx. No collective. */
 TSH_API tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, int64_t length,
                                  tsh_dtype dtype);
-/* Detaches the cache from its layers and frees it. NULL is fine. */
+/* Detaches the cache from its layers and frees it; does nothing if cache is NULL. */
 TSH_API void tsh_cache_free(tsh_cache *cache);
-/* For texts that are not equally long: of the T positions of each forward to come, row b of the
- * batch has the first counts[b], 0 to T; the others are padding, which is not kept and gives
- * something finite. A row whose count is less than T goes on where it ended. counts: (batch),
- * copied; NULL: every row has all T, as at first. */
+/* Sets how many positions each sequence has in the forwards to come, for batches of different
+ * lengths: of the T positions of a forward, row b has the first counts[b], 0 to T. The others are
+ * padding, which is not kept; its outputs are unspecified but finite. A row goes on where its own
+ * positions ended. counts has `batch` entries and is copied; NULL: every row has all T, as
+ * initially. */
 TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts);
-/* How many positions it holds, of the row that has most. */
+/* Returns the number of positions that the cache holds of its longest row. */
 TSH_API int64_t tsh_cache_length(const tsh_cache *cache);
-/* Forgets what follows the first `length` positions of every row, from 0 up to those it holds; 0:
- * all. To be called after a forward that failed: layers before the error had appended already. */
+/* Removes all but the first `length` positions of every row; 0: all positions. length is at most
+ * that of the longest row. Call it after a forward that failed, as layers before the error have
+ * appended already. */
 TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length);
 
 /* -- policies --------------------------------------------------------------- */
 
-/* A named count of a module's, such as its heads; set again, it takes the new value. */
+/* Sets a named integer of a module, such as its number of heads, or changes its value. */
 TSH_API tsh_result tsh_set_argument(tsh_module *module, const char *name, int64_t value);
-/* Its global value; 0 and an error where the module has none of that name. */
+/* Returns the global value of an argument set by tsh_set_argument; 0 and an error if the module has
+ * none of that name. */
 TSH_API int64_t tsh_argument(const tsh_module *module, const char *name);
-/* What a policy left of it on this rank; the global value where no policy divided it. */
+/* Returns this rank's part of an argument after tsh_parallelize_policy; the global value if no
+ * policy has divided it. */
 TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name);
 
-/* Where the counts of one attention are: paths of arguments below a block; "attn.num_heads" is the
- * argument num_heads of module attn. */
+/* Names the head counts of one attention layer, as paths of arguments (tsh_set_argument) below a
+ * block: "attn.num_heads" is the argument num_heads of module attn. */
 typedef struct tsh_policy_heads {
-    const char *heads;    /* query heads */
-    const char *kv_heads; /* key and value heads, a divisor of heads; NULL: as many */
-    const char *hidden;   /* features of all query heads, divided with them; NULL: none */
+    const char *heads;    /* argument that counts the query heads */
+    const char *kv_heads; /* argument that counts the key and value heads, a divisor of heads;
+                           * NULL: equal to it */
+    const char *hidden;   /* argument that counts the features of all query heads, divided as
+                           * these are; NULL: none */
 } tsh_policy_heads;
-/* parallelformers' Layer. */
+/* How a policy shards one layer: parallelformers' Layer. */
 typedef struct tsh_policy_layer {
-    const char *weight, *bias; /* paths of a layer's parameters below a block: "attn.c_fc.weight";
-                                  Python's layer[0] is layer.0. bias NULL: may have none */
-    int n_fused;               /* parts stored one after the other, [Q|K|V]; 0: 1 */
-    tsh_style replace;         /* 0: as the list says */
-    int reversed;              /* stored (in, out): as the module, else it is an error */
-    int ignore_checker;        /* 1: a block without it is passed over; 0: that is an error */
-    const tsh_policy_heads *heads; /* cut by whole heads; NULL: anywhere */
-    int kv;                        /* with heads: keys, values, or both, and no queries */
+    const char *weight, *bias; /* paths of a layer's parameters below a block:
+                                * "attn.c_fc.weight"; Python's layer[0] is layer.0. bias NULL:
+                                * the layer need not have one */
+    int n_fused;               /* number of weights fused in one, such as 3 for [Q|K|V]; 0: 1 */
+    tsh_style replace;         /* style; 0: that of the list which holds this entry */
+    int reversed;              /* 1: the weight is stored (in, out); an error if the module is
+                                * not */
+    int ignore_checker;        /* 1: a block may lack the layer; 0: that is an error */
+    const tsh_policy_heads *heads; /* sharded by these whole heads; NULL: anywhere */
+    int kv;                        /* with heads: 1: the layer makes keys, values, or both, but
+                                    * no queries */
 } tsh_policy_layer;
-/* Which layers of a block are sharded, and how: parallelformers' Policy. A list is ended by an
- * entry of zeros; NULL: there is none. */
+/* Which layers of a block are sharded, and how: parallelformers' Policy. Each list ends with an
+ * entry of zeros; NULL: an empty list. */
 typedef struct tsh_policy {
     const char *name;
-    const char *blocks;               /* paths of blocks, a pattern as in tsh_plan_rule */
+    const char *blocks;               /* pattern of the paths of blocks, as in tsh_plan_rule */
     const tsh_policy_layer *attn_qkv; /* column-parallel */
-    const tsh_policy_layer *attn_out; /* row-parallel, the bias replicated */
+    const tsh_policy_layer *attn_out; /* row-parallel, with a replicated bias */
     const tsh_policy_layer *mlp_in;   /* column-parallel */
     const tsh_policy_layer *mlp_out;  /* row-parallel */
     /* Paths of further arguments below a block, such as a number of features, of which each rank
-     * gets its part (torch.chunk's); ended by NULL; NULL: none. */
+     * gets its part by torch.chunk's rule. Ends with NULL; NULL: none. */
     const char *const *arguments;
-    const struct tsh_policy *next; /* of other blocks of the family, such as decoders; NULL: none */
+    const struct tsh_policy *next; /* policy of other blocks of the same model family, such as
+                                    * decoders; NULL: none */
 } tsh_policy;
-/* gpt2, gpt_neo, gptj, gpt_neox, opt, bloom, llama, mistral, qwen2, phi, bert, roberta,
- * distil_bert, electra, albert, bart, t5, vit, clip, deit, for modules named as those of Hugging
- * Face transformers; NULL for another name. */
+/* Returns the policy of a model family, for modules named as in Hugging Face transformers: gpt2,
+ * gpt_neo, gptj, gpt_neox, opt, bloom, llama, mistral, qwen2, phi, bert, roberta, distil_bert,
+ * electra, albert, bart, t5, vit, clip, deit. NULL for another name. */
 TSH_API const tsh_policy *tsh_policy_find(const char *name);
-/* Shards every block below root by the policy; what it does not name stays as it is. Features are
- * cut by whole heads, evenly or not; where several query heads share a key head, by such groups.
- * Where key heads are shared and fewer than the ranks, K and V stay whole on every rank and their
- * gradients are partial (one all-reduce each); that takes layers of their own. No block, a block
- * without a named layer or argument, a list that finds nothing in a block, heads or hidden sizes
- * that do not fit: an error, and nothing is changed. One all-reduce forward per row-parallel layer,
- * backward per input of column-parallel ones. */
+/* Shards every block below root by a policy; layers that it does not name stay as they are.
+ * Features are sharded by whole heads, evenly or not; if several query heads share a key head, by
+ * such groups of heads. If query heads share key heads and there are fewer key heads than ranks, K
+ * and V stay whole on every rank and their gradients are partial (one all-reduce each); K and V
+ * must then be layers of their own. Errors, after which nothing is changed: no block; a block
+ * without a named layer or argument; a list of which a block has no layer; heads or hidden sizes
+ * that do not fit. Collectives: one all-reduce in forward per row-parallel layer, one in backward
+ * per input of column-parallel layers. */
 TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy);
 
 /* ========================================================================== */
@@ -1726,141 +1899,158 @@ typedef enum tsh_optim_kind { TSH_SGD, TSH_ADAM, TSH_ADAMW } tsh_optim_kind;
 typedef struct tsh_optim_desc {
     tsh_optim_kind kind;
     double lr;                /* 0: 1e-3; TSH_ZERO: 0 */
-    double momentum;          /* SGD */
-    int nesterov;             /* SGD */
-    double beta1, beta2, eps; /* Adam; 0: 0.9, 0.999, 1e-8; TSH_ZERO: 0 */
-    double weight_decay;      /* ADAMW: decoupled; the others: added to the gradient */
-    double clip_norm;         /* 0: none; else tsh_clip_grad_norm comes first */
-    int zero; /* 1: moments are cut over dp (ZeRO stage 1, Rajbhandari et al. 2020): each rank keeps
-                 those of its chunk of every parameter (rule 5 of >>comm-api, of local elements),
-                 whatever the sizes */
-    /* Of gradients between backward and step, and of moments. 0: TSH_REAL. TSH_BF16: half the
-     * memory; they are rounded up or down at random, so that sums stay right on average (stochastic
-     * rounding, Gupta et al. 2015), keyed as dropout is: the same bits at every degree of tp and
-     * number of threads. */
+    double momentum;          /* SGD; 0: none */
+    int nesterov;             /* SGD: 1: Nesterov momentum */
+    double beta1, beta2, eps; /* Adam, AdamW; 0: 0.9, 0.999, 1e-8; TSH_ZERO: 0 */
+    double weight_decay;      /* AdamW: decoupled weight decay; others: added to the gradient */
+    double clip_norm;         /* above 0: a step first clips the gradients, as
+                               * tsh_clip_grad_norm; 0: no clipping */
+    int zero; /* 1: moments are sharded over dp (ZeRO stage 1, Rajbhandari et al. 2020): each
+               * rank keeps those of its chunk of every parameter (a chunk as in rule 5 of
+               * >>comm-api, of the rank's local elements), whatever the sizes */
+    /* dtypes of gradients between backward and step, and of moments. 0: TSH_REAL. TSH_BF16: half
+     * the memory; values are rounded up or down at random, so that sums are right on average
+     * (stochastic rounding, Gupta et al. 2015). The random numbers are keyed as those of dropout:
+     * the same bits at every degree of tp and for any number of threads. */
     tsh_dtype grad_dtype, moments_dtype;
-    int round_weights; /* 1: no exact weights are kept of bf16 parameters; an update rounds them at
-                          random, too. With both dtypes above, PyTorch's memory of pure bf16 */
+    int round_weights; /* 1: keeps no exact float weights of bf16 parameters: an update rounds
+                        * the parameter at random, too. With TSH_BF16 in both fields above, the
+                        * memory is that of pure bf16 in PyTorch */
 } tsh_optim_desc;
-/* For every parameter below module; torch.optim.SGD, Adam, AdamW. A bf16 parameter is the rounded
- * value of a float weight whose other 16 bits the optimiser keeps and updates, too, so that no
- * small step is lost: the same memory as of a float. (What tsh_write or tsh_init_* writes is the
- * float; tsh_data writes to its upper half.) A parameter of TSH_F16 is an error: its range is too
- * small. Where a gradient is row-sparse
- * (tsh_lookup_desc), values, moments and weight decay of the rows it touches only;
- * torch.optim.SparseAdam. Closed with the ctx,
- * or by tsh_optim_free. With .zero, backward reduce-scatters the gradients
- * of these parameters in place of the all-reduce, so that tsh_grad cannot read them, and a step
- * all-gathers the parameters, in the same buckets: the bytes of an all-reduce and the same bits. A
- * row-sparse gradient cannot be cut: TSH_ERR_UNSUPPORTED by tsh_backward. A parameter is one
- * optimiser's then. */
+/* Makes an optimiser for all parameters below module; torch.optim.SGD, Adam, AdamW.
+ * Of a bf16 parameter, the optimiser keeps an exact float weight: the parameter is its rounded
+ * value, and the other 16 bits are stored beside it, so that no small update is lost. This takes
+ * the memory of a float. (tsh_write and tsh_init_* set the float weight; writing through tsh_data
+ * changes its upper half.) A parameter of dtype TSH_F16 is an error: its range is too small.
+ * If the gradient is row-sparse (tsh_lookup_desc), values, moments and weight decay change only in
+ * the rows that have a gradient; torch.optim.SparseAdam.
+ * With .zero, backward reduce-scatters the gradients of these parameters instead of all-reducing
+ * them, so tsh_grad cannot return them; a step all-gathers the parameters, in the same buckets. The
+ * bytes are those of an all-reduce, the bits are the same. A row-sparse gradient cannot be
+ * scattered: tsh_backward fails with TSH_ERR_UNSUPPORTED. No other optimiser may have such a
+ * parameter.
+ * Freed by tsh_optim_free or with the ctx. */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
-/* Releases the moments, and of each parameter that no other optimiser has, its gradient and what
- * tsh_optim_new keeps beside it: a bf16 parameter is what its 16 bits say from now on. Then
- * tsh_quantize may be called, or training goes on with a new optimiser. NULL: does nothing. */
+/* Frees an optimiser: releases the moments; and, of each parameter that no other optimiser has, its
+ * gradient and its exact weight (a bf16 parameter is from now on what its 16 bits say). After that,
+ * tsh_quantize may be called, or training may go on with a new optimiser. Does nothing if optim is
+ * NULL. */
 TSH_API void tsh_optim_free(tsh_optim *optim);
-/* Parameters whose path below the module matches: learning rate times lr_scale, this weight decay.
- * Later groups win. A pattern is that of tsh_plan_rule: "**.bias" are all biases, "*.bias" only
- * those of the module's own children; tsh_summary says how many a group has. TSH_ERR_ARGUMENT: it
- * matches none, or a value is below 0. */
+/* Makes a parameter group: parameters whose path below the optimiser's module matches the pattern
+ * get the learning rate times lr_scale, and this weight decay. Later groups override earlier ones.
+ * Patterns are those of tsh_plan_rule: "**.bias" matches all biases, "*.bias" only those of the
+ * module's own children. tsh_summary prints the number of parameters of each group.
+ * TSH_ERR_ARGUMENT: the pattern matches none, or a value is below 0. */
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
-/* The learning rate of the steps to come, 0 too; groups scale it. */
+/* Sets the learning rate of the steps to come, which may be 0; groups scale it. */
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr);
-/* One step with the gradients there are. One all-reduce over tp and pp (norm); with .zero it is
- * over dp too, and all-gathers of the parameters follow. Where any gradient is not finite, the step
- * is skipped on every rank. */
+/* Updates the parameters with their gradients. One all-reduce over tp and pp for the gradient norm;
+ * with .zero it is over dp, too, and all-gathers of the parameters follow. If any gradient is not
+ * finite, the step is skipped on every rank. */
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim);
 
 typedef struct tsh_optim_info {
-    int64_t steps, skipped; /* done, and left out for a gradient that was not finite */
-    double norm;            /* global 2-norm at the last step, before clipping */
+    int64_t steps, skipped; /* number of steps done; number of steps skipped for a gradient that
+                             * was not finite */
+    double norm;            /* 2-norm of all gradients at the last step, before clipping */
     double lr;
 } tsh_optim_info;
-/* Steps so far, the last norm and the learning rate. */
+/* Returns the number of steps so far, the last gradient norm and the learning rate. */
 TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim);
-/* Scales the gradients below module so that their global 2-norm is at most max_norm: replicated and
- * tied parameters count once; torch.nn.utils.clip_grad_norm_. *norm (may be NULL): before
- * clipping. max_norm 0 gives zeros. */
+/* Scales the gradients of all parameters below module so that their global 2-norm is at most
+ * max_norm; torch.nn.utils.clip_grad_norm_. Replicated and tied parameters count once. *norm (may
+ * be NULL) gets the norm before clipping. max_norm 0 sets the gradients to zero. */
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
 
 typedef enum tsh_schedule_kind { TSH_CONSTANT, TSH_LINEAR, TSH_COSINE } tsh_schedule_kind;
 typedef struct tsh_schedule {
     tsh_schedule_kind kind;
     double lr, lr_min;
-    int64_t warmup, total; /* steps: linear from lr / warmup to lr, then down to lr_min at total */
+    int64_t warmup, total; /* numbers of steps: the rate rises linearly from lr / warmup to lr
+                            * during warmup, then falls to lr_min at step total (TSH_CONSTANT:
+                            * stays) */
 } tsh_schedule;
-/* The learning rate of step 0, 1, ...; below 0 that of step 0. schedule NULL: 0. */
+/* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
+ * returns 0. */
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
 
 /* -- quantised weights ------------------------------------------------------ */
 
 /* Quantises the weights of the linear, classifier and embedding layers whose path below module
- * matches the pattern, that of tsh_plan_rule; NULL: all. dtype: TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1; the
- * bytes are ggml's, and those of the whole weight at every degree of tp. For inference: such a
- * weight has no gradient, optimisers made later leave it out, and the gradient of a layer's input
- * is that of the weight as it is stored. Weights that are quantised already stay as they are; tied
- * ones are quantised for all their layers. One stored (in, out) becomes (out, in).
- * tsh_linear of such a weight gives x's dtype. It quantises x, too, to 8 bits by blocks of 32, and
- * sums the products within a block exactly: the same bits for any number of rows. tsh_embedding
- * gives TSH_REAL. Shard the model first; a plan that lays such a weight anew is an error.
- * No collective. Errors, after which nothing is changed: TSH_ERR_ARGUMENT (no layer matches; a
- * weight is tied to what takes none), TSH_ERR_SHAPE (input features are no multiple of 32),
- * TSH_ERR_LAYOUT (a row-parallel cut within a block: .unit = 32 in the rules of the layer and of
- * the one before it), TSH_ERR_STATE (an optimiser has it; ops are recorded that use it). */
+ * matches the pattern (see tsh_plan_rule; NULL: all). dtype: TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1. The
+ * bytes are those of ggml, and, at every degree of tp, those of the whole weight. For inference: a
+ * quantised weight has no gradient, optimisers made later leave it out, and the gradient of a
+ * layer's input is computed from the quantised values. Weights that are quantised already stay as
+ * they are; tied weights are quantised for all their layers. A weight stored (in, out) becomes
+ * (out, in).
+ * tsh_linear with such a weight returns x's dtype. It quantises x, too, to 8 bits in blocks of 32,
+ * and sums the products within a block exactly: the bits of a row do not depend on the number of
+ * rows. tsh_embedding returns TSH_REAL. Shard the model first; a plan that changes the layout of a
+ * quantised weight is an error.
+ * No collective. Errors, after which nothing is changed: TSH_ERR_DTYPE (dtype is none of these),
+ * TSH_ERR_ARGUMENT (no layer matches; a weight is tied to a parameter of another kind of layer),
+ * TSH_ERR_SHAPE (the number of input features is not a multiple of 32), TSH_ERR_LAYOUT (a
+ * row-parallel weight is sharded within a block: set .unit = 32 in the rules of this layer and of
+ * the one before it), TSH_ERR_STATE (an optimiser has the weight; a recorded op uses it). */
 TSH_API tsh_result tsh_quantize(tsh_module *module, const char *pattern, tsh_dtype dtype);
 
 /* -- pipeline --------------------------------------------------------------- */
 
-/* The order in which a stage does its forwards and backwards. Both give the same bits, and the same
- * share of time, (p - 1) / (m + p - 1) of p equal stages and m micro-batches, in which a stage has
- * nothing to do. */
+/* The order in which a pipeline stage runs its forwards and backwards. Both orders give the same
+ * bits, and with p equal stages and m micro-batches a stage is idle for the same share of the time,
+ * (p - 1) / (m + p - 1). */
 typedef enum tsh_pipeline_schedule {
-    TSH_PIPELINE_1F1B, /* p - 1 - stage forwards, then one forward and one backward in turn: a stage
-                          holds what p - stage forwards keep; Narayanan et al. 2021 */
-    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: it holds what m forwards keep; Huang et
-                          al. 2019 */
+    TSH_PIPELINE_1F1B, /* p - 1 - stage forwards, then one forward and one backward in turn: a
+                        * stage keeps what at most p - stage forwards save; Narayanan et al. 2021 */
+    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: a stage keeps what m forwards save;
+                        * Huang et al. 2019 */
 } tsh_pipeline_schedule;
 typedef struct tsh_pipeline_desc {
     int micro_batches;
-    const int *counts; /* children of each stage, a number per rank of pp; NULL: equally many */
+    const int *counts; /* counts[s]: number of children of stage s; NULL: equally many for each */
     tsh_pipeline_schedule schedule;
-    /* Of micro-batch 0, 1, ...: what the first child takes, on the first stage; and on the last
-     * one, from what the last child gave, the loss, a replicated scalar. Step tensors that they
-     * make end with the micro-batch. */
+    /* Called for each micro-batch. input, on the first stage: returns the input of the container's
+     * first child. loss, on the last stage: takes the output of the last child and returns the
+     * loss, a replicated scalar. Step tensors that these functions make are released with the
+     * micro-batch. */
     tsh_tensor *(*input)(tsh_ctx *ctx, int micro_batch, void *user);
     tsh_tensor *(*loss)(tsh_ctx *ctx, tsh_tensor *output, int micro_batch, void *user);
-    /* NULL: losses are means, of which all count alike. Else a loss is the sum over so many
-     * elements, such as the targets that are not ignored; it is asked after .loss. Then the mean is
-     * over all elements of all micro-batches and replicas, however unevenly they lie. */
+    /* NULL: each loss is a mean, and all count the same. Else each loss is a sum, and weight
+     * returns the number of its elements, such as the targets that are not ignored; it is called
+     * after loss. The result is then the mean over all elements of all micro-batches and replicas,
+     * however unevenly they are distributed. */
     double (*weight)(tsh_ctx *ctx, int micro_batch, void *user);
     void *user;
 } tsh_pipeline_desc;
-/* Deals the children of a container, which its forward calls one after the other, to the ranks of
- * pp, the stages. Modules before the container in the tree, such as embeddings, belong to the first
- * stage and are for .input to call, those after it to the last one and .loss. A rank holds
- * parameters of its own stage only: others get no memory, or give back what they had, and are no
- * longer met by tsh_each_param; initial values and dropout masks are those of one rank. A parameter
- * tied across stages is held by each of these. The tree is whole by then, and the same on every
- * rank. Further pipelines of a ctx deal the same children alike. One all-reduce over the world.
- * Closed with the ctx. NULL and an error: callbacks missing, micro_batches below 1, a container
- * with a forward of its own, children that do not divide into stages, a stage without any, counts
- * that do not add up, ranks that differ. */
+/* Makes a pipeline: distributes the children of a container, which its forward calls one after the
+ * other, over the ranks of pp, the stages. Modules before the container in the tree, such as
+ * embeddings, belong to the first stage and are called by .input; those after it belong to the last
+ * stage and are called by .loss. A rank holds the parameters of its own stage only: others get no
+ * memory, or release it, and tsh_each_param skips them. Initial values and dropout masks are those
+ * of one rank. A parameter tied across stages is held by each of them. The tree must be complete by
+ * then and the same on every rank. Further pipelines of a ctx distribute the children in the same
+ * way. One all-reduce over the world. Freed with the ctx. NULL and an error: callbacks missing,
+ * micro_batches below 1, a container with a forward of its own, a number of children that the
+ * stages do not divide (without .counts), a stage without any, counts that do not add up, ranks
+ * that differ. */
 TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc);
-/* Forwards and backwards of all micro-batches: gradients of the mean of their losses, summed into
- * every leaf, as tsh_backward of each loss / micro_batches in turn would (with .weight: of each
- * loss, .summed), all but the last one with .defer: the average over dp travels while the last
- * backward goes on, but for parameters tied across stages, whose gradients are summed over these
- * first. *loss (may be NULL): that mean, on every rank of pp, and with .weight of dp; NaN after an
- * error. The norm that follows (tsh_optim_step, tsh_clip_grad_norm) is that of all stages, too.
- * Collectives over pp: what crosses from one stage to the next, of any shape, dtype and layout, is
- * sent by every rank of tp for itself, behind 160 bytes that describe it, and its gradient comes
- * back; tied gradients are exchanged; one broadcast of the loss. With .weight, two all-reduces over
- * dp, of weights and of the loss. TSH_ERR_STATE: ops are recorded already, or within
- * tsh_no_grad_begin. */
+/* Runs forward and backward of all micro-batches and adds the gradients of the mean of their losses
+ * to those of all leaves. The gradients are those of tsh_backward of each loss / micro_batches in
+ * turn (with .weight: of each loss, with .summed), with .defer for all but the last one. The
+ * average over dp is sent while the last backward goes on, except for parameters tied across
+ * stages, whose gradients are summed over these stages first. *loss (may be NULL) gets that mean on
+ * every rank of pp, with .weight also of dp; NaN after an error. The norm in the following
+ * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too.
+ * Collectives over pp: each rank of tp sends the tensors that cross stages, of any shape, dtype and
+ * layout, after 160 bytes that describe them, and receives their gradients; gradients of tied
+ * parameters are exchanged; the loss is broadcast once. With .weight, two all-reduces over dp: of
+ * the weights and of the loss. TSH_ERR_STATE: ops are recorded already, or the call is between
+ * tsh_no_grad_begin and tsh_no_grad_end. */
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
-/* The mean loss of micro_batches (0: as many as the description says) by forwards alone, on every
- * rank of pp, and with .weight of dp. tsh_train says whether modules train. */
+/* Returns in *loss the mean loss of micro_batches (0: the number in the descriptor) by forwards
+ * alone, on every rank of pp, with .weight also of dp. tsh_train decides whether modules are in
+ * training mode. */
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss);
 
 /* ========================================================================== */
@@ -1872,184 +2062,208 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 /* -- save and load ---------------------------------------------------------- */
 
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
- * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
- * Entries: parameters by their path below module (tied ones once; one tied to a parameter elsewhere
- * by its whole path), "optim.first.<path>" and "optim.second.<path>", row-major and in their own
- * dtype, but the exact weights that an optimiser keeps of a BF16 parameter in F32, and quantised
- * weights as bytes (U8), ggml's blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. There
- * are also a hash of all values, the state of the generators (seed, counts of randn and of every
- * module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
+ * whole tensors, with the same bytes at every degree of tp and pp; tsh_load reads it at any degree.
+ * optim NULL: parameters only.
+ * Entries: parameters by their path below module (a tied one once; one that is tied to a parameter
+ * outside module by its path from the root), moments as "optim.first.<path>" and
+ * "optim.second.<path>". All are row-major and in their own dtype, except that exact weights which
+ * an optimiser keeps of a BF16 parameter are in F32, and quantised weights are bytes (U8) in ggml's
+ * blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file also has a hash of all
+ * values, the state of the random numbers (seed, counts of randn and of every module's dropout
+ * calls) and of optim (kind, steps, skipped).
  * Parameters without memory get their initial values first.
- * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
- * pieces of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a pipeline
- * by way of their own first ranks, after an all-reduce more over the world and over pp. It writes a
- * temporary file "<path>.tmp-...", syncs it on POSIX and Windows, and renames it: path is the
- * old file or the whole new one. On POSIX, the new one has the old one's mode, and its owner where
- * this process may give it; a symbolic link stays, and leads to the new file. A save that was
- * killed leaves its temporary file behind: on POSIX the next save of this path removes it, unless
- * the file system has no locks (flock). An error is one on every rank, of the lowest rank's code
- * and sentence: TSH_ERR_IO (the system, or path is no regular file), TSH_ERR_MEMORY,
- * TSH_ERR_UNSUPPORTED (pp above 1 without a pipeline); no temporary file is left, and
- * tsh_clear_error on every rank recovers. */
+ * Collective over the world: two all-reduces. Between them the tp ranks of the first replica (dp)
+ * send blocks of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a
+ * pipeline send through their own first ranks, after one more all-reduce over the world and one
+ * over pp.
+ * It writes a temporary file "<path>.tmp-...", syncs it on POSIX and Windows, and renames it, so
+ * that path is the old file or the whole new one. On POSIX, the new file has the old one's mode,
+ * and its owner if this process may set it; a symbolic link stays, and leads to the new file. A
+ * save that was killed leaves its temporary file behind: on POSIX the next save to this path
+ * removes it, unless the file system has no locks (flock).
+ * An error on one rank is an error on every rank, with the code and sentence of the lowest rank:
+ * TSH_ERR_IO (the system, or path is no regular file), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp
+ * above 1 without a pipeline). No temporary file is left then, and tsh_clear_error on every rank
+ * recovers. */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
-/* A name that tsh_load changes; see tsh_file_desc.rename. */
+/* One renaming of tensors: see tsh_file_desc.rename. */
 typedef struct tsh_rename {
     const char *from, *to;
 } tsh_rename;
+/* Options of saving and loading; all 0: none. */
 typedef struct tsh_file_desc {
-    const char *prefix; /* in the file, each path follows this and a dot; NULL or "": nothing.
-                         * Loading: what the file lacks under that name is looked for by the path
-                         * alone; tensors of the file under other prefixes are skipped, unless it
+    const char *prefix; /* names in the file begin with this and a dot; NULL or "": no prefix.
+                         * Loading: a name that the file lacks with the prefix is looked up
+                         * without it; tensors under other prefixes are skipped, unless the file
                          * has none under this one */
-    tsh_dtype dtype;    /* saving: floating-point parameters are rounded to this floating dtype,
-                         * once, to nearest even, from exact weights where there are; 0: as
-                         * tsh_save. Moments keep their dtype */
-    int strict_names;   /* loading: 1: tensors under other prefixes are errors, too */
-    int strict_dtype;   /* loading: 1: another dtype than the model's is an error; F32 is a BF16
-                         * parameter's own, too, if an optimiser keeps its exact weights */
-    const tsh_rename *rename; /* loading: pairs of patterns, each applied in turn to the names in
-                               * the files (their prefixes included), up to one with .from NULL;
-                               * patterns are a plan's, and the n-th * or ** of .to (of at most 8)
-                               * is what the n-th of .from stands for:
-                               * {"**.LayerNorm.gamma", "**.LayerNorm.weight"}. NULL: none */
-    const char *const *ignore; /* loading: patterns, up to a NULL, of names in the files, before
-                                * .rename, of tensors that are read as if the files had none such:
-                                * "**.inv_freq". NULL: none */
-    int broadcast; /* loading: 1: rank 0 of the world alone has the files, and sends each rank its
-                    * shards; other ranks' paths are not looked at */
-    /* Loading: copies the bytes of a safetensors file from `at` on, and returns how many there are,
-     * -1 if they cannot be read. There need be no such file (path names it in errors): a program
-     * can convert other formats as they are asked for. NULL: path is read. */
+    tsh_dtype dtype;    /* saving: the dtype to which floating parameters are rounded, once, to
+                         * nearest even, from exact weights if there are any; 0: as tsh_save.
+                         * Moments keep their dtype */
+    int strict_names;   /* loading: 1: tensors under other prefixes are errors */
+    int strict_dtype;   /* loading: 1: a dtype other than the model's is an error; for a BF16
+                         * parameter of which an optimiser keeps exact weights, F32 is allowed */
+    /* loading: pairs of patterns, the last one with .from NULL. Each in turn is applied to the
+     * names in the files (their prefixes included). Patterns are those of tsh_plan_rule; the n-th *
+     * or ** of .to (at most 8) stands for what the n-th of .from matched: {"**.LayerNorm.gamma",
+     * "**.LayerNorm.weight"}. NULL: none. */
+    const tsh_rename *rename;
+    /* loading: patterns, the last one NULL, of names in the files, before .rename. Tensors that
+     * match are treated as if the files did not have them: "**.inv_freq". NULL: none. */
+    const char *const *ignore;
+    int broadcast; /* loading: 1: only rank 0 of the world reads the files, and sends each rank
+                    * its shards; other ranks ignore their path */
+    /* Loading: copies `bytes` bytes of a safetensors file, from offset `at` on, and returns how
+     * many it copied: fewer if the file ends before, -1 if they cannot be read. The file need not
+     * exist (path is only named in errors), so a program can convert other formats as they are
+     * read. NULL: the file at path is read. */
     int64_t (*read)(void *user, int64_t at, void *to, int64_t bytes);
     void *user;
 } tsh_file_desc;
-/* The same with more options; desc NULL: tsh_save. TSH_ERR_ARGUMENT: a prefix of TSH_PATH_SIZE
- * characters or more; a dtype that is not floating; one that differs between ranks. */
+/* Saves as tsh_save does, with options; desc NULL: none. TSH_ERR_ARGUMENT: a prefix of
+ * TSH_PATH_SIZE characters or more; a dtype that is not floating; a dtype that differs between
+ * ranks. */
 TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh_optim *optim,
                                  const tsh_file_desc *desc);
-/* Reads what tsh_save wrote, or other programs' safetensors files, into a model of the same names
+/* Loads a file of tsh_save, or safetensors files of other programs, into a model of the same names
  * and shapes, with or without memory, at any degree and layout; every rank reads its own slices.
- * path: a file; an index (*.json, as transformers writes) of files beside it; or a folder, with
- * model.safetensors, else model.safetensors.index.json, else (on POSIX) of all *.safetensors in it.
- * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
- * the generators is restored where the file holds it, so that training goes on with the same bits.
- * F32, F64, BF16 and F16 are converted to the dtype that a parameter or moment has in the model,
- * rounded once, to nearest even; beyond its range a value becomes infinite. So are quantised
- * weights, in both directions: a model that was quantised before loading takes any file of these.
- * For a BF16 parameter, an optimiser that was created before keeps the exact F32 of the file.
- * Between steps. Two all-reduces over the world, no other traffic. All headers and the index are
- * checked whole on all ranks before anything changes. While a save of the same path goes on, too,
- * all ranks read one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error.
- * For that, they compare the hash of all values that tsh_save stored; for other programs' files, 64
- * bytes of every tensor. A tied parameter may be in the files under any of its names; if it is
- * there under several, every rank checks that the values of its shard are the same. Values that are
- * NaN or infinite are loaded, and the first replica logs them with the tensor's name: one rank for
- * a replicated tensor, each rank for its shard of a sharded one; after eight tensors only how many
- * more there are. An error is one on every rank, as
- * in tsh_save: TSH_ERR_IO (a system call failed, a file is malformed or differs between ranks, two
- * files hold the same tensor, an index does not list what its files hold), TSH_ERR_ARGUMENT
- * (tensors that the files or the model lack, or another kind of optimiser), TSH_ERR_SHAPE,
- * TSH_ERR_DTYPE (other dtypes that differ). Files over 2 GiB need a 64-bit long. */
+ * path: a file; an index (*.json, as transformers writes) of files beside it; or a folder with
+ * model.safetensors, else model.safetensors.index.json, else (on POSIX) with other *.safetensors
+ * files, which are all read. optim: an optimiser of the same kind, whose moments and number of
+ * steps are restored; NULL: those in the file are skipped. The state of the random numbers is
+ * restored if the file has it, so that training goes on with the same bits.
+ * F32, F64, BF16 and F16 values are converted to the model's dtype of the parameter or moment,
+ * rounded once, to nearest even; beyond its range a value becomes infinite. Quantised weights are
+ * converted, too, in both directions: a model that was quantised before loading accepts any of
+ * these files. For a BF16 parameter, an optimiser that was made before loading keeps the exact F32
+ * value of the file.
+ * Call it between steps. Two all-reduces over the world, no other communication. Headers and index
+ * are checked completely on all ranks before anything changes. If another process saves to the path
+ * meanwhile, all ranks read the same save, or all get TSH_ERR_IO and may load again after
+ * tsh_clear_error. To detect that, they compare the hash of all values that tsh_save stored; for
+ * files of other programs, 64 bytes of every tensor.
+ * A tied parameter may be in the files under any of its names; if it is there under several, every
+ * rank checks that the values of its shard are the same. NaN and infinity are loaded, and the first
+ * replica logs the name of the tensor: one rank for a replicated tensor, each rank for its shard of
+ * a sharded one; after eight tensors, only how many more there are.
+ * An error on one rank is an error on every rank, as in tsh_save: TSH_ERR_IO (a system call failed,
+ * a file is malformed or differs between ranks, two files have the same tensor, an index does not
+ * list what its files have), TSH_ERR_ARGUMENT (tensors missing in the files or in the model;
+ * another kind of optimiser), TSH_ERR_SHAPE, TSH_ERR_DTYPE (dtypes that cannot be converted). Files
+ * over 2 GiB need a 64-bit long. */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
-/* The same with a prefix, such as that of one block in the file of a whole model, other names, or
- * with .strict_dtype (TSH_ERR_DTYPE); desc NULL: tsh_load. Errors as tsh_save_with. With .broadcast
- * between the two all-reduces: a broadcast and an all-gather over the world and one over pp, a few
- * numbers per tensor; then values in messages of at most 1 MiB, of which a rank holds one at a
- * time, rank 0 two: each shard from rank 0 to its rank of the first replica, a replicated tensor to
- * the first rank of tp, which broadcasts it over tp; all of them are broadcast over dp. */
+/* Loads as tsh_load does, with options: a prefix, such as that of one block in the file of a whole
+ * model; other names; strict dtypes (TSH_ERR_DTYPE). desc NULL: tsh_load. Errors as in
+ * tsh_save_with.
+ * With .broadcast, more collectives run between the two all-reduces: a broadcast and an all-gather
+ * over the world and one over pp, of a few numbers per tensor; then the values, in messages of at
+ * most 1 MiB, of which a rank holds one at a time, rank 0 two. Rank 0 sends each shard to its rank
+ * of the first replica, and a replicated tensor to the first rank of tp, which broadcasts it over
+ * tp; then all are broadcast over dp. */
 TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
                                  const tsh_file_desc *desc);
 
 /* -- files of a program ------------------------------------------------------ */
 
 /* Opens a file for reading as tsh_load does, for a program that reads other files of a model's
- * folder: a regular file of at most max bytes (0: of any size), also through symbolic links. A FIFO
- * or a device is not opened, so that nothing waits or reads without end. NULL: *error (which may be
- * NULL) has the sentence, TSH_ERR_IO, and errno is ENOENT if there is no such file. */
+ * folder. It must be a regular file of at most max bytes (0: any size), or a symbolic link to one;
+ * a FIFO or device is refused, because reading it might block or never end. After an error it
+ * returns NULL, *error (may be NULL) has TSH_ERR_IO and a sentence, and errno is ENOENT if there is
+ * no such file. */
 TSH_API FILE *tsh_file_open(const char *path, int64_t max, tsh_error *error);
-/* A file that a program writes; all 0: one that is not open. */
+/* A file that a program writes. All 0: not open. */
 typedef struct tsh_writer {
-    tsh_error error; /* the first one, a sentence with the path; from then on calls return its code
-                      * and do nothing else */
+    tsh_error error; /* the first error, with a sentence that names the path; after it all calls
+                      * return its code and do nothing else */
     int64_t size;    /* bytes of the file so far */
-    /* The others are private. */
+    /* The other fields are private. */
     FILE *file;
-    int rows, lock; /* lock: a descriptor + 1; 0: none */
+    int rows, lock; /* lock: file descriptor + 1 of the lock; 0: none */
     char name[208], target[4096], temporary[4096 + 32];
 } tsh_writer;
-/* Opens a file for writing. rows 0: as tsh_save, a temporary file that replaces what is at path
- * (also through symbolic links) when it is closed. rows 1: for what grows, such as a log: adds to
- * what is there; what one tsh_writer_add adds is in the file at once, or, as on a full disk, no
- * byte of it (where the program asks for POSIX). A pipe or device is written to as it is. No write
- * raises SIGXFSZ: beyond RLIMIT_FSIZE is an error like others, TSH_ERR_IO with its reason. */
+/* Opens a file for writing.
+ * rows 0: writes a temporary file, as tsh_save does, which replaces the file at path (also through
+ * symbolic links) when it is closed.
+ * rows 1: appends to the file, for files that grow, such as logs. Each tsh_writer_add writes all of
+ * its bytes at once or, as on a full disk, none of them (if the program is compiled for POSIX). A
+ * pipe or device is written to directly.
+ * No write raises SIGXFSZ: beyond RLIMIT_FSIZE, calls fail with TSH_ERR_IO and its reason, as after
+ * other errors. */
 TSH_API tsh_result tsh_writer_open(tsh_writer *writer, const char *path, int rows);
-/* Adds bytes. Returns the writer's error, so that it may be looked at once at the end. */
+/* Writes bytes to the file. Returns the writer's error, so that checking the last call is
+ * enough. */
 TSH_API tsh_result tsh_writer_add(tsh_writer *writer, const void *data, size_t bytes);
-/* Syncs what was added so far to disk. */
+/* Syncs to disk what was written so far. */
 TSH_API tsh_result tsh_writer_sync(tsh_writer *writer);
-/* Closes the file, after any error, too. keep 1: a whole file is synced and takes its place, if
- * there was no error; else, or with keep 0, it is removed, and the old one stays. */
+/* Closes the file, also after an error. keep 1 and no error: with rows 0, the temporary file is
+ * synced and replaces the file at path. Otherwise the temporary file is removed and the old file
+ * stays. */
 TSH_API tsh_result tsh_writer_close(tsh_writer *writer, int keep);
 
 /* -- checks ----------------------------------------------------------------- */
 
-/* Compares gradients of fn's scalar with central differences at every element (or `samples` of
- * them, 0: all) of every input; inputs are leaves. Returns the largest |difference| / max(1,
- * |gradient|), negative on an error. Collective over tp: inputs that are replicated are moved on
- * all ranks at once, sharded ones on their owner. eps 0: 1e-2 in float, 1e-5 in double. */
+/* Compares gradients with central differences and returns the largest |difference| / max(1,
+ * |gradient|), or a negative number after an error. fn returns a scalar, a function of the n
+ * inputs, which are leaves. Every element of every input is checked, or `samples` elements of each
+ * (0: all). eps: the step; 0: 1e-2 in float, 1e-5 in double. Collective over tp: an element of a
+ * replicated input is changed on all ranks at once, one of a sharded input on its owner. */
 typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
                              double eps, int64_t samples);
-/* 0 and TSH_ERR_STATE on every rank of the world where what should be equal is not: replicated
- * parameters below over tp, all of them over dp, those tied across stages over pp, and likewise the
- * moments that optimisers keep for them (those that .zero cuts not over dp). Hashes are compared:
- * one all-gather over each axis of 8 bytes per tensor, one all-reduce over the world. The error
- * names the first tensor and the ranks that most others differ from. Before that, the whole trees
- * are compared (names, kinds, dtypes, shapes, layouts): TSH_ERR_MISMATCH names rank and module. */
+/* Checks that ranks hold the same values where they should: replicated parameters below module over
+ * tp, all parameters over dp, tied parameters over the pipeline stages that hold them, and the
+ * moments that optimisers keep for them (over dp not those that .zero shards). Returns 1 if so;
+ * else 0, with TSH_ERR_STATE on every rank of the world: the error names the first such tensor and
+ * the ranks that differ from the majority. It compares hashes: one all-gather over each axis of 8
+ * bytes per tensor, one all-reduce over the world. Before that it compares the module trees (names,
+ * kinds, dtypes, shapes, layouts): TSH_ERR_MISMATCH names the rank and the module. */
 TSH_API int tsh_check_replicas(tsh_module *module);
-/* A 64-bit hash of a tensor's global values: equal at every degree if the values are. Collective
- * where sharded. */
+/* Returns a 64-bit hash of a tensor's global values, which is the same at every degree if the
+ * values are. Collective if the tensor is sharded. */
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 
 /* -- trace ------------------------------------------------------------------ */
 
-/* Where a trace goes, and its clock. What it points to must stay until tsh_trace_end. */
+/* Where a trace is written, and its clock. What it points to must stay valid until
+ * tsh_trace_end. */
 typedef struct tsh_trace_desc {
-    const char *path; /* a file that rank 0 writes, by tsh_writer; NULL: `write` takes the text */
-    /* Takes `size` bytes of the text, in order, on rank 0; returns 0 if it cannot. */
+    const char *path; /* path of a file that rank 0 writes with a tsh_writer; NULL: `write` gets
+                       * the text */
+    /* Called on rank 0 with the next `size` bytes of the text; returns 0 if it cannot take them. */
     int (*write)(void *user, const char *text, size_t size);
-    /* Nanoseconds, never less than before; NULL: the system's clock. */
+    /* Returns the time in nanoseconds, monotonic; NULL: tsh_now. */
     int64_t (*now)(void *user);
     void *user;
-    int64_t limit; /* events of a rank, 96 bytes each; later ones are only counted; 0: a million */
+    int64_t limit; /* max events per rank, 96 bytes each; later ones are only counted; 0: a
+                    * million */
 } tsh_trace_desc;
-/* Notes from now on what this rank does: forward passes of modules by path; ops forward and
- * backward by name; an optimiser's steps, and in them the norm of the gradients and updates by
- * parameter; collectives with their bytes (as tsh_comm_stats counts), and the waits for those that
- * were started early; of each the path of the module it ran in, in backward too. On every rank, or
- * tsh_trace_end fails. Names of custom ops must stay until then. Errors: TSH_ERR_STATE (one runs),
- * TSH_ERR_ARGUMENT (neither or both of path and write; no clock). Where no trace runs, an op costs
- * two branches, which go the same way always. */
+/* Starts a trace, which records what this rank does: forward passes of modules, by path; forward
+ * and backward of ops, by name; steps of optimisers and, within them, the gradient norm and the
+ * updates, by parameter; collectives with their bytes (as in tsh_comm_stats), and the waits for
+ * those that were started early. Each event has the path of the module it ran in, in backward, too.
+ * Call it on every rank, else tsh_trace_end fails. Names of custom ops must stay valid until then.
+ * Errors: TSH_ERR_STATE (a trace or profile runs already), TSH_ERR_ARGUMENT (neither or both of
+ * path and write; no clock). Without a trace, an op costs two well-predicted branches. */
 TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
-/* Ends it and writes one text of all ranks, a lane per rank, in Chrome's Trace Event Format, which
- * Perfetto opens (ui.perfetto.dev). Collective over the world: every other rank sends to rank 0.
- * Times of different hosts are those of their own clocks. After an error nothing is written.
- * Errors: TSH_ERR_STATE (none runs); TSH_ERR_IO on rank 0. */
+/* Ends the trace and writes one text for all ranks, with a row per rank, in Chrome's Trace Event
+ * Format, which Perfetto opens (ui.perfetto.dev). Collective over the world: every other rank sends
+ * to rank 0. Times of different hosts are those of their own clocks. After an error nothing is
+ * written. Errors: TSH_ERR_STATE (no trace runs); TSH_ERR_IO on rank 0. */
 TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
-/* Where the time and the memory of this rank go. on 1: begins; on 0: ends, and gives two tables to
- * the logger, a line per message. All figures are per step (until each tsh_step_end; without one,
- * all is one step). Times, in milliseconds, are those of a row alone, without the ops and
- * collectives that it called, so that rows add up to the step.
+/* Measures where the time and the memory of this rank go. on 1: starts; on 0: ends, and passes two
+ * tables to the logger, one message per line. All figures are per step (from one tsh_step_end to
+ * the next; without any, all is one step). Times are in milliseconds; that of a row excludes the
+ * ops and collectives it calls, so that the rows add up to the step.
  *   By op: calls; forward, backward and update (tsh_optim_step); share of the step; the rate, in
- *   GFLOP/s of matrix products (two per multiply-add), else in GB/s read and written. That of a
- *   collective is of the bytes that tsh_comm_stats counts; "waits" is the time in tsh_wait. In
- *   steps with a backward, what runs between tsh_no_grad_begin and end is one row, evaluation.
- *   By module, where "h.*" is h.0, h.1, ... together: the same times; MB or kB (10^6 or 10^3 bytes)
- *   of parameters, gradients and moments, and of step tensors at the moment when these are most (a
- *   backward begins, or a step ends); then all else, up to tsh_mem_stats' total.
+ *   GFLOP/s of matrix products (two per multiply-add), else in GB/s read and written. A
+ *   collective's rate is of the bytes that tsh_comm_stats counts; "waits" is its time in tsh_wait.
+ *   In steps with a backward, what runs between tsh_no_grad_begin and tsh_no_grad_end is one row,
+ *   "evaluation".
+ *   By module, where "h.*" is the sum of h.0, h.1, ...: the same times; MB or kB (10^6 or 10^3
+ *   bytes) of parameters, gradients and moments, and of step tensors at the backward or step end
+ *   where the step pool was fullest; then all else, up to tsh_mem_stats' total.
  * Local: no collective runs. The environment variable TSHARD_PROFILE=1 does the same on rank 0 from
- * tsh_open to tsh_close, without the first step where there are more, and to stderr where there is
- * no logger. Errors: TSH_ERR_ARGUMENT (no logger; no clock), TSH_ERR_STATE (a profile or a trace
+ * tsh_open to tsh_close, leaves out the first step if there are more, and writes to stderr if there
+ * is no logger. Errors: TSH_ERR_ARGUMENT (no logger; no clock), TSH_ERR_STATE (a profile or a trace
  * runs already; none runs), TSH_ERR_MEMORY. */
 TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);
 
@@ -2078,8 +2292,9 @@ TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);
  * small structures in arenas (tshi_arena). One thread uses a ctx and all that the ctx owns; only in
  * tshi_team_run do other threads of the rank read and write values, too. */
 
-/* NaN and infinity are values here, and sums have a documented order. Compilers that say which
- * parts of -ffast-math are on are told so here; of the others tsh_open finds out. */
+/* The library needs exact floating point: NaN and infinity are values, and sums have a documented
+ * order. Compilers that define macros for the parts of -ffast-math fail here; for other compilers
+ * tsh_open checks at run time. */
 #if defined(__FAST_MATH__) || defined(_M_FP_FAST)
 #error "tshard.h needs exact floating point: no -ffast-math, -Ofast, -fp-model=fast or /fp:fast. \
 Add -fno-fast-math (MSVC: /fp:precise) after it, for the file with TSHARD_IMPLEMENTATION"
@@ -2094,7 +2309,7 @@ Add -fno-fast-math (MSVC: /fp:precise) after it, for the file with TSHARD_IMPLEM
 #error "tshard.h needs signed zeros: add -fsigned-zeros at the end of the flags"
 #endif
 
-#include <errno.h>  /* why a file cannot be opened */
+#include <errno.h>  /* errno: why a file cannot be opened */
 #include <float.h>  /* FLT_MAX, DBL_MAX */
 #include <limits.h> /* INT_MAX, LONG_MAX */
 #include <math.h>   /* expf, sqrt, ... */
@@ -2158,16 +2373,19 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_ZERO {0}
 #endif
-#define TSHI_R(x) ((tsh_real)(x)) /* converts x to the type of all values */
+#define TSHI_R(x) ((tsh_real)(x)) /* converts x to tsh_real */
 /* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
-/* TSHI_INLINE: is always inlined, so that the caller's loop over its calls can be vectorised.
- * TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
- * TSHI_COLD: runs once or rarely (models, files, checks, errors); gcc optimises it for size.
- * TSHI_MAY_ALIAS: of a type: an access through it may be to memory that holds another type, which
- * C's rules about aliasing forbid and optimisers rely on.
- * TSHI_APART: is called by AVX kernels. gcc must not look into it (noipa): if it sees that the
- * function leaves some registers alone, it omits vzeroupper before the call, and every change
+/* Attributes. TSHI_INLINE: a function that is always inlined, so that the caller's loop over its
+ * calls can be vectorised.
+ * TSHI_OUTLINE: a function that has many callers and gains nothing from inlining; not inlining it
+ * saves compile time.
+ * TSHI_COLD: a function that runs once or rarely (models, files, checks, errors); gcc optimises it
+ * for size.
+ * TSHI_MAY_ALIAS: a type through which memory that holds another type may be read and written,
+ * which C's aliasing rules forbid and optimisers rely on.
+ * TSHI_APART: a function that AVX kernels call. gcc must not look into it (noipa): if it sees that
+ * the function leaves some registers alone, it omits vzeroupper before the call, and every switch
  * between AVX and SSE code is slow. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 8
 #define TSHI_ALONE noipa
@@ -2181,8 +2399,10 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_OUTLINE        static __attribute__((noinline))
 #define TSHI_COLD           __attribute__((cold))
 #define TSHI_MAY_ALIAS      __attribute__((may_alias))
-#define TSHI_PREFETCH(p)    __builtin_prefetch(p)       /* into all caches */
-#define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2) /* to read; into the L2 cache, not L1 */
+/* prefetches memory for reading into all cache levels */
+#define TSHI_PREFETCH(p)    __builtin_prefetch(p)
+/* prefetches memory for reading into the L2 cache, not into L1 */
+#define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)
 #else
 #define TSHI_RESTRICT
 #define TSHI_INLINE         static
@@ -2193,8 +2413,9 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_PREFETCH(p)    ((void)(p))
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
-/* Before a loop over a block: promises that two arrays of the loop are the same or do not overlap,
- * so that it is vectorised without checks. (clang would unroll it first and then not vectorise.) */
+/* Stands before a loop over a block: promises that any two arrays in the loop are the same array or
+ * do not overlap, so that it is vectorised without checks. (clang would unroll it first and then
+ * not vectorise.) */
 #if defined(__clang__)
 #define TSHI_LANES _Pragma("clang loop unroll(disable)")
 #elif defined(__GNUC__)
@@ -2235,14 +2456,16 @@ struct tshi_block {
     tshi_block *next, *prev; /* of a free block: neighbours in the free list of its size class */
     int refs;                /* number of references; 0: the block is free */
     int kind, last;          /* kind: TSH_MEM_...; last: 1 for the last block of a pool page */
-    const tsh_module *module; /* the one in whose forward or backward it was allocated, or NULL */
+    const tsh_module *module; /* the module in whose forward or backward it was allocated, or
+                               * NULL */
     char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 3 * sizeof(void *) - 4 * sizeof(int)];
 };
 
 /* Memory from the allocator that a pool or an arena hands out in parts. */
 typedef struct tshi_page {
-    struct tshi_page *next; /* in the list of the pool's or the arena's pages */
-    size_t bytes, used;     /* this header included; used: bytes handed out, by arenas only */
+    struct tshi_page *next; /* next page of the pool or arena */
+    size_t bytes, used;     /* bytes: size of the page; used: bytes handed out, in arenas only.
+                             * Both include this header */
 } tshi_page;
 
 /* The offset of the first block in a pool page, a multiple of 64. A load that follows a store waits
@@ -2251,7 +2474,7 @@ typedef struct tshi_page {
  * puts the pool's data (outputs) 256 bytes before the data of a block allocated alone (inputs). */
 enum { TSHI_POOL_OFFSET = 3840 };
 
-/* Step memory: blocks that are reused. */
+/* The pool of step memory, whose blocks are reused. */
 typedef struct tshi_pool {
     tshi_page *pages;                    /* all pages, the newest first */
     tshi_block *free[TSHI_SIZE_CLASSES]; /* by size class: list of free blocks; NULL: none */
@@ -2279,20 +2502,20 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
-    TSHI_INEXACT = 4096,   /* one of which no exact weights are kept (.round_weights) */
-    TSHI_CACHED = 8192,    /* a weight of keys or values, laid out as which a cache was made */
-    TSHI_TIED = 16384      /* a parameter that several modules may have */
+    TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
+    TSHI_CACHED = 8192,    /* a weight of keys or values whose layout a cache has */
+    TSHI_TIED = 16384      /* a parameter that several modules may share (tsh_tie) */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
 typedef struct tshi_accumulator {
-    tshi_block *block; /* tsh_real per local element of the tensor; NULL: not allocated yet */
+    tshi_block *block; /* one tsh_real per local element of the tensor; NULL: not allocated yet */
     int live, clean;   /* live 1: the block has a gradient; clean 1: live is 0, block is all 0 */
 } tshi_accumulator;
 
 struct tsh_tensor {
     tsh_ctx *ctx;
-    tsh_tensor *next, *prev; /* in a list of tshi_handles: of owned, step or free handles */
+    tsh_tensor *next, *prev; /* neighbours in a list of tshi_handles: owned, step or free ones */
     tsh_dtype dtype;
     unsigned flags;  /* TSHI_OWNED, ... */
     int ndim, depth; /* depth: how many scopes were open when it was created */
@@ -2329,7 +2552,7 @@ struct tsh_tensor {
     tsh_dtype grad_dtype;   /* TSH_BF16; or 0 or TSH_REAL: not rounded */
     const int64_t *updates; /* number of updates so far: keys the rounding of the gradient */
     tshi_block *packed;     /* the gradient in bf16, while gr.live is 1 and gr.block is NULL */
-    uint64_t packs;         /* how often the gradient was packed since it was empty */
+    uint64_t packs;         /* number of times the gradient was packed since it was cleared */
 };
 
 /* Bit masks over an op's inputs (bit i: input i) and its output (TSHI_OUT). They say which values
@@ -2357,8 +2580,8 @@ enum {
 
 /* Describes an op's output before it is made: the op sets the shape, its layout rule the rest. */
 typedef struct tshi_output {
-    tsh_shape shape;   /* global */
-    tsh_layout layout; /* when the rule is called: that of the first input */
+    tsh_shape shape;   /* global shape of the output */
+    tsh_layout layout; /* layout of the output; at first that of input 0 */
     unsigned partial;  /* bit mask of the inputs whose gradient is a partial sum */
 } tshi_output;
 
@@ -2367,7 +2590,7 @@ typedef struct tshi_call {
     const tshi_op *op;
     tsh_tensor *const *in; /* the inputs; an optional one may be NULL */
     int n;                 /* number of inputs */
-    const void *params;    /* a struct of the op: what else its rule depends on; or NULL */
+    const void *params;    /* op-specific struct with what else its rule depends on; or NULL */
 } tshi_call;
 
 /* An op's layout rule: sets output->layout and output->partial from the layouts of the inputs.
@@ -2385,10 +2608,10 @@ enum { /* bits of tshi_op.flags */
 
 /* An op, described once for all its calls. */
 struct tshi_op {
-    const char *name;                  /* of the public function: "tsh_linear" */
-    const char *inputs;                /* names of the inputs, separated by blanks, or NULL */
+    const char *name;                  /* name of the public function: "tsh_linear" */
+    const char *inputs;                /* names of the inputs, separated by blanks; or NULL */
     tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
-    void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: there are none */
+    void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: no gradients */
     unsigned saves;                    /* bit mask of the values that backward reads: TSHI_X, ... */
     unsigned flags;                    /* TSHI_OP_... */
 };
@@ -2400,20 +2623,22 @@ struct tshi_op {
 struct tshi_node {
     const tshi_op *op;
     tshi_node *older;         /* the node recorded just before this one; NULL: none */
-    const tsh_module *module; /* the innermost one whose forward made the call; NULL: none */
+    const tsh_module *module; /* the innermost module whose forward made the call, or NULL */
     tsh_tensor *out, **in;    /* the output; the n inputs */
     int n, depth;             /* n: number of inputs; depth: number of scopes open at the call */
     unsigned partial;    /* bit mask of the inputs whose gradient is a partial sum */
-    tshi_block **saved;  /* n + 1 entries, inputs and out: the values; NULL: backward reads none */
-    tshi_block *aux;     /* what else backward reads; released with the node */
+    tshi_block **saved;  /* n + 1 entries: saved values of the inputs and of out; NULL: backward
+                          * reads none */
+    tshi_block *aux;     /* other data that backward reads; released with the node */
     void *params;        /* the op's own options, in the tape's arena */
-    tsh_tensor **leaves; /* parameters that backward reads or adds gradients to, no inputs */
+    tsh_tensor **leaves; /* parameters that are no inputs but that backward reads or adds
+                          * gradients to */
     int leaf_count;      /* length of leaves */
     struct {
         int reached;      /* 1: the loss depends on the output */
-        unsigned partial; /* as above, plus input 0 if a partial gradient is passed on to it */
+        unsigned partial; /* node.partial, and input 0 if a partial gradient is passed on to it */
         unsigned done;    /* bit mask of the inputs whose gradient is complete */
-    } progress;           /* of the backward pass in progress */
+    } progress;           /* state of this node in the running backward pass */
 };
 
 /* All tensor handles of a ctx (see tshi_tensor_handle). */
@@ -2427,8 +2652,9 @@ typedef struct tshi_tape {
     tshi_node *newest; /* the last recorded call; NULL: the tape is empty */
     tshi_arena arena;  /* memory of the nodes and of their parameters */
     int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
-    int locked;        /* calls under way that need the tape as it is: see tshi_tape_unlocked */
-    int evaluating;    /* the same without those that a checkpoint's forward has opened */
+    int locked;        /* number of calls in progress that need the tape unchanged: see
+                        * tshi_tape_unlocked */
+    int evaluating;    /* as no_grad, but without those that a checkpoint's forward has opened */
     int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
     double weight;     /* if summed: the number of terms in this rank's losses */
@@ -2446,89 +2672,96 @@ typedef struct tshi_buckets {
     int64_t limit;              /* elements that make a bucket full */
     int hold;                   /* 1: no bucket is sent before backward ends */
     int summed;                 /* as tshi_tape.summed */
-    double weight;      /* terms of this rank's summed losses; once weight_req is done: over dp */
+    double weight;      /* number of terms of this rank's summed losses; once weight_req is
+                         * complete: the sum over dp */
     tsh_req weight_req; /* the all-reduce of weight */
 } tshi_buckets;
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
 typedef struct tshi_micro {
-    struct tshi_micro *next; /* in the ctx's list */
-    tshi_node *newest;       /* of the micro-batch's tape */
-    tshi_arena arena;        /* of the micro-batch's tape */
+    struct tshi_micro *next; /* next micro-batch in the ctx's list */
+    tshi_node *newest;       /* the last node of the micro-batch's tape */
+    tshi_arena arena;        /* the arena of that tape */
     tsh_pipeline *pipeline;
     tsh_tensor handles; /* head of a circular list: the step tensors that the forward made */
     tsh_tensor *out;    /* the output, sent to the next stage; on the last stage: the loss */
-    tsh_tensor *input;  /* received from the previous stage; NULL: no gradient is to be sent back */
+    tsh_tensor *input;  /* received from the previous stage; NULL: no gradient has to be sent
+                         * back */
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
-/* Warnings, each given once per ctx; and steps without a tsh_step_end before it is missed. */
+/* Bits of the warnings, each logged once per ctx; and TSHI_WARN_STEPS: after how many optimiser
+ * steps without tsh_step_end TSHI_WARN_STEP may be logged. */
 enum {
-    TSHI_WARN_GRADS = 1,  /* bits: gradients are not zeroed */
+    TSHI_WARN_GRADS = 1,  /* gradients are not zeroed */
     TSHI_WARN_STEP = 2,   /* steps are not ended */
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
     TSHI_WARN_LATE = 8,   /* a parameter is younger than its optimiser */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
-    TSHI_WARN_STEPS = 32 /* no bit: a number of steps */
+    TSHI_WARN_STEPS = 32 /* not a bit: a number of steps */
 };
 
-/* What the angles of rotary positions depend on. */
+/* Everything that the angles of rotary positions depend on (tsh_rope_desc). */
 typedef struct tshi_angles {
     double base, factor;
-    uint64_t freqs, starts;     /* hashes of the frequencies; 0: by base; of the starts; 0: none */
-    int64_t pairs, start, rows; /* pairs of features; the first position; how many */
+    uint64_t freqs, starts;     /* hashes of desc.freqs, 0: angles are computed from base; of
+                                 * desc.starts, 0: none */
+    int64_t pairs, start, rows; /* number of pairs; desc.start; number of positions (rows) in the
+                                 * table */
 } tshi_angles;
 
-/* The order in which matrices are read while a model decodes, which is the same for every token. By
- * it a product of few rows prefetches the beginning of the matrix that is read next. A wrong entry
- * costs time, and changes no result. */
-enum { TSHI_MATMUL_ORDER = 1021 }; /* entries; a prime: a hash is a remainder by it */
+/* The order in which matrices are read while a model decodes; it is the same for every token. From
+ * it, a product of few rows knows which matrix is read next, and prefetches its beginning. A wrong
+ * entry costs time, but changes no result. */
+enum { TSHI_MATMUL_ORDER = 1021 }; /* number of entries; prime: a hash is a remainder by it */
 typedef struct tshi_matmul_order {
-    uintptr_t then[TSHI_MATMUL_ORDER]; /* at the hash of a matrix's address, the address of the
-                                        * matrix that was read after it; 0: unknown */
-    uintptr_t *last; /* the entry of the matrix that was read last; NULL: none was yet */
+    uintptr_t then[TSHI_MATMUL_ORDER]; /* entry h: the matrix (address) that was read after the
+                                        * one whose address has hash h; 0: unknown */
+    uintptr_t *last; /* entry of the matrix that was read last; NULL: none yet */
 } tshi_matmul_order;
 
 struct tsh_ctx {
-    tsh_comm world, tp, pp, dp; /* all ranks; this rank's group of each axis of parallelism */
+    tsh_comm world, tp, pp, dp; /* world: all ranks; tp, pp, dp: this rank's groups */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */
     unsigned warned; /* bit mask of the warnings that the logger got: TSHI_WARN_... */
-    int steps;       /* steps of optimisers since the last tsh_step_end or tsh_scope_end */
-    int64_t held;    /* number of step tensors after half of TSHI_WARN_STEPS of them */
-    tsh_allocator allocator;             /* the default one resolved: fn is not NULL */
+    int steps;       /* optimiser steps since the last tsh_step_end or tsh_scope_end */
+    int64_t held;    /* number of step tensors when `steps` was TSHI_WARN_STEPS / 2 */
+    tsh_allocator allocator;             /* the user's or the default one; fn is not NULL */
     tsh_logger logger;                   /* its fn may be NULL */
-    tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in one */
-    const tshi_gemm_kernel *gemm_kernel; /* the built-in one's kernel for this CPU */
-    tsh_dtype dtype; /* of new parameters; TSH_REAL unless tsh_desc says another */
-    tshi_block *gemm_scratch;            /* the built-in one's packed operands; NULL: none yet */
-    tshi_matmul_order order; /* of the matrices that few rows are multiplied by */
+    tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in
+                                          * product is used */
+    const tshi_gemm_kernel *gemm_kernel; /* kernel of the built-in product for this CPU */
+    tsh_dtype dtype; /* dtype of new parameters */
+    tshi_block *gemm_scratch;            /* packed operands of the built-in product; NULL: none
+                                          * yet */
+    tshi_matmul_order order; /* order in which products of few rows read their matrices */
     int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
-    int threads; /* of this rank, at least 1 */
-    tshi_block *rope_table;  /* of the last tsh_rope in this step, or NULL */
-    tshi_angles rope_angles; /* of the table */
+    int threads; /* number of threads of this rank, at least 1 */
+    tshi_block *rope_table;  /* cosines and sines of the last tsh_rope in this step, or NULL */
+    tshi_angles rope_angles; /* the angles of rope_table */
     uint64_t seed, randn_calls, dropout_calls; /* the numbers of calls so far key the next draws */
     tsh_mem mem;      /* statistics: what tsh_mem_stats returns */
-    tshi_pool pool;   /* of step memory */
-    tshi_arena books; /* for all small structures that live as long as the ctx */
+    tshi_pool pool;   /* the pool of step memory */
+    tshi_arena books; /* for small structures that live as long as the ctx */
     tshi_handles handles;
     tshi_tape tape;
     tshi_buckets buckets;
     int depth;         /* how many scopes are open */
-    int changes;       /* of the tree of modules so far, for optimisers to notice */
+    int changes;       /* number of changes of the module tree so far; optimisers compare it */
     int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
     tshi_trace *trace; /* the trace that is being recorded; NULL: none */
-    tsh_module *root;  /* of the module tree */
-    const tsh_module *module; /* the innermost one whose forward or backward runs; or NULL */
-    /* Compares the models of all ranks; NULL: this rank has none. A pointer, since collectives call
-     * it and it is made of collectives. */
+    tsh_module *root;  /* root of the module tree */
+    const tsh_module *module; /* the innermost module whose forward or backward runs, or NULL */
+    /* Compares the models of all ranks; NULL: this rank has no model. It is a pointer because
+     * collectives call it, and it calls collectives. */
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx);
     tsh_optim *optims;      /* list of all optimisers, the newest first */
-    tsh_pipeline *pipeline; /* the first one; NULL: none */
-    tsh_cache *caches;      /* list of all handles of caches, with those to be used again */
+    tsh_pipeline *pipeline; /* the first pipeline; NULL: none */
+    tsh_cache *caches;      /* list of all cache handles, freed ones included: they are reused */
     tshi_micro *micros;     /* list of the micro-batches of all pipelines */
 };
 
@@ -2538,7 +2771,7 @@ enum { TSHI_MODULE_PARAMS = 2 }; /* max parameters of a module: weight and bias 
 typedef struct tshi_argument {
     struct tshi_argument *next;
     const char *name;     /* "heads" */
-    int64_t value, local; /* of the whole module; of this rank's shard of the module */
+    int64_t value, local; /* value: of the whole module; local: of this rank's shard */
 } tshi_argument;
 
 struct tsh_module {
@@ -2549,19 +2782,19 @@ struct tsh_module {
     void *user;             /* argument of forward; attention, MLP: what the layer is made of */
     tsh_tensor *param[TSHI_MODULE_PARAMS];      /* NULL: the module has no such parameter */
     const char *param_name[TSHI_MODULE_PARAMS]; /* "weight", "bias" */
-    tshi_argument *arguments;                   /* list; NULL: none */
+    tshi_argument *arguments;                   /* list of arguments; NULL: none */
     int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
-    uint64_t dropout_calls; /* calls in training mode: each draws another mask */
+    uint64_t dropout_calls; /* dropout calls in training mode so far; each draws another mask */
     double number;          /* norm: eps; dropout: p, the probability of a zero */
     int plus_one;           /* rms norm: as in tsh_rms_norm_desc */
     tsh_lookup_desc lookup; /* embedding: its options */
     const struct tshi_kind *kind; /* linear, embedding, container, ... */
     tsh_style style;              /* how the plan shards the module */
     int skip_bias_add, reversed, regather; /* linear: as in tsh_linear_desc */
-    int stage;                             /* 1 + its pipeline stage; 0: none */
+    int stage;                             /* 1 + its pipeline stage; 0: in no stage */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
-    const tsh_layout *input_layout, *output_layout; /* of the plan rule's .input and .output */
+    const tsh_layout *input_layout, *output_layout; /* the plan rule's .input and .output */
     const tsh_layout **input_layouts; /* the first `prepared` inputs are redistributed to these */
     const tsh_layout *result;         /* the output is redistributed to this layout */
     int prepared;                     /* length of input_layouts */
@@ -2572,13 +2805,14 @@ static size_t tshi_base_mul(size_t a, size_t b) {
     return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
 }
 
-/* Makes a message one line that shows as it is written, whatever strings of files or of other
- * programs are in it: control characters become '?', and so do those of Unicode that begin a new
- * line or change the direction of writing (U+200E, F, U+2028 to E, U+2066 to 9). In UTF-8. */
+/* Makes a text safe to show in one line, whatever strings of files or of other programs are in it:
+ * replaces control characters by '?', and so the Unicode characters that begin a new line or change
+ * the direction of writing (U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069). The text is in
+ * UTF-8. */
 static TSHI_COLD void tshi_base_quote(char *text) {
     unsigned char *at = (unsigned char *)text;
     while (*at) {
-        int n = at[0] < 0x20 || at[0] == 0x7F; /* bytes to replace */
+        int n = at[0] < 0x20 || at[0] == 0x7F; /* number of bytes to replace at `at` */
         if (at[0] == 0xC2 && at[1] >= 0x80 && at[1] < 0xA0) n = 2; /* U+0080 to U+009F */
         if (at[0] == 0xE2 && at[1] == 0x80 &&
             (at[2] == 0x8E || at[2] == 0x8F || (at[2] >= 0xA8 && at[2] <= 0xAE)))
@@ -2594,7 +2828,7 @@ static int64_t tshi_base_min(int64_t a, int64_t b) {
 }
 
 static int64_t tshi_base_ceil(int64_t a, int64_t b) {
-    return (a + b - 1) / b; /* rounded up; a >= 0, b > 0 */
+    return (a + b - 1) / b; /* a / b rounded up; a >= 0, b > 0 */
 }
 
 /* Returns the value that an option stands for: `usual` if it is 0, 0 if it is TSH_ZERO. */
@@ -2620,7 +2854,7 @@ extern int clock_gettime(int clock, struct timespec *time);
 
 TSH_API int64_t tsh_now(void) {
 #if defined(_WIN32)
-    int64_t ticks[2]; /* now; per second */
+    int64_t ticks[2]; /* [0]: the time in ticks; [1]: ticks per second */
     (void)QueryPerformanceCounter((union _LARGE_INTEGER *)&ticks[0]);
     (void)QueryPerformanceFrequency((union _LARGE_INTEGER *)&ticks[1]);
     return ticks[0] / ticks[1] * 1000000000 + ticks[0] % ticks[1] * 1000000000 / ticks[1];
@@ -2641,13 +2875,14 @@ TSH_API int64_t tsh_now(void) {
 
 enum { TSHI_TEXT_SIZE = 96 }; /* bytes of a buffer for a shape, a layout, a line of a table */
 
-/* Bytes that no format has: they surround a number while it is looked for. */
+/* Marks that surround a formatted number while its decimal separator is replaced. No format
+ * contains these bytes. */
 enum { TSHI_TEXT_NUMBER = 1, TSHI_TEXT_NUMBER_END = 2 };
 
-/* Copies a format, with these bytes around the conversions of floating-point numbers. Returns how
- * many there are; -1: the copy does not fit. */
+/* Copies a format, with marks around the conversions of floating-point numbers. Returns the number
+ * of these conversions; -1: the copy does not fit. */
 static int tshi_text_mark_numbers(const char *format, char *to, size_t size) {
-    char *const end = to + size - 3; /* two marks and a 0 */
+    char *const end = to + size - 3; /* leaves space for two marks and a final 0 */
     int count = 0;
     while (*format && to < end) {
         size_t n = 1, k;
@@ -2667,10 +2902,12 @@ static int tshi_text_mark_numbers(const char *format, char *to, size_t size) {
     return *format ? -1 : count;
 }
 
-/* Takes the marks out of a text, and makes a point of what a locale has in its place. */
+/* Removes the marks from a text and, in the numbers between them, replaces the locale's decimal
+ * separator, of one or more bytes, by a point. */
 static void tshi_text_unmark_numbers(char *text) {
     const char *from = text;
-    int number = 0, point = 0; /* number 1: within one; point 1: it has its point */
+    int number = 0, point = 0; /* number 1: between two marks; point 1: the number has its point
+                                * already */
     for (; *from; from++) {
         const char c = *from;
         const int plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||
@@ -2689,14 +2926,14 @@ static void tshi_text_unmark_numbers(char *text) {
 }
 
 TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list) {
-    /* a pointer to it: compilers warn of a format that they do not see */
+    /* called through a pointer: compilers warn about a format that is no literal */
     int (*const print)(char *, size_t, const char *, va_list) = vsnprintf;
     char probe[8] = "", marked[1024];
     int numbers;
     if (!text || !format) return;
     numbers = tshi_text_mark_numbers(format, marked, sizeof marked);
     if (numbers) (void)snprintf(probe, sizeof probe, "%.1f", 0.5);
-    if (probe[1] == '.') numbers = 0; /* as nearly everywhere */
+    if (probe[1] == '.') numbers = 0; /* the locale has a decimal point, as most do */
     (void)print(text, capacity, numbers > 0 ? marked : format, list);
     if (numbers > 0 && capacity) tshi_text_unmark_numbers(text);
 }
@@ -2749,7 +2986,7 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     if (!error) return code;
     error->code = code;
     error->rank = rank;
-    error->message[0] = '\0'; /* stays so without a format */
+    error->message[0] = '\0'; /* stays empty without a format */
     va_start(list, format);
     tsh_text_format(error->message, sizeof error->message, format, list);
     va_end(list);
@@ -2789,7 +3026,7 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     ctx->logger.fn(ctx->logger.user, text);
 }
 
-/* Gives the logger of the world's rank 0 a warning, once. which: TSHI_WARN_... */
+/* Logs a warning, once per ctx, on rank 0 of the world only. which: its bit, TSHI_WARN_... */
 static TSHI_COLD void tshi_error_warn(tsh_ctx *ctx, unsigned which, const char *sentence) {
     if (!(ctx->warned & which) && ctx->world.rank == 0)
         tsh_log_message(&ctx->logger, "warning: %s", sentence);
@@ -2810,13 +3047,13 @@ static TSHI_COLD void tshi_error_report(tsh_ctx *ctx) {
     ctx->world.ops->abort(&ctx->world, &report);
 }
 
-/* If ctx has no error, copies the world's into it, if there is one. Returns ctx's error code. */
+/* If ctx has no error but the world has one, copies it to ctx->error. Returns ctx's error code. */
 TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
     tsh_error error;
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
         ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
         ctx->error = error;
-        tshi_base_quote(ctx->error.message); /* it is another program's */
+        tshi_base_quote(ctx->error.message); /* it was written by another process */
         ctx->reported = 1; /* the world knows it already */
         tshi_error_log(ctx, 1);
     }
@@ -2830,7 +3067,7 @@ static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     const char *path = ctx->module ? ctx->module->path : "";
     const size_t length = strlen(text), space = sizeof ctx->error.message - length;
     const size_t whole = strlen(path);
-    if (!whole || space < 32) return; /* 32: "...", ": ", a final 0, later "rank 1000: " */
+    if (!whole || space < 32) return; /* 32 bytes for "...", ": ", a final 0, later "rank 1000: " */
     const size_t keep = whole < space - 32 ? whole : space - 32, dots = keep < whole ? 3 : 0;
     memmove(text + dots + keep + 2, text, length + 1);
     memcpy(text, "...", dots);
@@ -2852,7 +3089,7 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     return code;
 }
 
-/* Call tsh_fail with these arguments. The value of the expression is NULL (a tensor), or 0. */
+/* Call tsh_fail with these arguments and return NULL (as a tensor), or 0. */
 #define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
 #define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 
@@ -2927,6 +3164,8 @@ static int tshi_env_refuse(const char *name, const char *text, tsh_error *error,
     return -1;
 }
 
+/* Reads an environment variable as a whole number from low to high. Returns 1 and sets *value; 0 if
+ * it is unset or empty; -1 and an error if its value is not accepted. */
 static int tshi_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
     const char *text = tshi_env_text(name), *at = text;
     int64_t number;
@@ -2947,17 +3186,17 @@ static int tshi_env_int(const char *name, int low, int high, int *value, tsh_err
 /* ========================================================================== */
 
 /* tshi_mem_alloc returns a block with one reference, tshi_mem_release releases one reference;
- * tshi_mem_arena_alloc allocates from an arena. Blocks of step memory come from the pool: the
- * smallest free block that fits is split, and a released block is joined with free neighbours. The
- * pool grows by pages and keeps them until the ctx is closed, so that a training loop does not
- * call the allocator any more after its first steps. */
+ * tshi_mem_arena_alloc allocates from an arena. Step memory comes from the pool: the smallest free
+ * block that is large enough is split, and a released block is joined with its free neighbours. The
+ * pool grows by pages and keeps them until the ctx is closed, so that a training loop does not call
+ * the allocator any more after its first steps. */
 
 /* Asks Linux to back a large block with huge pages (2 MiB on most processors): fewer page faults
  * when the block is first written, fewer TLB misses later. If Linux refuses, only speed is lost. */
 static void tshi_mem_huge_pages(char *block, size_t bytes) {
 #if defined(__linux__)
     const size_t least = (size_t)4 << 20;
-    const size_t page = 65536; /* ordinary pages are no larger, and divide it */
+    const size_t page = 65536; /* the size of ordinary pages, or a multiple of it */
     const int huge = 14;       /* MADV_HUGEPAGE */
     char *first = block + (page - (uintptr_t)block % page);
     if (bytes >= least) (void)madvise(first, (bytes - page) / page * page, huge);
@@ -2981,14 +3220,14 @@ static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_si
         if (ptr) memcpy(block, ptr, old_size < new_size ? old_size : new_size);
     }
     if (ptr) {
-        memcpy(&raw, (char *)ptr - sizeof raw, sizeof raw); /* the pointer that malloc returned */
+        memcpy(&raw, (char *)ptr - sizeof raw, sizeof raw); /* what malloc returned for ptr */
         free(raw);
     }
     return block;
 }
 
 static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
-    mem->now[kind] += add - sub; /* bytes that were allocated and freed just now */
+    mem->now[kind] += add - sub; /* add, sub: bytes just allocated and freed */
     mem->total += add - sub;
     if (mem->now[kind] > mem->peak[kind]) mem->peak[kind] = mem->now[kind];
     if (mem->total > mem->total_peak) mem->total_peak = mem->total;
@@ -3131,7 +3370,8 @@ static tshi_block *tshi_mem_from_pool(tsh_ctx *ctx, size_t size) {
 
 /* Allocates a block of at least `bytes` bytes, with one reference. NULL and an error: no memory. */
 TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
-    size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4; /* never granted */
+    /* a size that is always refused */
+    size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
     tshi_block *block;
     size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
     if (kind == TSH_MEM_STEP)
@@ -3233,8 +3473,8 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
 typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int64_t n);
 
 typedef struct tshi_dtype {
-    const char *name, *file; /* in messages: "f32"; in safetensors files: "F32" */
-    int size;                /* bytes of an element, or of a block of elements */
+    const char *name, *file; /* name: in messages, "f32"; file: in safetensors files, "F32" */
+    int size;                /* bytes of an element; of a quantised dtype: of a block */
     int floating;            /* 1: floating point; 0: integer */
     /* Convert n elements, `step` elements apart, to (load) or from (store) n contiguous values. */
     void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
@@ -3242,15 +3482,15 @@ typedef struct tshi_dtype {
     /* (optional) Read or write element i as a double, not rounded to tsh_real. */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (used for integers only) As load and store; exact for every integer. */
+    /* (used for integer dtypes only) As load and store, but exact for every integer. */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
-    /* (optional) The reductions of collectives. NULL: in tsh_real, rounded to the dtype at the end
-     * of a sum of all ranks. */
+    /* (optional) The reductions of collectives. NULL: values are reduced in tsh_real, and rounded
+     * to the dtype once, after those of all ranks are reduced. */
     const tshi_fold_fn *fold;                      /* one function per tsh_redop */
-    void (*divide)(void *sums, int64_t n, int by); /* TSH_AVG: sums[i] /= by, n elements */
-    /* Elements of a block; 1: there are none. `load` and `store` then take step 1, begin with a
-     * block, and `store` takes whole ones. */
+    void (*divide)(void *sums, int64_t n, int by); /* for TSH_AVG: sums[i] /= by for n elements */
+    /* Number of elements of a block, of a quantised dtype; 1: of others. For blocks, `load` and
+     * `store` accept step 1 only and begin at a block; `store` stores whole blocks. */
     int elements;
 } tshi_dtype;
 
@@ -3259,8 +3499,8 @@ static int64_t tshi_dtype_clamp(int64_t value, int64_t min, int64_t max) {
     return value > max ? max : value < min ? min : value;
 }
 
-/* The same of a double, whose fraction is dropped; 0 if it is NaN. The first comparisons are with
- * 2^63: INT64_MAX is no double. */
+/* Returns value rounded towards zero and clamped to [min, max]; 0 if it is NaN. It is first
+ * compared with 2^63 because INT64_MAX is no double. */
 static int64_t tshi_dtype_clamp_real(double value, int64_t min, int64_t max) {
     const double end = 9223372036854775808.0; /* 2^63 */
     if (value != value) return 0;
@@ -3308,6 +3548,7 @@ enum { TSHI_DTYPE_RUN = 32 };
         type *TSHI_RESTRICT to = (type *)data;                                                     \
         for (int64_t i = 0; i < n; i++) to[i * step] = (type)(value);                              \
     }
+/* Defines tshi_dtype_divide_<suffix>: sums[i] /= by for n elements. */
 #define TSHI_DTYPE_DIVIDE(suffix, type)                                                            \
     static void tshi_dtype_divide_##suffix(void *sums_, int64_t n, int by) {                       \
         type *sums = (type *)sums_, size = (type)by;                                               \
@@ -3318,8 +3559,8 @@ enum { TSHI_DTYPE_RUN = 32 };
     }
 /* Defines the functions of a dtype. Sums and products are computed in the type `wide`: for integers
  * the unsigned type, so that they wrap on overflow. min and max return l if l and r are equal (such
- * as 0 and -0), and NaN if either is NaN. FIT returns a tsh_real or double, FIT_INTEGER an int64_t
- * clamped to [min, max], the range of an integer type. */
+ * as 0 and -0), and NaN if either is NaN. FIT clamps a floating value, FIT_INTEGER an int64_t, to
+ * [min, max], the range of an integer type; for a floating type both return the value itself. */
 #define TSHI_DTYPE(suffix, type, wide, FIT, FIT_INTEGER, min, max)                                 \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
@@ -3341,7 +3582,7 @@ enum { TSHI_DTYPE_RUN = 32 };
     TSHI_DTYPE_LOAD(load_integer_##suffix, type, int64_t)                                          \
     TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], min, max))                       \
     TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, FIT_INTEGER(from[i], min, max))
-#define TSHI_DTYPE_ANY(x, min, max)   (x) /* of floating dtypes */
+#define TSHI_DTYPE_ANY(x, min, max)   (x) /* floating dtypes: no clamping */
 #define TSHI_DTYPE_CLAMP(x, min, max) tshi_dtype_clamp_real((double)(x), min, max)
 TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
 TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
@@ -3385,15 +3626,15 @@ TSHI_INLINE tsh_real tshi_dtype_from_bf16(uint16_t h) {
     return TSHI_R(tshi_dtype_float_of((uint32_t)h << 16));
 }
 
-/* Rounds to the nearest, ties to even; a NaN stays one. */
+/* Rounds to the nearest bf16, ties to even; a NaN stays a NaN. */
 TSHI_INLINE uint16_t tshi_dtype_to_bf16(tsh_real x) {
     const uint32_t bits = tshi_dtype_odd(x);
     const uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : rounded);
 }
 
-/* Exponent and fraction, moved to their places in a float, give the value times 2^-112, also if it
- * is subnormal. */
+/* The bits of exponent and fraction, moved to their places in a float, are the value times 2^-112,
+ * also if it is subnormal; so multiply by 2^112. */
 TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7FFFu) << 13;
     const float scaled = tshi_dtype_float_of(rest) * 5192296858534827628530496329220096.0f;
@@ -3402,8 +3643,9 @@ TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
     return TSHI_R(tshi_dtype_float_of(bits | sign));
 }
 
-/* Rounds to the nearest, ties to even; what rounds to 2^16 or more becomes infinity. Below 2^-14
- * the result is a multiple of 2^-24, the distance of floats in [0.5, 1): adding 0.5 rounds it. */
+/* Rounds to the nearest f16, ties to even; what rounds to 2^16 or more becomes infinity. Below
+ * 2^-14 the result is a multiple of 2^-24, the distance of floats in [0.5, 1): adding 0.5 rounds
+ * it. */
 TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     const uint32_t all = tshi_dtype_odd(x), bits = all & 0x7FFFFFFFu;
     const uint32_t normal = (bits - 0x38000000u + 0xFFFu + (bits >> 13 & 1u)) >> 13;
@@ -3413,8 +3655,9 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     return (uint16_t)(h | (all >> 16 & 0x8000u));
 }
 
-/* Defines functions for one instruction set, which convert TSHI_DTYPE_RUN contiguous elements at a
- * time, as long as there are so many, and return how many they have converted. */
+/* Defines the load and store functions of a 16-bit dtype for one instruction set. They convert
+ * contiguous elements in runs of TSHI_DTYPE_RUN, as long as a whole run is left, and return how
+ * many elements they have converted. */
 #define TSHI_DTYPE_RUNS(name, isa, TARGET)                                                         \
     TARGET static int64_t tshi_dtype_load_##name##_##isa(const uint16_t *from, int64_t n,          \
                                                          tsh_real *to) {                           \
@@ -3437,7 +3680,7 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
 #if TSHI_X86
 #define TSHI_DTYPE_WIDE __attribute__((target("avx512bw")))
 #define TSHI_DTYPE_AVX2 __attribute__((target("avx2")))
-#define TSHI_DTYPE_PICK(name) /* what this processor runs */                                       \
+#define TSHI_DTYPE_PICK(name) /* the variant of a function that this processor can run */          \
     (__builtin_cpu_supports("avx512bw") ? name##_avx512                                            \
      : __builtin_cpu_supports("avx2")   ? name##_avx2                                              \
                                         : name##_portable)
@@ -3449,7 +3692,7 @@ TSHI_DTYPE_RUNS(f16, avx2, TSHI_DTYPE_AVX2)
 #define TSHI_DTYPE_PICK(name) name##_portable
 #endif
 
-/* Defines tshi_dtype_load_<name> and tshi_dtype_store_<name> of a dtype of 16 bits. */
+/* Defines tshi_dtype_load_<name> and tshi_dtype_store_<name> of a 16-bit dtype. */
 #define TSHI_DTYPE_SHORT(name)                                                                     \
     TSHI_DTYPE_RUNS(name, portable, )                                                              \
     static void tshi_dtype_load_##name(const void *data, int64_t step, int64_t n, tsh_real *to) {  \
@@ -3472,7 +3715,8 @@ TSHI_DTYPE_SHORT(f16)
 
 /* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
 
-/* Elements that share a scale, an f16 before them; of q4_1 a minimum follows it. Little-endian. */
+/* Elements of a block. A block begins with its scale, a little-endian f16; in q4_1 the minimum,
+ * another f16, comes next. */
 enum { TSHI_DTYPE_BLOCK = 32 };
 
 static float tshi_dtype_scale(const unsigned char *block) {
@@ -3487,8 +3731,8 @@ static float tshi_dtype_put_scale(unsigned char *block, float scale) {
     return scale < 0 || scale > 0 || scale != scale ? 1 / scale : 0;
 }
 
-/* Copies 32 values as floats. Returns the first of those that are largest in magnitude; NaN if
- * there is one. */
+/* Converts 32 values to floats x. Returns the first value of largest magnitude, or NaN if a value
+ * is NaN. */
 static float tshi_dtype_extreme(const tsh_real *from, float *x) {
     float extreme = (float)from[0];
     for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
@@ -3515,7 +3759,7 @@ static void tshi_dtype_store_q8_0(void *data, int64_t step, int64_t n, const tsh
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 34, from += TSHI_DTYPE_BLOCK) {
         const float most = fabsf(tshi_dtype_extreme(from, x));
         const float inverse = tshi_dtype_put_scale(block, most / 127);
-        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* to the nearest, ties away from 0 */
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* rounds to the nearest, ties away from 0 */
             const float y = x[i] * inverse, fit = y < 127 ? y > -127 ? y : -127 : 127;
             const int whole = (int)fit;
             const float rest = fit - (float)whole;
@@ -3524,7 +3768,8 @@ static void tshi_dtype_store_q8_0(void *data, int64_t step, int64_t n, const tsh
     }
 }
 
-/* Byte i of a block of 4 bits has element i below element i + 16. */
+/* Byte i of a block's values has element i in its low 4 bits and element i + 16 in its high 4
+ * bits. */
 static void tshi_dtype_load_q4_0(const void *data, int64_t step, int64_t n, tsh_real *to) {
     const unsigned char *block = (const unsigned char *)data;
     (void)step;
@@ -3542,7 +3787,7 @@ static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh
     float x[TSHI_DTYPE_BLOCK];
     (void)step;
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 18, from += TSHI_DTYPE_BLOCK) {
-        const float extreme = tshi_dtype_extreme(from, x); /* becomes -8 */
+        const float extreme = tshi_dtype_extreme(from, x); /* is quantised to -8 */
         const float inverse = tshi_dtype_put_scale(block, extreme / -8);
         int bits[TSHI_DTYPE_BLOCK];
         for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] *= inverse;
@@ -3574,7 +3819,7 @@ static void tshi_dtype_store_q4_1(void *data, int64_t step, int64_t n, const tsh
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 20, from += TSHI_DTYPE_BLOCK) {
         float min = (float)from[0], max = min, inverse;
         int bits[TSHI_DTYPE_BLOCK];
-        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* a NaN stays in both */
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* a NaN stays in min and max */
             const float x = (float)from[i];
             if (x < min || x != x) min = x;
             if (x > max || x != x) max = x;
@@ -3600,7 +3845,7 @@ static void tshi_dtype_store_q4_1(void *data, int64_t step, int64_t n, const tsh
     {#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,           \
      tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, tshi_dtype_load_integer_##suffix,           \
      tshi_dtype_store_integer_##suffix, tshi_dtype_folds_##suffix, divide, 1}
-/* In the order of tsh_dtype. */
+/* One row per dtype, in the order of tsh_dtype. */
 static const tshi_dtype tshi_dtypes[] = {{"default", NULL, 0, 0, NULL, NULL,
                                           NULL, NULL, NULL, NULL, NULL, NULL, 1}, /* no dtype */
                                          TSHI_DTYPE_ROW(f32, "F32", 4, 1, tshi_dtype_divide_f32),
@@ -3635,18 +3880,19 @@ static size_t tshi_dtype_reals(int64_t n) {
     return tshi_base_mul((size_t)n, sizeof(tsh_real));
 }
 
-/* Returns the size in bytes of n elements, whole blocks of them; SIZE_MAX: overflow. */
+/* Returns the size in bytes of n elements (quantised: of whole blocks); SIZE_MAX: overflow. */
 static size_t tshi_dtype_bytes(tsh_dtype dtype, int64_t n) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
     return tshi_base_mul((size_t)(row->elements > 1 ? n / row->elements : n), (size_t)row->size);
 }
 
-/* Returns 1 if the dtype is that of quantised weights. */
+/* Returns 1 if the dtype is a quantised one. */
 static int tshi_dtype_in_blocks(tsh_dtype dtype) {
     return tshi_dtypes[dtype].elements > 1;
 }
 
-/* Returns 1 if a caller's dtype is one of the table; TSH_DTYPE_DEFAULT is none. */
+/* Returns 1 if dtype, a number from a caller, has a row in the table; TSH_DTYPE_DEFAULT counts as
+ * having none. */
 static int tshi_dtype_exists(tsh_dtype dtype) {
     return dtype != TSH_DTYPE_DEFAULT && (unsigned)dtype < (unsigned)TSHI_DTYPES;
 }
@@ -3676,8 +3922,8 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->store((char *)data + i * row->size, 1, 1, &rounded);
 }
 
-/* Converts n contiguous elements, whole blocks of them; each is rounded once, to the nearest, ties
- * to even. */
+/* Converts n contiguous elements (quantised: whole blocks); each is rounded once, to the nearest,
+ * ties to even. */
 static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh_dtype target,
                                int64_t n) {
     const tshi_dtype *in = &tshi_dtypes[source], *out = &tshi_dtypes[target];
@@ -3697,7 +3943,7 @@ static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh
 
 /* Returns 0 if dtype is an integer type and value is out of its range, else 1. */
 static int tshi_dtype_holds(tsh_dtype dtype, double value) {
-    int64_t widest; /* memory for one element of any dtype but those in blocks */
+    int64_t widest; /* memory for one element of any dtype but the quantised ones */
     tshi_dtype_put(dtype, &widest, 0, value); /* clamps value to the dtype's range */
     return tshi_dtypes[dtype].floating ||
            (value < 9223372036854775808.0 && fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1);
@@ -3741,7 +3987,7 @@ enum { /* kinds of events */
     TSHI_TRACE_COLL,
     TSHI_TRACE_OPTIM
 };
-enum { /* what a program does at an event; evaluation: between tsh_no_grad_begin and end */
+enum { /* phases of a step; evaluation: between tsh_no_grad_begin and tsh_no_grad_end */
     TSHI_PHASE_FORWARD,
     TSHI_PHASE_BACKWARD,
     TSHI_PHASE_UPDATE,
@@ -3752,12 +3998,12 @@ enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000
 
 typedef struct tshi_event {
     struct tshi_event *next;
-    const char *name;   /* of an op or collective, or a path; not copied */
-    const char *module; /* path of the module in whose forward or backward it ran; "": in none */
+    const char *name;   /* of an op, collective, module or parameter (path); not copied */
+    const char *module; /* path of the module in whose forward or backward the event is; "": none */
     const char *group;  /* collective: "tp", "pp", "dp" or "world"; others: "" */
     int64_t begin, end; /* nanoseconds, on the clock of tshi_trace_now */
     int64_t wait;       /* collective: nanoseconds in tsh_wait; others: 0 */
-    int64_t bytes; /* read and written; of a collective, as tsh_comm_stats counts; 0: not known */
+    int64_t bytes; /* bytes read and written; of a collective, as in tsh_comm_stats; 0: not known */
     double flops;  /* floating-point operations of matrix products: two per multiply-add */
     int kind, phase;          /* TSHI_TRACE_FORWARD, ...; TSHI_PHASE_FORWARD, ... */
     struct tshi_event *below; /* used by >>profile only */
@@ -3773,16 +4019,16 @@ typedef struct tshi_flight {
 struct tshi_trace {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
-    tshi_arena arena, books;  /* hold the events; what stays until the trace is dropped */
+    tshi_arena arena, books;  /* arena: events; books: what stays until the trace is dropped */
     tshi_event *first, *last; /* the list of events */
-    int64_t count, lost;      /* number of events in the list; of those that were not added */
+    int64_t count, lost;      /* number of events in the list; of events not added */
     int phase;                /* TSHI_PHASE_..., as the calls of the library set it */
-    double flops;             /* of products since the last event of an op */
+    double flops;             /* operations of matrix products since the last event of an op */
     struct tshi_profile *profile; /* the tables of a profile; NULL: this is a trace */
     /* A stack of the ops that began and have not ended; ops may call other ops. */
     struct {
-        const char *name; /* of the op */
-        int64_t begin;    /* nanoseconds */
+        const char *name; /* name of the op */
+        int64_t begin;    /* when it began, in nanoseconds */
     } open[TSHI_TRACE_OPEN];
     int depth; /* number of entries on the stack */
     tshi_flight flight[TSHI_TRACE_FLIGHTS];
@@ -3794,7 +4040,7 @@ static int64_t tshi_trace_now(const tshi_trace *trace) {
     return trace->desc.now ? trace->desc.now(trace->desc.user) : tsh_now();
 }
 
-/* Sets what the events from now on belong to. Returns the phase until now, to be restored. */
+/* Sets the phase of the events to come. Returns the previous phase, to be restored later. */
 static int tshi_trace_phase(tshi_trace *trace, int phase) {
     const int before = trace ? trace->phase : TSHI_PHASE_FORWARD;
     if (trace) trace->phase = phase;
@@ -3820,7 +4066,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     event->kind = kind;
     event->phase = trace->ctx->tape.evaluating ? TSHI_PHASE_EVALUATION : trace->phase;
     if (kind == TSHI_TRACE_FORWARD || kind == TSHI_TRACE_BACKWARD) {
-        event->flops = trace->flops; /* ops that it called have taken theirs already */
+        event->flops = trace->flops; /* without those of ops that it called: their events have
+                                      * them */
         trace->flops = 0;
     }
     *(trace->last ? &trace->last->next : &trace->first) = event;
@@ -3829,8 +4076,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     return event;
 }
 
-/* Pushes an op that begins on the stack. Functions that check inputs but record no output are
- * pushed, too; they leave the stack when an op below them ends. */
+/* Pushes an op that begins on the stack. A function that checks inputs but records no output is
+ * pushed, too, and is popped when an op below it ends. */
 static void tshi_trace_open(tshi_trace *trace, const char *op) {
     if (trace->depth == TSHI_TRACE_OPEN) { /* full: forget the oldest */
         memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
@@ -3840,8 +4087,8 @@ static void tshi_trace_open(tshi_trace *trace, const char *op) {
     trace->open[trace->depth++].begin = tshi_trace_now(trace);
 }
 
-/* Adds the event of an op that has ended, and pops the op and all entries above it. bytes: those
- * that the op has read and written. */
+/* Adds the event of an op that has ended, and pops the op and all entries above it. bytes: the
+ * number of bytes that the op has read and written. */
 static void tshi_trace_close(tshi_trace *trace, const char *op, int64_t bytes) {
     int at = trace->depth;
     while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;
@@ -3871,7 +4118,7 @@ static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begi
     }
 }
 
-/* Called after the wait for a collective, which began at `begin`. Extends the event of the
+/* Called after the wait for a collective; the wait began at `begin`. Extends the event of the
  * collective to now, or adds an event "wait" if other events were added since its start. */
 static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) {
     tshi_trace *trace = comm->trace;
@@ -3890,8 +4137,8 @@ static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) 
     }
 }
 
-/* Begins a trace. Returns NULL, with an error, if one runs already, or there is no memory or no
- * clock. op: the public function, for the error. */
+/* Begins a trace. Returns NULL, with an error, if a trace or profile runs already, or there is no
+ * memory or no clock. op: name of the public function, for the error. */
 static TSHI_COLD tshi_trace *tshi_trace_new(tsh_ctx *ctx, const char *op,
                                             const tsh_trace_desc *desc) {
     tshi_arena books = TSHI_ZERO;
@@ -3933,10 +4180,11 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
 
 /* A profile is a trace that is not written to a file. At the end of each step, tshi_profile_fold
  * adds every event to two rows, that of its op and that of its module, and frees the events.
- * Memory: the step pool is looked at when it is fullest, all else when the tables are written. */
+ * Memory: the step pool is measured when it is fullest, all other memory when the tables are
+ * written. */
 
 enum { TSHI_PROFILE_NAME = 64 }; /* bytes of a row's name */
-enum { /* what a row holds */
+enum { /* kinds of memory in a row */
     TSHI_PROFILE_PARAMETERS,
     TSHI_PROFILE_GRADIENTS,
     TSHI_PROFILE_MOMENTS,
@@ -3944,25 +4192,27 @@ enum { /* what a row holds */
     TSHI_PROFILE_KINDS
 };
 
-/* A row of a table. Sums of all steps, which are divided when the row is written. */
+/* A row of a table. Its numbers are sums over all steps; they are divided by the number of steps
+ * when the row is logged. */
 typedef struct tshi_profile_row {
     struct tshi_profile_row *next;
     char name[TSHI_PROFILE_NAME];
     int64_t calls;
-    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* nanoseconds of the row alone, by phase */
+    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* [phase]: nanoseconds, without those of events
+                                            * inside */
     int64_t wait, bytes;                   /* as in tshi_event */
     double flops;
-    size_t held[TSHI_PROFILE_KINDS]; /* bytes; modules only */
+    size_t held[TSHI_PROFILE_KINDS]; /* bytes, by kind of memory; in rows of modules only */
 } tshi_profile_row;
 
 typedef struct tshi_profile {
-    tshi_profile_row *ops, *modules; /* lists; modules: in the order of the tree */
-    int64_t begin, end, steps;       /* nanoseconds; number of steps that have ended until `end` */
-    int skip;                        /* 1: the first step is to be left out if there is another */
+    tshi_profile_row *ops, *modules; /* lists of rows; modules: in tree order */
+    int64_t begin, end, steps;       /* begin, end: times in ns; steps: how many ended in between */
+    int skip;                        /* 1: the first step is left out if another one follows */
     size_t live; /* bytes of the step pool in use when the rows' TSHI_PROFILE_STEP was measured */
 } tshi_profile;
 
-/* Returns the row of this name, added to the list if there is none; NULL: no memory. */
+/* Returns the row with this name; appends it to the list if there is none yet. NULL: no memory. */
 static tshi_profile_row *tshi_profile_find(tshi_trace *trace, tshi_profile_row **list,
                                            const char *name) {
     while (*list && strncmp((*list)->name, name, TSHI_PROFILE_NAME - 1) != 0)
@@ -3973,8 +4223,9 @@ static tshi_profile_row *tshi_profile_find(tshi_trace *trace, tshi_profile_row *
     return *list;
 }
 
-/* Returns the row of a module. Names that are numbers become "*": "h.3.mlp" is a part of "h.*.mlp".
- * parameter 1: the path is that of a parameter, whose own name is left out. */
+/* Returns the row of the module at a path. Names that are numbers become "*": "h.3.mlp" is a part
+ * of "h.*.mlp". path NULL: the row "(no module)". parameter 1: the path is that of a parameter,
+ * whose own name is left out. */
 static tshi_profile_row *tshi_profile_module(tshi_trace *trace, const char *path, int parameter) {
     char name[TSHI_PROFILE_NAME];
     const char *end = path ? strrchr(path, '.') : NULL;
@@ -3993,13 +4244,14 @@ static tshi_profile_row *tshi_profile_module(tshi_trace *trace, const char *path
     return tshi_profile_find(trace, &trace->profile->modules, used ? name : "(no module)");
 }
 
-/* Adds rows for all modules below this one: the table has the order of the tree. */
+/* Adds a row for module and all modules below it, so that the table has the order of the tree. */
 static TSHI_COLD void tshi_profile_tree(tshi_trace *trace, const tsh_module *module) {
     (void)tshi_profile_module(trace, module->path, 0);
     for (module = module->first; module; module = module->next) tshi_profile_tree(trace, module);
 }
 
-/* Adds an event that took `self` nanoseconds itself to a row, if there is one. */
+/* Adds an event to a row (NULL: no memory; does nothing). self: nanoseconds of the event without
+ * those of events inside it. */
 static void tshi_profile_add(tshi_profile_row *row, const tshi_event *event, int64_t self) {
     if (!row) return;
     row->ns[event->phase] += self;
@@ -4009,8 +4261,9 @@ static void tshi_profile_add(tshi_profile_row *row, const tshi_event *event, int
     row->flops += event->flops;
 }
 
-/* Adds an event to the row of its op and to that of its module. training 1: the step has a
- * backward; what runs without gradients is then an evaluation. */
+/* Adds an event to the row of its op and to that of its module. self: its nanoseconds without those
+ * of events inside it. training 1: the step has a backward; what runs without gradients is then
+ * counted as evaluation. */
 static void tshi_profile_count(tshi_trace *trace, const tshi_event *event, int64_t self,
                                int training) {
     const char *name = event->kind == TSHI_TRACE_MODULE  ? "modules, between ops"
@@ -4031,9 +4284,9 @@ static void tshi_profile_count(tshi_trace *trace, const tshi_event *event, int64
                      event, self);
 }
 
-/* Adds all events to rows and frees them. Events come in the order of their ends: those that an
- * event contains are the last ones before it that began after it did. `below` makes a stack of the
- * events that no later one contains. */
+/* Adds all events to rows and frees them. Events are sorted by their ends: the events inside
+ * another one come just before it, and began after it did. The stack `top` (linked by `below`) has
+ * the events that no later one has contained so far. */
 static void tshi_profile_fold(tshi_trace *trace) {
     tshi_event *event, *top = NULL;
     int training = 0;
@@ -4049,10 +4302,10 @@ static void tshi_profile_fold(tshi_trace *trace) {
     tshi_mem_reset(&trace->arena);
     trace->first = trace->last = NULL;
     trace->count = trace->depth = 0;
-    memset(trace->flight, 0, sizeof trace->flight); /* their events are freed */
+    memset(trace->flight, 0, sizeof trace->flight); /* the events that these point to are freed */
 }
 
-/* Notes what each module holds of the step pool, if the pool is fuller than it was before. */
+/* Measures the step memory of each module, if the pool is fuller than at any earlier call. */
 static void tshi_profile_measure(tshi_trace *trace) {
     const tsh_ctx *ctx = trace->ctx;
     tshi_profile_row *row;
@@ -4071,7 +4324,8 @@ static void tshi_profile_measure(tshi_trace *trace) {
     }
 }
 
-/* A backward begins, or (ended 1) a step has ended. Does nothing without a profile. */
+/* Called when a backward begins, and (ended 1) when a step has ended. Does nothing without a
+ * profile. */
 static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
     tshi_profile *profile = trace ? trace->profile : NULL;
     tshi_profile_row *row;
@@ -4079,7 +4333,7 @@ static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
     if (!profile->modules && trace->ctx->root) tshi_profile_tree(trace, trace->ctx->root);
     tshi_profile_measure(trace);
     if (!ended) return;
-    if (profile->skip && profile->steps == 1) { /* another step: forget the first one */
+    if (profile->skip && profile->steps == 1) { /* a second step has ended: forget the first one */
         for (row = profile->ops; row; row = row->next)
             memset(&row->calls, 0, sizeof *row - offsetof(tshi_profile_row, calls));
         for (row = profile->modules; row; row = row->next)
@@ -4095,8 +4349,8 @@ static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
 
 /* -- the tables ------------------------------------------------------------- */
 
-/* Adds the bytes of a block, if it is one, to the row of the tensor's module; a block of several
- * tensors in equal parts. */
+/* Adds the bytes of a block (may be NULL) to the row of the tensor's module. If several tensors
+ * share the block, each gets an equal part. */
 static void tshi_profile_hold(tshi_trace *trace, const tsh_tensor *t, const tshi_block *block) {
     const int kind = !block                              ? TSHI_PROFILE_STEP
                      : block->kind == TSH_MEM_PARAMETERS ? TSHI_PROFILE_PARAMETERS
@@ -4104,19 +4358,19 @@ static void tshi_profile_hold(tshi_trace *trace, const tsh_tensor *t, const tshi
                      : block->kind == TSH_MEM_OPTIMISER  ? TSHI_PROFILE_MOMENTS
                                                          : TSHI_PROFILE_STEP;
     tshi_profile_row *row;
-    if (kind == TSHI_PROFILE_STEP) return; /* measured elsewhere */
+    if (kind == TSHI_PROFILE_STEP) return; /* tshi_profile_measure counts it */
     row = tshi_profile_module(trace, t->path, 1);
     if (row) row->held[kind] += (block->size + sizeof *block) / (size_t)block->refs;
 }
 
-/* Returns all time of a row, in nanoseconds. */
+/* Returns the time of a row in all phases, in nanoseconds. */
 static int64_t tshi_profile_time(const tshi_profile_row *row) {
     int64_t ns = 0;
     for (int i = 0; i <= TSHI_PHASE_EVALUATION; i++) ns += row->ns[i];
     return ns;
 }
 
-/* Adds up a list of rows. */
+/* Returns the sum of a list of rows. */
 static tshi_profile_row tshi_profile_sum(const tshi_profile_row *row) {
     tshi_profile_row sum = TSHI_ZERO;
     for (; row; row = row->next) {
@@ -4131,7 +4385,8 @@ static const char *tshi_profile_times(const tshi_profile *profile, const tshi_pr
                                       char text[TSHI_TEXT_SIZE]) {
     const double step = 1e6 * (double)profile->steps; /* from nanoseconds to milliseconds */
     const double all = (double)(profile->end - profile->begin);
-    const int digits = all / step < 1 ? 5 : 3; /* more of them in steps below a millisecond */
+    const int digits = all / step < 1 ? 5 : 3; /* more digits if steps take less than a
+                                                * millisecond */
     text[0] = '\0';
     tsh_text_add(text, TSHI_TEXT_SIZE, "%9.*f %9.*f %9.*f %6.1f %%", digits,
                  (double)(row->ns[TSHI_PHASE_FORWARD] + row->ns[TSHI_PHASE_EVALUATION]) / step,
@@ -4141,7 +4396,7 @@ static const char *tshi_profile_times(const tshi_profile *profile, const tshi_pr
     return text;
 }
 
-/* Logs a row of the table of ops. sum 1: the row has no calls and no rate. */
+/* Logs a row of the table of ops. sum 1: the row is a sum, without calls and rate. */
 static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row, int sum) {
     const tshi_profile *profile = ctx->trace->profile;
     const double seconds = (double)tshi_profile_time(row) / 1e9;
@@ -4159,7 +4414,8 @@ static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row,
                     tshi_profile_times(profile, row, times), rate);
 }
 
-/* Logs the table of ops: those that take most of the time first. */
+/* Logs the table of ops, those with the most time first. outside: the row of the time outside the
+ * library. */
 static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *outside) {
     tshi_profile_row *row, *most, sum = tshi_profile_sum(ctx->trace->profile->ops);
     int64_t before = INT64_MAX, next; /* time of the row that was logged last */
@@ -4203,7 +4459,8 @@ static void tshi_profile_log_module(const tsh_ctx *ctx, const tshi_profile_row *
     tsh_log_message(&ctx->logger, "%-30.63s %s", row->name, text);
 }
 
-/* Logs the table of modules, and what else is in tsh_mem_stats. */
+/* Logs the table of modules, and the other memory in tsh_mem_stats. outside: the row of the time
+ * outside the library. */
 static void tshi_profile_log_modules(tsh_ctx *ctx, const tshi_profile_row *outside) {
     tshi_trace *trace = ctx->trace;
     tshi_profile_row *row, sum;
@@ -4236,13 +4493,14 @@ static void tshi_profile_log_modules(tsh_ctx *ctx, const tshi_profile_row *outsi
                     tshi_profile_unit(ctx, mem.total));
 }
 
-/* Ends the profile that runs: logs its tables and frees it. */
+/* Ends the running profile: logs its tables and frees it. */
 static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
     tshi_trace *trace = ctx->trace;
     tshi_profile *profile = trace->profile;
     const tsh_comm *world = &ctx->world;
     tshi_profile_row outside = TSHI_ZERO;
-    if (profile->steps == 0) tshi_profile_step(trace, 1); /* no step has ended: all is one */
+    /* no step has ended: everything is one step */
+    if (profile->steps == 0) tshi_profile_step(trace, 1);
     (void)snprintf(outside.name, sizeof outside.name, "outside the library");
     outside.ns[TSHI_PHASE_FORWARD] = profile->end - profile->begin;
     for (const tshi_profile_row *row = profile->ops; row; row = row->next)
@@ -4259,7 +4517,7 @@ static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
     tshi_trace_drop(ctx);
 }
 
-/* Begins a profile. op: the public function, for errors. skip: as in tshi_profile. */
+/* Begins a profile. op: name of the public function, for errors. skip: as in tshi_profile. */
 static TSHI_COLD void tshi_profile_begin(tsh_ctx *ctx, const char *op, int skip) {
     const tsh_trace_desc desc = TSHI_ZERO;
     tshi_trace *trace = tshi_trace_new(ctx, op, &desc);
@@ -4274,7 +4532,7 @@ static TSHI_COLD void tshi_profile_begin(tsh_ctx *ctx, const char *op, int skip)
     trace->profile->begin = trace->profile->end = tshi_trace_now(trace);
 }
 
-/* Begins the profile that TSHARD_PROFILE asks for, on rank 0. */
+/* Begins a profile on rank 0 if the environment variable TSHARD_PROFILE is 1. */
 static TSHI_COLD void tshi_profile_open(tsh_ctx *ctx) {
     tsh_error error;
     int on = 0;
@@ -4354,10 +4612,10 @@ static int tshi_team_spare(const tsh_ctx *ctx) {
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
-/* There is no generator state. A random number is a function of three values: the key (the seed),
- * the stream (the hash of a name; a stream for each use of random numbers, such as the initial
- * values of one parameter), and the global index of the element. So a rank draws the same numbers
- * for its shard as one device would draw for these elements of the whole tensor. */
+/* There is no generator state. A random number is a function of three values: the key (the seed);
+ * the stream, a hash that names one use of random numbers, such as the initial values of one
+ * parameter; and the global index of the element. So a rank draws the same numbers for its shard as
+ * one device would draw for these elements of the whole tensor. */
 
 /* Computes one round of Philox in place: c is the counter (4 words), k0, k1 are the round's key. */
 TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
@@ -4410,7 +4668,8 @@ static double tshi_rng_uniform(uint64_t key, uint64_t stream, uint64_t element) 
     return (double)(tshi_rng_bits(key, stream, element) >> 8) / 16777216.0;
 }
 
-/* Returns a standard normal number (Box & Muller 1958) of two random words per element. */
+/* Returns a standard normal number, computed from two random words of the element (Box & Muller
+ * 1958). */
 static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
     uint32_t out[4];
     const uint32_t *word = out + element % 2 * 2;
@@ -4458,15 +4717,16 @@ static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
-/* Sets *has to whether c is in the set at p: "[qkv]", "[0-9]" or, all but these, "[!qkv]". Returns
- * the distance to its closing bracket; 0: none, so that the bracket at p stands for itself. */
+/* Sets *has to 1 if c is in the set at p, else to 0: "[qkv]", "[0-9]" or, for all characters but
+ * these, "[!qkv]". Returns the distance to the closing bracket; 0 if there is none, and the bracket
+ * at p is then an ordinary character. */
 static int tshi_glob_set(const char *p, const char *p_end, char c, int *has) {
     const char *at = p + 1;
     const int others = at < p_end && *at == '!';
-    const char *first = at += others; /* a ']' here is a member */
+    const char *first = at += others; /* a ']' here is a member of the set */
     for (*has = others; at < p_end && (*at != ']' || at == first); at++) {
         const char low = *at;
-        if (at + 2 < p_end && at[1] == '-' && at[2] != ']') at += 2; /* a range */
+        if (at + 2 < p_end && at[1] == '-' && at[2] != ']') at += 2; /* a range, such as 0-9 */
         if (low <= c && c <= *at) *has = !others;
     }
     return at < p_end ? (int)(at - p) : 0;
@@ -4474,21 +4734,21 @@ static int tshi_glob_set(const char *p, const char *p_end, char c, int *has) {
 
 enum { TSHI_GLOB_CAPTURES = 8 }; /* wildcards of a pattern whose text is kept */
 
-/* What the wildcards * and ** of a pattern stand for in a path, in order: [from, to). */
+/* The texts that the wildcards * and ** of a pattern match in a path, in order: [from, to). */
 typedef struct tshi_captures {
     const char *from[TSHI_GLOB_CAPTURES], *to[TSHI_GLOB_CAPTURES];
-    int count; /* wildcards so far, of which the first TSHI_GLOB_CAPTURES are kept */
+    int count; /* number of wildcards so far; the first TSHI_GLOB_CAPTURES are kept */
 } tshi_captures;
 
-/* Makes [from, to) the text of wildcard k, and forgets those after it. */
+/* Sets the text of wildcard k to [from, to), and removes those of later wildcards. */
 static void tshi_glob_capture(tshi_captures *captures, int k, const char *from, const char *to) {
     if (k < TSHI_GLOB_CAPTURES) captures->from[k] = from;
     if (k < TSHI_GLOB_CAPTURES) captures->to[k] = to;
     captures->count = k + 1;
 }
 
-/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end): * any characters, ? one, [...]
- * one of a set. */
+/* Returns 1 if the name [s, s_end) matches the pattern [p, p_end), in which * matches any
+ * characters, ? one character, and [...] one character of a set. */
 static int tshi_glob_name(const char *p, const char *p_end, const char *s, const char *s_end,
                           tshi_captures *captures) {
     for (; p < p_end; p++, s++) {
@@ -4508,7 +4768,7 @@ static int tshi_glob_name(const char *p, const char *p_end, const char *s, const
     return s == s_end;
 }
 
-/* As tshi_glob_match; the texts of the wildcards are appended to captures. */
+/* As tshi_glob_match; appends the texts of the wildcards to captures. */
 static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures) {
     const char *pe = p, *se = s;                       /* ends of the first names */
     while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
@@ -4535,8 +4795,9 @@ static int tshi_glob_match(const char *p, const char *s) {
     return tshi_glob_into(p, s, &captures);
 }
 
-/* Writes `to` with the captures in place of its * and ** to out. Returns 0 if there are fewer
- * captures than wildcards, or if it has more than size - 1 characters. */
+/* Writes the pattern `to` to out, with its * and ** replaced by the captured texts in order.
+ * Returns 0 if there are fewer captures than wildcards, or if out would need more than `size`
+ * bytes. */
 static int tshi_glob_replace(const char *to, const tshi_captures *captures, char *out,
                              size_t size) {
     size_t n = 0, length;
@@ -4552,8 +4813,10 @@ static int tshi_glob_replace(const char *to, const tshi_captures *captures, char
             k++;
         }
         to += 1 + many;
-        if (many && !length && *to == '.') to++;                    /* ** stands for no name: */
-        if (many && !length && !*to && n && out[n - 1] == '.') n--; /* there is no dot, either */
+        /* ** matches no name: skip its dot, */
+        if (many && !length && *to == '.') to++;
+        /* or, at the end, the dot before it */
+        if (many && !length && !*to && n && out[n - 1] == '.') n--;
         if (n + length >= size) return 0;
         memcpy(out + n, from, length);
         n += length;
@@ -4600,7 +4863,8 @@ TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     return layout;
 }
 
-/* Sets *out to segment s of a dimension of `length`, defaults resolved. Returns 0 if it cannot. */
+/* Sets *out to segment s, defaults resolved, of a dimension of `length` elements. Returns 0 if the
+ * layout does not fit that dimension, else 1. */
 static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
     int n = layout->segments ? layout->segments : 1; /* number of segments */
     *out = layout->segment[s];
@@ -4610,7 +4874,7 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     if (!out->length) {
         int i;
         for (i = 0; i < n; i++)
-            if (layout->segment[i].length) return 1; /* lengths are given, this one is 0 */
+            if (layout->segment[i].length) return 1; /* the user gave lengths: segment s has 0 */
         if (length % n) return 0;
         out->length = length / n;
     }
@@ -4620,7 +4884,8 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
 TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
                           tsh_range ranges[TSH_MAX_SEGMENTS]) {
     int s, n = layout && layout->segments ? layout->segments : 1;
-    int64_t start = 0, owned = 0; /* first element of segment s; elements owned so far */
+    /* start: first element of segment s; owned: number of the rank's elements so far */
+    int64_t start = 0, owned = 0;
     if (!layout || length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
         n < 1)
         return -1;
@@ -4631,7 +4896,7 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
     }
     for (s = 0; s < n; s++) {
         tsh_segment segment;
-        int64_t units, c, from, to; /* the rank owns [from, to) of the segment */
+        int64_t units, c, from, to; /* the rank owns elements [from, to) of the segment */
         if (!tshi_layout_segment(layout, length, s, &segment)) return -1;
         units = segment.length / segment.unit;
         c = tshi_base_ceil(units, size); /* units per rank; the last ranks may have fewer */
@@ -4645,7 +4910,8 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
     return start == length ? owned : -1; /* -1: the segments do not add up to the dimension */
 }
 
-/* Returns 1 if a sharded layout of one segment has no defaults left, and fits. */
+/* Returns 1 if a sharded layout has one segment, no defaults left, and fits a tensor of shape
+ * dim. */
 static int tshi_layout_is_resolved(const tsh_layout *layout, int ndim, const int64_t *dim) {
     const tsh_segment *only = &layout->segment[0];
     return layout->segments == 1 && layout->dim >= 0 && layout->dim < ndim && only->unit > 0 &&
@@ -4655,7 +4921,8 @@ static int tshi_layout_is_resolved(const tsh_layout *layout, int ndim, const int
              only[3].unit);
 }
 
-/* Resolves every default of a layout for a tensor of shape dim; returns 0 if it does not fit. */
+/* Resolves every default of a layout for a tensor of shape dim, an array of ndim lengths. Returns 0
+ * if the layout does not fit that shape, else 1. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
     if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
     if (layout->kind == TSH_SHARDED && tshi_layout_is_resolved(layout, ndim, dim)) return 1;
@@ -4676,11 +4943,13 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     return 1;
 }
 
-/* Returns 1 if two resolved sharded layouts give all ranks the same parts of a dimension. */
+/* Returns 1 if two resolved sharded layouts give each of `size` ranks the same elements of a
+ * dimension of `length` elements. */
 static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                    int size) {
-    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS]; /* what a rank owns by a, and by b */
-    if (!length) return 1;                                /* no rank owns anything */
+    /* ra, rb: the rank's elements of each segment, by layout a and by layout b */
+    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
+    if (!length) return 1; /* no rank owns anything */
     if (a->segments != b->segments) return 0;
     if (memcmp(a->segment, b->segment, sizeof a->segment) == 0) return 1;
     for (int rank = 0; rank < size; rank++) {
@@ -4765,12 +5034,14 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
 }
 
 /* -- handles ----------------------------------------------------------------
- * A released handle is reused, but never while something refers to it: nodes of a tape count their
- * inputs, output and leaves in t->refs, a view its base, a bucket its leaves, a pipeline the output
- * of a micro-batch, a layer the mask of its description. A handle that is released before is dead:
- * it has no values and gets no gradient, and it joins the free handles with the last reference. */
+ * A released handle is reused, but never while something refers to it. t->refs counts references: a
+ * tape node refers to its inputs, output and leaves, a view to its base, a bucket to its leaves, a
+ * pipeline to the output of a micro-batch, a module to the mask in its descriptor. A handle that is
+ * released while it has references is dead: it has no values and gets no gradient. It joins the
+ * free handles when its last reference is removed. */
 
-/* Bytes of a handle before the fields that only owned tensors set. */
+/* Size in bytes of the first fields of a handle, those that step tensors use. The fields from
+ * `path` on are set in owned tensors only. */
 enum { TSHI_TENSOR_STEP = offsetof(tsh_tensor, path) };
 
 static void tshi_tensor_ring(tsh_tensor *head) {
@@ -4784,9 +5055,10 @@ static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
     head->prev = t;
 }
 
-/* Returns a zeroed handle, in the list of owned or of step tensors. Reuses the oldest free handle,
- * but only if more are free than the last step released: so a pointer to a released tensor is
- * recognised (TSHI_DEAD) for one whole step. NULL and an error: no memory. */
+/* Returns a new handle, zeroed and added to the list of owned or of step tensors. Reuses the oldest
+ * free handle, but only if more handles are free than the last step released, so that use of a
+ * released tensor is detected (TSHI_DEAD) for one whole step. Without memory, returns NULL and
+ * records an error. */
 static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     tshi_handles *h = &ctx->handles;
     tsh_tensor *t;
@@ -4815,7 +5087,7 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->gp.block);
     tshi_mem_release(t->ctx, t->marks);
     t->block = t->marks = NULL;
-    if (t->flags & TSHI_OWNED) { /* others have none */
+    if (t->flags & TSHI_OWNED) { /* step tensors never have these two */
         tshi_mem_release(t->ctx, t->low);
         tshi_mem_release(t->ctx, t->packed);
         t->low = t->packed = NULL;
@@ -4829,8 +5101,8 @@ static void tshi_tensor_ref(tsh_tensor *t) {
     if (t) t->refs++;
 }
 
-/* Drops a reference to t, which may be NULL. With the last one a dead t joins the free handles; so
- * may its base then, to which the view referred. */
+/* Removes a reference to t, which may be NULL. If it was the last one and t is dead, t joins the
+ * free handles, and, if t is a view, the same is done with its reference to its base. */
 static void tshi_tensor_unref(tsh_tensor *t) {
     while (t && --t->refs == 0 && (t->flags & TSHI_DEAD)) {
         tshi_handles *h = &t->ctx->handles;
@@ -4842,7 +5114,7 @@ static void tshi_tensor_unref(tsh_tensor *t) {
     }
 }
 
-/* Releases a tensor: its values and gradients, and its handle, as soon as nothing refers to it. */
+/* Releases a tensor's values and gradients now, and its handle as soon as nothing refers to it. */
 static void tshi_tensor_release(tsh_tensor *t) {
     tshi_tensor_drop_values(t);
     if (t->flags & TSHI_OWNED)
@@ -4851,7 +5123,7 @@ static void tshi_tensor_release(tsh_tensor *t) {
     t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
     t->next = t->prev = t;
-    t->refs++; /* until it is dead */
+    t->refs++; /* so that t is not freed before it is marked dead */
     t->flags |= TSHI_STALE | TSHI_DEAD;
     tshi_tensor_unref(t);
 }
@@ -4889,8 +5161,8 @@ static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
     return axis >= 0 && axis < t->ndim ? axis : -1;
 }
 
-/* Returns 1 if t has no dimension and dim is 0 or -1, which ops along a dimension take as PyTorch's
- * do: they treat t as one element along that dimension, and leave the result without it. */
+/* Returns 1 if t is 0-dimensional and dim is 0 or -1. Ops along a dimension accept this, as in
+ * PyTorch: they treat t as one element along that dimension and return a 0-dimensional result. */
 static int tshi_tensor_scalar_axis(const tsh_tensor *t, int dim) {
     return !t->ndim && (dim == 0 || dim == -1);
 }
@@ -4937,14 +5209,15 @@ TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t) {
     return t ? t->layout : tsh_replicated();
 }
 
-/* Sets t's shape, resolved layout, local shape and strides; an error if these are not possible. The
- * number of elements (a dimension of 0 counts as 1) is at most SIZE_MAX / 16 and INT64_MAX / 16, so
- * that sizes in bytes do not overflow. op: named in errors. */
+/* Sets t's shape, resolved layout, local shape and strides. It is an error if the shape or the
+ * layout is not possible. The number of elements (a dimension of 0 counts as 1) is at most
+ * SIZE_MAX / 16 and INT64_MAX / 16, so that sizes in bytes do not overflow. op: function name for
+ * errors. */
 static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh_shape *shape,
                                         const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
     const int64_t max = SIZE_MAX < INT64_MAX ? (int64_t)(SIZE_MAX / 16) : INT64_MAX / 16;
-    int64_t total = 1; /* number of elements, as above */
+    int64_t total = 1; /* number of elements; a dimension of 0 counts as 1 */
     int i;
     t->ndim = shape->ndim;
     if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS)
@@ -4970,8 +5243,8 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
     return TSH_OK;
 }
 
-/* Returns 1 if t's rows, cut by its layout, are whole blocks of the dtype on every rank; else 0 and
- * an error. */
+/* Returns 1 if each rank's shard of every row of t consists of whole blocks of the quantised dtype;
+ * else returns 0 and records an error. */
 static int tshi_tensor_check_blocks(const tsh_tensor *t, const char *op, tsh_dtype dtype) {
     const int64_t block = tshi_dtypes[dtype].elements, length = t->ndim ? t->dim[t->ndim - 1] : 1;
     const int cut = t->layout.kind == TSH_SHARDED && t->layout.dim == t->ndim - 1;
@@ -5000,9 +5273,9 @@ static int tshi_tensor_check_blocks(const tsh_tensor *t, const char *op, tsh_dty
     return 1;
 }
 
-/* Returns a new tensor with uninitialised values. op: named in errors; flags: TSHI_OWNED or 0 (a
- * step tensor); kind: TSH_MEM_...; layout NULL: replicated. Returns NULL if the ctx has an error;
- * NULL and an error if arguments are wrong or there is no memory. */
+/* Returns a new tensor with uninitialised values. op: function name for errors; flags: TSHI_OWNED
+ * or 0 (a step tensor); kind: the kind of memory, TSH_MEM_...; layout NULL: replicated. Returns
+ * NULL if the ctx has an error; NULL and an error if arguments are wrong or there is no memory. */
 static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags, int kind,
                                     tsh_dtype dtype, const tsh_shape *shape,
                                     const tsh_layout *layout) {
@@ -5044,17 +5317,18 @@ static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) 
     return t;
 }
 
-/* Returns a view of x with the values in `block`: it shares x's gradients. The caller sets shape
- * and strides. */
+/* Returns a view of x whose values are in `block`. It shares x's gradients, and has x's shape and
+ * strides until the caller changes them. */
 static tsh_tensor *tshi_tensor_view_of(const tsh_tensor *x, tshi_block *block) {
     tsh_tensor *t = tshi_tensor_detached(x, block);
     if (!t) return NULL;
     t->base = x->base;
-    tshi_tensor_ref(t->base); /* until the view's handle is free */
+    tshi_tensor_ref(t->base); /* the reference ends when the view's handle is freed */
     return t;
 }
 
-/* The same with x's values, which are shared, too. */
+/* Returns a view of x that shares x's values and gradients. It has x's shape and strides until the
+ * caller changes them. */
 static tsh_tensor *tshi_tensor_view(const tsh_tensor *x) {
     return tshi_tensor_view_of(x, x->block);
 }
@@ -5073,15 +5347,20 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be 
  * tensor (row-major). Columns 2 and 3 of a (2, 4) tensor are the runs [2, 4) and [6, 8). A row is
  * the elements that share the indices before the sharded dimension. */
 typedef struct tshi_runs {
-    int64_t global, local, length; /* of the current run: start in the tensor, start in the shard */
-    int64_t from, to;          /* only elements from <= index < to of the tensor are visited */
-    int64_t row, width, inner; /* start of the row; elements of a row, and of one index in it */
-    int64_t held;              /* elements of the shard before the next segment */
-    tsh_range range[TSH_MAX_SEGMENTS]; /* what the rank owns of each segment */
+    /* current run: its start in the whole tensor, its start in the shard, its length */
+    int64_t global, local, length;
+    int64_t from, to; /* only elements from <= index < to of the tensor are visited */
+    /* row: index in the whole tensor where the current row starts; width: elements of a row; inner:
+     * elements of a row for one index of the sharded dimension */
+    int64_t row, width, inner;
+    int64_t held; /* number of the shard's elements before the next segment */
+    /* the rank's indices along the sharded dimension, per segment */
+    tsh_range range[TSH_MAX_SEGMENTS];
     int segment, segments; /* index of the next segment of the row; number of segments */
 } tshi_runs;
 
-/* Returns the runs of a rank of tp in [from, to). Loop: while (tshi_tensor_next_run(&run)) ... */
+/* Returns an iterator over the runs of the shard of rank `rank` of tp. It visits only elements
+ * [from, to) of the whole tensor. Loop: while (tshi_tensor_next_run(&run)) ... */
 static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
     const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: one long row */
@@ -5128,12 +5407,12 @@ static int tshi_tensor_next_run_in(tshi_runs *run, int64_t from, int64_t to) {
     return 0;
 }
 
-/* Returns the runs of this rank's whole shard. */
+/* Returns an iterator over the runs of this rank's whole shard. */
 static tshi_runs tshi_tensor_own_runs(const tsh_tensor *t) {
     return tshi_tensor_runs(t, t->ctx->tp.rank, 0, tsh_numel(t));
 }
 
-/* Returns the global index of this rank's local index along dimension `dim`. */
+/* Converts this rank's local index along dimension `dim` to the global index. */
 static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
@@ -5144,7 +5423,8 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     return range[s].start + local;
 }
 
-/* Returns this rank's index of a global index along dimension `dim`; -1: another rank holds it. */
+/* Converts a global index along dimension `dim` to this rank's local index; -1: another rank holds
+ * it. */
 static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
@@ -5168,22 +5448,25 @@ static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int6
 
 /* ========================================================================== */
 /* >>tensor-exact                              MARK: - tensor-exact (private) */
-/* Exact weights: the bits that bf16 cuts off, kept beside it.                */
+/* Exact float weights of bf16 parameters: the lower 16 bits, stored apart.   */
 /* Needs: >>tensor.                                                           */
 /* ========================================================================== */
 
 /* -- exact weights ------------------------------------------------------------
- * Small updates of a bf16 weight would be lost by rounding. So an optimiser updates a float of bits
- * E. The parameter's value is E rounded to bf16, (E + 0x8000) >> 16, and t->low holds E & 0xFFFF:
- * together the memory of a float. (Ties are rounded away from 0, so that E can be computed from
- * both. A NaN loses its lower half.) Where t->low is NULL, the exact weights are the values. */
+ * Small updates of a bf16 weight would be lost by rounding. So an optimiser updates an exact
+ * weight, a float whose bits are E. The parameter's value is E rounded to bf16, (E + 0x8000) >> 16,
+ * and t->low holds E & 0xFFFF: together they take the memory of a float. (Ties are rounded away
+ * from 0, so that E can be computed from the two. A NaN loses its lower half.) If t->low is NULL,
+ * the exact weights are the parameter's values. */
 
-/* Returns the float of a bf16 value and the lower half of its bits. */
+/* Returns an exact weight. value: the weight rounded to bf16; low: the lower 16 bits of its
+ * float. */
 TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
     return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
 }
 
-/* Does the inverse: sets *value and *low from a float. */
+/* The inverse of tshi_tensor_join: sets *value to x rounded to bf16, and *low to the lower 16 bits
+ * of x. */
 TSHI_INLINE void tshi_tensor_split(tsh_real x, uint16_t *value, uint16_t *low) {
     const uint32_t all = tshi_dtype_float_bits((float)x);
     const uint32_t bits = (all & 0x7FFFFFFFu) > 0x7F800000u ? (all & 0xFFFF0000u) | 0x400000u : all;
@@ -5191,8 +5474,8 @@ TSHI_INLINE void tshi_tensor_split(tsh_real x, uint16_t *value, uint16_t *low) {
     *low = (uint16_t)bits;
 }
 
-/* Copies the exact weights of n local elements of a parameter, from element `from` on, to `to`. Of
- * any other tensor that is dense: the values. */
+/* Copies the exact weights of n local elements of t, from element `from` on, to `to`. If t->low is
+ * NULL, copies t's values; t may then be any dense tensor. */
 static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_real *to) {
     const tshi_dtype *row = &tshi_dtypes[t->dtype];
     const char *at = (const char *)tshi_tensor_at(t) + from * row->size;
@@ -5205,8 +5488,8 @@ static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_
     for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
 }
 
-/* Allocates t->low, all 0, if t is a bf16 parameter of an optimiser and lacks it. Returns 0 without
- * memory. */
+/* Allocates t->low and sets it to 0, if t is a bf16 parameter whose optimiser keeps exact weights
+ * and t->low is NULL. Returns 0 if there is no memory, else 1. */
 static int tshi_tensor_keep_exact(tsh_tensor *t) {
     const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
     if (t->low || t->dtype != TSH_BF16 || (t->flags & TSHI_INEXACT) || !(t->flags & TSHI_OPTIMISED))
@@ -5216,8 +5499,9 @@ static int tshi_tensor_keep_exact(tsh_tensor *t) {
     return t->low != NULL;
 }
 
-/* Sets n elements to `values`, exactly if t is a bf16 parameter of an optimiser; else rounded to
- * t's dtype. Returns 0 without memory. */
+/* Sets n local elements of t, from element `from` on, to `values`: exactly if t is a bf16 parameter
+ * whose optimiser keeps exact weights, else rounded to t's dtype. Returns 0 if there is no memory,
+ * else 1. */
 static int tshi_tensor_set_exact(tsh_tensor *t, int64_t from, int64_t n, const tsh_real *values) {
     const tshi_dtype *row = &tshi_dtypes[t->dtype];
     char *at = (char *)tshi_tensor_at(t) + from * row->size;
@@ -5237,15 +5521,17 @@ static int tshi_tensor_packs(const tsh_tensor *t) {
     return t->grad_dtype == TSH_BF16;
 }
 
-/* Returns the kind of memory of a tensor's gradient. That of a bf16 parameter (or packed) is step
- * memory, which tsh_zero_grad gives back: backward can use it for activations until it computes the
- * gradient. (Row-sparse gradients keep theirs, to be zeroed row by row.) */
+/* Returns the kind of memory for a tensor's gradient: TSH_MEM_GRADIENTS if it is owned,
+ * TSH_MEM_STEP if not. The gradient of an owned tensor that is not of tsh_real, or whose gradient
+ * is packed to bf16, is in step memory, too: tsh_zero_grad releases it, and backward can use the
+ * memory for activations until it computes the gradient. (Row-sparse gradients keep their memory:
+ * they are zeroed row by row.) */
 static int tshi_tensor_grad_kind(const tsh_tensor *t) {
     const int returns = t->dtype != TSH_REAL || tshi_tensor_packs(t);
     return t->flags & TSHI_OWNED && (!returns || t->marks) ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
 }
 
-/* Makes the values the exact weights, after they were written. */
+/* Clears t->low after t's values were overwritten: the exact weights are the new values. */
 static void tshi_tensor_forget_exact(const tsh_tensor *t) {
     if (t->low)
         memset(tshi_mem_data(t->low), 0, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));
@@ -5260,12 +5546,16 @@ static void tshi_tensor_forget_exact(const tsh_tensor *t) {
 /* tshi_init_fill computes every element of a shard from its global index, so that values do not
  * depend on the degree of tp. tshi_init_resolve first reduces all kinds to the six named below. */
 typedef struct tshi_tensor_filling {
-    uint64_t key, stream; /* of the random numbers: see >>rng */
-    tsh_init init;       /* of kind CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
-    double from, to;     /* TRUNC_NORMAL: the distribution function at low and high */
-    int64_t rows, cols;  /* ORTHOGONAL, DIRAC: the whole tensor as a matrix (dim 0, all others) */
+    uint64_t key, stream; /* key: the ctx's seed; stream: random number stream (see >>rng) */
+    /* its kind is CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
+    tsh_init init;
+    double from, to; /* TRUNC_NORMAL: the normal CDF at init.low and at init.high */
+    /* ORTHOGONAL, DIRAC: the whole tensor as a matrix: rows is dim 0, cols the product of the
+     * others */
+    int64_t rows, cols;
     int64_t step, first; /* DIRAC: row i is 1 in column first + i * step, and 0 elsewhere */
-    const double *whole; /* ORTHOGONAL: Q, shape (rows, cols); its transpose if rows >= cols */
+    /* ORTHOGONAL: the matrix Q, shape (rows, cols); stored transposed if rows >= cols */
+    const double *whole;
 } tshi_tensor_filling;
 
 static tsh_init tshi_init_make(tsh_init_kind kind, double a, double b) {
@@ -5298,8 +5588,9 @@ static double tshi_init_element(const tshi_tensor_filling *f, int64_t e) {
     return x < init->low ? init->low : x > init->high ? init->high : x;
 }
 
-/* Replaces init, of a Kaiming or Xavier kind, by the UNIFORM or NORMAL one that it stands for: the
- * width of that distribution depends on the tensor's fan_in and fan_out. op: named in errors. */
+/* Converts an init of a Kaiming or Xavier kind to the UNIFORM or NORMAL one that it stands for: the
+ * width of that distribution depends on the tensor's fan_in and fan_out. op: function name for
+ * errors. */
 static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *init) {
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
@@ -5322,8 +5613,8 @@ static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *
 }
 
 /* Prepares TRUNC_NORMAL: resolves the defaults of low and high, and sets f->from and f->to to the
- * distribution function there. If low and high lie above the mean, mirrors the distribution (b is
- * negated), because the function is more exact near 0 than near 1. */
+ * normal CDF at these two bounds. If low and high lie above the mean, mirrors the distribution
+ * (init->b is negated), because the CDF is more exact near 0 than near 1. */
 static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     if (init->low == 0 && init->high == 0) {
@@ -5356,7 +5647,8 @@ static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRI
 
 /* Computes f->whole: Q of the QR decomposition of a random normal matrix, by modified Gram-Schmidt,
  * twice for each vector (Giraud et al. 2005). R's diagonal is positive, which makes Q unique.
- * Returns the block of f->whole, for the caller to release; NULL and an error: no memory. */
+ * Returns the memory block that holds f->whole, for the caller to release. Without memory, returns
+ * NULL and records an error. */
 static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
     /* The `count` vectors of `length` elements are the columns of a tall matrix, else the rows. */
@@ -5378,7 +5670,8 @@ static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling
     return block;
 }
 
-/* Replaces f->init by one of the six kinds, and sets the fields of f for that kind except whole. */
+/* Resolves f->init to one of the six kinds that tshi_tensor_filling lists, and sets the fields of f
+ * that this kind needs, except f->whole. */
 static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     char text[TSHI_TEXT_SIZE];
@@ -5408,7 +5701,7 @@ static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_te
 }
 
 /* Sets a dense tensor's local elements to initial values. An element's value depends on its global
- * index, not on the degree of tp. stream: of the random numbers; op: named in errors. */
+ * index, not on the degree of tp. op: function name for errors; stream: random number stream. */
 static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
     enum { BLOCK = 256 };
     const tshi_dtype *dtype = &tshi_dtypes[t->dtype];
@@ -5424,7 +5717,8 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
         return TSH_ERR_MEMORY;
     while (tshi_tensor_next_run(&run))
         for (int64_t e = 0, n; e < run.length; e += n) {
-            const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT; /* value[] is ready */
+            /* filled: 1 if value[] holds the constant from the block before */
+            const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT;
             n = tshi_base_min(BLOCK, run.length - e);
             for (int64_t i = 0; i < n && !filled; i++)
                 value[i] = TSHI_R(tshi_init_element(&f, run.global + e + i));
@@ -5435,7 +5729,8 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
     return TSH_OK;
 }
 
-/* Fills a parameter; allocates it first if need be. An error leaves the parameter as it was. */
+/* Sets a parameter to initial values; allocates it first if necessary. If it fails, the parameter
+ * keeps its values, or stays without. */
 static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
     int had = t->block != NULL; /* 1: it was allocated before */
     if (!had)
@@ -5450,19 +5745,21 @@ static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, 
     return t->ctx->error.code;
 }
 
-/* Sets a parameter to the initial values that t->init describes, and row zero_row - 1 to zeros. */
+/* Sets a parameter to the initial values that t->init describes. If t->zero_row is not 0, the row
+ * with global index t->zero_row - 1 is set to zeros. */
 static tsh_result tshi_init_apply(tsh_tensor *t) {
     const tsh_result result = tshi_init_fill_param(t, t->path, t->init);
     const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
     if (result != TSH_OK || row < 0) return result;
     const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
-           tshi_dtype_bytes(t->dtype, width)); /* exact weights are 0, too: they were forgotten */
+           /* the exact weights are 0, too: t->low was cleared above */
+           tshi_dtype_bytes(t->dtype, width));
     return TSH_OK;
 }
 
-/* Allocates and initialises t if it is a parameter without values, on its first use. An error if
- * only other stages of the pipeline hold the parameter. */
+/* On a parameter's first use, allocates it and sets its initial values. It is an error if only
+ * other stages of the pipeline hold the parameter. */
 static tsh_result tshi_init_materialize(tsh_tensor *t) {
     if (t->absent)
         return tsh_fail(t->ctx, TSH_ERR_STATE,
@@ -5477,17 +5774,20 @@ static tsh_result tshi_init_materialize(tsh_tensor *t) {
 /* Needs: >>trace >>init.                                                     */
 /* ========================================================================== */
 
-/* Every op begins with tshi_tensor_check or a variant of it, which records all errors that concern
- * single inputs; layouts are checked afterwards, by the op's rule (>>rule). */
+/* Every op begins with tshi_tensor_check or a variant of it, which records errors that concern a
+ * single input. Whether layouts fit together is checked afterwards, by the op's layout rule
+ * (>>rule). */
 
-/* Returns 1 if node used t inside a checkpoint, which backward runs again. */
+/* Returns 1 if node is a checkpoint whose forward used the parameter t. Backward runs that forward
+ * again. */
 static int tshi_tensor_in_checkpoint(const tshi_node *node, const tsh_tensor *t) {
     for (int i = 0; i < node->leaf_count; i++)
         if (node->leaves[i] == t) return 1;
     return 0;
 }
 
-/* Returns 1 if node used t: as an input, by a view, or inside a checkpoint. */
+/* Returns 1 if node used t as an input, through a view of t, or inside a checkpoint, or if it saved
+ * t's values for backward. */
 static int tshi_tensor_in_node(const tshi_node *node, const tsh_tensor *t) {
     for (int i = 0; i < node->n; i++)
         if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
@@ -5495,8 +5795,8 @@ static int tshi_tensor_in_node(const tshi_node *node, const tsh_tensor *t) {
     return tshi_tensor_in_checkpoint(node, t);
 }
 
-/* Returns 1 if `uses` says so of any node: on the ctx's tape, or on that of a micro-batch in
- * progress. */
+/* Returns 1 if uses(node, t) is true for any node on the ctx's tape or on the tape of a micro-batch
+ * in progress. */
 static int tshi_tensor_on_tape(const tsh_tensor *t,
                                int (*uses)(const tshi_node *node, const tsh_tensor *t)) {
     const tshi_micro *micro = t->ctx->micros;
@@ -5509,7 +5809,7 @@ static int tshi_tensor_on_tape(const tsh_tensor *t,
     }
 }
 
-/* Returns 1 if any op is recorded: on the ctx's tape, or on that of a micro-batch in progress. */
+/* Returns 1 if any op is recorded on the ctx's tape or on the tape of a micro-batch in progress. */
 static int tshi_tensor_any_recorded(const tsh_ctx *ctx) {
     const tshi_micro *micro = ctx->micros;
     while (micro && !micro->newest) micro = micro->next;
@@ -5534,8 +5834,8 @@ static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
 
 /* -- checks that every op begins with --------------------------------------- */
 
-/* Returns name i of `names`, such as "a b", not terminated by 0, and writes its length to *length.
- * names NULL: "input", whatever i is. */
+/* Returns the start of name i in `names`, a list separated by blanks such as "a b", and sets
+ * *length to that name's length (no 0 follows it). If names is NULL, returns "input". */
 static TSHI_COLD const char *tshi_tensor_name(const char *names, int i, int *length) {
     const char *name = names ? names : "input";
     for (; i > 0 && names; i--) {
@@ -5546,8 +5846,8 @@ static TSHI_COLD const char *tshi_tensor_name(const char *names, int i, int *len
     return name;
 }
 
-/* Writes what the public function calls its tensor i to text: name i of `names`, or, if they are an
- * array, "parts[]", its element: "parts[1]". Returns text. */
+/* Writes to text how an error message names tensor i of a public function: name i of `names`, such
+ * as "a b", or, if `names` is an array such as "parts[]", its element "parts[i]". Returns text. */
 static TSHI_COLD char *tshi_tensor_argument(const char *names, int i, char *text) {
     int length;
     const char *array = strchr(names, '['), *name = tshi_tensor_name(names, array ? 0 : i, &length);
@@ -5559,8 +5859,8 @@ static TSHI_COLD char *tshi_tensor_argument(const char *names, int i, char *text
 }
 
 /* Checks that an op's n inputs belong to one ctx and have values; initialises parameters on their
- * first use. names: of the inputs, for errors, as tshi_tensor_argument takes them. Returns the ctx;
- * NULL if the ctx has an error, from before or from these checks. */
+ * first use. names: the inputs' names for errors, in the form of tshi_tensor_argument. Returns the
+ * ctx; NULL if the ctx has an error, from before or from these checks. */
 static tsh_ctx *tshi_tensor_check_any(const char *op, const char *names, tsh_tensor *const *in,
                                       int n) {
     char text[TSHI_TEXT_SIZE];
@@ -5588,7 +5888,8 @@ static tsh_ctx *tshi_tensor_check_any(const char *op, const char *names, tsh_ten
     return ctx->error.code == TSH_OK ? ctx : NULL;
 }
 
-/* Refuses input i of an op, which is of quantised weights. Returns NULL. */
+/* Records the error that input i of an op is a quantised weight, which the op does not support.
+ * Returns NULL. */
 static TSHI_COLD tsh_ctx *tshi_tensor_refuse_blocks(const char *op, const char *names,
                                                     tsh_tensor *const *in, int i) {
     char text[TSHI_TEXT_SIZE];
@@ -5599,7 +5900,8 @@ static TSHI_COLD tsh_ctx *tshi_tensor_refuse_blocks(const char *op, const char *
         op, tshi_tensor_argument(names, i, text), tshi_dtype_name(in[i]->dtype));
 }
 
-/* The same for all ops but the two that take quantised weights. */
+/* tshi_tensor_check_any, which also records an error if an input is quantised: for all ops except
+ * tsh_linear and tsh_embedding, which take quantised weights. */
 static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check_any(op, names, in, n);
     for (int i = 0; ctx && i < n; i++)
@@ -5607,7 +5909,8 @@ static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor 
     return ctx;
 }
 
-/* tshi_tensor_check_any for functions that take a ctx, which gets the error if t is of another. */
+/* tshi_tensor_check_any for functions that take a ctx and a tensor t. If t is NULL or belongs to
+ * another ctx, the error is recorded in the ctx that was passed. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
     if (t && t->ctx == ctx) return tshi_tensor_check_any(op, "t", &t, 1);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
@@ -5615,7 +5918,8 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
     return NULL;
 }
 
-/* tshi_tensor_check for ops that compute: all inputs must have a dtype that ops compute with. */
+/* tshi_tensor_check for arithmetic: it is also an error if an input's dtype is not one that ops can
+ * compute with (tshi_dtype_computes). */
 TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *names,
                                                  tsh_tensor *const *in, int n) {
     char text[TSHI_TEXT_SIZE];
@@ -5630,7 +5934,8 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *nam
     return ctx;
 }
 
-/* The same of x, weight and bias, if n is 3, for ops whose weight may be quantised. */
+/* tshi_tensor_check_floating for ops whose weight may also be quantised. in: x, weight and, if n is
+ * 3, bias. */
 static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, int n) {
     tsh_tensor *others[2]; /* x, bias */
     if (!in[1] || !tshi_dtype_in_blocks(in[1]->dtype))
@@ -5847,9 +6152,9 @@ TSHI_INLINE uint32_t tshi_math_pick(int yes, uint32_t a, uint32_t b) {
     return b ^ ((a ^ b) & (0u - (uint32_t)yes)); /* 0 - 1: all ones */
 }
 
-/* Reduces the argument of e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2. ln 2 is in
- * two parts, of which n times the first is exact (Cody & Waite 1980). Sets *n to n + 0x4B400000:
- * shifted left by 23, only n is left, at the place of a float's exponent. */
+/* Reduces the argument of e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2. ln 2 is split
+ * into two parts, so that n times the first part is exact (Cody & Waite 1980). Sets *n to
+ * n + 0x4B400000: shifted left by 23, only n is left, at the place of a float's exponent. */
 TSHI_INLINE float tshi_math_exp_rest(float x, uint32_t *n, int fused) {
     /* 1.44269504 is 1 / ln 2; adding 1.5 * 2^23 leaves the rounded integer in the low bits */
     const float shifted = tshi_math_round(tshi_math_fma(x, 1.44269504f, 12582912.0f, fused));
@@ -5940,8 +6245,8 @@ TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
 
 /* Returns log x = n log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and log(1 + f) =
  * f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of n log 2 is exact; the rounding error of
- * its sum with f is added last. e is n 2^23, the bits of the
- * exponent where they are; so constants that multiply e are divided by 2^23. */
+ * its sum with f is added last. The variable e is n 2^23, as the exponent's bits are not shifted
+ * down: constants that multiply e are divided by 2^23. */
 TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     float x = (float)v, e, f, p, whole, sum, rest;
     uint32_t bits = tshi_math_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
@@ -6011,7 +6316,7 @@ TSHI_INLINE float tshi_math_power(float x, float y) {
     t = t > -200 ? t : -200;
     /* adding 1.5 * 2^52 rounds t to the integer i, which is left in the low bits of s */
     s = tshi_math_round8(t + 6755399441055744.0);
-    t = t - (s - 6755399441055744.0); /* the rest */
+    t = t - (s - 6755399441055744.0); /* what is left of y log2 x: in [-1/2, 1/2] */
     p = (1.5353351392569e-4 * t + 1.3398887281849e-3) * t + 9.6184374823696e-3;
     p = (p * t + 5.5503324404768e-2) * t + 2.4022647911954e-1;
     p = (p * t + 6.9314720286791e-1) * t + 1.0;                                      /* 2^rest */
@@ -6047,11 +6352,12 @@ TSHI_INLINE tsh_real tshi_math_power_derivative(tsh_real a, tsh_real b) {
     return b < 0 || b > 0 ? b * tshi_math_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
 }
 
-/* The cumulative normal distribution Phi, with a = |x| and z = a^2: Phi(-a) = e^(-z / 2) R(a),
- * where R is the Mills ratio over sqrt(2 pi), and M(a) = a R(a). Near 0, Phi(x) = 1/2 + x S(z). The
- * next three functions approximate S(z), R(a) and y - a Phi(-a) by polynomials. */
+/* The cumulative normal distribution Phi. With a = |x| and z = a^2: Phi(-a) = e^(-z / 2) R(a),
+ * where R(a) is the Mills ratio divided by sqrt(2 pi). M(a) = a R(a). Near 0, Phi(x) =
+ * 1/2 + x S(z). The next three functions approximate S(z), R(a) and y - a Phi(-a) by
+ * polynomials. */
 
-/* Returns S(z), for a up to 0.6875. */
+/* Returns S(z) for z = a^2, a up to 0.6875. */
 TSHI_INLINE float tshi_math_normal(float z, int fused) {
     return tshi_math_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
                            3.98942292e-1f, fused);
@@ -6098,7 +6404,7 @@ TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
  * bit of x; a result that rounds to 0 would lack it otherwise. */
 TSHI_INLINE tsh_real tshi_math_gelu(tsh_real v, int fused) {
     const float x = (float)v;
-    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* of |x| */
+    const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* bits of |x| */
     const int32_t order = (int32_t)tshi_math_bits(x);                         /* negative if x is */
     const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u); /* min(|x|, 14.4) */
     float mid, ends;
@@ -6133,7 +6439,7 @@ TSHI_INLINE tsh_real tshi_math_gelu_derivative(tsh_real v, int fused) {
 TSHI_INLINE tsh_real tshi_math_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu); /* min(|x|, 3.95) */
-    uint32_t n; /* as an exponent: (n << 23) + bits of 1.0 is 2^n */
+    uint32_t n; /* (n << 23) plus the bits of 1.0 are the bits of 2^n */
     float q, power;
     if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
     q = tshi_math_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,
@@ -6200,8 +6506,9 @@ TSHI_INLINE tsh_real tshi_math_silu_derivative(tsh_real x, int fused) {
  * name[TSHI_ISAS]; the caller takes name[ctx->isa]. A body has plain loops, which the compiler
  * vectorises. */
 typedef struct tshi_operand {
-    void *data;   /* the first element; NULL: not used */
-    int64_t step; /* from element to element, in elements; for kernels of rows, from row to row */
+    void *data; /* the first element; NULL: not used */
+    /* stride from element to element, in elements; in kernels of rows: from row to row */
+    int64_t step;
     tsh_dtype dtype; /* type of the elements */
 } tshi_operand;
 
@@ -6210,7 +6517,7 @@ typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *par
 enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS }; /* index of a kernel table */
 
 #if TSHI_X86
-/* a function compiled for AVX2; processors that have it have F16C */
+/* attributes of functions compiled for AVX2 and for AVX-512; processors with AVX2 have F16C */
 #define TSHI_AVX2   __attribute__((target("avx2,fma,f16c")))
 #define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 /* Returns the best instruction set of this processor. */
@@ -6282,8 +6589,9 @@ TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Copies the first TSHI_BLOCK (or all) of n values to pad and repeats the first value after them.
- * Not inlined, as other TSHI_APART functions, to keep kernels small. */
+/* Copies the first TSHI_BLOCK of n values, or all if n is smaller, to pad, and fills the rest of
+ * pad with the first value. step: distance of the values in x. Not inlined, like all TSHI_APART
+ * functions, to keep kernels small. */
 TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, tsh_real *pad) {
     const tsh_real first = x[0];
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK; /* m: number of values to copy */
@@ -6291,8 +6599,9 @@ TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, t
     for (i = 1; i < m; i++) pad[i] = x[i * step];
 }
 
-/* Stores the first n values of a block in y, whose elements are `step` apart, or adds them if `add`
- * is 1. A y of step 0 is one element: the sum of the block is added to it. */
+/* Stores the first n values of a block (all if n is larger) in y, whose elements are `step` apart,
+ * or adds them to y if `add` is 1. If add is 1 and step is 0, y is one element: the sum of the
+ * block is added to it. */
 TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const tsh_real *block,
                                     int add) {
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
@@ -6302,8 +6611,9 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
         for (i = 0; i < m; i++) y[i * step] = add ? TSHI_R(y[i * step] + block[i]) : block[i];
 }
 
-/* Returns elements e, e + 1, ... of x, which has n, as a block: in place if they are contiguous,
- * else copied to pad. With step 0 all elements are one value, so pad is filled for e = 0 only. */
+/* Returns the block that begins at element e of x, which has n elements `step` apart: in place if a
+ * whole block of contiguous elements is left, else copied to pad. If step is 0, all elements are
+ * one value, and pad is filled for e = 0 only. */
 TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t step, int64_t e,
                                                    int64_t n, tsh_real *pad) {
     const tsh_real *first = x + e * step;
@@ -6318,11 +6628,12 @@ TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t st
     return pad;
 }
 
-/* Stores a block as elements e, e + 1, ... of y, which has n; adds it to them if `add` is 1. */
+/* Stores a block in y, which has n elements `step` apart, from element e on, or adds it to these
+ * elements if `add` is 1. */
 TSHI_INLINE void tshi_kernel_store_block(tsh_real *y, int64_t step, int64_t e, int64_t n,
                                          const tsh_real *block, int add) {
     int i;
-    if (step != 1 || n - e < TSHI_BLOCK) { /* with gaps, or the end */
+    if (step != 1 || n - e < TSHI_BLOCK) { /* strided, or the last block */
         tshi_kernel_scatter(y + e * step, step, n - e, block, add);
         return;
     }
@@ -6332,7 +6643,8 @@ TSHI_INLINE void tshi_kernel_store_block(tsh_real *y, int64_t step, int64_t e, i
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
 }
 
-/* Copies the block from element e on of x, which has n, to pad, converted to tsh_real. */
+/* Copies the block that begins at element e of x, which has n elements, to pad, converted to
+ * tsh_real. */
 TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n, tsh_real *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
     const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK; /* values in this block */
@@ -6341,8 +6653,9 @@ TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n,
     for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0]; /* repeats the first value */
 }
 
-/* Returns elements e, e + 1, ... of x, which has n, as a block of tsh_real: in place if they are
- * contiguous tsh_real, else in pad, which repeats the block's first value after the last. */
+/* Returns the block that begins at element e of x, which has n elements, as tsh_real: in place if
+ * it consists of contiguous tsh_real, else in pad. If fewer than TSHI_BLOCK elements are left, pad
+ * repeats the block's first value after them. */
 TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
                                              tsh_real *pad) {
     if (x->dtype == TSH_REAL)
@@ -6351,13 +6664,13 @@ TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, i
     return pad;
 }
 
-/* Stores a block as tshi_kernel_store does, which calls this function unless y is tsh_real. If y
- * has step 0, it is one element, to which the sum of the block is added. */
+/* tshi_kernel_store for a y that is not of tsh_real. If add is 1 and y has step 0, y is one
+ * element, to which the sum of the block is added. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
     const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK; /* values in this block */
-    char *at = (char *)y->data + e * y->step * row->size;         /* address of the first of them */
+    char *at = (char *)y->data + e * y->step * row->size;         /* address of the first value */
     tsh_real sum[TSHI_BLOCK];
     int i;
     if (add) row->load(at, y->step, m, sum); /* reads the values to add to */
@@ -6367,8 +6680,8 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     row->store(at, y->step, m, add ? sum : block);
 }
 
-/* Stores a block as elements e, e + 1, ... of y, which has n, rounded to y's dtype; adds it to them
- * if `add` is 1. */
+/* Stores a block, rounded to y's dtype, in y, which has n elements, from element e on, or adds it
+ * to these elements if `add` is 1. */
 TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
                                    const tsh_real *block, int add) {
     if (y->dtype == TSH_REAL)
@@ -6377,7 +6690,7 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_round_to(y, e, n, block, add);
 }
 
-/* Does the same as tshi_kernel_load for an operand of integers, always by copying to pad. */
+/* tshi_kernel_load for an operand of integers: converts the block to int64_t, always in pad. */
 TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int64_t e, int64_t n,
                                                      int64_t *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
@@ -6388,15 +6701,16 @@ TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int6
     return pad;
 }
 
-/* Copies the last n values of a row to pad and fills pad up with `rest`. */
+/* Copies the last n values of a row to pad and fills the rest of pad with the value `rest`. */
 TSHI_APART void tshi_kernel_pad(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
     int64_t i;
     for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
     for (i = 0; i < n; i++) pad[i] = x[i];
 }
 
-/* Adds a block to the lanes. Sums, dot products and maxima of a row take a step per block; that of
- * the padded last block comes after the loop, so that the lanes stay in registers. */
+/* Adds a block to the lanes. Sums, dot products and maxima of a row are loops over a function like
+ * this one, called once per block. It is called for the last block, which is padded, after the
+ * loop, so that the lanes stay in registers. */
 TSHI_INLINE void tshi_kernel_sum_step(tsh_real *lane, const tsh_real *x) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i];
@@ -6452,7 +6766,7 @@ TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
  * floats, with NaN as the largest: compilers vectorise a maximum of integers, but not of floats. */
 TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
     int32_t best = INT32_MIN;
-    tsh_real most = lane[0]; /* the largest of doubles */
+    tsh_real most = lane[0]; /* the result if tsh_real is double */
     int i;
     for (i = 1; i < TSHI_BLOCK && TSHI_DOUBLE; i++) most = tshi_kernel_larger(lane[i], most);
     if (TSHI_DOUBLE) return most;
@@ -6491,7 +6805,8 @@ TSHI_INLINE void tshi_kernel_exps_block(tsh_real *lane, const tsh_real *x, tsh_r
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-/* Adds e^(x - max) of n values x <= max to the lanes, and stores it in y unless y is NULL. */
+/* Adds e^(x - max) of n values x <= max to the lanes, and stores these terms in y unless y is
+ * NULL. */
 TSHI_INLINE void tshi_kernel_add_exps(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real max,
                                       tsh_real *y, int fused) {
     tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
@@ -6507,8 +6822,8 @@ TSHI_INLINE void tshi_kernel_add_exps(tsh_real *lane, const tsh_real *x, int64_t
     }
 }
 
-/* Returns the sum of e^(x - max) over a row, and stores the terms in y, as tshi_kernel_add_exps;
- * NaN if max is not finite. */
+/* Returns the sum of e^(x - max) over n values x <= max, and stores the terms in y unless y is
+ * NULL. Returns NaN if max is not finite. */
 TSHI_INLINE tsh_real tshi_kernel_sum_exps(const tsh_real *x, int64_t n, tsh_real max, tsh_real *y,
                                           int fused) {
     tsh_real lane[TSHI_BLOCK];
@@ -6536,26 +6851,27 @@ static tshi_operand tshi_kernel_reals(const tsh_real *data, int64_t step) {
     return tshi_kernel_operand(data, step, TSH_REAL);
 }
 
-/* Advances x by this many elements; does nothing if x->data is NULL. */
+/* Advances x->data by this many elements; does nothing if x->data is NULL. */
 static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
     if (x->data) x->data = (char *)x->data + elements * tshi_dtypes[x->dtype].size;
 }
 
 /* -- loops ------------------------------------------------------------------ */
 
-enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* limits of a tshi_loop, a tshi_rows */
+enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* max operands of a tshi_loop, a tshi_rows */
 
 /* A loop over an iteration space of ndim dimensions, along each of which every operand has a
  * stride. */
 typedef struct tshi_loop {
     const tsh_ctx *ctx;        /* the rank's context: its threads run the loop */
-    int ndim, n;               /* number of dimensions, of operands */
+    int ndim, n;               /* number of dimensions; number of operands */
     int64_t dim[TSH_MAX_DIMS]; /* length of each dimension on this rank */
     int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS]; /* in elements; 0: broadcast */
     tshi_operand x[TSHI_MAX_OPERANDS]; /* operands; their steps are set during the loop */
-    tshi_kernel_fn kernel; /* to call; set by tshi_kernel_run, as are the fields below */
-    const void *params;    /* the kernel's parameters */
-    int cut;               /* the dimension that is divided among threads */
+    /* the kernel to call; tshi_kernel_run sets this field and those below */
+    tshi_kernel_fn kernel;
+    const void *params; /* the kernel's parameters */
+    int cut;            /* the dimension that is divided among threads */
 } tshi_loop;
 
 /* Begins a loop, without operands yet, over the local elements of a tensor. */
@@ -6606,7 +6922,7 @@ static void tshi_kernel_walk(const tshi_loop *loop) {
     for (i = 0; i < loop->n && inner >= 0; i++) x[i].step = loop->stride[i][inner];
     for (;;) {
         loop->kernel(inner >= 0 ? loop->dim[inner] : 1, x, loop->params);
-        for (d = inner - 1; d >= 0; d--) { /* the next index, as of an odometer */
+        for (d = inner - 1; d >= 0; d--) { /* increments the index as an odometer does */
             int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d has ended */
             for (i = 0; i < loop->n; i++)
                 tshi_kernel_move(&x[i], loop->stride[i][d] * (back ? 1 - back : 1));
@@ -6655,7 +6971,7 @@ typedef struct tshi_rows {
     int64_t count;                 /* number of rows */
     const void *params;            /* the kernel's parameters */
     tshi_operand x[TSHI_MAX_ROWS]; /* operands; data NULL: not used */
-    int64_t own[TSHI_MAX_ROWS];    /* elements per piece; 0: the operand is no scratch */
+    int64_t own[TSHI_MAX_ROWS];    /* scratch elements per piece; 0: the operand is no scratch */
 } tshi_rows;
 
 /* Returns a job whose operands are not set yet. */
@@ -6694,7 +7010,7 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
 /* to = from: copies n elements of one dtype, as unsigned integers of the dtype's size. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
-        typedef type TSHI_MAY_ALIAS bits; /* also of floats */                                     \
+        typedef type TSHI_MAY_ALIAS bits; /* floats of this size, too */                           \
         bits *TSHI_RESTRICT y = (bits *)to->data;                                                  \
         const bits *TSHI_RESTRICT x = (const bits *)from->data;                                    \
         TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                   \
@@ -6703,7 +7019,7 @@ TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const t
     const int64_t sy = to->step, sx = from->step; /* strides, in elements */
     int64_t i;
     switch (tshi_dtypes[to->dtype].size) {
-    case 2: TSHI_KERNEL_MOVE(uint16_t); break;  /* a dtype that a test adds */
+    case 2: TSHI_KERNEL_MOVE(uint16_t); break;  /* bf16, f16 */
     case 4: TSHI_KERNEL_MOVE(uint32_t); break;  /* f32, i32 */
     default: TSHI_KERNEL_MOVE(uint64_t); break; /* f64, i64 */
     }
@@ -6742,17 +7058,19 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
     }
 }
 
-/* Rounds n tsh_real at `values` to dtype, in place: the results follow each other from `values` on.
- * tshi_kernel_widen undoes it. */
+/* Rounds n tsh_real at `values` to dtype, in place: afterwards the rounded values are contiguous
+ * from `values` on. tshi_kernel_widen converts them back. */
 static void tshi_kernel_narrow(void *values, int64_t n, tsh_dtype dtype) {
     const tshi_operand to = tshi_kernel_operand(values, 1, dtype);
     const tshi_operand from = tshi_kernel_operand(values, 1, TSH_REAL);
-    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads a block before it writes it */
+    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads a block, then writes it */
 }
 
 static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
     enum { BLOCK = 256 };
-    int64_t m, at; /* elements of this block; the first of them: the last block comes first */
+    /* m: elements of this block; at: its first element. The last block is converted first, so that
+     * no value is overwritten before it is read. */
+    int64_t m, at;
     for (at = (n - 1) / BLOCK * BLOCK; n > 0 && at >= 0 && dtype != TSH_REAL; at -= BLOCK) {
         tsh_real block[BLOCK];
         m = tshi_base_min(BLOCK, n - at);
@@ -6761,7 +7079,7 @@ static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
     }
 }
 
-/* Returns a block with n tsh_real at `values`, rounded to dtype. NULL: no memory. */
+/* Returns a new memory block with the n tsh_real at `values` rounded to dtype. NULL: no memory. */
 static tshi_block *tshi_kernel_rounded(tsh_ctx *ctx, const tsh_real *values, int64_t n,
                                        tsh_dtype dtype) {
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, n));
@@ -6773,7 +7091,7 @@ static tshi_block *tshi_kernel_rounded(tsh_ctx *ctx, const tsh_real *values, int
     return block;
 }
 
-/* Copies by blocks of constant size, which need no call: libc's memcpy is slower for short runs. */
+/* memcpy by blocks of constant size, which need no call: libc's memcpy is slower for short runs. */
 TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
     enum { BLOCK = 128 };
     size_t at;
@@ -6803,8 +7121,8 @@ TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const vo
 }
 TSHI_KERNEL(tshi_kernel_add, void);
 
-/* Copies t's local values to `dense`, row-major, of dtype `dtype`; to_tensor: in the other
- * direction. */
+/* Copies t's local values to the array `dense`, row-major and converted to `dtype`; if to_tensor is
+ * 1, copies from `dense` to t instead. */
 static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype, int to_tensor) {
     int64_t stride[TSH_MAX_DIMS];
     tshi_loop loop;
@@ -6816,9 +7134,9 @@ static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype,
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
 }
 
-/* Returns t's local values, row-major and of dtype `dtype`: in place, or copied to *scratch, which
- * the caller releases. NULL: no memory. The two functions below do the same with t's own dtype and
- * with tsh_real. */
+/* Returns t's local values, row-major and of dtype `dtype`: in place if they are so already, else
+ * copied to *scratch, which the caller releases. NULL: no memory. The two functions below do the
+ * same with t's own dtype and with tsh_real. */
 static void *tshi_kernel_packed_as(const tsh_tensor *t, tsh_dtype dtype, tshi_block **scratch) {
     *scratch = NULL;
     if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t); /* in place */
@@ -6856,7 +7174,8 @@ static tsh_real *tshi_kernel_output(tsh_tensor *out, tshi_block **scratch) {
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Ends the output: if there is a scratch, rounds its values to out's dtype and releases it. */
+/* Ends tshi_kernel_output: if scratch is not NULL, rounds its values to out's dtype, stores them in
+ * out and releases scratch. */
 static void tshi_kernel_output_done(tsh_tensor *out, tshi_block *scratch) {
     if (!scratch) return;
     tshi_kernel_dense(out, tshi_mem_data(scratch), TSH_REAL, 1);
@@ -6886,21 +7205,23 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 /* ========================================================================== */
 
 /* -- stochastic rounding to bf16 ----------------------------------------------
- * A float whose lower 16 bits are l, 2^16 times the distance to the next bf16 value below (in
- * magnitude), is rounded away from 0 with probability l / 2^16. Element e of the whole tensor draws
- * the random bits of (key, stream, e). */
+ * A float whose lower 16 bits are l lies l / 2^16 of the way from one bf16 value to the next one
+ * away from 0. It is rounded to the latter with probability l / 2^16, else to the former, so that
+ * its expected value is exact. The random bits of an element depend on (key, stream, e) only, where
+ * e is its index in the whole tensor. */
 typedef struct tshi_noise {
-    uint64_t key, stream; /* of the random generator Philox */
+    uint64_t key, stream; /* key and stream of the random generator Philox */
     int64_t element;      /* global index of the kernel's first element; the others follow it */
 } tshi_noise;
 
-/* Random words that were drawn: `word` is those of the elements from `first` on. */
+/* Random words that were drawn last: word[i] is that of the element with global index first + i. */
 typedef struct tshi_words {
     uint32_t word[TSHI_RNG_WORDS];
-    int64_t first; /* negative: none yet */
+    int64_t first; /* negative: none were drawn yet */
 } tshi_words;
 
-/* Returns the words of the block from the kernel's element e on. */
+/* Returns the random words of TSHI_BLOCK elements, from the kernel's element e on: from `drawn` if
+ * it has them, else draws them. */
 TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e,
                                               tshi_words *drawn) {
     const int64_t at = noise->element + e;
@@ -6911,8 +7232,9 @@ TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e
     return drawn->word + (at - drawn->first);
 }
 
-/* Stores a block as elements e, e + 1, ... of y, which has n, contiguous and bf16, each rounded by
- * the 16 bits of its word from bit `shift` on. */
+/* Rounds a block to bf16 and stores it as elements e, e + 1, ... of y, which has n elements,
+ * contiguous and of bf16. The random bits for block[i] are the 16 bits of word[i] from bit `shift`
+ * on. */
 TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int64_t n,
                                           const tsh_real *block, const uint32_t *word, int shift) {
     uint16_t rounded[TSHI_BLOCK];
@@ -6927,7 +7249,7 @@ TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int6
         memcpy((uint16_t *)y->data + e, rounded, (size_t)(n - e) * sizeof *rounded);
 }
 
-/* Kernel: x[0], bf16, = x[1], tsh_real, rounded at random. */
+/* Kernel: x[0] = x[1], rounded stochastically to bf16, the dtype of x[0]. */
 TSHI_INLINE void tshi_kernel_random_body(int64_t n, const tshi_operand *x,
                                          const tshi_noise *noise) {
     tsh_real pad[TSHI_BLOCK];
@@ -6970,10 +7292,10 @@ TSHI_KERNEL(tshi_kernel_random, tshi_noise);
  * not contract x * y + z into one instruction: -std=c99 or -ffp-contract=off.)
  *
  * 16 BITS. bf16 and f16 are converted to tsh_real while A and B are packed, or while `stream` or
- * `few` reads B, which then is not packed. But if A and B are both
- * bf16, or one is and the other may be rounded to it (tshi_matrix.rounds), and the processor has
- * AVX512_BF16, they are packed in pairs of k, zero after an odd end, and one instruction adds the
- * two products of a pair to a float:
+ * `few` reads B, which then is not packed. There is one exception: A and B are both bf16, or one is
+ * and the other may be rounded to it (tshi_matrix.rounds), and the processor has AVX512_BF16. Then
+ * they are packed in pairs of elements 2p and 2p + 1 along k (after an odd k, the second is 0), and
+ * one instruction adds the two products of a pair to a float:
  *
  *     acc = (acc + a[2p + 1] b[2p + 1]) + a[2p] b[2p]
  *
@@ -6997,13 +7319,14 @@ TSHI_KERNEL(tshi_kernel_random, tshi_noise);
 #define TSHI_GEMM_BF16S 0
 #endif
 
-/* A strided matrix. A and B may be of any dtype that ops compute with: packing converts them. D is
- * of tsh_real; so is C, unless D lies apart from it: then C may have any dtype, too. */
+/* A strided matrix. A and B may have any dtype that ops compute with: packing converts them. D is
+ * of tsh_real. So is C if it is the same memory as D; else C, too, may have any such dtype. */
 typedef struct tshi_matrix {
     void *data;          /* element (0, 0) */
-    int64_t row, column; /* distance from row to row, from column to column, in elements */
+    int64_t row, column; /* row stride and column stride, in elements */
     tsh_dtype dtype;     /* type of the elements */
-    int rounds;          /* 1: tsh_real, which a product with a bf16 matrix may round to bf16 */
+    /* 1: the elements are tsh_real, but a product with a bf16 matrix may round them to bf16 */
+    int rounds;
 } tshi_matrix;
 
 /* Returns a matrix; `row` and `column` are its strides. */
@@ -7035,14 +7358,16 @@ static tsh_real *tshi_gemm_at(tshi_matrix m, int64_t i, int64_t j) {
     return (tsh_real *)m.data + i * m.row + j * m.column;
 }
 
-/* Cache lines to prefetch, a few at a time: a pass goes from `first` to `last` by `step`; then both
- * ends move by `along` for the next pass, `left` more times. */
+/* A sequence of cache lines to prefetch, a few at a time. A pass goes from address `first` to
+ * `last` in steps of `step`. Then both addresses move by `along` for the next pass, `left` more
+ * times. */
 typedef struct tshi_gemm_walk {
     const char *at, *first, *last; /* at: the line to prefetch next */
     int64_t step, along, left;     /* step, along: in bytes; left: passes to come */
 } tshi_gemm_walk;
 
-/* What packing makes of a matrix: words of the size of tsh_real, in which micro-kernels compute. */
+/* The forms to which packing converts matrices. They consist of words of the size of tsh_real, in
+ * which micro-kernels compute. */
 typedef enum tshi_gemm_form {
     TSHI_GEMM_REALS,  /* tsh_real as it is */
     TSHI_GEMM_BF16,   /* bf16 converted to tsh_real */
@@ -7052,22 +7377,23 @@ typedef enum tshi_gemm_form {
     TSHI_GEMM_ROUNDED /* tsh_real rounded to bf16, in pairs */
 } tshi_gemm_form;
 
-/* A word of A as micro-kernels read it: tsh_real, or a pair of bf16, which was stored as two
- * uint16_t. */
+/* A word of A as micro-kernels read it: a tsh_real, or a pair of bf16 (stored as two uint16_t,
+ * therefore it may alias). */
 typedef tsh_real TSHI_MAY_ALIAS tshi_gemm_word;
 
 /* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. With packed
  * pairs, k counts words. */
 typedef struct tshi_gemm_tile {
-    int64_t k;            /* number of products in each sum */
+    int64_t k;               /* number of products in each sum */
     const tshi_gemm_word *a; /* A, shape (rows, k) */
-    int64_t rsa, csa;     /* row stride and column stride of A */
-    const tsh_real *b;    /* B, shape (k, cols) */
-    int64_t rsb, csb;     /* row stride and column stride of B, in its elements */
-    tshi_gemm_form form;  /* `few`: what B's elements, which are not packed, are converted to */
-    int64_t slice;        /* `few`: C is added to after so many elements of k */
-    int64_t after;        /* `few`: B's columns after these: prefetched */
-    uintptr_t then;       /* `few`: where the matrix that is read after B begins; 0: unknown */
+    int64_t rsa, csa;        /* row stride and column stride of A */
+    const tsh_real *b;       /* B, shape (k, cols) */
+    int64_t rsb, csb;        /* row stride and column stride of B, in elements of B's dtype */
+    /* `few`, `stream`: form to which the elements of B, which is not packed, are converted */
+    tshi_gemm_form form;
+    int64_t slice;        /* `few`: length of a slice of k; `stream`: all of k; both in elements */
+    int64_t after;        /* `few`: number of B's columns after the tile's, which it prefetches */
+    uintptr_t then;       /* `few`: address of the matrix that is read after B; 0: unknown */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 0: D is 0 and not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
@@ -7082,40 +7408,44 @@ typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
 /* A micro-kernel and its block sizes: one row of the table tshi_gemm_kernels. */
 struct tshi_gemm_kernel {
-    const char *name;       /* for tests and benchmarks */
-    int mr, nr;             /* rows and columns of a tile */
-    int mc, kc, nc;         /* the largest blocks of m, k, n: multiples of mr, of 32 and of nr */
-    int isa;                /* the instruction set that it needs: TSHI_ISA_... */
-    tshi_gemm_tile_fn tile; /* any tile; csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
-    /* (optional) for few rows, B not packed: tsh_real, or 16 bits if there is a `pack`; any
-     * multiple of 8 columns (of nr / 2 if that is less, of 16 for pairs); uses sums, not walk; k
-     * counts words, slice elements */
+    const char *name; /* for tests and benchmarks */
+    int mr, nr;       /* rows and columns of a tile */
+    int mc, kc, nc;   /* max block sizes of m, k, n: multiples of mr, of 32 and of nr */
+    int isa;          /* the instruction set that it needs: TSHI_ISA_... */
+    /* computes any tile with csb = 1, 1 <= rows <= mr, and nr or nr / 2 columns */
+    tshi_gemm_tile_fn tile;
+    /* (optional) Computes up to TSHI_GEMM_FEW rows without packing B, which is of tsh_real, or, if
+     * there is a `pack`, has 16-bit elements. The number of columns is a multiple of 8 (of nr / 2
+     * if that is less, of 16 for pairs). It uses t->sums, but not t->walk; t->k counts words,
+     * t->slice elements. */
     tshi_gemm_tile_fn stream;
-    /* (optional) for up to TSHI_GEMM_FEW_ROWS rows, all slices of k, and any multiple of nr / 2
-     * columns; rsb = 1, B is not packed and has any form but OTHER and ROUNDED; k counts elements;
-     * A is packed to a width of tshi_gemm_few_width(rows) */
+    /* (optional) Computes up to TSHI_GEMM_FEW_ROWS rows and all slices of k without packing B,
+     * which has rsb = 1 and any form but OTHER and ROUNDED. The number of columns is a multiple of
+     * nr / 2. t->k counts elements; A is packed to a width of tshi_gemm_few_width(rows). */
     tshi_gemm_tile_fn few;
-    tshi_gemm_tile_fn pairs; /* (optional) as `tile`, of packed pairs of bf16; needs AVX512_BF16 */
-    /* (optional) tshi_gemm_pack_matrix of 16-bit elements with a unit stride; else returns 0 */
+    /* (optional) `tile` for A and B packed in pairs of bf16; needs AVX512_BF16 */
+    tshi_gemm_tile_fn pairs;
+    /* (optional) Does what tshi_gemm_pack_matrix does if m has a unit stride and the function
+     * supports `form`: mostly that of 16-bit elements. Returns 1, or 0 if it cannot. */
     int (*pack)(tsh_real *dst, int width, int valid, int64_t k, const tshi_matrix *m,
                 tshi_gemm_form form);
-    /* (optional) stores n values as a dtype of 16 bits with unit stride */
+    /* (optional) Converts n values to a 16-bit dtype and stores them contiguously. */
     void (*store)(void *to, const tsh_real *from, int n, tsh_dtype dtype);
 };
 
 enum {
-    TSHI_GEMM_TILE_MAX = 384, /* limit of mr * nr for any kernel */
-    TSHI_GEMM_THIN = 2,       /* limit of rows of products that are bound by reading B */
-    TSHI_GEMM_FEW_ROWS = 8,   /* limit of rows for `few` */
-    TSHI_GEMM_NEAR = 8192,    /* bytes that `few` and `stream` prefetch ahead, at least */
-    TSHI_GEMM_AHEAD = 32768,  /* most bytes that `few` prefetches beyond the next 16 columns */
-    TSHI_GEMM_SUMS = 1024,    /* rows of C at a time if its sums are kept apart until the last */
-    TSHI_GEMM_STRETCH = 32,   /* steps of k from one prefetch of a tile to the next */
-    TSHI_GEMM_FETCH = 4,      /* cache lines of the next sliver of B per prefetch */
+    TSHI_GEMM_TILE_MAX = 384, /* max mr * nr of any kernel */
+    TSHI_GEMM_THIN = 2,       /* max rows of products computed one sliver of B at a time */
+    TSHI_GEMM_FEW_ROWS = 8,   /* max rows for `few` */
+    TSHI_GEMM_NEAR = 8192,    /* min bytes that `few` and `stream` prefetch ahead */
+    TSHI_GEMM_AHEAD = 32768,  /* max bytes that `few` prefetches beyond the next 16 columns */
+    TSHI_GEMM_SUMS = 1024,    /* rows of C computed at a time if sums are kept apart from C */
+    TSHI_GEMM_STRETCH = 32,   /* steps of k between two prefetches in a tile */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of B's next sliver per prefetch */
     TSHI_GEMM_FETCH_C = 2,    /* rows of C per prefetch */
     TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
-    TSHI_GEMM_FEW = 6,        /* limit of rows for `stream`, which needs contiguous rows of B */
-    TSHI_GEMM_STEPS = 8       /* the kernel `stream` reads so many rows of B at a time */
+    TSHI_GEMM_FEW = 6,        /* max rows for `stream`, which needs contiguous rows of B */
+    TSHI_GEMM_STEPS = 8       /* steps of k that `stream` takes at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
@@ -7145,18 +7475,19 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 
 #if TSHI_VECTORS
 
-/* One source for all instruction sets. An `isa` defines VEC_isa (type of a register), LOAD, STORE,
- * SET (one value in all lanes), FMA (x * y + z) and SUM, which adds a step to the sums: FMA, or the
- * two products of a pair. Rows are unrolled by hand, so that their sums
- * are registers at every level of optimisation: X(isa, i, g) is row i of group g = i / 3. It is
- * read from A at the group's pointer (a0 to a3) plus 0, 1 or 2 row strides: one operand on x86. */
+/* One source for all instruction sets. Each instruction set `isa` defines macros
+ * TSHI_GEMM_<name>_<isa>: VEC (type of a register), LOAD, STORE, SET (one value in all lanes), FMA
+ * (x * y + z), and SUM, which adds one step of k to the sums: FMA, or the two products of a pair.
+ * Rows are unrolled by hand, so that their sums are registers at every level of optimisation:
+ * X(isa, i, g) is the code for row i, which is in group g = i / 3. A's row i is read at its group's
+ * pointer (a0 to a3) plus 0, 1 or 2 row strides: one operand on x86. */
 #define TSHI_GEMM_ROWS6(X, isa)                                                                    \
     X(isa, 0, 0) X(isa, 1, 0) X(isa, 2, 0) X(isa, 3, 1) X(isa, 4, 1) X(isa, 5, 1)
 #define TSHI_GEMM_ROWS12(X, isa)                                                                   \
     TSHI_GEMM_ROWS6(X, isa)                                                                        \
     X(isa, 6, 2) X(isa, 7, 2) X(isa, 8, 2) X(isa, 9, 3) X(isa, 10, 3) X(isa, 11, 3)
 
-/* Prefetches the next line of a walk and advances the walk. */
+/* Prefetches the next cache line of a walk and advances the walk. */
 TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     TSHI_PREFETCH(w->at);
     if (w->at != w->last) /* within a pass */
@@ -7185,8 +7516,9 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         }                                                                                          \
     }
 
-/* Defines tshi_gemm_rows_isa: computes a tile of rows x vecs registers, both constant after
- * inlining; tshi_gemm_tile_isa: a tile of any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
+/* Defines two functions. tshi_gemm_rows_isa computes a tile of `rows` rows of `vecs` registers;
+ * both are constants after inlining. tshi_gemm_tile_isa computes a tile of any number of rows up to
+ * mr: mr at once, or parts of 8, 4, 2 and 1 rows. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
     TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
                                                  const int vecs) {                                 \
@@ -7243,30 +7575,32 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         TSHI_GEMM_PART(isa, mr, 2) /* 2 rows at a time */                                          \
         TSHI_GEMM_PART(isa, mr, 1) /* the last row */                                              \
     }
-/* Defines tshi_gemm_stream_form_isa: reads B once, in the order of memory, and meanwhile keeps the
- * sums of all columns in memory. With few rows of A there is little to compute, and the time is
- * that of reading B. A step adds one word of A times one row of B, or times two rows if words are
- * pairs. form is a constant: REALS, PAIRS, or BF16 for both BF16 and F16. Rows are prefetched one
- * step ahead, and at least TSHI_GEMM_NEAR bytes. */
+/* Defines tshi_gemm_stream_form_isa, which reads B once, in the order of memory, and meanwhile
+ * keeps the sums of all columns in memory. With few rows of A there is little to compute, and the
+ * time is that of reading B. A step adds the products of one word of each row of A and one row of
+ * B, or two rows if words are pairs; `each` is that number of rows, and `second` the bytes from a
+ * pair's first row to its second (0: there is none). form is a constant after inlining: REALS,
+ * PAIRS, or BF16 for both BF16 and F16. Rows are prefetched one call of tshi_gemm_steps_isa ahead,
+ * and at least TSHI_GEMM_NEAR bytes. */
 #define TSHI_GEMM_STREAM(isa, TARGET)                                                              \
     TARGET TSHI_INLINE void tshi_gemm_steps_##isa(const tshi_gemm_tile *t, int64_t p,              \
                                                   const int steps, int rows, int cols,             \
                                                   const tshi_gemm_form form) {                     \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const int64_t size = form == TSHI_GEMM_REALS ? (int64_t)sizeof(tsh_real) : 2;              \
-        const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size; /* each: rows */\
+        const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size;                 \
         const int64_t step = each * row, reach = TSHI_GEMM_NEAR / (each * cols * size) + 1;        \
         const char *b = (const char *)t->b + p * step;                                             \
-        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: A of these steps */     \
-        /* from here to the rows of B that are prefetched, which may lie outside B */              \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: words of A, by step */  \
+        /* next: bytes from a row that is read to one that is prefetched, maybe outside B */       \
         const uintptr_t next = (uintptr_t)(step * (steps > reach ? steps : reach));                \
-        TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y: from each of B's rows */                \
+        TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y[q]: register of B in step q */           \
         for (int i = 0; i < rows; i++)                                                             \
             for (int q = 0; q < steps; q++) x[i][q] = t->a[i * t->rsa + (p + q) * t->csa];         \
         for (int j = 0; j < cols; j += lanes, b += lanes * size, sums += lanes) {                  \
             for (int q = 0; q < steps; q++) {                                                      \
                 const char *at = b + q * step;                                                     \
-                const int64_t second = 2 * (p + q) + 1 < t->slice ? row : 0; /* of a pair */       \
+                const int64_t second = 2 * (p + q) + 1 < t->slice ? row : 0;                       \
                 (void)second;                                                                      \
                 if (form == TSHI_GEMM_REALS)                                                       \
                     y[q] = TSHI_GEMM_LOAD_##isa((const tsh_real *)(const void *)at);               \
@@ -7333,7 +7667,7 @@ typedef tsh_real tshi_gemm_v128
     })
 #define TSHI_GEMM_FMA_v128(x, y, z) ((x) * (y) + (z))
 #define TSHI_GEMM_SUM_v128          TSHI_GEMM_FMA_v128
-#define TSHI_GEMM_SHORT_v128(form, at, second) y[q] /* not used: it takes no B of 16 bits */
+#define TSHI_GEMM_SHORT_v128(form, at, second) y[q] /* not used: this kernel reads no 16-bit B */
 TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 TSHI_GEMM_STREAM(v128, )
 static void tshi_gemm_stream_v128(const tshi_gemm_tile *t, int rows, int cols) {
@@ -7342,7 +7676,7 @@ static void tshi_gemm_stream_v128(const tshi_gemm_tile *t, int rows, int cols) {
 
 #if TSHI_X86
 #if TSHI_GEMM_FLOAT
-#define TSHI_GEMM_REG(bits)    __m##bits             /* type of a register of so many bits */
+#define TSHI_GEMM_REG(bits)    __m##bits             /* type of a register of `bits` bits */
 #define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_ps /* name of an x86 intrinsic */
 #else
 #define TSHI_GEMM_REG(bits)    __m##bits##d
@@ -7402,7 +7736,8 @@ TSHI_AVX512 static void tshi_gemm_stream_avx512(const tshi_gemm_tile *t, int row
         tshi_gemm_stream_form_avx512(t, rows, cols, TSHI_GEMM_BF16);
 }
 
-/* `stream` for AVX-512. If 8 columns are left, half a register, AVX2 computes them. */
+/* tshi_gemm_kernel.stream for AVX-512. If the last columns fill only half a register, AVX2 computes
+ * them. */
 static void tshi_gemm_stream_x86(const tshi_gemm_tile *t, int rows, int cols) {
     const int whole = cols / (64 / (int)sizeof(tsh_real)) * (64 / (int)sizeof(tsh_real));
     const int64_t size = t->form == TSHI_GEMM_REALS ? (int64_t)sizeof(tsh_real) : 2;
@@ -7429,13 +7764,13 @@ TSHI_GEMM_KERNEL(bf16, TSHI_GEMM_TARGET_BF16, TSHI_GEMM_ROWS12, 12)
 
 /* ========================================================================== */
 /* >>gemm-pack                                    MARK: - gemm-pack (private) */
-/* Packing A and B into slivers: the reference, with SSE, and of any dtype.   */
+/* Packing A and B into slivers: portable code, SSE, and any dtype.           */
 /* Needs: >>gemm.                                                             */
 /* ========================================================================== */
 
-/* Packs: dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i <
- * width. With from = 0, the reference that tshi_gemm_pack is tested against. i is called a lane, p
- * a step. */
+/* Packs k steps of lanes `from` to valid - 1: dst[p * width + i] = src[i * inc + p * ld], and 0 for
+ * valid <= i < width. A lane i is a row of A or a column of B; a step p is an index of k. If from
+ * is 0, this is the reference that tshi_gemm_pack is tested against. */
 static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int from, int valid,
                                  int64_t k, const tsh_real *TSHI_RESTRICT src, int64_t inc,
                                  int64_t ld) {
@@ -7448,7 +7783,8 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Uses SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
 
-/* Packs 4 steps of contiguous lanes (inc = 1). more: 8 steps or more follow; prefetches 8 to 11. */
+/* Packs 4 steps of `lanes` contiguous lanes (inc = 1). more: 1 if at least 8 steps follow; steps 8
+ * to 11 are then prefetched. */
 TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int lanes,
                                      const float *TSHI_RESTRICT src, int64_t ld, int more) {
     for (int i = 0; i < lanes; i += 4) {
@@ -7458,8 +7794,8 @@ TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int la
     }
 }
 
-/* Packs up to 16 steps, a cache line of each lane, by transposing 4 x 4 values. more: prefetches
- * the line after the next. */
+/* Packs up to 16 steps, a cache line of each lane, by transposing 4 x 4 values. more: 1 to prefetch
+ * the cache line after the next. */
 TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int lanes,
                                         int64_t steps, const float *TSHI_RESTRICT src, int64_t inc,
                                         int more) {
@@ -7528,13 +7864,14 @@ static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
         }
 }
 
-/* Packs `valid` rows of m, k columns long, as a sliver of width `width`. Rows of another dtype are
- * converted a few steps at a time if each is contiguous, else a step at a time. */
+/* Packs the first `valid` rows of m, k columns long, as a sliver of width `width`. Elements that
+ * are not tsh_real are converted: STEPS columns at a time if rows are contiguous, else one column
+ * at a time. */
 static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst, int width,
                                   int valid, int64_t k, tshi_matrix m, tshi_gemm_form form) {
     enum { STEPS = 64, ROWS = 32 };
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
-    tsh_real rows[ROWS * STEPS]; /* of so many rows at least as a sliver has */
+    tsh_real rows[ROWS * STEPS]; /* a sliver has at most ROWS rows */
     if (form == TSHI_GEMM_REALS) /* no conversion */
         tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
     else if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form))
@@ -7557,12 +7894,12 @@ static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst,
 
 /* ========================================================================== */
 /* >>gemm-avx512                                MARK: - gemm-avx512 (private) */
-/* Packing by AVX-512, which also rounds to bf16 and makes pairs.             */
+/* Packing with AVX-512; where supported, also rounding to pairs of bf16.     */
 /* Needs: >>gemm-vector >>gemm-pack.                                          */
 /* ========================================================================== */
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Returns a mask of n lanes, at most 32. */
+/* Returns a bit mask of the first n lanes, of at most 32. */
 TSHI_INLINE uint32_t tshi_gemm_mask(int64_t n) {
     return n >= 32 ? 0xFFFFFFFFu : n <= 0 ? 0 : ((uint32_t)1 << n) - 1;
 }
@@ -7591,12 +7928,13 @@ TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round2(__m512 low, __m512 high) {
 }
 #endif
 
-/* The order of 16-bit elements that makes of (a0, ..., a15, b0, ..., b15) pairs (a0, b0), ... */
+/* A permutation of 16-bit elements: (a0, .., a15, b0, .., b15) becomes (a0, b0, .., a15, b15). */
 static const uint16_t tshi_gemm_mix[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                            21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                            11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-/* Returns 16 words of a row: from its next elements, of which there are `left`, then 0. */
+/* Returns the next 16 packed words of a row. src: the row's next elements; left: number of elements
+ * from there to the end of the row, after which words are 0. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
                                                   int64_t left) {
@@ -7612,8 +7950,9 @@ TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src
     return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16((__mmask16)mask, src));
 }
 
-/* Returns one word of each of up to 16 rows whose elements are neighbours. next: bytes from a row's
- * element to its next one; 0: a pair's second element is 0. */
+/* Returns one packed word of each of 16 rows, 0 for rows that are not in mask. src: one element of
+ * each row, contiguous. next: bytes from there to the rows' next elements, the second ones of
+ * pairs; 0: there are none, and 0 takes their place. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
@@ -7636,7 +7975,7 @@ TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *
 #define TSHI_GEMM_SHORT_bf16(form, at, second)                                                     \
     tshi_gemm_load_column(TSHI_GEMM_PAIRS, at, (__mmask16)-1, second)
 TSHI_GEMM_STREAM(bf16, TSHI_GEMM_TARGET_BF16)
-/* `stream` for AVX512_BF16. */
+/* tshi_gemm_kernel.stream for AVX512_BF16. */
 TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t, int rows,
                                                         int cols) {
     if (t->form == TSHI_GEMM_PAIRS)
@@ -7646,7 +7985,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t,
 }
 #endif
 
-/* Transposes 16 x 16 words, r[0] to r[15]: 4 x 4 words in quarters of registers, then quarters. */
+/* Transposes the 16 x 16 words in r[0] to r[15]: first 4 x 4 words within 128-bit quarters of
+ * registers, then the quarters. */
 #define TSHI_GEMM_WORDS4(a, b, c, d)                                                               \
     t0 = _mm512_unpacklo_ps(r[a], r[b]), t1 = _mm512_unpackhi_ps(r[a], r[b]);                      \
     t2 = _mm512_unpacklo_ps(r[c], r[d]), t3 = _mm512_unpackhi_ps(r[c], r[d]);                      \
@@ -7665,8 +8005,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t,
 #define TSHI_GEMM_EACH16(X)                                                                        \
     X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
-/* Loads 16 words of each of 16 rows whose elements are contiguous; 0 of rows from `rows` on. inc:
- * bytes from row to row; left: elements of a row. */
+/* Loads the next 16 packed words of each of 16 rows, whose elements are contiguous, to r[0] to
+ * r[15]; 0 for rows from `rows` on, which do not exist. inc: bytes from row to row; left: number of
+ * elements that each row has left. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *r, const char *src,
                                      int64_t rows, int64_t inc, int64_t left) {
@@ -7709,7 +8050,8 @@ static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int
     }
 }
 
-/* Packs rows that lie side by side; ld: bytes from a row's element to its next one. */
+/* Packs a matrix whose columns are contiguous (its row stride is 1). ld: bytes from column to
+ * column. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
                                                              int width, int valid, int64_t k,
@@ -7771,15 +8113,15 @@ TSHI_AVX512 static void tshi_gemm_store_avx512(void *to, const float *from, int 
 
 /* ========================================================================== */
 /* >>gemm-avx2                                    MARK: - gemm-avx2 (private) */
-/* Packing by AVX2.                                                           */
+/* Packing and storing matrices of 16-bit elements with AVX2.                 */
 /* Needs: >>kernel-isa >>gemm.                                                */
 /* ========================================================================== */
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Sets y[w] to words w of 8 columns, of which each has 4, contiguous ones; inc: bytes from column
- * to column. */
+/* Transposes 4 contiguous words of each of 8 columns: lane c of y[w] becomes word w of column c.
+ * inc: bytes from column to column. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_words(const char *b, int64_t inc, __m256 *y) {
-#define TSHI_GEMM_FEW_WORDS(c) /* of columns c and c + 4 */                                        \
+#define TSHI_GEMM_FEW_WORDS(c) /* 4 words of columns c and c + 4 */                                \
     _mm256_insertf128_ps(                                                                          \
         _mm256_castps128_ps256(_mm_loadu_ps((const float *)(const void *)(b + (c)*inc))),          \
         _mm_loadu_ps((const float *)(const void *)(b + ((c) + 4) * inc)), 1)
@@ -7793,7 +8135,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_words(const char *b, int64_t inc, __m25
     y[3] = _mm256_shuffle_ps(u1, u3, 0xee);
 }
 
-/* Converts words of 8 columns to floats. Of 16 bits, a word has two elements: z[0] and z[1]. */
+/* Converts one word of each of 8 columns to floats. A word of bf16 or f16 has two elements: the
+ * first ones go to z[0], the second ones to z[1]. Otherwise a word is a float, and both are set to
+ * it. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_floats(const tshi_gemm_form form, __m256 y, __m256 *z) {
     __m256i x = _mm256_castps_si256(y);
     z[0] = z[1] = y;
@@ -7810,7 +8154,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_floats(const tshi_gemm_form form, __m25
     }
 }
 
-/* Stores n lanes. (_mm256_maskstore_ps is slow on AMD's processors.) */
+/* Stores the first n lanes of x, all 8 if n is larger. (_mm256_maskstore_ps is slow on AMD's
+ * processors.) */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_put8(float *to, int64_t n, __m256 x) {
     float lanes[8];
     if (n >= 8) {
@@ -7821,12 +8166,12 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_put8(float *to, int64_t n, __m256 x) {
     for (int64_t i = 0; i < n; i++) to[i] = lanes[i];
 }
 
-/* Packs rows of 16-bit elements that are contiguous, 8 elements of 8 rows at a time; inc: bytes
- * from row to row. Of a narrow sliver, whole registers are stored: what is after a step's words is
- * overwritten by those of the next one. */
+/* Packs rows whose 16-bit elements are contiguous, as floats, 8 elements of 8 rows at a time; inc:
+ * bytes from row to row. If the sliver has fewer than 8 rows, each step still stores a whole
+ * register: the next step overwrites what is too much. */
 TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int width, int valid,
                                             int64_t k, const char *src, int64_t inc) {
-    char tail[8][16]; /* of rows or elements that are missing */
+    char tail[8][16]; /* a part with fewer than 8 rows or elements, padded with 0 */
     for (int i = 0; i < width; i += 8) {
         const int rows = valid - i < 8 ? valid - i : 8;
         for (int64_t q = 0, n; q < k; q += n) {
@@ -7842,7 +8187,7 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(p, x) /* step p */                                                         \
+#define TSHI_GEMM_WORD8(p, x) /* stores step q + p */                                              \
     if ((p) < n)                                                                                   \
         tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
                        width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
@@ -7855,7 +8200,8 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
     }
 }
 
-/* Packs rows that lie side by side; ld: bytes from a row's element to its next one. */
+/* Packs 16-bit elements, as floats, of a matrix whose columns are contiguous (its row stride is 1).
+ * ld: bytes from column to column. */
 TSHI_AVX2 static void tshi_gemm_pack_across8(tshi_gemm_form form, float *dst, int width, int valid,
                                              int64_t k, const char *src, int64_t ld) {
     for (int64_t q = 0; q < k; q++, src += ld, dst += width)
@@ -7924,18 +8270,20 @@ static int tshi_gemm_few_width(int64_t rows) {
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* A product with few rows is bound by reading B, and packing B would double the traffic. Columns of
- * B are contiguous here, so a few words of each of 8 or 16 columns are transposed in registers. The
- * order of each element's sum is that of tiles. */
+ * B are contiguous here, so a few words of each of 8 or 16 columns are transposed in registers.
+ * Each element is summed in the same order as in a tile. */
 #define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define TSHI_GEMM_FEW_SUM(i)                                                                       \
     if (rows > i) acc[i] = _mm256_fmadd_ps(_mm256_set1_ps(a[i]), y, acc[i]);
-/* Adds a step, 8 elements y of a row of B, to the sums of all rows of A. */
+/* One step of k: adds the products of A(i, p) = a[i] and 8 elements y of row p of B to acc[i], the
+ * sums of row i, for every row i. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_step(const int rows, const float *a, __m256 y,
                                               __m256 *acc) {
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)
 }
 
-/* Adds 4 words of 8 columns to their sums. each: elements of a word, constant after inlining. */
+/* Adds the products with 4 words of each of 8 columns of B to the sums. each: elements of a word; a
+ * constant after inlining. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int each, const int rows,
                                               const float *a, const char *b, int64_t inc,
                                               __m256 *acc) {
@@ -7948,7 +8296,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int eac
     TSHI_GEMM_FEW_WORD4(0) TSHI_GEMM_FEW_WORD4(1) TSHI_GEMM_FEW_WORD4(2) TSHI_GEMM_FEW_WORD4(3)
 }
 
-/* Sets the sums of C, 8 columns from `col` on, to D, or 0, and those of a slice to 0. */
+/* Begins 8 columns of C, from column `col` on: sets out (their sums) to D or 0, and acc (the sums
+ * of a slice of k) to 0. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col, int valid,
                                                const int rows, __m256 *acc, __m256 *out) {
 #define TSHI_GEMM_FEW_BEGIN8(i)                                                                    \
@@ -7957,7 +8306,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col,
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN8)
 }
 
-/* Adds the sums of a slice of k to those of C, and clears them. */
+/* Ends a slice of k: out += alpha acc, then acc = 0. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_slice(const tshi_gemm_tile *t, const int rows,
                                                __m256 *acc, __m256 *out) {
     const __m256 alpha = _mm256_set1_ps(t->alpha);
@@ -7976,8 +8325,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, i
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END8)
 }
 
-/* Copies what is left of A, n floats, and of each of `columns` columns of B, `size` bytes of 16,
- * with zeros behind. */
+/* Copies the last n floats of A and the last `size` bytes of each of `columns` columns of B to
+ * buffers, of 64 floats and of 16 bytes per column, and pads them with zeros. */
 TSHI_OUTLINE void tshi_gemm_few_last(float *to_a, const float *a, int64_t n, char (*to_b)[16],
                                      const char *b, int64_t size, int64_t inc, int columns) {
     memset(to_a, 0, 64 * sizeof *to_a);
@@ -7994,31 +8343,34 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
     return width == 1 ? 4 : width == 4 ? 2 : 1;
 }
 
-/* Computes 8 * groups columns of C, from column col on, with A packed to a width of `rows`.
- * Meanwhile as much of what is read next is prefetched from end to end: of B's next columns, or, if
- * there are none (last is 1), of the next matrix. */
+/* Computes 8 * groups columns of C, from column `col` on, with A packed to a width of `rows`, of
+ * which `valid` exist. Meanwhile it prefetches as many bytes as it reads: B's next columns, or, if
+ * there are none (last is 1), the matrix that is read after B. It does so in the order of
+ * memory. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const int each, const int rows,
                                                  int groups) {
-    const int64_t size = 4 / each, step = 4 * each; /* bytes of an element, elements of a step */
+    /* size: bytes of an element of B; step: elements of 4 words of a column */
+    const int64_t size = 4 / each, step = 4 * each;
     const int most = tshi_gemm_few_groups(rows);
     int64_t inc = t->csb * size;
     const char *const begin = (const char *)t->b + col * inc;
-    const char *b[4] = {NULL, NULL, NULL, NULL}; /* of each group: where it reads B next */
+    /* per group: the address at which it reads B next */
+    const char *b[4] = {NULL, NULL, NULL, NULL};
     uintptr_t ahead = !last      ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
                       : t->then ? t->then
                                 : (uintptr_t)begin;
     const tshi_gemm_word *a = t->a;
     float a_end[64];
     char b_end[32][16];
-    __m256 acc[4][8], out[4][8]; /* of each group; acc: sums of a slice, out: of C */
+    __m256 acc[4][8], out[4][8]; /* per group; acc: sums of a slice of k; out: sums of C */
 #define TSHI_GEMM_FEW_GROUPS(X)                                                                    \
     X(0) if (most > 1 && groups > 1) { X(1) } if (most > 2 && groups > 2) { X(2) X(3) }
 #define TSHI_GEMM_FEW_D(g)                                                                         \
     tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);                              \
     b[g] = begin + 8 * g * inc;                                                                    \
-    /* hides that b[g] follows from b[0]: gcc would address all 32 columns from there, and has too \
-     * few registers for their distances */                                                        \
+    /* hides from gcc that b[g] is computed from b[0]: it would address all 32 columns relative to \
+     * b[0] and have too few registers for the offsets */                                          \
     __asm__("" : "+r"(b[g]));
 #define TSHI_GEMM_FEW_QUAD(g)                                                                      \
     tshi_gemm_few_quad(t->form, each, rows, a, b[g], inc, acc[g]);                                 \
@@ -8047,9 +8399,10 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
 
 /* tshi_gemm_kernel.few for AVX2. */
 TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int cols) {
-    enum { MOST = 24 << 10 }; /* bytes of columns side by side: of long ones fewer are faster */
+    enum { MOST = 24 << 10 }; /* max bytes of columns side by side: fewer long ones are faster */
     const int width = tshi_gemm_few_width(rows);
-    const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2); /* of a group */
+    /* bytes: size of 8 columns of B */
+    const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2);
     int groups = tshi_gemm_few_groups(width);
     while (groups > 1 && groups * bytes > MOST) groups /= 2;
 #define TSHI_GEMM_FEW_WIDTHS(each)                                                                 \
@@ -8075,12 +8428,14 @@ TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int 
 #endif
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Of 16 pairs of 16 bits: the first elements, then the second ones. */
+/* A permutation of 16 pairs of 16-bit elements: the first elements of all pairs, then the second
+ * ones. */
 static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
                                                   22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
-/* Returns the first or second elements of 16 pairs of 16 bits, transposed, as floats. */
+/* Returns the first (second is 0) or the second elements (second is 1) of 16 pairs of 16-bit
+ * elements, as floats. words: as tshi_gemm_few_part stores them. */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_few_half(const tshi_gemm_form form, const float *words,
                                               const int second) {
     const __m512i x = _mm512_load_si512(words);
@@ -8091,19 +8446,19 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_few_half(const tshi_gemm_form form, con
                                       : _mm512_slli_epi32(x, 16));
 }
 
-/* Transposes a cache line of each of 16 columns of B, whose elements are contiguous, in 8 parts,
- * between which sums are added to: a processor does both at a time. p: the part; r: keeps words
- * from part to part; to: word s of all columns goes to to + 16 s (F16: the first elements of its
- * pairs, then the second ones); inc: bytes from column to column; ahead: 16 cache lines that are
- * prefetched; halves: tshi_gemm_few_halves. */
+/* Does part p, of 8, of transposing one cache line of each of 16 columns of B, whose elements are
+ * contiguous. Between the parts, the caller adds products to sums: a processor does both at a time.
+ * r: the words that the parts share; to: word s of all columns goes to to + 16 s (F16: the first
+ * elements of its pairs, then the second ones); inc: bytes from column to column; ahead: address of
+ * 16 cache lines to prefetch; halves: tshi_gemm_few_halves. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const int p, __m512 *r,
                                                 float *to, const char *b, int64_t inc,
                                                 uintptr_t ahead, __m512i halves) {
     __m512 t0, t1, t2, t3;
-#define TSHI_GEMM_FEW_LOAD(l) /* of column 4 p + l */                                              \
+#define TSHI_GEMM_FEW_LOAD(l) /* loads column 4 p + l */                                           \
     r[4 * (p & 3) + l] = _mm512_loadu_ps(b + (4 * p + l) * inc);                                   \
     TSHI_PREFETCH_L2((const void *)(ahead + 256u * (unsigned)p + 64u * l));
-#define TSHI_GEMM_FEW_KEEP(l) /* word 4 l + p - 4 */                                               \
+#define TSHI_GEMM_FEW_KEEP(l) /* stores word 4 l + p - 4 of all columns */                         \
     t0 = r[(p & 3) + 4 * l];                                                                       \
     if (form == TSHI_GEMM_F16)                                                                     \
         t0 = _mm512_castsi512_ps(_mm512_permutexvar_epi16(halves, _mm512_castps_si512(t0)));       \
@@ -8117,7 +8472,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const
     }
 }
 
-/* Transposes the first line, with all parts at once. */
+/* Transposes the first cache line of each column: all parts of tshi_gemm_few_part in one call. */
 TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to, const char *b,
                                                   int64_t inc) {
     const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);
@@ -8126,12 +8481,13 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_FIRST)
 }
 
-/* Transposes k floats, at most 8 count, of each of 16 columns. */
+/* Transposes the first 8 floats of each of 16 columns; those from index k on count as 0. column:
+ * floats from column to column. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int64_t k,
                                                  int64_t column) {
     const __mmask8 mask = (__mmask8)tshi_gemm_mask(k);
     __m512 r[8], t0, t1, t2, t3;
-    for (int l = 0; l < 8; l++) { /* of columns 0 and 4, .., 8 and 12, .. */
+    for (int l = 0; l < 8; l++) { /* loads columns 0 and 4, 1 and 5, ..., 8 and 12, ... */
         const float *at = b + (l % 4 + l / 4 * 8) * column;
         r[l] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_maskz_loadu_ps(mask, at)),
                                   _mm256_maskz_loadu_ps(mask, at + 4 * column), 1);
@@ -8144,7 +8500,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int6
     }
 }
 
-/* Transposes what 16 columns have left after their last whole cache line. */
+/* Transposes the last k elements of each of 16 columns: less than a cache line. */
 TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, const void *b,
                                                  int64_t k, int64_t column) {
     const tshi_matrix m = tshi_gemm_matrix_of(tshi_kernel_unconst(b), TSH_F16, column, 1);
@@ -8155,17 +8511,17 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 }
 
 #define TSHI_GEMM_FEW_SUM_avx512(sum, x, y) sum = _mm512_fmadd_ps(_mm512_set1_ps(x), y, sum)
-/* gcc 12 would load x in all lanes by an instruction of its own. */
+/* In assembly, because gcc 12 would broadcast x to all lanes by a separate instruction. */
 #define TSHI_GEMM_FEW_SUM_bf16(sum, x, y)                                                          \
     __asm__("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(x), "v"(y))
-#define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds a step to the sums of row i */                     \
+#define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds x[i] y to the sums of row i */                     \
     if (rows > i) TSHI_GEMM_FEW_SUM_##isa(acc[i], (x)[i], y);
 #define TSHI_GEMM_FEW_STEP(isa, x, y)                                                              \
     TSHI_GEMM_FEW_ADD(isa, 0, x, y) TSHI_GEMM_FEW_ADD(isa, 1, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 2, x, y) TSHI_GEMM_FEW_ADD(isa, 3, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
-#define TSHI_GEMM_FEW_WORD(isa, s) /* adds word s of a line */                                     \
+#define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products with word s of a cache line */             \
     if (form == TSHI_GEMM_REALS || form == TSHI_GEMM_PAIRS) {                                      \
         const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
         TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
@@ -8175,24 +8531,25 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
         TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
     }
-#define TSHI_GEMM_FEW_PART(isa, p) /* a part of the next line, and two words of this one */        \
+#define TSHI_GEMM_FEW_PART(isa, p) /* part p of transposing the next line, two words of this */    \
     tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
     TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
     TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)
 #define TSHI_GEMM_FEW_CLEAR(i) acc[i] = zero;
 #define TSHI_GEMM_FEW_BEGIN(i) /* reads D, row i */                                                \
     if (rows > i) out[i] = t->add && valid > i ? _mm512_loadu_ps(t->d + i * t->rsd + col) : zero;
-#define TSHI_GEMM_FEW_SLICE(i) /* adds a slice of k */                                             \
+#define TSHI_GEMM_FEW_SLICE(i) /* ends a slice of k: out += alpha acc */                           \
     if (rows > i) out[i] = _mm512_fmadd_ps(alpha, acc[i], out[i]);
 #define TSHI_GEMM_FEW_END(i) /* stores C, row i */                                                 \
     if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
 
 /* Defines two functions. tshi_gemm_few_rows_isa computes 16 columns of C, from column col on, with
- * A packed to a width of `rows`; each element is summed in the same order as by a tile. It reads 16
- * columns of B at the same time, which the processor's own prefetching follows badly. So it
- * prefetches B itself, in the order of memory and more than 16 columns ahead, as the next 16 need
- * the first cache line of each column at once. At the end of B it prefetches the matrix that is
- * read next (`then`). tshi_gemm_few_isa takes any number of rows. */
+ * A packed to a width of `rows`, of which `valid` exist; each element is summed in the same order
+ * as in a tile. It reads 16 columns of B at the same time, which the hardware prefetchers of
+ * processors handle badly. So it prefetches B itself, in the order of memory, and more than 16
+ * columns ahead, because the next 16 columns need the first cache line of each of them at once. At
+ * the end of B it prefetches the matrix that is read next (t->then). tshi_gemm_few_isa computes
+ * `cols` columns and takes any number of rows up to 8. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
     TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
                                                      int valid, const tshi_gemm_form form,         \
@@ -8203,13 +8560,13 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         const int64_t more = 8 * inc < TSHI_GEMM_NEAR                                              \
                                  ? (int64_t)TSHI_GEMM_NEAR                                         \
                                  : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                        \
-        uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* of B */      \
+        uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */   \
         uintptr_t ahead = /* where the 1024 bytes that were prefetched last begin */               \
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
         const tshi_gemm_word *a = t->a;                                                            \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
         const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
-        __m512 acc[8], out[8], r[16]; /* acc: sums of a slice; out: of C */                        \
+        __m512 acc[8], out[8], r[16]; /* acc: sums of a slice of k; out: sums of C */              \
         __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
         if (t->k >= each) tshi_gemm_few_first(form, words[0], b, inc);                             \
@@ -8221,7 +8578,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
                 float *const next = words[~n & 1];                                                 \
                 b += (n + 2) * each <= t->k ? 64 : 0; /* the last line is transposed twice */      \
                 ahead += 1024;                                                                     \
-                if (ahead >= end) { /* from now on what is read next; unknown: this once more */   \
+                if (ahead >= end) { /* after B: t->then, or, if it is 0, this line again */        \
                     ahead = t->then ? ahead - end + t->then : (uintptr_t)b;                        \
                     end = (uintptr_t)-1;                                                           \
                 }                                                                                  \
@@ -8278,15 +8635,16 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
 
 /* ========================================================================== */
 /* >>gemm-api                                      MARK: - gemm-api (private) */
-/* The built-in matrix product: the loops around its tiles. Packed, cache-    */
-/* blocked, any strides: see HOW IT WORKS in >>gemm.                          */
+/* The built-in matrix product: packing, and cache-blocked loops that call    */
+/* micro-kernels. Takes any strides. See HOW IT WORKS in >>gemm.              */
 /* Needs: >>gemm-few.                                                         */
 /* ========================================================================== */
 
 /* -- the table ------------------------------------------------------------ */
 
-/* Best kernel first; the last one runs on every processor. Block sizes: mc * kc floats fill at most
- * half of an L2 cache, kc * nr an L1 cache; nc limits the scratch memory. */
+/* One row per micro-kernel (columns: struct tshi_gemm_kernel), the best one first; the last one
+ * runs on every processor. Block sizes: mc * kc floats fill at most half of an L2 cache, kc * nr an
+ * L1 cache; nc limits the scratch memory. */
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_GEMM_BF16S
     {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
@@ -8307,7 +8665,7 @@ static const tshi_gemm_kernel tshi_gemm_kernels[] = {
     {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL, NULL,
      NULL, NULL, NULL}};
 
-/* Returns 1 if this processor runs the kernel. */
+/* Returns 1 if this processor has the instructions that the kernel needs. */
 static int tshi_gemm_runs(const tshi_gemm_kernel *kernel) {
 #if TSHI_GEMM_BF16S
     if (kernel->pairs && !__builtin_cpu_supports("avx512bf16")) return 0;
@@ -8325,38 +8683,41 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
 /* -- products ------------------------------------------------------------- */
 
 /* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
- * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
+ * GFLOP/s), on the thread that computes the product, so that collectives make progress
+ * meanwhile. */
 typedef struct tshi_gemm_progress {
     void (*fn)(void *user);
     void *user;     /* argument of fn */
-    uintptr_t then; /* tshi_gemm_tile.then */
+    uintptr_t then; /* address of the matrix that is read after B: see tshi_gemm_tile.then */
 } tshi_gemm_progress;
 
-enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds from call to call */
+enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds between two calls of the callback */
 
 /* A product, or the part of one that is being computed: C = alpha A B + D. */
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel; /* computes the tiles */
-    tsh_real *pack_a, *pack_b;      /* scratch: a packed block of A, panel of B */
+    tsh_real *pack_a, *pack_b;      /* scratch memory: a packed block of A, a packed panel of B */
     int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
     tsh_real alpha;                 /* factor of the product A B */
     int add;                        /* 0: D is 0 and not read */
     tshi_matrix a, b, d, c;         /* the matrices; D may be C */
-    tshi_gemm_form form_a, form_b;  /* of packed A and B */
-    tshi_matrix sums;               /* scratch: C of a panel before the last slice; or no data */
-    int stream;                     /* 1: the kernel's `stream` computes all columns that it can */
-    const tshi_gemm_progress *progress; /* called during a long product; NULL: nothing is */
-    int64_t since;                      /* multiply-adds since progress was called */
+    tshi_gemm_form form_a, form_b;  /* element forms of A and B after packing */
+    /* scratch: sums of a panel of C before the last slice of k; data NULL: they are kept in C */
+    tshi_matrix sums;
+    int stream; /* 1: the kernel's `stream` computes all columns that it can */
+    const tshi_gemm_progress *progress; /* callback of a long product; NULL: none */
+    int64_t since;                      /* multiply-adds since the callback was last called */
 } tshi_gemm_job;
 
-/* Returns a block size that cuts `length` evenly: a multiple of unit, which gives no more blocks
- * than size max would. */
+/* Returns a block size, a multiple of `unit`, that cuts `length` into blocks of similar size: no
+ * more blocks than a block size of `max` would give. */
 static int64_t tshi_gemm_even(int64_t length, int64_t max, int64_t unit) {
     const int64_t blocks = tshi_base_ceil(length, max);
     return tshi_base_ceil(tshi_base_ceil(length, blocks), unit) * unit;
 }
 
-/* Returns what packing makes of m. pairs: of bf16. */
+/* Returns the form to which packing converts m. pairs: 1 if the product multiplies pairs of
+ * bf16. */
 static tshi_gemm_form tshi_gemm_form_of(tshi_matrix m, int pairs) {
     if (pairs) return m.dtype == TSH_BF16 ? TSHI_GEMM_PAIRS : TSHI_GEMM_ROUNDED;
     if (m.dtype == TSH_REAL) return TSHI_GEMM_REALS;
@@ -8365,20 +8726,21 @@ static tshi_gemm_form tshi_gemm_form_of(tshi_matrix m, int pairs) {
                                 : TSHI_GEMM_OTHER;
 }
 
-/* Returns 1 if the kernel multiplies pairs of bf16 of A and B. */
+/* Returns 1 if the kernel multiplies pairs of bf16 and A and B are suited: one is bf16, and the
+ * other is bf16 or may be rounded to it. */
 static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_matrix b) {
     const int short_a = a.dtype == TSH_BF16, short_b = b.dtype == TSH_BF16;
     return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
 }
 
-/* Returns the elements of a slice of k: whole cache lines, so that slices of an aligned row are
- * aligned. */
+/* Returns the length of a slice of k, in elements: whole cache lines, so that slices of an aligned
+ * row are aligned. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
     const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
     return k <= max ? max : tshi_gemm_even(k, max, 32);
 }
 
-/* Stores n values in row i of c from column j on, converted to its dtype. */
+/* Stores n values in row i of c, from column j on, converted to c's dtype. */
 static void tshi_gemm_store(const tshi_gemm_kernel *kernel, tshi_matrix c, int64_t i, int64_t j,
                             const tsh_real *from, int n) {
     void *const to = tshi_gemm_from(c, i, j).data;
@@ -8402,9 +8764,10 @@ static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, 
     }
 }
 
-/* Computes a tile that the micro-kernel cannot write in place (csc or csd is not 1, C is no matrix
- * of tsh_real, or fewer columns than its width are left): it writes to a buffer, with the same
- * arithmetic. d, c: the tile's parts of D and C. */
+/* Computes a tile that the micro-kernel cannot write in place, because the columns of C or D are
+ * not contiguous, C is not of tsh_real, or fewer columns are left than the tile has. The
+ * micro-kernel writes the tile to a buffer, with the same arithmetic, and the columns that exist
+ * are copied to C. d, c: D and C from the tile's first element on. */
 static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn tile,
                            const tshi_gemm_tile *t, int rows, int cols, int width, tshi_matrix d,
                            tshi_matrix c) {
@@ -8421,12 +8784,13 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
                 buffer[i * width + j] = j < cols ? *tshi_gemm_at(d, i, j) : 0;
     }
     tile(&inner, rows, width);
-    for (int i = 0; i < rows; i++) /* the columns that exist */
+    for (int i = 0; i < rows; i++) /* stores the columns that exist */
         tshi_gemm_store(kernel, c, i, 0, buffer + i * width, cols);
 }
 
-/* Returns the cache lines of B's sliver that begins at column j, which is packed next; none if
- * j >= n. A tile prefetches only a few of them at a time: processors ignore more, or stall. */
+/* Returns the cache lines, to be prefetched, of B's sliver that begins at column j and is packed
+ * next; none if j >= n. A tile prefetches only a few of them at a time: processors ignore more, or
+ * stall. */
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size; /* values per line */
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
@@ -8443,8 +8807,9 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     return w;
 }
 
-/* Returns how many columns of the product `stream` computes at a time, a multiple of nr: their sums
- * take the memory of packed B. Returns 0 if the product cannot be streamed. */
+/* Returns how many columns `stream` computes at a time, a multiple of nr: as many as the memory of
+ * packed B has space for, where their sums are kept. Returns 0 if the product cannot be
+ * streamed. */
 static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int takes_b = job->form_b == TSHI_GEMM_REALS ||
@@ -8458,7 +8823,8 @@ static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     return kernel->nr * (tshi_base_min(job->k, kernel->kc) / job->m);
 }
 
-/* Computes the columns of C that a block's `stream` can take, with A as in t. */
+/* Computes the first `columns` columns of C by the kernel's `stream`. The caller has set the fields
+ * of t for A, alpha, and the row strides of C and D. */
 static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t columns) {
     t->b = (const tsh_real *)job->b.data;
     t->rsb = job->b.row;
@@ -8466,13 +8832,14 @@ static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t co
     t->slice = job->k;
     t->d = tshi_gemm_at(job->d, 0, 0);
     t->c = tshi_gemm_at(job->c, 0, 0);
-    t->sums = job->pack_b; /* uses the memory of packed B */
+    t->sums = job->pack_b; /* pack_b is not in use yet */
     job->kernel->stream(t, (int)job->m, (int)columns);
     job->since += job->m * columns * job->k;
 }
 
-/* Computes the tiles of up to mr rows and `width` columns from j on, of which `cols` exist, with A
- * and B as in t. next: from a row of A to the next one, in whole slivers. */
+/* Computes columns j to j + cols - 1 of C, in tiles of up to mr rows and `width` >= cols columns.
+ * The caller has set the fields of t for A and B. next: distance in words between rows of A; the
+ * tile that begins at row i reads A from t->a + i * next on, packed or not. */
 static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
                              tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
     const tshi_gemm_word *a = t->a;
@@ -8492,7 +8859,8 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
     t->a = a;
 }
 
-/* Calls the callback of a long product when it is time to. */
+/* Counts `products` more multiply-adds; calls the callback after every TSHI_GEMM_INTERVAL of
+ * them. */
 static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
     job->since += products;
     if (!job->progress || job->since < TSHI_GEMM_INTERVAL) return;
@@ -8500,21 +8868,23 @@ static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
     job->since = 0;
 }
 
-/* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc,
- * k <= kc. The `first` block of rows packs the panel; if it is also the `last`, all slivers of the
- * panel are packed into the same memory, one after the other. */
+/* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), where m <= mc
+ * and k is one slice. first: 1 for the first block of rows, which packs the panel; last: 1 for the
+ * last block. If both are 1, all slivers of the panel are packed into the same memory, one after
+ * the other. */
 static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
     /* pack_a: 0: A is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
-    const int64_t words = tshi_gemm_words(job->form_a, job->k); /* of a packed row or column */
+    /* words of a packed row of A or column of B */
+    const int64_t words = tshi_gemm_words(job->form_a, job->k);
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
     const int64_t streamed = job->stream ? job->n / unit * unit : 0;
     const tshi_gemm_tile_fn tile = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
-    tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* nothing yet */
+    tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* no cache lines yet */
     tshi_gemm_tile t;
     for (int64_t i = 0; pack_a && i < job->m; i += mr)
         tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, mr,
@@ -8550,9 +8920,10 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     }
 }
 
-/* Computes, by the kernel's `few`, the columns of a product of few rows, and removes them from the
- * job. The last n % (nr / 2) are computed once more with those before them, to a buffer, unless
- * there are too few columns for that. */
+/* Computes a product of few rows by the kernel's `few`, and removes the computed columns from the
+ * job. `few` takes multiples of nr / 2 columns. To compute the last n % (nr / 2) columns, it is
+ * called for the last nr / 2 with a buffer as output. If n < nr / 2, or D is read and its columns
+ * are not contiguous, these last columns stay in the job. */
 static void tshi_gemm_few(tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m), m = (int)job->m;
@@ -8566,12 +8937,13 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile t;
     if (!columns) return;
+    /* pairs: 1 if a contiguous row of A is laid out in memory as packed pairs of bf16 are */
     const int pairs = job->form_a == TSHI_GEMM_PAIRS && job->k % 2 == 0 &&
-                      (uintptr_t)job->a.data % sizeof(tsh_real) == 0; /* bf16, as if packed */
+                      (uintptr_t)job->a.data % sizeof(tsh_real) == 0;
     const int in_place = m == 1 && job->a.column == 1 && (pairs || job->form_a == TSHI_GEMM_REALS);
     if (!in_place)
         tshi_gemm_pack_matrix(kernel, job->pack_a, width, m, job->k, job->a, job->form_a);
-    t.rsa = t.csa = t.rsb = 0; /* this and the next two are not used */
+    t.rsa = t.csa = t.rsb = 0; /* `few` uses neither these nor sums and walk */
     t.sums = NULL;
     t.walk = NULL;
     t.then = job->progress ? job->progress->then : 0;
@@ -8608,7 +8980,8 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     job->d = tshi_gemm_from(job->d, 0, columns);
 }
 
-/* Returns how many columns tshi_gemm_blocks takes at a time. */
+/* Returns the width of the panels that tshi_gemm_blocks computes one after the other, in
+ * columns. */
 static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t stream = tshi_gemm_streams(all);
@@ -8617,8 +8990,8 @@ static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
     return all->m <= TSHI_GEMM_THIN && all->k > kernel->kc ? kernel->nr : all->n;
 }
 
-/* Runs the three outer loops of the scheme on top of this section: over panels of columns (jc),
- * slices of k (pc) and blocks of rows (ic). */
+/* Runs the three outer loops of HOW IT WORKS in >>gemm: over panels of columns (jc), slices of k
+ * (pc) and blocks of rows (ic). */
 static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
@@ -8630,7 +9003,7 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
         const tshi_matrix c = tshi_gemm_from(all->c, 0, j);
         part.n = tshi_base_min(nc, all->n - j);
         for (int64_t p = 0; p < all->k; p += kc) {
-            const tshi_matrix sums = all->sums.data ? all->sums : c; /* of the slices before */
+            const tshi_matrix sums = all->sums.data ? all->sums : c; /* sums of earlier slices */
             const tshi_matrix to = p + kc < all->k ? sums : c;
             const tshi_matrix from = p > 0 ? sums : tshi_gemm_from(all->d, 0, j);
             part.k = tshi_base_min(kc, all->k - p);
@@ -8655,7 +9028,8 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
     return csc != 1 && rsc == 1; /* columns are contiguous, rows are not */
 }
 
-/* Returns the number of elements of a packed block of A, rounded up to multiples of 64 bytes. */
+/* Returns the number of tsh_real that packed A needs, as a block or for `few`, rounded up to a
+ * multiple of 16, which is 64 bytes or more. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) * tshi_base_min(kernel->kc, k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
@@ -8667,7 +9041,7 @@ static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, i
 static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                 int64_t rsc, int64_t csc) {
     int64_t columns = kernel->nr;
-    if (tshi_gemm_transposes(m, n, rsc, csc, kernel->nr)) { /* m, n: those of C^T */
+    if (tshi_gemm_transposes(m, n, rsc, csc, kernel->nr)) { /* m, n become the shape of C^T */
         const int64_t rows = m;
         m = n;
         n = rows;
@@ -8677,14 +9051,15 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
            sizeof(tsh_real);
 }
 
-/* Returns the distance of rows of sums that are kept apart from C: a cache line more than a panel
- * has, whose 4 KiB would put the rows of a tile into the same set of a cache. */
+/* Returns the row stride, in elements, of sums that are kept apart from C: nc and a cache line
+ * more. With nc alone, 4 KiB of floats, the rows of a tile would fall into the same set of a
+ * cache. */
 static int64_t tshi_gemm_pitch(const tshi_gemm_kernel *kernel) {
     return kernel->nc + 64 / (int64_t)sizeof(tsh_real);
 }
 
-/* Returns the bytes of scratch that a product needs beyond tshi_gemm_scratch because of C's dtype:
- * for sums of a panel of C, if the sum over k takes several slices. */
+/* Returns the bytes of scratch that a product needs beyond tshi_gemm_scratch because C is not of
+ * tsh_real: for the sums of a panel of C, if the sum over k takes several slices. */
 static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, int64_t n,
                                      int64_t k, tshi_matrix c) {
     const int64_t rows = tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr) ? n : m;
@@ -8693,7 +9068,8 @@ static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, 
            sizeof(tsh_real);
 }
 
-/* Computes a job, TSHI_GEMM_SUMS rows at a time if sums are kept apart from C. */
+/* Computes a job. If C is not of tsh_real and k has several slices, computes TSHI_GEMM_SUMS rows of
+ * C at a time and keeps their sums in `sums` until the last slice. */
 static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
     const int few = job->kernel->few && job->m <= TSHI_GEMM_FEW_ROWS && job->b.row == 1 &&
                     job->b.column != 1 && job->form_b != TSHI_GEMM_OTHER &&
@@ -8716,7 +9092,8 @@ static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
 }
 
 /* Computes C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread; the parentheses hold
- * shapes. D is C, or does not overlap it; its strides may be 0: a bias takes no pass of its own. */
+ * shapes. D is C, or does not overlap it. D's strides may be 0, so that a bias is broadcast without
+ * a pass of its own. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
                           const tshi_gemm_progress *progress, int64_t m, int64_t n, int64_t k,
                           tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
@@ -8765,59 +9142,63 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
 /* Needs: >>dtype.                                                            */
 /* ========================================================================== */
 
-/* Y = X W^T + b, with W (out, in) in blocks of 32 integers w and a scale s. X is quantised by
- * blocks in the same way, to 8 bits: x is about t q, where t is a float. Then
+/* Y = X W^T + b. W, shape (out, in), consists of blocks of 32 integers w with a scale s. X is
+ * quantised by blocks in the same way, to 8 bits: x is about t q, where q is an integer and the
+ * scale t a float. Then
  *
  *     y = sum over the blocks of (s t) * (sum over 32 elements of w q)
  *
- * and the inner sum is one of integers. It is exact; the outer one adds floats in the order of the
- * blocks, each product rounded, then each sum. With a minimum m of the block (TSH_Q4_1) w is
- * s v + m, and after each block's product with v, m times t (the sum of q) is added. So an element
- * of Y depends on its rows of X and W only: not on the number of rows, not on threads, not on the
- * instruction set. (Without an FMA that the compiler makes of a product and a sum: -std=c99 or
- * -ffp-contract=off.)
+ * and the inner sum is one of integers. It is exact; the outer sum adds floats in the order of the
+ * blocks, where each product is rounded, then each sum. If blocks have a minimum m (TSH_Q4_1), a
+ * weight is s w + m, and m times t (the sum of q) is added after each block's product. So an
+ * element of Y depends only on its rows of X and W: not on the number of rows, not on threads, not
+ * on the instruction set. (The compiler must not contract a product and a sum into an FMA: -std=c99
+ * or -ffp-contract=off.)
  *
  * Columns of Y are computed 16 at a time, as many as a register has lanes. Their weights are moved
  * from blocks to tiles, where four successive elements of 16 rows of W lie side by side: one
  * instruction (VNNI) then adds four products in every lane. A few blocks of a row are moved at a
- * time, so that tiles stay in the L1 cache, and serve all rows of X. With few rows, the next block
- * is moved while sums of this one are added to, and the time is that of reading W. */
+ * time, so that tiles stay in the L1 cache, and serve all rows of X. With few rows of X, the next
+ * block is moved while products with the current one are added, and the time is that of reading
+ * W. */
 enum {
     TSHI_QUANT_COLUMNS = 16, /* columns of a tile */
     TSHI_QUANT_STRIP = 8,    /* blocks that are moved to tiles at a time */
-    TSHI_QUANT_WIDE = 4,     /* tiles side by side, if there are many rows */
-    TSHI_QUANT_FEW = 8,      /* rows of X that share a load of a tile */
+    TSHI_QUANT_WIDE = 4,     /* tiles computed side by side if X has many rows */
+    TSHI_QUANT_FEW = 8,      /* rows of X that use a tile each time it is loaded */
     TSHI_QUANT_Q8 = 34,      /* bytes of a block of TSH_Q8_0 */
-    TSHI_QUANT_Q4 = 18,      /* of TSH_Q4_0 */
-    TSHI_QUANT_Q4_1 = 20     /* of TSH_Q4_1 */
+    TSHI_QUANT_Q4 = 18,      /* bytes of a block of TSH_Q4_0 */
+    TSHI_QUANT_Q4_1 = 20     /* bytes of a block of TSH_Q4_1 */
 };
 
 /* One block of 32 weights of each of 16 rows of W, laid out for the kernels; 64-byte aligned. */
 typedef struct tshi_quant_tile {
-    unsigned char w[8][16][4]; /* element 4 i + j of row c at [i][c][j], plus 128 (TSH_Q4_0: 8) */
-    float scale[16], min[16];  /* min: of TSH_Q4_1 only */
+    /* w[i][c][j]: element 4 i + j of row c, plus 128 (TSH_Q8_0) or 8 (TSH_Q4_0) */
+    unsigned char w[8][16][4];
+    float scale[16], min[16]; /* min: of TSH_Q4_1 only */
 } tshi_quant_tile;
 
-/* A block of a row of X. */
+/* A block of 32 elements of a row of X, quantised. */
 typedef struct tshi_quant_input {
     signed char q[TSHI_DTYPE_BLOCK];
     float scale, sum; /* sum: scale times the sum of q */
-    int32_t offset;   /* -128, -8 or 0 times the sum of q: takes away what that adds in a tile */
+    int32_t offset; /* -128, -8 or 0 times the sum of q: cancels what a tile adds to its weights */
 } tshi_quant_input;
 
-/* `count` blocks of 16 rows of W. */
+/* What a kernel reads of W: `count` successive blocks of each of 16 rows. */
 typedef struct tshi_quant_source {
-    const unsigned char *w; /* the first block */
+    const unsigned char *w; /* first block of the first row */
     int64_t row;            /* bytes from row to row */
-    int rows;               /* of fewer than 16, the last one stands for those that are missing */
-    int count, size;        /* number of blocks; bytes of a block */
-    uintptr_t ahead;        /* address of as many bytes, which are prefetched */
+    int rows;               /* number of rows; if below 16, the last one stands in for the others */
+    int count, size;        /* number of blocks per row; bytes of a block */
+    uintptr_t ahead;        /* address from which as many bytes are prefetched as are read */
 } tshi_quant_source;
 
-/* Moves blocks to tiles. */
+/* Moves from->count blocks of 16 rows of W to as many tiles. */
 typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
-/* Adds blocks to the sums of 16 columns, for 1 to 8 rows of X. from->w: read, if w is NULL (not by
- * all kernels), else tiles. x: block b of row r at 8 b + r; stride: from row to row of sums. */
+/* Adds products with from->count blocks of 16 rows of W to the sums of 16 columns of Y, for 1 to 8
+ * rows of X. w: the blocks as tiles; NULL: reads from->w instead (not all kernels can). x[8 b + r]:
+ * block b of row r of X. stride: floats from row to row of sums. */
 typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, const tshi_quant_source *from,
                                   const tshi_quant_input *x, float *sums, int64_t stride, int rows);
 
@@ -8825,7 +9206,7 @@ typedef struct tshi_quant_kernel {
     const char *name;
     tshi_quant_move_fn move;
     tshi_quant_dot_fn dot;
-    int direct; /* limit of rows of X for which dot takes no tiles, of 16 rows of W */
+    int direct; /* max rows of X for which dot reads 16 rows of W without tiles; 0: it never does */
 } tshi_quant_kernel;
 
 /* -- the portable kernels --------------------------------------------------- */
@@ -8877,7 +9258,7 @@ typedef struct tshi_quant_dword {
     signed char q[4];
 } tshi_quant_dword;
 
-static int32_t tshi_quant_four(const signed char *q) { /* four bytes, for all lanes */
+static int32_t tshi_quant_four(const signed char *q) { /* four bytes as one integer */
     int32_t four;
     memcpy(&four, q, sizeof four);
     return four;
@@ -8905,7 +9286,7 @@ static int32_t tshi_quant_four(const signed char *q) { /* four bytes, for all la
 #define TSHI_QUANT_256(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
 #define TSHI_QUANT_TO(at)  ((__m256i *)(void *)(at))
 
-/* Loads the scales of 8 rows. */
+/* Loads the f16 scales of one block of each of 8 rows, as floats. row: bytes from row to row. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int64_t row) {
     const __m128i s01 = _mm_unpacklo_epi16(TSHI_QUANT_32(w), TSHI_QUANT_32(w + row));
     const __m128i s23 = _mm_unpacklo_epi16(TSHI_QUANT_32(w + 2 * row), TSHI_QUANT_32(w + 3 * row));
@@ -8915,7 +9296,8 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int6
         _mm_unpacklo_epi64(_mm_unpacklo_epi32(s01, s23), _mm_unpacklo_epi32(s45, s67)));
 }
 
-/* Moves 16 bytes of each of 8 rows at a time. */
+/* Moves blocks to tiles, 16 bytes of each of 8 rows at a time. bits: 8 or 4 per weight, a constant
+ * after inlining. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
                                                  const tshi_quant_source *from, const int bits) {
     const __m256i flip = _mm256_set1_epi8(-128), low = _mm256_set1_epi8(15);
@@ -8931,7 +9313,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
             if (has_min) _mm256_storeu_ps(to->min + c, tshi_quant_scales_avx2(w + 2, row));
             for (int half = 0; half < bits / 4; half++) {
                 __m256i z[4];
-#define TSHI_QUANT_ROWS(i) /* rows i and i + 4 */                                                  \
+#define TSHI_QUANT_ROWS(i) /* loads 16 bytes of rows i and i + 4 */                                \
     z[i] = _mm256_inserti128_si256(                                                                \
         _mm256_castsi128_si256(TSHI_QUANT_128(w + (i)*row + head + 16 * half)),                    \
         TSHI_QUANT_128(w + ((i) + 4) * row + head + 16 * half), 1);
@@ -8959,10 +9341,11 @@ TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant
         tshi_quant_tiles_avx2(to, from, 4);
 }
 
-/* Adds products w q of four elements of 8 columns. The instruction multiplies unsigned by signed
- * bytes and saturates sums of two. 8 bits: |w| by q with w's sign, at most 2 * 128 * 127, added as
- * 32 bits. 4 bits: w (of TSH_Q4_0 plus 8) by q, at most 2 * 15 * 127: 16 bits have space for all of
- * a block. */
+/* Adds the products w q of four elements of each of 8 columns to sum. AVX2 multiplies unsigned by
+ * signed bytes and adds neighbouring products to 16 bits, with saturation. If bits is 8, it
+ * multiplies |w| by q with w's sign: two products are at most 2 * 128 * 127, and are added as 32
+ * bits. If bits is 4, it multiplies w (TSH_Q4_0: w + 8) by q: two products are at most
+ * 2 * 15 * 127, so that 16-bit sums have space for a whole block. */
 TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, __m256i w,
                                                   __m256i magnitude, __m256i q) {
     if (bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
@@ -8971,8 +9354,8 @@ TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, _
                                                    _mm256_set1_epi16(1)));
 }
 
-/* Adds the sums n of a block of 8 columns, times the scales, to those of the blocks before, and the
- * part of minima, if there are any. */
+/* Returns sum plus the result of one block for 8 columns: its integer sums n times the scales, and,
+ * if has_min is 1, the minima times x->sum. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, int has_min,
                                                  __m256 min, const tshi_quant_input *x, __m256i n,
                                                  __m256 sum) {
@@ -8984,7 +9367,7 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, i
     return has_min ? _mm256_add_ps(sum, _mm256_mul_ps(min, _mm256_set1_ps(x->sum))) : sum;
 }
 
-/* Adds all blocks of 16 rows of W to the sums of one row of X, without tiles. */
+/* Adds the products of all blocks of 16 rows of W with one row of X to 16 sums, without tiles. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, const int bits,
                                                const tshi_quant_input *x, float *sums) {
     const __m256i low = _mm256_set1_epi8(15);
@@ -8993,7 +9376,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
     for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8) {
         const unsigned char *w = from->w + c * row;
         const tshi_quant_input *y = x;
-        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* the next 8 rows */
+        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* prefetches the next 8 rows */
         __m256 sum = _mm256_loadu_ps(sums + c);
         for (int b = 0; b < from->count; b++, w += size, y += TSHI_QUANT_FEW) {
             __m256i n = _mm256_setzero_si256(), z[4];
@@ -9022,13 +9405,13 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
     }
 }
 
-/* Adds a block of 16 columns to the sums of `rows` rows of X, 1, 2 or 4. */
+/* Adds the products of one tile with 1, 2 or 4 rows of X (`rows`) to their sums of 16 columns. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int bits,
                                                 const int rows, const int has_min,
                                                 const tshi_quant_input *x, float *sums,
                                                 int64_t stride) {
     const __m256i flip = _mm256_set1_epi8(bits == 8 ? -128 : 0);
-    __m256i n[4], m[4]; /* sums of columns 0 to 7, of 8 to 15 */
+    __m256i n[4], m[4]; /* per row of X; n: sums of columns 0 to 7; m: of columns 8 to 15 */
 #define TSHI_QUANT_EACH4(X) X(0) X(1) X(2) X(3)
 #define TSHI_QUANT_BEGIN4(r) n[r] = m[r] = _mm256_setzero_si256();
 #define TSHI_QUANT_ADD4(r)                                                                         \
@@ -9061,14 +9444,14 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
                                           const tshi_quant_input *x, float *sums, int64_t stride,
                                           int rows) {
     const int has_min = from->size == TSHI_QUANT_Q4_1;
-#define TSHI_QUANT_SOME(some) /* `some` rows at a time, as often as there are so many */           \
+#define TSHI_QUANT_SOME(some) /* takes `some` rows at a time, while as many are left */            \
     for (; rows >= some; rows -= some, x += some, sums += some * stride)                           \
         for (int b = 0; b < from->count; b++)                                                      \
             if (from->size == TSHI_QUANT_Q8)                                                       \
                 tshi_quant_rows_avx2(w + b, 8, some, 0, x + TSHI_QUANT_FEW * b, sums, stride);     \
             else                                                                                   \
                 tshi_quant_rows_avx2(w + b, 4, some, has_min, x + TSHI_QUANT_FEW * b, sums, stride);
-    if (!w) { /* one row */
+    if (!w) { /* no tiles: one row of X */
         if (from->size == TSHI_QUANT_Q8)
             tshi_quant_one_avx2(from, 8, x, sums);
         else
@@ -9099,7 +9482,7 @@ static short tshi_quant_two(const unsigned char *scale) {
     return two;
 }
 
-/* Loads the scales of 16 rows. */
+/* Loads the f16 scales of one block of each of 16 rows, as floats. row: bytes from row to row. */
 TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int64_t row) {
     __m128i low = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(0));
     __m128i high = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(8));
@@ -9111,10 +9494,11 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
     return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
-/* Moves a block of 16 rows to a tile in 8 parts, between which sums are added to: a processor does
- * both at a time. p: the part; z: keeps values from part to part. 8 bits: a register has the bytes
- * of rows r and r + 4; transposing rows 0 to 7 gives dwords i, i + 4 of four rows, then of the next
- * four. 4 bits: a register has the 16 bytes of rows i, 4 + i, 8 + i, 12 + i. */
+/* Does part p, of 8, of moving one block of each of 16 rows to a tile. Between the parts, the
+ * caller adds products to sums: a processor does both at a time. z: values that the parts share. If
+ * bits is 8, a register is loaded with the blocks of rows r and r + 4 (32 bytes each); transposing
+ * rows 0 to 7 makes it hold dwords i and i + 4 of rows 0 to 3, then of rows 4 to 7. If bits is 4, a
+ * register is loaded with the blocks of rows i, 4 + i, 8 + i and 12 + i (16 bytes each). */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int bits, const int p, const int has_min,
                                                  __m512i *z, tshi_quant_tile *to,
                                                  const unsigned char *w, int64_t row) {
@@ -9188,8 +9572,8 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
     s[i] = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
 #define TSHI_QUANT_BEGIN(i)                                                                        \
     if (width > i) n[i] = _mm512_set1_epi32(x[i].offset);
-/* Adds the products with four elements of row i of X. gcc 12 would load them in all lanes by an
- * instruction of its own. */
+/* Adds the products with four elements of row i of X. In assembly, because gcc 12 would broadcast
+ * them to all lanes by a separate instruction. */
 #define TSHI_QUANT_ADD(i)                                                                          \
     if (width > i)                                                                                 \
         __asm__("vpdpbusd %1%{1to16%}, %2, %0"                                                     \
@@ -9212,17 +9596,19 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
 #define TSHI_QUANT_PUT(i)                                                                          \
     if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
 
-/* bits (0: tiles) and width, the number of rows of X or more, are constant after inlining. */
+/* tshi_quant_dot_fn for up to 8 rows of X. bits: bits per weight of from->w, 8 or 4; 0: reads
+ * `tile` instead. width: 1, 4 or 8, at least `rows`. Both are constants after inlining. */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
                                                       const tshi_quant_source *from,
                                                       const tshi_quant_input *x, float *sums,
                                                       int64_t stride, int rows, const int bits,
                                                       const int width) {
     const unsigned char *w = from->w;
-    tshi_quant_source first = *from; /* its first block */
+    tshi_quant_source first = *from; /* `from` with its first block only */
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     uintptr_t ahead = from->ahead;
-    __attribute__((aligned(64))) tshi_quant_tile two[2]; /* of this block and of the next one */
+    /* tiles of this block and of the next one */
+    __attribute__((aligned(64))) tshi_quant_tile two[2];
     __m512i z[8];
     __m512 s[8];
     TSHI_QUANT_EACH(TSHI_QUANT_SUMS)
@@ -9315,7 +9701,7 @@ static const tshi_quant_kernel tshi_quant_kernels[] = {
 #endif
 };
 
-/* Returns the best kernels that an instruction set has, TSHI_ISA_.... */
+/* Returns the best kernel for an instruction set, TSHI_ISA_..., on this processor. */
 static const tshi_quant_kernel *tshi_quant_pick(int isa) {
 #if TSHI_X86
     if (isa == TSHI_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
@@ -9328,10 +9714,11 @@ static const tshi_quant_kernel *tshi_quant_pick(int isa) {
 
 /* -- products --------------------------------------------------------------- */
 
-/* Quantises a block of a row of X: q is x / scale, rounded to the nearest, ties to even. Adding
- * 1.5 * 2^23 does that: the sum's low 8 bits are q. NaN and infinity make the scale what they are.
- * The largest magnitude is found among the bits of floats, where integers compare. offset: what a
- * tile of W adds to its elements. */
+/* Quantises a block of 32 elements of a row of X: scale is the largest magnitude / 127, and q is
+ * x / scale, rounded to nearest, ties to even. (Adding 1.5 * 2^23 rounds: the low 8 bits of the sum
+ * are q.) If an element is NaN or infinite, so is the scale. To find the largest magnitude, the
+ * floats' bits are compared as integers. offset: what tiles of W add to each weight (128, 8 or
+ * 0). */
 static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input *to) {
     float y[TSHI_DTYPE_BLOCK], inverse;
     int32_t most = 0, sum = 0, bits;
@@ -9353,20 +9740,20 @@ static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input
     to->sum = to->scale * (float)sum;
 }
 
-/* A product, whose columns threads share. */
+/* A product Y = X W^T + b, whose columns are divided among threads. */
 typedef struct tshi_quant_job {
     const tshi_quant_kernel *kernel;
-    const unsigned char *w;    /* W, shape (outs, blocks), `size` bytes a block */
-    const tshi_quant_input *x; /* X, shape (rows / 8, blocks, 8) */
-    const tshi_matrix *bias;   /* as (rows, outs); NULL: there is none */
+    const unsigned char *w;    /* W, shape (outs, blocks); a block has `size` bytes */
+    const tshi_quant_input *x; /* X, shape (rows / 8, rounded up; blocks; 8) */
+    const tshi_matrix *bias;   /* b, broadcast to (rows, outs); NULL: there is none */
     tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
-    int size, wide; /* wide: tiles side by side */
+    int size, wide; /* size: bytes of a block of W; wide: number of tiles computed side by side */
     char *scratch;  /* for every piece: tiles, then sums of shape (rows, 16 * wide) */
-    size_t each;    /* bytes of scratch of a piece */
+    size_t each;    /* bytes of scratch per piece */
 } tshi_quant_job;
 
-/* Computes the sums of `tiles` tiles side by side, from column `first` on. */
+/* Computes 16 * tiles columns of X W^T, from column `first` on, to `sums`. tile: scratch. */
 static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile, float *sums,
                                int64_t first, int tiles) {
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
@@ -9383,7 +9770,8 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
             const int64_t c = first + t * TSHI_QUANT_COLUMNS; /* the tile's first column */
             from.w = job->w + c * from.row + b * job->size;
             from.rows = (int)tshi_base_min(TSHI_QUANT_COLUMNS, job->outs - c);
-            /* the same blocks of the next tiles' rows, one after the other in memory */
+            /* prefetches the rows of the next tiles, which follow each other in memory, from front
+             * to back: 16 b of their blocks were prefetched before */
             from.ahead = (uintptr_t)from.w + (uintptr_t)(TSHI_QUANT_COLUMNS * tiles * from.row +
                                                          (TSHI_QUANT_COLUMNS - 1) * b * job->size);
             if (!direct) job->kernel->move(tile + t * TSHI_QUANT_STRIP, &from);
@@ -9429,11 +9817,12 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
     }
 }
 
-/* Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins); bias as
- * (rows, outs), or NULL; y (rows, outs), of any floating dtype, its rows contiguous. */
+/* Computes Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins);
+ * bias broadcast to (rows, outs), or NULL; y (rows, outs), of any floating dtype, its rows
+ * contiguous. */
 static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
                                const tshi_matrix *bias, tshi_matrix y) {
-    enum { MIN_WORK = 1 << 18 }; /* multiply-adds that are worth a thread */
+    enum { MIN_WORK = 1 << 18 }; /* min multiply-adds per thread: fewer would not pay */
     const int64_t outs = w->local[0], ins = w->local[1], blocks = ins / TSHI_DTYPE_BLOCK;
     const tshi_dtype *from = &tshi_dtypes[x.dtype];
     const int pieces = (int)tshi_base_min(
@@ -9456,7 +9845,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     }
     to = (tshi_quant_input *)tshi_mem_data(block);
     job.size = tshi_dtypes[w->dtype].size;
-    if (rows > 1) memset(to, 0, inputs); /* rows that are missing in the last eight */
+    if (rows > 1) memset(to, 0, inputs); /* rows that the last group of 8 lacks are 0 */
     for (int64_t i = 0; i < rows; i++)
         for (int64_t b = 0; b < blocks; b++) {
             from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
@@ -9484,8 +9873,9 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     tshi_mem_release(w->ctx, block);
 }
 
-/* Returns w (out, in) as a matrix, with the values at `values`: in place, or, if it is quantised,
- * as tsh_real in *block, which the caller releases. Without memory its data is NULL. */
+/* Returns the weight w, shape (out, in) and with its values at `values`, as a matrix: in place, or,
+ * if w is quantised, converted to tsh_real in *block, which the caller releases. Without memory the
+ * matrix's data is NULL. */
 static tshi_matrix tshi_quant_plain(const tsh_tensor *w, void *values, tshi_block **block) {
     const int64_t n = tsh_local_numel(w);
     tsh_real *plain;
@@ -9500,7 +9890,7 @@ static tshi_matrix tshi_quant_plain(const tsh_tensor *w, void *values, tshi_bloc
 
 /* ========================================================================== */
 /* >>coll                                              MARK: - coll (private) */
-/* The arithmetic of sums, and collectives as text.                           */
+/* Kinds of collectives and their names; chunks of a buffer; a hash.          */
 /* Needs: >>text >>dtype.                                                     */
 /* ========================================================================== */
 
@@ -9508,7 +9898,8 @@ static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
     "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
     "send",       "receive",    "send-receive",   "barrier",   "split"};
 
-enum { TSHI_COLL_AXIS = 56 }; /* a group's id, from this bit on: 't', 'd', 'p' or 0 */
+/* first bit of the highest byte of a group's id: 't', 'd' or 'p' for tp, dp or pp, else 0 */
+enum { TSHI_COLL_AXIS = 56 };
 
 /* Returns 1 for kinds between two ranks; these are numbered per pair of ranks, not per group. */
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
@@ -9522,7 +9913,8 @@ static int tshi_coll_rows(tsh_coll_kind kind) {
 
 static int64_t tshi_coll_chunk(int64_t n, int size, int k) {
     int64_t chunk = n / size + (n % size != 0);         /* ceil(n / size) */
-    return chunk == 0 || k > n / chunk ? n : chunk * k; /* min(n, chunk k) */
+    /* min(n, chunk * k), without overflow */
+    return chunk == 0 || k > n / chunk ? n : chunk * k;
 }
 
 /* Returns 1 for kinds that combine the ranks' values by coll->redop. */
@@ -9552,15 +9944,16 @@ static uint64_t tshi_coll_mix(uint64_t hash, uint64_t value) {
 
 enum { TSHI_COMM_IN_FLIGHT = 64 }; /* limit of requests in flight: rule 1 of >>comm-api */
 
-/* The elements that a collective reads from this rank's send and writes to its recv. -1: a count,
- * or the rank to send to or receive from, is not valid. */
+/* The number of elements that a collective reads from this rank's send buffer and writes to its
+ * recv buffer. -1: a count, or the rank to send to or receive from, is not valid. */
 typedef struct tshi_comm_size {
-    int64_t send, recv; /* in elements */
+    int64_t send, recv; /* numbers of elements */
 } tshi_comm_size;
 
 /* Returns the sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
 static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
-    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0; /* elements of at most 8 bytes */
+    /* max number of elements: the widest dtype has 8 bytes */
+    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0;
     if (!counts || blocks < 0) return -1;
     for (int r = 0; r < n; r++) {
         if (counts[r] < 0 || counts[r] > limit - total) return -1;
@@ -9582,7 +9975,8 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
         whole = tshi_comm_total(coll->recv_counts, n, coll->blocks); /* elements of all ranks */
-        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks; /* of this rank */
+        /* elements of this rank */
+        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks;
         size.send = coll->kind == TSH_ALLGATHER ? own : whole;
         size.recv = coll->kind == TSH_ALLGATHER ? whole : own;
         break;
@@ -9608,7 +10002,8 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
  * so no function may write to it. */
 static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
 
-/* Returns 1 if comm is open. A comm of zeros (closed, or of a rank without a color) has size 0. */
+/* Returns 1 if comm is open. A comm of zeros, size 0, is closed, or was returned by tsh_split for
+ * color -1. */
 static int tshi_comm_usable(const tsh_comm *comm) {
     return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
            comm->rank < comm->size && (comm->ops || comm->size == 1); /* no ops: a group of one */
@@ -9636,7 +10031,8 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* the sum of the next two */
+    /* as a reduce-scatter and an all-gather */
+    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
     case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
@@ -9661,7 +10057,7 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
 static tsh_result tshi_comm_compare(tsh_comm *comm) {
     tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
     if (!ctx) return TSH_OK;
-    comm->unchecked = NULL; /* before the comparison, which uses comm */
+    comm->unchecked = NULL; /* before the comparison, which itself runs a collective on comm */
     return ctx->compare(comm, ctx);
 }
 
@@ -9673,7 +10069,8 @@ TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
-/* Returns a tsh_coll with buffers, and with the count of kinds that have a single count. */
+/* Returns a tsh_coll with these buffers and this dtype. count: of a kind that has a single count;
+ * of other kinds 0. */
 static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
                                tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
@@ -9761,7 +10158,7 @@ TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
     coll.size = (uint32_t)sizeof coll;
     coll.kind = kind;
     coll.dtype = dtype;
-    coll.blocks = 1; /* counts are not repeated */
+    coll.blocks = 1; /* one block: the counts are not repeated */
     coll.root = coll.send_to = coll.recv_from = coll.tag = -1;
     return coll;
 }
@@ -9780,8 +10177,9 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
-    pairwise = tshi_coll_pairwise(coll->kind);                        /* numbered by the backend */
-    coll->seq = pairwise ? 0 : comm->next_seq; /* position among the group's collectives */
+    /* these kinds are numbered by the backend */
+    pairwise = tshi_coll_pairwise(coll->kind);
+    coll->seq = pairwise ? 0 : comm->next_seq; /* number of the collective in its group */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
@@ -9796,7 +10194,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
 
 TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
-    *done = 1;               /* the result if req is 0 */
+    *done = 1;               /* what the caller gets if req is 0 */
     if (!req) return TSH_OK; /* the collective is complete already */
     return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
 }
@@ -9824,7 +10222,9 @@ TSH_API void tsh_comm_progress(tsh_comm *comm) {
     if (comm && comm->ops) comm->ops->progress(comm);
 }
 
-/* tsh_split; `name` has the name of the new groups as an id has it (tshb_group_text); 0: none. */
+/* Does what tsh_split does. name: the axis of the new groups, 't', 'd' or 'p', shifted left by
+ * TSHI_COLL_AXIS; 0: none. It becomes part of the new groups' ids, so that errors can name the
+ * groups (tshb_group_text). */
 static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int key,
                                   tsh_comm *out) {
     tsh_result result = TSH_OK;
@@ -9859,9 +10259,11 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED; /* no error code */
+    /* code is not that of an error */
+    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
     memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
-    (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* -1: not known here */
+    /* rank -1: the backend fills it in */
+    (void)tsh_error_set(&why, code, -1, "%s", message ? message : "");
     comm->ops->abort(comm, &why);
 }
 
@@ -9892,7 +10294,7 @@ static const char tshi_bucket_what[] = "a bucket of gradients or parameters over
 
 typedef struct tshi_bucket_entry {
     struct tshi_bucket_entry *next; /* the leaf added after this one */
-    tsh_tensor *leaf;               /* has the gradient, or is the parameter, to be sent */
+    tsh_tensor *leaf; /* a tensor: the bucket sends its gradient or (all-gather) its values */
 } tshi_bucket_entry;
 
 /* The message of a bucket with several leaves is a matrix of shape (ranks of dp, width): row k
@@ -9903,13 +10305,16 @@ typedef struct tshi_bucket_entry {
  * with one leaf is the leaf's own memory. */
 struct tshi_bucket {
     tshi_bucket *next;  /* the bucket that was filled after this one */
-    tsh_coll_kind kind; /* TSH_ALLREDUCE or TSH_REDUCE_SCATTER of gradients, TSH_ALLGATHER */
-    tshi_bucket_entry *first, **last; /* list of the leaves; where to link the next one */
-    int64_t count, width;             /* count: elements of all leaves; width: of one row */
-    int64_t *counts; /* for each rank of dp: elements of its row (recv_counts); all-reduce: NULL */
-    tshi_block *block; /* the message, or the only leaf's values; NULL: not started */
+    /* gradients: TSH_ALLREDUCE or TSH_REDUCE_SCATTER; parameters: TSH_ALLGATHER */
+    tsh_coll_kind kind;
+    /* first: list of the leaves; last: where to link the next one */
+    tshi_bucket_entry *first, **last;
+    int64_t count, width;             /* count: elements of all leaves; width: elements of a row */
+    /* counts[k]: elements of row k, for tsh_coll.recv_counts; all-reduce: NULL */
+    int64_t *counts;
+    tshi_block *block; /* the message; NULL: the collective was not started yet */
     tshi_block *own;   /* this rank's row, the result of a reduce-scatter; other kinds: NULL */
-    tsh_req req;       /* the collective, for tsh_wait */
+    tsh_req req;       /* the request of the collective, for tsh_wait */
 };
 
 /* Returns the index of the first element of chunk k of a leaf. */
@@ -9922,8 +10327,9 @@ static int64_t tshi_bucket_chunk_size(const tsh_tensor *leaf, int k) {
     return tshi_bucket_chunk(leaf, k + 1) - tshi_bucket_chunk(leaf, k);
 }
 
-/* Returns the leaf whose own memory is the message: the only one of the bucket, unless it is a
- * parameter of another dtype; NULL: the leaves are copied. */
+/* Returns the bucket's only leaf if the leaf's own memory is the message, without a copy. Returns
+ * NULL if the leaves are copied: there are several, or the only one is a parameter whose dtype is
+ * not tsh_real. */
 static tsh_tensor *tshi_bucket_only(const tshi_bucket *b) {
     tsh_tensor *leaf = b->first->leaf;
     return b->first->next || (b->kind == TSH_ALLGATHER && leaf->dtype != TSH_REAL) ? NULL : leaf;
@@ -9934,31 +10340,33 @@ static int64_t tshi_bucket_elements(const tsh_ctx *ctx, const tshi_bucket *b) {
     return tshi_bucket_only(b) ? b->count : b->width * ctx->dp.size;
 }
 
-/* Returns where row k of the message starts; if the bucket has one leaf, where its chunk k does. */
+/* Returns where row k of the message starts. If the message is a leaf's own memory: where chunk k
+ * of the leaf starts. */
 static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
     return (tsh_real *)tshi_mem_data(b->block) +
            (tshi_bucket_only(b) ? tshi_bucket_chunk(b->first->leaf, k) : b->width * k);
 }
 
 /* out 0: copies chunk k of every leaf into `row`, with padding. out 1: copies `row` back into the
- * leaves. If a leaf's gradient is live then, an earlier bucket has returned it: the leaf got
- * another contribution after that bucket was sent, and the two are added. */
+ * leaves. If a leaf has a gradient by then (gr.live), an earlier bucket has returned it: the leaf
+ * got another contribution after that bucket was sent, and the two are added. */
 static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
-        const int gathers = b->kind == TSH_ALLGATHER; /* copies parameters, not gradients */
+        const int gathers = b->kind == TSH_ALLGATHER; /* 1: copies parameters; 0: gradients */
         const int64_t first = tshi_bucket_chunk(leaf, k);
         const int64_t n = tshi_bucket_chunk_size(leaf, k), padded = tshi_bucket_chunk_size(leaf, 0);
         tsh_real *at = gathers ? NULL : (tsh_real *)tshi_mem_data(leaf->gr.block) + first;
         if (gathers && out) {
             (void)tshi_tensor_set_exact(leaf, first, n, row);
         } else if (gathers) {
-            tshi_tensor_exact(leaf, first, n, row); /* also what bf16 cuts off */
+            /* exact weights: also the bits that bf16 cuts off */
+            tshi_tensor_exact(leaf, first, n, row);
         } else if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
         } else if (leaf->gr.live) {
             tshi_dtype_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
-            leaf->sparse = 0; /* any row of the leaf may differ from 0 */
+            leaf->sparse = 0; /* any row of the gradient may differ from 0 */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
@@ -9968,7 +10376,7 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
 }
 
 /* Waits for the oldest bucket whose collective may still run. Does not copy its result to the
- * leaves: tshi_bucket_end does, so that contributions which come until then find empty
+ * leaves: tshi_bucket_end does, so that contributions that backward adds before then find empty
  * accumulators. */
 static void tshi_bucket_await(tsh_ctx *ctx) {
     tshi_bucket *b = ctx->buckets.awaited;
@@ -9976,7 +10384,8 @@ static void tshi_bucket_await(tsh_ctx *ctx) {
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, b->req), tshi_bucket_what);
 }
 
-/* Makes the message, b->block, and what else the collective needs. Returns 0 without memory. */
+/* Prepares the bucket's collective: makes the message (b->block), the counts and, for a
+ * reduce-scatter, memory for the result. Returns 0 if there is no memory. */
 static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
     tsh_tensor *only = tshi_bucket_only(b); /* NULL: the leaves are copied */
@@ -10006,8 +10415,8 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     return b->block != NULL;
 }
 
-/* Fails if a leaf of the bucket was released since it was added: by a backward of the program's
- * own, for only these are called meanwhile. */
+/* Records an error if a leaf of the bucket was freed since it was added. Only the program's own
+ * code that runs within tsh_backward, the backward of a custom op, can have freed it. */
 static void tshi_bucket_check(tsh_ctx *ctx, const tshi_bucket *b) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next)
         if (p->leaf->flags & TSHI_DEAD)
@@ -10016,24 +10425,25 @@ static void tshi_bucket_check(tsh_ctx *ctx, const tshi_bucket *b) {
                            "is summed over dp; free it when tsh_backward is done");
 }
 
-/* Starts the bucket's collective, unless it was started before. The gradients in the bucket are not
- * live until tshi_bucket_copy_back. */
+/* Starts the bucket's collective, unless it was started before. From then until
+ * tshi_bucket_copy_back, the leaves count as having no gradient (gr.live is 0). */
 static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
     tshi_bucket_check(ctx, b);
     if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
     for (tshi_bucket_entry *p = b->first; p; p = p->next) {
-        p->leaf->in_bucket = 0; /* may be added to a later bucket */
+        p->leaf->in_bucket = 0; /* the leaf may be added to a later bucket */
         if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
     }
     coll.send = coll.recv = tshi_mem_data(b->block); /* in place */
     coll.count = tshi_bucket_elements(ctx, b);
     coll.recv_counts = b->counts;
-    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG; /* sums: tshi_bucket_divide */
+    /* sums are divided later, by tshi_bucket_divide */
+    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
     if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
     if (b->own) coll.recv = tshi_mem_data(b->own); /* the result: this rank's row */
     while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
-        tshi_bucket_await(ctx); /* keeps one request free, for the sum of weights */
+        tshi_bucket_await(ctx); /* keeps one request free for tshi_bucket_sum_weights */
     if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) == TSH_OK)
         (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
 }
@@ -10049,8 +10459,8 @@ static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
 }
 
 /* Adds a leaf whose gradient is complete to the open bucket of its kind; a leaf of at least
- * all->limit elements gets a bucket of its own. For an all-gather: adds a parameter whose chunk on
- * this rank is up to date. Closes the bucket if it is full. */
+ * all->limit elements gets a bucket of its own. kind TSH_ALLGATHER: adds a parameter of which this
+ * rank has updated its chunk. Closes the bucket if it is full. */
 static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     tsh_ctx *ctx = leaf->ctx;
     tshi_buckets *all = &ctx->buckets;
@@ -10061,7 +10471,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
-    if (!b->first) b->last = &b->first; /* a new bucket, filled with zeros */
+    if (!b->first) b->last = &b->first; /* a new bucket: its memory is all 0 */
     p->leaf = leaf;
     tshi_tensor_ref(leaf);
     *b->last = p;
@@ -10070,7 +10480,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     b->count += n;
     b->width += tshi_bucket_chunk_size(leaf, 0); /* padded length of a chunk */
     leaf->in_bucket = 1;
-    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* full: no longer open */
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* a full bucket is not open */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
@@ -10122,7 +10532,8 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = tshi_bucket_only(b);
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    int k, in_place = only && (gathers || !only->gr.block); /* the leaf's own memory was sent */
+    /* 1: the leaf's own memory was sent */
+    int k, in_place = only && (gathers || !only->gr.block);
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
@@ -10137,16 +10548,18 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         const int kind = tshi_tensor_grad_kind(p->leaf);
         if (!*grad && !(*grad = tshi_mem_alloc(ctx, kind, bytes))) return;
     }
-    for (k = 0; k < ctx->dp.size; k++) /* row by row, except those that are in place already */
+    for (k = 0; k < ctx->dp.size; k++) /* row by row, except rows that are in place already */
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
             tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
     for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
 }
 
-/* Starts the collectives that are left, waits for all, and copies their results to the leaves. */
+/* Starts the collectives that were not started yet, waits for all, and copies their results to the
+ * leaves. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]); /* the last one, not full */
+    /* the last bucket of its kind, not full */
+    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
     tshi_error_report(ctx); /* other ranks, waiting for this rank's bucket, learn of its error */
@@ -10256,7 +10669,8 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
     if (!tshi_tape_not_finite(out, tshi_tensor_at(out), out->dtype, out->stride, found))
         return;
     (void)snprintf(why, sizeof why, "the inputs are finite");
-    for (i = n - 1; i >= 0; i--) { /* the text of the first such input is written last */
+    /* from the last input to the first, so that `why` names the first such input */
+    for (i = n - 1; i >= 0; i--) {
         const char *name = tshi_tensor_name(op->inputs, i, &length);
         if (in[i] && in[i]->block && !tshi_dtype_in_blocks(in[i]->dtype) &&
             tshi_tape_not_finite(in[i], tshi_tensor_at(in[i]), in[i]->dtype, in[i]->stride, old))
@@ -10266,8 +10680,9 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
                    tshi_tensor_text(out, form), found, why);
 }
 
+/* Returns the bytes of t's values on this rank. */
 static size_t tshi_tape_local_bytes(const tsh_tensor *t) {
-    return tshi_dtype_bytes(t->dtype, tsh_local_numel(t)); /* of this rank's values */
+    return tshi_dtype_bytes(t->dtype, tsh_local_numel(t));
 }
 
 /* Returns the bytes of an op's inputs and output on this rank: what forward reads and writes. */
@@ -10278,8 +10693,8 @@ static TSHI_COLD int64_t tshi_tape_bytes(const tsh_tensor *out, tsh_tensor *cons
     return (int64_t)bytes;
 }
 
-/* The same of a node's backward: the gradient of the output, and of each input the gradient if it
- * is needed, and the values if they are saved. */
+/* Returns the bytes that a node's backward reads and writes on this rank: the gradient of the
+ * output, the gradient of each input that needs one, and the saved values. */
 static TSHI_COLD int64_t tshi_tape_backward_bytes(const tshi_node *node) {
     size_t bytes = tshi_dtype_reals(tsh_local_numel(node->out));
     for (int i = 0; i < node->n; i++) {
@@ -10313,7 +10728,8 @@ static int tshi_tape_accepts_partial(const tshi_node *node) {
     return (node->op->flags & wanted) != 0;
 }
 
-/* Returns the saved values of input i (i = n: of the output), with the strides of that tensor. */
+/* Returns the saved values of input i (i = n: of the output). Their strides are those of that
+ * tensor. */
 static void *tshi_tape_saved(const tshi_node *node, int i) {
     const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
     return (char *)tshi_mem_data(node->saved[i]) + (size_t)t->offset * tsh_dtype_size(t->dtype);
@@ -10381,8 +10797,8 @@ static void tshi_tape_pack_part(void *job, int thread, int64_t from, int64_t to)
     }
 }
 
-/* Packs a leaf's gradient, if its optimiser wants that. A row-sparse one stays as it is, and one
- * that is still to be summed over dp, in float. */
+/* Rounds a leaf's gradient to bf16, if its optimiser has .grad_dtype TSH_BF16. Leaves it unchanged
+ * if it is row-sparse, or is still to be summed over dp, which is done in float. */
 static void tshi_tape_pack(tsh_tensor *t) {
     const int64_t n = tsh_local_numel(t);
     if (t->ctx->tape.syncing && (t->flags & TSHI_AVERAGED)) return;
@@ -10413,12 +10829,13 @@ static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *de
         tshi_tape_zero(base, acc);
     dest->add = acc->live; /* the first contribution overwrites */
     acc->live = 1;
-    acc->clean = base->sparse = 0; /* any row may be written */
+    acc->clean = base->sparse = 0; /* any row of the gradient may be written */
     return 1;
 }
 
-/* Returns the dtype in which the gradient of t goes to other ranks of tp: bf16 for activations of
- * bf16, which are step tensors; tsh_real for leaves and all others (f16 would lose small ones). */
+/* Returns the dtype in which t's partial gradient is all-reduced over tp: bf16 if t is a step
+ * tensor of bf16 (an activation), else tsh_real. (Not f16 for f16: small gradients would become
+ * 0.) */
 static tsh_dtype tshi_tape_sent_as(const tsh_tensor *t) {
     return t->dtype == TSH_BF16 && !(t->base->flags & TSHI_OWNED) ? TSH_BF16 : TSH_REAL;
 }
@@ -10436,7 +10853,7 @@ static tshi_accumulator *tshi_tape_accumulator(const tshi_node *node, int i) {
 
 /* The argument of a backward whose work several threads share. */
 typedef struct tshi_shared {
-    const tshi_node *node; /* the call */
+    const tshi_node *node; /* the recorded call */
     tshi_dest dest;        /* where the gradient goes */
 } tshi_shared;
 
@@ -10488,7 +10905,7 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     *marks = NULL;
     if (t != base || base->node || !base->requires_grad)
         return tshi_tape_dest_zeroed(node, i, dest);
-    if (base->marks && base->marks->size < size) { /* marks of fewer rows */
+    if (base->marks && base->marks->size < size) { /* too small: made for fewer rows */
         tshi_mem_release(base->ctx, base->marks);
         base->marks = NULL;
     }
@@ -10501,15 +10918,15 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     dest->data = (tsh_real *)tshi_mem_data(acc->block);
     if (!acc->live && !acc->clean) tshi_tape_zero(base, acc);
     dest->stride = t->stride;
-    dest->add = acc->live = 1; /* adds, to zeros at first */
+    dest->add = acc->live = 1; /* the op adds; the first time, to zeros */
     acc->clean = 0;
     if (base->sparse) *marks = (int32_t *)tshi_mem_data(base->marks);
     return 1;
 }
 
 /* Counts one contribution to a leaf. After the last expected one, adds the gradient to a bucket, to
- * be summed over dp. Leaves partial and row-sparse gradients to tshi_tape_sync, which first
- * completes them over tp, or with the rows that other ranks have touched. */
+ * be summed over dp. Partial and row-sparse gradients are not added here: tshi_tape_sync first
+ * all-reduces partial ones over tp, and handles the rows of sparse ones. */
 static void tshi_tape_deliver(tsh_tensor *leaf) {
     if (--leaf->contributions > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
         !leaf->gr.live || leaf->gp.live || leaf->sparse || !tshi_tape_allocate(leaf, &leaf->gr))
@@ -10517,8 +10934,8 @@ static void tshi_tape_deliver(tsh_tensor *leaf) {
     tshi_bucket_add_grad(leaf);
 }
 
-/* Marks the rows of t's row-sparse gradient that any rank of comm has touched. All ranks of comm
- * call it. */
+/* All-reduces the row marks of t's row-sparse gradient (does nothing if it is dense): a row is
+ * marked afterwards if any rank of comm has touched it. All ranks of comm must call it. */
 static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
         (void)tshi_error_comm(
@@ -10551,10 +10968,11 @@ static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
            (base->reducing || tshi_tape_check_grad(node, t, &base->gp, "gradient", name, length));
 }
 
-/* Marks the node's gradient of input i as complete. Counts it as a contribution to a leaf
- * (tshi_tape_deliver). After the last partial contribution to another tensor, starts the all-reduce
- * of its gp, which runs while backward goes on. An op that has more to do calls this early;
- * tshi_tape_walk calls it for all inputs that are left. */
+/* Marks the node's gradient of input i as complete. If the input is a leaf, counts one contribution
+ * to it (tshi_tape_deliver). If it is another tensor and this was its last partial contribution,
+ * starts the all-reduce of its gp, which runs while backward goes on. An op whose backward has more
+ * work to do after this gradient calls it early; tshi_tape_walk calls it for all inputs that are
+ * left. */
 static void tshi_tape_input_done(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;
@@ -10666,9 +11084,9 @@ static void tshi_tape_identity(tshi_node *node, int i) {
 /* Needs: >>profile >>tape-grad.                                              */
 /* ========================================================================== */
 
-/* Returns 1 if the tape may be emptied or walked. While backward or the forward of a checkpoint
- * goes on, functions of the program are called that must not do so: then 0, and an error that names
- * op. */
+/* Returns 1 if a call may empty the tape or run its backward. Callbacks of the program, such as a
+ * custom op's backward, must not do so while a backward or the forward of a checkpoint is running:
+ * then returns 0, with an error that names op. */
 static int tshi_tape_unlocked(tsh_ctx *ctx, const char *op) {
     return !ctx->tape.locked ||
            tshi_error_zero(ctx, TSH_ERR_STATE,
@@ -10677,8 +11095,9 @@ static int tshi_tape_unlocked(tsh_ctx *ctx, const char *op) {
                            op);
 }
 
-/* Marks the nodes that the loss depends on, newest first. Counts the contributions that each leaf
- * will get (contributions), and the partial ones to any tensor (partial_contributions). */
+/* Marks the nodes that the loss depends on, newest first. Counts how many gradients will be added
+ * to each leaf (contributions), and how many partial ones to each tensor, leaf or not
+ * (partial_contributions). */
 static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     if (loss->base->node) loss->base->node->progress.reached = 1;
     for (tshi_node *node = ctx->tape.newest; node; node = node->older) {
@@ -10686,7 +11105,8 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
         node->progress.partial = node->partial;
         if ((node->op->flags & TSHI_OP_PASSES_PARTIAL) && tshi_tape_accepts_partial(node) &&
             node->out->partial_contributions)
-            node->progress.partial |= TSHI_X; /* gp is passed on to input 0 */
+            /* backward adds gp of the output to gp of input 0 */
+            node->progress.partial |= TSHI_X;
         for (int i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
             if (!base || !base->requires_grad) continue;
@@ -10729,14 +11149,15 @@ static void tshi_tape_release_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Drops a node's references to handles, at last. */
+/* Releases a node's references to tensor handles: its output, inputs and leaves. The last step of
+ * releasing a node. */
 static void tshi_tape_unref_node(const tshi_node *node) {
     tshi_tensor_unref(node->out);
     for (int i = 0; i < node->n; i++) tshi_tensor_unref(node->in[i]);
     for (int i = 0; i < node->leaf_count; i++) tshi_tensor_unref(node->leaves[i]);
 }
 
-/* Releases a tape: its nodes, of which none is run, and their memory. */
+/* Empties a tape: releases all its nodes, without running their backward, and their memory. */
 static void tshi_tape_clear(tshi_node **newest, tshi_arena *arena) {
     for (; *newest; *newest = (*newest)->older) {
         tshi_tape_release_node(*newest);
@@ -10760,7 +11181,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     tshi_node *node, *older;
     tshi_profile_step(ctx->trace, 0);
-    ctx->tape.locked++; /* while backwards of the program's own are called */
+    ctx->tape.locked++; /* tshi_tape_unlocked refuses calls from custom ops */
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;        /* the node is released below */
         ctx->module = node->module; /* errors begin with the module's path */
@@ -10768,7 +11189,8 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             const int64_t begin = tshi_trace_now(ctx->trace);
             const int64_t bytes = ctx->trace ? tshi_tape_backward_bytes(node) : 0;
             node->op->backward(node);
-            for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i); /* if not yet done */
+            /* those the op has not marked done */
+            for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i);
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, bytes);
@@ -10776,7 +11198,8 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         }
         node->out->flags |= TSHI_CONSUMED;
         tshi_tape_release_node(node);
-        for (int i = 0; i < node->n; i++) /* after that, for less memory */
+        /* after the release, which frees memory for the packed gradients */
+        for (int i = 0; i < node->n; i++)
             if (node->in[i]) tshi_tape_pack(node->in[i]->base);
         tshi_tape_unref_node(node);
     }
@@ -10790,8 +11213,8 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
 static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     int64_t total = 0, at = 0; /* total: elements of all gp; at: where the next gp is in flat */
-    int live = 0;              /* 1: a leaf has a partial gradient, empty perhaps */
-    tshi_block *flat;          /* a buffer with all gp */
+    int live = 0;              /* 1: a leaf has a partial gradient, perhaps of 0 elements */
+    tshi_block *flat;          /* holds the gp of all leaves, one after the other */
     tsh_real *data;
     for (t = head->next; t != head; t = t->next) {
         if (t->gp.live) total += tsh_local_numel(t);
@@ -10841,7 +11264,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* else in their buckets */
+        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* not divided in a bucket */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
         tshi_tape_pack(t);
@@ -10903,7 +11326,8 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
 static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_tape *tape = &ctx->tape;
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int live = 0, chunked = 0; /* live: a leaf has a gradient; chunked: only a chunk of it */
+    /* live: 1 if a leaf has a gradient; chunked: 1 if only a chunk of it */
+    int live = 0, chunked = 0;
     for (t = head->next; t != head; t = t->next) {
         t->partial_contributions = t->contributions = 0;
         live |= t->gr.live | t->gp.live;
@@ -10925,13 +11349,14 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
             "to them; tsh_zero_grads first",
             chunked ? "lie in chunks (.zero)" : "are divided already (.summed)");
     if (ctx->error.code != TSH_OK) return 0;
-    tape->weight = (live && tape->pending ? tape->weight : 0) + weight; /* of all micro-batches */
+    /* sum over the micro-batches so far */
+    tape->weight = (live && tape->pending ? tape->weight : 0) + weight;
     tape->summed = summed;
     return 1;
 }
 
-/* Warns, once, if a backward adds to a gradient that an optimiser has used already. Comes after
- * tshi_tape_mark. */
+/* Warns, once, if this backward adds to a gradient that an optimiser has used already. Must come
+ * after tshi_tape_mark, which sets the counts of contributions. */
 static void tshi_tape_warn(tsh_ctx *ctx) {
     const tsh_tensor *head = &ctx->handles.owned;
     if (ctx->warned & TSHI_WARN_GRADS) return;
@@ -10961,14 +11386,15 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
     tshi_tape_warn(ctx);
-    tshi_tape_release_values(ctx, loss, 0); /* at every scope depth */
+    /* of tensors created at any scope depth */
+    tshi_tape_release_values(ctx, loss, 0);
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena); /* frees the nodes */
     if (defer)
-        ctx->tape.pending = 1; /* until tsh_sync_grads */
+        ctx->tape.pending = 1; /* gradients wait for tsh_sync_grads */
     else
         (void)tshi_tape_sync(ctx);
-    tshi_error_report(ctx); /* to the other ranks */
+    tshi_error_report(ctx); /* tells the other ranks of an error */
     return ctx->error.code;
 }
 
@@ -10987,7 +11413,7 @@ static int tshi_tape_pending(const tsh_tensor *leaf) {
 
 /* ========================================================================== */
 /* >>tape-leaf                                    MARK: - tape-leaf (private) */
-/* What programs ask of gradients; the ends of steps and scopes.              */
+/* Public functions: gradients of leaves; the ends of steps and scopes.       */
 /* Needs: >>tape-backward.                                                    */
 /* ========================================================================== */
 
@@ -11053,7 +11479,7 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
             "its optimiser's .zero wants it", base->path);
     grad = tshi_tensor_detached(t, base->gr.block ? base->gr.block : base->packed);
     if (!grad) return NULL;
-    grad->dtype = base->gr.block ? TSH_REAL : TSH_BF16; /* whatever the dtype of t is */
+    grad->dtype = base->gr.block ? TSH_REAL : TSH_BF16; /* dtype of the gradient, not of t */
     grad->offset = t->offset - base->offset; /* of a view: its part of the base's gradient */
     /* every rank has the whole gradient of a partial sum */
     if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
@@ -11070,7 +11496,7 @@ static void tshi_tape_clear_rows(tsh_tensor *base) {
     base->gr.clean = 1; /* tshi_tape_dest_rows need not zero it */
 }
 
-/* Gives the step memory of a leaf's gradient back. */
+/* Returns the memory of a leaf's gradient to the pool of step memory. */
 static void tshi_tape_return(tsh_tensor *base) {
     tshi_mem_release(base->ctx, base->gr.block);
     tshi_mem_release(base->ctx, base->gp.block);
@@ -11083,7 +11509,8 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
     tsh_tensor *base = t ? t->base : NULL;
     if (!base) return;
     if (base->sparse && base->gr.live && !base->gp.live) tshi_tape_clear_rows(base);
-    base->gr.live = base->gp.live = base->sparse = 0; /* none; the memory stays, or is returned */
+    /* no gradient; its memory is kept, or returned to the pool below */
+    base->gr.live = base->gp.live = base->sparse = 0;
     base->packs = 0;
     base->flags &= ~(unsigned)TSHI_USED;
     if (base->flags & TSHI_OWNED && tshi_tensor_grad_kind(base) == TSH_MEM_STEP)
@@ -11097,7 +11524,8 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     if (!ctx) return TSH_ERR_ARGUMENT;
     tshi_profile_step(ctx->trace, 1);
     if (!tshi_tape_unlocked(ctx, "tsh_step_end")) return ctx->error.code;
-    tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena); /* nodes if no backward was run */
+    /* nodes that no backward has released */
+    tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena);
     tshi_mem_release(ctx, ctx->rope_table);
     ctx->rope_table = NULL;
     head = &ctx->handles.step; /* all step tensors */
@@ -11144,22 +11572,25 @@ static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
     return number;
 }
 
-/* Prints the names of the inputs whose bits are set, and "output" for TSHI_OUT: "x weight". */
+/* Prints the names of the inputs whose bits are set in `bits`, and "output" for TSHI_OUT, separated
+ * by blanks: "x weight". */
 static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned bits) {
     int i, length, count = 0;
     for (i = 0; i < node->n; i++) {
         const char *name = tshi_tensor_name(node->op->inputs, i, &length);
-        if (!(bits >> i & 1u) || !node->in[i]) continue; /* not set, or left out by the caller */
+        /* bit not set, or an optional input that the caller left out */
+        if (!(bits >> i & 1u) || !node->in[i]) continue;
         (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
         if (!node->op->inputs) (void)fprintf(file, "%d", i); /* unnamed inputs: their index */
     }
     if (bits & (unsigned)TSHI_OUT) (void)fprintf(file, "%soutput", count ? " " : "");
 }
 
-/* Prints what the node holds for backward, if anything, after the text `before`: with "; " as
- * `before`, "; saves x weight, 3584 bytes". */
+/* Prints the text `before`, then which values the node saves for backward and their bytes: "saves x
+ * weight, 3584 bytes". Prints nothing if the node saves nothing. */
 static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
-    size_t bytes = node->aux ? node->aux->size : 0; /* aux: what else backward reads */
+    /* aux: values of the op's own that backward reads */
+    size_t bytes = node->aux ? node->aux->size : 0;
     unsigned saved = 0; /* bits of the inputs and of the output that are saved */
     for (int i = 0; i <= node->n; i++) {
         const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
@@ -11185,7 +11616,7 @@ static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
 static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
     char text[TSHI_TEXT_SIZE];
-    int i, length, count = 0; /* count: inputs printed so far */
+    int i, length, count = 0; /* count: number of inputs printed so far */
     (void)fprintf(file, "#%d %s%s%s(", number, path, *path ? " " : "", node->op->name);
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *t = node->in[i];
@@ -11204,8 +11635,8 @@ static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int numb
     (void)fputs("\n", file);
 }
 
-/* Prints the text `begin`, every node by the function `line`, the oldest first, and the text `end`.
- * op: name of the public function, for errors. */
+/* Prints the text `begin`, then every node, the oldest first, by calling `line`, then the text
+ * `end`. op: name of the public function, for errors. */
 static TSHI_COLD tsh_result tshi_dump_all(const char *op, tsh_ctx *ctx, FILE *file,
                                           const char *begin, const char *end,
                                           void (*line)(FILE *file, const tshi_node *node,
@@ -11264,7 +11695,7 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 
 /* ========================================================================== */
 /* >>context                                        MARK: - context (private) */
-/* One rank's world: opened from a description, closed with all it holds.     */
+/* A ctx: opened from a tsh_desc, with its groups; closed with all it owns.   */
 /* Needs: >>gemm-api >>tape-leaf.                                             */
 /* ========================================================================== */
 
@@ -11279,7 +11710,8 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 static int tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
     const int pp_fits = pp > 0 && world % pp == 0;
-    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world; /* to be factored */
+    /* the error lists the divisors of this number */
+    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world;
     char list[TSH_MESSAGE_SIZE / 2] = "1";
     for (int d = 2; d <= whole; d++)
         if (whole % d == 0) tsh_text_add(list, sizeof list, "%s%d", d < whole ? ", " : " or ", d);
@@ -11296,8 +11728,9 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, i, j;
     if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp)))
         return tshi_context_refuse(ctx, tp, pp);
-    if (!tp) tp = world / pp;          /* desc->tp 0: all ranks that pp leaves */
-    for (i = 0; i < 3; i++, at += 3) { /* at: the name of axis i, and '-' or the end */
+    if (!tp) tp = world / pp;          /* desc->tp 0: as large as possible */
+    /* at points to the name of axis i, followed by '-' or the end */
+    for (i = 0; i < 3; i++, at += 3) {
         int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
         for (j = 0; fits && j < i; j++) fits = axis[j] != *at; /* an axis must not be named twice */
         if (!fits)
@@ -11347,18 +11780,19 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
-    ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1); /* in elements */
+    /* elements that make a bucket full */
+    ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty: one rank */
     ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
-    tshi_tensor_ring(&ctx->handles.owned); /* an empty list */
+    tshi_tensor_ring(&ctx->handles.owned); /* makes an empty list */
     tshi_tensor_ring(&ctx->handles.step);
     return ctx;
 }
 
-/* Reports that there is no memory for a ctx, to the logger and to the other ranks; there is no ctx
- * that could hold the error. */
+/* Reports to the logger and to the other ranks that there is no memory for a ctx. (Other errors are
+ * kept in the ctx.) */
 static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     tsh_comm world = desc->comm;
     tsh_error error = {TSH_ERR_MEMORY, world.ops ? world.rank : -1, ""}; /* rank -1: no world */
@@ -11371,9 +11805,10 @@ static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     return TSH_ERR_MEMORY;
 }
 
-/* Returns the option of the compiler by which floating-point arithmetic is not exact in this file,
- * NULL if there is none. clang defines no macro for these. (The operands are volatile so that the
- * results are those of the program, not of the compiler; 1e30 swallows 1 in every format.) */
+/* Returns the name of a compiler option, such as -fassociative-math, that makes floating-point
+ * arithmetic in this file inexact; NULL: none was found. Finds it by computing, since clang defines
+ * no macro for these options. (The operands are volatile so that the results are those of the
+ * program, not of the compiler; 1e30 swallows 1 in every format.) */
 static TSHI_COLD const char *tshi_context_inexact(void) {
     const volatile float big = 1e30f, one = 1, three = 3, five = 5, zero = 0, endless = INFINITY;
     const float a = big, b = one, c = five, d = -zero, e = endless;
@@ -11413,13 +11848,13 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (!ctx) return;
     if (ctx->trace && ctx->trace->profile) tshi_profile_end(ctx);
-    tshi_error_report(ctx);  /* while the comms are still open */
+    tshi_error_report(ctx);  /* needs the comms, which are closed below */
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned)
         tshi_tensor_release(ctx->handles.owned.next);
-    tshi_trace_drop(ctx); /* a trace that was not ended */
+    tshi_trace_drop(ctx); /* if tsh_trace_end was not called */
     tshi_mem_release(ctx, ctx->gemm_scratch);
-    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages); /* all pages of the step pool */
+    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages); /* frees all pages of the step pool */
     for (tshi_micro *micro = ctx->micros; micro; micro = micro->next)
         tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->tape.arena.first);
@@ -11428,7 +11863,7 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
     tsh_comm_close(&ctx->tp);
-    tsh_comm_close(&ctx->world);                    /* after the groups split from it */
+    tsh_comm_close(&ctx->world);                    /* closed after the groups split from it */
     const tsh_allocator allocator = ctx->allocator; /* a copy: the ctx is released with it */
     (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
 }
@@ -11458,7 +11893,7 @@ TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), v
 
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error) {
-    tsh_desc mine = TSHI_ZERO; /* *desc, with comm as its comm */
+    tsh_desc mine = TSHI_ZERO; /* a copy of *desc, with .comm = *comm */
     tsh_ctx *ctx = NULL;
     int result = 1;
     if (desc) mine = *desc;
@@ -11498,8 +11933,8 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
  * output and the inputs whose gradient is a partial sum. "P R: P, dB P": if A is P and B is R, the
  * output is P, and so is the gradient of B, which each rank computes from its own part of A. */
 
-/* Fills in the layout and the partial bits of the output by op's rule. params: what else the rule
- * depends on. Returns 0 after an error. */
+/* Runs op's rule on n inputs: fills in output->layout and output->partial. params: the options of
+ * the call that the rule depends on, or NULL. Returns 0 after an error. */
 TSHI_OUTLINE int tshi_rule_run(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                                tshi_output *output) {
     const tshi_call call = {op, in, n, params};
@@ -11527,7 +11962,7 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
                     call->op->name, why, tshi_tensor_text(x, text), x->ctx->tp.size) == TSH_OK;
 }
 
-/* Keeps the layout of the first input, whatever it is. */
+/* The rule of ops whose output has the layout of the first input, whatever that is. */
 static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
     (void)call, (void)output; /* unused */
     return 1;
@@ -11553,8 +11988,8 @@ static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind 
     return NULL;
 }
 
-/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: 1 if P is, because
- * the op is linear in these inputs. */
+/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: 1 if the op is
+ * linear in these inputs, so that they may be P. */
 static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
     const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* NULL: none is sharded */
@@ -11575,7 +12010,8 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
     for (i = 0; i < call->n; i++) {
         const tsh_tensor *x = call->in[i];
         const int own = d - (ndim - x->ndim), whole = x->layout.kind == TSH_REPLICATED;
-        const int64_t length = own >= 0 ? x->dim[own] : 1; /* along the sharded dimension */
+        /* x's length along the sharded dimension */
+        const int64_t length = own >= 0 ? x->dim[own] : 1;
         if (whole ? length != 1
                   : x->layout.dim != own || length != output->shape.dim[d] ||
                         !tshi_layout_same_shards(&cut->layout, &x->layout, length, x->ctx->tp.size))
@@ -11584,13 +12020,14 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
                 whole ? "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
                         "tsh_redistribute(a, tsh_replicated())"
                       : "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
-        if (whole) output->partial |= 1u << i; /* broadcast to all ranks' shards */
+        /* x is broadcast to all ranks' shards, so each rank has a part of its gradient */
+        if (whole) output->partial |= 1u << i;
     }
     return 1;
 }
 
-/* Defines tshi_rule_<name>, the rule of an op that is linear in the inputs that are P (bits: sums)
- * if the condition `allowed` holds. */
+/* Defines tshi_rule_<name>, the rule of an elementwise op that accepts P inputs if the condition
+ * `allowed` holds. sums: bits of the inputs that are P. */
 #define TSHI_RULE_LINEAR(name, allowed)                                                            \
     static int tshi_rule_##name(const tshi_call *call, tshi_output *output) {                      \
         const unsigned sums = tshi_rule_sums(call);                                                \
@@ -11614,7 +12051,8 @@ static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
 
 /* Parameters of the rules of reductions. */
 typedef struct tshi_rule_axis {
-    int axis, keepdim; /* axis: reduced dimension, -1: all; keepdim: 1 if the output keeps it */
+    /* axis: the reduced dimension, -1: all; keepdim: 1 if the output keeps it, with length 1 */
+    int axis, keepdim;
 } tshi_rule_axis;
 
 /* Returns 1 if x is sharded along the axis; axis -1: along any dimension. */
@@ -11644,7 +12082,8 @@ static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     return tshi_rule_sum(call, output);
 }
 
-/* The rule of argmax: S along the dimension: R, as ranks tell what they found. Else as above. */
+/* The rule of argmax. S along the reduced dimension: R, since the ranks exchange the maxima of
+ * their shards. Otherwise as tshi_rule_whole. */
 static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     if (axis < 0 || !tshi_rule_is_sharded(call->in[0], axis)) return tshi_rule_whole(call, output);
@@ -11652,8 +12091,8 @@ static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* The rule of concatenation along dimension d (*params). All parts S(d): S(d), with the segments of
- * all parts. Else all parts must have one layout, which is the output's. */
+/* The rule of concatenation along dimension d, to which params points. All parts S(d): S(d), with
+ * the segments of all parts. Else all parts must have one layout, which is the output's. */
 static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     tsh_tensor *const *in = call->in;
     tsh_layout *layout = &output->layout;
@@ -11681,8 +12120,9 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
 
 /* -- matmul, linear, embedding -------------------------------------------------- */
 
-/* Fills in the output of a matrix product; returns 0 if the layouts do not fit. Shapes: A
- * (.., m, k), B (.., k, n), output (.., m, n). da, db: sharded dimensions of A, B, as the output's.
+/* Fills in the output of a matrix product; returns 0 if the layouts do not fit. Shapes: A (.., m,
+ * k), B (.., k, n), output (.., m, n). da, db: the sharded dimension of A and of B, counted as a
+ * dimension of the output.
  *   R R: R.  P R: P, dB P.  R P: P, dA P.  S(k) S(k): P.  S(m) R: S(m), dB P.
  *   R S(n): S(n), dA P.  S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P, if B has length
  *   1 along the batch dimension, or no such dimension. */
@@ -11690,27 +12130,30 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     const tsh_layout *la = &a->layout, *lb = &b->layout;
     tsh_layout *out = &output->layout;
     const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
-    const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED; /* A, B are sharded */
+    /* 1: A is sharded; 1: B is sharded */
+    const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
     const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
-    output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B; /* the one that is R, if any */
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {       /* P R, R P */
+    /* bit of the input that is R, if any */
+    output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B;
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {       /* P R, R P; P P is refused */
         *out = tsh_partial();
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
-    if (sa && sb) output->partial = TSHI_NONE;      /* none is R */
+    if (sa && sb) output->partial = TSHI_NONE;      /* no input is R */
     if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k) */
         *out = tsh_partial();
         return same;
     }
     *out = sa ? *la : *lb;
-    out->dim = sa ? da : db; /* along the one that is sharded */
-    if (sa && sb)            /* the same batch dimension */
+    out->dim = sa ? da : db; /* the dimension of the sharded input */
+    if (sa && sb)            /* S(batch) S(batch) */
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* S(m) R */
     if (sb && db == nd - 1) return 1; /* R S(n) */
     if (out->dim >= nd - 2) return 0; /* only one input is sharded along k */
-    if (sb) b = a; /* b: now the one that is R; it must be broadcast along the batch dimension */
+    /* b: from here on the input that is R, which must be broadcast along the batch dimension */
+    if (sb) b = a;
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
@@ -11766,13 +12209,13 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     } else if (row) { /* each rank sums over some input features */
         output->layout = sequence->give ? *sequence->give : tsh_replicated();
         output->partial = sequence->give ? TSHI_BIAS : TSHI_NONE;
-    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has some rows, or a partial sum */
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has rows or a part of x */
         output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
     return 1;
 }
 
-/* The rule of embedding: rows of W, of shape (rows, features), by ids.
+/* The rule of embedding: looks up rows of W, of shape (rows, features), by ids.
  * ids R, W R: R.  ids S, W R: S, dW P.  ids R, W S(1): S(-1).
  * ids R, W S(0): P, because a rank outputs 0 for rows that it does not hold. */
 static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
@@ -11783,15 +12226,15 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
         return tshi_rule_refuse(call, ids, w,
                                 "a sharded weight takes replicated ids: "
                                 "tsh_redistribute(ids, tsh_replicated())");
-    output->layout = w->layout.dim ? w->layout : tsh_partial(); /* W S(1), or S(0) */
+    output->layout = w->layout.dim ? w->layout : tsh_partial(); /* W S(1): S(-1); W S(0): P */
     if (w->layout.dim) output->layout.dim = ids->ndim;
     return 1;
 }
 
 /* -- norms, rope, attention ------------------------------------------------------ */
 
-/* Returns 1 if t, of shape (d), has the shards that x (.., d) has along its last dimension, or is
- * NULL. */
+/* Returns 1 if t is NULL, or if t, of shape (d), is cut into the same shards as the last dimension
+ * of x (.., d). */
 static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
     return !t || (t->layout.kind == TSH_SHARDED &&
                   tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
@@ -11812,7 +12255,7 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
     }
-    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* what is left does not fit */
+    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* w, b: NULL where they fit */
     if (b && b->layout.kind == TSH_REPLICATED) b = NULL;
     if (w || b)
         return tshi_rule_refuse(call, x, w ? w : b,
@@ -11831,7 +12274,7 @@ static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
                call, "is sharded along its last dimension, whose features turn in pairs");
 }
 
-/* Returns 1 if on every rank the query heads use exactly the heads of k that the rank holds. */
+/* Returns 1 if on every rank the query heads use exactly the heads of k that this rank holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
     tsh_layout cut = k->layout; /* changed below into the layout that q must have */
@@ -11842,13 +12285,14 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
 }
 
-/* The rule of attention. Shapes: q (B, heads, T, D), k and v (B, k heads, S, D), output as q.
+/* The rule of attention. Shapes: q (B, heads, queries, D), k and v (B, k heads, keys, D), output as
+ * q.
  * q, k, v R: R.  q, k, v S(0): S(0).  q S(1), k and v R: S(1), dk and dv P.
  * q, k, v S(1): S(1), if every rank's query heads use only heads of k that this rank holds. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
-    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads: q is S(1) */
-    const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* q and k S(1) */
+    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads 1: q is S(1) */
+    const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* 1: q and k are S(1) */
     const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
                      k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
@@ -11878,7 +12322,8 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
 
 /* -- cross-entropy ---------------------------------------------------------------- */
 
-/* Returns the dimension of the logits that has the classes. */
+/* Returns which dimension of the logits is that of the classes. dim: as in
+ * tsh_cross_entropy_desc. */
 static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
     return dim && logits->ndim > 1 ? 1 : logits->ndim - 1;
 }
@@ -11893,7 +12338,8 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const int size = x->ctx->tp.size, axis = tshi_rule_classes(x, desc->dim);
     const int probs = tshi_dtypes[target->dtype].floating; /* 0: the target has class indices */
     const int cut = tshi_rule_is_sharded(x, axis), rows = !cut && x->layout.kind == TSH_SHARDED;
-    tsh_layout losses = x->layout; /* of the row losses: as x, without the classes */
+    /* layout of the losses, one per row: that of x without the dimension of classes */
+    tsh_layout losses = x->layout;
     int fits;
     char text[TSHI_TEXT_SIZE];
     if (rows && losses.dim > axis) losses.dim--;
@@ -11952,9 +12398,9 @@ static void tshi_op_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const
 
 /* -- dense gradients --------------------------------------------------------- */
 
-/* Returns where a kernel that outputs a dense gradient of input x writes it: to dest if dest is
- * dense and is to be overwritten (*scratch is NULL then), else to *scratch, which
- * tshi_op_accumulate adds to dest. Returns NULL without memory. */
+/* Returns the buffer to which a kernel writes a dense gradient of input x: dest itself if that is
+ * dense and is to be overwritten (*scratch is NULL then), else *scratch, which tshi_op_accumulate
+ * adds to dest. NULL: no memory. */
 static tsh_real *tshi_op_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
                                     tshi_block **scratch) {
     int64_t stride[TSH_MAX_DIMS];
@@ -11978,8 +12424,9 @@ static void tshi_op_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block 
 
 /* -- copies ----------------------------------------------------------------- */
 
-/* Adds both accumulators of the copy to those of the input: gr to gr and gp to gp. If the partial
- * sum must be completed, the backward of the op that made the input does so. */
+/* Adds the gradients of the copy to those of the input: the complete one (gr) to gr, the partial
+ * sum (gp) to gp. If gp must be all-reduced, the backward of the op that made the input has it
+ * done. */
 static void tshi_op_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out, *base = node->in[0]->base;
     tshi_accumulator *const from[] = {&out->gr, &out->gp}, *const to[] = {&base->gr, &base->gp};
@@ -12040,7 +12487,8 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
 
 /* -- what elementwise ops share ---------------------------------------------- */
 
-/* Broadcasts the inputs' global shapes to *out as NumPy does. 0 and an error if they do not fit. */
+/* Broadcasts the inputs' global shapes to *out as NumPy does. Returns 0 and an error if they do not
+ * fit. */
 static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, d;
@@ -12093,17 +12541,19 @@ typedef struct tshi_backward_params {
     int add;  /* 1: add to the gradient, 0: write it */
 } tshi_backward_params;
 
-/* All that describes a unary or binary op, or where. */
+/* A unary or binary op, or tsh_where: its tshi_op and its kernels. */
 typedef struct tshi_map_row {
-    tshi_op op;    /* first: backward casts node->op to the row */
-    unsigned pass; /* bits of inputs whose gradient is that of the output, if not broadcast */
-    const tshi_kernel_fn *forward, *backward[3]; /* backward: for each input */
+    tshi_op op;    /* the first field, because backward casts node->op to tshi_map_row */
+    /* bit i: the gradient of input i is that of the output, if input i is not broadcast */
+    unsigned pass;
+    /* kernels per instruction set; backward: one table per input */
+    const tshi_kernel_fn *forward, *backward[3];
 } tshi_map_row;
 
 /* Adds to the gradient of input i. The kernel's operands are that gradient, g, and for each input
- * its saved values; or the saved output, or g again if nothing is saved. A new gradient of a
- * broadcast input is filled with zeros first, because several terms are added to each of its
- * elements. */
+ * its saved values; if these were not saved, the saved output; if that was not either, g again. A
+ * new gradient of a broadcast input is filled with zeros first, because several terms are added to
+ * each of its elements. */
 static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
     const tsh_tensor *t = node->in[i], *out = node->out;
     const int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
@@ -12118,7 +12568,7 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0 */
     tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1 */
     for (k = 0; k < node->n; k++) {
-        const int from = node->saved[k] ? k : node->n; /* n: the output */
+        const int from = node->saved[k] ? k : node->n; /* index n: the output */
         const tsh_tensor *v = from < node->n ? node->in[from] : out;
         if (node->saved[from])
             tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
@@ -12145,10 +12595,10 @@ static void tshi_map_backward(tshi_node *node) {
     }
 }
 
-/* Defines a kernel of N operands u, v, w (operands 1 to 3), scalar C, as c, and parameters of type
- * P. It computes F of them and writes the result to operand 0, or adds it if ADD. In the backward
- * of a broadcast input, operand 0 has step 0 where the input repeats, and the store sums. Operands
- * that a kernel does not have are called u1 and u2. */
+/* Defines a kernel with parameters of type P. It computes the formula F, in which u, v, w are its N
+ * inputs (operands 1 to 3; those that it does not have are called u1 and u2) and c is the scalar C,
+ * and writes the result to operand 0, or adds it if ADD is 1. In the backward of a broadcast input,
+ * operand 0 has step 0 where the input repeats, and the store sums. */
 #define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
     TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
         tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
@@ -12302,7 +12752,8 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
         return tshi_map_compare(&op, a, b, tshi_map_##name);                                       \
     }
 
-/* Checks the two inputs of a comparison and runs it; the output is i32. NULL after an error. */
+/* Checks the two inputs of a comparison and runs it; the output is i32. Returns NULL after an
+ * error. */
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
                                     const tshi_kernel_fn *kernel) {
     tsh_tensor *in[] = {a, b};
@@ -12370,8 +12821,8 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
 
 /* ========================================================================== */
 /* >>op-dropout                                  MARK: - op-dropout (private) */
-/* Dropout, whose masks depend on the seed and the element's global index     */
-/* only.                                                                      */
+/* Dropout, whose masks depend on the seed, the module and the element's      */
+/* global index, not on the layout.                                           */
 /* Needs: >>op.                                                               */
 /* ========================================================================== */
 
@@ -12395,8 +12846,9 @@ typedef struct tshi_dropout_run {
 } tshi_dropout_run;
 
 /* Returns the next mask of owner, the module that applies dropout. Its stream is a hash of owner's
- * path, the number of masks that owner has drawn, and the dp rank. owner NULL: of the number of
- * masks that this ctx has drawn and, as each pipeline stage counts for itself, the pp rank. */
+ * path, the number of masks that owner has drawn, and the dp rank. owner NULL: a hash of the number
+ * of masks that this ctx has drawn, the pp rank (each pipeline stage counts for itself) and the dp
+ * rank. */
 static tshi_dropout tshi_dropout_next_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     const uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
     tshi_dropout mask = {ctx->seed, tshi_rng_hash(count, "dropout", 7), p};
@@ -12407,7 +12859,7 @@ static tshi_dropout tshi_dropout_next_mask(tsh_ctx *ctx, double p, tsh_module *o
     return mask;
 }
 
-enum { TSHI_DROPOUT_DRAW = 32 }; /* words that the x86 kernels draw at a time */
+enum { TSHI_DROPOUT_DRAW = 32 }; /* random words that the x86 kernels draw at a time */
 
 #if TSHI_X86
 /* As tshi_rng_words for TSHI_DROPOUT_DRAW words, with Philox's 32-bit counters in 64-bit lanes,
@@ -12507,7 +12959,7 @@ static void tshi_dropout_mask_all(tshi_dropout_run *run, const tsh_tensor *t) {
         tshi_dropout_mask_run(run, part.global, part.local, part.length);
 }
 
-/* dx = dropout of dy, with the same mask. */
+/* Backward: dx = dropout of dy, with the same mask. */
 static void tshi_dropout_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tshi_dropout_run run = {(const tshi_dropout *)node->params, tshi_tape_grad(node), NULL,
@@ -12562,8 +13014,8 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
 /* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
     double c;   /* sum: 1; mean: 1 / (number of elements summed) */
-    int64_t n;  /* local length of the reduced dimension, or of all */
-    int axis;   /* -1: all dimensions */
+    int64_t n;  /* local length of the reduced dimension; if all are: number of local elements */
+    int axis;   /* the reduced dimension; -1: all */
     int is_log; /* softmax: 1 for log_softmax */
 } tshi_reduce_params;
 
@@ -12572,17 +13024,20 @@ typedef struct tshi_reduce_params {
  * only, so their bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
     int64_t outer, inner; /* products of the local sizes before and after the axis */
-    int64_t length;       /* global length of the reduced dimension, or of all */
-    tsh_shape shape;      /* of the output, global */
-    tsh_layout layout;    /* of the output */
+    int64_t length; /* global length of the reduced dimension; if all are: number of elements */
+    tsh_shape shape;      /* global shape of the output */
+    tsh_layout layout;    /* layout of the output */
     tshi_reduce_params params;
 } tshi_reduction;
 
-/* Checks dim and x's layout and fills in *r. 0 and an error if the op cannot run along dim. */
+/* Checks dim and x's layout and fills in *r. Returns 0 and an error if the op cannot run along
+ * dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
-    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim); /* -1: all, or there is none */
-    const int scalar = tshi_tensor_scalar_axis(x, dim); /* 1: all, too */
+    /* -1: all dimensions, or x has no dimension `dim` */
+    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
+    /* 1: x has no dimensions, and dim is 0 or -1: treated as all */
+    const int scalar = tshi_tensor_scalar_axis(x, dim);
     const tshi_rule_axis along = {axis, keepdim};
     const tshi_reduce_params params = {1, axis < 0 ? tsh_local_numel(x) : x->local[axis], axis, 0};
     char text[TSHI_TEXT_SIZE];
@@ -12607,8 +13062,8 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
 
 /* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
 
-/* Sums rows of p->n adjacent values: y = c sum x. Sums of 4096 values each are added in double.
- * Operands: y, x. */
+/* Sums rows of p->n adjacent values: y = c sum x. Sums of 4096 values each are computed in
+ * tsh_real, and added up in double. Operands: y, x. */
 TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
                                       const tshi_reduce_params *p) {
     tsh_real *y = (tsh_real *)operand[0].data;
@@ -12675,7 +13130,8 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL); /* as v, which scale does not read */
+    /* as operand v, which the kernel does not read */
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
     back.c = params->c;
     back.add = dest.add;
     tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &back);
@@ -12695,7 +13151,8 @@ static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim,
     tsh_tensor *out;
     tsh_real *sums;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
-    if (mean) r.params.c = 1.0 / (double)r.length; /* divides the sum, also if it is sharded */
+    /* divides by the global length, also if x is sharded along it */
+    if (mean) r.params.c = 1.0 / (double)r.length;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
     sums = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
     if (!sums) return NULL;
@@ -12717,7 +13174,8 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
  * max and softmax work on rows: dense values along the axis. If the axis is not the last dimension,
  * values are copied to an array in which it is, and results are copied back. */
 
-/* Returns a handle of t's values with the axis moved to the last dimension; axis -1: as t. */
+/* Returns a handle of t's values with the axis moved to the last dimension; axis -1: with t's own
+ * order. */
 static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
     tsh_tensor rows = *t; /* takes no reference to the block */
     int d;
@@ -12732,14 +13190,14 @@ static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
     return rows;
 }
 
-/* As tshi_kernel_output, but row-major even if out's strides are not: then in *scratch. */
+/* As tshi_kernel_output, but the buffer is row-major: *scratch if out itself is not. */
 static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
     if (tshi_tensor_is_dense(out)) return tshi_kernel_output(out, scratch);
     *scratch = tshi_mem_alloc(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Returns a job for all rows of t, of params->n values each; of 0 rows if these are empty. */
+/* Returns a job for all rows of t, each of params->n values; if n is 0, a job without rows. */
 static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor *t,
                                  const tshi_reduce_params *params) {
     const int64_t count = params->n ? tsh_local_numel(t) / params->n : 0;
@@ -12748,7 +13206,7 @@ static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor 
 
 /* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
 
-/* Finds the index of each row's maximum. Operands: the index, x, the maximum (NULL: not wanted).
+/* Finds the index of each row's maximum. Operands: the index, x, the maximum (NULL: not needed).
  * Only the part of 256 values that has the maximum is searched for the index. */
 TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
                                         const tshi_reduce_params *p) {
@@ -12801,7 +13259,7 @@ static const tshi_op tshi_reduce_greedy_op = {"tsh_sample", "logits", tshi_rule_
 typedef enum tshi_largest {
     TSHI_LARGEST_VALUE,
     TSHI_LARGEST_PLACE,
-    TSHI_LARGEST_FINITE /* the place; an error if the value there is not finite */
+    TSHI_LARGEST_FINITE /* the index; an error if the largest value is not finite */
 } tshi_largest;
 
 /* The largest value of a rank's shard of a row. */
@@ -12848,7 +13306,7 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
     tshi_mem_release(ctx, block);
 }
 
-/* Sets the error of logits from which no id can be chosen. */
+/* Records the error that no id can be chosen from a row of the logits. */
 static void tshi_reduce_refuse_row(tsh_ctx *ctx, int64_t row) {
     (void)tsh_fail(ctx, TSH_ERR_ANOMALY,
                    "tsh_sample: row %lld of the logits has a NaN, or its largest is not finite",
@@ -12866,7 +13324,8 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tsh_real *max = NULL; /* where the maxima go; NULL: not needed */
     void *place;          /* int64_t indices: in out, or in aux for backward */
     const int argmax = what != TSHI_LARGEST_VALUE;
-    int cut, keeps; /* the dimension is sharded over several ranks; maxima are in scratch */
+    /* cut: the dimension is sharded over several ranks; keeps: maxima are in scratch */
+    int cut, keeps;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
@@ -12953,7 +13412,7 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
                                                const tshi_reduce_params *p, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *y = (const tsh_real *)operand[1].data, *ys;  /* ys: a block of y */
-    const tsh_real *dy = (const tsh_real *)operand[2].data, *gs; /* gs: of dy */
+    const tsh_real *dy = (const tsh_real *)operand[2].data, *gs; /* gs: a block of dy */
     const int64_t n = p->n;
     int64_t e;
     int i;
@@ -12980,7 +13439,7 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* gives dx's strides */
     tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
     tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
-    tshi_block *scratch[3]; /* of dx, y, dy */
+    tshi_block *scratch[3]; /* dense copies of dx, y, dy, or NULL */
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dest.stride = dx.stride;        /* the axis comes last */
@@ -13097,9 +13556,9 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     tsh_layout *layout = &out->layout;
     const tsh_segment *segment = layout->segment;
     const int64_t end = start + length;
-    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range in each segment */
+    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range of each segment */
     int64_t at = 0, local = 0;         /* at: where segment s starts; local: this rank's elements */
-    int s, kept = 0;                   /* kept: segments of the part */
+    int s, kept = 0;                   /* kept: number of segments in [start, end) */
     (void)tsh_chunk(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
         out->offset += range[s].length * out->stride[d]; /* skips a segment */
@@ -13113,8 +13572,8 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     return kept && at == end; /* 0: the part ends inside a segment */
 }
 
-/* Adds to hint what the plan lacks if the sharded dimension of x, of one segment, is so many parts
- * one after the other: fused Q, K, V. */
+/* Adds to hint, a part of an error's text, what the plan lacks if the sharded dimension of x has
+ * one segment but consists of `parts` fused parts, such as Q, K and V. */
 static TSHI_COLD void tshi_view_hint_fused(const tsh_tensor *x, int64_t parts, char *hint,
                                            size_t size) {
     if (x->layout.segments == 1 && parts > 1 && parts <= TSH_MAX_SEGMENTS)
@@ -13156,7 +13615,7 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
 }
 
 TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
-    int64_t length = tsh_dim(x, dim); /* of the dimension that is split */
+    int64_t length = tsh_dim(x, dim); /* length of the dimension that is split */
     int i;
     for (i = 0; i < n && parts; i++) parts[i] = NULL; /* NULL after an error */
     if (!tshi_tensor_check("tsh_split_dim", "x", &x, 1))
@@ -13189,11 +13648,12 @@ static void tshi_view_concat_backward(tshi_node *node) {
     }
 }
 
-/* Returns 1 if part i has the first's dtype, and its sizes except along d; else 0 and an error. */
+/* Returns 1 if part i can be joined to part 0 along dimension d: its other sizes are the same, and
+ * so is its dtype, unless ops compute with both; else 0 and an error. */
 static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    int e, fits = p->ndim == first->ndim; /* fits: the sizes do */
+    int e, fits = p->ndim == first->ndim; /* fits: 1 if the sizes do */
     for (e = 0; e < first->ndim && fits; e++) fits = e == d || p->dim[e] == first->dim[e];
     if (fits && (p->dtype == first->dtype || (tshi_dtype_computes(p->dtype) &&
                                               tshi_dtype_computes(first->dtype))))
@@ -13259,7 +13719,7 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
             known *= shape->dim[d];
     }
     if (open >= 0 && known) shape->dim[open] = total / known;
-    if (open >= 0) known *= shape->dim[open]; /* total, if it divides */
+    if (open >= 0) known *= shape->dim[open]; /* total, if `known` divides it */
     return known == total;
 }
 
@@ -13288,12 +13748,12 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
     }
 }
 
-/* Fills in the layout of a sharded x, not empty, after a reshape. Returns 0 if no layout describes
- * the shards: x's sharded dimension d is not the outermost of those that are merged, or a unit
- * would be cut. */
+/* Fills in the layout after a reshape of x, which is sharded and not empty. Returns 0 if no layout
+ * describes the shards: x's sharded dimension d is not the outermost of those that are merged, or a
+ * unit would be cut. */
 static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
-    int64_t inner, divisor; /* elements per index of d in x; of layout->dim in shape */
+    int64_t inner, divisor; /* elements per index of d in x; per index of layout->dim in shape */
     *layout = x->layout;
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
@@ -13323,13 +13783,14 @@ static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     return 1;
 }
 
-/* The same of an empty x, where products of sizes tell nothing: a sharded dimension of length 0
- * becomes one of length 0; another goes where it would if sizes of 0 were 1. */
+/* tshi_view_shards for an empty x, whose sizes have the product 0. If the sharded dimension has
+ * length 0, it becomes the corresponding dimension of length 0; else the one that it would become
+ * if all sizes of 0 were 1. */
 static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *shape,
                                          tsh_layout *layout) {
     tsh_tensor from = *x; /* x's shape and the new one, with 1 for each size of 0 */
     tsh_shape to = *shape;
-    int d, zeros = 0; /* sizes of 0 up to that of the sharded dimension */
+    int d, zeros = 0; /* number of sizes of 0 up to and with that of the sharded dimension */
     for (d = 0; d < x->ndim; d++) {
         if (!x->dim[d] && d <= x->layout.dim) zeros++;
         if (!x->dim[d]) from.dim[d] = 1;
@@ -13370,11 +13831,12 @@ static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape 
                      (long long)tshi_tensor_product(shape->dim + heads + 1, b1 - heads - 1));
 }
 
-/* Fills in strides with which x's local values have the local sizes `to`. Returns 0 if there are
- * none: x must be copied. */
+/* Fills in strides with which x's local values have the local sizes `to`. Returns 0 if no strides
+ * do: then x must be copied. */
 static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, int64_t *stride) {
     int64_t run = 1, step = 1;         /* run: elements at equal distance `step` */
-    int i = x->ndim - 1, j = ndim - 1; /* next dimension of x, of `to`: the last first */
+    /* the next dimension of x, of `to`, from the last one down */
+    int i = x->ndim - 1, j = ndim - 1;
     tshi_tensor_strides(to, ndim, stride);
     if (!tsh_local_numel(x)) return 1; /* no values: any strides do */
     while (i >= 0) {
@@ -13399,7 +13861,7 @@ static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, i
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_reshape", "x", &x, 1);
     char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE], hint[2 * TSHI_TEXT_SIZE] = "";
-    const tsh_shape wanted = shape; /* with -1 */
+    const tsh_shape wanted = shape; /* the shape as given, perhaps with a -1 */
     tsh_tensor *out;
     tsh_layout layout;
     if (!ctx) return NULL;
@@ -13475,8 +13937,8 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
     return cut;
 }
 
-/* Returns how many elements of an outer row are in `rank`'s shard; 0 if there is no outer row, as
- * collectives take 0 rows of counts for 1 (tsh_coll.blocks). */
+/* Returns how many elements of an outer row are in `rank`'s shard; 0 if there is no outer row,
+ * because collectives take blocks = 0 (tsh_coll.blocks) for 1. */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
     if (!cut->outer) return 0;
     return tsh_chunk(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
@@ -13646,7 +14108,8 @@ static void tshi_redistribute_backward(tshi_node *node) {
     const tsh_tensor *out = node->out;
     const tsh_layout sum = tsh_partial(), whole = tsh_replicated();
     const tsh_layout *from = out->layout.kind == TSH_SHARDED ? &out->layout : &whole;
-    const tsh_layout *to = (const tsh_layout *)node->params; /* input 0 in the output's shape */
+    /* layout of input 0, as seen in the output's shape */
+    const tsh_layout *to = (const tsh_layout *)node->params;
     if (out->gr.live)
         tshi_redistribute_back(node, out, from, to, (tsh_real *)tshi_mem_data(out->gr.block));
     if (out->gp.live)
@@ -13731,8 +14194,9 @@ static int tshi_redistribute_may_change(const tsh_tensor *t) {
     return 0;
 }
 
-/* One step of tsh_set_layout; the old or the new layout is R or P. Changes the sizes and the layout
- * in *form, but no values. Fails if the ranks' shards would have different lengths. */
+/* One step of tsh_set_layout, in which the old or the new layout is not sharded. Changes the sizes
+ * and the layout in *form, but no values. Fails if the ranks' shards would have different
+ * lengths. */
 static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
     tsh_ctx *ctx = form->ctx;
     /* the sharded one of the old and the new layout, if there is one */
@@ -14026,7 +14490,8 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
         int64_t run = 1; /* elements of a row, a matrix, ... */
         for (d = t->ndim - 1; d > 0 && e; d--)
-            if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /"); /* a run ends */
+            /* a row, a matrix, ... ends */
+            if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /");
         tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
     tshi_mem_release(t->ctx, scratch);
@@ -14058,13 +14523,14 @@ typedef struct tshi_product {
     int64_t m, n, k;                    /* sizes of A, B, C and D */
     tsh_real alpha, beta;               /* beta 0: D is not read */
     tshi_matrix a, b, d, c;             /* D is C, or does not overlap it */
-    const tshi_gemm_progress *progress; /* called meanwhile: collectives make progress; or NULL */
+    /* called during the product, so that collectives make progress; NULL: nothing is */
+    const tshi_gemm_progress *progress;
 } tshi_product;
 
 /* A product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
     tshi_product whole; /* the product that the pieces make up */
-    char *scratch;      /* for all pieces, one after the other */
+    char *scratch;      /* scratch of all pieces, one after the other */
     size_t each;        /* bytes of scratch for a piece */
     int by_rows;        /* 1: pieces are rows of C; 0: columns */
 } tshi_products;
@@ -14111,11 +14577,11 @@ static void tshi_matmul_convert(int64_t rows, int64_t columns, tshi_matrix from,
 }
 
 /* Returns m, of shape (rows, columns), as the ctx's gemm takes it. A user's gemm takes only
- * tsh_real: for a matrix of another dtype, returns one in *block, which the caller releases (else
- * NULL); input: 1: with m's values. */
+ * tsh_real: in place of a matrix of another dtype, returns a new one in *block, which the caller
+ * releases (*block is NULL if m itself is returned). input 1: the new matrix gets m's values. */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          int input, tshi_block **block) {
-    tshi_matrix reals; /* dense */
+    tshi_matrix reals; /* the new matrix, dense */
     *block = NULL;
     if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
     *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
@@ -14125,7 +14591,8 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     return reals;
 }
 
-/* Returns where what was read after b the last time begins; 0: b is new. */
+/* Returns the address of the matrix that was read after b the last time, 0 if unknown. Records that
+ * b was read after the matrix of the call before. */
 static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
     uintptr_t *const then = &order->then[(uintptr_t)b / 64 * 2654435761u % TSHI_MATMUL_ORDER];
     if (order->last) *order->last = (uintptr_t)b;
@@ -14134,16 +14601,17 @@ static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
 }
 
 /* C = alpha A B + beta D by the rank's threads; shapes as in tshi_product. The longer side of C is
- * cut, so that little of A and B is packed twice; at multiples of ROWS or COLUMNS, which are whole
- * tiles of every micro-kernel. transposed: the built-in gemm computes C^T. */
+ * divided among threads, so that little of A and B is packed twice, at multiples of ROWS or
+ * COLUMNS, which are whole tiles of every micro-kernel. If `transposed` is 1, the built-in gemm
+ * computes C^T. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
     enum {
         ROWS = 12,         /* m is cut at multiples of it: whole tiles (n, if C^T is computed) */
         COLUMNS = 32,      /* n is cut at multiples of it (m, if C^T is computed) */
-        SIDE = 96,         /* rows or columns that are worth a thread */
-        MIN_WORK = 1 << 20 /* multiply-adds that are worth a thread */
+        SIDE = 96,         /* least number of rows or columns per thread */
+        MIN_WORK = 1 << 20 /* least number of multiply-adds per thread */
     };
     const int transposed = tshi_gemm_transposes(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
@@ -14152,7 +14620,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const int few = m <= TSHI_GEMM_FEW_ROWS;
-    const tshi_gemm_progress progress = { /* called meanwhile */
+    const tshi_gemm_progress progress = { /* called during the product */
         tshi_tape_progress, ctx, few ? tshi_matmul_then(&ctx->order, b.data) : 0};
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
                          tshi_gemm_scratch_sums(ctx->gemm_kernel, m, n, k, c);
@@ -14175,8 +14643,8 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, converted[i]);
 }
 
-/* Returns 1 if the gradient of `out` may be rounded to bf16 in products with a and b: it would be
- * of bf16 in PyTorch. */
+/* Returns 1 if the gradient of `out` may be rounded to bf16 in products with a and b: all three are
+ * bf16, so in PyTorch the gradient is, too. */
 static int tshi_matmul_rounds(const tsh_tensor *out, const tsh_tensor *a, const tsh_tensor *b) {
     return out->dtype == TSH_BF16 && a->dtype == TSH_BF16 && b->dtype == TSH_BF16;
 }
@@ -14189,22 +14657,23 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* -- tiles, for ops that pack by themselves -------------------------------- */
 
-/* A, in words: word (i, p) is data[i / mr * mr * next + i % mr * row + p * column]. */
+/* Operand A of tshi_matmul_tiles, packed in strips of mr rows: word (i, p) is
+ * data[i / mr * mr * next + i % mr * row + p * column]. */
 typedef struct tshi_matmul_strips {
     const tsh_real *data;
     int64_t row, column, next;
 } tshi_matmul_strips;
 
-/* B, in words: word (p, j) is data[p * row + j / nr * next + j % nr]. A has the same form: REALS or
- * PAIRS. */
+/* Operand B of tshi_matmul_tiles, packed in slivers of nr columns: word (p, j) is data[p * row +
+ * j / nr * next + j % nr]. form: of B and A: TSHI_GEMM_REALS or TSHI_GEMM_PAIRS. */
 typedef struct tshi_matmul_slivers {
     const tsh_real *data;
     int64_t row, next;
     tshi_gemm_form form;
 } tshi_matmul_slivers;
 
-/* Packs rows of x, shape (n, k), in slivers of `width` rows that begin `next` words apart: as rows
- * of A, or columns of B. Rows that the last sliver lacks become zeros. */
+/* Packs the rows of x, shape (n, k), as rows of A or columns of B: in slivers of `width` rows that
+ * begin `next` words apart. The last sliver is filled up with zeros. */
 static void tshi_matmul_pack(const tshi_gemm_kernel *kernel, tsh_real *to, int width, int64_t n,
                              int64_t k, int64_t next, tshi_matrix x, tshi_gemm_form form) {
     for (int64_t j = 0; j < n; j += width)
@@ -14212,17 +14681,18 @@ static void tshi_matmul_pack(const tshi_gemm_kernel *kernel, tsh_real *to, int w
                               (int)tshi_base_min(width, n - j), k, tshi_gemm_from(x, j, 0), form);
 }
 
-/* A product of which only a part with the shape of stairs is needed: of row i of C the first
- * (columns + i) columns; and of row i of A the first (k + i) elements, those after them are 0. */
+/* The part of a product C = A B that is needed, if it has the shape of stairs: the first
+ * (columns + i) elements of row i of C. Of row i of A only the first (k + i) elements are not 0. */
 typedef struct tshi_matmul_stairs {
     int64_t columns, k; /* TSHI_MATMUL_ALL: all */
 } tshi_matmul_stairs;
 
 enum { TSHI_MATMUL_ALL = 1 << 30 };
 
-/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). C has space for whole
- * halves of slivers; elements beside the stairs are not computed, or become any number. Each sum is
- * in the order of tshi_gemm_run, if that takes one slice. Prefetches `walk` meanwhile. */
+/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). The rows of C have
+ * space for a multiple of nr / 2 elements. Elements outside the stairs are not computed, or become
+ * any number. The order of each sum is that of tshi_gemm_run for a k of one slice. Prefetches the
+ * cache lines of `walk` meanwhile. */
 static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                               tsh_real alpha, tshi_matmul_strips a, tshi_matmul_slivers b, int add,
                               tshi_matrix c, tshi_matmul_stairs stairs, tshi_gemm_walk *walk) {
@@ -14252,7 +14722,7 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
             t.d = t.c = tshi_gemm_at(c, i, j);
             tile(&t, rows, end - j > nr / 2 ? nr : nr / 2);
 #if TSHI_VECTORS
-            tshi_gemm_walk w = *walk; /* stays in registers */
+            tshi_gemm_walk w = *walk; /* a copy that stays in registers */
             for (int l = 0; l < LINES; l++) tshi_gemm_fetch(&w);
             *walk = w;
 #endif
@@ -14326,7 +14796,8 @@ static void tshi_matmul_backward(tshi_node *node) {
     }
 }
 
-/* Fills in *shape: that of A B, with broadcast batches. Returns 0 and an error if there is none. */
+/* Sets *shape to that of A B, with broadcast batches. Returns 0 and an error if A and B do not
+ * fit. */
 static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];
@@ -14385,15 +14856,15 @@ typedef struct tshi_linear {
     int regather; /* 1: column-parallel, sequence parallelism: X is gathered, in backward too */
 } tshi_linear;
 
-/* Returns t's values, or its gradient (then dtype is TSH_REAL), as a matrix (*rows, features): in
- * place, or if gather is 1 all-gathered to *block, which the caller releases (NULL: in place). A
- * gradient is gathered in the dtype in which it is sent. */
+/* Returns `values`, t's local values or its gradient (then dtype is TSH_REAL), as a matrix of shape
+ * (*rows, features): in place (*block is NULL then) or, if gather is 1, all-gathered to *block,
+ * which the caller releases. A gradient is gathered in the dtype of tshi_tape_sent_as. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
     const tsh_layout whole = tsh_replicated();
     int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
     const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
-    tshi_block *sent = NULL; /* a gradient, rounded */
+    tshi_block *sent = NULL; /* the gradient, rounded to the dtype in which it is sent */
     if (rounds) {
         dtype = tshi_tape_sent_as(t);
         sent = tshi_kernel_rounded(t->ctx, (const tsh_real *)values, tsh_local_numel(t), dtype);
@@ -14470,7 +14941,7 @@ static void tshi_linear_backward(tshi_node *node) {
 /* Checks the shapes of x (.., in), w (out, in) and b (out) or NULL. Returns 0 after an error. */
 static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
-    const char *name = w->base->path; /* of a parameter, else NULL */
+    const char *name = w->base->path; /* the path of a parameter; NULL: w is no parameter */
     if (w->ndim != 2 || x->ndim < 1 || (b && b->ndim != 1))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_linear: input %s, weight %s, bias of %d dimensions; takes (.., in), "
@@ -14488,15 +14959,16 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Computes Y in out. The product adds the bias, unless the product is a partial sum: that is
- * rounded to Y's dtype and summed, and then the bias is added once. */
+/* Computes Y in out. The product adds the bias, unless it is a partial sum: then it is rounded to
+ * Y's dtype and summed over ranks, and the bias is added once, after that. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
     tsh_layout sum = tsh_partial();                /* the layout P */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    tshi_block *whole, *partial = NULL, *bias = NULL; /* all of X, Y before it is scattered, b */
+    /* whole: all of X, gathered; partial: Y before it is scattered; bias: b as tsh_real; or NULL */
+    tshi_block *whole, *partial = NULL, *bias = NULL;
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
     mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
@@ -14592,14 +15064,15 @@ typedef struct tshi_lookup {
     int by_count, sparse; /* 1 if the option is on: scale_grad_by_freq; sparse */
 } tshi_lookup;
 
-/* A tshi_team_fn: computes columns [from, to) of dW. Adds the ids in order, whatever the team. */
+/* A tshi_team_fn: computes columns [from, to) of dW. Adds the rows of dout in the order of the ids,
+ * whatever the number of threads. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
-    const tsh_real *g = tshi_tape_grad(work->node);                       /* shape (count, width) */
-    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux); /* row of each id */
+    const tsh_real *g = tshi_tape_grad(work->node); /* dout, shape (count, width) */
+    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux); /* row of W of each id */
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
-    tshi_backward_params p = {1, 1}; /* dW += c g */
+    tshi_backward_params p = {1, 1}; /* dW += c dout; c is 1 unless by_count */
     tshi_operand x[3]; /* operands: a row of dW; the gradient of the id's output, twice */
     int64_t i;
     (void)piece;
@@ -14733,12 +15206,14 @@ static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, counts, w->local[0], TSH_I64, TSH_SUM),
                               "tsh_embedding: all-reduce of the counts of ids");
     for (i = 0; i < count && desc->scale_grad_by_freq; i++)
-        row[count + i] = row[i] < 0 ? 1 : counts[row[i]]; /* 1: another rank's, not read */
+        /* 1: the row is on another rank, so this is not read */
+        row[count + i] = row[i] < 0 ? 1 : counts[row[i]];
     if (desc->max_norm > 0) tshi_embedding_renorm(w, counts, desc);
     tshi_mem_release(ctx, block);
 }
 
-/* Copies row row[i] of W to out_i; out_i is 0 if row[i] is -1. A quantised W is loaded. */
+/* Copies row row[i] of W to out_i; out_i is 0 if row[i] is -1. A row of a quantised W is
+ * dequantised. */
 static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *lookup,
                                    const int64_t *row, tsh_tensor *out) {
     tshi_operand x[2]; /* a row of the output, and one of the weight */
@@ -14806,7 +15281,7 @@ static const tshi_op tshi_embedding_op = {
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
     static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0}; /* zeros: no options */
     const tshi_op *op = &tshi_embedding_op;
-    tsh_tensor *in[] = {ids, w}, *out; /* shapes (..), (V, D); (.., D) */
+    tsh_tensor *in[] = {ids, w}, *out; /* shapes: ids (..), w (V, D); out (.., D) */
     tsh_ctx *ctx = tshi_tensor_check_any("tsh_embedding", op->inputs, in, 2);
     const int blocks = ctx && tshi_dtype_in_blocks(w->dtype); /* 1: w is quantised */
     tshi_output output;
@@ -14943,9 +15418,9 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_norm_rows, tshi_norm);
 
-/* The stats (rows, 2) of features that are sharded, from this rank's mean and mean square of
- * distances: mean = sum(d mean) / all; square = sum(d (square + (own mean - mean)^2)) / all, sums
- * over ranks (Chan, Golub & LeVeque 1983). */
+/* Turns stats (rows, 2) of this rank's features, the mean and the mean square of distances from it,
+ * into those of all features, the mean and rstd. With sums over ranks: mean = sum(d own mean) /
+ * all; square = sum(d (own square + (own mean - mean)^2)) / all (Chan, Golub & LeVeque 1983). */
 static void tshi_norm_combine(tsh_ctx *ctx, const tshi_norm *p, int64_t rows, tsh_real *stats) {
     const tsh_real share = TSHI_R(p->d) / TSHI_R(p->all);
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows));
@@ -14970,8 +15445,8 @@ static void tshi_norm_combine(tsh_ctx *ctx, const tshi_norm *p, int64_t rows, ts
     tshi_mem_release(ctx, block);
 }
 
-/* Returns the d factors of the features, in *scratch, which may hold w: w + 1 if p says plus_one, 1
- * if w is NULL, as there is no weight; else w itself. NULL: no memory. */
+/* Returns the factors of the d features: w itself or, in *scratch, w + 1 if p->plus_one is 1, and 1
+ * if w is NULL, as there is no weight then. *scratch may hold w already. NULL: no memory. */
 static tsh_real *tshi_norm_weight(tsh_ctx *ctx, const tshi_norm *p, tsh_real *w,
                                   tshi_block **scratch) {
     tsh_real *factor = *scratch ? w : NULL;
@@ -15008,8 +15483,8 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
     }
 }
 
-/* One row of n features: dx = (h - mean(h) - xh mean(h xh)) rstd; add 1: dx += that. means: of h,
- * of h xh. */
+/* One row of n features: dx = (h - mean(h) - xh mean(h xh)) rstd; add 1: dx += that. means:
+ * mean(h), mean(h xh). */
 TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
                                     const tsh_real *dy, const tsh_real *stats,
                                     const tsh_real *means, int64_t n, int add) {
@@ -15027,8 +15502,8 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
     }
 }
 
-/* One row of d features: the means over all features of h and of h xh; those of this rank's count,
- * if the features are sharded. */
+/* One row of d features: writes mean(h) and mean(h xh) to `means`. If the features are sharded,
+ * writes this rank's part of each: its sum divided by the number of all features. */
 TSHI_INLINE void tshi_norm_means(const tsh_real *x, const tsh_real *w, const tsh_real *dy,
                                  const tsh_real *stats, const tshi_norm *p, tsh_real *means) {
     tsh_real lane[2 * TSHI_BLOCK], pad[3][TSHI_BLOCK];
@@ -15061,7 +15536,7 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
     const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;         /* shape (d) */
     const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;       /* shape (n, d) */
     const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data; /* shape (n, 2) */
-    tsh_real own[2] = {0, 0}; /* the means of a row that is whole */
+    tsh_real own[2] = {0, 0}; /* the means of a row, if it is not sharded */
     int64_t r;
     for (r = 0; r < n; r++) {
         tsh_real *means = p->pass == TSHI_NORM_WHOLE ? own : given + 2 * r;
@@ -15092,8 +15567,8 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     all->kernel(all->count, x, &part);
 }
 
-/* Computes dx, dw and db: one piece in one pass; several first dx, each for some rows, then dw and
- * db, each for some columns, as every row adds to dw and db. */
+/* Computes dx, dw and db. With one piece, in one pass. With several, in two: first dx, divided by
+ * rows; then dw and db, divided by columns, because every row adds to them. */
 static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
@@ -15107,11 +15582,11 @@ static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     if (dw) tshi_team_run(pieces, d, 16, tshi_norm_columns, work);
 }
 
-/* Makes work's rows find the means that dx needs, where the features are sharded: first of this
- * rank's features, then summed over ranks. Returns their memory. */
+/* For sharded features: computes the means that dx needs, this rank's part first, then summed over
+ * ranks, and sets them as an operand of work. Returns their memory, which the caller releases. */
 static tshi_block *tshi_norm_sum_means(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p,
                                        const char *op) {
-    const size_t size = tshi_dtype_reals(2 * work->count); /* (rows, 2) */
+    const size_t size = tshi_dtype_reals(2 * work->count); /* bytes of the means (rows, 2) */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, size);
     if (!block) return NULL;
     memset(tshi_mem_data(block), 0, size);
@@ -15134,7 +15609,7 @@ static void tshi_norm_backward(tshi_node *node) {
     int i, needed[3], pieces = tshi_kernel_parts(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d));
     tshi_block *saved[2] = {NULL, NULL};
-    tshi_block *means = NULL; /* if the features are sharded */
+    tshi_block *means = NULL; /* mean(h) and mean(h xh) of each row, if the features are sharded */
     tsh_real *dw, *values[2] = {NULL, NULL}; /* shapes: dw with db (2, d); x (rows, d), w (d) */
     tshi_dest dest[3];        /* where dx, dw and db go */
     tshi_rows work;
@@ -15169,8 +15644,9 @@ static void tshi_norm_backward(tshi_node *node) {
 /* Checks the inputs x (.., d), weight (d) or NULL, bias (d) or NULL. Returns the ctx; NULL after an
  * error. */
 static tsh_ctx *tshi_norm_check(const tshi_op *op, tsh_tensor *const *in) {
-    static const char *const names[] = {"x", "x weight", "x bias", "x weight bias"}; /* of given */
-    tsh_tensor *given[3]; /* those that are not NULL */
+    /* names of the tensors in `given` */
+    static const char *const names[] = {"x", "x weight", "x bias", "x weight bias"};
+    tsh_tensor *given[3]; /* the inputs that are not NULL */
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
     int i, count = 0;
     tsh_ctx *ctx;
@@ -15222,7 +15698,8 @@ static void tshi_norm_forward(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p) {
  * recorded. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, const tshi_norm *options) {
-    tsh_tensor *in[] = {x, weight, bias}, *out; /* shapes (.., d), (d) or NULL twice; (.., d) */
+    /* shapes: x and out (.., d), weight and bias (d) or NULL */
+    tsh_tensor *in[] = {x, weight, bias}, *out;
     tsh_ctx *ctx = tshi_norm_check(op, in);
     tshi_norm p = *options; /* features are filled in below */
     tshi_output output;
@@ -15301,19 +15778,20 @@ TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
  * `dims` on are not changed. Backward rotates the gradient by -u. */
 typedef struct tshi_rope {
     int64_t pairs;        /* number of pairs: dims / 2 */
-    int by_batch;         /* 1: x's first dimension has positions of its own */
+    int by_batch;         /* 1: each index of x's first dimension has positions of its own */
     int64_t next;         /* from the a of one pair to the a of the next, in features */
     int64_t gap;          /* from a to b of a pair, in features */
-    double sign;          /* of the angle: 1, in backward -1 */
+    double sign;          /* sign of the angle: 1, in backward -1 */
     int add;              /* 1: y += ..., 0: y = ... */
     int64_t gap_x, gap_y; /* gap in elements of x; of y */
 } tshi_rope;
 
 /* Rotates n pairs. Operands: y and x, each from the a of the first pair on; the table of the
- * position: `pairs` cosines, then as many sines. */
+ * position, `pairs` cosines followed by `pairs` sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data; /* from the a of its first pair on */
+    /* begins with the a of the first pair, as x does */
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *TSHI_RESTRICT table = (const tsh_real *)operand[2].data;
     const int64_t sy = operand[0].step, sx = operand[1].step, step = operand[2].step;
@@ -15374,14 +15852,16 @@ static void tshi_rope_backward(tshi_node *node) {
                      dest.stride);
 }
 
-/* Writes the table of `rows` positions from x's local index of the first dimension b on: (rows, 2,
- * pairs), the cosines, then the sines, times factor. */
+/* Writes the table of x's local positions, shape (rows, 2, pairs): for each position its cosines,
+ * then its sines, times factor. b: local index of x's first dimension, to choose from
+ * desc->starts. */
 static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int64_t b,
                              int64_t pairs, tsh_real *table) {
     const int64_t rows = x->local[x->ndim - 2];
     const double base = tshi_base_option(desc->base, 10000);
     const double factor = tshi_base_option(desc->factor, 1);
-    double start = (double)desc->start; /* in double, any sum of positions is possible */
+    /* double, because a sum of int64_t positions could overflow */
+    double start = (double)desc->start;
     int64_t i, t;
     if (desc->starts) start += (double)desc->starts[tshi_tensor_global(x, 0, b)];
     for (i = 0; i < pairs; i++) {
@@ -15394,9 +15874,10 @@ static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int
     }
 }
 
-/* Returns a new reference to a table (texts, rows, 2, pairs) of every local position; texts: 1, or
- * the local length of the first dimension if desc has starts. Of positions that are not sharded the
- * ctx keeps the table, because k and the other layers need the same. NULL: no memory. */
+/* Returns a new reference to the table of all local positions, shape (texts, rows, 2, pairs).
+ * texts: 1 or, if desc has starts, the local length of x's first dimension. The ctx keeps the
+ * table, unless positions are sharded, because k and the other layers need the same. NULL: no
+ * memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, const tsh_rope_desc *desc) {
     const int64_t rows = x->local[x->ndim - 2], texts = desc->starts ? x->local[0] : 1;
     tsh_ctx *ctx = x->ctx;
@@ -15485,119 +15966,142 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
 
 /* ========================================================================== */
 /* >>attention                                    MARK: - attention (private) */
-/* The heads and tiles of attention; scores of a tile, masked.                */
+/* Attention: structs, packing of K and V, the masked scores of a tile.       */
 /* Needs: >>op-dropout >>op-matmul.                                           */
 /* ========================================================================== */
 
-/* Of each batch and head, Q and O are (Tq, D), K and V (Tk, D). Scores s_ij = scale q_i k_j are
- * computed in tiles of TSHI_TILE_ROWS queries and TSHI_TILE_KEYS keys, with an online softmax: a
- * running maximum m and sum l per query (Milakov & Gimelshein 2018). Backward computes s again (Dao
- * et al. 2022):
+/* For each row of the batch and each head, Q and O have the shape (Tq, D), K and V (Tk, D). The
+ * scores s_ij = scale q_i k_j are computed in tiles of TSHI_TILE_ROWS queries and TSHI_TILE_KEYS
+ * keys, with an online softmax: each query has a running maximum m and a running sum l (Milakov &
+ * Gimelshein 2018). Backward computes s again (Dao et al. 2022):
  *
  *     p = e^(s - m - log l),   delta_i = dO_i O_i,        dV += p^T dO
  *     dS = p (dO V^T - delta), dQ += scale dS K,          dK += scale dS^T Q
  *
- * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout masks
- * p and dO V^T by the global index of the score. With a soft cap c, s is c tanh(scale q k / c), and
- * dS is multiplied by 1 - tanh^2; the gradient of a mask is dS before that and before scale. A sink
- * is a key with this score and the value 0, seen first: m and l begin with it.
+ * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout is
+ * applied to p and to dO V^T; its mask depends on the global index of the score. With a soft cap c,
+ * s is c tanh(scale q k / c), and dS is also multiplied by 1 - tanh^2; the gradient of a mask is dS
+ * before that factor and before scale. A sink is one more key, seen first, whose score is given and
+ * whose value is 0: m and l start with it.
  *
- * The products are of gemm's micro-kernels (tshi_matmul_tiles). A block of TSHI_TILE_KEYS keys
- * is packed when a tile first needs it, and kept for the other tiles and query heads that use the
- * same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and dS are the right
- * operand, which tsh_real need not be packed for. Of what the causal mask hides, most is not
- * computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16,
- * all operands are packed as such pairs, with p, dS and dO rounded to bf16. Then dV += p^T dO and
- * dK += dS^T q are computed as they are, not transposed, and in place if their rows are contiguous.
+ * The products run on the micro-kernels of the matrix product (tshi_matmul_tiles). A block of
+ * TSHI_TILE_KEYS keys is packed when a tile first needs it, and kept for the other tiles and query
+ * heads that use the same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and
+ * dS are the right operand, which need not be packed if it is tsh_real. Most scores that the causal
+ * mask hides are not computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor
+ * multiplies pairs of bf16, all operands are packed as such pairs, with p, dS and dO rounded to
+ * bf16. Then dV and dK are not transposed, and are computed in place where tshi_attention_in_place
+ * returns 1.
  *
- * An element's sums depend on the positions of keys alone: a block of keys begins at a multiple of
- * TSHI_TILE_KEYS, and keys that a query does not see add 0. tshi_attention_begin prepares what all
- * heads share; on each thread tshi_attention_piece goes through tiles. Kernels compute whole blocks
- * of TSHI_BLOCK values of a row. Below, h is a head, i a query, j a key; a tile, or a strip of it,
- * has m queries and n keys. */
+ * The order of the additions in a sum depends on the positions of keys alone: a block of keys
+ * begins at a multiple of the block size, and keys that a query does not see add 0.
+ * tshi_attention_begin prepares what all heads share; tshi_attention_piece, which runs on each
+ * thread, goes through tiles. Kernels compute rows in whole blocks of TSHI_BLOCK values. In the
+ * comments below, h is a head, i the index of a query, j that of a key; a tile, or a strip of it
+ * (some of its rows), has m queries and n keys. */
 enum {
-    TSHI_TILE_ROWS = 96,       /* queries of a tile: whole tiles of every micro-kernel */
-    TSHI_TILE_KEYS = 256,      /* keys of a tile, in forward and in backward: a multiple of */
-    TSHI_TILE_KEYS_BACK = 128, /* TSHI_BLOCK, at most the kc of any micro-kernel */
-    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once, and stay in L1 */
-    TSHI_TILE_ROWS_PAIRS = 264 /* queries of a tile in backward of pairs */
+    TSHI_TILE_ROWS = 96,       /* queries per tile: a multiple of mr of every micro-kernel */
+    /* keys per tile, in forward and in backward: multiples of TSHI_BLOCK, at most kc of any
+     * kernel */
+    TSHI_TILE_KEYS = 256,
+    TSHI_TILE_KEYS_BACK = 128,
+    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once, to stay in L1 */
+    TSHI_TILE_ROWS_PAIRS = 264 /* queries per tile in backward if operands are pairs of bf16 */
 };
 
-/* The keys of a row of the batch. */
+/* The numbers of keys that a row of the batch has. */
 typedef struct tshi_keys {
-    int64_t past, added; /* those of the cache; new ones that are no padding */
+    int64_t past, added; /* cached keys; new keys, without padding */
 } tshi_keys;
 
-/* The options of a call, and the params of a node. */
+/* The options of a call of tsh_attention, and the params of its node. */
 typedef struct tshi_attention {
-    double scale, cap;      /* of the scores; cap 0: none */
-    int causal, dropout;    /* 1: causal mask; 1: dropout is on */
-    int64_t window;         /* 0: none */
-    tsh_tensor *sinks;      /* of tsh_real, shape (H); NULL: none */
+    double scale, cap;      /* factor of the scores; soft cap of the scores, 0: none */
+    int causal, dropout;    /* 1: a causal mask is on; 1: dropout is on */
+    int64_t window;         /* size of the sliding window, in keys; 0: none */
+    tsh_tensor *sinks;      /* scores of the sinks, tsh_real, shape (H); NULL: no sinks */
     tshi_dropout drop;      /* key, stream and probability of the dropout mask */
-    tsh_tensor *mask;       /* of tsh_real or i32; NULL: none */
-    int64_t mask_stride[4]; /* over (B, H, Tq, Tk); 0 where the mask broadcasts */
-    tshi_keys keys;         /* of every row of the batch; ragged: the most that a row has */
-    int ragged;             /* 1: each row has a tshi_keys of its own */
-    int64_t behind;         /* query i is at the position of new key i + behind: Tk - Tq */
+    tsh_tensor *mask;       /* tsh_real or i32; NULL: no mask */
+    int64_t mask_stride[4]; /* strides over (B, H, Tq, Tk); 0 where the mask broadcasts */
+    tshi_keys keys;         /* keys of each row of the batch; if ragged: of its longest row */
+    int ragged; /* 1: each row of the batch has a tshi_keys of its own (tshi_heads.rows) */
+    int64_t behind; /* Tk - Tq, of new keys: query i has the position of new key i + behind */
 } tshi_attention;
 
-/* One head of one batch, with scratch of the thread that computes it. In shapes, `keys` is that
- * below, ROWS is `rows` below, and D32 is d rounded up to a multiple of TSHI_BLOCK. */
+/* One head of one row of the batch, with scratch memory of the thread that computes it. In the
+ * shapes below, `keys` and ROWS stand for the fields keys and rows, and D32 for d rounded up to a
+ * multiple of TSHI_BLOCK. A word of an operand is a tsh_real; if `pairs` is 1, it is a pair of
+ * bf16, and the dimension of products that is summed over has half as many words. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
-    const tshi_attention *more; /* options */
+    const tshi_attention *more; /* options of the call */
     const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
-    tshi_matrix dq, dk, dv, dout; /* the same shapes; data NULL: not needed */
-    int over[3];                  /* 1: dq, dk, dv hold nothing yet, and are not added to */
-    int64_t tq, tk, d;            /* queries, keys of this row of the batch, features */
-    int64_t from, to;             /* query i sees of the tk keys [from + i, to + i) if `moves` is */
-    int moves;                    /* 1; if it is 0, all queries see [from, to) */
-    int64_t rows, keys;           /* queries and keys of a tile, at most */
-    int64_t strip;                /* queries whose scores are computed at once, at most */
-    int64_t pitch;                /* from row to row of s and t: more than keys, so that a column's
-                                     elements are in different sets of a cache */
-    int64_t blocks, packed;       /* blocks of keys that are kept; how many of them are packed */
-    int pairs;                    /* 1: words of operands are pairs of bf16, not tsh_real */
-    int few;                      /* 1: too few queries to pack keys for */
-    int raw;                      /* 1: backward's kernels leave dS without scale and slope */
-    int rounded;                  /* 1: softmax rounds p, and in backward dS, to bf16, in pairs */
-    int fresh;                    /* 1: dK and dV hold nothing of keys that no earlier query of
-                                     this head sees */
-    /* (optional, both) tshi_kernel_max; tshi_kernel_sum_exps in place, of whole blocks: x has the
-     * space, beyond n the exponentials are 0 */
+    tshi_matrix dq, dk, dv, dout; /* their gradients, of the same shapes; data NULL: not needed */
+    int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
+    int64_t tq, tk, d;            /* queries; keys of this row of the batch; features per head */
+    /* query i sees the keys [from + i, to + i) if `moves` is 1, else [from, to), within [0, tk) */
+    int64_t from, to;
+    int moves;
+    int64_t rows, keys;           /* largest numbers of queries and of keys in a tile */
+    int64_t strip;                /* largest number of queries whose scores are computed at once */
+    /* elements from row to row of s and t: more than keys, so that the elements of a column are in
+     * different sets of a cache */
+    int64_t pitch;
+    /* blocks of packed keys that scratch has space for; blocks that are packed already */
+    int64_t blocks, packed;
+    int pairs;                    /* 1: a word of an operand is a pair of bf16; 0: a tsh_real */
+    int few;                      /* 1: so few queries that packing the keys does not pay */
+    int raw; /* 1: tshi_attention_backward_raw multiplies dS by scale and slope, not the kernels */
+    int rounded; /* 1: softmax kernels write p, and in backward dS, as pairs of bf16 themselves */
+    /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
+     * that sees such a key overwrites them */
+    int fresh;
+    /* (optional, both or none) Faster versions of tshi_kernel_max, and of tshi_kernel_sum_exps in
+     * place. exps computes whole blocks: x has space for them, and becomes 0 after its n
+     * exponentials. */
     tsh_real (*most)(const tsh_real *x, int64_t n);
     tsh_real (*exps)(tsh_real *x, int64_t n, tsh_real max);
-    /* (optional) stores n values times `by` as bf16 */
+    /* (optional) multiplies n values by `by` and stores them as bf16 */
     void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
-    int64_t width;                /* of a row of all scores, (B, H, Tq, width), for dropout */
-    int64_t mask, mask_row;       /* offset of this head's mask; from query to query */
+    int64_t width; /* length of a row of all scores, (B, H, Tq, width), for dropout */
+    /* in elements of the mask: offset of this head; stride from query to query */
+    int64_t mask, mask_row;
     const void *mask_values;      /* values of the mask, or NULL */
-    tsh_real *mask_grad;          /* its gradient, with the mask's strides; NULL: not needed */
-    const tsh_real *sinks;        /* NULL, or the sinks from this head on */
-    int64_t sink_step;            /* from the sink of a query to that of the next one */
-    tsh_real *sink_grads;         /* shape (tq): what each query gives; NULL: not needed */
-    tsh_real ds_scale;            /* what the kernels of backward multiply dS by */
+    tsh_real *mask_grad; /* gradient of the mask, with the mask's strides; NULL: not needed */
+    const tsh_real *sinks;        /* scores of the sinks from this head on; NULL: no sinks */
+    /* stride from a query's sink to the next query's; 0: one sink for all queries */
+    int64_t sink_step;
+    /* contribution of each query to the gradient of its sink, shape (tq); NULL: not needed */
+    tsh_real *sink_grads;
+    tsh_real ds_scale;            /* factor by which the kernels of backward multiply dS */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
-    tsh_real *rows_q, *rows_do;   /* words, shape (ROWS, d): the tile's rows of Q and dO */
-    tsh_real *columns_q, *columns_do; /* pairs: Q and dO by features, shape (ROWS, D32) */
-    tsh_real *columns_p, *columns_s;  /* pairs of queries: p and dS, shape (ROWS / 2, pitch) */
+    tsh_real *rows_q, *rows_do;   /* the tile's rows of Q, of dO; shape (ROWS, d), in words */
+    /* if pairs: Q and dO in pairs of queries, packed with a feature per column; shape
+     * (ROWS / 2, D32), in words */
+    tsh_real *columns_q, *columns_do;
+    /* if pairs: p and dS in pairs of queries; shape (ROWS / 2, pitch), in words */
+    tsh_real *columns_p, *columns_s;
     tsh_real *s; /* shape (strip, pitch): scores, then p */
     tsh_real *t; /* shape (ROWS, pitch): in backward dO V^T, then dS */
     tsh_real *slope;                  /* shape (strip, pitch): in backward 1 - (s / cap)^2 */
-    tsh_real *sum;                    /* shape (ROWS, D32): rows of O, in backward of dQ */
-    tsh_real *row;                    /* m, then l, of the tile's queries; in backward delta */
-    tsh_real *keys_k, *keys_v; /* words, keys are columns: per block of keys, shape (d, keys) */
-    tsh_real *features_k, *features_v; /* features are columns: per block, shape (keys, D32) */
+    tsh_real *sum; /* shape (ROWS, D32): rows of O; in backward of O, then of dQ */
+    tsh_real *row; /* of the tile's queries: all m, then all l; in backward all delta */
+    /* K and V packed with a key per column; shape of each block of keys: (d, keys), in words */
+    tsh_real *keys_k, *keys_v;
+    /* K and V packed with a feature per column; shape of each block of keys: (keys, D32), in
+     * words */
+    tsh_real *features_k, *features_v;
     tsh_real *transposed;              /* shape (keys, d): a block of dK or dV */
-    tsh_real *dk_t, *dv_t;             /* dK^T and dV^T of this head: per block, shape (d, keys);
-                                          pairs: dK and dV, shape (keys, D32) */
+    /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
+     * each block (keys, D32) */
+    tsh_real *dk_t, *dv_t;
     char *scratch;                     /* for tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch */
-    tshi_matrix ahead[8]; /* to prefetch after that: `left` of them, the last one first */
+    /* matrices to prefetch after `walk`: `left` of them, the last one first */
+    tshi_matrix ahead[8];
     int left;
 } tshi_head;
 
@@ -15606,13 +16110,13 @@ static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
     return tshi_gemm_matrix(data, h->pitch, 1);
 }
 
-/* Returns how many keys query i sees, from key 0 on. */
+/* Returns the end of the keys that query i sees: it sees no key from this index on. */
 static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
     const int64_t visible = h->moves ? h->to + i : h->to;
     return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
 }
 
-/* Returns how many keys before those that query i sees its window hides. */
+/* Returns how many of the first keys query i does not see because of its window. */
 static int64_t tshi_attention_hidden(const tshi_head *h, int64_t i) {
     const int64_t hidden = h->moves ? h->from + i : h->from;
     return hidden < 0 ? 0 : tshi_base_min(hidden, h->tk);
@@ -15624,26 +16128,26 @@ static int64_t tshi_attention_start(const tshi_head *h, int64_t i) {
     return hidden ? hidden / h->keys * h->keys : 0;
 }
 
-/* Returns the stairs of what the queries from i on see of the keys from j on: of columns of scores,
- * and of sums over keys. */
+/* Returns which part is needed of products of queries from i on and keys from j on: the first
+ * (seen + r) scores of row r, whose keys the query sees; in a sum over keys as many terms. */
 static tshi_matmul_stairs tshi_attention_stairs(const tshi_head *h, int64_t i, int64_t j) {
     const int64_t seen = h->moves ? h->to + i - j : (int64_t)TSHI_MATMUL_ALL;
     const tshi_matmul_stairs stairs = {seen, seen};
     return stairs;
 }
 
-/* Returns D32. */
+/* Returns D32: d rounded up to a multiple of TSHI_BLOCK. */
 static int64_t tshi_attention_wide(int64_t d) {
     return tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
 }
 
-/* Returns how many words n elements are, in an operand. */
+/* Returns the number of words that n elements of an operand take. */
 static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Copies m rows of x, from row i on, to `to`, shape (m, d); of pairs, the last one of an odd row
- * has a 0. */
+/* Copies rows [i, i + m) of x to `to`, shape (m, d), in words. If words are pairs and d is odd, the
+ * second element of a row's last pair is 0. */
 static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
                                 int64_t m) {
     const int64_t words = tshi_attention_words(h, h->d);
@@ -15656,7 +16160,8 @@ static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x,
     }
 }
 
-/* Rounds m rows of n values, of scores, to pairs at the same place. */
+/* Rounds m rows of n scores to pairs of bf16, in place. If n is odd, the second element of a row's
+ * last pair is 0. */
 static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int64_t n) {
     for (int64_t r = 0; r < m; r++, x += h->pitch) {
         h->kernel->store(x, x, (int)n, TSH_BF16);
@@ -15664,14 +16169,15 @@ static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int
     }
 }
 
-/* Returns where the block that begins at key j is in an array that has `size` words per key (or, of
- * features, per word of keys, with j in words). */
+/* Returns the offset of the block that begins at key j in a packed array with `size` words per key;
+ * 0 if only one block is kept. For features_k and features_v, j counts words of keys, and `size` is
+ * per such word. */
 static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size) {
     return h->blocks > 1 ? j * size : 0;
 }
 
-/* Packs the block of x, which is k or v, that begins at key j: to `keys` with a key per column, to
- * `features` with a feature per column. */
+/* Packs the block of x (k or v) that begins at key j: to `keys` with a key per column, and to
+ * `features` with a feature per column. Skips the one that is NULL. */
 static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x, tsh_real *keys,
                                     tsh_real *features) {
     const tshi_gemm_kernel *kernel = h->kernel;
@@ -15688,7 +16194,7 @@ static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x
             kernel->nr, d, n, nr * tshi_attention_words(h, h->keys), tshi_gemm_transposed(x), form);
 }
 
-/* Packs the block of keys from j on, if no tile has needed it yet. */
+/* Packs the block of keys that begins at key j, of k and v, if no tile has needed it yet. */
 static void tshi_attention_pack(tshi_head *h, int64_t j) {
     if (h->packed > j / h->keys) return;
     h->packed = j / h->keys + 1;
@@ -15696,7 +16202,7 @@ static void tshi_attention_pack(tshi_head *h, int64_t j) {
     tshi_attention_pack_one(h, j, h->v, h->keys_v, h->features_v);
 }
 
-/* Sets the walk to the next matrix to prefetch, if it has ended. */
+/* If the walk has ended, sets it to the next matrix of h->ahead. */
 static void tshi_attention_ahead(tshi_head *h) {
     tshi_gemm_walk *w = &h->walk;
     tshi_matrix x;
@@ -15708,18 +16214,19 @@ static void tshi_attention_ahead(tshi_head *h) {
     w->step = 64; /* bytes of a cache line */
     w->last = w->at + (x.column == 1 ? (h->d * size - 1) / 64 * 64 : 0);
     w->along = x.row * size;
-    w->left = tshi_base_min(h->tq, h->tk) - 1; /* rows of k or q */
+    w->left = tshi_base_min(h->tq, h->tk) - 1; /* a pass per row; matrices have tq or tk rows */
 }
 
-/* Returns B with columns of nr words, in slivers `next` apart. */
+/* Returns packed words as operand B of tshi_matmul_tiles, in slivers of nr columns. row, next:
+ * words from row to row, from sliver to sliver. */
 static tshi_matmul_slivers tshi_attention_slivers(const tshi_head *h, const tsh_real *data,
                                                   int64_t row, int64_t next) {
     const tshi_matmul_slivers b = {data, row, next, h->pairs ? TSHI_GEMM_PAIRS : TSHI_GEMM_REALS};
     return b;
 }
 
-/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed its h->keys_..., and A and
- * C rows of a tile, from query i on. */
+/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on. packed: h->keys_k or h->keys_v. A
+ * and C are rows of a tile, from query i on. */
 static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                    double alpha, const tsh_real *a, const tsh_real *packed,
                                    tsh_real *c) {
@@ -15734,8 +16241,8 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j
                       tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
-/* C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on, and packed its
- * h->features_...; A and C are rows of a tile, from query i on. */
+/* C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on. packed:
+ * h->features_k or h->features_v. A and C are rows of a tile, from query i on. */
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                        const tsh_real *a, const tsh_real *packed, int add,
                                        tshi_matrix c) {
@@ -15751,7 +16258,7 @@ static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
- * -infinity where an integer mask is 0. s: the tile, whose first score is that of (i, j). */
+ * -infinity where an integer mask is 0. s points to the score of (i, j). */
 static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, int64_t m, int64_t j,
                                   int64_t n) {
     const int floating = tshi_dtypes[h->more->mask->dtype].floating;
@@ -15768,7 +16275,8 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
     }
 }
 
-/* Hides from queries [i, i + m), of the keys [j, j + n), those before their windows. */
+/* Sets the scores of queries [i, i + m) and keys [j, j + n) to -infinity where the key is before
+ * the query's window. s points to the score of (i, j). */
 static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int64_t m, int64_t j,
                                 int64_t n) {
     for (int64_t r = 0; r < m; r++, s += h->pitch) {
@@ -15777,7 +16285,8 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
     }
 }
 
-/* The soft cap, on n values of m rows. */
+/* Parameters of the soft cap's kernel: s = cap tanh(s / cap) for n values in each of m rows; slope
+ * becomes the derivative, 1 - tanh^2. */
 typedef struct tshi_cap {
     tsh_real *s, *slope; /* shapes (m, pitch); slope may be NULL */
     int64_t m, pitch;
@@ -15804,8 +16313,8 @@ TSHI_INLINE void tshi_attention_cap_body(int64_t n, const tshi_operand *none, co
 }
 TSHI_KERNEL_FUSED(tshi_attention_cap, tshi_cap);
 
-/* Sets h->s to the masked scores of rows [r, r + m) of a tile's queries, which begin at query i,
- * and keys [j, j + n). */
+/* Sets h->s to the masked scores of rows [r, r + m) of the tile that begins at query i, and of keys
+ * [j, j + n). */
 static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                   int64_t n) {
     tsh_real *s = h->s;
@@ -15825,7 +16334,7 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
     if (h->more->window) tshi_attention_hide(h, s, i + r, m, j, n);
 }
 
-/* Applies dropout to the visible keys of queries [i, i + m) and keys [j, j + n); tile: the element
+/* Applies dropout to what queries [i, i + m) see of the keys [j, j + n). tile points to the element
  * of query i and key j. */
 static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m,
                                    int64_t j, int64_t n) {
@@ -15847,14 +16356,15 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
 /* Needs: >>attention.                                                        */
 /* ========================================================================== */
 
-/* A strip of a tile, for kernels. Its row r sees the first (visible + r * each) of n keys, `most`
- * of which exist. */
+/* A strip, which is some rows of a tile: the argument of the tile's kernels. Row r of the strip
+ * sees the first (visible + r * each) of its n keys, of which only the first `most` exist. */
 typedef struct tshi_strip {
     const tshi_head *h; /* the head that the tile belongs to */
     int64_t i, r;       /* the query of the strip's first row, and that row's index in the tile */
-    int64_t n, most;    /* number of keys */
+    int64_t n, most;    /* keys that are computed; keys that exist */
     int64_t visible;    /* keys that its first row sees; negative: the first rows see none */
-    int64_t each;       /* 1 if causal: every row sees one key more than the row before */
+    /* 1 if causal or with a window: every row sees one key more than the row before */
+    int64_t each;
 } tshi_strip;
 
 /* Returns how many of the strip's keys row r sees, from 0 to most. */
@@ -15863,7 +16373,7 @@ TSHI_INLINE int64_t tshi_attention_row(const tshi_strip *strip, int64_t r) {
     return visible < 0 ? 0 : visible < strip->most ? visible : strip->most;
 }
 
-/* Returns the strip of the tile at query i from its row r on, and of keys [j, j + n). */
+/* 1: later tiles see more keys, so a unit of forward is an early and a late tile */
 static tshi_strip tshi_attention_strip_at(const tshi_head *h, int64_t i, int64_t r, int64_t j,
                                           int64_t n) {
     const int64_t visible = (h->moves ? h->to + i + r : h->to) - j;
@@ -15877,7 +16387,8 @@ TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n,
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Loads a block of scores into *a and *b, of which `left` are seen; the others are -infinity. */
+/* Loads a block of 32 scores into *a and *b. Only the first `left` are visible; the others become
+ * -infinity. */
 TSHI_AVX512 TSHI_INLINE void tshi_attention_load(const float *x, int64_t left, __m512 *a,
                                                  __m512 *b) {
     const uint32_t mask = tshi_gemm_mask(left);
@@ -15929,7 +16440,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_short(__m512 v) {
     return _mm512_scalef_ps(p, x); /* times 2^n */
 }
 
-/* tshi_kernel_fold of two halves of 16 lanes. */
+/* tshi_kernel_fold of 32 lanes: the first 16 in low, the others in high. */
 TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     const __m512 a = _mm512_add_ps(low, high);
     const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -15938,7 +16449,7 @@ TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
 
-/* tshi_kernel_sum_exps for AVX-512. */
+/* tshi_kernel_sum_exps for AVX-512, in place. */
 TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float max) {
     const __m512 m = _mm512_set1_ps(max);
     __m512 low = _mm512_setzero_ps(), high = low, a, b;
@@ -15956,7 +16467,8 @@ TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float m
 #endif
 
 #if TSHI_GEMM_BF16S
-/* As tshi_attention_exps_avx512; rounded: 1: p is rounded to bf16, and takes half of its memory. */
+/* tshi_attention_exps_avx512 with tshi_attention_exp_short. rounded 1: stores the exponentials as
+ * bf16, in the first half of their memory. */
 TSHI_GEMM_TARGET_BF16 TSHI_INLINE float tshi_attention_exps_short(float *x, int64_t n, float max,
                                                                   const int rounded) {
     const __m512 m = _mm512_set1_ps(max);
@@ -15993,8 +16505,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float 
     }
 }
 
-/* Sets rows_do to m rows of dO from row i on, in pairs, and h->row to their delta. The column
- * strides of O and dO are 1. */
+/* Sets h->rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to their delta, the dot
+ * products of dO and O. The column strides of O and dO are 1. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h, int64_t i,
                                                              int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
@@ -16019,8 +16531,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
     }
 }
 
-/* tshi_attention_grad_body of n rows, which makes columns_p and columns_s, and in h->t rows of dS,
- * in pairs of keys. */
+/* tshi_attention_grad_body for n rows, with results in bf16: p and dS in pairs of queries to
+ * columns_p and columns_s, and dS in pairs of keys to the rows of h->t. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;
@@ -16041,7 +16553,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
                              ? tshi_attention_row(strip, row) : 0;
         }
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
-            const int some = e < visible[0] || e < visible[1]; /* 1: a query sees some of 16 keys */
+            /* 1: a query sees some of the 16 keys from e on */
+            const int some = e < visible[0] || e < visible[1];
             p[0] = p[1] = ds[0] = ds[1] = _mm512_setzero_ps();
             for (int q = 0; q < 2 && some; q++) {
                 const int64_t in = (r + q < n ? q : 0) * pitch + e;
@@ -16066,13 +16579,13 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
 
 /* ========================================================================== */
 /* >>attention-tile                          MARK: - attention-tile (private) */
-/* Softmax of a tile as it grows (online), and the gradient of its scores.    */
+/* Online softmax of a tile's scores, and its backward.                       */
 /* Needs: >>attention-avx512.                                                 */
 /* ========================================================================== */
 
-/* Online softmax of n rows of a strip. In each row m becomes the maximum so far, the scores x
- * become e^(x - m), the row o of O so far and l are scaled by e^(old m - m), and the sum of the new
- * x is added to l. */
+/* Online softmax of n rows of a strip. In each row, m becomes the maximum so far; l and o, the row
+ * of O so far, are multiplied by e^(old m - m); the scores x become e^(x - m), and their sum is
+ * added to l. */
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
                                             const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
@@ -16085,7 +16598,8 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     int64_t r, c;
     (void)none;
     for (r = 0; r < n; r++, x += pitch, o += width) {
-        const int64_t seen = tshi_attention_row(strip, r); /* wide: so many keys in whole blocks */
+        /* seen: keys that row r sees; wide: the same, rounded up to whole blocks */
+        const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
         const tsh_real old = m[r]; /* m before these keys */
         for (c = seen; c < wide && !h->exps; c++) x[c] = -TSHI_R(INFINITY);
@@ -16097,7 +16611,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
             tshi_attention_scale(o, o, d, shrink);
         }
     }
-    /* in a loop of its own: no row waits for its maximum */
+    /* a loop of its own, so that no row waits for its maximum */
     for (r = 0, x = h->s; r < n; r++, x += pitch) {
         const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
@@ -16105,7 +16619,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
             memset(x, 0, (size_t)end * sizeof *x);
             continue;
         }
-        /* NaN if a score is NaN or +infinity */
+        /* l becomes NaN if a score is NaN or +infinity */
         l[r] += h->exps ? h->exps(x, seen, m[r]) : tshi_kernel_sum_exps(x, wide, m[r], x, fused);
         memset(x + (h->rounded ? wide / 2 : wide), 0, (size_t)(end - wide) * sizeof *x);
     }
@@ -16126,7 +16640,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real sum = l[e + i], most = m[e + i]; /* read in any case: is vectorised */
+            /* read in any case, so that the loop is vectorised */
+            const tsh_real sum = l[e + i], most = m[e + i];
             max[i] = sum == 0 ? -TSHI_R(INFINITY) : most;
             back[i] = sum == 0 ? TSHI_R(1) : sum; /* avoids 1 / 0 */
         }
@@ -16147,7 +16662,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_strip);
 
-/* C (m, d) = p V of keys [j, j + n), plus C if `add` is 1, for too few queries to pack V. */
+/* C (m, d) = p V over the keys [j, j + n), plus C if `add` is 1: for so few queries that packing V
+ * does not pay. */
 static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *p,
                                int add, tsh_real *c) {
     tshi_matrix a = tshi_attention_tile(h, p);
@@ -16157,22 +16673,24 @@ static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t
                   TSHI_R(add), o, o);
 }
 
-/* Sets m and l of m queries from i on to those of no key, but of their sinks. */
+/* Initialises m and l of queries [i, i + m): 0 if there are no sinks, else m is the sink's score,
+ * and l is 1. */
 static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
     const int64_t rows = tshi_attention_wide(h->rows);
     memset(h->row, 0, (size_t)(2 * rows) * sizeof *h->row);
     for (int64_t r = 0; r < m && h->sinks; r++) {
         h->row[r] = h->sinks[(i + r) * h->sink_step];
-        h->row[rows + r] = 1; /* e^0 */
+        h->row[rows + r] = 1; /* l is e^(sink - m) = e^0 */
     }
 }
 
 /* Forward of a tile: m queries from query i on. */
 static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
-    const int64_t last = tshi_attention_visible(h, i + m - 1); /* keys seen by the last query */
+    /* end of the keys that the last query sees */
+    const int64_t last = tshi_attention_visible(h, i + m - 1);
     const int64_t start = tshi_attention_start(h, i), wide = tshi_attention_wide(h->d);
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
-    int64_t j, r, n, rows; /* rows, n: size of a strip */
+    int64_t j, r, n, rows; /* queries and keys of a strip */
     tshi_attention_first(h, i, m);
     if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (tshi_attention_visible(h, i) <= start)
@@ -16245,7 +16763,8 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* tshi_attention_grad_body for AVX-512; pairs: 1: p will be rounded to bf16. */
+/* tshi_attention_grad_body for AVX-512. pairs 1: p will be rounded to bf16, so a short exponential
+ * is exact enough. */
 TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_strip *strip,
                                                       const int pairs) {
     const tshi_head *h = strip->h;
@@ -16281,7 +16800,8 @@ TSHI_AVX512 static void tshi_attention_grad_wide(int64_t n, const tshi_strip *st
 /* Needs: >>attention-tile.                                                   */
 /* ========================================================================== */
 
-/* Packs m rows of p, whose first is row r of a tile, and of dS; the rows of dS become pairs. */
+/* Packs p and dS of a tile's rows [r, r + m), n keys each, to columns_p and columns_s, in pairs of
+ * queries. Then rounds these rows of dS to pairs of keys, in place. */
 static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t m, int64_t n) {
     tsh_real *const ds = h->t + r * h->pitch;
     const int64_t at = r / 2 * h->pitch;
@@ -16292,8 +16812,9 @@ static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t 
     tshi_attention_round(h, ds, m, n);
 }
 
-/* Adds dS of m rows, from row r of a tile at query i on, of n keys from j on to the gradient of the
- * mask, and multiplies it by what the kernels left out: scale, and the slope of a soft cap. */
+/* Adds dS to the gradient of the mask: of rows [r, r + m) of the tile at query i, and keys
+ * [j, j + n). Then multiplies dS by what the kernels left out: the slope of a soft cap, and
+ * scale. */
 static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     const int64_t step = h->more->mask_stride[3];
@@ -16311,9 +16832,9 @@ static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r
     }
 }
 
-/* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of a tile's
- * queries, which begin at query i, and keys [j, j + n). Of pairs they are 0 to the end of a tile of
- * the product of p^T dO. */
+/* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of the tile
+ * that begins at query i, and of keys [j, j + n). If operands are pairs, p and dS are 0 after these
+ * keys, up to the end of a tile of the product p^T dO. */
 static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                            int64_t n) {
     const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
@@ -16340,8 +16861,8 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
 
-/* C^T (d, n) += A^T P of keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P are rows of a
- * tile of m queries from i on. Leaves out rows that see none of the keys of a sliver. */
+/* C^T (d, n) += A^T P for keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P have the m
+ * rows of a tile that begins at query i. Skips rows that see none of the keys of a sliver. */
 static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                          const tsh_real *a, const tsh_real *p, tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
@@ -16350,7 +16871,8 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
         const int64_t count = tshi_base_min(step, n - e);
-        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0; /* the first row that sees e */
+        /* the first row that sees key j + e */
+        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
         r = r < 0 ? 0 : r;
         const tshi_matmul_strips left = {a + r * d, 1, d, 1};
         tshi_attention_ahead(h);
@@ -16360,13 +16882,15 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     }
 }
 
-/* Returns 1 if products of pairs are added to the gradient `to` in place. */
+/* Returns 1 if products of pairs are added to the gradient `to` in place: its rows are contiguous,
+ * and whole halves of slivers. */
 static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
     return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
-/* As tshi_attention_backward_keys, of pairs: C (n, d) += P^T A. columns: of A; p: columns_p or
- * columns_s; to: dV or dK; over: 1: overwrites it; scratch: dv_t or dk_t. */
+/* tshi_attention_backward_keys for pairs of bf16: C (n, d) += P^T A. columns: A
+ * (columns_do or columns_q); p: P (columns_p or columns_s); to: dV or dK; over 1: overwrites `to`;
+ * scratch: dv_t or dk_t, where C is if it is not computed in place. */
 static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                           const tsh_real *columns, const tsh_real *p,
                                           tshi_matrix to, int over, tsh_real *scratch) {
@@ -16378,10 +16902,12 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
     scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
     const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
     for (int64_t e = 0; e < n; e += step) {
-        const int add = (in_place && !over) || earlier > j + e; /* or no query has seen e so far */
+        /* 0: no earlier query saw key j + e */
+        const int add = (in_place && !over) || earlier > j + e;
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
-        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0; /* the first row that sees e */
-        r = r < 0 ? 0 : r / 2;                             /* in pairs */
+        /* the first row that sees key j + e */
+        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
+        r = r < 0 ? 0 : r / 2;                             /* in pairs of rows */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
         tshi_attention_ahead(h);
         tshi_matmul_tiles(h->kernel, count, h->d, m - 2 * r, 1, left,
@@ -16411,7 +16937,8 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
 }
 
-/* Adds m rows, `row` apart, to those of `to` from row i on; over: 1: overwrites them. */
+/* Adds m rows of `from`, which begin `row` elements apart, to the rows of `to` from row i on. over
+ * 1: overwrites them instead. */
 static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over, int64_t i,
                                     int64_t m, const tsh_real *from, int64_t row) {
     const tshi_kernel_fn fn = over ? tshi_kernel_copy : tshi_kernel_add[h->ctx->isa];
@@ -16422,8 +16949,8 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
     }
 }
 
-/* Adds what a tile of m queries from i on and keys [j, j + n) give to dV, dK and dQ. c: dQ of its
- * rows, which are overwritten if `over` is 1. */
+/* Adds to dV, dK and dQ the products of a tile: queries [i, i + m) and keys [j, j + n). c: the
+ * tile's rows of dQ, which are overwritten if `over` is 1. */
 static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                              int64_t n, int over, tshi_matrix c) {
     int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the first row that sees key j */
@@ -16447,7 +16974,7 @@ static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m,
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
     const int64_t start = tshi_attention_start(h, i);
-    /* a row that sees no key is not written in place */
+    /* not in place if a query sees no key: nothing would write its row of dQ */
     const int seeing = tshi_attention_visible(h, i) > start;
     const int in_place = tshi_attention_in_place(h, h->dq) && seeing;
     const tshi_matrix c = in_place ? tshi_gemm_from(h->dq, i, 0)
@@ -16473,8 +17000,8 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     if (h->dq.data && !in_place) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
 }
 
-/* Adds the gradient `from` (h->dk_t or h->dv_t) of a head to `to`, shape (tk, d), if it is not
- * there yet; over: 1: overwrites it. */
+/* Adds the gradient `from` (h->dk_t or h->dv_t) of a head of k to `to` (dK or dV), shape (tk, d);
+ * over 1: overwrites `to`. Does nothing if the products were computed in place. */
 static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
                                          int over) {
     const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;
@@ -16503,58 +17030,73 @@ static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64
 /* Needs: >>attention-back.                                                   */
 /* ========================================================================== */
 
-/* What the threads of a rank share. Tiles (forward) or heads of k (backward) are divided into
- * pieces, each with its own scratch. */
+/* What the threads of a rank share while they compute attention. The work, tiles in forward and
+ * heads of k in backward, is divided into pieces, one per thread, each with scratch memory of its
+ * own. */
 typedef struct tshi_heads {
-    tshi_head head;             /* what is the same for all heads */
+    tshi_head head;             /* what is the same for all heads; each piece copies it */
     tsh_tensor *const *in;      /* q, k, v */
     tsh_tensor *out;            /* shape (B, H, Tq, D) */
-    void *value[4];             /* of q, k, v, out */
-    tsh_real *grad[4];          /* of q, k, v, out; NULL: forward, or not needed */
+    void *value[4];             /* values of q, k, v, out */
+    tsh_real *grad[4];          /* gradients of q, k, v, out; NULL: in forward, or not needed */
     const tsh_real *sinks;      /* values of the sinks, or NULL */
-    tsh_real *sink_grads;       /* shape (local B, local H, Tq); NULL: not needed */
+    /* contribution of each query to the gradient of its sink, shape (local B, local H, Tq); NULL:
+     * not needed */
+    tsh_real *sink_grads;
     tsh_real *stats;            /* shape (2, local B, local H, Tq): m of each query, then log l */
     tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
-    int64_t each, each_product; /* scratch of a piece: elements; bytes for tshi_gemm_run */
+    /* scratch per piece: elements of `scratch`; bytes for tshi_gemm_run */
+    int64_t each, each_product;
     int pieces;                 /* number of pieces */
-    const tshi_keys *rows;      /* shape (B), of a ragged batch; NULL: all alike */
-    int merged;                 /* 1: the heads that share one of k are the queries of one tile */
-    int balanced;               /* 1: later tiles see more keys: forward's units are pairs */
-    int by_head;                /* 1: all rows of the batch of a head of k, then the next head */
-    int64_t together;           /* items that one thread computes, in their order: they add to the
-                                   same gradient of a mask */
-    int64_t first, groups;      /* local heads of k that are used: the first; how many */
-    int64_t tiles, units;       /* tiles of a head; what forward divides: tiles, or pairs of them */
+    /* keys of each row of a ragged batch, shape (B); NULL: all rows have the same */
+    const tshi_keys *rows;
+    /* 1: Tq is 1, and the query heads that share a head of k are the queries of one tile */
+    int merged;
+    /* 1: later tiles see more keys, so a unit of forward is an early and a late tile */
+    int balanced;
+    /* order of the items: 1: all rows of the batch for one head of k, then for the next; 0: all
+     * heads of k for one row, then for the next */
+    int by_head;
+    /* number of consecutive items that one thread computes, in order, because they add to the same
+     * gradient of a mask */
+    int64_t together;
+    /* local heads of k that this rank's query heads use: the first one, and how many */
+    int64_t first, groups;
+    /* per head: tiles; units of work in forward, which are tiles or (balanced) pairs of them */
+    int64_t tiles, units;
     tshi_block *block;          /* holds scratch */
 } tshi_heads;
 
-/* Returns 1 if threads may add to the gradients of a and b at the same time: a and b are the same,
- * or their heads, which may be views of one base, do not overlap. */
+/* Returns 1 if threads that compute different heads may add to the gradients of a and b at the same
+ * time: these lie in different memory, or a and b are the same view, or are views of one base whose
+ * heads do not overlap. */
 static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
     const int64_t *step = a->stride, distance = high->offset - low->offset;
-    /* low_end, high_end: from the first to the last element of a row with all its heads */
+    /* low_end, high_end: distance in elements from the first to the last element of a row with all
+     * its heads */
     const int64_t low_end = (low->local[1] - 1) * step[1] + (low->local[3] - 1) * step[3];
     const int64_t high_end = (high->local[1] - 1) * step[1] + (high->local[3] - 1) * step[3];
     if (a->base != b->base || !a->base->requires_grad) return 1;
     if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
     if (!distance) return a->local[1] == b->local[1];
     if (low_end >= distance) return 0;
-    for (int d = 0; d <= 2; d += 2) /* both fit between two rows, and between two batches */
+    /* both must fit between two batches (d = 0) and between two rows (d = 2) */
+    for (int d = 0; d <= 2; d += 2)
         if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
     return 1;
 }
 
-/* Returns how many elements of scratch a piece needs; sets h's pointers into `base`, unless NULL.
- */
+/* Returns how many elements of scratch a piece needs. Unless `base` is NULL, sets h's pointers to
+ * their places in it. */
 static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
     const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
     const int64_t packed = back * h->pairs * tshi_attention_words(h, h->rows);
-    const int64_t gradient = h->pairs ? wide : h->d; /* of a key */
+    const int64_t gradient = h->pairs ? wide : h->d; /* elements per key of dK or dV */
     const struct {
         tsh_real **to;
-        int64_t size; /* 0: not needed */
+        int64_t size; /* in elements; 0: not needed */
     } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
                  {&h->rows_do, back * h->rows * words},
                  {&h->columns_q, packed * wide},
@@ -16581,13 +17123,15 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     return at;
 }
 
-/* Sets the sizes of tiles, and how much of the work is packed and divided. */
+/* Sets the sizes of tiles, how many blocks of keys are packed and kept, and the numbers of tiles
+ * and units per head. */
 static void tshi_attention_plan(tshi_heads *all, int back) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     tshi_head *h = &all->head;
     const int64_t heads = q->local[1], group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
-    const int64_t rows = all->merged ? group : h->tq; /* queries of a head */
-    int64_t visits;                                   /* tiles that use a head of k */
+    /* queries per head, or (merged) per head of k */
+    const int64_t rows = all->merged ? group : h->tq;
+    int64_t visits;                                   /* number of tiles that use a head of k */
     h->rows = tshi_base_min(rows, back && h->pairs ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
     if (all->merged) h->rows = group;
     h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
@@ -16602,7 +17146,7 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     if (!back && visits <= 1) h->blocks = tshi_base_min(h->blocks, 1);
 }
 
-/* Sets the functions of the online softmax. */
+/* Chooses the kernels of the online softmax, and what backward's kernels do with dS. */
 static void tshi_attention_choose(tshi_head *h, int back) {
     const tsh_tensor *mask = h->more->mask;
     h->raw = back && (h->more->cap > 0 || (mask && mask->base->requires_grad));
@@ -16620,7 +17164,7 @@ static void tshi_attention_choose(tshi_head *h, int back) {
 }
 
 /* Sets which items of backward a thread computes together: where the mask broadcasts, they add to
- * the same elements of its gradient, in an order that must not depend on threads. */
+ * the same elements of its gradient, in an order that must not depend on the number of threads. */
 static void tshi_attention_share(tshi_heads *all, int back) {
     const tshi_attention *more = all->head.more;
     const int64_t batch = all->in[0]->local[0], groups = all->groups;
@@ -16634,11 +17178,11 @@ static void tshi_attention_share(tshi_heads *all, int back) {
     if (all->together < 1) all->together = 1;
 }
 
-/* Fills in all but value, grad and stats, and allocates scratch. After an error tshi_attention_run
- * computes nothing. */
+/* Fills in all fields but rows, stats, and those of values and gradients, and allocates scratch.
+ * After an error tshi_attention_run computes nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                  const tshi_attention *more, int back) {
-    enum { MIN_WORK = 1 << 18 };       /* multiply-adds of Q K^T that are worth a thread */
+    enum { MIN_WORK = 1 << 18 };       /* least number of multiply-adds of Q K^T per thread */
     tsh_tensor *q = in[0], *k = in[1]; /* shapes (B, H, Tq, D), (B, Hkv, Tk, D) */
     tshi_head *h = &all->head;
     int64_t heads = q->local[1], items, seen, product[2];
@@ -16681,8 +17225,8 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     if (all->block) all->scratch = (tsh_real *)tshi_mem_data(all->block);
 }
 
-/* Returns the matrix (T, D) of batch b and head a in an array (B, H, T, D), or, if merged, that of
- * head a and those after it, whose T is 1. data may be NULL. */
+/* Returns the matrix (T, D) of batch row b and head a in an array (B, H, T, D). If `merged` is 1, T
+ * is 1, and the rows of the matrix are head a and the heads after it. data may be NULL. */
 static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dtype dtype,
                                          int64_t b, int64_t a, int merged) {
     const int64_t at = b * t->stride[0] + a * t->stride[1];
@@ -16690,11 +17234,12 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
                                t->stride[merged ? 1 : 2], t->stride[3]);
 }
 
-/* Sets which keys the queries of row b of the whole batch see. */
+/* Sets which keys the queries of row b of the batch see. b is a global index. */
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
     const tshi_keys keys = all->rows ? all->rows[b] : h->more->keys;
     const int64_t place = keys.past + h->more->behind; /* position of query 0 */
-    const int64_t beyond = all->in[0]->dim[2] + place + keys.added + 1; /* more than any distance */
+    /* more than the distance of any query from any key */
+    const int64_t beyond = all->in[0]->dim[2] + place + keys.added + 1;
     const int64_t window = h->more->window ? tshi_base_min(h->more->window, beyond) : beyond;
     h->tk = keys.past + keys.added;
     h->moves = h->more->causal || h->more->window;
@@ -16702,12 +17247,14 @@ static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) 
     h->to = h->more->causal ? place + 1 : h->moves ? place + window : h->tk;
 }
 
-/* Where t, a mask or sinks, has a head: the `local`-th of this rank, and the `global`-th of all. */
+/* Returns the index at which this rank's shard of t, a mask or sinks, has a head. local: the head's
+ * index among the heads of this rank; global: among those of all ranks. */
 static int64_t tshi_attention_own_head(const tsh_tensor *t, int64_t local, int64_t global) {
     return t->layout.kind == TSH_SHARDED ? local : global;
 }
 
-/* Sets h to query head a of batch b, both local; if merged, to `count` heads from a on. */
+/* Sets h to query head a of batch row b, both local indices; if merged, to the `count` heads from a
+ * on. */
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a,
                                 int64_t count) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
@@ -16733,16 +17280,16 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, merged);
     tshi_attention_span(all, h, batch);
     if (merged) h->tq = count;
-    if (merged) h->moves = 0; /* of a single query */
-    if (!all->grad[3]) return; /* in forward */
+    if (merged) h->moves = 0; /* each head's only query sees [from, to) */
+    if (!all->grad[3]) return; /* forward: no gradients */
     h->dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
     h->dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
     h->dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);
     h->dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, merged);
 }
 
-/* Computes a head that h is set to: in backward all tiles; in forward tile `unit` and, if causal,
- * the one as far from the end, so that all units are the same work. */
+/* Computes the head that h is set to: in backward all tiles; in forward the tile of index `unit`
+ * and, if balanced, the tile as far from the end, so that all units are the same amount of work. */
 static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
     const int back = all->grad[3] != NULL, pair = !back && all->balanced;
     int64_t t = back ? 0 : unit;
@@ -16757,14 +17304,16 @@ static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t uni
     }
 }
 
-/* Sets *b and *c to the row of the batch and the head of k that a pair is. */
+/* Sets *b and *c to the row of the batch and the head of k that are number `pair` of all such
+ * pairs. */
 static void tshi_attention_pair(const tshi_heads *all, int64_t pair, int64_t *b, int64_t *c) {
     const int64_t batch = all->in[0]->local[0];
     *b = all->by_head ? pair % batch : pair / all->groups;
     *c = all->first + (all->by_head ? pair / batch : pair % all->groups);
 }
 
-/* Sets h to prefetch what the next pair of a batch and a head of k reads first. */
+/* Sets h to prefetch the matrices of `pair`, a row of the batch and a head of k
+ * (tshi_attention_pair): those that are read first are prefetched first. */
 static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pair) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     tshi_head next = *h;
@@ -16785,16 +17334,16 @@ static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pai
     h->walk.left = 0;
 }
 
-/* A tshi_team_fn: computes items [from, to): in backward pairs of a batch and a head of k, since
- * all query heads that share a head of k add to the same gradient; in forward units of such pairs.
- */
+/* A tshi_team_fn: computes items [from, to). In backward an item is a pair of a batch row and a
+ * head of k, since all query heads that share a head of k add to the same gradient; in forward an
+ * item is one unit of such a pair. */
 static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_heads *all = (const tshi_heads *)job;
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     const int back = all->grad[3] != NULL;
     const int64_t units = back ? 1 : all->units;
     tshi_head h = all->head;
-    int64_t a, end = 0, last = -1, pair = -1; /* a, end: query heads that share a head of k */
+    int64_t a, end = 0, last = -1, pair = -1; /* query heads [a, end) share a head of k */
     (void)tshi_attention_place(&h, all->scratch + piece * all->each, back);
     if (h.few) h.scratch += piece * all->each_product;
     h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */
@@ -16802,9 +17351,9 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     for (; from < to; from++) {
         int64_t b, c;
         const int64_t size = back * h.blocks * h.keys *
-                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* of dk_t and dv_t */
+                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* size of dk_t, of dv_t */
         tshi_attention_pair(all, from / units, &b, &c);
-        if (pair != from / units) h.packed = 0; /* another head of k */
+        if (pair != from / units) h.packed = 0; /* a new pair: none of its keys is packed yet */
         pair = from / units;
         for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
         last = all->by_head ? INT64_MAX : c;
@@ -16829,7 +17378,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
 static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     const tsh_tensor *q = all->in[0];
     tshi_head h = all->head;
-    double pairs = 0; /* of one head in each row of the batch */
+    double pairs = 0; /* visible pairs of a query and a key of one head, summed over the batch */
     for (int64_t b = 0; b < q->local[0]; b++) {
         tshi_attention_span(all, &h, tshi_tensor_global(q, 0, b));
         for (int64_t i = 0; i < h.tq; i++) {
@@ -16851,8 +17400,9 @@ static void tshi_attention_run(tshi_heads *all) {
     tshi_mem_release(all->head.ctx, all->block);
 }
 
-/* Returns 1 if backward writes each element of the gradient of input i once: all local heads and
- * positions of k are used, and no other input has the same base. */
+/* Returns 1 if backward writes each element of the gradient of input i, so that it need not be
+ * zeroed first: all local heads and positions of k are used, and no other input has the same
+ * base. */
 static int tshi_attention_covers(const tshi_heads *all, int i) {
     tsh_tensor *const *in = all->in;
     const tsh_tensor *base = in[i]->base;
@@ -16860,7 +17410,7 @@ static int tshi_attention_covers(const tshi_heads *all, int i) {
            (i == 0 || (all->groups == in[1]->local[1] && !all->rows && !all->head.more->window));
 }
 
-/* Sets all->rows and all->stats to their places in aux, a block of tshi_attention_aux. */
+/* Sets all->rows and all->stats to their places in aux, which tshi_attention_aux has allocated. */
 static void tshi_attention_take(tshi_heads *all, tshi_block *aux) {
     char *at = (char *)tshi_mem_data(aux);
     const size_t rows = all->head.more->ragged ? (size_t)all->in[0]->dim[0] : 0;
@@ -16874,7 +17424,7 @@ static void tshi_attention_take(tshi_heads *all, tshi_block *aux) {
 /* Needs: >>op-map >>op-view >>attention-run.                                 */
 /* ========================================================================== */
 
-/* Adds the sum of what all queries of a head give, sink_grads, to the gradient of its sink. */
+/* Adds the contributions of all queries of a head (all->sink_grads) to the gradient of its sink. */
 static void tshi_attention_backward_sinks(const tshi_heads *all, const tshi_dest *dest) {
     const tsh_tensor *q = all->in[0], *sinks = all->head.more->sinks;
     for (int64_t a = 0; a < q->local[1]; a++) {
@@ -16895,7 +17445,7 @@ static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
     tshi_dest dest, sinks;
     tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
-    tshi_attention_take(&all, node->aux); /* what forward left there */
+    tshi_attention_take(&all, node->aux); /* rows and stats, which forward has stored */
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     if (all.head.more->mask && tshi_tape_dest_zeroed(node, 3, &dest))
         all.head.mask_grad = dest.data;
@@ -16942,8 +17492,8 @@ static int tshi_attention_shapes(tsh_tensor *const *in) {
     return q->ctx->error.code == TSH_OK;
 }
 
-/* Returns 1 if t, the last of `names` after q, k and v, is of their ctx and has values; else 0 and
- * an error. */
+/* Returns 1 if t belongs to the ctx of in (q, k, v) and has values; else 0 and an error. names:
+ * those of q, k, v and t, for the error. */
 static int tshi_attention_holds(const char *names, tsh_tensor *const *in, tsh_tensor *t) {
     tsh_tensor *all[4];
     memcpy(all, in, 3 * sizeof *all);
@@ -16952,7 +17502,7 @@ static int tshi_attention_holds(const char *names, tsh_tensor *const *in, tsh_te
 }
 
 /* Checks the mask, casts it to tsh_real or i32, and sets more->mask and its strides. keys: number
- * of keys, with cached ones. Returns 0 after an error. */
+ * of keys, cached ones included. Returns 0 after an error. */
 static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
     char text[TSHI_TEXT_SIZE], sizes[TSHI_TEXT_SIZE];
@@ -17006,8 +17556,7 @@ static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in
     return more->sinks != NULL;
 }
 
-/* Checks that in[i] (k or v) fits into its cache, at position `past` as to the message. Returns 0
- * after an error. */
+/* Checks that in[i] (k or v) fits into its cache at position `past`. Returns 0 after an error. */
 static int tshi_attention_fits_cache(tsh_tensor *const *in, int i, tsh_tensor *cache,
                                      int64_t past) {
     const tsh_tensor *x = in[i];
@@ -17025,7 +17574,8 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, int i, tsh_tensor *c
                     tshi_tensor_text(cache, tc)) == TSH_OK;
 }
 
-/* Returns which keys row b of the whole batch has, of which `added` are new. */
+/* Returns how many cached and new keys row b of the whole batch has. added: number of new keys with
+ * padding (Tk). */
 static tshi_keys tshi_attention_keys(const tsh_attention_desc *desc, int64_t added, int64_t b) {
     tshi_keys keys = {0, added};
     if (desc && desc->cache_k) keys.past = desc->pasts ? desc->pasts[b] : desc->past;
@@ -17033,7 +17583,8 @@ static tshi_keys tshi_attention_keys(const tsh_attention_desc *desc, int64_t add
     return keys;
 }
 
-/* Checks the keys of each row of a ragged batch, and sets more->keys. Returns 0 after an error. */
+/* Checks the keys of each row of a ragged batch, and sets more->keys to those of the longest row.
+ * Returns 0 after an error. */
 static int tshi_attention_take_rows(tsh_tensor *const *in, const tsh_attention_desc *desc,
                                     tshi_attention *more) {
     const tsh_tensor *k = in[1];
@@ -17099,7 +17650,8 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     return 1;
 }
 
-/* Copies the new keys of the local rows [b, b + n) of x, which have the same, to view. */
+/* Copies the new positions of batch rows [b, b + n) of x (k or v), local indices, to view, a view
+ * of the cache. keys: the numbers of keys that each of these rows has. */
 static void tshi_attention_append_rows(const tsh_tensor *x, const tsh_tensor *view, int64_t b,
                                        int64_t n, tshi_keys keys) {
     tsh_tensor part = *x;
@@ -17116,8 +17668,8 @@ static void tshi_attention_append_rows(const tsh_tensor *x, const tsh_tensor *vi
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
 }
 
-/* Appends x to its cache. Returns a view of the cache up to the last key of any row; NULL: an
- * error. */
+/* Appends x (k or v) to its cache. Returns a view of the cache up to the last key of any row; NULL:
+ * an error. */
 static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache,
                                          const tsh_attention_desc *desc,
                                          const tshi_attention *more) {
@@ -17212,12 +17764,14 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
  * each row, tshi_loss_rows computes sums and row losses, tshi_loss_reduce their mean or sum. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 }; /* values of tshi_loss.local */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
-enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 }; /* per row: sums; reals kept */
+/* numbers per row: of sums; of tsh_real values that backward reads */
+enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 };
 
 /* A call of tsh_cross_entropy, and the params of the node. Arrays have an entry per local row. */
 typedef struct tshi_loss {
     tsh_cross_entropy_desc desc; /* options of the call */
-    int64_t rows, classes, step; /* local sizes; elements between rows of the logits */
+    /* rows and classes on this rank; elements from row to row of the logits */
+    int64_t rows, classes, step;
     int probs;                   /* 1: the target is probabilities */
     int cut;                     /* 1: classes are sharded over several ranks */
     /* The sums are one array (sums, rows): first S, then B, then the terms that are needed. */
@@ -17241,10 +17795,10 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
  * SCRATCH (classes). The step of X goes from row to row; WEIGHT has step 0. */
 enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
 enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
-enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH }; /* for tshi_loss_softmax */
+enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH }; /* which results tshi_loss_softmax writes */
 typedef struct tshi_loss_work {
     int64_t classes; /* classes on this rank */
-    int which; /* TSHI_LOSS_M, S, BOTH (softmax) or TSHI_LOSS_A, ... (term): what to compute */
+    int which; /* tshi_loss_softmax: TSHI_LOSS_M, S or BOTH; tshi_loss_term: TSHI_LOSS_A, ... */
 } tshi_loss_work;
 
 /* Writes *m and returns S of a row of n logits, in one pass: it takes PART logits at a time, and
@@ -17289,8 +17843,10 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;      /* shape (n, classes) */
     const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;    /* shape (n) */
-    const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data; /* (classes), NULL: 1 */
-    const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data; /* (n, classes) or NULL */
+    /* class weights, shape (classes); NULL: all are 1 */
+    const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data;
+    /* targets, shape (n, classes), or NULL */
+    const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;              /* shape (n) */
     tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data; /* shape (classes) */
     const int64_t classes = work->classes;
@@ -17324,7 +17880,7 @@ typedef struct tshi_loss_row {
 TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_row *row, int fused) {
     tsh_real pad[TSHI_BLOCK], dx[TSHI_BLOCK];
-    const tsh_real *x; /* a block of the row */
+    const tsh_real *x; /* x: a block of the row's logits */
     const tsh_real max = TSHI_R(row->max), log_sum = TSHI_R(row->log_sum);
     const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN if log S is not finite */
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
@@ -17473,7 +18029,7 @@ static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int axi
 static int tshi_loss_shapes(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc) {
     tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
-    const int axis = tshi_rule_classes(x, desc->dim); /* of the classes */
+    const int axis = tshi_rule_classes(x, desc->dim); /* the dimension of the classes */
     if (!tshi_loss_fits(x, target, axis))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_cross_entropy: logits %s and target %s %s; %s%s",
                        tshi_tensor_text(x, tx), tshi_dtype_name(target->dtype),
@@ -17511,8 +18067,9 @@ static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
     return t;
 }
 
-/* Fills in *loss, turns logits and probabilities to classes last, and replaces them and weights by
- * copies if their layout or strides are not what the kernels take. Returns 0 after an error. */
+/* Fills in *loss. Permutes logits and probabilities so that classes are last, and replaces them,
+ * and the class weights, by copies if their layout or strides are not what the kernels take.
+ * Returns 0 after an error. */
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
     const int axis = tshi_rule_classes(in[0], desc->dim), last = in[0]->ndim - 1;
     const int cut = in[0]->layout.kind == TSH_SHARDED && in[0]->layout.dim == axis;
@@ -17533,7 +18090,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->divisor = 1;
     loss->sums = 2; /* S and B */
     loss->at[TSHI_LOSS_B] = 1;
-    /* else A is w_y, which this rank knows without a sum */
+    /* otherwise A is w_y, which this rank knows without a sum */
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED))
         loss->at[TSHI_LOSS_A] = loss->sums++;
     for (int t = TSHI_LOSS_Q; t <= TSHI_LOSS_W && desc->label_smoothing > 0; t++)
@@ -17598,7 +18155,7 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_
     tshi_kernel_run_rows(ctx, &work, loss->classes);
 }
 
-/* Computes this rank's part of all sums (loss->sums, rows) but S. x: operands of the kernels. */
+/* Computes this rank's part of all sums (loss->sums, rows) except S. x: operands of the kernels. */
 static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real *sums,
                             tshi_operand *x) {
     const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data; /* logits (rows, classes) */
@@ -17616,8 +18173,8 @@ static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real 
     }
 }
 
-/* Computes the row losses, and what backward reads, from the complete sums (loss->sums, rows). B of
- * a class index is without its weight, which is loss->own. */
+/* Computes the row losses, and what backward reads, from the complete sums (loss->sums, rows). For
+ * a class index, B in `sums` is still without the class's weight, which is in loss->own. */
 static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_real *losses) {
     const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0; /* smooth: 1 if label smoothing is on */
     const tsh_real *own = sums + loss->rows * at[TSHI_LOSS_A]; /* A, shape (rows) */
@@ -17736,7 +18293,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
         !tshi_loss_shapes(in, desc) || !tshi_rule_run(op, in, 3, desc, &output) ||
         !tshi_loss_plan(in, desc, &loss))
         return NULL;
-    output.shape = tsh_shape_of(in[0]); /* (.., V) */
+    output.shape = tsh_shape_of(in[0]); /* shape (.., V) */
     output.shape.ndim = desc->reduction == TSH_REDUCE_NONE ? logits->ndim - 1 : 0;
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);
     aux = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP,
@@ -17766,15 +18323,15 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
 
 /* ========================================================================== */
 /* >>sample                                          MARK: - sample (private) */
-/* tsh_sample: an id of each row of logits, after filters.                    */
+/* tsh_sample: draws an id from each row of logits, after filters.            */
 /* Needs: >>tape-leaf >>op-reduce >>redistribute.                             */
 /* ========================================================================== */
 
 /* Every rank does the same with the whole logits, in double, so all draw the same ids. Each filter
  * keeps what is not below a threshold; quickselect finds the threshold, no row is sorted. */
 
-/* Splits n values into those above a pivot, equal to it, and below it. *above: number of the first;
- * *below: where the last begin. */
+/* Splits n values into those above a pivot, equal to it, and below it. *above: number of values
+ * above the pivot; *below: index of the first value below it. */
 static void tshi_sample_partition(double *v, int64_t n, double pivot, int64_t *above,
                                   int64_t *below) {
     int64_t at = 0; /* values from here to *below are not compared yet */
@@ -17795,14 +18352,14 @@ static void tshi_sample_partition(double *v, int64_t n, double pivot, int64_t *a
     }
 }
 
-/* Returns the largest t such that the weights of the values from t up sum to at least `goal`, above
- * 0; the smallest value if all together do not. The weight of a value is itself, or 1 if `count`.
- * Finds it by quickselect (Hoare 1961), which reorders the n > 0 values. */
+/* Returns the largest value t such that the weights of all values >= t sum to at least goal > 0;
+ * the smallest value if the sum of all weights is less. The weight of a value is the value itself,
+ * or 1 if `count` is 1. Uses quickselect (Hoare 1961), which reorders the n > 0 values. */
 static double tshi_sample_threshold(double *v, int64_t n, double goal, int count) {
     for (;;) {
         const double a = v[0], b = v[n / 2], c = v[n - 1]; /* the pivot is their median */
         const double pivot = a > b ? (b > c ? b : a > c ? c : a) : (a > c ? a : b > c ? c : b);
-        double larger = 0, equal; /* sums of weights */
+        double larger = 0, equal; /* sum of the weights of values above the pivot; equal to it */
         int64_t above, below;
         tshi_sample_partition(v, n, pivot, &above, &below);
         for (int64_t i = 0; i < above; i++) larger += count ? 1 : v[i];
@@ -17818,7 +18375,7 @@ static double tshi_sample_threshold(double *v, int64_t n, double goal, int count
     }
 }
 
-/* Copies the values of z (n) from `least` up to `to`. Returns how many there are. */
+/* Copies those of the n values z that are at least `least` to `to`. Returns their number. */
 static int64_t tshi_sample_copy(const double *z, int64_t n, double least, double *to) {
     int64_t i, count = 0;
     for (i = 0; i < n; i++)
@@ -17826,8 +18383,9 @@ static int64_t tshi_sample_copy(const double *z, int64_t n, double least, double
     return count;
 }
 
-/* Returns the k-th largest of the values z (n), 0 < k < n. Of k pieces of z, the smallest of their
- * maxima has k values from it up: what is smaller need not be looked at. scratch: (n). */
+/* Returns the k-th largest of the n values z, 0 < k < n. Cuts z into k pieces: the k-th largest
+ * value is not below the smallest of the pieces' k maxima, so values that are below it are skipped.
+ * scratch: space for n values. */
 static double tshi_sample_kth(const double *z, int64_t n, int64_t k, double *scratch) {
     double bound = (double)INFINITY;
     for (int64_t piece = 0, i = 0; piece < k; piece++) {
@@ -17839,12 +18397,13 @@ static double tshi_sample_kth(const double *z, int64_t n, int64_t k, double *scr
     return tshi_sample_threshold(scratch, tshi_sample_copy(z, n, bound, scratch), (double)k, 1);
 }
 
-/* Returns an id drawn by chance, in [0, 1), from the n logits z, which become weights; -1 if one is
- * NaN or the largest is not finite. scratch: (n). */
+/* Returns an id drawn from the n logits z; -1 if one is NaN or the largest is not finite. chance:
+ * the random number, in [0, 1). z becomes the weights of the ids. scratch: space for n values. */
 static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_sample_desc *desc,
                                double chance) {
     const double temperature = tshi_base_option(desc->temperature, 1);
-    double max = -(double)INFINITY, least = max, total = 0; /* least: smaller ones are left out */
+    /* least: smaller logits, later smaller weights, are left out */
+    double max = -(double)INFINITY, least = max, total = 0;
     int64_t i, best = -1;
     for (i = 0; i < n; i++) {
         if (z[i] != z[i]) return -1;
@@ -17858,7 +18417,7 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
     }
     least = desc->min_p;
     if (desc->top_p > 0 && desc->top_p < 1) {
-        /* all weights below this one together are less than what may be left out */
+        /* all weights below this one together are less than what top_p may leave out */
         const double bound = (1 - desc->top_p) * total / (double)n;
         const int64_t count = tshi_sample_copy(z, n, bound, scratch);
         const double top = tshi_sample_threshold(scratch, count, desc->top_p * total, 0);
@@ -17869,7 +18428,7 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
     for (i = 0; i < n && chance >= 0; i++) {
         if (!(z[i] > 0) || z[i] < least) continue;
         chance -= z[i];
-        best = i; /* the last one stays if sums round up */
+        best = i; /* if the sum was rounded up, the last id that is kept is returned */
     }
     return best;
 }
@@ -17909,7 +18468,8 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
                              const tsh_sample_desc *desc, int64_t *ids) {
     tsh_ctx *ctx = x->ctx;
     const int64_t n = x->dim[x->ndim - 1], rows = tsh_numel(x) / n;
-    const int64_t seen = previous ? previous->dim[previous->ndim - 1] : 0; /* ids per row */
+    /* previous ids per row */
+    const int64_t seen = previous ? previous->dim[previous->ndim - 1] : 0;
     const double penalty = desc->penalty > 0 ? desc->penalty : 1;
     const uint64_t stream = tshi_rng_hash(0, "sample", 6);
     tshi_block *scratch, *held = NULL, *block;
@@ -17937,8 +18497,8 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
     tshi_mem_release(ctx, block);
 }
 
-/* Returns 1 if the largest of the logits as they are is all that is asked for, and every rank can
- * take part in finding it: then no rank needs the whole logits. */
+/* Returns 1 if only the index of the largest logit is wanted, with no penalty, and the logits are
+ * replicated or sharded along the last dimension: then no rank needs the whole logits. */
 static int tshi_sample_is_greedy(const tsh_tensor *logits, const tsh_sample_desc *desc) {
     return !(tshi_base_option(desc->temperature, 1) > 0) && !desc->previous &&
            (logits->layout.kind == TSH_REPLICATED ||
@@ -17979,16 +18539,17 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) 
 
 enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum number of inputs */
 
-/* The params of a node. op.name is the caller's string. */
+/* The params of a custom op's node. op.name points to the caller's string. */
 typedef struct tshi_custom {
     tshi_op op;           /* made from desc for this call */
-    tsh_custom_desc desc; /* a copy of the caller's */
+    tsh_custom_desc desc; /* a copy of the caller's descriptor */
 } tshi_custom;
 
 /* Calls the user's backward with zeroed gradients and adds them to those of the inputs. */
 static void tshi_custom_backward(tshi_node *node) {
     const tsh_custom_desc *desc = &((const tshi_custom *)node->params)->desc;
-    tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS]; /* kept: inputs, as saved */
+    /* kept: the inputs, with the values that were saved */
+    tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS];
     tsh_ctx *ctx = out->ctx;
     tsh_real *grad[TSHI_CUSTOM_INPUTS];      /* dense gradients to fill; NULL: not needed */
     tshi_block *scratch[TSHI_CUSTOM_INPUTS]; /* holds grad[i], or NULL */
@@ -18016,7 +18577,7 @@ static void tshi_custom_backward(tshi_node *node) {
 
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc) {
-    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out; /* the inputs, or dense copies */
+    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out; /* dense: the inputs, or dense copies of them */
     tshi_custom custom;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (!desc || !desc->forward || !desc->name || n < 1 || n > TSHI_CUSTOM_INPUTS || !in)
@@ -18054,28 +18615,34 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 /* Needs: >>redistribute.                                                     */
 /* ========================================================================== */
 
-/* A module is a node of the tree; its kind says what its forward computes. Modules and their texts
- * live in the arena ctx->books until the ctx closes. Invariant: every function that adds a module
- * or changes a layout calls tshi_module_changed, so that the next collective of each group first
- * compares the models of its ranks. tshi_module_run is the one place where a forward is called. */
+/* A module is a node of the tree; its kind says what its forward computes. Modules and their names
+ * are allocated in the arena ctx->books and live until the ctx closes. Invariant: every function
+ * that adds a module or changes a layout calls tshi_module_changed, so that the next collective of
+ * each group first compares the models of its ranks. tshi_module_run is the one place where a
+ * forward is called. */
 
-/* A bit of tshi_kind.styles, above those of styles: the kind's weight, its parameter 0, may be
- * quantised. */
+/* A flag in tshi_kind.styles, above the bits of the styles: the weight (param[0]) of modules of
+ * this kind may be quantised. */
 enum { TSHI_MODULE_QUANTISES = 1 << 30 };
 
 /* A kind of layer; one constant per layer type, shared by all its modules. */
 typedef struct tshi_kind {
-    const char *name; /* "linear": in reports, errors and tsh_plan_rule.kind */
-    tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n); /* `in` has n tensors */
-    unsigned styles; /* bit 1 << style for each supported style; PREPARE styles: always supported */
-    /* Sets the layouts of the parameters under a rule; R before. NULL: all stay R. */
+    const char *name; /* "linear": used in reports, errors and tsh_plan_rule.kind */
+    /* in: n input tensors; returns the output */
+    tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
+    /* Flags: 1 << style if the kind supports the style; TSHI_MODULE_QUANTISES. Every kind supports
+     * the PREPARE styles, which have no flag. */
+    unsigned styles;
+    /* Sets layouts[i], the layout of param[i] under a rule; on entry all are R. NULL: all
+     * parameters stay R. */
     void (*layouts)(const tsh_module *module, const tsh_plan_rule *rule, tsh_layout *layouts);
 } tshi_kind;
 
-enum { TSHI_MODULE_INPUTS = 16 }; /* max inputs of a checkpoint and of a PREPARE_INPUT rule */
+/* max number of inputs of a checkpointed module and of a PREPARE_INPUT rule */
+enum { TSHI_MODULE_INPUTS = 16 };
 
-/* Joins two names to "a.b", or copies the one that is not empty; the text lives with the ctx. */
-/* Returns NULL and sets an error without memory. */
+/* Returns "a.b" or, if a or b is empty, a copy of the other. The text lives until the ctx closes.
+ * Returns NULL and sets an error if there is no memory. */
 static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) {
     size_t n = strlen(a) + strlen(b) + 2;
     char *text = (char *)tshi_mem_arena_alloc(ctx, &ctx->books, n);
@@ -18087,8 +18654,8 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
 
 /* Returns the module after `module` in pre-order below root; NULL at the end. */
 TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
-    if (module->first) return module->first;                         /* children first */
-    while (module != root && !module->next) module = module->parent; /* else climb */
+    if (module->first) return module->first;                         /* first the children */
+    while (module != root && !module->next) module = module->parent; /* else go up */
     return module == root ? NULL : module->next;
 }
 
@@ -18100,8 +18667,8 @@ typedef struct tshi_walk {
     int slot;           /* index into module->param */
 } tshi_walk;
 
-/* Steps to the next parameter below root and returns it; NULL at the end. A tied parameter comes
- * once per module that has it. */
+/* Steps to the next parameter below root and returns it; NULL at the end. A tied parameter is
+ * returned once for each module that has it. */
 TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
     if (at->module)
         at->slot++; /* continue after the current parameter */
@@ -18113,9 +18680,10 @@ TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
     return at->param = NULL; /* at->module is NULL too, so the next call starts again */
 }
 
-/* Returns 1 if the walk reaches a parameter for the first time, 0 for a tied one seen before. */
+/* Returns 1 if the walk meets its current parameter for the first time, 0 if it is a tied one that
+ * the walk has met before. */
 static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
-    tshi_walk before = {NULL, NULL, 0}; /* a second walk, from root */
+    tshi_walk before = {NULL, NULL, 0}; /* a second walk, which begins at root */
     if (!(at->param->flags & TSHI_TIED)) return 1;
     while (tshi_module_step(root, &before) != at->param) continue;
     return before.module == at->module && before.slot == at->slot;
@@ -18129,7 +18697,7 @@ static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
 
 /* Runs a module's forward. Inputs and output are redistributed as the rules of its plan say. */
 static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *ready[TSHI_MODULE_INPUTS], *y; /* inputs after redistribution; output */
+    tsh_tensor *ready[TSHI_MODULE_INPUTS], *y; /* ready: inputs after redistribution; y: output */
     if (module->prepared && n != module->prepared)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                                "tsh_forward: got %d inputs, the plan prepares %d", n,
@@ -18139,10 +18707,11 @@ static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
                        ? tsh_redistribute(in[i], *module->input_layouts[i])
                        : in[i];
     y = module->kind->forward(module, module->prepared ? ready : in, n); /* runs the layer's ops */
-    if (!y) /* kept only if there is no error yet: then nothing else tells of the NULL */
+    if (!y) /* a user's forward may return NULL and set no error; an earlier error stays */
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                                "tsh_forward: the module's forward returned NULL");
-    /* First the layout of the style rule, then that of the PREPARE_OUTPUT rule. */
+    /* Redistributes y to the .output of the style's rule, then to that of the PREPARE_OUTPUT
+     * rule. */
     if (module->output_layout) y = tsh_redistribute(y, *module->output_layout);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
@@ -18154,7 +18723,7 @@ static int tshi_module_quantises(const tsh_module *m) {
 
 /* Returns the number of modules of the whole tree, the root included. */
 static uint64_t tshi_module_count(const tsh_ctx *ctx) {
-    uint64_t n = ctx->root == NULL; /* the root is made when it is first asked for */
+    uint64_t n = ctx->root == NULL; /* 1: tsh_root has not created the root yet */
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) n++;
     return n;
 }
@@ -18166,28 +18735,32 @@ static uint64_t tshi_module_count(const tsh_ctx *ctx) {
 /* ========================================================================== */
 
 /* Activation checkpointing (Chen et al. 2016). Forward runs without recording; the tape gets one
- * node, which holds the inputs and the counts that random numbers are keyed by. Backward of this
- * node (tshi_recompute_replay) restores the counts, so that dropout draws the same masks, runs the
- * module again on a tape of its own, and runs backward through that tape. Invariant: the recomputed
- * ops may read gradients of outer tensors through the node's inputs only. */
-/* What a recomputation restores of one module: as it was at the forward. */
+ * node, which holds the inputs and the counters that random numbers are keyed by. Backward of this
+ * node (tshi_recompute_replay) restores the counters, so that dropout draws the same masks, runs
+ * the module again on a tape of its own, and runs backward through that tape. Invariant: of outer
+ * tensors that require a gradient, the recomputed ops read only leaves and the node's inputs. */
+
+/* State of one module at its forward, which the recomputation restores. */
 typedef struct tshi_module_calls {
-    const tsh_module *module; /* the module that the count belongs to */
+    const tsh_module *module; /* the module that the state belongs to */
     uint64_t dropout_calls;   /* module->dropout_calls */
     int evaluating;           /* module->evaluating */
 } tshi_module_calls;
 
-/* The counts of the ctx and of all modules, and their modes, saved at the forward. */
+/* Counters of random draws of the ctx and of all modules, and the modules' modes (training or not),
+ * saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
     uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
-    tshi_module_calls *each;             /* one per module, in pre-order; then a zeroed one */
+    /* shape (modules + 1): one per module, in pre-order, and a zeroed one */
+    tshi_module_calls *each;
 } tshi_rng_counts;
 
-/* Copies the current counts into the tape's arena; NULL and an error without memory. */
+/* Copies the current counters and modes into the tape's arena. Returns NULL and sets an error if
+ * there is no memory. */
 static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
-    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* and the entry of zeros at the end */
+    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* 1: the zeroed entry at the end */
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_arena_alloc(
         ctx, &ctx->tape.arena, sizeof *counts + n * sizeof *counts->each);
     size_t i = 0;
@@ -18204,7 +18777,8 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     return counts;
 }
 
-/* Restores saved counts. A module added since the save gets a count of 0. */
+/* Restores saved counters and modes. A module added since the save gets a counter of 0 and keeps
+ * its mode. */
 static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
@@ -18217,20 +18791,21 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
     }
 }
 
-/* Checks that the recomputed ops read no outer tensor that requires a gradient, except the
- * checkpoint's inputs: its gradient might be all-reduced already. Else sets and returns an
- * error. */
+/* Checks that of outer tensors that require a gradient, the recomputed ops read only leaves and the
+ * checkpoint's inputs: the gradient of another might be all-reduced already. If not, sets and
+ * returns an error. */
 static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
-    const tshi_node *inner; /* a recomputed op */
-    int k; /* index of the checkpoint's input that has the same base */
-    for (inner = ctx->tape.newest; inner; inner = inner->older) /* all recomputed ops */
+    const tshi_node *inner; /* the node of a recomputed op */
+    int k; /* index of the checkpoint's input with the same base */
+    /* the tape holds recomputed ops only */
+    for (inner = ctx->tape.newest; inner; inner = inner->older)
         for (int i = 0; i < inner->n; i++) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
-            /* leaves are allowed, and tensors made inside the checkpoint */
+            /* the op may read leaves, and tensors made inside the checkpoint */
             if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
-            if (k == node->n) /* no input of the checkpoint */
+            if (k == node->n) /* base is not that of an input of the checkpoint */
                 return tsh_fail(ctx, TSH_ERR_STATE,
                                 "tsh_checkpoint: the forward reads what %s gave, which wants a "
                                 "gradient, but is none of its inputs; make it one",
@@ -18250,7 +18825,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
                          base->depth < ctx->depth;
     const tshi_accumulator *from[2] = {&out->gr, &out->gp}; /* R gradient, partial gradient */
     tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr}; /* y's gradients */
-    tshi_dest dest; /* the part of *to[i] that is y's */
+    tshi_dest dest; /* the part of *to[i] that belongs to y, which may be a view */
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
         (void)tshi_error_comm(ctx,
@@ -18262,12 +18837,13 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
             tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
                                  out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
-    tshi_tape_mark(ctx, y);                       /* the nodes that y depends on */
-    tshi_tape_release_values(ctx, y, ctx->depth); /* except y; nodes saved what they need */
+    tshi_tape_mark(ctx, y);                       /* marks the nodes that y depends on */
+    tshi_tape_release_values(ctx, y, ctx->depth); /* of all but y; nodes hold what they need */
     tshi_tape_walk(ctx);                          /* runs backward of the ops */
 }
 
-/* Runs the module's forward. NULL and an error if the output is not a tensor of values. */
+/* Runs the module's forward. Returns NULL and sets an error if the output cannot be used as a
+ * tensor by further ops. */
 static tsh_tensor *tshi_recompute_run_checked(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y = tshi_module_run(module, in, n);
     return y && tshi_tensor_check("tsh_checkpoint", "output", &y, 1) ? y : NULL;
@@ -18281,16 +18857,17 @@ static void tshi_recompute_replay(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;          /* the newest node of the outer tape */
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL; /* recomputed inputs and output */
-    int i, no_grad = ctx->tape.no_grad;           /* restored at the end */
+    int i, no_grad = ctx->tape.no_grad;           /* no_grad: restored at the end */
     now = tshi_recompute_save_counts(before->module);
     if (!now) return; /* no memory */
     tshi_recompute_restore_counts(ctx, before); /* draws the same dropout masks */
     ctx->tape.newest = NULL; /* starts an empty tape */
     ctx->tape.no_grad = 0; /* record even if the caller is in a no_grad scope */
-    tsh_scope_begin(ctx); /* frees all recomputed tensors */
+    tsh_scope_begin(ctx); /* its end frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
-        x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL; /* gradients go to in */
+        /* shares the gradients of `in` */
+        x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL;
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
@@ -18340,7 +18917,7 @@ static const tshi_op tshi_module_checkpoint_op = {
     NULL,
     NULL,
     tshi_recompute_replay,          /* function that runs backward */
-    (1u << TSHI_MODULE_INPUTS) - 1, /* saves the values of all inputs */
+    (1u << TSHI_MODULE_INPUTS) - 1, /* bits of inputs whose values are saved: all */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 /* Runs a checkpointed module's forward and records one node for all of it. */
@@ -18349,20 +18926,21 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     tshi_rng_counts *counts;
     tsh_tensor *y;
     tshi_node *node;
-    int leaves, trained = 0; /* numbers of parameters, of those that require a gradient */
+    int leaves, trained = 0; /* number of parameters; number of those that require a gradient */
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
     for (int i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", "input", &in[i], 1)) return NULL;
-    counts = tshi_recompute_save_counts(module); /* before the forward draws */
-    ctx->tape.locked++;                          /* the counts are in the tape's arena */
+    counts = tshi_recompute_save_counts(module); /* before the forward draws random numbers */
+    ctx->tape.locked++; /* keeps the tape's arena, which holds the counters */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
     ctx->tape.locked--;
     leaves = y ? tshi_recompute_params(module, NULL, &trained) : 0;
     if (!y || (!tshi_tape_records(ctx, in, n) && !trained)) return y;
-    /* Sets the bits of all inputs: only the recomputation knows whose gradients are partial. */
+    /* Marks the gradients of all inputs as possibly partial: the recomputation decides which
+     * are. */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
@@ -18380,12 +18958,14 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
 /* Needs: >>module.                                                           */
 /* ========================================================================== */
 
-/* Each rank describes its model as lines. If the hashes of all lines differ, the ranks gather line
- * after line until one differs (tshi_module_find_diff). */
+/* Each rank describes its model as lines of text and hashes them. If the hashes of the ranks
+ * differ, the ranks all-gather line after line until they reach one that differs
+ * (tshi_module_find_diff). */
 
-/* One line of a model's description. Line 0 is the seed, then one module each, in pre-order. */
+/* One line of the description of a model. Line 0 is the seed, each further line one module, in
+ * pre-order. */
 typedef struct tshi_line {
-    char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* "h.0" linear: weight f32 (64, 32) S(0) */
+    char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* e.g. "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* tsh_module.number; compared in binary: its text depends on the locale */
     int64_t hash; /* hash of text and number: equal lines have equal hashes */
     int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
@@ -18423,7 +19003,7 @@ static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     else
         tsh_text_add(line->text, sizeof line->text, i ? "nothing" : "the seed %llu",
                          (unsigned long long)ctx->seed);
-    /* text and number lie before `hash` */
+    /* hashes `text` and `number`, the fields before `hash` */
     line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
     line->rank = ctx->world.rank; /* named in the error sentence */
     return !i || m;
@@ -18449,7 +19029,7 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
     for (r = 0; r < size; r++) {
         for (same = k = 0; k < size && (!holds || holds[r]); k++)
             same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
-        if (same > max) best = r; /* the first rank with so many */
+        if (same > max) best = r; /* the first rank whose hash is so frequent */
         if (same > max) max = same;
     }
     return best;
@@ -18459,7 +19039,8 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
 static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
                                     const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
-    const int first = ctx->error.code == TSH_OK; /* no earlier error: set its rank below */
+    /* 1: ctx has no earlier error, so its rank is set below */
+    const int first = ctx->error.code == TSH_OK;
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
                    "the ranks of %s built different models: rank %d has %s where rank %d has "
                    "%s; build the same model on each, with the same seed",
@@ -18467,25 +19048,27 @@ static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const ts
     if (first) ctx->error.rank = (int)odd->rank;
 }
 
-/* On all ranks of comm: gathers the models line by line, and reports the first line that is not the
- * same on all. Returns TSH_ERR_MISMATCH, or an error of the gathering. */
+/* Collective over comm: all-gathers the descriptions line by line and reports the first line that
+ * is not the same on all ranks. Returns TSH_ERR_MISMATCH, or the error of what failed: memory,
+ * all-gather. */
 static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const int size = comm->size; /* number of ranks */
     const size_t bytes = (size_t)size * (sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
-    int64_t *counts;        /* shape (size): int32 words of a line, the same for every rank */
+    int64_t *counts; /* shape (size): length of a line in int32 words, the same for every rank */
     tshi_line line, *lines; /* this rank's line; one line per rank, shape (size) */
     tsh_result result = TSH_OK;
-    int r, i = 0, usual = 0, blamed = 0, more; /* usual, blamed: ranks whose lines are compared */
+    /* usual, blamed: ranks whose lines the error compares */
+    int r, i = 0, usual = 0, blamed = 0, more;
     if (!block) {
-        tshi_error_report(ctx); /* the other ranks wait for this one */
+        tshi_error_report(ctx); /* the other ranks wait in the all-gather */
         return TSH_ERR_MEMORY;
     }
     counts = (int64_t *)tshi_mem_data(block); /* block: counts, then lines */
     lines = (tshi_line *)(void *)(counts + size);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
     do {
-        more = tshi_module_line(ctx, i++, &line); /* 0: other ranks have more lines */
+        more = tshi_module_line(ctx, i++, &line); /* 0: this rank has no line i */
         result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
         if (result != TSH_OK) break; /* the world has failed */
         usual = tshi_module_majority(&lines->hash, sizeof line / sizeof line.hash, size, NULL);
@@ -18501,29 +19084,31 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     return result;
 }
 
-/* Compares the models of a group's ranks, by collectives that are neither counted nor traced. */
+/* Collective over comm: compares the models of its ranks. Its collectives are neither counted in
+ * comm->stats nor traced. */
 static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
-    const tsh_comm_stats stats = comm->stats; /* restored below: not counted */
-    struct tshi_trace *trace = comm->trace;   /* restored below: not traced */
+    const tsh_comm_stats stats = comm->stats; /* restored below: what follows is not counted */
+    struct tshi_trace *trace = comm->trace;   /* restored below: what follows is not traced */
     tshi_line line;
     uint64_t hash = 0; /* combined from the hashes of all lines */
     tsh_result result;
     int same;
     for (int i = 0; tshi_module_line(ctx, i, &line); i++)
         hash = tshi_rng_hash(hash, &line.hash, sizeof line.hash);
-    comm->trace = NULL; /* no event for what follows */
+    comm->trace = NULL; /* what follows is not traced */
     result = tshi_module_same(comm, hash, &same);
     if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
     comm->trace = trace;
-    comm->stats = stats; /* restored: these collectives do not count */
+    comm->stats = stats; /* restored: the collectives above do not count */
     return result;
 }
 
-/* Makes the next collective of each group compare the models. Called after every change of the
- * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
+/* Makes the next collective of each group compare the models first. Called after every change of
+ * the tree. With pp > 1, only tsh_pipeline_new compares over the world: before it, stages may have
+ * different models. */
 static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->changes++;
-    ctx->compare = tshi_module_compare; /* called through a pointer: >>comm comes before */
+    ctx->compare = tshi_module_compare; /* a pointer, since >>comm is defined before this section */
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* checked by tshi_comm_compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
     if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
@@ -18531,13 +19116,14 @@ static void tshi_module_changed(tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>module-tree                                MARK: - module-tree (private) */
-/* The tree: adding modules and parameters, changing the layouts of these.    */
+/* Adds modules and parameters to the tree; changes layouts of parameters.    */
 /* Needs: >>recompute >>module-same.                                          */
 /* ========================================================================== */
 
 /* -- calling ---------------------------------------------------------------- */
 
-/* Runs a module, checkpointed or not. Sets ctx->module meanwhile: errors and traces name it. */
+/* Runs a module, checkpointed or not. ctx->module is the module while it runs: errors and traces
+ * name it. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace); /* start of the module's event in the trace */
@@ -18547,7 +19133,7 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
     y = !module->checkpoint ? tshi_module_run(module, in, n)
         : ctx->tape.no_grad ? tshi_recompute_run_no_grad(module, in, n)
                             : tshi_recompute_checkpoint(module, in, n);
-    ctx->module = outer; /* restored after an error, too */
+    ctx->module = outer; /* restores the caller's module, after an error, too */
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
                              begin, 0);
@@ -18569,11 +19155,11 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 
 /* -- the tree --------------------------------------------------------------- */
 
-/* The kind of the root and of tsh_add_module: no styles, no parameters. */
+/* The kind of the root and of the modules that tsh_add_module adds: no styles, no parameters. */
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
 
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
-    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* made by the first call */
+    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* created by the first call */
     ctx->root = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
@@ -18588,8 +19174,9 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
-    if (!name) name = "";     /* gets the error below */
-    tshi_module_changed(ctx); /* before any check, so that all ranks compare */
+    if (!name) name = "";     /* reported below as an empty name */
+    /* before the checks: a rank on which they fail must compare its model, too */
+    tshi_module_changed(ctx);
     if (!*name || strchr(name, '.') || strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE)
         (void)tsh_fail(
             ctx, TSH_ERR_ARGUMENT,
@@ -18616,7 +19203,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     module->ctx = ctx;
     module->kind = kind;
     module->parent = parent;
-    module->evaluating = parent->evaluating; /* tsh_train may have been called before */
+    module->evaluating = parent->evaluating; /* inherits the mode that tsh_train has set */
     module->name = tshi_module_text(ctx, name, "");
     module->path = tshi_module_text(ctx, parent->path, name);
     if (!module->name || !module->path) return NULL;
@@ -18632,20 +19219,23 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
  * its parameters and returns NULL. */
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, **link = &parent->first;
-    size_t n = strlen(module->path); /* a prefix of its own parameters' paths, or their path */
+    /* length of the path; paths of the module's own parameters equal it or continue it by a dot */
+    size_t n = strlen(module->path);
     if (module->ctx->error.code == TSH_OK) return module; /* no error: nothing to undo */
-    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
+    /* frees the module's own parameters, not a weight that it shares */
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             (!module->param[i]->path[n] || module->param[i]->path[n] == '.'))
-            tshi_tensor_release(module->param[i]); /* frees the handle */
+            tshi_tensor_release(module->param[i]); /* frees values and handle */
     for (parent->last = NULL; *link != module; link = &(*link)->next) parent->last = *link;
     *link = NULL;
     return NULL;
 }
 
-/* Adds a replicated parameter that requires a gradient. It gets memory and values on first use
- * (tshi_init_materialize). name "": its path is the module's. dtype: as in a description. fan_in:
- * number of inputs, for the initialiser. */
+/* Adds a parameter as module->param[slot]: replicated, requires_grad, without memory and values
+ * until its first use (tshi_init_materialize). name "": the parameter has the path of the module.
+ * dtype TSH_DTYPE_DEFAULT: tsh_desc.dtype. fan_in: number of input features, for the initialiser.
+ * If it cannot, sets an error and leaves the slot NULL. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_dtype dtype,
                               tsh_shape shape, tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
@@ -18662,16 +19252,16 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     if (!t) return;
     t->dtype = dtype;
     t->requires_grad = 1;
-    t->init = init;     /* applied on first use */
-    t->fan_in = fan_in; /* inputs, for the initialiser */
+    t->init = init;     /* applied when the parameter is first used */
+    t->fan_in = fan_in; /* number of input features, for the initialiser */
     t->path = tshi_module_text(ctx, module->path, name);
     if (!t->path || tshi_tensor_set_shape(t, module->path, &shape, &layout) != TSH_OK) return;
     module->param[slot] = t;
-    module->param_name[slot] = name; /* a string constant */
+    module->param_name[slot] = name; /* not copied: a string constant */
 }
 
-/* Returns a new block with the values in `block`, of `dtype` and laid out as `before`, in t's
- * layout; NULL and an error if that fails. */
+/* Redistributes the values in `block`, which have dtype `dtype` and the layout of `before`, to the
+ * layout of t. Returns them in a new block; NULL and an error if that fails. */
 static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor *t, tsh_dtype dtype,
                                      tshi_block *block) {
     tshi_block *to = tshi_mem_alloc(t->ctx, block->kind,
@@ -18683,10 +19273,10 @@ static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor 
     return NULL;
 }
 
-/* Returns 1 if t may get another layout; 0 and an error if recorded ops, its blocks or a cache
- * depend on the present one. */
+/* Returns 1 if the layout of t may change. Returns 0 and sets an error if recorded ops use its
+ * values, if it is quantised, or if a cache of keys and values is laid out like it. */
 static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
-    if (tshi_tensor_recorded(t)) /* nodes of a tape have saved its values */
+    if (tshi_tensor_recorded(t)) /* recorded ops have saved its values */
         return tshi_error_zero(t->ctx, TSH_ERR_STATE,
                                "tsh_parallelize: ops are recorded that use \"%s\" as it lies; "
                                "end the step first: tsh_step_end",
@@ -18708,25 +19298,26 @@ static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
  * they are allocated) and frees its gradients. On failure t is as before. */
 static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;            /* shape, layout and block as they were */
-    tsh_shape shape = tsh_shape_of(t); /* global: stays the same */
+    tsh_shape shape = tsh_shape_of(t); /* the global shape, which does not change */
     tshi_block *block, *low = NULL;
     if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
     if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
-        t->layout = *layout; /* the same shards, though units may differ */
+        t->layout = *layout; /* every rank keeps the same elements; only units may differ */
         return;
     }
     if (!tshi_module_may_move(t) ||
         tshi_tensor_set_shape(t, "a new layout", &shape, layout) != TSH_OK || !t->block)
         return;
     block = tshi_module_moved(&before, t, t->dtype, t->block);
-    if (block && t->low) low = tshi_module_moved(&before, t, TSH_BF16, t->low); /* as bits */
+    /* the low halves of exact bf16 weights are 16-bit words: moved as if they were bf16 */
+    if (block && t->low) low = tshi_module_moved(&before, t, TSH_BF16, t->low);
     if (!block || (t->low && !low)) {
         *t = before;
         tshi_mem_release(t->ctx, block);
         return;
     }
     tshi_tensor_drop_values(t);
-    t->block = block; /* its values in the new layout */
+    t->block = block; /* t's values in the new layout */
     t->low = low;
 }
 
@@ -18740,8 +19331,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *nam
 
 /* ========================================================================== */
 /* >>module-find                                MARK: - module-find (private) */
-/* Finding modules and parameters by path; what is done to all below a        */
-/* module.                                                                    */
+/* Finds modules and parameters by path; functions that act on all modules or */
+/* parameters below a module.                                                 */
 /* Needs: >>tape-leaf >>module-same.                                          */
 /* ========================================================================== */
 
@@ -18750,13 +19341,13 @@ TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *nam
 static int tshi_module_distance(const char *a, const char *b) {
     int row[TSH_PATH_SIZE + 1], i, j, n = (int)strlen(b);
     if (n > TSH_PATH_SIZE) return INT_MAX;
-    for (j = 0; j <= n; j++) row[j] = j; /* from "": insert j characters */
+    for (j = 0; j <= n; j++) row[j] = j; /* distance from "" to j characters of b: insert them */
     for (i = 0; a[i]; i++) {
-        int diagonal = row[0]; /* the entry of the row above, to the left */
-        row[0] = i + 1;        /* to "": delete i + 1 characters */
+        int diagonal = row[0]; /* distance of i characters of a and j - 1 of b */
+        row[0] = i + 1;        /* distance from i + 1 characters of a to "": delete them */
         for (j = 1; j <= n; j++) {
             int best = diagonal + (a[i] != b[j - 1]);         /* replace a[i], or keep it */
-            diagonal = row[j];                                /* for the next column */
+            diagonal = row[j];                                /* diagonal of the next column */
             if (row[j] + 1 < best) best = row[j] + 1;         /* delete a[i] */
             if (row[j - 1] + 1 < best) best = row[j - 1] + 1; /* insert b[j - 1] */
             row[j] = best;
@@ -18765,20 +19356,22 @@ static int tshi_module_distance(const char *a, const char *b) {
     return row[n];
 }
 
-/* Returns the part of a path below root: "" for root itself. A tied parameter may lie elsewhere:
- * its whole path is returned. */
+/* Returns `path` relative to root, "" for root itself. A path that is not below root, such as that
+ * of a parameter tied to one elsewhere, is returned whole. */
 static const char *tshi_module_below(const tsh_module *root, const char *path) {
     size_t n = strlen(root->path);
     if (!n || strncmp(path, root->path, n) != 0 || (path[n] && path[n] != '.')) return path;
     return path + n + (path[n] == '.');
 }
 
-/* Appends the three paths below root that are nearest to `path`: "did you mean". */
+/* Appends to an error text the (at most three) module paths below root that are nearest to `path`
+ * by edit distance. */
 static void tshi_module_suggest(tsh_module *root, const char *path, char *text, size_t size) {
-    tsh_module *module, *best[3] = {NULL, NULL, NULL}; /* the nearest so far, nearest first */
+    /* the nearest modules found so far, nearest first */
+    tsh_module *module, *best[3] = {NULL, NULL, NULL};
     int shown, distance, min;
     tsh_text_add(text, size, "near it are");
-    for (shown = 0; shown < 3; shown++) { /* the nearest of those not shown yet */
+    for (shown = 0; shown < 3; shown++) { /* finds the nearest module not shown yet */
         min = INT_MAX;
         for (module = root; module; module = tshi_module_next(root, module)) {
             distance = tshi_module_distance(path, tshi_module_below(root, module->path));
@@ -18799,7 +19392,7 @@ static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n
     const char *end = path + n, *dot; /* dot: end of the current name */
     for (; module && path < end; path = dot + 1) {
         for (dot = path; dot < end && *dot != '.';) dot++; /* end of the name */
-        n = (size_t)(dot - path);                          /* now the length of the current name */
+        n = (size_t)(dot - path); /* from here on: length of the current name */
         module = module->first;
         while (module && (strncmp(module->name, path, n) != 0 || module->name[n]))
             module = module->next;
@@ -18809,9 +19402,9 @@ static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n
 
 TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     tsh_module *found;
-    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* text for the error */
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* similar paths, for the error */
     if (!module) return NULL;
-    if (!path) path = "?"; /* no module's name: gets the error below */
+    if (!path) path = "?"; /* no module has this name: reported below */
     found = tshi_module_at(module, path, strlen(path));
     if (found) return found;
     tshi_module_suggest(module, path, similar, sizeof similar);
@@ -18822,26 +19415,29 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
 
 /* Returns the parameter at a path below `module` and sets *owner to its module; or NULL. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
-    const char *dot = strrchr(path, '.'); /* the parameter's name follows; NULL: no module */
+    /* the dot before the parameter's name; NULL: path is only that name */
+    const char *dot = strrchr(path, '.');
     tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
     for (int i = 0; i < TSHI_MODULE_PARAMS && m; i++)
         if (m->param[i] && strcmp(m->param_name[i], dot ? dot + 1 : path) == 0) {
             *owner = m;
             return m->param[i];
         }
-    m = tshi_module_at(module, path, strlen(path)); /* a bare parameter is a module's only one */
+    /* else `path` may be that of a module made by tsh_add_param, whose only parameter has the name
+     * "" */
+    m = tshi_module_at(module, path, strlen(path));
     if (!m || !m->param[0] || *m->param_name[0]) return NULL;
     *owner = m;
     return m->param[0];
 }
 
 TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
-    const char *dot;                         /* before the parameter's name; NULL: no module's */
-    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* text for the error */
+    const char *dot; /* the dot before the parameter's name; NULL: path is only that name */
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* similar paths, for the error */
     tsh_module *owner;
     tsh_tensor *found;
     if (!module) return NULL;
-    if (!path) path = "?"; /* no parameter's name: gets the error below */
+    if (!path) path = "?"; /* no parameter has this name: reported below */
     found = tshi_module_lookup(module, path, &owner);
     if (found) return found;
     dot = strrchr(path, '.');
@@ -18856,11 +19452,12 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
                            similar);
 }
 
-/* Calls fn once for every parameter below. all 0: not for those only on other stages. */
+/* Calls fn once for every parameter below module, also for tied ones. all 0: skips parameters that
+ * are held by other pipeline stages only. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
-    tshi_walk at = {NULL, NULL, 0}; /* returns a tied parameter once */
+    tshi_walk at = {NULL, NULL, 0};
     while (tshi_module_step_once(module, &at))
         if (all || !at.param->absent) fn(at.param->path, at.param, user);
 }
@@ -18881,8 +19478,9 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
     return child;
 }
 
-/* Returns 1 if the parameter `old` may be replaced by source; 0 and an error if anything but the
- * tree refers to it, or if source is quantised and a layer of old's does not take that. */
+/* Returns 1 if tsh_tie may replace the parameter `old` by source. Returns 0 and sets an error if an
+ * optimiser, a pipeline, a cache or a recorded op uses old, or if source is quantised and a module
+ * that has old cannot compute with a quantised weight. */
 static TSHI_COLD int tshi_module_may_replace(const tsh_tensor *old, const tsh_tensor *source) {
     tsh_ctx *ctx = old->ctx;
     tshi_walk at = {NULL, NULL, 0};
@@ -18917,7 +19515,8 @@ static TSHI_COLD int tshi_module_may_replace(const tsh_tensor *old, const tsh_te
 }
 
 TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
-    tsh_tensor *old = module ? tsh_param(module, name) : NULL; /* replaced by source */
+    /* the parameter that source replaces */
+    tsh_tensor *old = module ? tsh_param(module, name) : NULL;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tshi_walk at = {NULL, NULL, 0};
     if (!old) return module ? module->ctx->error.code : TSH_ERR_ARGUMENT;
@@ -18930,10 +19529,10 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
     if (!tshi_module_may_replace(old, source)) return module->ctx->error.code;
-    tshi_module_changed(module->ctx); /* shapes and layouts below may differ */
+    tshi_module_changed(module->ctx); /* makes the ranks compare their models again */
     source->flags |= TSHI_TIED;
     while (tshi_module_step(module->ctx->root, &at))
-        if (at.param == old) at.module->param[at.slot] = source; /* in every module that has it */
+        if (at.param == old) at.module->param[at.slot] = source; /* in every module that has old */
     tshi_tensor_release(old);
     return TSH_OK;
 }
@@ -18949,7 +19548,7 @@ TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
 TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
     if (!module) return TSH_ERR_ARGUMENT;
-    if (tshi_tensor_any_recorded(module->ctx)) /* nodes have saved the old values */
+    if (tshi_tensor_any_recorded(module->ctx)) /* recorded ops have saved the old values */
         return tsh_fail(module->ctx, TSH_ERR_STATE,
                         "tsh_reset_parameters: ops are recorded that use the old values; end the "
                         "step first: tsh_step_end");
@@ -18958,13 +19557,14 @@ TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
         if (tshi_dtype_in_blocks(at.param->dtype))
             return tsh_fail(module->ctx, TSH_ERR_DTYPE,
                             "tsh_reset_parameters: \"%s\" is quantised", at.param->path);
-        tsh_zero_grad(at.param); /* gradients of the old values */
+        tsh_zero_grad(at.param); /* its gradient belongs to the old values */
         (void)tshi_init_apply(at.param);
     }
     return module->ctx->error.code;
 }
 
-/* Converts a parameter. Returns 0 without memory; then t is as before. */
+/* Converts t, and its values if it has memory, to a dtype. Returns 0 and leaves t unchanged if
+ * there is no memory. */
 static int tshi_module_convert(tsh_tensor *t, tsh_dtype dtype) {
     const tsh_tensor before = *t;
     if (t->block) {
@@ -18989,7 +19589,8 @@ TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
                         "dtype %d", tshi_dtype_name(TSH_REAL), (int)dtype);
     while (tshi_module_step_once(module, &at)) {
         const tsh_tensor *t = at.param;
-        if (t->dtype == dtype || !tshi_dtype_computes(t->dtype)) continue; /* integers stay */
+        /* quantised and integer tensors keep their dtype */
+        if (t->dtype == dtype || !tshi_dtype_computes(t->dtype)) continue;
         if (t->flags & TSHI_OPTIMISED)
             return tsh_fail(ctx, TSH_ERR_STATE,
                             "tsh_to: an optimiser has \"%s\"; call tsh_to before tsh_optim_new",
@@ -19002,7 +19603,7 @@ TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
     while (tshi_module_step_once(module, &at) && ctx->error.code == TSH_OK)
         if (at.param->dtype != dtype && tshi_dtype_computes(at.param->dtype))
             (void)tshi_module_convert(at.param, dtype);
-    tshi_module_changed(ctx); /* dtypes are part of the comparison */
+    tshi_module_changed(ctx); /* dtypes are part of what ranks compare */
     return ctx->error.code;
 }
 
@@ -19029,21 +19630,22 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
 /* Needs: >>module.                                                           */
 /* ========================================================================== */
 
-/* The state (tsh_rng_state): TSHI_STATE_WORDS words, then each module's dropout_calls. */
+/* The buffer of tsh_rng_state consists of 8-byte words: TSHI_STATE_WORDS words, then dropout_calls
+ * of each module in pre-order. */
 enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, TSHI_STATE_DROPOUT,
-       TSHI_STATE_WORDS }; /* indices of the words */
+       TSHI_STATE_WORDS }; /* index of each word; their number */
 
 /* The bytes "tshrng01" as a little-endian word. */
 static const uint64_t tshi_module_magic = 0x3130676E72687374u;
 
-/* Writes value, little-endian, as word number `word` (8 bytes each). */
+/* Writes value, little-endian, to the 8-byte word number `word` of state. */
 static void tshi_module_store_word(unsigned char *state, size_t word, uint64_t value) {
     for (int i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
 }
 
-/* Returns word number `word`, read as little-endian. */
+/* Returns the 8-byte word number `word` of state, read as little-endian. */
 static uint64_t tshi_module_load_word(const unsigned char *state, size_t word) {
-    uint64_t value = 0; /* from the highest byte down */
+    uint64_t value = 0; /* the bytes are added from the highest down */
     for (int i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
     return value;
 }
@@ -19053,7 +19655,8 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
     size_t word = TSHI_STATE_WORDS, need = ((size_t)modules + word) * 8;
     if (!modules) return 0;
-    if (!out || size < need) return need; /* the caller asks for the size */
+    /* NULL or too small: only returns the number of bytes needed */
+    if (!out || size < need) return need;
     tshi_module_store_word(out, TSHI_STATE_MAGIC, tshi_module_magic);
     tshi_module_store_word(out, TSHI_STATE_MODULES, modules);
     tshi_module_store_word(out, TSHI_STATE_SEED, ctx->seed);
@@ -19067,7 +19670,7 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
 TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size) {
     const unsigned char *in = (const unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
-    size_t word = TSHI_STATE_WORDS; /* the first module's word */
+    size_t word = TSHI_STATE_WORDS; /* index of the first module's word */
     if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!in || size < word * 8 || tshi_module_load_word(in, 0) != tshi_module_magic)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
@@ -19108,11 +19711,12 @@ enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARA
 /* The rules of a plan that apply to one module, and what follows from them. */
 typedef struct tshi_choice {
     tsh_module *module;                                /* the module that the rules apply to */
-    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES]; /* [purpose]: NULL if no rule has it */
+    /* index: purpose; NULL: no rule of that purpose */
+    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES];
     tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of its parameters */
 } tshi_choice;
 
-/* Returns the purpose of a rule: TSHI_PARALLEL_... */
+/* Returns the purpose of a rule, a TSHI_PARALLEL_ constant. */
 static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
     return rule->style == TSH_PREPARE_INPUT    ? TSHI_PARALLEL_BEFORE
            : rule->style == TSH_PREPARE_OUTPUT ? TSHI_PARALLEL_AFTER
@@ -19123,13 +19727,13 @@ static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
 static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
                                  const tsh_plan_rule *rule) {
     if (tshi_parallel_purpose(rule) == TSHI_PARALLEL_STYLE &&
-        !(m->kind->styles >> rule->style & 1u)) /* its kind lacks the style */
+        !(m->kind->styles >> rule->style & 1u)) /* m's kind does not support the style */
         return 0;
     if (rule->kind && strcmp(rule->kind, m->kind->name) != 0) return 0;
     return tshi_glob_match(rule->path, tshi_module_below(root, m->path));
 }
 
-/* Sets choice to the rules that apply to m. Returns an error if two of one purpose do. */
+/* Sets *choice to the rules that apply to m. Returns an error if two rules of one purpose apply. */
 static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
                                        const tsh_plan_rule *rules, int count, tshi_choice *choice) {
     int purpose;
@@ -19142,14 +19746,15 @@ static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
             return tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
                             "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
                             choice->rule[purpose]->path, rules[i].path, m->path);
-        choice->rule[purpose] = &rules[i]; /* the first rule of its purpose */
+        choice->rule[purpose] = &rules[i]; /* no other rule of this purpose applies so far */
     }
     return TSH_OK;
 }
 
-/* Checks a rule without a model. Returns the end of an error sentence; NULL if it is right. */
+/* Checks the fields of a rule, before any module is looked at. Returns what is wrong, as the end of
+ * an error sentence; NULL: nothing. */
 static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
-    if (!rule->path) return "has no path"; /* "" would be the root */
+    if (!rule->path) return "has no path"; /* the path of the root itself is "" */
     if ((unsigned)rule->style >= (unsigned)TSH_STYLES) return "has a style that does not exist";
     if (rule->style == TSH_PREPARE_OUTPUT && !rule->output) return "names no output";
     if (rule->style == TSH_AUTO && (rule->segments > 1 || rule->unit > 1 || rule->cut))
@@ -19162,19 +19767,21 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     return NULL;
 }
 
-/* Returns the number of the n choices that contain the rule. */
+/* Returns how many of the n modules in `choices` the rule applies to. */
 static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *choices, int n) {
     int c, matched = 0;
     for (c = 0; c < n; c++) matched += choices[c].rule[tshi_parallel_purpose(rule)] == rule;
     return matched;
 }
 
-/* Returns an error that suggests similar paths if no module has chosen the rule. */
+/* Returns an error, which suggests similar paths, if the rule applies to no module. */
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
-    char similar[TSH_MESSAGE_SIZE / 2] = "";                    /* what there is instead */
-    if (tshi_parallel_matched(rule, choices, n)) return TSH_OK; /* at least one module has it */
-    for (int c = 0; c < n && !*similar; c++) { /* is it the kind that does not fit? */
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* what the tree has instead, for the error */
+    /* it applies to at least one module */
+    if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
+    /* a module has the path, but its kind does not support the style? */
+    for (int c = 0; c < n && !*similar; c++) {
         const tsh_module *m = choices[c].module;
         if (tshi_glob_match(rule->path, tshi_module_below(root, m->path)))
             tsh_text_add(similar, sizeof similar, "\"%s\" is of kind \"%s\"", m->path,
@@ -19188,8 +19795,8 @@ static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule
 
 /* -- checking --------------------------------------------------------------- */
 
-/* Fills in choice->layout. Returns an error if a layout does not fit its parameter's shape, or may
- * not change. */
+/* Sets choice->layout, the new layouts of the module's parameters. Returns an error if a layout
+ * does not fit the parameter's shape, or the present layout may not change. */
 static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
@@ -19200,7 +19807,7 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
                         "tsh_parallelize: \"%s\" has a PREPARE rule, but a pipeline runs its "
                         "children one by one; give the rule to one of these",
                         m->path);
-    if (!rule) return TSH_OK; /* its parameters keep their layouts */
+    if (!rule) return TSH_OK; /* no rule of a style: parameters keep their layouts */
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
     if (m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
@@ -19224,7 +19831,7 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
     if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return TSH_OK;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
-        for (int j = 0; j < TSHI_MODULE_PARAMS; j++) { /* all pairs of parameters */
+        for (int j = 0; j < TSHI_MODULE_PARAMS; j++) { /* for all pairs of their parameters */
             const tsh_tensor *t = a->module->param[i];
             if (t && t == b->module->param[j] &&
                 !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
@@ -19242,7 +19849,7 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
  * the caller releases; after an error its contents are not to be used (it may be NULL). */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
-    const tsh_error *error = &root->ctx->error; /* checked after every step */
+    const tsh_error *error = &root->ctx->error; /* looked at after every step */
     tsh_module *m;
     tshi_block *block;
     tshi_choice *choices;
@@ -19260,7 +19867,8 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
             tshi_parallel_layouts(&choices[i]) != TSH_OK)
             return block;
     for (i = 0; i < count && error->code == TSH_OK; i++)
-        (void)tshi_parallel_check_rule(root, &rules[i], choices, *n); /* each rule is used */
+        /* each rule must apply to a module */
+        (void)tshi_parallel_check_rule(root, &rules[i], choices, *n);
     for (i = 0; i < *n && error->code == TSH_OK; i++)
         for (int j = 0; j < i; j++) (void)tshi_parallel_check_tied(&choices[j], &choices[i]);
     return block;
@@ -19268,7 +19876,8 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
 
 /* -- applying --------------------------------------------------------------- */
 
-/* Returns a copy of a layout that lives with the ctx; NULL for NULL, or without memory. */
+/* Returns a copy of a layout that lives until the ctx closes; NULL if layout is NULL or there is no
+ * memory. */
 static const tsh_layout *tshi_parallel_copy(tsh_ctx *ctx, const tsh_layout *layout) {
     tsh_layout *copy = layout ? (tsh_layout *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *copy)
                               : NULL;
@@ -19285,23 +19894,26 @@ static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
     for (i = 0; i < n; i++)
         m->input_layouts[i] = tshi_parallel_copy(m->ctx,
                                                  rule->inputs ? rule->inputs[i] : rule->input);
-    m->prepared = n; /* last: not set without memory */
+    m->prepared = n; /* set last, so that it is 0 if there is no memory */
 }
 
-/* Applies the rules of one module: relayouts its parameters and stores what forward reads. */
+/* Applies the rules of one module: changes the layouts of its parameters and stores what its
+ * forward needs. */
 static void tshi_parallel_apply(const tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE],
                         *before = choice->rule[TSHI_PARALLEL_BEFORE],
                         *after = choice->rule[TSHI_PARALLEL_AFTER];
     tsh_module *m = choice->module;
     tsh_layout whole = tsh_replicated(); /* the output layout of .gather_output */
-    if (before) tshi_parallel_prepare(m, before); /* layouts of inputs */
-    if (after) m->result = tshi_parallel_copy(m->ctx, after->output); /* layout of the output */
+    if (before) tshi_parallel_prepare(m, before); /* layouts that inputs are redistributed to */
+    /* layout that the output is redistributed to */
+    if (after) m->result = tshi_parallel_copy(m->ctx, after->output);
     if (!rule) return;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
         if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
     m->style = rule->style;       /* read by the layer's forward */
-    m->regather = rule->regather; /* COLWISE, input S(seq) */
+    /* COLWISE with an input S(seq): all-gather it again in backward */
+    m->regather = rule->regather;
     m->input_layout = tshi_parallel_copy(m->ctx, rule->input);
     m->output_layout = tshi_parallel_copy(m->ctx, rule->gather_output ? &whole : rule->output);
 }
@@ -19316,7 +19928,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     for (i = 0; i < n && module->ctx->error.code == TSH_OK; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_release(module->ctx, block);
-    tshi_module_changed(module->ctx); /* layouts are part of the comparison */
+    tshi_module_changed(module->ctx); /* layouts are part of what ranks compare */
     return module->ctx->error.code;
 }
 
@@ -19369,15 +19981,16 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
 /* ========================================================================== */
 
 /* To add a layer, write a forward, a function that sets its parameters' layouts under a style, a
- * tshi_kind with both, and a constructor. A style only sets the layouts of weights: ops derive what
- * they compute from these layouts, so forward is written once for all styles. */
+ * tshi_kind with both, and a constructor. A style sets nothing but the layouts of the parameters:
+ * ops derive from these what they compute, so forward is written once for all styles. */
 
 /* Returns the initialiser that the caller gave or, if that is TSH_INIT_DEFAULT, the layer's own. */
 static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
     return given.kind == TSH_INIT_DEFAULT ? tshi_init_make(kind, a, b) : given;
 }
 
-/* Appends a layer of a kind to parent. Returns NULL and sets an error if desc is NULL. */
+/* Appends a module of the given kind to parent. Returns NULL and sets an error if desc is NULL or
+ * the name cannot be used. */
 static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
                                const void *desc) {
     if (!desc && parent)
@@ -19386,9 +19999,9 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
     return desc ? tshi_module_add(parent, name, kind) : NULL;
 }
 
-/* Returns the only input of a layer. Under TSH_SEQUENCE it is redistributed to the plan's
- * input layout (default S(1)). NULL and an error if it does not have the layout that the plan
- * declared. */
+/* Returns the layer's one input; under TSH_SEQUENCE redistributed to the plan's input layout
+ * (default S(1)). Returns NULL and sets an error if there is not exactly one, or if it does not
+ * have the layout that the plan declared. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
     char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* texts for the error */
     tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
@@ -19432,18 +20045,20 @@ enum {
     TSHI_NN_LINEAR = TSHI_NN_EMBEDDING | 1 << TSH_AUTO
 };
 
-/* Shards a new linear, classifier or embedding. Its weight may be an existing parameter: if that is
- * sharded already, the layer takes the style of that layout; an error if `wanted` is another style.
- * Returns the module, or NULL after an error. */
+/* Applies rule `wanted` to a new linear, classifier or embedding and ends its constructor. If its
+ * weight is an existing parameter that is sharded already, the layer takes the style of that
+ * layout; it is an error if `wanted` names another style. Returns the module, or NULL after an
+ * error. */
 static tsh_module *tshi_nn_apply_style(tsh_module *module, const tsh_plan_rule *wanted) {
     const tsh_layout *own = &module->param[0]->layout; /* the weight's current layout */
-    int table = module->kind->layouts == tshi_nn_embedding_layouts; /* 1: a table (count, dim) */
-    tsh_plan_rule rule = *wanted; /* with the style of an existing weight */
+    /* 1: an embedding, with a weight (count, dim) */
+    int table = module->kind->layouts == tshi_nn_embedding_layouts;
+    tsh_plan_rule rule = *wanted; /* `wanted`, adapted to a weight that is sharded already */
     char text[TSHI_TEXT_SIZE];
-    if (own->kind == TSH_SHARDED) { /* shared with another layer */
+    if (own->kind == TSH_SHARDED) { /* an existing parameter, sharded already */
         rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
         rule.segments = own->segments;
-        rule.cut = own->segment; /* lengths and units of the existing shards */
+        rule.cut = own->segment; /* lengths and units of the weight's segments */
         if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style)
             (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
                            "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
@@ -19456,29 +20071,33 @@ static tsh_module *tshi_nn_apply_style(tsh_module *module, const tsh_plan_rule *
 
 /* -- linear ----------------------------------------------------------------- */
 
-/* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded as
- * `cut` along the output features. dim 1: the weight is sharded along the input features, the
- * bias is R. */
+/* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded along the
+ * output features, in the segments and units of `cut`. dim 1: the weight is sharded along the input
+ * features, the bias is R. */
 static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int dim,
                                  tsh_layout *layouts) {
     layouts[0] = layouts[1] = cut;
     layouts[0].dim = module->reversed ? 1 - dim : dim; /* reversed: weight (in, out) */
     layouts[1].dim = 0;
-    if (dim == 1) layouts[1] = tsh_replicated(); /* every rank adds it after the reduction */
+    /* R: the bias is added after the output is reduced */
+    if (dim == 1) layouts[1] = tsh_replicated();
 }
 
-/* tshi_kind.layouts of linear and classifier: COLWISE is dim 0, ROWWISE dim 1. */
+/* tshi_kind.layouts of linear and classifier: COLWISE shards the output features, ROWWISE the input
+ * features. */
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
     if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
         tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), rule->style == TSH_ROWWISE, layouts);
 }
 
-/* Decides the style of a TSH_AUTO linear at its first input x, of shape (.., in): ROWWISE with x's
- * shards if x is sharded along its features; else COLWISE. Relayouts weight and bias. */
+/* Decides the style of a TSH_AUTO linear when it gets its first input x, of shape (.., in): ROWWISE
+ * with the shards of x if x is sharded along its features, else COLWISE. Changes the layouts of
+ * weight and bias accordingly. */
 static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
-    tsh_layout layouts[TSHI_MODULE_PARAMS]; /* new layouts of weight and bias */
-    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1; /* 1: ROWWISE */
+    tsh_layout layouts[TSHI_MODULE_PARAMS]; /* new layouts: [0] of the weight, [1] of the bias */
+    /* row: 1 if x is sharded along its features */
+    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
     module->style = row ? TSH_ROWWISE : TSH_COLWISE;
     tshi_nn_linear_shard(module, row ? x->layout : tsh_sharded(0), row, layouts);
     for (i = 0; i < 2; i++) {
@@ -19488,13 +20107,16 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
     }
 }
 
-/* y (.., out) = x (.., in) w^T + bias, with w (out, in). A weight sharded along out makes the layer
- * column-parallel: x must be R, or is S(seq) and gathered. A weight sharded along in makes it
+/* y (.., out) = x (.., in) w^T + bias, with w (out, in). If w is sharded along out, the layer is
+ * column-parallel: x must be R, or is S(seq) and all-gathered. If w is sharded along in, it is
  * row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
-    const tsh_layout *gives = module->output_layout; /* what the op itself is to produce */
-    int column, regather; /* column-parallel; keep x sharded and gather it again in backward */
+    /* output layout to ask of the op itself; NULL: none */
+    const tsh_layout *gives = module->output_layout;
+    /* column 1: column-parallel; regather 1: save x as it is sharded, all-gather it again in
+     * backward */
+    int column, regather;
     if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
     if (module->reversed) w = tsh_transpose(w, 0, 1); /* a view: now (out, in) */
@@ -19504,7 +20126,9 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     if (column && module->input_layout && !regather) x = tsh_redistribute(x, tsh_replicated());
     if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
         (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
-        gives = NULL; /* the op itself only reduce-scatters rows of a row-parallel product */
+        /* the op itself can only reduce-scatter a row-parallel output, and not along its features;
+         * tshi_module_run redistributes the others */
+        gives = NULL;
     return tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather);
 }
 
@@ -19514,26 +20138,27 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
 static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc *desc,
                                       tsh_tensor *weight) {
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
-    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;      /* of the uniform bias */
+    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0; /* limit of the default bias */
     tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out) /* shape of the weight */
                                      : tsh_shape2(desc->out, desc->in);
     module->skip_bias_add = desc->skip_bias_add;
-    module->reversed = desc->reversed; /* weight (in, out) */
+    module->reversed = desc->reversed; /* 1: the weight is stored (in, out) */
     tshi_module_param(module, 0, "weight", desc->dtype, shape,
                       tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
                       desc->in);
-    if (weight && module->param[0]) (void)tsh_tie(module, "weight", weight); /* frees the new one */
+    /* frees the new weight */
+    if (weight && module->param[0]) (void)tsh_tie(module, "weight", weight);
     if (!desc->no_bias)
         tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
     rule.segments = desc->segments;           /* number of segments */
     rule.unit = desc->unit;                   /* features that stay together */
-    rule.gather_output = desc->gather_output; /* COLWISE: output R */
+    rule.gather_output = desc->gather_output; /* COLWISE: all-gather the output */
     rule.input = desc->input;
     rule.output = desc->output;
-    rule.regather = desc->regather;            /* save x sharded for backward */
-    return tshi_nn_apply_style(module, &rule); /* finishes the module */
+    rule.regather = desc->regather;            /* COLWISE: all-gather x again in backward */
+    return tshi_nn_apply_style(module, &rule); /* also ends the constructor */
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
@@ -19554,7 +20179,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_NN_LINEAR,
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    tsh_linear_desc linear; /* desc, as that of a linear */
+    tsh_linear_desc linear; /* the same options as those of a linear */
     if (!module) return NULL;
     memset(&linear, 0, sizeof linear);
     linear.in = desc->in;
@@ -19605,19 +20230,20 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
                                    tshi_nn_embedding_layouts};
     tsh_module *module;
     tsh_plan_rule rule;
-    int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0; /* count */
+    /* number of rows of the table */
+    int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0;
     if (parent && desc &&
         (!tshi_nn_check_weight(parent->ctx, desc) ||
          !tshi_embedding_options(parent->ctx, "tsh_add_embedding", &desc->lookup, rows)))
         return NULL;
     module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
-    module->lookup = desc->lookup;   /* padding, sparse gradients */
-    module->param[0] = desc->weight; /* shared, or NULL: made below */
+    module->lookup = desc->lookup;   /* options of tsh_embedding: padding, sparse gradients */
+    module->param[0] = desc->weight; /* an existing parameter; NULL: created below */
     module->param_name[0] = "weight";
     if (desc->weight)
         desc->weight->flags |= TSHI_TIED;
-    else /* make one */
+    else
         tshi_module_param(module, 0, "weight", desc->dtype, tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
     if (!module->param[0]) return tshi_module_finish(module);
@@ -19631,40 +20257,41 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
 
 /* -- norms, dropout --------------------------------------------------------- */
 
-/* The styles of the layers below. */
+/* Styles of dropout; norms also support COLWISE. */
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
-/* Layer norm: x (.., dim) -> (.., dim). */
+/* Forward of a layer norm: x (.., dim) -> (.., dim). */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x ? tsh_layer_norm(x, module->param[0], module->param[1], module->number) : NULL;
 }
 
-/* RMS norm: x (.., dim) -> (.., dim). */
+/* Forward of an RMS norm: x (.., dim) -> (.., dim). */
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x ? tshi_norm_rms(x, module->param[0], module->number, module->plus_one) : NULL;
 }
 
-/* Dropout: x of any shape -> the same shape; x itself in evaluation mode. */
+/* Forward of dropout: x of any shape -> the same shape; x itself in evaluation mode. */
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
 }
 
-/* COLWISE shards weight and bias, for inputs that are sharded along their features. */
+/* tshi_kind.layouts of norms: COLWISE shards weight and bias, for inputs that are sharded along
+ * their features. */
 static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                  tsh_layout *layouts) {
     (void)module;
     if (rule->style == TSH_COLWISE) layouts[0] = layouts[1] = tshi_nn_shard(rule, 0);
 }
 
-/* Adds a norm's parameters: weight (dim) of ones, or zeros if 1 is added to it, and, unless
- * no_bias, bias (dim) of zeros. eps: added to the variance. */
+/* Adds a norm's parameters and ends its constructor: weight (dim) of ones, or of zeros if the layer
+ * adds 1 to it (plus_one), and, unless no_bias, bias (dim) of zeros. eps: added to the variance. */
 static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias,
                                 tsh_dtype dtype) {
     const tsh_init_kind first = module->plus_one ? TSH_INIT_ZEROS : TSH_INIT_ONES;
-    module->number = eps; /* read by its forward */
+    module->number = eps; /* eps: read by the forward */
     tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim), tshi_init_make(first, 0, 0), 0);
     if (!no_bias)
         tshi_module_param(module, 1, "bias", dtype, tsh_shape1(dim),
@@ -19698,12 +20325,13 @@ TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *na
 
 /* -- bare parameters -------------------------------------------------------- */
 
-/* A container without a forward of its own passes it over. */
+/* Forward of a bare parameter or buffer: returns its input, so that a container that runs its
+ * children in order may have one among them. */
 static tsh_tensor *tshi_nn_param_forward(tsh_module *module, tsh_tensor **in, int n) {
     return tshi_nn_input(module, in, n);
 }
 
-/* ROWWISE shards the first dimension, COLWISE the last. */
+/* tshi_kind.layouts of bare parameters: ROWWISE shards the first dimension, COLWISE the last. */
 static void tshi_nn_param_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                   tsh_layout *layouts) {
     if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
@@ -19717,7 +20345,8 @@ TSH_API TSHI_COLD tsh_tensor *tsh_add_param(tsh_module *module, const char *name
         {"param", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts},
         {"buffer", tshi_nn_param_forward, STYLES, tshi_nn_param_layouts}};
     tsh_init init = tshi_init_make(TSH_INIT_ZEROS, 0, 0);
-    tsh_module *own = tshi_module_add(module, name, &kinds[0]); /* holds the parameter */
+    /* the module that holds the parameter */
+    tsh_module *own = tshi_module_add(module, name, &kinds[0]);
     tsh_tensor *t;
     if (!own) return NULL;
     const int integers = desc && desc->buffer && tshi_dtype_exists(desc->dtype) &&
@@ -19766,15 +20395,17 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
 
 /* ========================================================================== */
 /* >>layers                                          MARK: - layers (private) */
-/* What transformers are made of, sharded as it is made: attention and MLP;   */
+/* Layers of transformers, sharded by their constructors: attention and MLP;  */
 /* and the cache of keys and values.                                          */
 /* Needs: >>tensor-make >>op-rope >>op-attention >>nn.                        */
 /* ========================================================================== */
 
 /* These layers are modules whose children are linear layers: plans, files and tsh_quantize treat
- * those as any other. module->user is a struct of the layer. */
+ * the children like any other linear layer. module->user points to the struct of the layer. */
 
-/* Adds a linear layer like `like` under a style: COLWISE or ROWWISE by the `segments` of `cut`. */
+/* Adds a linear layer from `in` to `out` features, with the other options of `like`, and gives it a
+ * style: PLAIN, COLWISE or ROWWISE. The sharded dimension has `segments` segments, whose lengths
+ * and units are in `cut`. Returns NULL after an error. */
 static tsh_module *tshi_layers_linear(tsh_module *parent, const char *name,
                                       const tsh_linear_desc *like, int64_t in, int64_t out,
                                       tsh_style style, const tsh_segment *cut, int segments) {
@@ -19789,7 +20420,8 @@ static tsh_module *tshi_layers_linear(tsh_module *parent, const char *name,
     return module && tsh_parallelize(module, &rule, 1) == TSH_OK ? module : NULL;
 }
 
-/* Ends the constructor of a layer with children: after an error, removes them, too. */
+/* Ends the constructor of a layer with children: returns the module or, after an error, removes it
+ * and its children and returns NULL. */
 static tsh_module *tshi_layers_finish(tsh_module *module) {
     while (module->ctx->error.code != TSH_OK && module->first)
         (void)tshi_module_finish(module->first);
@@ -19799,44 +20431,50 @@ static tsh_module *tshi_layers_finish(tsh_module *module) {
 /* -- attention -------------------------------------------------------------- */
 
 typedef struct tshi_attention_layer {
-    tsh_attention_layer_desc desc; /* with the counts that its zeros stand for */
+    /* the user's options, with defaults in place of counts that are 0 */
+    tsh_attention_layer_desc desc;
     tsh_rope_desc rope;            /* desc.rope points to it, or is NULL */
-    tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: it has none such */
-    tsh_module *sinks;          /* has the parameter; NULL: none */
-    tsh_cache *cache;           /* NULL: none is attached */
-    tsh_tensor *keys, *values;  /* the cache's, (B, Hkv, length, D) */
-    tsh_tensor *held;           /* (B), i64: how many positions these hold of each row */
+    tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: the layer has no such child */
+    tsh_module *sinks;          /* child that holds the parameter "sinks"; NULL: none */
+    tsh_cache *cache;           /* NULL: no cache is attached */
+    tsh_tensor *keys, *values;  /* cached keys and values, (B, Hkv, length, D) */
+    tsh_tensor *held;           /* (B), i64: number of positions cached of each row */
 } tshi_attention_layer;
 
 struct tsh_cache {
-    tsh_cache *next;    /* in the ctx's list */
-    tsh_module *module; /* its layers are below; NULL: the handle is free */
-    int64_t batch, length, longest; /* rows; positions of each that fit; the most that a layer
-                                     * holds of a row */
-    tsh_tensor *counts; /* (B), i64: what each row has of a forward; NULL: everything */
+    tsh_cache *next;    /* in the list ctx->caches */
+    tsh_module *module; /* serves the attention layers below it; NULL: the handle is free */
+    int64_t batch, length, longest; /* number of rows; capacity of a row in positions; number of
+                                     * positions that the longest row has in the cache */
+    /* (B), i64: number of positions of each row in a forward, the rest being padding; NULL: no
+     * padding */
+    tsh_tensor *counts;
 };
 
-/* What an attention layer's cache holds: row b has [b] positions. */
+/* Returns an array (B): the number of positions that the layer's cache holds of each row. */
 static int64_t *tshi_layers_held(const tshi_attention_layer *a) {
     return (int64_t *)tshi_tensor_at(a->held);
 }
 
-/* What the rows have of a forward; NULL: everything. */
+/* Returns an array (B): the number of positions that each row has in a forward, the rest being
+ * padding; NULL: there is no padding. */
 static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
     return cache->counts ? (const int64_t *)tshi_tensor_at(cache->counts) : NULL;
 }
 
-/* Splits the output of the fused layer, (B, T, features), to q, k and v, (B, T, heads D). */
+/* Splits y (B, T, features), the output of the fused layer, into q, k and v, each (B, T, heads D).
+ * The features are [Q|K|V] or, with by_group, for each key head its query heads, key and value. */
 static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_tensor **qkv) {
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t kv = desc->kv_heads, group = desc->heads / kv, d = desc->head_dim;
-    const int64_t unit = desc->by_group ? 1 : kv * d; /* what a head per group is along dim 2 */
+    /* size along dim 2 of one head in every group */
+    const int64_t unit = desc->by_group ? 1 : kv * d;
     const tsh_shape whole = tsh_shape_of(y);
-    int64_t at = 0; /* heads per group so far */
+    int64_t at = 0; /* number of heads per group split off so far */
     if (desc->by_group)
         y = tsh_reshape(y, tsh_shape4(whole.dim[0] * whole.dim[1], kv, group + 2, d));
     for (int i = 0; i < 3; i++) {
-        const int64_t heads = i ? 1 : group; /* of this part, per group */
+        const int64_t heads = i ? 1 : group; /* number of heads of q, k or v per group */
         qkv[i] = tsh_slice(y, 2, at * unit, heads * unit);
         if (desc->by_group)
             qkv[i] = tsh_reshape(qkv[i], tsh_shape3(whole.dim[0], whole.dim[1], kv * heads * d));
@@ -19844,8 +20482,8 @@ static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_
     }
 }
 
-/* x (B, T, heads D) -> (B, heads, T, D), normalised by `norm`, which may be NULL: each head, or all
- * of them together. */
+/* Returns x (B, T, heads D) as (B, heads, T, D), normalised by `norm`, which may be NULL. together
+ * 1: over the features of all heads; 0: over the d features of each head. */
 static tsh_tensor *tshi_layers_heads(tsh_tensor *x, int64_t d, tsh_module *norm, int together) {
     if (x && norm && together) x = tsh_forward(norm, x);
     if (!x) return NULL;
@@ -19853,7 +20491,8 @@ static tsh_tensor *tshi_layers_heads(tsh_tensor *x, int64_t d, tsh_module *norm,
     return tsh_transpose(norm && !together ? tsh_forward(norm, x) : x, 1, 2);
 }
 
-/* Computes q, k and v of x (B, T, dim) with their positions: (B, heads, T, D). 0 after an error. */
+/* Computes q, k and v, (B, heads, T, D), from x (B, T, dim), with the norms and rotary positions
+ * that the layer has. Returns 0 after an error. */
 static int tshi_layers_project(const tshi_attention_layer *a, tsh_tensor *x, tsh_tensor **qkv) {
     const tsh_attention_layer_desc *desc = &a->desc;
     tsh_rope_desc rope = a->rope;
@@ -19867,14 +20506,15 @@ static int tshi_layers_project(const tshi_attention_layer *a, tsh_tensor *x, tsh
         if (i < 2 && desc->rope) qkv[i] = tsh_rope(qkv[i], &rope);
     }
     if (!qkv[2] || x->ctx->error.code != TSH_OK) return 0;
-    /* A fused layer that is whole gives all heads: this rank computes its own. */
+    /* q and k are replicated, but the output layer is sharded by heads: keep the query heads of
+     * this rank only. */
     if (qkv[0]->layout.kind == TSH_REPLICATED && qkv[1]->layout.kind == TSH_REPLICATED &&
         a->out->param[0]->layout.kind == TSH_SHARDED)
         qkv[0] = tsh_redistribute(qkv[0], tsh_sharded(1));
     return qkv[0] != NULL;
 }
 
-/* Checks that x (B, T, dim) fits into the cache. Returns 0 after an error. */
+/* Checks that the cache has space for x (B, T, dim). Returns 0 and sets an error if not. */
 static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) {
     const int64_t *counts = tshi_layers_counted(a->cache), *held = tshi_layers_held(a);
     if (x->dim[0] != a->cache->batch)
@@ -19898,11 +20538,11 @@ static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) 
     return 1;
 }
 
-/* Checks that a layer with a cache is not being trained. Returns 0 after an error. */
+/* Checks that a layer with a cache is not being trained. Returns 0 and sets an error if it is. */
 static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor *x) {
     const tsh_tensor *weight = (a->fused ? a->fused : a->qkv[0])->param[0];
     const tshi_tape *tape = &x->ctx->tape;
-    const int trains = tape->no_grad /* a checkpoint's forward */ || x->base->requires_grad ||
+    const int trains = tape->no_grad /* in a checkpoint's forward */ || x->base->requires_grad ||
                        weight->requires_grad;
     if (tape->evaluating || !trains) return 1;
     return tshi_error_zero(x->ctx, TSH_ERR_STATE,
@@ -19912,7 +20552,7 @@ static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor
                            (long long)a->cache->length);
 }
 
-/* Hands the cache, if there is one, to the attention. */
+/* Fills in the fields of desc that give tsh_attention the layer's cache, if it has one. */
 static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc *desc) {
     desc->cache_k = a->keys;
     desc->cache_v = a->values;
@@ -19921,7 +20561,8 @@ static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc
     desc->lengths = tshi_layers_counted(a->cache);
 }
 
-/* Counts the n positions of a forward, or what each row has of them. */
+/* After a forward of n positions: adds n, or each row's number without padding, to the numbers of
+ * positions that the cache holds. */
 static void tshi_layers_hold(const tshi_attention_layer *a, int64_t n) {
     const int64_t *counts = tshi_layers_counted(a->cache);
     for (int64_t b = 0; b < a->cache->batch; b++) {
@@ -19931,7 +20572,8 @@ static void tshi_layers_hold(const tshi_attention_layer *a, int64_t n) {
     }
 }
 
-/* in: x (B, T, dim) and perhaps a mask -> (B, T, dim). */
+/* Forward of an attention layer: in[0] is x (B, T, dim), in[1], if there is one, a mask. Returns
+ * (B, T, dim). */
 static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n) {
     tshi_attention_layer *a = (tshi_attention_layer *)module->user;
     tsh_attention_desc desc = a->desc.attention;
@@ -19948,7 +20590,7 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
     if (module->evaluating) desc.dropout = 0;
     if (n > 1) desc.mask = in[1];
     tshi_layers_cached(a, &desc);
-    desc.sinks = a->sinks ? a->sinks->param[0] : NULL; /* tsh_tie may have replaced it */
+    desc.sinks = a->sinks ? a->sinks->param[0] : NULL; /* read anew: tsh_tie may have replaced it */
     if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full(desc.sinks);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     if (!y) return NULL;
@@ -19959,7 +20601,8 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
 
 static const tshi_kind tshi_layers_attention = {"attention", tshi_layers_attend, 0, NULL};
 
-/* Fills in the counts that zeros stand for. 0 and an error if they do not fit. */
+/* Fills in kv_heads and head_dim where they are 0. Returns 0 and sets an error if the numbers of
+ * heads and features do not fit together. */
 static int tshi_layers_counts(const tsh_module *module, tsh_attention_layer_desc *desc) {
     const int64_t heads = desc->heads, divided = heads > 0 ? desc->dim / heads : 0;
     const int fits = desc->head_dim || (heads > 0 && desc->dim % heads == 0);
@@ -19981,14 +20624,16 @@ static int tshi_layers_counts(const tsh_module *module, tsh_attention_layer_desc
                            (long long)desc->dim);
 }
 
-/* Adds the linear layers of a. */
+/* Adds the linear layers of an attention layer, and its sinks. */
 static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a) {
     static const char *const usual[3] = {"q_proj", "k_proj", "v_proj"};
     const tsh_attention_layer_desc *desc = &a->desc;
     const char *const given[3] = {desc->q, desc->k, desc->v};
     const int64_t d = desc->head_dim, kv = desc->kv_heads, group = desc->heads / kv;
-    const int whole = kv < desc->heads && kv < module->ctx->tp.size; /* 1: k and v are not cut */
-    tsh_segment cut[3]; /* of [Q|K|V]: query heads go with their key head */
+    /* 1: k and v stay replicated */
+    const int whole = kv < desc->heads && kv < module->ctx->tp.size;
+    /* segments of [Q|K|V]; query heads that share a key head stay on one rank */
+    tsh_segment cut[3];
     tsh_linear_desc like;
     memset(&like, 0, sizeof like);
     like.reversed = desc->reversed;
@@ -20023,12 +20668,14 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
                                 desc->dim, TSH_ROWWISE, cut, 1);
 }
 
-/* Adds the norms of q and k. Those of all heads together are sharded as the layer before them. */
+/* Adds the norms of q and k. A norm over all heads together is sharded like the linear layer before
+ * it. */
 static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t d = desc->head_dim, kv = desc->kv_heads;
-    const int whole = kv < desc->heads && kv < module->ctx->tp.size; /* as in add_linears */
+    /* as in tshi_layers_add_linears */
+    const int whole = kv < desc->heads && kv < module->ctx->tp.size;
     tsh_plan_rule rule = tshi_parallel_rule(TSH_COLWISE);
     for (int i = 0; i < 2 && module->ctx->error.code == TSH_OK; i++) {
         tsh_rms_norm_desc norm = *desc->qk_norm;
@@ -20040,7 +20687,8 @@ static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     }
 }
 
-/* Fails if a cache is there of a module above the new layer, of which it would hold no keys. */
+/* Sets an error if a cache exists for a module above the new layer: that cache would hold no keys
+ * of it. */
 static void tshi_layers_check_caches(const tsh_module *module) {
     for (const tsh_cache *cache = module->ctx->caches; cache; cache = cache->next)
         for (const tsh_module *m = module; m; m = m->parent)
@@ -20067,7 +20715,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *
     if (tshi_layers_counts(module, &a->desc)) tshi_layers_add_linears(module, a);
     if (desc->qk_norm) tshi_layers_add_norms(module, a);
     module = tshi_layers_finish(module);
-    if (module) tshi_tensor_ref(desc->attention.mask); /* each forward reads it */
+    if (module) tshi_tensor_ref(desc->attention.mask); /* keeps the mask: each forward reads it */
     return module;
 }
 
@@ -20078,10 +20726,11 @@ typedef struct tshi_mlp_layer {
     tsh_tensor *(*activation)(tsh_tensor *x);
 } tshi_mlp_layer;
 
-/* x (.., dim) -> (.., dim). */
+/* Forward of an MLP, x (.., dim) -> (.., dim): down(f(up x)) or, if gated, down(f(gate x) up x). */
 static tsh_tensor *tshi_layers_mlp(tsh_module *module, tsh_tensor **in, int n) {
     const tshi_mlp_layer *mlp = (const tshi_mlp_layer *)module->user;
-    tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL}; /* gate, up */
+    /* outputs of gate and up */
+    tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL};
     if (!x) return NULL;
     if (!mlp->up) {
         (void)tsh_split_dim(tsh_forward(mlp->gate, x), -1, 2, part);
@@ -20101,7 +20750,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_ctx *ctx = module ? module->ctx : NULL;
     const int fused = ctx && desc->gated && desc->fused;
-    tsh_segment cut[2]; /* of [gate|up] */
+    tsh_segment cut[2]; /* segments of [gate|up] */
     tsh_linear_desc like;
     tshi_mlp_layer *mlp;
     if (!ctx) return NULL;
@@ -20110,7 +20759,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
                        "tsh_add_mlp: \"%s\" has activation %d, fused %s: activations are TSH_GELU "
                        "to TSH_SILU, and only gated layers are fused",
                        module->path, (int)desc->activation, desc->fused ? desc->fused : "NULL");
-    if (desc->hidden > INT64_MAX / 2) /* [gate|up] has twice as many */
+    if (desc->hidden > INT64_MAX / 2) /* [gate|up] has twice as many features */
         (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_add_mlp: \"%s\" has %lld hidden features",
                        module->path, (long long)desc->hidden);
     mlp = (tshi_mlp_layer *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *mlp);
@@ -20118,7 +20767,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     if (!mlp || ctx->error.code != TSH_OK) return tshi_layers_finish(module);
     mlp->activation = activations[desc->activation];
     cut[0].length = cut[1].length = desc->hidden;
-    cut[0].unit = cut[1].unit = desc->hidden % 32 ? 1 : 32; /* 32: blocks of quantised weights */
+    /* 32: length of a block of quantised weights */
+    cut[0].unit = cut[1].unit = desc->hidden % 32 ? 1 : 32;
     memset(&like, 0, sizeof like);
     like.reversed = desc->reversed;
     like.weight_init = desc->weight_init;
@@ -20139,7 +20789,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
 
 /* -- caches ----------------------------------------------------------------- */
 
-/* Steps *m to the next attention layer below root, from NULL to the first; NULL at the end. */
+/* Steps *m to the next attention layer below root in pre-order (from NULL: to the first) and
+ * returns the struct of that layer; NULL at the end. */
 static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) {
     do {
         *m = *m ? tshi_module_next(root, *m) : root;
@@ -20147,13 +20798,14 @@ static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) 
     return *m ? (tshi_attention_layer *)(*m)->user : NULL;
 }
 
-/* Returns the layer's weight of keys (i 1) or values (i 2), as which its part of a cache is laid
- * out. */
+/* Returns the weight that computes the keys (i = 1) or values (i = 2) of a layer. The layer's cache
+ * is sharded by the same heads as the outputs of this weight. */
 static tsh_tensor *tshi_layers_weight(const tshi_attention_layer *a, int i) {
     return (a->fused ? a->fused : a->qkv[i])->param[0];
 }
 
-/* Marks the weights as which the cache, if it is there, is laid out. */
+/* Flags the weights that the layout of a cache follows, so that their layout cannot change. Does
+ * nothing if the cache has been freed. */
 static void tshi_layers_mark(const tsh_cache *cache) {
     tsh_module *m = NULL;
     tshi_attention_layer *a;
@@ -20162,10 +20814,11 @@ static void tshi_layers_mark(const tsh_cache *cache) {
             tshi_layers_weight(a, i)->flags |= TSHI_CACHED;
 }
 
-/* Gives a layer its part of a cache. */
+/* Attaches a cache to one attention layer: allocates the layer's keys and values, (batch, kv_heads,
+ * length, head_dim). */
 static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_cache *cache,
                                int64_t batch, tsh_dtype dtype) {
-    const tsh_tensor *w = tshi_layers_weight(a, 1); /* laid out as the keys */
+    const tsh_tensor *w = tshi_layers_weight(a, 1); /* the keys are sharded like its outputs */
     const tsh_layout layout = w->layout.kind == TSH_SHARDED ? tsh_sharded(1) : tsh_replicated();
     const tsh_shape shape = tsh_shape4(batch, a->desc.kv_heads, cache->length, a->desc.head_dim);
     if (a->cache) {
@@ -20188,7 +20841,7 @@ static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_
     a->held = tsh_tensor_new(module->ctx, TSH_I64, tsh_shape1(batch), NULL);
 }
 
-/* Returns a handle that is free; NULL: no memory. */
+/* Returns the handle of a cache that has been freed, or else a new one; NULL: no memory. */
 static tsh_cache *tshi_layers_handle(tsh_ctx *ctx) {
     tsh_cache *cache = ctx->caches;
     while (cache && cache->module) cache = cache->next;
@@ -20247,7 +20900,8 @@ TSH_API TSHI_COLD void tsh_cache_free(tsh_cache *cache) {
     cache->counts = NULL;
     const tsh_cache *other = cache->module->ctx->caches;
     cache->module = NULL;
-    for (; other; other = other->next) tshi_layers_mark(other); /* weights that are tied */
+    /* flags tied weights of other caches again */
+    for (; other; other = other->next) tshi_layers_mark(other);
 }
 
 TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts) {
@@ -20291,15 +20945,16 @@ TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length) {
 
 /* ========================================================================== */
 /* >>policy                                          MARK: - policy (private) */
-/* Plans for families of models, by the names of their parameters, and the    */
-/* head counts of their attention.                                            */
+/* Sharding plans for families of models (GPT-2, Llama, ...), made from the   */
+/* names of their parameters and the head counts of their attention.          */
 /* Needs: >>parallel.                                                         */
 /* ========================================================================== */
 
-/* A policy lists the layers of a block by parameter names. tsh_parallelize_policy makes three
- * passes over the blocks: it counts the rules, writes them as one plan, and, once that plan is
- * applied, divides the modules' arguments (such as numbers of heads) by ranks. To add a family,
- * write its lists with the TSHI_POLICY_ macros and a row in tshi_policy_shipped. */
+/* A policy lists the layers of a block by the names of their parameters. tsh_parallelize_policy
+ * makes three passes over the blocks: the first counts the rules of the plan, the second writes
+ * them, and the third, after tsh_parallelize has applied the plan, divides the modules' arguments
+ * (such as numbers of heads) by ranks. To add a family, write its lists with the TSHI_POLICY_
+ * macros and a row in tshi_policy_shipped. */
 
 /* -- arguments -------------------------------------------------------------- */
 
@@ -20321,20 +20976,21 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
             "and holds no dot, a count is not negative",
             module->path, name ? name : "", (long long)value);
     argument = tshi_policy_named(module, name);
-    if (!argument) { /* a new one: prepend it to the list */
+    if (!argument) { /* a new argument: prepended to the list */
         argument = (tshi_argument *)tshi_mem_arena_alloc(module->ctx, &module->ctx->books,
                                                          sizeof *argument);
         if (argument) argument->name = tshi_module_text(module->ctx, name, "");
         if (!argument || !argument->name) return module->ctx->error.code;
-        argument->next = module->arguments; /* prepend it */
+        argument->next = module->arguments;
         module->arguments = argument;
     }
-    argument->value = argument->local = value; /* the same until a policy divides */
+    /* local: the whole value until a policy divides it */
+    argument->value = argument->local = value;
     return TSH_OK;
 }
 
-/* Returns the module's argument with this name. NULL and an error, in the name of `op`, if there is
- * none; NULL without an error if module is NULL. */
+/* Returns the module's argument with this name. If it has none, returns NULL and sets an error that
+ * begins with `op`; if module is NULL, returns NULL without an error. */
 static const tshi_argument *tshi_policy_get(const tsh_module *module, const char *name,
                                             const char *op) {
     const tshi_argument *argument = module && name ? tshi_policy_named(module, name) : NULL;
@@ -20356,21 +21012,24 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 
 /* -- the shipped families --------------------------------------------------- */
 
-/* The lists of an attention. Unused entries at the end are zeros, which end a list. */
+/* The layer lists of an attention, for tsh_policy. Entries after the last layer are zeros, which
+ * end a list. */
 typedef struct tshi_attention_lists {
-    tsh_policy_heads heads[2];       /* [0] self-attention, [1] cross-attention */
-    tsh_policy_layer qkv[7], out[3]; /* inputs (q, k, v), outputs */
+    tsh_policy_heads heads[2];       /* [0] of self-attention, [1] of cross-attention */
+    /* column-parallel layers (q, k, v); row-parallel output layers */
+    tsh_policy_layer qkv[7], out[3];
 } tshi_attention_lists;
-/* The lists of an MLP. */
+/* The layer lists of an MLP, for tsh_policy. */
 typedef struct tshi_mlp_lists {
-    tsh_policy_layer in[4], out[2]; /* layers into and out of the hidden features */
+    tsh_policy_layer in[4], out[2]; /* column-parallel layers; row-parallel layers */
 } tshi_mlp_lists;
 
-/* Macros that write the tables. names: WB for a layer with weight and bias, W for a layer whose
- * bias is optional. maybe: 1 for a layer that a block may lack. heads: where the heads are counted
- * by which the layer is sharded. kv: 1 for keys and values. SPLIT: an attention with separate
- * layers for queries, keys and values, whose paths begin with `at`; CROSS: the same layers again
- * for cross-attention. */
+/* Macros that write the tables. f: the name of the table. names: WB for a layer with weight and
+ * bias, W for a layer whose bias is optional. maybe: 1 for a layer that a block may lack. heads:
+ * the tsh_policy_heads by whose numbers of heads the layer is sharded; NULL: sharded at any
+ * feature. kv: 1 for a layer that computes keys or values. SPLIT: an attention with separate layers
+ * for queries, keys and values, whose paths begin with `at`; CROSS: the same, and once more the
+ * same layers for cross-attention, whose paths begin with `cross`. */
 #define TSHI_POLICY_WB(path) path ".weight", path ".bias"
 #define TSHI_POLICY_W(path)  path ".weight", NULL
 #define TSHI_POLICY_LAYER(names, path, maybe, heads, kv)                                           \
@@ -20408,7 +21067,8 @@ static const tshi_mlp_lists tshi_policy_gpt2_mlp = {
     {{TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}},
     {{TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}}};
 
-/* query_key_value holds q, k and v head by head: one segment, in heads of 3 D features. */
+/* GPT-NeoX and BLOOM: query_key_value holds the features of q, k and v head by head, so it is one
+ * segment, sharded in units of a head, which has 3 D features. */
 static const tshi_attention_lists tshi_policy_gpt_neox = {
     {{"attention.num_attention_heads", NULL, NULL}},
     {TSHI_POLICY_LAYER(WB, "attention.query_key_value", 0, &tshi_policy_gpt_neox.heads[0], 0)},
@@ -20474,7 +21134,7 @@ static const tsh_policy tshi_policy_decoders[] = {
     TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart_decoder, opt, NULL),
     TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_decoder, t5_decoder, NULL),
 };
-/* What tsh_policy_find searches. */
+/* The policies that tsh_policy_find looks up by name. */
 static const tsh_policy tshi_policy_shipped[] = {
     TSHI_POLICY_FAMILY("gpt2", "**.h.*", gpt2, gpt2, NULL),
     TSHI_POLICY_FAMILY("gpt_neo", "**.h.*", gpt_neo, gpt_neo, NULL),
@@ -20519,15 +21179,16 @@ TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
 /* One pass over the blocks of a model: the first (rules NULL) counts rules, the second writes them,
  * the third (divide 1), after the plan was applied, divides the arguments. */
 typedef struct tshi_policy_pass {
-    tsh_module *root, *block;                  /* where the policy is applied; the current block */
+    tsh_module *root, *block; /* module below which the policy is applied; current block */
     const tsh_policy *policy;                  /* the policy that the block belongs to */
     tsh_plan_rule *rules;                      /* the plan; NULL in the first pass */
-    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: of rule i, for its .cut */
+    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: the segments of rule i, its .cut */
     int count;                                 /* number of rules so far */
     int divide;                                /* 1: the third pass */
 } tshi_policy_pass;
 
-/* Sets an error about the policy and the current block, then as printf. Returns 0. */
+/* Sets an error that begins with the policy and the current block; the rest as printf. Returns
+ * 0. */
 TSH_PRINTF(3, 4)
 static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const char *format,
                             ...) {
@@ -20547,7 +21208,8 @@ static int tshi_policy_is_end(const tsh_policy_layer *layer) {
            !layer->reversed && !layer->ignore_checker && !layer->heads && !layer->kv;
 }
 
-/* Returns the argument "module.name" below the block. NULL and an error if it is not above 0. */
+/* Returns the argument that `path` names below the current block ("attn.num_heads": argument
+ * num_heads of module attn). NULL and an error if there is none or it is 0. */
 static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char *path) {
     const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
     tsh_module *module = tshi_module_at(pass->block, path, dot ? (size_t)(dot - path) : 0);
@@ -20559,15 +21221,18 @@ static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char
     return NULL;
 }
 
-/* The counts of one attention. Query heads that share a key head stay on one rank. */
+/* The numbers of heads of one attention. Query heads that share a key head stay on one rank, except
+ * if `whole` is 1. */
 typedef struct tshi_policy_counts {
-    int64_t heads, kv; /* number of query heads; of key (and of value) heads */
-    int64_t group;     /* query heads per key head: the unit of sharding */
+    int64_t heads, kv; /* number of query heads; number of key heads, and of value heads */
+    int64_t group;     /* unit of sharding: query heads per key head; 1 if `whole` */
     int64_t hidden;    /* number of features of all query heads; 0: unknown */
-    int whole;         /* 1: fewer key heads than ranks: keys and values are R */
+    /* 1: keys and values stay R: there are fewer key heads than ranks and than query heads */
+    int whole;
 } tshi_policy_counts;
 
-/* Fills in c from the arguments that `at` names. 0 and an error if they do not fit together. */
+/* Fills in c from the arguments that `at` names. Returns 0 and sets an error if one is missing or
+ * they do not fit together. */
 static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_policy_heads *at,
                                    tshi_policy_counts *c) {
     const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
@@ -20586,15 +21251,17 @@ static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_polic
                                 "value heads and divide %lld hidden features",
                                 (long long)c->heads, at->heads, (long long)c->kv,
                                 (long long)c->hidden);
-    c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size; /* grouped queries only */
+    /* only if query heads share key heads */
+    c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size;
     c->group = c->whole ? 1 : c->heads / c->kv;
     return 1;
 }
 
-/* Sets .local of an attention's arguments to this rank's share, as its features are sharded. */
+/* Sets .local of an attention's arguments (heads, kv_heads, hidden) to what this rank holds.
+ * Returns 0 and sets an error if they do not fit together. */
 static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
     const tsh_comm *tp = &pass->root->ctx->tp;
-    tshi_policy_counts c; /* counts of the attention over all ranks */
+    tshi_policy_counts c; /* numbers of heads over all ranks */
     tsh_layout cut;       /* how the query heads are sharded */
     int64_t owned;        /* number of this rank's query heads */
     if (!tshi_policy_read_counts(pass, at, &c)) return 0;
@@ -20607,19 +21274,19 @@ static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_hea
     return 1;
 }
 
-/* Fills in the *n segments of a layer whose `features` are sharded by heads; sets *n to 0 if the
- * layer stays replicated. row: 1 for a row-parallel layer. Returns 0 and sets an error if the heads
- * do not fit. */
+/* Sets the lengths and units, in features, of the *n segments of a layer that is sharded by heads.
+ * features: size of the sharded dimension. row: 1 for a row-parallel layer. Sets *n to 0 if the
+ * layer stays replicated. Returns 0 and sets an error if the heads do not fit. */
 static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_layer *layer,
                                 const char *path, int64_t features, int row, tsh_segment *segment,
                                 int *n) {
     tshi_policy_counts c;
-    int64_t total = 0, head;                /* heads of all segments; features of a head */
+    int64_t total = 0, head; /* total: heads of all segments; head: features of one head */
     int s, grouped = *n == 3 && !layer->kv; /* 1: a fused [Q|K|V] */
     if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
         int queries = !layer->kv && (s == 0 || !grouped); /* 1: segment s holds query heads */
-        segment[s].length = queries ? c.heads : c.kv;     /* counted in heads for now */
+        segment[s].length = queries ? c.heads : c.kv;     /* in heads until the end */
         segment[s].unit = queries ? c.group : 1;
         total += segment[s].length;
     }
@@ -20653,7 +21320,7 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
  * an error unless the layer is optional. */
 static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
                                           const tsh_policy_layer *layer) {
-    tsh_module *owner[2] = {NULL, NULL}; /* modules that have the weight, the bias */
+    tsh_module *owner[2] = {NULL, NULL}; /* the modules that have the weight and the bias */
     const char *const name[2] = {layer->weight, layer->bias};
     char similar[TSH_MESSAGE_SIZE / 2] = "";
     if (!name[0] && !name[1])
@@ -20675,12 +21342,13 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
     return owner[0] ? owner[0] : owner[1]; /* a layer may have only one of them */
 }
 
-/* Appends layer m's rule to the plan. 0 and an error if the model does not fit the policy. */
+/* Appends the rule for m, which is what `layer` names, to the plan. style: used if layer->replace
+ * is 0. Returns 0 and sets an error if the model does not fit the policy. */
 static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
-    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* to learn which dimension is sharded */
+    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* computed to learn which dimension is sharded */
     int n = layer->n_fused ? layer->n_fused : 1; /* number of segments */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
@@ -20714,15 +21382,16 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
 
 /* -- all layers of all blocks ----------------------------------------------- */
 
-/* Runs the pass over one list of the policy, for the current block; `style` is for layers that name
- * none. Returns 0 and sets an error if the block does not fit the list. */
+/* Runs the pass over one list of the policy, for the current block. list: its name, for errors;
+ * style: that of layers whose .replace is 0. Returns 0 and sets an error if the block does not fit
+ * the list. */
 static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *layer,
                               const char *list, tsh_style style) {
     int found = !layer || !pass->rules; /* 1: the block has a layer of the list */
     for (; layer && !tshi_policy_is_end(layer); layer++) {
         tsh_module *m = pass->rules ? tshi_policy_find_layer(pass, layer) : NULL;
         if (pass->root->ctx->error.code != TSH_OK) return 0;
-        if (!pass->rules) pass->count++; /* first pass: all layers, even missing ones */
+        if (!pass->rules) pass->count++; /* first pass: counts all layers, even missing ones */
         if (!m) continue;
         found = 1;
         if (!pass->divide && !tshi_policy_rule(pass, layer, m, style)) return 0;
@@ -20731,11 +21400,12 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
     return found || tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", list);
 }
 
-/* Checks the policy's arguments that count no heads; in the third pass also divides them. */
+/* Checks policy->arguments, which are not numbers of heads; in the third pass also divides them by
+ * ranks. Returns 0 and sets an error if one is missing. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_comm *tp = &pass->root->ctx->tp;
-    const char *const *path = pass->policy->arguments; /* ended by NULL */
-    tsh_layout cut = tsh_sharded(0);                   /* even shares on all ranks */
+    const char *const *path = pass->policy->arguments; /* paths of arguments, ended by NULL */
+    tsh_layout cut = tsh_sharded(0);                   /* divides as torch.chunk does */
     tshi_argument *argument;
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
@@ -20745,17 +21415,18 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     return 1;
 }
 
-/* Runs one pass over all blocks. Returns their number; -1 and an error if one does not fit. */
+/* Runs one pass over all blocks. Returns the number of blocks, or -1 and an error if one does not
+ * fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
     int blocks = 0;                  /* number of blocks that match */
-    for (p = family; p; p = p->next) /* encoders, decoders */
+    for (p = family; p; p = p->next) /* p: of encoders, then of decoders */
         for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
             if (!p->blocks || !tshi_glob_match(p->blocks, path)) continue;
             blocks++;
             pass->policy = p;
-            pass->block = m; /* for the functions below and their errors */
+            pass->block = m; /* read by the functions called below */
             if (!tshi_policy_layers(pass, p->attn_qkv, "attn_qkv", TSH_COLWISE) ||
                 !tshi_policy_layers(pass, p->attn_out, "attn_out", TSH_ROWWISE) ||
                 !tshi_policy_layers(pass, p->mlp_in, "mlp_in", TSH_COLWISE) ||
@@ -20767,7 +21438,7 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
-    tshi_policy_pass pass; /* state of all three passes */
+    tshi_policy_pass pass; /* state that the three passes share */
     tshi_block *block;
     size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, capacity;
     char similar[TSH_MESSAGE_SIZE / 2] = "";
@@ -20784,7 +21455,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
     }
     memset(&pass, 0, sizeof pass); /* first pass: rules is NULL */
     pass.root = root;
-    if (tshi_policy_blocks(&pass, policy) == 0) { /* first pass: count */
+    if (tshi_policy_blocks(&pass, policy) == 0) { /* first pass: counts the rules */
         const char *blocks = policy->blocks ? policy->blocks : "";
         tshi_module_suggest(root, blocks, similar, sizeof similar);
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
@@ -20797,9 +21468,9 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
     pass.rules = (tsh_plan_rule *)tshi_mem_data(block); /* block: rules, then segments */
     pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
     pass.count = 0;                              /* counts the rules as they are written */
-    if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass: write the rules */
+    if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass: writes the rules */
         tsh_parallelize(root, pass.rules, pass.count) == TSH_OK) {
-        pass.divide = 1; /* third pass: divide arguments */
+        pass.divide = 1; /* third pass: divides the arguments */
         (void)tshi_policy_blocks(&pass, policy);
     }
     tshi_mem_release(ctx, block);
@@ -20827,16 +21498,18 @@ typedef struct tshi_moments {
 struct tsh_optim {
     tsh_module *module;  /* its parameters are optimised */
     tsh_optim_desc desc; /* with defaults filled in */
-    tsh_optim_info info; /* counts of steps, the last norm */
-    tshi_moments *each;  /* shape (count): one per parameter, in pre-order */
-    int count;           /* number of parameters, a tied one once */
-    int changes;         /* ctx->changes when it last looked for parameters that it lacks */
-    tsh_optim *older;    /* the ctx's optimiser created before this one */
+    tsh_optim_info info; /* what tsh_optim_state returns, except lr */
+    /* `count` entries: the state of each parameter, in the order of the module tree */
+    tshi_moments *each;
+    int count;           /* number of parameters; a tied one counts once */
+    /* ctx->changes when tshi_optim_warn_late was last called; -1: never */
+    int changes;
+    tsh_optim *older;    /* the optimiser of the ctx created before this one; NULL: none */
 };
 
 /* -- the global norm -------------------------------------------------------- */
 
-/* As tshi_kernel_load, of contiguous elements; faster for bf16. */
+/* Does what tshi_kernel_load does, for contiguous elements; faster for bf16. */
 TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, int64_t n,
                                             tsh_real *pad) {
     const uint16_t *from = (const uint16_t *)x->data + e;
@@ -20845,11 +21518,13 @@ TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, in
     return pad;
 }
 
-/* **total += sum x^2 of n elements, in double, with TSHI_BLOCK sums at a time (vectorises). */
+/* Kernel: **total += the sum of x^2 over n elements, in double. It keeps TSHI_BLOCK partial sums at
+ * a time, so that the loop vectorises. */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
-    double partial[TSHI_BLOCK], sum = 0; /* sum: first of the elements after the last block */
+    /* sum: at first over the elements after the last full block */
+    double partial[TSHI_BLOCK], sum = 0;
     tsh_real pad[TSHI_BLOCK];
     int64_t e;
     for (int i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
@@ -20872,7 +21547,7 @@ enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
 /* The job of tshi_optim_sum_part, shared by all threads. */
 typedef struct tshi_squares {
-    tshi_operand x; /* the elements, n of them */
+    tshi_operand x; /* the n elements */
     int64_t n;
     double *sums;          /* one sum per unit of TSHI_OPTIM_BLOCK elements */
     tshi_kernel_fn kernel; /* tshi_optim_squares for this CPU */
@@ -20908,9 +21583,9 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tshi_operand x, int64_t n) {
     return sum;
 }
 
-/* Adds the squares of chunk k of param's gradient to sums[k], for all k; chunked 1: for this rank's
- * chunk only. A replicated gradient is added on rank 0 of tp only, that of a parameter that several
- * stages hold on the first of these stages only. */
+/* Adds the sum of squares of chunk k of param's gradient to sums[k], for all k; chunked 1: for this
+ * rank's chunk only. A gradient that several ranks hold is added once: a replicated one on rank 0
+ * of tp, that of a parameter tied across stages on the first of these stages. */
 static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums) {
     tsh_ctx *ctx = param->ctx;
     if (tshi_tape_pending(param))
@@ -20932,10 +21607,11 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace);
-    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* size of sums */
+    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* bytes of sums */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     tshi_walk at = {NULL, NULL, 0};
-    double *sums, sum = 0; /* sums: one per chunk, shape (dp.size); sum: of all chunks */
+    /* sums[k]: over chunk k of all gradients, k < dp.size; sum: over all chunks */
+    double *sums, sum = 0;
     int k, chunked = 0;    /* chunked: 1 if a parameter is TSHI_CHUNKED */
     *norm = 0;
     if (!scratch) return ctx->error.code;
@@ -20969,7 +21645,8 @@ static double tshi_optim_clip_factor(double norm, double max) {
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
     tshi_walk at = {NULL, NULL, 0};
     tshi_operand x[2];
-    double before, factor; /* norm before clipping; what gradients are multiplied by */
+    /* before: the norm before clipping; factor: what gradients are multiplied by */
+    double before, factor;
     if (norm) *norm = 0;
     if (!module) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
@@ -20989,22 +21666,24 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
 /* Needs: >>module-tree >>optim-norm.                                         */
 /* ========================================================================== */
 
-/* Operands: the parameter, its gradient, its moments, and the lower halves of exact weights. */
+/* Operands of an update's kernel: the parameter, its gradient, its two moments, and the lower
+ * halves of its exact weights (see >>tensor-exact). */
 enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_OPTIM_LOW,
        TSHI_OPTIM_OPERANDS };
 
-/* What an update computes with. */
+/* The parameters of an update's kernel. */
 typedef struct tshi_update {
-    double clip, decay;                    /* both kinds: the gradient is g = clip grad + decay x */
+    double clip, decay; /* SGD and Adam: the gradient is g = clip grad + decay x */
     double lr, momentum;                   /* SGD */
     int nesterov;                          /* SGD: 1: Nesterov momentum */
-    double keep, b1, b2, step, root, eps;  /* Adam */
-    int random, rounds; /* 1: moments, the parameter itself are bf16 and rounded at random */
-    tshi_noise noise;   /* if so: keys the rounding of moments, and the one below the parameter's */
-    uint64_t stream;
+    double keep, b1, b2, step, root, eps;  /* Adam: see tshi_optim_adam_body */
+    /* random 1: the moments are bf16 and rounded at random; rounds 1: so is the parameter */
+    int random, rounds;
+    tshi_noise noise; /* keys the random rounding of the moments */
+    uint64_t stream;  /* replaces noise.stream for the rounding of the parameter */
 } tshi_update;
 
-/* Loads a block of the parameter: its exact weights if it has any. */
+/* Loads a block of the parameter: its exact float weights if the optimiser keeps them. */
 TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64_t e, int64_t n,
                                               tsh_real *pad) {
     const uint16_t *x = (const uint16_t *)operand[TSHI_OPTIM_X].data + e;
@@ -21018,7 +21697,8 @@ TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64
     return pad;
 }
 
-/* Stores a block of the parameter. */
+/* Stores a block of the parameter: rounded at random (p->rounds), in its dtype, or, if exact
+ * weights are kept, split into bf16 values and their lower halves. */
 TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int64_t n,
                                     const tsh_real *block, const tshi_update *p,
                                     tshi_words *drawn) {
@@ -21112,19 +21792,20 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_sgd, tshi_update);
 
-/* Returns the index of x's first element that this rank updates: 0 or, with .zero, its chunk's. */
+/* Returns the local index of the first element of x that this rank updates: 0 or, with .zero, the
+ * start of its chunk. */
 static int64_t tshi_optim_first(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
 }
 
-/* Returns the number of x's elements that this rank updates: all or, with .zero, its chunk's. */
+/* Returns how many elements of x this rank updates: all of its shard or, with .zero, its chunk. */
 static int64_t tshi_optim_count(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk_size(x, x->ctx->dp.rank)
                                    : tsh_local_numel(x);
 }
 
-/* Gathers all chunks of a moment over dp into values, which has the size of its parameter. what:
- * for the error text. */
+/* Gathers all chunks of a moment over dp into `values`, which has as many elements as this rank's
+ * shard of the parameter. what: names the collective in errors. */
 static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
     tsh_ctx *ctx = moment->ctx;
     const size_t width = tsh_dtype_size(moment->dtype);
@@ -21142,7 +21823,8 @@ static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, cons
     return result;
 }
 
-/* Replaces a moment's block by an uninitialised one of n elements; 0 and an error: no memory. */
+/* Replaces a moment's block by an uninitialised one of n elements. Returns 0 and an error if there
+ * is no memory. */
 static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     tshi_block *block = tshi_mem_alloc(moment->ctx, TSH_MEM_OPTIMISER,
                                        tshi_dtype_bytes(moment->dtype, n));
@@ -21185,8 +21867,8 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_release(ctx, part.block);
 }
 
-/* Returns *moment with param's layout, created with zeros of dtype if it is NULL; NULL after an
- * error. */
+/* Returns *moment, with the layout that param has now. If *moment is NULL, creates it, with zeros
+ * of this dtype. Returns NULL after an error. */
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh_dtype dtype) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
@@ -21209,22 +21891,25 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh
     return m;
 }
 
-/* An update shared by threads: by elements or, if the gradient is row-sparse, by rows. */
+/* An update of one parameter, divided between threads: by elements or, if the gradient is
+ * row-sparse, by rows. */
 typedef struct tshi_optim_work {
     const tsh_tensor *t;   /* the parameter */
     tshi_kernel_fn kernel; /* tshi_optim_adam or tshi_optim_sgd */
-    const tshi_operand *x; /* shape (TSHI_OPTIM_OPERANDS) */
+    const tshi_operand *x; /* the operands, TSHI_OPTIM_OPERANDS entries */
     tshi_update params;
-    const int32_t *marks; /* shape (rows): not 0 where the gradient has the row; NULL: dense */
+    /* one per local row: not 0 if the gradient has values in the row; NULL: dense */
+    const int32_t *marks;
     int64_t width;        /* elements per row; 1 if dense */
 } tshi_optim_work;
 
-/* Updates n elements, from element `at` of this rank's on. If anything is rounded at random, run by
- * run: the kernel needs global indices. */
+/* Updates n of the elements that this rank updates, from the at-th of them on. If values are
+ * rounded at random, calls the kernel once per run of adjacent global indices, which key the random
+ * numbers. */
 static void tshi_optim_update_run(const tshi_optim_work *work, int64_t at, int64_t n) {
-    const int64_t first = tshi_optim_first(work->t); /* of this rank's elements, in the shard */
+    const int64_t first = tshi_optim_first(work->t); /* local index of this rank's first element */
     tshi_runs run = tshi_tensor_own_runs(work->t);
-    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands at the run */
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands, from the run's first element on */
     tshi_update params = work->params;
     const int draws = params.random || params.rounds;
     run.local = first + at;
@@ -21238,16 +21923,16 @@ static void tshi_optim_update_run(const tshi_optim_work *work, int64_t at, int64
     }
 }
 
-/* Runs on one thread: updates the rows [from, to); of a sparse gradient only marked ones, a run of
- * adjacent ones at a time. */
+/* Runs on one thread: updates the rows [from, to); if the gradient is row-sparse, only the marked
+ * rows, adjacent ones together. */
 static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
-    int64_t n; /* rows of this run */
+    int64_t n; /* number of rows updated together */
     (void)thread;
     for (int64_t r = from; r < to; r += n) {
         n = marks ? 1 : to - from;
-        if (marks && !marks[r]) continue; /* the gradient lacks the row */
+        if (marks && !marks[r]) continue; /* the gradient of this row is 0 */
         while (marks && r + n < to && marks[r + n]) n++;
         tshi_optim_update_run(work, r * work->width, n * work->width);
     }
@@ -21259,14 +21944,14 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
     const int32_t *marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
     const int64_t count = tshi_optim_count(t), rows = marks ? t->local[0] : count;
     tshi_optim_work work = {t, kernel, x, *params, marks, 1};
-    if (!count) return; /* this rank updates nothing */
+    if (!count) return; /* this rank has no element to update */
     work.width = count / rows;
     tshi_team_run(tshi_kernel_parts(t->ctx, rows, work.width), rows, marks ? 1 : 16,
                   tshi_optim_update_part, &work);
 }
 
-/* Fills in a parameter's operands; those of moments, of a dtype, stay empty. Returns 0 without
- * memory. */
+/* Fills in x, the operands of a parameter. Those of its moments get the dtype `moments` and no
+ * data. Returns 0 if there is no memory. */
 static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x) {
     if (!tshi_tensor_keep_exact(t)) return 0;
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
@@ -21279,25 +21964,27 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
     return 1;
 }
 
-/* Updates one parameter and its moments, created if needed. clip: factor of the gradient. */
+/* Updates one parameter and its moments, which the first update creates. clip: what the gradient is
+ * multiplied by. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
-    const double lr = d->lr * each->lr_scale, decay = each->weight_decay; /* this parameter's */
+    /* lr and decay of this parameter */
+    const double lr = d->lr * each->lr_scale, decay = each->weight_decay;
     tshi_operand x[TSHI_OPTIM_OPERANDS];
     tshi_update p;
     if (!tshi_optim_operands(t, d->moments_dtype, x)) return;
     memset(&p, 0, sizeof p);
     p.clip = clip;
     p.decay = decay;
-    each->steps++; /* read by the bias corrections */
+    each->steps++; /* the bias corrections below read it */
     p.random = d->moments_dtype == TSH_BF16;
     p.noise.key = t->ctx->seed;
     p.rounds = t->dtype == TSH_BF16 && !t->low;
     p.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)each->steps, "moments", 7), t->path,
                                    strlen(t->path));
     p.stream = tshi_rng_hash(p.noise.stream, "weights", 7);
-    if (d->kind != TSH_SGD || d->momentum > 0) { /* this kind has a first moment */
+    if (d->kind != TSH_SGD || d->momentum > 0) { /* the update has a first moment */
         if (!tshi_optim_moment(t, &each->first, d->moments_dtype)) return;
         x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
     }
@@ -21317,7 +22004,8 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     p.eps = d->eps;
     p.step = lr / (1 - pow(d->beta1, (double)each->steps)); /* bias corrections */
     p.root = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
-    if (t->sparse) { /* torch.optim.SparseAdam adds eps to sqrt(v) as it is */
+    /* as torch.optim.SparseAdam, which adds eps to sqrt(v) without bias correction */
+    if (t->sparse) {
         p.step /= p.root;
         p.root = 1;
     }
@@ -21353,19 +22041,20 @@ static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
                     d->clip_norm);
 }
 
-/* Returns the optimiser's kind, as tsh_summary and files name it. */
+/* Returns the name of the optimiser's kind in tsh_summary and in files. */
 static const char *tshi_optim_kind(const tsh_optim *optim) {
     static const char *const name[] = {"sgd", "adam", "adamw"};
     return name[optim->desc.kind];
 }
 
-/* Returns 1 if all parameters below module have the range of a float; else 0 and an error. */
+/* Returns 1 if all parameters below module have a dtype with the range of a float (f16 has not);
+ * else 0 and an error. */
 static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
-    int64_t widest; /* memory for one element of any dtype but those in blocks */
+    int64_t widest; /* memory for one element of any dtype that has no blocks */
     while (tshi_module_step_once(module, &at)) {
         const tsh_dtype dtype = at.param->dtype;
-        if (at.param->flags & TSHI_BUFFER) continue; /* such as a quantised weight */
+        if (at.param->flags & TSHI_BUFFER) continue; /* not trained, such as a quantised weight */
         tshi_dtype_put(dtype, &widest, 0, 1e30);
         if (tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX) continue;
         return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
@@ -21376,8 +22065,9 @@ static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     return 1;
 }
 
-/* Notes at parameter i of an optimiser how the optimiser wants its gradient to be kept. The
- * optimiser is the newest that has the parameter; chunks that older ones have asked for stay. */
+/* Sets the fields of parameter i of an optimiser that say how the optimiser wants its gradient to
+ * be kept. If several optimisers have the parameter, the newest one's settings win, except that
+ * flags which an older one has set stay set. */
 static TSHI_COLD void tshi_optim_claim(const tsh_optim *optim, int i) {
     tsh_tensor *param = optim->each[i].param;
     if (optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
@@ -21387,14 +22077,16 @@ static TSHI_COLD void tshi_optim_claim(const tsh_optim *optim, int i) {
     param->updates = &optim->each[i].steps;
 }
 
-/* Does so for all parameters of optim (NULL: none) and of older ones, which come first. */
+/* Calls tshi_optim_claim for all parameters of optim (NULL: none) and of the optimisers older than
+ * optim, the oldest first. */
 static TSHI_COLD void tshi_optim_claim_all(const tsh_optim *optim) {
     if (!optim) return;
     tshi_optim_claim_all(optim->older);
     for (int i = 0; i < optim->count; i++) tshi_optim_claim(optim, i);
 }
 
-/* Warns if weights below module are quantised, and others beside them will be trained. */
+/* Warns if some weights below module are quantised and others are trained. trained: number of
+ * parameters that the optimiser updates. */
 static TSHI_COLD void tshi_optim_warn_blocks(tsh_module *module, int trained) {
     tshi_walk at = {NULL, NULL, 0};
     const tsh_tensor *first = NULL;
@@ -21430,7 +22122,8 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
     if (!optim->desc.moments_dtype) optim->desc.moments_dtype = TSH_REAL;
-    while (tshi_module_step_once(module, &at)) slots++; /* `at` is zeros again at the end */
+    /* at the end, `at` is ready for the next walk */
+    while (tshi_module_step_once(module, &at)) slots++;
     optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
                                                        (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
@@ -21442,7 +22135,8 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->lr_scale = 1; /* unless tsh_optim_group changes it */
         each->weight_decay = optim->desc.weight_decay;
     }
-    optim->changes = -1; /* looks at its first step */
+    /* tshi_optim_warn_late is called in the first step */
+    optim->changes = -1;
     tshi_optim_warn_blocks(module, optim->count);
     optim->older = ctx->optims; /* prepend to the ctx's list */
     ctx->optims = optim;
@@ -21453,7 +22147,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
 TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
     tsh_optim **at = optim ? &optim->module->ctx->optims : NULL;
     while (at && *at && *at != optim) at = &(*at)->older;
-    if (!at || !*at) return; /* none, or freed already */
+    if (!at || !*at) return; /* optim is NULL, or was freed before */
     *at = optim->older;
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -21463,10 +22157,12 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
         param->grad_dtype = TSH_DTYPE_DEFAULT;
         param->updates = NULL;
     }
-    tshi_optim_claim_all(optim->module->ctx->optims); /* of some, other optimisers are left */
+    /* some parameters still have another optimiser */
+    tshi_optim_claim_all(optim->module->ctx->optims);
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
-        const int chunked = optim->desc.zero && param->ctx->dp.size > 1; /* its gradient so far */
+        /* 1: its gradient is a chunk */
+        const int chunked = optim->desc.zero && param->ctx->dp.size > 1;
         if (!(param->flags & TSHI_OPTIMISED) || (chunked && !(param->flags & TSHI_CHUNKED)))
             tsh_zero_grad(param);
         if (param->flags & TSHI_OPTIMISED) continue;
@@ -21479,7 +22175,7 @@ TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *patte
                                              double weight_decay) {
     int i, matched = 0; /* matched: number of parameters that match */
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
-    if (!(lr_scale >= 0 && weight_decay >= 0)) /* NaN, too */
+    if (!(lr_scale >= 0 && weight_decay >= 0)) /* also true if one is NaN */
         return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
                         "tsh_optim_group: \"%.96s\" gets lr_scale %g and weight_decay %g; neither "
                         "may be below 0",
@@ -21559,10 +22255,12 @@ static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, tsh_optim *optim) {
     }
 }
 
-/* Marks the gradients as used. Warns if there are none; and if, after many steps, none has been
- * ended and each has left step tensors. */
+/* Marks the gradients as used. Warns if no parameter has a gradient. Warns if TSHI_WARN_STEPS steps
+ * were taken without tsh_step_end and, in the second half of them, the number of step tensors grew
+ * by at least one per step. */
 static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
-    int wanted = 0, live = 0; /* numbers of parameters that require a gradient, that have one */
+    /* wanted: number of parameters that require a gradient; live: of those that have one */
+    int wanted = 0, live = 0;
     if (ctx->error.code != TSH_OK) return;
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -21570,7 +22268,8 @@ static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
         live += param->gr.live;
         if (param->gr.live) param->flags |= TSHI_USED;
     }
-    if (wanted && !live && ctx->pp.size == 1) /* a stage may lie before all that is trained */
+    /* with pp, all that is trained may lie on other stages */
+    if (wanted && !live && ctx->pp.size == 1)
         tshi_error_warn(ctx, TSHI_WARN_NONE,
                         "tsh_optim_step changes nothing, as no parameter has a gradient; call "
                         "tsh_backward before it, and tsh_zero_grads only after it");
@@ -21624,12 +22323,13 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 
 /* ========================================================================== */
 /* >>quantize                                      MARK: - quantize (private) */
-/* Weights of a model to 8 or 4 bits.                                         */
+/* tsh_quantize: stores the weights of a model in 8 or 4 bits.                */
 /* Needs: >>glob >>module-find.                                               */
 /* ========================================================================== */
 
-/* Returns what the weight of m becomes, but for its values: shape (out, in) also where the layer
- * stores (in, out), for blocks lie along the input features. */
+/* Returns the weight of m as it will be once quantised, but without values: dtype, shape, layout.
+ * The shape is (out, in) even if the layer stores (in, out) now, because quantisation blocks lie
+ * along the input features. */
 static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
     tsh_tensor t = *m->param[0];
     if (m->reversed) { /* swaps both dimensions */
@@ -21644,8 +22344,9 @@ static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
     return t;
 }
 
-/* Returns 1 if the weight of m can be quantised: all its layers take that, no optimiser updates it,
- * and no block is cut. Else 0 and an error. */
+/* Returns 1 if the weight of m can be quantised: all layers that share it accept that, no optimiser
+ * updates it, no recorded op uses it, and no quantisation block is cut by sharding. Else 0 and an
+ * error. */
 static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
     tsh_tensor *t = m->param[0];
     const tsh_tensor form = tshi_quantize_form(m, dtype);
@@ -21674,7 +22375,8 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
     return tshi_tensor_check_blocks(&form, "tsh_quantize", dtype);
 }
 
-/* Returns a block of t's values, quantised row by row, in the form given; NULL without memory. */
+/* Returns a memory block with the values of t, quantised row by row to the shape and dtype of
+ * `form`; NULL: no memory. reversed 1: t is stored (in, out). */
 static tshi_block *tshi_quantize_values(const tsh_tensor *t, const tsh_tensor *form, int reversed) {
     const tshi_dtype *from = &tshi_dtypes[t->dtype], *to = &tshi_dtypes[form->dtype];
     const int64_t ins = form->local[1], row = t->stride[reversed], step = t->stride[!reversed];
@@ -21690,8 +22392,9 @@ static tshi_block *tshi_quantize_values(const tsh_tensor *t, const tsh_tensor *f
     return block;
 }
 
-/* Quantises the weight of m. One without values is given them in its new dtype, on first use,
- * unless only its present form says which values they are. */
+/* Quantises the weight of m. If it has no values yet, it is initialised on first use, in its new
+ * dtype. But if the initial values depend on its present form (it is stored (in, out), or has a row
+ * of zeros), it is initialised now and then quantised. */
 static void tshi_quantize_apply(tsh_module *m, tsh_dtype dtype) {
     tsh_tensor *t = m->param[0];
     const int later = t->absent || (!t->block && !m->reversed && !t->zero_row);
@@ -21700,7 +22403,7 @@ static void tshi_quantize_apply(tsh_module *m, tsh_dtype dtype) {
     if (!later && tshi_init_materialize(t) != TSH_OK) return;
     form.block = later ? NULL : tshi_quantize_values(t, &form, m->reversed);
     if (!later && !form.block) return;
-    tshi_tensor_drop_values(t); /* and gradients */
+    tshi_tensor_drop_values(t); /* releases values and gradients */
     t->block = form.block;
     t->dtype = dtype;
     t->layout = form.layout;
@@ -21708,7 +22411,7 @@ static void tshi_quantize_apply(tsh_module *m, tsh_dtype dtype) {
     memcpy(t->local, form.local, sizeof t->local);
     memcpy(t->stride, form.stride, sizeof t->stride);
     t->requires_grad = 0;
-    t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER; /* no optimiser's */
+    t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER; /* no optimiser updates it */
     while (tshi_module_step(m->ctx->root, &at)) /* all layers that share it */
         if (at.param == t) at.module->reversed = 0;
 }
@@ -21725,13 +22428,13 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
                         "tsh_quantize: takes TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1, not %s",
                         tshi_dtype_exists(dtype) ? tshi_dtype_name(dtype) : "another number");
     if (!pattern) pattern = "**";
-    for (apply = 0; apply < 2; apply++) /* checks all before it changes any */
+    for (apply = 0; apply < 2; apply++) /* 0: checks all weights; 1: changes them */
         for (m = module; m && ctx->error.code == TSH_OK; m = tshi_module_next(module, m)) {
             if (!tshi_module_quantises(m) ||
                 !tshi_glob_match(pattern, tshi_module_below(module, m->path)))
                 continue;
             matched++;
-            if (tshi_dtype_in_blocks(m->param[0]->dtype)) continue; /* stays as it is */
+            if (tshi_dtype_in_blocks(m->param[0]->dtype)) continue; /* is quantised already */
             if (!apply)
                 (void)tshi_quantize_check(m, dtype);
             else
@@ -21743,7 +22446,7 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
                        "tsh_quantize: \"%.96s\" matches no linear or embedding layer; %s", pattern,
                        similar);
     }
-    tshi_module_changed(ctx); /* dtypes are part of the comparison */
+    tshi_module_changed(ctx); /* the comparison of models includes dtypes */
     return ctx->error.code;
 }
 
@@ -21760,20 +22463,21 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
  * a send queue is full; receives block. There is no deadlock: a rank receives from each neighbour
  * in the order in which that neighbour sends, and no send to one neighbour waits for a send to the
  * other. */
-enum { TSHI_PIPELINE_SENDS = 16 }; /* max sends in flight to a neighbour; a comm's limit is 64 */
+enum { TSHI_PIPELINE_SENDS = 16 }; /* max sends in flight in each direction; a comm's limit is 64 */
 
 /* The description of a tensor, sent before its values as 64-bit words. */
 typedef struct tshi_message {
-    int64_t dtype, requires_grad, ndim, kind, cut, segments; /* layout: kind, dim, segments */
+    /* kind, cut, segments: kind, dim and number of segments of the layout */
+    int64_t dtype, requires_grad, ndim, kind, cut, segments;
     int64_t dim[TSH_MAX_DIMS];                               /* global shape */
     tsh_segment segment[TSH_MAX_SEGMENTS];                   /* segments of the layout */
 } tshi_message;
 enum { TSHI_PIPELINE_WORDS = sizeof(tshi_message) / sizeof(int64_t) };
 
-/* The sends in flight to one neighbour: a ring buffer, oldest first. Each keeps its values
- * alive. */
+/* The sends in flight to earlier stages, or to later ones: a ring buffer, oldest first. Each holds
+ * a reference to the values being sent. */
 typedef struct tshi_send_queue {
-    tsh_req req[TSHI_PIPELINE_SENDS];       /* requests, to wait for */
+    tsh_req req[TSHI_PIPELINE_SENDS];       /* the requests of the sends */
     tshi_block *block[TSHI_PIPELINE_SENDS]; /* the values being sent */
     int first, count;                       /* index of the oldest send; number of sends */
 } tshi_send_queue;
@@ -21791,13 +22495,16 @@ struct tsh_pipeline {
     tsh_module *container;    /* the module whose children are assigned to stages */
     tsh_pipeline_desc desc;   /* as given to tsh_pipeline_new */
     int *counts;              /* number of children of the container, one entry per stage */
-    int stage, last;          /* index of this rank's stage, of the last stage */
+    int stage, last;          /* stage: index of this rank's stage; last: index of the last stage */
     tsh_module *child;        /* the first child of this stage */
-    int warmup, slots;        /* forwards before the first backward; max micro-batches under way */
+    /* warmup: number of forwards before the first backward; slots: max number of micro-batches
+     * between forward and backward */
+    int warmup, slots;
     tshi_micro *micro;        /* shape (slots): micro-batch k is in slot k % slots */
-    tshi_send_queue queue[2]; /* [0] to the previous stage, [1] to the next one */
+    tshi_send_queue queue[2]; /* sends [0] to earlier stages, [1] to later ones */
     tshi_tie *ties;           /* list of the tied parameters */
-    double total[2];          /* last stage: sums of losses, of weights (or micro-batches) */
+    /* last stage: [0] sum of losses; [1] sum of weights, or number of micro-batches */
+    double total[2];
 };
 
 /* -- messages ---------------------------------------------------------------- */
@@ -21822,11 +22529,12 @@ static void tshi_pipeline_end_sends(tsh_pipeline *p, int block) {
         }
 }
 
-/* Starts to send n elements at `data` to stage `to`. Takes over the caller's reference to block,
- * which holds them; releases it on failure. */
+/* Starts to send n elements at `data`, which lies in block, to stage `to`. Takes over the caller's
+ * reference to block; releases it on failure. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
-    tshi_send_queue *queue = &p->queue[to > p->stage]; /* queue to that neighbour */
+    /* [0] to earlier stages, [1] to later ones */
+    tshi_send_queue *queue = &p->queue[to > p->stage];
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
     tshi_pipeline_end_sends(p, 0);
@@ -21860,7 +22568,7 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tshi_message head = {y->dtype, !ctx->tape.no_grad && y->base->requires_grad, y->ndim,
                          y->layout.kind, y->layout.dim, y->layout.segments, {0}, {{0, 0}}};
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, sizeof head), *packed;
-    void *data; /* y's values, packed */
+    void *data; /* y's values, contiguous */
     if (!block) return;
     memcpy(head.dim, y->dim, (size_t)y->ndim * sizeof *y->dim);
     memcpy(head.segment, y->layout.segment, sizeof head.segment);
@@ -21889,7 +22597,7 @@ static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
 
 /* Backward of a received tensor: sends its gradient to the previous stage. */
 static void tshi_pipeline_receive_backward(tshi_node *node) {
-    node->out->gr.block->refs++; /* the send keeps it */
+    node->out->gr.block->refs++; /* the send holds a reference */
     tshi_pipeline_send_grad((tshi_micro *)node->params, node->out->gr.block);
 }
 
@@ -21953,7 +22661,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
 /* Exchanges the tape (nodes and arena) of the micro-batch and that of the ctx. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     tshi_tape *tape = &ctx->tape;
-    tshi_node *newest = tape->newest; /* the ctx's, while swapping */
+    tshi_node *newest = tape->newest; /* of the ctx, while swapping */
     tshi_arena arena = tape->arena;
     tape->newest = micro->newest;
     tape->arena = micro->arena;
@@ -21961,12 +22669,13 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     micro->arena = arena;
 }
 
-/* Moves the step tensors created after `last`, to which it drops the reference, to the micro-batch
- * and releases their values: nodes hold those that backward needs. Tensors that the user retains
- * stay with the step. */
+/* Moves the step tensors created after `last` from the ctx to the micro-batch and releases their
+ * values; nodes hold the values that backward needs. Tensors that the user retains stay with the
+ * step. Also releases the caller's reference to `last`. */
 static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
-    t = last->flags & TSHI_DEAD ? &ctx->handles.step : last; /* a callback may end the step */
+    /* TSHI_DEAD: a callback has ended the step */
+    t = last->flags & TSHI_DEAD ? &ctx->handles.step : last;
     for (t = t->next; t != &ctx->handles.step; t = next) {
         next = t->next;
         if (t->flags & TSHI_RETAIN) continue; /* stays with the step */
@@ -21975,7 +22684,7 @@ static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tens
         tshi_tensor_insert(&micro->handles, t);
         tshi_mem_release(ctx, t->block);
         t->block = NULL;
-        t->flags |= TSHI_STALE; /* reading it is an error */
+        t->flags |= TSHI_STALE; /* reading its values is an error */
     }
     tshi_tensor_unref(last);
 }
@@ -22052,7 +22761,8 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
                        "has ended the step since; leave out tsh_retain, or tsh_step_end",
                        k);
     tshi_pipeline_swap(ctx, micro);
-    if (y->base->requires_grad && ctx->error.code == TSH_OK) { /* else it needs no gradient */
+    /* runs backward only if y depends on something that requires a gradient */
+    if (y->base->requires_grad && ctx->error.code == TSH_OK) {
         tshi_pipeline_seed(p, y);
         tshi_tape_mark(ctx, y);
         tshi_tape_warn(ctx);
@@ -22071,12 +22781,13 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
  * The last backward may start to average gradients over dp. */
 static void tshi_pipeline_run(tsh_pipeline *p) {
     const int m = p->desc.micro_batches; /* number of micro-batches */
-    int f;                               /* next micro-batch to go forward */
+    int f;                               /* index of the next micro-batch to go forward */
     p->total[0] = 0;
     p->total[1] = p->desc.weight ? 0 : m;
     for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
     for (int b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
-        if (f < m) tshi_pipeline_forward(p, f++);     /* one more forward */
+        /* one forward, as long as micro-batches are left */
+        if (f < m) tshi_pipeline_forward(p, f++);
         if (b == m - 1) tshi_tape_sync_begin(p->ctx); /* gradients are complete after it */
         tshi_pipeline_backward(p, b);
     }
@@ -22094,8 +22805,9 @@ static void tshi_pipeline_send_tied(tsh_pipeline *p, const tshi_tie *tie) {
 }
 
 /* Sums the gradient of a tied parameter over the stages that hold it, in stage order: the same bits
- * on each. All stages send first and then receive; if a send queue is too short for that, each
- * sends when it is its turn, since full queues would block all of them. */
+ * on each. All stages send first and then receive. If more stages hold it than a send queue has
+ * entries, each stage sends only when its turn to be added comes, since full queues would block all
+ * of them. */
 static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_ctx *ctx = p->ctx;
     tsh_tensor *t = tie->param;
@@ -22126,7 +22838,7 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tshi_mem_release(ctx, part);
 }
 
-/* Broadcasts the totals from the last stage. */
+/* Broadcasts the sum of losses, and of weights if there are any, from the last stage over pp. */
 static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
     if (p->ctx->error.code == TSH_OK)
         (void)tshi_error_comm(
@@ -22134,7 +22846,8 @@ static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
             "tsh_pipeline: broadcast of the loss");
 }
 
-/* Sets *loss to the mean over this replica's micro-batches or, if sums, over all replicas. */
+/* Sets *loss to the mean loss: over this replica's micro-batches if losses are means, over the
+ * terms of all replicas if they are sums (.weight). */
 static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && ctx->error.code == TSH_OK)
@@ -22146,9 +22859,10 @@ static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     return ctx->error.code;
 }
 
-/* Prepares tied parameters for backward. One contribution more than backward delivers is expected,
- * so that the gradient is not averaged over dp before it is summed over stages. A gradient from an
- * earlier deferred backward is summed already, so only the first stage keeps it. */
+/* Prepares tied parameters for backward. Their count of expected contributions starts at 1, one
+ * more than backward delivers, so that the gradient is not averaged over dp before it is summed
+ * over stages. A gradient that was left by an earlier call is a sum over stages already, the same
+ * on each, so only the first stage keeps it (unless it is pending, and not summed yet). */
 static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
     for (const tshi_tie *tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
         if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
@@ -22158,8 +22872,8 @@ static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
 
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
-    int summed;                    /* 1: losses are sums, weighted */
-    if (loss) *loss = (double)NAN; /* until it is known */
+    int summed;                    /* 1: losses are sums of terms (.weight); 0: means */
+    if (loss) *loss = (double)NAN; /* the result after an error */
     if (!ctx) return TSH_ERR_ARGUMENT;
     summed = pipeline->desc.weight != NULL;
     if (ctx->tape.newest || ctx->tape.no_grad)
@@ -22213,13 +22927,14 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 
 /* -- assigning layers to stages ------------------------------------------------- */
 
-/* Sets p->counts, the number of children per stage; an error if they do not divide evenly and
- * desc.counts is not given, or does not add up. */
+/* Sets p->counts, the number of children per stage, to desc.counts or, if that is NULL, to equal
+ * parts. Fails if the children do not divide evenly, or desc.counts does not add up to their
+ * number. */
 static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
     const int stages = p->last + 1;
-    int s, children = 0, sum = 0; /* sum: of the stages' counts */
+    int s, children = 0, sum = 0; /* sum: of the stages' counts, so far */
     for (const tsh_module *child = p->container->first; child; child = child->next) children++;
     for (s = 0; s < stages; s++) {
         p->counts[s] = counts ? counts[s] : children / stages;
@@ -22248,7 +22963,7 @@ static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
     tsh_module *root = p->ctx->root, *m, *child = p->container->first;
     int s = 0, left = p->counts[0], after = 0; /* left: children still to be assigned to stage s */
     for (m = root; m; m = tshi_module_next(root, m)) {
-        after |= m == p->container; /* 1 from the container on */
+        after |= m == p->container; /* after: 1 from the container on */
         m->stage = 1 + (after ? p->last : 0);
     }
     for (m = p->container; m; m = m->parent) m->stage = 0;
@@ -22325,7 +23040,8 @@ static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_d
     return tsh_ok(ctx);
 }
 
-/* Allocates a slot for each micro-batch that may be under way at a time; 0: no memory. */
+/* Allocates a slot for each micro-batch that may be between its forward and its backward at a time.
+ * Returns 0 if there is no memory. */
 static int tshi_pipeline_slots(tsh_pipeline *p) {
     tsh_ctx *ctx = p->ctx;
     const int m = p->desc.micro_batches;
@@ -22348,7 +23064,7 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
 static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
                                const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = container->ctx;
-    const tsh_pipeline *before = ctx->pipeline; /* the first one; NULL: p is it */
+    const tsh_pipeline *before = ctx->pipeline; /* the ctx's first pipeline; NULL: p is the first */
     const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
     tshi_walk at = {NULL, NULL, 0};
     p->ctx = ctx;
@@ -22399,11 +23115,11 @@ static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_modu
     while (m && m != root) m = m->parent;
     for (int i = 0; m && i < optim->count; i++) {
         const tshi_moments *each = &optim->each[i], *other = optim->each;
-        int count = 0; /* parameters of the group */
+        int count = 0; /* number of parameters in the group */
         char rates[64] = "";
         while (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
             other++;
-        if (other < each) continue; /* the group's line is written */
+        if (other < each) continue; /* the group's line was written before */
         for (; other < optim->each + optim->count; other++)
             count += other->lr_scale == each->lr_scale &&
                      other->weight_decay == each->weight_decay;
@@ -22420,7 +23136,8 @@ static int tshi_summary_line(tsh_module *root, const tshi_walk *at, FILE *file) 
     const tsh_tensor *t = at->param;
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
     const char *below = tshi_module_below(root, at->module->path);
-    const int first = tshi_module_first(root, at); /* 0: the line names the tied parameter */
+    /* 0: a tied parameter that an earlier line shows; the line names it */
+    const int first = tshi_module_first(root, at);
     (void)snprintf(path, sizeof path, "%s%s%s", below,
                    *below && *at->module->param_name[at->slot] ? "." : "",
                    at->module->param_name[at->slot]);
@@ -22439,8 +23156,9 @@ static int tshi_summary_line(tsh_module *root, const tshi_walk *at, FILE *file) 
 }
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
-    int64_t total = 0, local = 0; /* elements in all, elements on this rank */
-    unsigned long long bytes = 0; /* size of this rank's shards */
+    /* total: elements of all parameters; local: those on this rank */
+    int64_t total = 0, local = 0;
+    unsigned long long bytes = 0; /* bytes of this rank's shards */
     tshi_walk at = {NULL, NULL, 0};
     if (!module || !file) return TSH_ERR_ARGUMENT;
     (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s %s\n", "parameter", "kind", "dtype",
@@ -22459,8 +23177,8 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
 
 /* ========================================================================== */
 /* >>file                                              MARK: - file (private) */
-/* What C lacks for files: kinds, links, locks, owners, syncing to disk;      */
-/* files that are written whole or not at all, or grow by whole rows.         */
+/* What C lacks for files: types, symbolic links, locks, owners, fsync; files */
+/* that are written whole or not at all, or that grow by whole rows.          */
 /* Needs: >>error >>rng.                                                      */
 /* ========================================================================== */
 
@@ -22468,10 +23186,11 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
  * is killed leaves the old file whole. On a system that lacks a call, its function does nothing and
  * returns success. */
 
-enum { TSHI_FILE_STALE = 3600 }; /* seconds; see tshi_file_sweep */
+/* age in seconds from which tshi_file_sweep removes other hosts' files */
+enum { TSHI_FILE_STALE = 3600 };
 
 #if TSHI_POSIX
-/* Returns the kind of what stat found; NULL: a regular file. */
+/* Returns the type of the file that stat found, such as "a folder"; NULL: a regular file. */
 static const char *tshi_file_kind_of(const struct stat *info) {
     return S_ISREG(info->st_mode)                              ? NULL
            : S_ISDIR(info->st_mode)                            ? "a folder"
@@ -22481,8 +23200,9 @@ static const char *tshi_file_kind_of(const struct stat *info) {
 }
 #endif
 
-/* Returns the kind of what is at a path, with symbolic links followed; NULL for a regular file or
- * for nothing. Does not open it, which could block (a FIFO) or rewind (a tape drive). */
+/* Returns the type of the file at a path, such as "a FIFO", with symbolic links followed; NULL: a
+ * regular file, or none. Does not open the file, which could block (a FIFO) or rewind (a tape
+ * drive). */
 static const char *tshi_file_kind(const char *path) {
 #if defined(_WIN32)
     const unsigned long none = 0xFFFFFFFF, folder = 16, found = GetFileAttributesA(path);
@@ -22496,8 +23216,8 @@ static const char *tshi_file_kind(const char *path) {
 #endif
 }
 
-/* Opens a regular file for reading, at its beginning. NULL: *kind says what else is there, such as
- * "a FIFO", or is NULL, and errno says why the file cannot be opened. */
+/* Opens a regular file for reading, at its beginning. If it returns NULL, either *kind is the type
+ * of what is there instead, such as "a FIFO", or *kind is NULL and errno has the reason. */
 static FILE *tshi_file_open(const char *path, const char **kind) {
     FILE *file = NULL;
     *kind = tshi_file_kind(path);
@@ -22505,7 +23225,8 @@ static FILE *tshi_file_open(const char *path, const char **kind) {
     if (*kind) return NULL;
 #if TSHI_POSIX
     {
-        /* If a FIFO has taken the file's place meanwhile: O_NONBLOCK does not wait for a writer. */
+        /* A FIFO may have replaced the file meanwhile: with O_NONBLOCK, open does not wait for its
+         * writer. */
         const int descriptor = open(path, O_RDONLY | O_NONBLOCK);
         struct stat info;
         if (descriptor < 0) return NULL;
@@ -22519,7 +23240,8 @@ static FILE *tshi_file_open(const char *path, const char **kind) {
     return file;
 }
 
-/* Returns the size in bytes of a file that was just opened; -1 and errno: unknown. */
+/* Returns the size in bytes of a file that was just opened; -1: unknown, and errno has the
+ * reason. */
 static int64_t tshi_file_size(FILE *file) {
 #if TSHI_POSIX
     struct stat info;
@@ -22530,21 +23252,23 @@ static int64_t tshi_file_size(FILE *file) {
 #endif
 }
 
-/* Returns a relative path without "./" at its beginning; NULL if it may lead out of its folder. */
+/* Returns the relative path `file` without "./" at its beginning. Returns NULL if it may lead out
+ * of its folder (by "..", a leading "/", a backslash) or names no file (an empty name, a "/" at its
+ * end). */
 static const char *tshi_file_below(const char *file) {
     const char *name;
     while (strncmp(file, "./", 2) == 0) file += 2;
-    for (name = file; *name;) { /* each name of the path */
+    for (name = file; *name;) { /* checks each name of the path */
         const size_t n = strcspn(name, "/");
         if (!n || strncmp(name, "..", n > 2 ? n : 2) == 0) return NULL;
         name += n;
-        if (*name && !*++name) return NULL; /* it ends with / */
+        if (*name && !*++name) return NULL; /* the path ends with / */
     }
     return *file && !strchr(file, '\\') ? file : NULL;
 }
 
-/* Sets the position of a file, in bytes; returns 0 if that fails. Each fseek moves by what fits a
- * long; a system with 32-bit longs may still refuse files over 2 GiB. */
+/* Sets the position of a file, in bytes. Returns 0 if that fails. Each fseek moves by at most
+ * LONG_MAX; a system with 32-bit longs may still refuse files over 2 GiB. */
 static int tshi_file_seek(FILE *file, int64_t to) {
 #if defined(_WIN32)
     return _fseeki64(file, to, SEEK_SET) == 0;
@@ -22563,7 +23287,8 @@ static int tshi_file_seek(FILE *file, int64_t to) {
 static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
 #if TSHI_POSIX
     const int max = 40; /* max links to follow, as on Linux */
-    char *slash, *name; /* the last slash; where the link's name begins in `to` */
+    /* slash: the last one in `to`; name: where the link's name begins in `to` */
+    char *slash, *name;
     ssize_t n;
     int links; /* number of links followed */
     strcpy(to, path);
@@ -22609,9 +23334,9 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
     const char *slash = strrchr(target, '/'); /* the last slash; NULL: the current folder */
     const size_t folder = slash ? (size_t)(slash - target) + 1 : 0, digits = 16;
     const size_t length = strlen(mine + folder), prefix = length - digits;
-    struct stat now, then; /* states of the caller's own file and of the one found */
+    struct stat now, then; /* stat of the caller's own file and of the one found */
     struct dirent *entry;
-    DIR *list; /* the folder's names */
+    DIR *list; /* the list of names in the folder */
     if (fstat(lock, &now) != 0) return;
     memcpy(path, target, folder);
     path[folder] = '\0';
@@ -22642,7 +23367,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
 /* Gives file `name` the mode of file `path` and, where this process may, its owner and group. */
 static void tshi_file_keep_owner(const char *name, const char *path) {
 #if TSHI_POSIX
-    struct stat old, made; /* states of the replaced file and of the new one */
+    struct stat old, made; /* stat of the replaced file and of the new one */
     mode_t mode;           /* permission bits */
     if (stat(path, &old) != 0 || stat(name, &made) != 0) return;
     mode = old.st_mode & 0777;
@@ -22656,17 +23381,19 @@ static void tshi_file_keep_owner(const char *name, const char *path) {
 #endif
 }
 
-/* Syncs an open file to disk; returns 0 if that fails. */
+/* Syncs an open file to disk. Returns 0 if that fails. */
 static int tshi_file_sync_open(FILE *file) {
 #if TSHI_POSIX
-    return fsync(fileno(file)) == 0 || errno == EINVAL; /* EINVAL: a pipe, or never on disk */
+    /* EINVAL: a pipe, or another file that cannot be synced */
+    return fsync(fileno(file)) == 0 || errno == EINVAL;
 #else
     (void)file;
     return 1;
 #endif
 }
 
-/* Syncs a file to disk, or with `folder` a folder's list of files; returns 0 if that fails. */
+/* Syncs a file to disk or, with folder 1, the list of files in a folder. Returns 0 if that
+ * fails. */
 static int tshi_file_sync(const char *path, int folder) {
 #if defined(_WIN32)
     const unsigned long generic_write = 0x40000000, share_all = 7, open_existing = 3;
@@ -22681,7 +23408,7 @@ static int tshi_file_sync(const char *path, int folder) {
     const int fd = open(path, folder ? O_RDONLY : O_WRONLY); /* fsync needs a descriptor */
     int synced;
     if (fd < 0) return 0;
-    synced = fsync(fd) == 0 || errno == EINVAL; /* EINVAL: this file system never does */
+    synced = fsync(fd) == 0 || errno == EINVAL; /* EINVAL: this file system cannot sync */
     (void)close(fd);
     return synced;
 #else
@@ -22691,7 +23418,8 @@ static int tshi_file_sync(const char *path, int folder) {
 #endif
 }
 
-/* Renames file `name` to `path` atomically: there is always either the old file or the new one. */
+/* Renames file `name` to `path` atomically: at any time `path` is either the old file or the new
+ * one. Returns 0 if that fails. */
 static int tshi_file_rename(const char *name, const char *path) {
 #if defined(_WIN32) /* the rename of Windows does not replace files */
     const unsigned long replace = 1, write_through = 8;
@@ -22708,7 +23436,7 @@ TSH_API TSHI_COLD FILE *tsh_file_open(const char *path, int64_t max, tsh_error *
     tsh_error unused;
     FILE *file = path ? tshi_file_open(path, &kind) : NULL;
     const int64_t size = file ? tshi_file_size(file) : 0;
-    int why = errno; /* fclose and strerror may change it */
+    int why = errno; /* a copy: fclose and strerror may change errno */
     if (!error) error = &unused;
     if (!path) {
         (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "tsh_file_open: there is no path");
@@ -22732,7 +23460,8 @@ TSH_API TSHI_COLD FILE *tsh_file_open(const char *path, int64_t max, tsh_error *
 
 /* -- writing ----------------------------------------------------------------- */
 
-/* Begins the writer of a file that is not open yet. */
+/* Initialises a writer for `path`, without opening a file. Sets w->error if the path is too
+ * long. */
 static void tshi_file_begin(tsh_writer *w, const char *path) {
     memset(w, 0, sizeof *w);
     (void)snprintf(w->name, sizeof w->name, "%s", path);
@@ -22742,7 +23471,7 @@ static void tshi_file_begin(tsh_writer *w, const char *path) {
         (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%.160s...\" is too long a path", path);
 }
 
-/* Keeps the first error: the path, then as printf. */
+/* Sets w->error, unless it is set already: the path, then the text as printf. */
 TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
     va_list list;
@@ -22753,18 +23482,18 @@ TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char 
         (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%s\" %s", w->name, text);
 }
 
-/* Keeps a failed system call with strerror(errno) as the error. */
+/* Sets w->error for a failed system call: `what`, then strerror(errno). */
 static void tshi_file_system_error(tsh_writer *w, const char *what) {
     tshi_file_fail(w, "%s: %s", what, errno ? strerror(errno) : "the system gives no reason");
 }
 
-/* Closes the file, and removes it if it is still a temporary one. */
+/* Closes the file. Removes it if it is still a temporary one. */
 static void tshi_file_close(tsh_writer *w) {
     errno = 0;
     if (w->file && fclose(w->file) != 0) tshi_file_system_error(w, "cannot be written");
-    if (w->temporary[0]) (void)remove(w->temporary); /* tshi_file_finish has emptied the name */
+    if (w->temporary[0]) (void)remove(w->temporary); /* tshi_file_finish empties this name */
 #if TSHI_POSIX
-    if (w->lock) (void)close(w->lock - 1); /* closing unlocks it */
+    if (w->lock) (void)close(w->lock - 1); /* closing the descriptor unlocks the file */
 #endif
     w->file = NULL;
     w->temporary[0] = '\0';
@@ -22778,7 +23507,7 @@ static int tshi_file_create(tsh_writer *w) {
 #if TSHI_POSIX
     struct stat old;
     const int mode = stat(w->target, &old) == 0 ? 0600 : 0666;
-    int lock, copy; /* copy: for w->file; the lock outlives fclose */
+    int lock, copy; /* copy: the descriptor of w->file, so that the lock outlives its fclose */
     errno = 0;
     lock = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (lock < 0) return errno != EEXIST;
@@ -22802,10 +23531,10 @@ static int tshi_file_create(tsh_writer *w) {
 /* Opens a temporary file "<path>.tmp-<8 digits of the host><8 digits>", in the same folder, since a
  * rename cannot cross file systems. */
 static void tshi_file_open_new(tsh_writer *w) {
-    char other[sizeof w->temporary]; /* a link's target; the names of tshi_file_sweep */
+    char other[sizeof w->temporary]; /* scratch for tshi_file_follow and tshi_file_sweep */
     char path[sizeof w->target];
-    uint64_t salt[4], host = 0; /* salt: makes the name unlikely to be taken */
-    int made = 0;               /* 1: created, or failed for good */
+    uint64_t salt[4], host = 0; /* salt: hashed into the name, to make it unlikely to be taken */
+    int made = 0;               /* 1: the file is created, or cannot be */
     if (w->error.code != TSH_OK) return;
     strcpy(path, w->target);
     if (!tshi_file_follow(path, w->target, other, sizeof w->target)) {
@@ -22831,12 +23560,12 @@ static void tshi_file_open_new(tsh_writer *w) {
         tshi_file_sweep(w->target, w->temporary, w->lock - 1, other);
         return;
     }
-    if (!w->lock) w->temporary[0] = '\0'; /* somebody else's file: do not remove it */
+    if (!w->lock) w->temporary[0] = '\0'; /* the name is another save's file: must not be removed */
     tshi_file_system_error(w, "cannot be written");
 }
 
-/* Returns 1 if a file of so many bytes is within the process's limit, beyond which a write ends the
- * process (SIGXFSZ); else 0 and an error. */
+/* Returns 1 if the process may have a file of so many bytes. Else returns 0 and sets w->error: a
+ * write beyond the limit would end the process (SIGXFSZ). */
 static int tshi_file_fits(tsh_writer *w, int64_t bytes) {
 #if TSHI_POSIX
     struct rlimit limit;
@@ -22854,16 +23583,18 @@ static int tshi_file_fits(tsh_writer *w, int64_t bytes) {
 #endif
 }
 
-/* Takes what a failed write has left of a row away again. */
+/* Cuts the file back to w->size bytes: removes the part of a row that a failed write has left. */
 static void tshi_file_cut(const tsh_writer *w) {
 #if TSHI_POSIX && defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200112L
-    (void)!ftruncate(fileno(w->file), (off_t)w->size); /* a half row is the smaller harm */
+    /* if this fails, too, half a row stays; w->error is set already */
+    (void)!ftruncate(fileno(w->file), (off_t)w->size);
 #else
     (void)w;
 #endif
 }
 
-/* Writes bytes at the end of the file, unless there is an error already: of .rows all or none. */
+/* Appends bytes to the file, unless w->error is set. With w->rows, a write that fails leaves none
+ * of them in the file. */
 static void tshi_file_put(tsh_writer *w, const void *data, size_t bytes) {
     if (w->error.code != TSH_OK || !tshi_file_fits(w, w->size + (int64_t)bytes)) return;
     errno = 0;
@@ -22890,8 +23621,9 @@ static void tshi_file_finish(tsh_writer *w) {
     }
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
-    (void)tshi_file_sync(slash ? name : ".", 1); /* no error if it fails: the file is there */
-    name[0] = '\0';                              /* no longer to be removed */
+    /* if this fails, it is no error: the file is in place */
+    (void)tshi_file_sync(slash ? name : ".", 1);
+    name[0] = '\0';                              /* tshi_file_close must not remove the file */
 }
 
 TSH_API TSHI_COLD tsh_result tsh_writer_open(tsh_writer *writer, const char *path, int rows) {
@@ -22911,12 +23643,13 @@ TSH_API TSHI_COLD tsh_result tsh_writer_open(tsh_writer *writer, const char *pat
         return writer->error.code;
     }
     errno = 0;
-    writer->file = fopen(path, rows ? "ab" : "wb"); /* a pipe or device has nothing to replace */
+    writer->file = fopen(path, rows ? "ab" : "wb"); /* rows, a pipe or a device: written in place */
     if (!writer->file) {
         tshi_file_system_error(writer, "cannot be written");
         return writer->error.code;
     }
-    if (rows) (void)setvbuf(writer->file, NULL, _IONBF, 0); /* a row is one write */
+    /* unbuffered, so that a row is one write */
+    if (rows) (void)setvbuf(writer->file, NULL, _IONBF, 0);
     if (rows && !kind && (writer->size = tshi_file_size(writer->file)) < 0)
         tshi_file_system_error(writer, "cannot be written");
     return writer->error.code;
@@ -22956,124 +23689,140 @@ TSH_API TSHI_COLD tsh_result tsh_writer_close(tsh_writer *writer, int keep) {
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
- * buffers of TSHI_IO_BUFFER bytes. tsh_save and tsh_load end each of their two halves with
- * tshi_io_agree: after an error on any rank all ranks return it; file or model are unchanged. */
+ * buffers of TSHI_IO_BUFFER bytes. tsh_save and tsh_load have two halves, checks and values. Each
+ * half ends with tshi_io_agree, where an error on any rank becomes the error of all ranks. An error
+ * in the first half leaves file or model unchanged; in the second, a save leaves the old file, but
+ * a load may have changed some values. */
 
 /* The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length n of
  * the header; n bytes of JSON, {"__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape":
  * [2, 3], "data_offsets": [begin, end]}, ...}, padded with blanks; then the values, row-major and
  * without gaps. Offsets count from the first value. */
 enum {
-    TSHI_IO_BUFFER = 1 << 20,          /* bytes of the buffer for values */
-    TSHI_IO_HEADER = 100000000,        /* max bytes of a header */
-    TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 32, /* bytes of a tensor's name: prefixes, path and NUL */
-    TSHI_IO_QUOTE = 96,                /* bytes of a name from a file in an error sentence */
-    TSHI_IO_HASHES = 4,                /* interleaved parts of the hash of all values */
-    TSHI_IO_SAMPLE = 64,               /* bytes of each tensor; see tshi_load_sample */
-    TSHI_IO_NONFINITE = 8              /* max warnings that name a tensor */
+    TSHI_IO_BUFFER = 1 << 20,          /* bytes of a buffer for values */
+    TSHI_IO_HEADER = 100000000,        /* max bytes of a header, and of an index */
+    /* max bytes of a tensor's name in a file: prefixes, path and NUL */
+    TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 32,
+    TSHI_IO_QUOTE = 96,                /* max bytes of a name from a file when an error quotes it */
+    TSHI_IO_HASHES = 4, /* number of interleaved hashes that make the hash of all values */
+    TSHI_IO_SAMPLE = 64,               /* bytes of each tensor that tshi_load_sample hashes */
+    TSHI_IO_NONFINITE = 8 /* max number of warnings that name a tensor with NaN or infinity */
 };
 
-/* A tensor of a file, as its header describes it. */
+/* A tensor of a file, as the file's header describes it. */
 typedef struct tshi_io_entry {
-    const char *name; /* first, as in tshi_io_pair: tshi_io_by_name compares both */
-    int64_t begin, end, dim[TSH_MAX_DIMS]; /* offsets of its values, in bytes; its shape */
-    int ndim;          /* more than TSH_MAX_DIMS: of dim there are only the first */
-    const char *dtype; /* its name in the file */
-    int taken;         /* 1: the model has it */
-    int source;            /* index of its file */
+    /* must be the first field, as in tshi_io_pair: tshi_io_by_name compares both */
+    const char *name;
+    /* byte offsets of its values, from the first value of the file; its shape */
+    int64_t begin, end, dim[TSH_MAX_DIMS];
+    int ndim;          /* number of dimensions; beyond TSH_MAX_DIMS, dim has only the first */
+    const char *dtype; /* name of its dtype in the file */
+    int taken;         /* 1: matched with a tensor of the model */
+    int source;            /* index of its file in tshi_io.source */
     const char *own;       /* its name in that file, before .rename */
-    const struct tshi_io_entry *twin; /* what the files have under another name of a tied parameter;
-                                       * NULL: nothing */
+    const struct tshi_io_entry *twin; /* the tensor that the files have under another name of the
+                                       * same tied parameter; NULL: none */
 } tshi_io_entry;
 
-/* A key and its text in a file's metadata. */
+/* A key and its text in a file's metadata; or, in an index, a tensor's name and its file. */
 typedef struct tshi_io_pair {
     const char *name, *text;
 } tshi_io_pair;
 
-/* A file that is read. */
+/* A file to load from. */
 typedef struct tshi_io_source {
-    const char *path;     /* first: tshi_io_by_name compares it */
-    const char *file;     /* its path as an index has it; NULL: there is none */
-    int64_t data;         /* position of its first value; 0: its header has not been read */
-    uint64_t stamp;       /* see tshi_load_stamp */
-    tshi_io_entry *entry; /* its tensors and metadata, sorted by name */
+    const char *path;     /* must be the first field: tshi_io_by_name compares it */
+    const char *file;     /* its path in the index; NULL: there is no index */
+    int64_t data; /* position of its first value in bytes; 0: its header has not been read */
+    uint64_t stamp;       /* hash of inode, size and time, see tshi_load_stamp */
+    tshi_io_entry *entry; /* its tensors; its metadata (pair); both sorted by name */
     tshi_io_pair *pair;
     size_t entries, pairs;
 } tshi_io_source;
 
-/* A count of the model that a file's metadata holds: state of the generators or the optimiser. */
+/* A counter of the model that is saved in a file's metadata: state of the random generators or of
+ * the optimiser. */
 typedef struct tshi_io_count {
-    const char *prefix, *name; /* the metadata's key is both, joined */
-    uint64_t *value, read;     /* where the model has it; the file's value */
-    int optional;              /* 1: if a file lacks it, it is 0 */
-    int staged;                /* 1: is 0 on stages that do not hold its module or parameter */
+    const char *prefix, *name; /* the key in the metadata is prefix + name */
+    uint64_t *value, read;     /* the model's counter; the value read from the file */
+    int optional;              /* 1: a counter of 0 is not saved, and one that a file lacks is 0 */
+    int staged; /* 1: is 0 on pipeline stages that do not hold its module or parameter */
 } tshi_io_count;
 
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
     const char *prefix, *path;   /* the name in the file is prefix + path */
-    tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
+    /* moment: one of its moments; NULL: the item is the parameter itself */
+    tsh_tensor *param, **moment;
     const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
-    tsh_dtype dtype;             /* of the model's tensor; `file`: of the file's */
-    tsh_dtype file;              /* of its values in the file; TSH_DTYPE_DEFAULT: saving, and it
-                                  * has no values, neither here nor on another stage */
-    const tshi_io_entry *entry;  /* loading: what the file has for it; NULL: nothing */
+    tsh_dtype dtype;             /* dtype of the model's tensor */
+    tsh_dtype file;              /* dtype of its values in the file; TSH_DTYPE_DEFAULT, when saving:
+                                  * no stage has values, so it is not written */
+    const tshi_io_entry *entry;  /* loading: the tensor of the files that matches; NULL: none */
 } tshi_io_item;
 
 /* One save or load. */
 typedef struct tshi_io {
     tsh_ctx *ctx;
     tsh_module *root;       /* the module to save or load */
-    const tsh_optim *optim; /* its moments are included; NULL: no optimiser */
-    const char *op, *path;  /* "tsh_save" or "tsh_load", for errors; the user's path */
-    const char *prefix;     /* names in the file: this, a dot, the path; "": the path only */
-    tsh_dtype dtype;        /* tsh_file_desc.dtype, .strict_dtype and .strict_names */
-    int strict, strict_names;
-    const tsh_rename *rename; /* tsh_file_desc.rename and .ignore */
-    const char *const *ignore;
-    int broadcast;                 /* 1: rank 0 alone reads; it is not alone */
-    const tsh_file_desc *reader;   /* has .read, in place of a file; NULL: files are read */
+    const tsh_optim *optim; /* the optimiser whose moments are included; NULL: none */
+    const char *op, *path;  /* "tsh_save" or "tsh_load", for errors; the path (see `given`) */
+    const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
+    tsh_dtype dtype;           /* tsh_file_desc.dtype */
+    int strict, strict_names;  /* tsh_file_desc.strict_dtype, .strict_names */
+    const tsh_rename *rename;  /* tsh_file_desc.rename */
+    const char *const *ignore; /* tsh_file_desc.ignore */
+    int broadcast; /* 1: rank 0 reads for all (.broadcast, and there are other ranks) */
+    const tsh_file_desc *reader; /* its .read supplies the bytes; NULL: they are read from files */
     FILE *file;                    /* open for reading; NULL: not open */
     tsh_writer writer;             /* on the rank that saves: the new file */
-    uint64_t hash;                 /* hash of the model or file, the same on all ranks */
+    /* hash of the model (saving, or loading with .broadcast) or of the files (loading); must be the
+     * same on all ranks */
+    uint64_t hash;
     tshi_arena arena;              /* memory of this save or load */
     tshi_io_item *item;            /* shape (items): all tensors */
-    tshi_io_count *count;          /* shape (counts): the generators', then the optimiser's */
-    int items, counts, generators; /* numbers of tensors, of counts, of the generators' counts */
-    char *buffer; /* writing: one buffer of TSHI_IO_BUFFER bytes; on rank 0 of tp, two. Reading:
-                   * NULL or a quarter of one, for values to be converted */
-    /* writing: */
+    tshi_io_count *count; /* shape (counts): counters of the generators, then of the optimiser */
+    /* number of items; of counters; of those that are the generators' */
+    int items, counts, generators;
+    char *buffer; /* Saving: one buffer of TSHI_IO_BUFFER bytes; on rank 0 of tp, two. Loading with
+                   * .broadcast: one; on rank 0 of the world, two. Loading without: a quarter of one
+                   * if values must be converted, else NULL. */
+    /* for saving: */
     int64_t *known;                  /* shape (items + counts), see tshi_io_merge_stages */
-    tshi_block *whole_block;         /* memory for a moment gathered from its chunks */
-    int64_t bytes;                   /* size of all values */
+    tshi_block *whole_block; /* memory for a whole moment, gathered from the chunks of dp's ranks */
+    int64_t bytes;                   /* bytes of all values in the file (loading: in all files) */
     int64_t hash_at;                 /* position of the hash of all values in the file */
-    uint64_t hashes[TSHI_IO_HASHES]; /* the parts of that hash so far */
-    /* reading: */
-    const char *given;          /* the user's path; `path` is that of the file being read */
-    tshi_io_source *source;     /* array of `sources`: the files */
-    const tshi_io_source *open; /* the one that `file` is of */
-    int sources, index;         /* index: 1 while an index is parsed */
-    int prefixed;               /* 1: a tensor of the files is under the prefix */
-    tshi_io_pair *map;          /* array of `maps`: an index's tensors and their files */
+    uint64_t hashes[TSHI_IO_HASHES]; /* interleaved hashes of the values written so far */
+    /* for loading: */
+    const char *given; /* the user's path; meanwhile `path` is that of the file being read */
+    tshi_io_source *source;     /* shape (sources): the files to load from */
+    const tshi_io_source *open; /* the source being read, by `file` or .read; NULL: none */
+    int sources, index;         /* number of files; 1 while an index is parsed */
+    int prefixed;               /* 1: the files have a tensor whose name begins with the prefix */
+    tshi_io_pair *map;          /* shape (maps): the index's names of tensors and their files */
     size_t maps;
-    tshi_io_item **order; /* shape (items): in the order of their values in the files */
-    int64_t *share;       /* .broadcast: see tshi_load_share */
+    tshi_io_item **order; /* shape (items): the items in the order of their values in the files */
+    int64_t *share;       /* .broadcast: what tshi_load_share exchanges, see there */
     int32_t *peer, *holds;
     int64_t nonfinite;     /* number of tensors with NaN or infinity */
     char *text, *at;       /* the header's text; the next character to parse in it */
-    tshi_io_entry *entry;  /* array of `entries`: the tensors of the file, at last of all files */
-    tshi_io_pair *pair;    /* array of `pairs`: keys and values of the file's __metadata__ */
-    size_t entries, pairs; /* numbers of tensors and of pairs in the file */
-    char *ahead;           /* rank 0 with .broadcast of files: TSHI_LOAD_AHEAD bytes; else NULL */
-    int64_t ahead_at, ahead_end, ahead_run; /* offsets of its bytes, and of the last run */
-    int64_t place;         /* position after the last read */
-    int unreadable;        /* 1: the last read failed, other than by the file's end */
+    /* shape (entries): tensors of the file being read; in the end, of all files */
+    tshi_io_entry *entry;
+    tshi_io_pair *pair;    /* shape (pairs): keys and texts of the file's __metadata__ */
+    size_t entries, pairs; /* lengths of `entry` and `pair` */
+    /* buffer of TSHI_LOAD_AHEAD bytes to read ahead, on rank 0 with .broadcast from files; else
+     * NULL */
+    char *ahead;
+    /* begin and end of that buffer's bytes, as offsets from the file's first value; offset of the
+     * last run read */
+    int64_t ahead_at, ahead_end, ahead_run;
+    int64_t place;         /* position in the file after the last read, in bytes */
+    int unreadable;        /* 1: the last read failed for another reason than the end of the file */
 } tshi_io;
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
 
-/* Fills in io for a save or load; an error if an argument is wrong. */
+/* Initialises io for a save or load. Sets an error if an argument is wrong. */
 static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const char *path,
                           const tsh_optim *optim, const tsh_file_desc *desc) {
     memset(io, 0, sizeof *io);
@@ -23112,7 +23861,7 @@ static void tshi_io_end(tshi_io *io) {
     tshi_mem_close(io->ctx, TSH_MEM_BOOKS, io->arena.first);
 }
 
-/* Sets an error that begins with operation and path, then as printf. Returns 0. */
+/* Sets an error that begins with the operation and io->path; the rest as printf. Returns 0. */
 TSH_PRINTF(3, 4)
 static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
@@ -23124,35 +23873,38 @@ static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char
     return 0;
 }
 
-/* Reports a failed system call with strerror(errno). Returns 0. */
+/* Sets an error for a failed system call: `what`, then strerror(errno). Returns 0. */
 static int tshi_io_system_error(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "%s: %s", what,
                         errno ? strerror(errno) : "the system gives no reason");
 }
 
-/* Reports that the path is `what`, such as "a folder". Returns 0. */
+/* Sets an error: the path is `what`, such as "a folder". Returns 0. */
 static int tshi_io_wrong_kind(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is %s; %s takes one safetensors file", what, io->op);
 }
 
-/* Gives all ranks of the world the error of one rank: found is world.size - that rank. */
+/* Collective over the world: broadcasts the error of rank world.size - found, which becomes the
+ * error of all ranks. */
 static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op) {
     const int rank = ctx->world.size - (int)found;
-    tsh_error error = ctx->error; /* sent by `rank`, received by others */
+    tsh_error error = ctx->error; /* the error that `rank` sends and the others receive */
     const tsh_result result = tshi_error_comm(
         ctx, tsh_broadcast(&ctx->world, &error, sizeof error / 4, TSH_I32, rank), op);
     if (result == TSH_OK) ctx->error = error;
     return result;
 }
 
-/* Collective over the world. If a rank has an error, all get that of the lowest such rank; if
- * hashes differ, all get an error. The world does not fail, so the error can be cleared. */
+/* Collective over the world. If ranks have errors, that of the lowest such rank becomes the error
+ * of all; if the ranks' io->hash differ, all get an error. The world does not fail, so the error
+ * can be cleared. */
 static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_comm *world = &ctx->world;
-    int64_t max[3] = {0, 0, 0}; /* error (0: none), hash, -hash */
+    /* world.size - rank if this rank has an error, else 0; hash; -hash */
+    int64_t max[3] = {0, 0, 0};
     tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, max, max, 3, TSH_I64);
-    /* 8 MiB per second for slow disks; limited, since a file's header may claim any size */
+    /* timeout for slow disks: 8 MiB per second; capped, since a file's header may claim any size */
     const int64_t seconds = tshi_base_min(io->bytes >> 23, 1000000);
     if (ctx->reported) return ctx->error.code;
     max[0] = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
@@ -23164,7 +23916,7 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     if (max[0]) {
         (void)tshi_io_take_error(ctx, max[0], io->op);
     } else if (max[1] != -max[2]) {
-        const int files = io->source && !io->broadcast; /* 1: every rank reads */
+        const int files = io->source && !io->broadcast; /* 1: every rank reads the files */
         (void)tshi_io_fail(io, files ? TSH_ERR_IO : TSH_ERR_ARGUMENT, "%s",
                            files ? "is not the same file on every rank, or was saved anew while "
                                    "ranks opened it; if so, load it again"
@@ -23178,7 +23930,8 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
 
 /* -- the tensors of a file --------------------------------------------------- */
 
-/* Returns the path that the file has for a path of the tree; "" and an error without memory. */
+/* Returns the name in the file (prefix, dot, path below io->root) of a path in the tree. Returns ""
+ * and sets an error if there is no memory. */
 static const char *tshi_io_name(tshi_io *io, const char *path) {
     const char *below = tshi_module_below(io->root, path);
     const size_t size = strlen(io->prefix) + strlen(below) + 2;
@@ -23190,7 +23943,7 @@ static const char *tshi_io_name(tshi_io *io, const char *path) {
     return name;
 }
 
-/* Appends a tensor to io->item and returns it. */
+/* Appends a parameter (moment NULL) or one of its moments to io->item and returns the item. */
 static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
                                  tsh_tensor **moment) {
     tshi_io_item *item = &io->item[io->items++];
@@ -23208,8 +23961,8 @@ static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)tshi_io_add((tshi_io *)user, "", param, NULL);
 }
 
-/* Appends a count. value points to an int64_t or uint64_t; .read starts with its present value, for
- * files without the count. */
+/* Appends a counter to io->count and returns it. value points to an int64_t or uint64_t. .read
+ * starts as the present value, so that it stays if a file lacks the counter. */
 static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const char *name,
                                         const void *value) {
     tshi_io_count *count = &io->count[io->counts++];
@@ -23220,13 +23973,16 @@ static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const c
     return count;
 }
 
-/* Lists all tensors and counts in the order of the file; 0 and an error without memory. */
+/* Fills io->item and io->count in the order of the file. Returns 0 and sets an error if there is no
+ * memory. */
 static int tshi_io_list(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const tsh_optim *optim = io->optim;
-    const int updated = optim ? optim->count : 0; /* number of parameters that it updates */
+    /* number of parameters that the optimiser updates */
+    const int updated = optim ? optim->count : 0;
     const size_t modules = (size_t)tshi_module_count(ctx);
-    const size_t items = modules * TSHI_MODULE_PARAMS + 2 * (size_t)updated; /* at most */
+    /* upper limit of the number of items */
+    const size_t items = modules * TSHI_MODULE_PARAMS + 2 * (size_t)updated;
     const size_t counts = modules + (size_t)updated + 5;
     tsh_module *m;
     int i;
@@ -23239,9 +23995,9 @@ static int tshi_io_list(tshi_io *io) {
     for (m = io->root; m; m = tshi_module_next(io->root, m)) {
         tshi_io_count *calls = tshi_io_add_count(io, "tshard.dropout_calls.",
                                                  tshi_io_name(io, m->path), &m->dropout_calls);
-        calls->optional = calls->staged = 1; /* most modules have no dropout */
+        calls->optional = calls->staged = 1; /* most modules have no dropout: their counter is 0 */
     }
-    io->generators = io->counts; /* the counts so far are the generators' */
+    io->generators = io->counts; /* the counters so far are those of the generators */
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
     tshi_module_params(io->root, 1, tshi_io_add_param, io);
@@ -23249,21 +24005,22 @@ static int tshi_io_list(tshi_io *io) {
         tshi_moments *each = &optim->each[i];
         tshi_io_count *steps = tshi_io_add_count(
             io, "tshard.optim.steps.", tshi_io_name(io, each->param->path), &each->steps);
-        steps->staged = 1; /* counted where the parameter is */
+        steps->staged = 1; /* only the stage that holds the parameter counts its steps */
         tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
     for (i = 0; i < updated; i++)
         tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
             &io->count[io->generators + 2 + i];
-    return ctx->error.code == TSH_OK; /* memory for names */
+    return ctx->error.code == TSH_OK; /* not TSH_OK: no memory for a name */
 }
 
-/* Returns 1 if the item is a bf16 parameter with exact weights (see tshi_tensor_exact). */
+/* Returns 1 if the item is a bf16 parameter of which an optimiser keeps the exact float weights
+ * (see tshi_tensor_exact). */
 static int tshi_io_is_exact(const tshi_io_item *item) {
     return !item->moment && item->dtype == TSH_BF16 && (item->param->flags & TSHI_OPTIMISED);
 }
 
-/* Returns the dtype in which tsh_save writes an item without .dtype. */
+/* Returns the dtype in which tsh_save writes an item if tsh_file_desc.dtype is 0. */
 static tsh_dtype tshi_io_own_dtype(const tshi_io_item *item) {
     return tshi_io_is_exact(item) ? TSH_F32 : item->dtype;
 }
@@ -23273,7 +24030,7 @@ static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
 }
 
-/* Returns 1 if the item is a moment of which this rank has a chunk only. */
+/* Returns 1 if the item is a moment of which this rank has only its chunk (tsh_optim_desc.zero). */
 static int tshi_io_in_chunks(const tshi_io_item *item) {
     return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
@@ -23293,12 +24050,12 @@ static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
         }
 }
 
-/* Returns the length of the UTF-8 sequence at s (RFC 3629: shortest form, no surrogates); 0: there
- * is none. Does not read beyond a NUL. */
+/* Returns the length in bytes of the UTF-8 sequence at s (RFC 3629: shortest form, no surrogates);
+ * 0: no valid one is there. Does not read beyond a NUL. */
 static int tshi_io_utf8(const unsigned char *s) {
     int n = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4, i;
     if (s[0] > 0xF4) return 0; /* beyond U+10FFFF, the last character */
-    for (i = 1; i < n; i++)    /* continuation bytes */
+    for (i = 1; i < n; i++)    /* checks the continuation bytes */
         if ((s[i] & 0xC0) != 0x80) return 0;
     if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F) ||
         (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F))
@@ -23315,7 +24072,7 @@ static int tshi_io_utf8(const unsigned char *s) {
 /* A text that is written to memory or, while `at` is NULL, only measured. */
 typedef struct tshi_io_text {
     char *at;          /* the buffer; NULL: measure only */
-    size_t size, used; /* bytes of the buffer; bytes so far */
+    size_t size, used; /* bytes of the buffer; length of the text so far */
 } tshi_io_text;
 
 /* Appends to the text, as printf; if text->at is NULL, only counts the bytes. */
@@ -23351,11 +24108,12 @@ static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char 
  * the hash is known. The hash does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
 
-/* The metadata's keys that say of which dtype in blocks a tensor of bytes (U8) is: this and a path.
- * Its last dimension has the bytes of a row. */
+/* Prefix of the metadata's keys for quantised tensors: "tshard.dtype.<path>": "q8_0". In the file
+ * such a tensor has dtype U8, and its last dimension is the number of bytes of a row. */
 static const char tshi_io_blocks[] = "tshard.dtype.";
 
-/* Returns the size of a tensor's dimension d in a file, where its dtype is `file`. */
+/* Returns the size of t's dimension d in the file's header, where t has dtype `file`: that of the
+ * last dimension of a quantised tensor is in bytes. */
 static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
     return d == t->ndim - 1 && tshi_dtype_in_blocks(file)
                ? (int64_t)tshi_dtype_bytes(file, t->dim[d])
@@ -23364,7 +24122,7 @@ static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
 
 /* Appends the whole header to the text. PyTorch's files have "format": "pt". */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
-    int64_t begin = 0, end; /* offsets of the tensor's values */
+    int64_t begin = 0, end; /* byte offsets of a tensor's values */
     int i, d;
     tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
                 tshi_io_hash_key, 0);
@@ -23383,8 +24141,8 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     }
     tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = io->item[i].param; /* a moment has its form */
-        if (!io->item[i].file) continue;         /* a moment not created yet */
+        const tsh_tensor *t = io->item[i].param; /* a moment has the shape of its parameter */
+        if (!io->item[i].file) continue; /* a moment that has not been created is not written */
         end = begin + (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(t));
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
         tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", tshi_dtypes[io->item[i].file].file);
@@ -23395,7 +24153,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
         begin = end;
     }
     tshi_io_put(text, "}");
-    while (text->used % 8) tshi_io_put(text, " "); /* aligns the values */
+    while (text->used % 8) tshi_io_put(text, " "); /* aligns the values to 8 bytes */
 }
 
 /* -- writing ----------------------------------------------------------------- */
@@ -23405,7 +24163,8 @@ static int tshi_io_is_writer(const tsh_ctx *ctx) {
     return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
-/* Returns 1 if tsh_load can read the name: UTF-8, and not a moment's. Else 0 and an error. */
+/* Returns 1 if tsh_load can read a tensor of that name: it is UTF-8, and does not look like a
+ * moment's. Else returns 0 and sets an error. */
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
@@ -23418,7 +24177,7 @@ static int tshi_io_check_name(const tshi_io *io, const char *path) {
     return 0;
 }
 
-/* Makes an error of io->writer the ctx's. Returns 1 if there is none. */
+/* Makes an error of io->writer an error of the ctx. Returns 1 if there is none. */
 static int tshi_io_written(const tshi_io *io) {
     const tsh_error *error = &io->writer.error;
     if (error->code != TSH_OK)
@@ -23426,7 +24185,7 @@ static int tshi_io_written(const tshi_io *io) {
     return error->code == TSH_OK;
 }
 
-/* Writes bytes to the file, unless there is an error already. */
+/* Writes bytes to the file, unless ctx has an error. */
 static void tshi_io_write(tshi_io *io, const void *data, size_t bytes) {
     if (io->ctx->error.code != TSH_OK) return;
     tshi_file_put(&io->writer, data, bytes);
@@ -23446,17 +24205,17 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
  * multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     uint64_t *hash = io->hashes;
-    size_t h; /* index of the hash whose turn it is */
+    size_t h; /* index of the hash that takes the next word */
     for (h = 0; left >= 8; h = (h + 1) % TSHI_IO_HASHES, values += 8, left -= 8)
         hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, 8));
     if (left) hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, left));
 }
 
-/* On the writer: makes the header, opens the temporary file, writes the header to it. */
+/* On the writing rank: makes the header, opens the temporary file and writes the header to it. */
 static void tshi_io_write_header(tshi_io *io) {
     tshi_io_text text; /* the header, measured first */
     tshi_block *block;
-    const char *kind; /* what the path is, if not a regular file */
+    const char *kind; /* what is at the path, if it is not a regular file */
     unsigned char length[8];
     memset(&text, 0, sizeof text);
     tshi_io_put_header(io, &text);
@@ -23470,11 +24229,12 @@ static void tshi_io_write_header(tshi_io *io) {
     if (io->ctx->error.code != TSH_OK) return;
     block = tshi_mem_alloc(io->ctx, TSH_MEM_BOOKS, text.used + 1);
     if (!block) return;
-    text.at = (char *)tshi_mem_data(block); /* from here on written */
+    text.at = (char *)tshi_mem_data(block); /* the text is now written, no longer measured */
     text.size = text.used + 1;
     text.used = 0;
     tshi_io_put_header(io, &text);
-    tshi_module_store_word(length, 0, text.used); /* the file's first 8 bytes */
+    /* length of the header: the first 8 bytes of the file */
+    tshi_module_store_word(length, 0, text.used);
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
     tshi_file_begin(&io->writer, io->path);
@@ -23487,22 +24247,24 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_mem_release(io->ctx, block);
 }
 
-/* Adds bytes to the hash that all ranks compare. */
+/* Adds bytes to io->hash, which all ranks compare. */
 static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Returns the dtype in which tsh_save writes an item; TSH_DTYPE_DEFAULT: it has no values here. */
+/* Returns the dtype in which tsh_save writes an item; TSH_DTYPE_DEFAULT: this rank has no values
+ * for it. */
 static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
     if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
     if (io->dtype && !item->moment && tshi_dtypes[item->dtype].floating) return io->dtype;
     return tshi_io_own_dtype(item);
 }
 
-/* Lists and hashes what is to be saved, checks names, and allocates what the collectives need. */
+/* Lists and hashes the items to save, checks their names, and allocates what the collectives need.
+ * Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    int64_t whole = 0; /* elements of the largest chunked moment, plus 1 */
+    int64_t whole = 0; /* 1 + number of elements of the largest chunked moment; 0: none */
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
         (void)tsh_fail(
@@ -23516,7 +24278,7 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param;
         io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
-        /* else tsh_load would refuse the file */
+        /* tsh_load would refuse a file with a wrong name */
         if (!tshi_io_check_name(io, io->item[i].path)) return;
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
@@ -23530,9 +24292,9 @@ static void tshi_io_prepare(tshi_io *io) {
             ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
-/* Combines what the stages know by one all-reduce (MAX) over pp: which moments exist, in which
- * dtype a tensor is written, and the counts of steps and dropout calls, which only stages that hold
- * a parameter or module know. */
+/* Combines what pipeline stages know by one all-reduce (MAX) over pp: which moments exist, the
+ * dtype in which each item is written, and the counters of steps and dropout calls, which are 0 on
+ * stages that do not hold the parameter or module. */
 static void tshi_io_merge_stages(tshi_io *io) {
     int64_t *const dtypes = io->known, *const counts = dtypes + io->items;
     int i;
@@ -23557,7 +24319,7 @@ static void tshi_io_begin_file(tshi_io *io) {
         io->bytes += (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(io->item[i].param));
         tshi_io_hash(io, &io->item[i].file, sizeof io->item[i].file);
     }
-    if (ctx->dp.rank > 0) return; /* the first replica writes */
+    if (ctx->dp.rank > 0) return; /* only the first replica writes */
     io->buffer = (char *)tshi_mem_arena_alloc(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
     if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
@@ -23566,7 +24328,7 @@ static void tshi_io_begin_file(tshi_io *io) {
 static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_dtype file,
                             char *to) {
     const char *from = (const char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
-    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights */
+    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights of up to TSHI_DTYPE_RUN elements */
     int64_t e, m;
     if (!t->low) tshi_dtype_convert(from, t->dtype, to, file, n);
     for (e = 0; e < n && t->low; e += m) {
@@ -23577,9 +24339,9 @@ static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_d
 }
 
 /* Copies the elements of rank's shard of t that are among the global elements [from, to). Source:
- * own 1: this rank's shard, converted to dtype `file`; 0: a message of that dtype, which holds them
- * one after the other. Destination: whole, which begins with element `from`, or, if that is NULL,
- * the message. Returns the number of elements copied. */
+ * own 1: this rank's shard, converted to dtype `file`; own 0: `message`, which holds them one after
+ * the other in that dtype. Destination: `whole`, which begins with element `from`; if it is NULL,
+ * `message` (own 1), or nowhere: they are only counted (own 0). Returns their number. */
 static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, int own,
                                  tsh_dtype file, char *message, char *whole) {
     tshi_runs run = tshi_tensor_runs(t, rank, from, to);
@@ -23589,30 +24351,30 @@ static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, in
         char *out = whole ? whole + tshi_dtype_bytes(file, run.global - from) : in;
         if (own)
             tshi_io_convert(t, run.local, run.length, file, out);
-        else if (whole) /* else: only counted */
+        else if (whole) /* if `whole` is NULL, elements are only counted */
             memcpy(out, in, tshi_dtype_bytes(file, run.length));
         done += run.length;
     }
     return done;
 }
 
-/* Returns the dtype as which *n elements of a dtype are sent, and sets *n to their number in it:
- * those in blocks are sent as 16-bit numbers. */
+/* Returns the dtype in which *n elements of `dtype` are sent, and sets *n to their number in it.
+ * Blocks of quantised weights are sent as 16-bit numbers, other dtypes as they are. */
 static tsh_dtype tshi_io_sent_as(tsh_dtype dtype, int64_t *n) {
     if (!tshi_dtype_in_blocks(dtype)) return dtype;
     *n = (int64_t)tshi_dtype_bytes(dtype, *n) / tshi_dtypes[TSH_BF16].size;
     return TSH_BF16;
 }
 
-/* As tsh_send and tsh_recv: n elements of any dtype. */
+/* Sends (sends 1) or receives (0) n elements of any dtype, a quantised one included. */
 static tsh_result tshi_io_pass(tsh_comm *comm, void *buffer, int64_t n, tsh_dtype dtype, int sends,
                                int peer) {
     dtype = tshi_io_sent_as(dtype, &n);
     return sends ? tsh_send(comm, buffer, n, dtype, peer) : tsh_recv(comm, buffer, n, dtype, peer);
 }
 
-/* Sends the global elements [from, to) of a tensor from their owners to rank 0 of tp, in dtype
- * `file`. */
+/* Collective over the ranks of tp that own a part of t: rank 0 gathers the global elements [from,
+ * to) in its io->buffer, in dtype `file`. */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to,
                                  tsh_dtype file) {
     tsh_comm *tp = &io->ctx->tp;
@@ -23623,17 +24385,20 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     int r;
     if (tp->rank > 0 && n) result = tshi_io_pass(tp, buffer, n, file, 1, 0);
     for (r = 1; tp->rank == 0 && r < owners && result == TSH_OK; r++) {
-        n = tshi_io_copy_runs(t, r, from, to, 0, file, message, NULL); /* how many rank r sends */
+        /* number of elements that rank r sends */
+        n = tshi_io_copy_runs(t, r, from, to, 0, file, message, NULL);
         if (n) result = tshi_io_pass(tp, message, n, file, 0, r);
         if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, 0, file, message, buffer);
     }
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes the item's tensor t, buffer by buffer: rank 0 of tp on its stage gathers a buffer and
- * sends it to the writer. After a failed write, the writer still receives the other buffers. */
+/* Writes the item's tensor t, one buffer after the other: on its stage, rank 0 of tp gathers a
+ * buffer and sends it to the writing rank. After a failed write, the other buffers are still
+ * received. */
 static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_io_item *item) {
-    const int stage = item->param->stage ? item->param->stage - 1 : 0; /* the stage that sends it */
+    /* the pipeline stage that has the tensor */
+    const int stage = item->param->stage ? item->param->stage - 1 : 0;
     tsh_ctx *ctx = io->ctx;
     const tshi_dtype *row = &tshi_dtypes[item->file];
     const int64_t n = tsh_numel(t);
@@ -23651,7 +24416,7 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
         if (writer && !holds)
             result = tshi_io_pass(&ctx->pp, buffer, to - from, item->file, 0, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
-        if (!writer) continue; /* only the writer has the file */
+        if (!writer) continue; /* only the writing rank has the file */
         if (row->elements <= 1) tshi_io_swap_bytes(buffer, to - from, (size_t)row->size);
         tshi_io_hash_values(io, buffer, tshi_dtype_bytes(item->file, to - from));
         tshi_io_write(io, buffer, tshi_dtype_bytes(item->file, to - from));
@@ -23674,7 +24439,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     return tshi_io_write_tensor(io, t ? t : item->param, item);
 }
 
-/* On the writer: writes the hash of all values into the header, and replaces the old file. */
+/* On the writing rank: writes the hash of all values into the header and replaces the old file. */
 static void tshi_io_finish(tshi_io *io) {
     tsh_writer *w = &io->writer;
     char digits[24];
@@ -23725,22 +24490,24 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
 /* ========================================================================== */
 
 /* -- reading: JSON ------------------------------------------------------------
- * Parses only what a header may contain, in one pass without recursion. Strings are decoded in
- * place, since none gets longer. The text ends with a NUL, where every parser stops. After an
- * error, parsers return 0 or "", and loops over elements end. */
+ * Parses only what a header or an index may contain, in one pass without recursion. Strings are
+ * decoded in place, since none gets longer. The text ends with a NUL, where every parser stops.
+ * After an error, parsers return 0 or "", and loops over elements end. */
 
-/* Returns what the file that is parsed should be. */
+/* Returns what the file being parsed should be, for errors: "safetensors file" or "index of
+ * ...". */
 static const char *tshi_io_form(const tshi_io *io) {
     return io->index ? "index of safetensors files" : "safetensors file";
 }
 
-/* Sets an error that says what is wrong with the header at io->at. Returns 0. */
+/* Sets an error: the header or index is wrong at io->at, as `what` says. Returns 0. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s at byte %llu%s", tshi_io_form(io), what,
                         (unsigned long long)(io->at - io->text), io->index ? "" : " of its header");
 }
 
-/* Copies a name from the file for an error sentence, shortened. */
+/* Copies a name from the file to `quote`, of TSHI_IO_QUOTE bytes, for an error: cut off there,
+ * control characters replaced. Returns quote. */
 static const char *tshi_io_quote(const char *name, char *quote) {
     (void)snprintf(quote, TSHI_IO_QUOTE, "%s", name);
     tshi_base_quote(quote);
@@ -23752,7 +24519,7 @@ static void tshi_io_skip(tshi_io *io) {
     while (*io->at == ' ' || *io->at == '\t' || *io->at == '\n' || *io->at == '\r') io->at++;
 }
 
-/* Skips white space and c; 0 if another character follows. */
+/* Skips white space and the character c. Returns 0 if another character follows. */
 static int tshi_io_skip_char(tshi_io *io, char c) {
     tshi_io_skip(io);
     if (*io->at != c) return 0;
@@ -23780,7 +24547,7 @@ static long tshi_io_hex(tshi_io *io) {
 /* Parses what follows the "\" of "\u0041" and writes that character as UTF-8 at out. Returns the
  * end of the output; NULL for another escape, half a surrogate pair, or NUL. */
 static char *tshi_io_unicode(tshi_io *io, char *out) {
-    long code = tshi_io_hex(io), low; /* code point; second half of a pair */
+    long code = tshi_io_hex(io), low; /* code: code point; low: second half of a surrogate pair */
     int n, i;
     if (code <= 0 || (code >= 0xDC00 && code < 0xE000)) return NULL;
     if (code >= 0xD800 && code < 0xDC00) { /* first half of a surrogate pair */
@@ -23799,8 +24566,8 @@ static char *tshi_io_unicode(tshi_io *io, char *out) {
 /* Parses a string and returns it, decoded in place and ended by a NUL; "" after an error. */
 static const char *tshi_io_string(tshi_io *io) {
     static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
-    const char *found, *wrong = NULL; /* found: the escape; wrong: an error text */
-    char *start, *out;                /* the decoded string, its end so far */
+    const char *found, *wrong = NULL; /* found: the escape's letter; wrong: an error text */
+    char *start, *out;                /* begin of the decoded string; its end so far */
     int n;                            /* bytes of the next character */
     if (!tshi_io_skip_char(io, '"')) wrong = "there is no string";
     for (start = out = io->at; !wrong && *io->at != '"';) {
@@ -23830,20 +24597,22 @@ static const char *tshi_io_key(tshi_io *io) {
     return key;
 }
 
-/* Parses an opening bracket, brackets[0]. Returns 1 if an element follows, 0 if brackets[1] does,
- * or if there is no opening bracket, with the error `what`. */
+/* Parses an opening bracket, brackets[0]. Returns 1 if an element follows. Returns 0 if the closing
+ * bracket, brackets[1], follows, or, with the error `what`, if there is no opening bracket. */
 static int tshi_io_open(tshi_io *io, const char *brackets, const char *what) {
     if (!tshi_io_skip_char(io, brackets[0])) return tshi_io_bad(io, what);
     return !tshi_io_skip_char(io, brackets[1]);
 }
 
-/* Parses what follows an element: returns 1 after a comma, 0 after `close` or an error. */
+/* Parses what follows an element. Returns 1 after a comma, 0 after the bracket `close` or an
+ * error. */
 static int tshi_io_next(tshi_io *io, char close) {
     if (io->ctx->error.code != TSH_OK || tshi_io_skip_char(io, close)) return 0;
     return tshi_io_skip_char(io, ',') || tshi_io_bad(io, "a comma or a bracket is missing");
 }
 
-/* Parses digits: sets *out to their value and returns their end; NULL if it is greater than max. */
+/* Parses digits: sets *out to their value and returns the end of the digits; NULL if the value is
+ * greater than max. */
 static const char *tshi_io_digits(const char *at, uint64_t max, uint64_t *out) {
     for (*out = 0; *at >= '0' && *at <= '9'; at++) {
         const uint64_t digit = (uint64_t)(*at - '0');
@@ -23853,7 +24622,7 @@ static const char *tshi_io_digits(const char *at, uint64_t max, uint64_t *out) {
     return at;
 }
 
-/* Parses a whole number from 0 to INT64_MAX / 2 and returns it. */
+/* Parses a whole number from 0 to INT64_MAX / 2 and returns it; 0 after an error. */
 static int64_t tshi_io_whole(tshi_io *io) {
     const char *end;
     uint64_t value;
@@ -23866,8 +24635,8 @@ static int64_t tshi_io_whole(tshi_io *io) {
     return (int64_t)value;
 }
 
-/* Parses a list, "[1, 2]", of whole numbers, and stores the first `max` of them in out; returns how
- * many there are. */
+/* Parses a list of whole numbers, such as [1, 2], and stores its first `max` numbers in out.
+ * Returns the length of the list. */
 static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
     int count = 0, more = tshi_io_open(io, "[]", "there is no list");
     for (; more; more = tshi_io_next(io, ']'), count++) {
@@ -23877,7 +24646,7 @@ static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
     return count;
 }
 
-/* Skips "null"; 0 if something else follows. */
+/* Skips "null". Returns 0 if something else follows. */
 static int tshi_io_null(tshi_io *io) {
     tshi_io_skip(io);
     if (strncmp(io->at, "null", 4) != 0) return 0;
@@ -23885,7 +24654,7 @@ static int tshi_io_null(tshi_io *io) {
     return 1;
 }
 
-/* Skips a value of any kind; brackets are only counted. */
+/* Skips a value of any kind. Brackets are only counted: their kinds need not match. */
 static void tshi_io_skip_value(tshi_io *io) {
     int depth = 0;
     do {
@@ -23907,22 +24676,23 @@ static void tshi_io_skip_value(tshi_io *io) {
 
 /* ========================================================================== */
 /* >>io-header                                    MARK: - io-header (private) */
-/* Reads and checks the header of a safetensors file; its tensors' names.     */
+/* Reads and checks the header of a safetensors file; renames its tensors.    */
 /* Needs: >>glob >>io-json.                                                   */
 /* ========================================================================== */
 
-/* The format's dtypes of whole bytes; tsh_load reads only those of tshi_dtypes. A tensor that no
- * model has may be of any other. */
+/* The dtypes of the safetensors format whose values are whole bytes, to check sizes by. tsh_load
+ * reads only those that are in tshi_dtypes too. A tensor that the model lacks may have any other
+ * dtype. */
 typedef struct tshi_io_type {
     const char *name;
-    int64_t size; /* bytes of a value */
+    int64_t size; /* size of a value in bytes */
 } tshi_io_type;
 static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL", 1},    {"U8", 1},
                                              {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2},
                                              {"U16", 2}, {"F16", 2},     {"BF16", 2},    {"I32", 4},
                                              {"U32", 4}, {"I64", 8},     {"U64", 8}};
 
-/* Returns the bytes of a value of the dtype of that name; 0: it is not known. */
+/* Returns the size in bytes of a value of the dtype called `name`; 0: unknown dtype. */
 static int64_t tshi_io_dtype_size(const char *name) {
     int type = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]) - 1;
     while (type >= 0 && strcmp(name, tshi_io_types[type].name) != 0) type--;
@@ -23934,7 +24704,7 @@ static int64_t tshi_io_dtype_size(const char *name) {
 static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
     int64_t offset[2] = {0, 0};
-    int seen = 0, n = 0; /* seen: bits of the keys so far; n: number of offsets */
+    int seen = 0, n = 0; /* seen: bits of the keys read so far; n: number of offsets */
     if (!tshi_io_skip_char(io, '{')) (void)tshi_io_bad(io, "a tensor is no object");
     do {
         const char *key = tshi_io_key(io);
@@ -23954,22 +24724,24 @@ static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     entry->end = offset[1];
 }
 
-/* Parses the metadata or an index's weight_map, {"key": "text", ..}; an error if it is no object:
- * what. */
+/* Parses {"key": "text", ..}, the metadata or an index's weight_map, and appends it to io->pair.
+ * `what` is the error if it is no object. */
 static void tshi_io_read_pairs(tshi_io *io, const char *what) {
     int more = tshi_io_open(io, "{}", what);
     for (; more; more = tshi_io_next(io, '}')) {
-        tshi_io_pair *pair = &io->pair[io->pairs++]; /* there is space: see tshi_load_header */
+        /* the array is long enough: see tshi_load_header and tshi_load_read_index */
+        tshi_io_pair *pair = &io->pair[io->pairs++];
         pair->name = tshi_io_key(io);
         pair->text = tshi_io_string(io);
     }
 }
 
-/* Parses the whole header, of n characters and a NUL, into io->entry and io->pair. */
+/* Parses the whole header, n characters and a NUL from io->at, into io->entry and io->pair. */
 static void tshi_io_read_entries(tshi_io *io, size_t n) {
     const char *end = io->at + n, *name;
-    int more, metadata = 0;                                     /* metadata: 1 after __metadata__ */
-    if (*io->at != '{') (void)tshi_io_bad(io, "there is no {"); /* nor may blanks precede it */
+    int more, metadata = 0; /* metadata: 1 after __metadata__ was read */
+    /* blanks may not precede it either */
+    if (*io->at != '{') (void)tshi_io_bad(io, "there is no {");
     for (more = tshi_io_open(io, "{}", ""); more; more = tshi_io_next(io, '}')) {
         name = tshi_io_key(io);
         if (strcmp(name, "__metadata__") != 0) {
@@ -23999,14 +24771,15 @@ static int tshi_io_by_place(const void *a, const void *b) {
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Reports what is wrong with one tensor of the file. Returns 0. */
+/* Sets an error: the tensor `name` of the file is wrong, as `what` says. Returns 0. */
 static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *what) {
     char quote[TSHI_IO_QUOTE];
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: \"%s\" %s", tshi_io_form(io),
                         tshi_io_quote(name, quote), what);
 }
 
-/* Sorts n structs by their first field, a name; 0 and the error `twice` if a name occurs twice. */
+/* Sorts n structs of `width` bytes by their first field, a name. Returns 0 and sets the error
+ * `twice` if a name occurs twice. */
 static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t width,
                               const char *twice) {
     const char *at = (const char *)base;
@@ -24018,11 +24791,12 @@ static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t wi
     return 1;
 }
 
-/* Checks that sizes fit shapes (of dtypes that are known, and of at most TSH_MAX_DIMS dimensions),
- * that values have neither gaps nor overlaps, and that no name occurs twice; 0 and an error if not.
- * Leaves entries and metadata sorted by name. */
+/* Checks that sizes fit shapes (of tensors with a known dtype and at most TSH_MAX_DIMS dimensions),
+ * that values have neither gaps nor overlaps, and that no name occurs twice. Returns 0 and sets an
+ * error if not. Leaves io->entry and io->pair sorted by name. */
 static int tshi_io_check_entries(tshi_io *io) {
-    int64_t at = 0, bytes; /* end of the tensor before; size by dtype and shape */
+    /* at: end of the previous tensor's values; bytes: size by dtype and shape */
+    int64_t at = 0, bytes;
     size_t i;
     int d;
     qsort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
@@ -24038,9 +24812,9 @@ static int tshi_io_check_entries(tshi_io *io) {
             return tshi_io_bad_entry(io, e->name, "has data_offsets that do not fit its shape");
         if (e->begin != at)
             return tshi_io_bad_entry(io, e->name, "overlaps another tensor, or leaves a gap");
-        at = e->end; /* at most INT64_MAX / 2, as tshi_io_whole returns it */
+        at = e->end; /* at most INT64_MAX / 2, the limit of tshi_io_whole */
     }
-    io->bytes = at; /* the last tensor's end */
+    io->bytes = at; /* the end of the last tensor's values */
     return tshi_io_sort_names(io, io->entry, io->entries, sizeof *io->entry, "is there twice") &&
            tshi_io_sort_names(io, io->pair, io->pairs, sizeof *io->pair,
                               "is twice in __metadata__");
@@ -24048,10 +24822,11 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- reading: values that are not finite ---------------------------------------- */
 
-/* Returns 1 if of all values some exponent bit is 0: of infinity and NaN all are 1. ones: the bits
- * of infinity, signs: the sign bit, in each value of a word: exponent + (sign bit - infinity)
- * reaches the sign bit. APART: else gcc, as only code that runs rarely calls it, does not vectorise
- * it. */
+/* Returns 1 if all values are finite: each has an exponent bit that is 0 (in infinity and NaN all
+ * are 1). ones: the bits of infinity, signs: the sign bit, both repeated for each value of a 64-bit
+ * word. (word & ones) + (signs - ones) sets the sign bit of a value exactly if all its exponent
+ * bits are 1. TSHI_APART keeps the function out of line: gcc does not vectorise it in its caller,
+ * which runs rarely. */
 TSHI_APART int tshi_io_finite_words(const char *TSHI_RESTRICT values, size_t bytes, uint64_t ones,
                                       uint64_t signs) {
     const uint64_t less = signs - ones;
@@ -24065,10 +24840,10 @@ TSHI_APART int tshi_io_finite_words(const char *TSHI_RESTRICT values, size_t byt
     return !((found | ((word & ones) + less)) & signs);
 }
 
-/* Returns 1 if all values of a dtype are finite. */
+/* Returns 1 if all values are finite. values: `bytes` bytes of a floating dtype. */
 static int tshi_io_finite(const tshi_dtype *dtype, const char *values, size_t bytes) {
     const tsh_real infinite = (tsh_real)HUGE_VAL, minus = (tsh_real)-0.0;
-    uint64_t ones, signs; /* of as many values as a word has */
+    uint64_t ones, signs; /* the bits of infinity and of -0, repeated to fill a word */
     int i;
     for (i = 0; i < 8; i += dtype->size) {
         dtype->store((char *)&ones + i, 1, 1, &infinite);
@@ -24077,12 +24852,13 @@ static int tshi_io_finite(const tshi_dtype *dtype, const char *values, size_t by
     return tshi_io_finite_words(values, bytes, ones, signs);
 }
 
-/* Adds the number of NaN to found[0], of infinite values to found[1]. For both, x - x is not 0. */
+/* Adds the number of NaN among `count` values to found[0] and that of infinite values to found[1].
+ * For both, x - x is not 0. */
 static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
                                       int64_t *found) {
     enum { BLOCK = 256 };
     const tsh_dtype index = (tsh_dtype)(dtype - tshi_dtypes);
-    tsh_real x[BLOCK]; /* values, converted */
+    tsh_real x[BLOCK]; /* up to BLOCK values, converted */
     int64_t e, i, n;
     if (!dtype->floating || (!tshi_dtype_in_blocks(index) &&
                              tshi_io_finite(dtype, values, tshi_dtype_bytes(index, count))))
@@ -24099,7 +24875,7 @@ static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values,
 
 /* -- reading: names that differ ----------------------------------------------- */
 
-/* Returns 1 if a name of the files matches a pattern of .ignore. */
+/* Returns 1 if the name of a tensor in the files matches a pattern of .ignore. */
 static int tshi_io_ignored(const tshi_io *io, const char *name) {
     const char *const *pattern = io->ignore;
     if (!pattern || strlen(name) >= TSHI_IO_NAME)
@@ -24108,7 +24884,8 @@ static int tshi_io_ignored(const tshi_io *io, const char *name) {
     return *pattern != NULL;
 }
 
-/* Returns a name of the files after all pairs of .rename, in turn. */
+/* Returns what the pairs of .rename, applied in order, make of the name of a tensor in the files.
+ * The name is unchanged by pairs that do not match. Sets an error if a pair makes no valid name. */
 static const char *tshi_io_rename(tshi_io *io, const char *name) {
     const tsh_rename *pair = io->rename;
     for (; pair && pair->from; pair++) {
@@ -24135,20 +24912,21 @@ static const char *tshi_io_rename(tshi_io *io, const char *name) {
 
 /* ========================================================================== */
 /* >>load-files                                  MARK: - load-files (private) */
-/* Which files a path stands for; reading them; the tensors of all of them.   */
+/* Finds the files that a path stands for; reads their headers and bytes.     */
 /* Needs: >>io-save >>io-header.                                              */
 /* ========================================================================== */
 
-/* Every rank reads the files itself: headers, then the bytes of its shards; with .broadcast rank 0
- * does, for all. tshi_load_all has two halves: tshi_load_check compares headers with the model, the
- * ranks agree; only after that are values changed, in the order of the files. */
+/* Every rank reads the files itself: headers, then the bytes of its shards. With .broadcast, rank 0
+ * reads them for all. tshi_load_all has two halves: tshi_load_check compares the headers with the
+ * model, and the ranks agree that all is well; only then are values changed, in the order of the
+ * files. */
 
 /* -- bytes -------------------------------------------------------------------- */
 
-enum { TSHI_LOAD_AHEAD = 1 << 16 }; /* bytes; see tshi_load_read_run */
+enum { TSHI_LOAD_AHEAD = 1 << 16 }; /* bytes that tshi_load_read_run reads ahead */
 
 #if TSHI_POSIX
-/* pread; where the program does not ask for POSIX of 2008, that is not declared. */
+/* As pread, which is declared only if the program asks for POSIX.1-2008 (_POSIX_C_SOURCE). */
 static ssize_t tshi_load_pread(int file, void *to, size_t bytes, off_t at) {
 #if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200809L
     return pread(file, to, bytes, at);
@@ -24158,21 +24936,23 @@ static ssize_t tshi_load_pread(int file, void *to, size_t bytes, off_t at) {
 }
 #endif
 
-/* Reads bytes at position `at` of the open file, as many as there are; returns their number. */
+/* Reads at most `bytes` bytes from position `at` of the open file, fewer only at its end or after
+ * an error. Returns their number. */
 static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t bytes) {
     size_t got = 0;
 #if TSHI_POSIX
-    const int fits = (int64_t)(off_t)at == at; /* off_t may have 32 bits */
+    const int fits = (int64_t)(off_t)at == at; /* 0: beyond an off_t of 32 bits */
     ssize_t n = fits ? 1 : -1;
     if (!fits) errno = EOVERFLOW;
     while (got < bytes && n > 0) {
         n = tshi_load_pread(fileno(io->file), to + got, bytes - got, (off_t)at + (off_t)got);
         if (n > 0) got += (size_t)n;
-        if (n < 0 && errno == EINTR) n = 1; /* a signal came: read once more */
+        if (n < 0 && errno == EINTR) n = 1; /* interrupted by a signal: try again */
     }
     io->unreadable = n < 0;
 #else
-    if (at != io->place && !tshi_file_seek(io->file, at)) return 0; /* seeks only if it must */
+    /* no seek if the last read ended here */
+    if (at != io->place && !tshi_file_seek(io->file, at)) return 0;
     got = fread(to, 1, bytes, io->file);
     io->unreadable = ferror(io->file) != 0;
 #endif
@@ -24180,7 +24960,8 @@ static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t byte
     return got;
 }
 
-/* Reads bytes at position `at` of the file; returns 0 if the file ends before, or on an error. */
+/* Reads `bytes` bytes from position `at` of the file or of io->reader. Returns 0 if the file ends
+ * before, or on an error. */
 static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     errno = 0;
     if (io->reader) {
@@ -24192,13 +24973,13 @@ static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     return tshi_load_read_file(io, at, (char *)to, bytes) == bytes;
 }
 
-/* Reports a failed read: a system error or, if the file ended, `what`. Returns 0. */
+/* Sets an error for a failed read: a system error or, if the file ended, `what`. Returns 0. */
 static int tshi_load_read_error(const tshi_io *io, const char *what) {
     if (io->unreadable) return tshi_io_system_error(io, "cannot be read");
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s", tshi_io_form(io), what);
 }
 
-/* Other formats: their first bytes and a description for the error. */
+/* Other file formats: their first bytes and a description for the error. */
 static const tshi_io_pair tshi_load_forms[] = {
     {"{", "JSON text, such as the index of a sharded checkpoint, whose name must end with .json"},
     {"PK\3\4", "a zip archive, as torch.save writes (safetensors.torch.save_file converts it)"},
@@ -24211,11 +24992,12 @@ static const tshi_io_pair tshi_load_forms[] = {
     {"version https://git-lfs", "a git-lfs pointer (`git lfs pull` fetches the file)"},
 };
 
-/* Returns 1 and sets an error if the file is of another format that is recognised; else 0. */
+/* Returns 1 and sets an error if the file is recognised as another format, a text, or empty; else
+ * 0. */
 static int tshi_load_foreign(tshi_io *io) {
     const size_t forms = sizeof tshi_load_forms / sizeof tshi_load_forms[0];
     unsigned char start[32];
-    size_t i, n, printable = 0; /* n: bytes read; printable: how many are text */
+    size_t i, n, printable = 0; /* n: bytes read; printable: number of text characters among them */
     memset(start, 0, sizeof start);
     (void)tshi_load_read(io, 0, start, sizeof start);
     n = (size_t)io->place;
@@ -24228,9 +25010,9 @@ static int tshi_load_foreign(tshi_io *io) {
     return printable == n && !tshi_io_wrong_kind(io, n ? "a text" : "an empty file");
 }
 
-/* Returns a hash of what tells the open file from others and from what it was before: number on its
- * disk, size and time of its last change; 0: not known. A change while it is read means that
- * another program wrote to it: tsh_save never writes to a file in place. */
+/* Returns a hash that identifies the open file and its version: of inode, size and time of the last
+ * change; 0: unknown. If it changes while the file is read, another program has written to the file
+ * in place, which tsh_save never does. */
 static uint64_t tshi_load_stamp(const tshi_io *io) {
 #if TSHI_POSIX
     struct stat info;
@@ -24239,7 +25021,7 @@ static uint64_t tshi_load_stamp(const tshi_io *io) {
     facts[0] = (int64_t)info.st_ino;
     facts[1] = (int64_t)info.st_size;
     facts[2] = (int64_t)info.st_mtime;
-#if defined(__linux__) && defined(st_mtime) /* -std=c99 hides it: seconds must do */
+#if defined(__linux__) && defined(st_mtime) /* st_mtim is hidden with -std=c99: seconds must do */
     facts[3] = (int64_t)info.st_mtim.tv_nsec;
 #endif
     return tshi_rng_hash(0, facts, sizeof facts);
@@ -24249,7 +25031,8 @@ static uint64_t tshi_load_stamp(const tshi_io *io) {
 #endif
 }
 
-/* Closes the open file; 0 and an error if it was written to since it was opened. */
+/* Closes the open file. Returns 0 and sets an error if the file was written to since it was
+ * opened. */
 static int tshi_load_leave(tshi_io *io) {
     const int same = !io->open || tshi_load_stamp(io) == io->open->stamp;
     if (io->file) (void)fclose(io->file);
@@ -24258,9 +25041,10 @@ static int tshi_load_leave(tshi_io *io) {
     return same || tshi_io_fail(io, TSH_ERR_IO, "was written to while it was read; load it again");
 }
 
-/* Makes a file the open one, of which there is one at a time: a model may have more files than a
- * process may open. Without a buffer, so that a read takes no bytes beside its own. 0 and an error
- * if it cannot be opened, or is not what its header was read from. */
+/* Opens the file of `source`, unless it is open, and closes the one before: a model may have more
+ * files than a process may open. The stream is unbuffered, so that a read takes no bytes beside its
+ * own. Returns 0 and sets an error if the file cannot be opened, or is no longer the one whose
+ * header was read. */
 static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     const char *kind;
     uint64_t stamp;
@@ -24285,10 +25069,11 @@ static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
            tshi_io_fail(io, TSH_ERR_IO, "was replaced while it was read; load it again");
 }
 
-/* Reads and checks the header, and that the file ends with its values, of which *data becomes the
- * position; 0 and an error if not. */
+/* Reads and checks the header of the open file, checks that the file ends with the last value,
+ * and sets *data to the position of the first one. Returns 0 and sets an error if something is
+ * wrong. */
 static int tshi_load_header(tshi_io *io, int64_t *data) {
-    unsigned char length[8], byte; /* byte: read to learn where the file ends */
+    unsigned char length[8], byte; /* byte: read only to learn where the file ends */
     char what[TSHI_TEXT_SIZE];
     uint64_t value;
     size_t n, max_entries, max_pairs; /* n: bytes of the header */
@@ -24300,7 +25085,7 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
                    (unsigned long long)value);
     if (value < 2 || value > TSHI_IO_HEADER || !tshi_load_read(io, 7 + (int64_t)value, &byte, 1))
         return tshi_load_foreign(io) ? 0 : tshi_load_read_error(io, what);
-    n = (size_t)value;          /* fits: at most TSHI_IO_HEADER */
+    n = (size_t)value;          /* fits a size_t: at most TSHI_IO_HEADER */
     *data = 8 + (int64_t)value; /* values follow the header */
     /* Limits: as many as fit into n bytes, plus one in which parsing ends with an error. The
      * shortest are "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata,
@@ -24315,7 +25100,7 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
     if (!io->text || !io->entry || !io->pair) return 0;
     if (!tshi_load_read(io, 8, io->text, n))
         return tshi_load_read_error(io, "its header is cut off");
-    tshi_io_hash(io, io->text, n); /* a NUL follows: the arena is zeroed */
+    tshi_io_hash(io, io->text, n); /* text[n] is NUL: the arena is zeroed */
     tshi_io_read_entries(io, n);
     if (io->ctx->error.code != TSH_OK || !tshi_io_check_entries(io)) return 0;
     if (io->bytes && !tshi_load_read(io, *data + io->bytes - 1, &byte, 1))
@@ -24327,8 +25112,8 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
 
 /* -- which files -------------------------------------------------------------- */
 
-/* Returns the path of a name in the folder of io->given (of a file in it, its first `folder`
- * characters); NULL and an error: no memory. */
+/* Returns the path of file `name` in a folder, given as the first `folder` characters of io->given.
+ * Returns NULL and sets an error if there is no memory. */
 static const char *tshi_load_join(tshi_io *io, size_t folder, const char *name) {
     const size_t size = folder + strlen(name) + 2;
     char *path = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
@@ -24338,14 +25123,14 @@ static const char *tshi_load_join(tshi_io *io, size_t folder, const char *name) 
     return path;
 }
 
-/* Allocates `count` sources; 0 and an error: no memory. */
+/* Allocates io->source for `count` files. Returns 0 and sets an error if there is no memory. */
 static int tshi_load_sources(tshi_io *io, size_t count) {
     io->source = (tshi_io_source *)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                         count * sizeof *io->source);
     return io->source != NULL;
 }
 
-/* Makes one file the only source. */
+/* Makes the file at a path the only source. */
 static void tshi_load_single(tshi_io *io, const char *path) {
     if (!path || !tshi_load_sources(io, 1)) return;
     io->source[0].path = path;
@@ -24371,7 +25156,8 @@ static void tshi_load_parse_index(tshi_io *io, size_t n) {
     if (!maps) (void)tshi_io_bad(io, "there is no weight_map");
 }
 
-/* Reads the text of the open index and parses it; 0 and an error if it is none. */
+/* Reads the text of the open index and parses it into io->map. Returns 0 and sets an error if it is
+ * not an index. */
 static int tshi_load_read_index(tshi_io *io) {
     size_t quotes = 0, i;
     long n;
@@ -24389,7 +25175,7 @@ static int tshi_load_read_index(tshi_io *io) {
         return tshi_load_read_error(io, "it became shorter while it was read");
     tshi_io_hash(io, io->text, (size_t)n);
     for (i = 0; i < (size_t)n; i++) quotes += io->text[i] == '"';
-    io->pairs = 0; /* an entry has four quotes, a damaged last one fewer */
+    io->pairs = 0; /* length of the map: an entry has four quotes, a damaged last one fewer */
     io->map = io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                               (quotes / 4 + 1) * sizeof *io->pair);
     if (!io->map) return 0;
@@ -24398,17 +25184,17 @@ static int tshi_load_read_index(tshi_io *io) {
     return io->ctx->error.code == TSH_OK;
 }
 
-/* Compares two entries of an index by their files; for qsort. */
+/* Compares two entries of io->map by their files; for qsort. */
 static int tshi_load_by_file(const void *a, const void *b) {
     return strcmp(((const tshi_io_pair *)a)->text, ((const tshi_io_pair *)b)->text);
 }
 
-/* Makes the files that io->map names the sources, which lie in the first `folder` characters of
- * io->given, or in folders there; 0 and an error if one lies elsewhere, or a tensor is there twice.
- */
+/* Sets io->source to the files that io->map names. They must be in the folder given as the first
+ * `folder` characters of io->given, or below it. Returns 0 and sets an error if one is not, or if a
+ * tensor is listed twice. */
 static int tshi_load_map_files(tshi_io *io, size_t folder) {
     char quote[TSHI_IO_QUOTE];
-    size_t i, count = 0; /* number of files */
+    size_t i, count = 0; /* count: number of files */
     for (i = 0; i < io->maps; i++) {
         const char *file = tshi_file_below(io->map[i].text);
         if (!file)
@@ -24432,34 +25218,35 @@ static int tshi_load_map_files(tshi_io *io, size_t folder) {
     return tshi_io_sort_names(io, io->map, io->maps, sizeof *io->map, "is there twice");
 }
 
-/* Reads the open index, closes it and makes its files the sources, which lie in the first `folder`
- * characters of io->given. */
+/* Reads the open index, closes it and sets io->source to its files, which are below the folder
+ * given as the first `folder` characters of io->given. Returns 0 and sets an error if something is
+ * wrong. */
 static int tshi_load_take_index(tshi_io *io, size_t folder) {
     return tshi_load_read_index(io) && tshi_load_leave(io) && tshi_load_map_files(io, folder);
 }
 
-/* Makes the files of the index at a path, which is io->given, the sources. */
+/* Sets io->source to the files of the index at a path, which is io->given. */
 static void tshi_load_index(tshi_io *io, const char *path) {
     tshi_io_source index;
     const char *slash = path ? strrchr(path, '/') : NULL;
     memset(&index, 0, sizeof index);
     index.path = path;
     if (!path) return;
-    io->index = 1; /* for errors */
+    io->index = 1; /* 1: errors speak of an index */
     if (tshi_load_use(io, &index))
         (void)tshi_load_take_index(io, slash ? (size_t)(slash - path) + 1 : 0);
     io->index = 0;
     if (io->open == &index) (void)tshi_load_leave(io); /* after an error */
 }
 
-/* Makes all *.safetensors of the folder io->given the sources, sorted by name. On systems other
- * than POSIX's, finds none. */
+/* Sets io->source to all *.safetensors of the folder io->given, sorted by name. Returns 0 if there
+ * are none, or if the system is not a POSIX one. */
 static int tshi_load_list(tshi_io *io) {
 #if TSHI_POSIX
     static const char end[] = ".safetensors";
     const size_t folder = strlen(io->given), tail = sizeof end - 1;
     int pass, count = 0, n;
-    for (pass = 0; pass < 2; pass++) { /* first counts them */
+    for (pass = 0; pass < 2; pass++) { /* pass 0 counts the files, pass 1 stores them */
         struct dirent *entry;
         DIR *list = opendir(io->given);
         for (n = 0; list && (entry = readdir(list)) != NULL;) {
@@ -24476,7 +25263,7 @@ static int tshi_load_list(tshi_io *io) {
         if (!pass && !tshi_load_sources(io, (size_t)n)) return 1;
         count = n;
     }
-    if (io->ctx->error.code == TSH_OK) /* else paths are missing */
+    if (io->ctx->error.code == TSH_OK) /* without memory, some paths are NULL */
         qsort(io->source, (size_t)io->sources, sizeof *io->source, tshi_io_by_name);
     return 1;
 #else
@@ -24485,8 +25272,8 @@ static int tshi_load_list(tshi_io *io) {
 #endif
 }
 
-/* Makes a folder's files the sources: model.safetensors or, as in transformers only without it,
- * those of model.safetensors.index.json; else all of them. */
+/* Sets io->source to the files of the folder io->given: model.safetensors; without it, as in
+ * transformers, the files of model.safetensors.index.json; without both, all *.safetensors. */
 static void tshi_load_folder(tshi_io *io) {
     static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
     int i;
@@ -24495,7 +25282,7 @@ static void tshi_load_folder(tshi_io *io) {
         FILE *file = path ? tshi_file_open(path, &kind) : NULL;
         if (!path) return;
         if (!file && !kind) continue;
-        if (file) (void)fclose(file); /* else tshi_load_use reports the kind */
+        if (file) (void)fclose(file); /* if it is no regular file, tshi_load_use reports it */
         if (!i) tshi_load_single(io, path);
         if (i) io->given = path;
         if (i) tshi_load_index(io, path);
@@ -24507,7 +25294,7 @@ static void tshi_load_folder(tshi_io *io) {
                            "other files *.safetensors");
 }
 
-/* Finds the files that io->path stands for. */
+/* Sets io->source to the files that io->path stands for: a file, an index or a folder. */
 static void tshi_load_find_files(tshi_io *io) {
     const char *kind = tshi_file_kind(io->path), *end = strrchr(io->path, '.');
     if (io->reader)
@@ -24522,8 +25309,9 @@ static void tshi_load_find_files(tshi_io *io) {
 
 /* -- the tensors of all files -------------------------------------------------- */
 
-/* Checks that files hold exactly the tensors that the index lists for them, those of .ignore aside;
- * 0 and an error if not. Uses io->map up. */
+/* Checks that each file holds exactly the tensors that the index lists for it, apart from those of
+ * .ignore. Returns 0 and sets an error if not. Sets .text to NULL in the entries of io->map that it
+ * has found. */
 static int tshi_load_check_index(tshi_io *io) {
     char quote[TSHI_IO_QUOTE], other[TSHI_IO_QUOTE];
     size_t i, e;
@@ -24534,7 +25322,7 @@ static int tshi_load_check_index(tshi_io *io) {
             tshi_io_pair *pair = (tshi_io_pair *)bsearch(&name, io->map, io->maps, sizeof *io->map,
                                                          tshi_io_by_name);
             if (pair && pair->text && strcmp(pair->text, source->file) == 0) {
-                pair->text = NULL; /* found */
+                pair->text = NULL; /* marks the entry as found */
             } else if (!tshi_io_ignored(io, name)) {
                 io->path = source->path;
                 return tshi_io_fail(io, TSH_ERR_IO, "holds \"%s\", which the index %s%s%s",
@@ -24555,7 +25343,7 @@ static int tshi_load_check_index(tshi_io *io) {
     return 1;
 }
 
-/* Sorts the tensors of all files by name; 0 and an error if two have one name. */
+/* Sorts the tensors of all files by name. Returns 0 and sets an error if two have the same name. */
 static int tshi_load_sort(tshi_io *io) {
     char first[TSHI_IO_QUOTE], second[TSHI_IO_QUOTE];
     size_t i;
@@ -24571,8 +25359,9 @@ static int tshi_load_sort(tshi_io *io) {
     return 1;
 }
 
-/* Reads the headers of all files and collects their tensors in io->entry; 0 and an error if
- * something is wrong with them, or between them. */
+/* Reads the headers of all files and collects their tensors, renamed and without ignored ones, in
+ * io->entry. Returns 0 and sets an error if a header is wrong, or two files contradict each
+ * other. */
 static int tshi_load_headers(tshi_io *io) {
     size_t e, count = 0;
     int64_t bytes = 0;
@@ -24615,7 +25404,8 @@ static int tshi_load_headers(tshi_io *io) {
 /* Needs: >>load-files.                                                       */
 /* ========================================================================== */
 
-/* Returns the struct with the name prefix + name, of n that are sorted by name; or NULL. */
+/* Returns the struct whose first field, a name, is prefix + name, out of n structs of `width` bytes
+ * that are sorted by name; NULL: there is none. */
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
                             const char *name) {
     char key[TSHI_IO_NAME];
@@ -24624,7 +25414,8 @@ static void *tshi_load_find(const void *base, size_t n, size_t width, const char
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }
 
-/* Returns the text for the key prefix + name in the first metadata that has it; NULL: none has. */
+/* Returns the text of the key prefix + name from the metadata of the first file that has it; NULL:
+ * no file has. */
 static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
     const tshi_io_pair *pair = NULL;
     int i;
@@ -24634,19 +25425,20 @@ static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, con
     return pair ? pair->text : NULL;
 }
 
-/* Sets count->read from the metadata; 0 and an error if it is missing or no number. */
+/* Sets count->read from the metadata. Returns 0 and sets an error if the counter is missing or is
+ * no number. */
 static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
     const char *text = tshi_load_metadata(io, count->prefix, count->name);
     const char *end = text ? tshi_io_digits(text, UINT64_MAX, &count->read) : NULL;
-    if (end && end > text && !*end) return 1; /* it has only digits */
-    count->read = 0;                          /* an optional one that is missing */
+    if (end && end > text && !*end) return 1; /* the text is all digits */
+    count->read = 0;                          /* the value of an optional counter that is missing */
     if (!text && count->optional) return 1;
     return tshi_io_fail(io, TSH_ERR_IO, "has no whole number as \"%s%.128s\"", count->prefix,
                         count->name);
 }
 
-/* Reads the state of the generators, which files of other programs lack, and that of the optimiser,
- * if one is to be loaded; 0 and an error if something is wrong. */
+/* Reads the counters of the random generators, which files of other programs lack, and those of the
+ * optimiser if there is one. Returns 0 and sets an error if something is wrong. */
 static int tshi_load_counts(const tshi_io *io) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
@@ -24664,13 +25456,13 @@ static int tshi_load_counts(const tshi_io *io) {
     return 1;
 }
 
-/* Returns 1 if the file must hold an item: a parameter, or a moment of Adam once it was updated.
- * SGD may have no momentum. */
+/* Returns 1 if the files must hold an item: a parameter, or a moment of a parameter that was
+ * updated. Moments of SGD are never required, since it may have no momentum. */
 static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
     return !item->moment || (io->optim->desc.kind != TSH_SGD && item->steps->read > 0);
 }
 
-/* Returns the dtype of a tensor of the file; TSH_DTYPE_DEFAULT: a model has none of that dtype. */
+/* Returns the dtype of a tensor of the files; TSH_DTYPE_DEFAULT: tshi_dtypes has none for it. */
 static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) {
     const char *blocks = tshi_load_metadata(io, tshi_io_blocks, entry->own);
     int dtype = TSHI_DTYPES - 1;
@@ -24683,8 +25475,8 @@ static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) 
     return (tsh_dtype)dtype;
 }
 
-/* Returns 1 if a tensor of the file has the item's shape; 0 if not, or, with an error, if it is
- * quantised and the item's tensor is cut within a block. */
+/* Returns 1 if a tensor of the files has the item's shape. Returns 0 if not or, with an error, if
+ * it is quantised and the item's shards do not consist of whole blocks. */
 static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tshi_io_entry *entry) {
     const tsh_tensor *t = item->param;
     int d, same = entry->ndim == t->ndim;
@@ -24693,9 +25485,8 @@ static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tsh
            (!tshi_dtype_in_blocks(item->file) || tshi_tensor_check_blocks(t, io->op, item->file));
 }
 
-/* Sets item->entry to the tensor that the files have for it, NULL if none. plain 0: looks for the
- * whole name; 1: for the name without .prefix, if there is no other and the tensor is no other
- * item's. */
+/* Sets item->entry to the tensor of the files that has the item's name, if item->entry is NULL and
+ * no other item has that tensor. plain 0: compares the whole name; 1: the name without .prefix. */
 static void tshi_load_match(const tshi_io *io, tshi_io_item *item, int plain) {
     const size_t n = strlen(io->prefix);
     tshi_io_entry *e;
@@ -24704,12 +25495,14 @@ static void tshi_load_match(const tshi_io *io, tshi_io_item *item, int plain) {
     e = (tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *e, item->prefix,
                                         item->path + (plain ? n + 1 : 0));
     if (!e || e->taken) return;
-    e->taken = 1; /* the model has it */
+    e->taken = 1; /* matched with a tensor of the model */
     item->entry = e;
 }
 
-/* Takes the tensors that the files have under another name of a tied parameter, or of its moments:
- * in place of one under its own name, or to be compared with that. 0 and an error: no memory. */
+/* The files may hold a tied parameter, and its moments, under any of its names. Matches the tensors
+ * under names other than param->path: such a tensor becomes item->entry, and the one that was
+ * item->entry becomes its .twin, to be compared with it. Returns 0 and sets an error if there is no
+ * memory. */
 static int tshi_load_match_ties(tshi_io *io) {
     char path[2 * TSH_PATH_SIZE];
     tshi_walk at = {NULL, NULL, 0};
@@ -24734,14 +25527,14 @@ static int tshi_load_match_ties(tshi_io *io) {
     return io->ctx->error.code == TSH_OK;
 }
 
-/* Checks that an item's tensor in the files has its shape, and a dtype that tsh_load converts; 0
- * and an error if not. */
+/* Checks that the item's tensor in the files has the item's shape, and a dtype that tsh_load
+ * converts. Returns 0 and sets an error if not. */
 static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE], quote[TSHI_IO_QUOTE], dtype[TSHI_IO_QUOTE];
     const tsh_tensor *t = item->param;
     const tshi_io_entry *e = item->entry;
-    int same, floating; /* 1: the shapes are equal; both dtypes are floating */
-    if (!e) return 1;   /* tshi_load_match_all decides */
+    int same, floating; /* same 1: shapes are equal; floating 1: both dtypes are floating */
+    if (!e) return 1;   /* the files lack it: tshi_load_match_all decides */
     item->file = tshi_load_dtype(io, e);
     same = tshi_load_fits(io, item, e);
     if (io->ctx->error.code != TSH_OK) return 0;
@@ -24762,13 +25555,15 @@ static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     return 0;
 }
 
-/* Returns 1 if a name in the files is under .prefix, after that of a moment of `moment` bytes. */
+/* Returns 1 if a name in the files, without its first `moment` bytes ("optim.first." or nothing),
+ * begins with .prefix and a dot, or .prefix is "". */
 static int tshi_load_under(const tshi_io *io, const char *name, size_t moment) {
     const size_t n = strlen(io->prefix);
     return strncmp(name + moment, io->prefix, n) == 0 && (!n || name[moment + n] == '.');
 }
 
-/* Returns the bytes of the prefix "optim.first." or "optim.second." of a name; 0: it has none. */
+/* Returns the length of "optim.first." or "optim.second." if the name begins with one of them; else
+ * 0. */
 static size_t tshi_load_moment(const char *name) {
     const size_t first = sizeof tshi_io_first - 1, second = sizeof tshi_io_second - 1;
     return strncmp(name, tshi_io_first, first) == 0     ? first
@@ -24776,22 +25571,23 @@ static size_t tshi_load_moment(const char *name) {
                                                         : 0;
 }
 
-/* Returns 1 if the file's tensor is not to be loaded: a moment where there is no optimiser, or,
- * without .strict_names, one that lies under another prefix than those under .prefix. */
+/* Returns 1 if a tensor of the files is to be skipped: a moment if no optimiser is loaded, or,
+ * without .strict_names, a tensor whose name does not begin with .prefix if others do. */
 static int tshi_load_skips(const tshi_io *io, const char *name) {
     const size_t moment = tshi_load_moment(name);
     return (moment && !io->optim) ||
            (io->prefixed && !io->strict_names && !tshi_load_under(io, name, moment));
 }
 
-/* Returns the length of the prefix of `name`, before a dot and `path`; 0: it has another end. */
+/* Returns the length of the prefix if name is "<prefix>.<path>"; else 0. */
 static size_t tshi_load_prefix(const char *name, const char *path) {
     const size_t n = strlen(name), k = strlen(path);
     return n > k + 1 && name[n - k - 1] == '.' && strcmp(name + n - k, path) == 0 ? n - k - 1 : 0;
 }
 
-/* Writes the name that the files would have for a path of the model, for an error: what a pair of
- * .rename makes of it, backwards, if that pair has named a tensor of the files. */
+/* Writes, for an error, the name under which the files would have a path of the model: the last
+ * pair of .rename that can make this path, and whose .from matches some tensor of the files, is
+ * applied backwards; without one, the path itself. */
 static void tshi_load_own_name(const tshi_io *io, const char *path, char *name, size_t size) {
     const size_t n = strlen(io->prefix);
     int pairs = 0;
@@ -24813,15 +25609,16 @@ static void tshi_load_own_name(const tshi_io *io, const char *path, char *name, 
     (void)snprintf(name, size, "%s", path);
 }
 
-/* Checks that file and model have the same tensors, those aside that tshi_load_skips. 0 and an
- * error if not. */
+/* Checks that files and model have the same tensors, apart from those that tshi_load_skips. Returns
+ * 0 and sets an error if not. */
 static int tshi_load_match_all(tshi_io *io) {
-    const tshi_io_item *lacks = NULL; /* the first that the file lacks */
-    const char *strange = NULL;       /* the first name that the model lacks */
+    const tshi_io_item *lacks = NULL; /* the model's first tensor that the files lack */
+    const char *strange = NULL;       /* the name of the first tensor that the model lacks */
     char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "", own[TSHI_IO_NAME] = "";
-    int i, plain, missing = 0; /* number of tensors that the file lacks */
-    size_t e, more = 0;        /* number that the model lacks */
-    size_t prefix = 0, found;  /* length of a prefix that the file has and the model lacks; or 0 */
+    int i, plain, missing = 0; /* missing: number of the model's tensors that the files lack */
+    size_t e, more = 0;        /* number of the files' tensors that the model lacks */
+    /* length of a prefix that names in the files have and the model's lack; 0: none */
+    size_t prefix = 0, found;
     for (e = 0; e < io->entries && !io->prefixed; e++)
         io->prefixed = tshi_load_under(io, io->entry[e].name, tshi_load_moment(io->entry[e].name));
     for (plain = 0; plain < 2; plain++)
@@ -24830,7 +25627,7 @@ static int tshi_load_match_all(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_check_item(io, &io->item[i])) return 0;
         if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
-        if (!missing++) lacks = &io->item[i]; /* the first one, for the error */
+        if (!missing++) lacks = &io->item[i]; /* keeps the first one, for the error */
     }
     for (e = 0; e < io->entries; e++) {
         const char *name = io->entry[e].name;
@@ -24855,9 +25652,10 @@ static int tshi_load_match_all(tshi_io *io) {
         strange ? "\")" : "", hint);
 }
 
-/* Extends io->hash, that of the header, so that it differs for different files: ranks compare it. A
- * header of tsh_save holds the hash of all values; for other files, adds a few bytes in the middle
- * of every tensor, which training probably changed. (Inode and date differ for copies.) */
+/* Adds to io->hash, so far of the headers, what makes it differ for different files: ranks compare
+ * it. A header of tsh_save holds the hash of all values. For other files, adds a few bytes from the
+ * middle of every tensor, which training has probably changed. (Inode and date would differ for
+ * copies.) Returns 0 and sets an error if a file cannot be read. */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -24874,8 +25672,9 @@ static int tshi_load_sample(tshi_io *io) {
     return 1;
 }
 
-/* Compares elements [from, from + n) of a tied tensor with those under its other name. buffer:
- * TSHI_IO_BUFFER bytes of scratch. Returns 0 and sets an error if they differ or cannot be read. */
+/* Compares elements [from, from + n) of item->entry, a tied tensor, with those of its twin, the
+ * same tensor under another name. buffer: TSHI_IO_BUFFER bytes of scratch. Returns 0 and sets an
+ * error if they differ or cannot be read. */
 static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                              int64_t from, int64_t n, char *buffer) {
     const tshi_io_entry *const e[2] = {twin, item->entry};
@@ -24907,7 +25706,9 @@ static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_i
                         tshi_dtype_get(item->file, at[1], i));
 }
 
-/* The same of this rank's shard, or with .broadcast of all. */
+/* Compares a tied tensor with its twin: shape, dtype, and all values of this rank's shard (with
+ * .broadcast, of the whole tensor). Returns 0 and sets an error if they differ or cannot be
+ * read. */
 static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                                 char *buffer) {
     const int64_t all = tsh_numel(item->param), step = TSHI_IO_BUFFER / 64;
@@ -24922,7 +25723,7 @@ static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tsh
                             "in %s; leave out one of them by .ignore",
                             twin->own, tshi_dtypes[other.file].file, item->entry->own,
                             tshi_dtypes[item->file].file);
-    run.length = io->broadcast ? all : 0; /* else its runs */
+    run.length = io->broadcast ? all : 0; /* 0: the loop takes the runs of this rank's shard */
     while (run.length > 0 || (!io->broadcast && tshi_tensor_next_run(&run)))
         for (; run.length > 0; run.global += n, run.length -= n) {
             n = tshi_base_min(run.length, step);
@@ -24931,8 +25732,8 @@ static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tsh
     return 1;
 }
 
-/* Checks that what the files hold under several names of a tied parameter is the same; 0 and an
- * error if not. */
+/* Checks that the files hold the same values under all names of a tied parameter. Returns 0 and
+ * sets an error if not. */
 static int tshi_load_check_ties(tshi_io *io) {
     char *buffer = NULL;
     int i;
@@ -24947,8 +25748,8 @@ static int tshi_load_check_ties(tshi_io *io) {
     return 1;
 }
 
-/* Compares two items by the place of their values in the files, items without any last; for qsort.
- * Of equal ones the first in the model's order is less. */
+/* Compares two items by the place of their values in the files; for qsort. Items that the files
+ * lack come last. Items with the same place keep the model's order. */
 static int tshi_load_by_place(const void *a, const void *b) {
     const tshi_io_item *x = *(tshi_io_item *const *)a, *y = *(tshi_io_item *const *)b;
     const tshi_io_entry *p = x->entry, *q = y->entry;
@@ -24958,15 +25759,17 @@ static int tshi_load_by_place(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Sorts io->order, so that files are read from begin to end, one after the other. */
+/* Fills io->order with all items, sorted so that files are read one after the other, each from its
+ * beginning to its end. */
 static void tshi_load_sort_items(tshi_io *io) {
     int i;
     for (i = 0; i < io->items; i++) io->order[i] = &io->item[i];
     qsort(io->order, (size_t)io->items, sizeof *io->order, tshi_load_by_place);
 }
 
-/* Allocates the buffer for values to be converted, if there are any, or those for .broadcast: two
- * on rank 0, and one to read ahead from files; 0 and an error: no memory. */
+/* Allocates io->buffer: with .broadcast one buffer, two on rank 0; else a smaller one if values
+ * must be converted. On rank 0 with .broadcast from files also io->ahead. Returns 0 and sets an
+ * error if there is no memory. */
 static int tshi_load_prepare(tshi_io *io) {
     size_t bytes = io->broadcast ? TSHI_IO_BUFFER : 0;
     int i;
@@ -24980,18 +25783,18 @@ static int tshi_load_prepare(tshi_io *io) {
     return io->ahead != NULL;
 }
 
-enum { TSHI_LOAD_SHARED = 4 }; /* numbers of tshi_load_share per item */
+enum { TSHI_LOAD_SHARED = 4 }; /* number of int64 per item that tshi_load_share broadcasts */
 
-/* With .broadcast: rank 0 tells all ranks what it found, by a broadcast over the world: of each
- * item whether there is an entry, its dtype, file and offset; and the counts. It learns by an
- * all-gather over the world which rank of the first replica has which place on tp and pp
- * (io->peer), and by one over pp which stages hold an item (io->holds). */
+/* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each item,
+ * whether the files have it, and its dtype, file and offset there; and the counters. By an
+ * all-gather over the world it learns which ranks are in the first replica, and at which place of
+ * tp and pp (io->peer); by one over pp, which stages hold which item (io->holds). */
 static tsh_result tshi_load_share(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
     const int32_t place = ctx->dp.rank ? 0 : 1 + ctx->tp.rank + ctx->tp.size * ctx->pp.rank;
     int64_t *each = io->share, *counts = each + (int64_t)TSHI_LOAD_SHARED * items;
-    int64_t *ones = counts + io->counts; /* how much a rank contributes */
+    int64_t *ones = counts + io->counts; /* lengths of the ranks' parts in an all-gather */
     int32_t *places = io->peer + world, *held = io->holds + (int64_t)stages * items;
     tsh_result result;
     int i;
@@ -25023,8 +25826,8 @@ static tsh_result tshi_load_share(tshi_io *io) {
     return TSH_OK;
 }
 
-/* Allocates what tshi_load_share needs, and makes io->hash one of the model; 0 and an error: no
- * memory. */
+/* Allocates what tshi_load_share needs, and sets io->hash to a hash of the model's names, shapes
+ * and dtypes. Returns 0 and sets an error if there is no memory. */
 static int tshi_load_prepare_share(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const size_t items = (size_t)io->items, stages = (size_t)ctx->pp.size;
@@ -25035,7 +25838,7 @@ static int tshi_load_prepare_share(tshi_io *io) {
     io->peer = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena, 2 * ranks * sizeof(int32_t));
     io->holds = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                 (stages + 1) * items * sizeof(int32_t));
-    if (ctx->world.rank > 0) /* stand for the files' */
+    if (ctx->world.rank > 0) /* one entry per item, filled in by tshi_load_share */
         io->entry = (tshi_io_entry *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                           items * sizeof *io->entry);
     if (!io->share || !io->peer || !io->holds || (items && !io->entry)) return 0;
@@ -25049,7 +25852,8 @@ static int tshi_load_prepare_share(tshi_io *io) {
     return 1;
 }
 
-/* Reads the headers and checks them against the model; 0 and an error if they do not fit. */
+/* Reads the headers and checks them against the model. Returns 0 and sets an error if they do not
+ * fit. */
 static int tshi_load_check_files(tshi_io *io) {
     const char *format; /* version of tshard's metadata; NULL: another program's file */
     if (!tshi_load_headers(io)) return 0;
@@ -25062,7 +25866,8 @@ static int tshi_load_check_files(tshi_io *io) {
     return tshi_load_sample(io);
 }
 
-/* Does all that can fail before values change; 0 and an error if something is wrong. */
+/* Does all that can fail before values change. Returns 0 and sets an error if something is
+ * wrong. */
 static int tshi_load_check(tshi_io *io) {
     if (tshi_tensor_any_recorded(io->ctx))
         (void)tsh_fail(io->ctx, TSH_ERR_STATE,
@@ -25079,12 +25884,13 @@ static int tshi_load_check(tshi_io *io) {
 
 /* ========================================================================== */
 /* >>load                                              MARK: - load (private) */
-/* Loads each rank's shards, of a model in any layout; or broadcasts them.    */
+/* Loads the shards of each rank, in any layout: from files, or from rank 0.  */
 /* Needs: >>load-match.                                                       */
 /* ========================================================================== */
 
-/* Logs that an item has values that are not finite: rank 0 of tp does for a replicated tensor t,
- * every rank of tp for its shard of a sharded one. found: number of NaN, of infinite values. */
+/* Logs that an item has values that are not finite. Of a replicated tensor t, only rank 0 of tp
+ * logs; of a sharded one, every rank of tp logs for its shard; both in the first replica only.
+ * found: number of NaN, number of infinite values. */
 static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
                            const int64_t *found) {
     const tsh_ctx *ctx = io->ctx;
@@ -25101,12 +25907,12 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
                     (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank, rounded);
 }
 
-/* Sets n elements of this rank's shard t of an item, the first at index `local`, from values of the
- * file's dtype. Returns 0 without memory. */
+/* Converts n values of the file's dtype and stores them in this rank's shard t of an item, from
+ * index `local` on. Returns 0 and sets an error if there is no memory. */
 static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t local, int64_t n,
                              const char *from) {
     char *to = (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
-    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights */
+    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights of up to TSHI_DTYPE_RUN elements */
     int64_t e, m;
     if (!tshi_io_is_exact(item)) {
         tshi_dtype_convert(from, item->file, to, t->dtype, n);
@@ -25120,15 +25926,17 @@ static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t lo
     return 1;
 }
 
-/* Reads bytes of a tensor of the open file; `at` is an offset as entry->begin. Rank 0 serves all
- * ranks with .broadcast: what it reads for one, it reads for another again, and the gaps between
- * short runs, rows of a column slice, cost less than a system call for each run. So it reads
- * TSHI_LOAD_AHEAD bytes at once and copies the runs from there. Other ranks, and a user's function,
- * which may compute the bytes, read no others than they need. Returns 0 as tshi_load_read. */
+/* Reads bytes of a tensor of the open file; `at` is an offset like entry->begin. With .broadcast,
+ * rank 0 reads for all ranks: bytes that it reads for one rank lie among those that it reads for
+ * another, and the gaps between short runs (rows of a shard of columns) cost less than a system
+ * call for each run. So it reads TSHI_LOAD_AHEAD bytes at once into io->ahead and copies runs from
+ * there. Other ranks, and a user's .read, which may have to compute the bytes, read no more than
+ * they need. Returns 0 as tshi_load_read. */
 static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t at, char *to,
                               size_t bytes) {
     const int64_t last = tshi_base_min(entry->end, at + TSHI_LOAD_AHEAD);
-    const int close = at - io->ahead_run <= TSHI_LOAD_AHEAD / 4; /* 1: as close as rows are */
+    /* 1: near the last run, as rows are */
+    const int close = at - io->ahead_run <= TSHI_LOAD_AHEAD / 4;
     io->ahead_run = at;
     if (!io->ahead || !close || bytes > TSHI_LOAD_AHEAD / 4)
         return tshi_load_read(io, io->open->data + at, to, bytes);
@@ -25141,15 +25949,15 @@ static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t a
     return 1;
 }
 
-/* Reads the next elements of a shard, at most n, to `to`, in the file's dtype; after an error, only
- * counts them. Returns how many there were. */
+/* Reads the next elements of the shard that `run` goes through, at most n, to `to`, in the file's
+ * dtype; after an error, only counts them. Returns their number. */
 static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *run, int64_t n,
                               char *to) {
     const tshi_dtype *row = &tshi_dtypes[item->file];
     const tshi_io_entry *e = item->entry;
     int64_t done = 0, m;
     char *at = to;
-    io->ahead_at = io->ahead_end = 0; /* what it holds may be of another tensor */
+    io->ahead_at = io->ahead_end = 0; /* io->ahead may hold bytes of another tensor */
     io->ahead_run = -TSHI_LOAD_AHEAD;
     while (done < n && (run->length > 0 || tshi_tensor_next_run(run))) {
         const size_t bytes = tshi_dtype_bytes(item->file, m = tshi_base_min(run->length, n - done));
@@ -25167,15 +25975,15 @@ static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *
 }
 
 /* Returns how many elements of an item are read or sent at a time: with .broadcast TSHI_IO_BUFFER
- * bytes, else no more than stays in the cache until it is checked. */
+ * bytes; else a quarter, which stays in the cache until it is checked for NaN. */
 static int64_t tshi_load_step(const tshi_io *io, const tshi_io_item *item) {
     const tshi_dtype *row = &tshi_dtypes[item->file];
     const int64_t bytes = io->broadcast ? TSHI_IO_BUFFER : TSHI_IO_BUFFER / 4;
     return bytes / row->size * (row->elements > 1 ? row->elements : 1);
 }
 
-/* With .broadcast, on rank 0: sends an item's shard of rank r of tp to rank `peer` of the world,
- * reading one buffer while the other is sent. */
+/* With .broadcast, on rank 0: sends rank `peer` of the world the shard of an item that rank r of tp
+ * holds. Reads one buffer while the other is being sent. */
 static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, int peer) {
     tsh_comm *world = &io->ctx->world;
     const int64_t step = tshi_load_step(io, item);
@@ -25203,8 +26011,8 @@ static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, i
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* With .broadcast, on rank 0: sends an item to all ranks of the first replica that hold it; a
- * replicated one to the first rank of tp on each stage. */
+/* With .broadcast, on rank 0: sends an item to the ranks of the first replica that hold it; a
+ * replicated item only to rank 0 of tp on each stage. */
 static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     const tsh_ctx *ctx = io->ctx;
     const int ranks = item->param->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
@@ -25218,9 +26026,9 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     return result;
 }
 
-/* With .broadcast: gets n elements of an item to this rank, which rank 0 of the world has read to
- * its buffer. The first ranks receive them; those of a replicated item broadcast them over tp, and
- * all over dp. */
+/* With .broadcast: gets n elements of an item, which rank 0 of the world has read, to `bytes` on
+ * this rank. In the first replica, ranks receive their shard from rank 0; of a replicated item,
+ * rank 0 of tp does, and broadcasts it over tp. Then both are broadcast over dp. */
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
     const int whole = item->param->layout.kind != TSH_SHARDED;
@@ -25236,15 +26044,16 @@ static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64
     return tshi_error_comm(ctx, result, io->op);
 }
 
-/* Reads or receives this rank's shard t of an item. With .broadcast, t may be NULL after an error:
- * messages are received all the same. Returns an error of a message. */
+/* Reads or receives this rank's shard of an item into t. With .broadcast, t is NULL after an error:
+ * messages are received all the same. Returns an error only if a message failed. */
 static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
     tsh_ctx *ctx = io->ctx;
     const int reads = !io->broadcast || ctx->world.rank == 0;
     const int64_t all = tsh_local_numel(item->param), step = tshi_load_step(io, item);
-    const int direct = t && item->file == t->dtype; /* no conversion */
+    /* 1: values need no conversion, so are read into t */
+    const int direct = t && item->file == t->dtype;
     tshi_runs run = tshi_tensor_runs(item->param, ctx->tp.rank, 0, tsh_numel(item->param));
-    int64_t found[2] = {0, 0}, e, n; /* number of NaN, of infinite values */
+    int64_t found[2] = {0, 0}, e, n; /* found: number of NaN, number of infinite values */
     for (e = 0; e < all; e += n) {
         char *to = t ? (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, e) : NULL;
         char *bytes = direct ? to : io->buffer;
@@ -25261,18 +26070,18 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
     return TSH_OK;
 }
 
-/* Returns the tensor of an item that values are read to, after allocating memory if needed; NULL:
- * none are. A moment that the file lacks becomes 0. */
+/* Returns the tensor that an item's values are read to, with memory; NULL: there are none to read,
+ * or no memory. Sets a moment that the files lack to 0. */
 static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(t));
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
-            tshi_tensor_release(*item->moment); /* has an old layout: make a new one */
+            tshi_tensor_release(*item->moment); /* has the parameter's old layout: replaced below */
             *item->moment = NULL;
         }
-        t = tshi_optim_moment(t, item->moment, item->dtype); /* creates it if needed */
+        t = tshi_optim_moment(t, item->moment, item->dtype); /* creates the moment if needed */
         if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t)))
             return NULL;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
@@ -25284,13 +26093,13 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
 }
 
 /* Loads this rank's shard of an item. A chunked moment is read whole and cut down to this rank's
- * chunk. Returns an error of a message. */
+ * chunk. Returns an error only if a message failed. */
 static tsh_result tshi_load_item(tshi_io *io, const tshi_io_item *item) {
     const int serves = io->broadcast && io->ctx->world.rank == 0;
     tsh_result result;
     tsh_tensor *t;
     if (item->entry && serves && tshi_load_serve(io, item) != TSH_OK) return TSH_ERR_IO;
-    if (item->param->absent) return TSH_OK; /* another stage has it */
+    if (item->param->absent) return TSH_OK; /* another stage holds the parameter */
     t = io->ctx->error.code == TSH_OK ? tshi_load_target(io, item) : NULL;
     if (!item->entry || (!t && !io->broadcast)) return TSH_OK;
     result = tshi_load_values(io, item, t);
@@ -25298,8 +26107,8 @@ static tsh_result tshi_load_item(tshi_io *io, const tshi_io_item *item) {
     return result;
 }
 
-/* Checks the files against the model, then loads them. If ctx holds an error, only takes part in
- * the first agreement. */
+/* Checks the files against the model, then loads them. If ctx already has an error, only calls the
+ * first tshi_io_agree, which the other ranks wait in. */
 static tsh_result tshi_load_all(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     int i;
@@ -25333,7 +26142,8 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
     shares = desc && desc->broadcast && ctx->world.size > 1;
-    if (shares && ctx->world.rank > 0) path = "the files of rank 0"; /* for errors */
+    /* stands for the path in errors */
+    if (shares && ctx->world.rank > 0) path = "the files of rank 0";
     tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
     io.broadcast = shares;
     if (ctx->error.code == TSH_OK && !(shares && ctx->world.rank > 0)) tshi_load_find_files(&io);
@@ -25344,7 +26154,7 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
 
 /* ========================================================================== */
 /* >>check                                            MARK: - check (private) */
-/* What tests and users verify with: hashes, replicas, finite differences.    */
+/* Checks for tests and users: hashes, equal replicas, finite differences.    */
 /* Needs: >>optim-update >>pipeline >>io.                                     */
 /* ========================================================================== */
 
@@ -25389,21 +26199,23 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
-    const char *path, *what;    /* of the parameter; "" or which moments of it, for the error */
-    int64_t hash;               /* hash of this rank's values; 0: it has none */
-    int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; of dp */
-    const unsigned char *holds; /* per rank of pp, 1: it holds them; NULL: do not compare over pp */
+    /* path of the parameter; "" or such as "the first moments of ", for the error */
+    const char *path, *what;
+    int64_t hash;               /* hash of this rank's values; 0: this rank has no values */
+    int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; on all ranks of dp */
+    /* shape (pp), 1: the stage holds the values; NULL: not compared over pp */
+    const unsigned char *holds;
 } tshi_replica;
 
 /* The tensors to compare. Listed in two passes: count, then fill in. */
 typedef struct tshi_replicas {
     tshi_replica *each; /* shape (count); NULL: only count them */
     int count;          /* number of tensors so far */
-    int tied;           /* 1: parameters that several stages hold; 0: all of this stage */
+    int tied;           /* 1: list only parameters tied across stages; 0: all of this stage */
 } tshi_replicas;
 
-/* Counts the tensor t, param or one of its moments; if all->each is not NULL, also lists it. With
- * `holds`, a missing tensor is listed, too: all ranks of pp need the same list. */
+/* Counts the tensor t, which is param or one of its moments; if all->each is not NULL, also lists
+ * it. With `holds`, a tensor without values is listed, too: all ranks of pp need the same list. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
@@ -25423,8 +26235,8 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
                               : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
     const uint64_t low = t->low ? tshi_check_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
-                                : 0; /* of exact weights */
-    r->hash = (int64_t)((hash ^ low * 3) >> 1); /* fits int64_t without a sign */
+                                : 0; /* hash of the low halves of exact weights */
+    r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
 /* Lists a parameter and its moments in all optimisers. */
@@ -25439,7 +26251,8 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
         }
 }
 
-/* Callback of tshi_module_params: lists a parameter if it is of the kind to compare. */
+/* Callback of tshi_module_params: lists a parameter and its moments; if all->tied, only a parameter
+ * that is tied across stages. */
 static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
     tshi_replicas *all = (tshi_replicas *)user;
     const tshi_tie *tie = all->tied ? param->ctx->pipeline->ties : NULL;
@@ -25449,18 +26262,19 @@ static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
         if (tie->param == param) tshi_check_all(all, param, tie->holds);
 }
 
-/* Compares the listed values over comm, which is called `axis` in the error. The error names the
- * first tensor that differs and the ranks that differ from the majority. */
+/* Collective over comm: compares the hashes of the listed tensors. axis: the name of comm in the
+ * error, which names the first tensor that differs and the ranks that differ from the majority. */
 static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
     const int n = all->count, size = comm->size;
     const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = ""; /* "1, 3": the ranks that differ */
-    int64_t *mine, *theirs, *counts; /* hashes (n), of all ranks (size, n); counts (size) */
+    /* this rank's hashes (n); those of all ranks (size, n); counts (size) */
+    int64_t *mine, *theirs, *counts;
     int i, r, usual, differ = 0; /* usual: a rank of the majority; differ: how many do not agree */
     if (!block) {
-        tshi_error_report(ctx); /* the others wait for this rank */
+        tshi_error_report(ctx); /* the other ranks wait in the all-gather */
         return;
     }
     mine = (int64_t *)tshi_mem_data(block);
@@ -25469,7 +26283,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     for (i = 0; i < n; i++) {
         const tshi_replica *one = &all->each[i];
         const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
-        mine[i] = equal ? one->hash : 0; /* 0 on all ranks: not compared */
+        mine[i] = equal ? one->hash : 0; /* not to be compared: 0 on all ranks */
     }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
@@ -25491,7 +26305,8 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     tshi_mem_release(ctx, block);
 }
 
-/* Gives all ranks the error of the lowest rank that has one, before any can fail the world. */
+/* Collective over the world: gives all ranks the error of the lowest rank that has one, before any
+ * rank can fail the world. */
 static void tshi_check_agree(tsh_ctx *ctx) {
     static const char op[] = "tsh_check_replicas";
     tsh_comm *world = &ctx->world;
@@ -25502,7 +26317,8 @@ static void tshi_check_agree(tsh_ctx *ctx) {
         (void)tsh_barrier(world); /* all have the error before any goes on */
 }
 
-/* Compares parameters and moments over tp and dp; tied 1: those of several stages, over pp. */
+/* Compares parameters and moments over tp and dp; tied 1: those that are tied across stages over
+ * pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
     tshi_replicas all = {NULL, 0, tied}; /* first pass: count */
@@ -25525,11 +26341,11 @@ static void tshi_check_axes(tsh_module *module, int tied) {
     tshi_mem_release(ctx, block);
 }
 
-/* Compares the trees of all ranks: over the world, or over tp and dp where the stages of a pipeline
- * may still differ. In place of the comparison that the next collective of a group may owe, as a
- * rank that has changed its tree owes one and the others do not. */
+/* Compares the module trees of all ranks: over the world, or over tp and dp if the stages of a
+ * pipeline may still differ. Cancels the comparison that the next collective of a group would make
+ * first: only ranks that have changed their tree would make it, the others would not. */
 static void tshi_check_models(tsh_ctx *ctx) {
-    const int whole = ctx->pp.size == 1 || ctx->pipeline; /* all ranks have the same tree */
+    const int whole = ctx->pp.size == 1 || ctx->pipeline; /* 1: all ranks must have the same tree */
     tsh_comm *comm[2];
     comm[0] = whole ? &ctx->world : &ctx->tp;
     comm[1] = &ctx->dp;
@@ -25556,7 +26372,7 @@ TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
 typedef struct tshi_gradcheck {
     tsh_ctx *ctx;
     tsh_gradcheck_fn fn; /* returns the loss */
-    tsh_tensor **in;     /* shape (n): its inputs, leaves */
+    tsh_tensor **in;     /* shape (n): inputs of fn, which are leaves */
     int n;               /* number of inputs */
     void *user;          /* passed to fn */
     double eps;          /* step of the finite differences */
@@ -25592,12 +26408,13 @@ static double tshi_check_max(double a, double b) {
 static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
     const int64_t numel = tsh_numel(t), every = samples > 0 ? numel / samples : 1;
     const tsh_real *grad = t->gr.live ? (const tsh_real *)tshi_mem_data(t->gr.block) : NULL;
-    double worst = 0; /* the largest so far */
+    double worst = 0; /* the largest difference so far */
     for (int64_t e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every > 0 ? every : 1) {
-        tsh_real *at = tshi_check_element(t, e); /* NULL: another rank's */
+        tsh_real *at = tshi_check_element(t, e); /* NULL: another rank holds the element */
         double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
         double found = at && grad ? (double)grad[at - tshi_tensor_values(t)] : 0;
-        double gap = fabs((up - down) / (2 * c->eps) - found); /* difference from the gradient */
+        /* difference from the gradient that backward computed */
+        double gap = fabs((up - down) / (2 * c->eps) - found);
         if (at) worst = tshi_check_max(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
     }
     return worst;
@@ -25639,10 +26456,11 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
 /* Needs: >>io-save.                                                          */
 /* ========================================================================== */
 
-/* Every rank writes its row into out->message. Whenever it is full, rank 0 writes it to the file;
- * other ranks send it to rank 0, which receives rank after rank, each until an empty message. */
+/* Every rank writes its part of the text to out->message. Whenever the message is full, rank 0
+ * writes it to the file; other ranks send it to rank 0, which receives from rank after rank, from
+ * each until an empty message. */
 
-enum { TSHI_TRACE_FILE_WORDS = 512 }; /* 64-bit words of a message, sent as TSH_I64 */
+enum { TSHI_TRACE_FILE_WORDS = 512 }; /* length of a message in 64-bit words, sent as TSH_I64 */
 
 /* A part of a rank's text, as it is sent to rank 0. */
 typedef struct tshi_trace_message {
@@ -25653,9 +26471,9 @@ typedef struct tshi_trace_message {
 /* The state of tsh_trace_end on one rank. */
 typedef struct tshi_trace_file {
     tsh_ctx *ctx;
-    tsh_trace_desc desc;        /* where the text goes */
+    tsh_trace_desc desc;        /* where rank 0 writes the text */
     int refused;                /* on rank 0: 1 after desc.write returned 0 */
-    tsh_writer writer;          /* on rank 0, if desc has a path */
+    tsh_writer writer;          /* on rank 0, if desc.path is set: the file */
     tshi_trace_message message; /* text not written or sent yet */
 } tshi_trace_file;
 
@@ -25682,7 +26500,7 @@ static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     }
 }
 
-/* Appends text as JSON has it between quotes. */
+/* Appends text as it stands between the quotes of a JSON string, escaped. */
 static void tshi_trace_file_string(tshi_trace_file *out, const char *text) {
     char one[8]; /* one character, escaped */
     for (; *text; text++) tshi_trace_file_put(out, tshi_io_escape(*text, one));
@@ -25692,7 +26510,7 @@ static void tshi_trace_file_string(tshi_trace_file *out, const char *text) {
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
     static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
     const int64_t length = event->end - event->begin; /* duration in nanoseconds */
-    char text[160]; /* a part of the event */
+    char text[160]; /* a part of the event's text */
     tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":\"");
     tshi_trace_file_string(out, event->name);
     (void)snprintf(text, sizeof text,
@@ -25701,7 +26519,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
                    kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
                    (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
     tshi_trace_file_put(out, text);
-    text[0] = '\0'; /* other events have no bytes */
+    text[0] = '\0'; /* only collectives have "bytes" */
     if (event->kind == TSHI_TRACE_COLL)
         (void)snprintf(text, sizeof text, "\"bytes\":%lld,", (long long)event->bytes);
     tshi_trace_file_put(out, text);
@@ -25714,7 +26532,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
 static void tshi_trace_file_row(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
     char text[224];
-    if (ctx->world.rank == 0) /* begin of the file */
+    if (ctx->world.rank == 0) /* rank 0's text begins the file */
         tshi_trace_file_put(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                                  "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"tid\":0,"
                                  "\"args\":{\"name\":\"tshard\"}}");
@@ -25734,7 +26552,7 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
     tsh_comm *world = &out->ctx->world;
     for (int r = 1; r < world->size; r++) {
         do {
-            tshi_trace_file_flush(out); /* writes the message before */
+            tshi_trace_file_flush(out); /* writes the message received before */
             if (tshi_error_comm(out->ctx,
                                 tsh_recv(world, &out->message, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
                                 "tsh_trace_end: receive") != TSH_OK)
@@ -25755,7 +26573,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
 }
 
 TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
-    tshi_trace_file out = TSHI_ZERO; /* nothing written yet */
+    tshi_trace_file out = TSHI_ZERO; /* the message is empty */
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK && (!ctx->trace || ctx->trace->profile))
         return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_end: no trace runs");
@@ -25766,10 +26584,10 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
     ctx->world.trace = NULL; /* the collectives below are not traced */
-    if (ctx->world.rank == 0 && out.desc.path) /* an error of it is reported at the end */
+    if (ctx->world.rank == 0 && out.desc.path) /* its error is reported at the end */
         (void)tsh_writer_open(&out.writer, out.desc.path, 0);
     tshi_trace_file_row(&out);
-    tshi_trace_file_flush(&out); /* the rest of the row */
+    tshi_trace_file_flush(&out); /* the rest of this rank's text */
     if (ctx->world.rank > 0)
         tshi_trace_file_flush(&out); /* the empty message that ends this rank's text */
     else

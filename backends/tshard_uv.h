@@ -189,48 +189,56 @@ extern "C" {
 
 /* ========================================================================== */
 /* >>uv-api                                                    MARK: - uv-api */
-/* A runner for whole programs, and comms for one's own.                      */
+/* tsh_uv_run runs a function in a world of processes; tsh_uv_open joins one. */
 /* Needs: the public part of tshard.h.                                        */
 /* ========================================================================== */
 
-/* How this process joins its world. All zero: all from the environment; without any, one rank. */
+/* How this process joins its world. Settings that are left 0 or NULL are read from the environment
+ * (see ENVIRONMENT in the manual above). If that has none either, the world is one rank. */
 typedef struct tsh_uv_desc {
     int rank, size;    /* this rank, and the number of ranks; size 0: both from the environment */
-    const char *host;  /* where rank 0 listens, a name or an address; NULL: from the environment,
-                          else 127.0.0.1 */
+    const char *host;  /* name or address of the host where rank 0 listens; NULL: from the
+                          environment, else 127.0.0.1 */
     int port;          /* TCP port of rank 0; 0: from the environment */
-    const char *bind;  /* the address this rank listens on; NULL: TSHARD_BIND, else rank 0: host,
+    const char *bind;  /* address on which this rank listens; NULL: TSHARD_BIND, else rank 0: host,
                           other ranks: the address from which they reach rank 0 */
-    const char *interface_name; /* network interface whose address is used if bind is NULL; NULL:
-                          TSHARD_INTERFACE, else none */
-    int listener;      /* rank 0: descriptor of a socket that listens already; 0: the variable
-                          TSHARD_LISTENER, else none */
-    const char *job;   /* name that keeps apart jobs that share a key; NULL: TSHARD_JOB, else "" */
-    const void *key;   /* shared secret; NULL: TSHARD_KEY, else TSHARD_KEY_FILE, else none */
+    const char *interface_name; /* name of a network interface whose address is used if neither bind
+                          nor TSHARD_BIND is given; NULL: TSHARD_INTERFACE, else none */
+    int listener;      /* rank 0: file descriptor of a socket that listens already; 0:
+                          TSHARD_LISTENER, else rank 0 opens a socket */
+    const char *job;   /* name of the job, which keeps apart jobs that share a key; NULL:
+                          TSHARD_JOB, else "" */
+    const void *key;   /* secret that all ranks share; NULL: TSHARD_KEY, else TSHARD_KEY_FILE, else
+                          there is none */
     size_t key_size;   /* size of key in bytes, 16 or more */
-    int checksum;      /* 1: check the bytes of data connections; negative: do not; 0: as
-                          TSHARD_CHECKSUM says, else only beyond loopback */
-    int insecure;      /* 1: allow other hosts without a key; 0: as TSHARD_INSECURE says */
+    int checksum;      /* 1: data connections have checksums; negative: they have none, unless the
+                          peer wants them; 0: as TSHARD_CHECKSUM says, else those that are not
+                          loopback have them */
+    int insecure;      /* 1: other hosts may connect without a key; 0: as TSHARD_INSECURE says */
     double timeout;    /* seconds after which joining, or a collective without timeout_ns, fails;
-                          negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up a name in host or
-                          bind may take longer */
+                          negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up the names in host
+                          and bind may take longer */
     double heartbeat;  /* seconds of silence after which a rank counts as lost, 1 or more; negative:
                           never; 0: TSHARD_HEARTBEAT, else 10 */
-    double notice;     /* seconds of joining after which the logger is told, once, which ranks are
-                          absent; negative: never; 0: 10 */
-    tsh_logger logger; /* gets refused connections and that notice, from the backend's thread; must
-                          return quickly, as no heartbeat is sent meanwhile. Zero: in tsh_uv_run,
-                          tsh_desc.logger */
-    tsh_error *error;  /* gets the error of tsh_uv_open or tsh_uv_run; NULL: tsh_uv_open logs it */
+    double notice;     /* if the world is still incomplete after so many seconds, the absent ranks
+                          are logged, once; negative: never; 0: 10 */
+    tsh_logger logger; /* logs refused connections and the absent ranks. Called by the backend's own
+                          thread, it must return quickly: no heartbeat is sent meanwhile. All zero:
+                          tsh_uv_run uses tsh_desc.logger, tsh_uv_open logs nothing */
+    tsh_error *error;  /* receives the error of tsh_uv_open or tsh_uv_run; NULL: tsh_uv_open
+                          logs its error instead */
 } tsh_uv_desc;
 
-/* Joins the world and returns when it is complete. desc NULL: all from the environment. Errors:
- * TSH_ERR_ARGUMENT (a setting that makes no sense), TSH_ERR_IO (no socket, no address, a wrong
- * key), TSH_ERR_TIMEOUT (with the list of absent ranks), TSH_ERR_LOST. */
+/* Joins the world and returns when all ranks have joined. *out: the comm of all ranks, which the
+ * caller closes with tsh_comm_close. desc NULL: all settings from the environment. Errors:
+ * TSH_ERR_ARGUMENT (a setting that makes no sense), TSH_ERR_IO (no socket, no address),
+ * TSH_ERR_TIMEOUT (with the list of absent ranks, or since keys differ), TSH_ERR_LOST,
+ * TSH_ERR_MEMORY. */
 TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out);
-/* Joins the world, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn and
+/* Joins the world, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn in it and
  * closes both. Returns fn's result, or 1 if fn is NULL or the world or the ctx could not be opened;
- * that error goes to uv->error, and to desc->logger, or uv->logger if desc has none. */
+ * that error is copied to uv->error and logged by desc->logger, or by uv->logger if desc has
+ * none. */
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
                        int (*fn)(tsh_ctx *ctx, void *user), void *user);
 
@@ -304,67 +312,87 @@ extern "C" {
 #define TSHI_UV_GET(place)        __atomic_load_n((place), __ATOMIC_SEQ_CST)
 #define TSHI_UV_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
 
-#define TSHI_UV_SECOND  INT64_C(1000000000) /* all int64_t times and durations are in ns */
+/* 1 s and 1 ms in ns, the unit of all times and durations of type int64_t */
+#define TSHI_UV_SECOND  INT64_C(1000000000)
 #define TSHI_UV_MS      INT64_C(1000000)
 
 enum {
-    TSHI_UV_OPS = 64,            /* operations in flight in one group: the limit of a comm */
-    TSHI_UV_RECORDS = 128,       /* latest collectives remembered, to answer the coordinator */
-    TSHI_UV_COUNTS = 16,         /* counts of a call that are remembered, to describe it */
-    TSHI_UV_IO_SPANS = 64,       /* contiguous spans of memory per system call, at most */
-    TSHI_UV_IO_BYTES = 1 << 20,  /* bytes of payload per system call, at most */
-    TSHI_UV_RANKS = 1024,        /* ranks in a world: all addresses fit one control message */
-    TSHI_UV_NAME = 32,           /* bytes of a group's name */
-    TSHI_UV_UNPROVEN = 1024,     /* largest limit of unauthenticated connections */
-    TSHI_UV_FEW = 8,             /* smallest limit of unauthenticated connections */
-    TSHI_UV_ACCEPTS = 64,        /* connections accepted per event of the listener, at most */
-    TSHI_UV_NEAR = 512 << 10,    /* SO_SNDBUF, in bytes, between two ranks of one host */
-    TSHI_UV_SEGMENT = 512 << 10, /* bytes of a chunk that go around a ring at a time */
-    TSHI_UV_WINDOW = 1 << 20     /* bytes of a ring sum's scratch; more than a segment */
+    TSHI_UV_OPS = 64, /* most operations in flight in one group; a tsh_comm has the same limit */
+    /* collectives that a group remembers, the latest ones, to answer the coordinator */
+    TSHI_UV_RECORDS = 128,
+    /* most send_counts (and recv_counts) that are kept of a remembered collective */
+    TSHI_UV_COUNTS = 16,
+    /* limit of iovec entries for header and payload per sendmsg or recvmsg */
+    TSHI_UV_IO_SPANS = 64,
+    TSHI_UV_IO_BYTES = 1 << 20, /* most bytes of payload per sendmsg or recvmsg */
+    TSHI_UV_RANKS = 1024, /* most ranks in a world: their addresses fit in one control message */
+    TSHI_UV_NAME = 32,    /* bytes for a group's name ("tp", "group 7") with its final 0 */
+    /* upper bound of world->unproven_limit (unauthenticated connections) */
+    TSHI_UV_UNPROVEN = 1024,
+    TSHI_UV_FEW = 8,      /* lower bound of world->unproven_limit */
+    TSHI_UV_ACCEPTS = 64, /* most connections accepted per event of the listener */
+    /* SO_SNDBUF, in bytes, of a connection between two ranks of one host */
+    TSHI_UV_NEAR = 512 << 10,
+    /* bytes of a segment; a ring sends every chunk in segments (>>uv-algorithm) */
+    TSHI_UV_SEGMENT = 512 << 10,
+    /* bytes of the circular receive buffer of a sum on a ring; must exceed a segment */
+    TSHI_UV_WINDOW = 1 << 20
 };
 
-/* The header of a frame on a data connection: before the bytes of each collective and of each
- * message. It is sent as it is in memory, in the byte order that all ranks share: the handshake
- * refuses another one, in which the job's number (tshi_uv_settings) differs. */
+/* Header of a frame on a data connection. A frame is this header and the payload that one
+ * collective or message sends to one peer. It is sent as it lies in memory, since all ranks have
+ * the same byte order: a rank with another one has another world->job (tshi_uv_settings), so the
+ * handshake refuses it. */
 typedef struct tshi_uv_head {
-    uint64_t group,        /* id of the group */
-        seq,               /* number of the collective in the group; of the message in its pair */
-        digest, bytes;     /* hash of the call (of messages: 0); size of the payload that follows */
-    int64_t count;         /* elements */
-    int32_t tag;           /* of a message */
-    uint8_t kind,          /* tsh_coll_kind; TSH_RECV: a "clear" */
-        dtype, pad[6];     /* tsh_dtype of a message; the others are 0 */
-    uint32_t check;        /* checksum of all fields before; 0 where link->checks is 0 */
+    uint64_t group, /* id of the group */
+        /* seq: number of the collective in its group; of a message: from this sender to this
+         * receiver */
+        seq,
+        digest, bytes; /* hash of the call (0: a message); bytes of payload that follow */
+    int64_t count;     /* collective: tsh_coll.count; message: its number of elements */
+    int32_t tag;       /* tag of a message; 0: a collective */
+    uint8_t kind,      /* tsh_coll_kind of the call; TSH_RECV: a "clear" (see tshi_uv_link) */
+        dtype, pad[6]; /* dtype: tsh_dtype of a message, 0 for a collective; pad: zeros */
+    uint32_t check;    /* CRC32C of all fields above; 0 if link->checks is 0 */
 } tshi_uv_head;
 
-/* What a group remembers of a collective that it started, to compare and to describe it. */
+/* A collective that a rank has started in a group: kept to compare it with the calls of other
+ * ranks, and to describe it in an error. */
 typedef struct tshi_uv_record {
     tsh_coll coll;   /* the call; its pointers are not valid */
     uint64_t digest; /* hash of the call: the same on all ranks that made the same call */
-    int counts;      /* number of entries of send_counts, and of recv_counts */
-    int64_t send_counts[TSHI_UV_COUNTS], recv_counts[TSHI_UV_COUNTS]; /* elements, by rank */
+    int counts;      /* number of valid entries of send_counts, and of recv_counts */
+    /* entry r: elements sent to, and received from, rank r of the group */
+    int64_t send_counts[TSHI_UV_COUNTS], recv_counts[TSHI_UV_COUNTS];
 } tshi_uv_record;
 
-/* How much of one frame has been sent to, or received from, one peer. Where link->checks is 1, the
- * payload is cut into blocks (tshi_uv_block), each followed by a checksum of 4 bytes. */
+/* How much of one frame has been sent to, or received from, one peer. If link->checks is 1, the
+ * payload is cut into blocks (tshi_uv_block), each followed by its checksum of 4 bytes. */
 typedef struct tshi_uv_stream {
-    int64_t total, done; /* bytes of payload: in all; moved so far */
-    int64_t block, good; /* where the block being moved ends; where the last whole one did. Received
-                          * bytes are used up to `good` only: their checksum was right */
-    int64_t summed;      /* bytes of payload that `check` covers: from the first one on */
-    size_t head;         /* bytes of the header sent so far; incoming: only set from this rank */
-    size_t tail;         /* bytes of the block's checksum moved so far */
-    uint32_t check, received; /* checksum of the payload; the one that the peer has sent */
+    int64_t total, done; /* bytes of payload: of the whole frame; sent or received so far */
+    /* Offsets in the payload. block: end of the current block; good: end of the last complete one.
+     * Received bytes are used only up to `good`: the checksum of later ones is not verified yet. */
+    int64_t block, good;
+    int64_t summed; /* outgoing: bytes of payload that `check` covers, from the first one on */
+    /* outgoing: bytes of the header sent so far. Incoming: only used for a message from this rank
+     * to itself; not 0 once that is copied */
+    size_t head;
+    size_t tail; /* bytes of the current block's checksum sent or received so far */
+    /* check: CRC32C of the payload so far, computed here; received: the one that the peer sent */
+    uint32_t check, received;
 } tshi_uv_stream;
 
-/* Between which ranks the bytes of a collective are sent. */
+/* Which ranks exchange the bytes of an operation. */
 typedef enum tshi_uv_algorithm {
-    TSHI_UV_DIRECT, /* each rank sends to each other rank */
-    TSHI_UV_RING,   /* each rank sends to the next one, summing or gathering on the way */
-    TSHI_UV_PIECES, /* each rank sums a chunk that it gets from each, and sends the sum to each */
-    TSHI_UV_CHAIN,  /* broadcast: each rank forwards to the next one */
+    TSHI_UV_DIRECT, /* each rank sends its data directly to each other rank */
+    /* each rank sends to the next one, which sums or stores what it gets and forwards it */
+    TSHI_UV_RING,
+    /* sum: rank k gets chunk k from each rank, sums it, and (all-reduce) sends it to each */
+    TSHI_UV_PIECES,
+    /* broadcast: root sends to the next rank, and each rank forwards to its next one */
+    TSHI_UV_CHAIN,
     TSHI_UV_STAR,   /* broadcast: root sends to each other rank */
-    TSHI_UV_MESSAGE /* SEND, RECV, SENDRECV */
+    TSHI_UV_MESSAGE /* SEND, RECV and SENDRECV, between two ranks */
 } tshi_uv_algorithm;
 
 typedef struct tshi_uv_group tshi_uv_group;
@@ -374,17 +402,20 @@ typedef struct tshi_uv_op {
     tshi_uv_group *group;
     tsh_coll coll; /* the call */
     tshi_uv_algorithm algorithm;
-    tshi_uv_head head;        /* sent in front of each frame of a collective */
-    int64_t deadline;         /* when the operation has timed out */
-    int used;                 /* 1: started, and not waited for yet; 0: the slot is free */
-    int pending;              /* number of frames not completely sent or received */
-    int64_t ready;            /* RING: bytes of the incoming stream that may be forwarded;
-                               * PIECES: bytes of this rank's chunk that are summed */
-    tshi_uv_stream *in, *out; /* frames from and to each peer, by rank of the group */
-    tshi_uv_stream clear;     /* RECV: the frame that asks the sender for the message */
-    uint64_t number[2];       /* [0]: number of the message sent; [1]: of the one received */
-    char *scratch;            /* buffer of a sum; stays allocated for the slot's next sum */
-    size_t scratch_size;      /* in bytes */
+    tshi_uv_head head; /* header of all frames of a collective; unused for a message */
+    int64_t deadline;  /* time at which the operation times out */
+    int used;          /* 1: started, and not waited for yet; 0: the slot is free */
+    int pending;       /* number of its frames that are not completely sent or received */
+    /* RING: bytes of the incoming stream that are summed (if they need to be) and may be forwarded;
+     * PIECES: bytes of this rank's chunk that are summed */
+    int64_t ready;
+    /* in, out: progress of the frame from, and to, each peer, by its rank in the group */
+    tshi_uv_stream *in, *out;
+    /* RECV: progress of the "clear" (see tshi_uv_link) to the message's sender */
+    tshi_uv_stream clear;
+    uint64_t number[2]; /* messages: [0]: number of the one sent; [1]: of the one received */
+    char *scratch; /* buffer for received data that is to be summed; kept for the slot's next sum */
+    size_t scratch_size; /* size of scratch in bytes */
 } tshi_uv_op;
 
 /* A queue of operations, in the order in which they use one direction of a connection. */
@@ -393,63 +424,78 @@ typedef struct tshi_uv_fifo {
     unsigned first, used;          /* position of the oldest entry; number of entries */
 } tshi_uv_fifo;
 
-/* A data connection to one peer of a group. A pair of ranks has two, for collectives and for
- * messages, so that neither blocks the other. A message is sent only after its receiver has sent a
- * "clear": a header of kind RECV, without payload. Otherwise a message that nobody receives yet
- * would block the clears after it. */
+/* A data connection to one peer of a group. A pair of ranks has two, one for collectives and one
+ * for messages, so that neither kind blocks the other. A message is sent only after its receiver
+ * has sent a "clear", a header of kind RECV without payload. Otherwise a message that nobody
+ * receives yet would block the clears that follow it. */
 typedef struct tshi_uv_link {
     tshi_uv_group *group;
-    int fd, peer;                    /* socket, -1 if peer is this rank; peer's rank in the group */
-    int checks;                      /* 1: headers and payload have checksums */
-    int confirmed;                   /* control thread: 1 once the peer has sent LINKED */
-    tshi_uv_fifo in, out, clears;    /* operations yet to receive; to send; to send a clear */
-    tshi_uv_fifo *writing;           /* queue whose first frame is sent in part; NULL: none */
-    tshi_uv_head heard;              /* header of the frame that is being received */
-    size_t heard_done;               /* bytes of that header received so far */
-    uint64_t sends, receives;        /* number of messages started: SENDs; RECVs */
-    uint64_t sent, cleared;          /* number of messages begun to be sent; of clears received */
-    tshi_uv_head clear[TSHI_UV_OPS]; /* the clears; that of message n is at n % TSHI_UV_OPS */
-    int want, polled;                /* libuv events: needed now; those that poll waits for */
-    uint64_t wrote, got;             /* atomic: bytes written; bytes read; headers included */
-    int awaits;                      /* atomic: 1 if the caller has read all bytes and needs more */
-    uint64_t peer_got;               /* control thread: the peer's `got` in its latest AWAIT */
-    int64_t peer_got_at;             /* control thread: when that AWAIT arrived */
-    int64_t stalled_since;           /* control thread: when peer_got began to lag wrote; 0: not */
-    uv_poll_t *poll;                 /* NULL until the caller first sleeps */
+    /* fd: socket, -1: not connected, or peer is this rank; peer: its rank in the group */
+    int fd, peer;
+    int checks;    /* 1: headers and payload have checksums */
+    int confirmed; /* control thread: 1 once the peer has sent LINKED (it has both connections) */
+    /* queues of operations that are to receive; to send; to send a clear */
+    tshi_uv_fifo in, out, clears;
+    tshi_uv_fifo *writing; /* queue whose first frame is being sent; NULL: none */
+    tshi_uv_head heard;    /* header of the frame that is being received */
+    size_t heard_done;     /* bytes of that header received so far */
+    /* number of SENDs to the peer, and of RECVs from it, that this rank has started */
+    uint64_t sends, receives;
+    /* sent: number of messages whose sending has begun; cleared: number of clears received */
+    uint64_t sent, cleared;
+    /* received clears; the one for message n is entry n % TSHI_UV_OPS */
+    tshi_uv_head clear[TSHI_UV_OPS];
+    int want, polled;    /* libuv events (UV_READABLE, ...): needed to go on; watched by poll now */
+    uint64_t wrote, got; /* atomic: bytes written to, and read from, the socket, with headers */
+    int awaits; /* atomic: not 0 if the caller's thread sleeps until the peer sends more bytes */
+    uint64_t peer_got;   /* control thread: bytes received by the peer, as its latest AWAIT says */
+    int64_t peer_got_at; /* control thread: when that AWAIT arrived */
+    /* control thread: since when written bytes do not arrive (peer_got does not grow and is less
+     * than wrote); 0: they arrive */
+    int64_t stalled_since;
+    uv_poll_t *poll; /* watches fd for the caller's thread; NULL until that first sleeps */
 } tshi_uv_link;
 
 typedef struct tsh_uv_world tsh_uv_world;
 
 struct tshi_uv_group {
     tsh_uv_world *world;
-    tshi_uv_group *next;        /* next of world->groups; guarded by the lock */
-    uint64_t id, started;       /* id: the same on all members; number of collectives started */
-    int rank, size, active;     /* this rank in the group; members; operations in flight */
-    int *ranks;                 /* world rank of each member, by rank of the group */
-    tshi_uv_link *link;         /* [r]: collectives with peer r; [size + r]: messages with r */
-    tshi_uv_op op[TSHI_UV_OPS]; /* slots; a tsh_req is an index + 1 */
-    tshi_uv_stream *streams;    /* memory of op[].in and op[].out */
-    /* What was called: collective seq at [seq % TSHI_UV_RECORDS]. Guarded by the lock. */
+    tshi_uv_group *next;  /* next group in world->groups; guarded by world->lock */
+    uint64_t id, started; /* id: the same on all members; started: number of collectives started */
+    /* rank: this rank in the group; size: number of members; active: operations in flight */
+    int rank, size, active;
+    int *ranks; /* world rank of each member, by rank of the group */
+    /* [r]: connection for collectives with peer r; [size + r]: for messages with r */
+    tshi_uv_link *link;
+    tshi_uv_op op[TSHI_UV_OPS]; /* slots of operations; a tsh_req is the index of one, plus 1 */
+    tshi_uv_stream *streams;    /* array that all op[].in and op[].out point into */
+    /* The latest collectives that this rank started: number seq is entry seq % TSHI_UV_RECORDS.
+     * Guarded by world->lock. */
     tshi_uv_record record[TSHI_UV_RECORDS];
     /* Used by the control thread, once the caller's thread has set world->requested: */
-    int listener, missing; /* listening socket, -1: none; connections and LINKED still to come */
-    int *ports;            /* port each member listens on for this group; 0: peer->address has it */
-    int linked;            /* atomic: 1 once all connections are made; then the caller uses them */
+    /* listener: listening socket, -1: none; missing: connections and LINKED messages yet to
+     * arrive */
+    int listener, missing;
+    /* TCP port on which each member listens for this group; 0: that of its peer->address */
+    int *ports;
+    int linked; /* atomic: 1 once all connections are made and the caller's thread may use them */
 };
 
-/* What a connection is made for. Both ends prove that they know the key and agree on all this. */
+/* What client and server tell each other in the handshake of a connection. Both prove that they
+ * know the key by an HMAC that covers all these fields (tshi_uv_proof). */
 typedef struct tshi_uv_hello {
     uint32_t version;         /* TSHI_UV_VERSION of the other end */
-    int client, server, size; /* world rank of the client and of the server; number of ranks */
+    int client, server, size; /* world rank of the client and of the server; ranks in the world */
     uint32_t purpose;         /* a tshi_uv_purpose */
     uint64_t group, job;      /* id of the group, 0: none; hash of the job's name */
     uint64_t process;         /* random number of the client's process, not 0 */
-    int checks;               /* 1: the client wants checksums. Once both ends are authenticated:
-                               * 1 if one of them does */
+    /* 1: the client wants checksums on this data connection. After the handshake: 1 if either end
+     * does */
+    int checks;
     unsigned char client_nonce[32], server_nonce[32]; /* random: a handshake cannot be replayed */
 } tshi_uv_hello;
 
-enum { TSHI_UV_ADDRESSES = 8 }; /* addresses of one host that are tried, at most */
+enum { TSHI_UV_ADDRESSES = 8 }; /* most addresses of one host that are tried */
 
 /* A socket address, IPv4 or IPv6. */
 typedef struct tshi_uv_address {
@@ -457,7 +503,8 @@ typedef struct tshi_uv_address {
     socklen_t size; /* bytes of storage that are used */
 } tshi_uv_address;
 
-/* What an error report is about. A report of a larger kind replaces one of a smaller kind. */
+/* Kinds of errors that a rank reports to the coordinator, in order of priority: a report of a
+ * larger kind replaces one of a smaller kind. */
 typedef enum tshi_uv_error_kind {
     TSHI_UV_NOTHING,  /* there is no report */
     TSHI_UV_LATE,     /* a collective, or joining, timed out */
@@ -466,47 +513,55 @@ typedef enum tshi_uv_error_kind {
     TSHI_UV_MISMATCH, /* ranks called different collectives */
     TSHI_UV_GONE,     /* a connection ended */
     TSHI_UV_DAMAGED,  /* a checksum is wrong */
-    TSHI_UV_ABORT     /* a rank reports that it cannot continue itself */
+    TSHI_UV_ABORT     /* a rank reports that it cannot continue (no memory, tsh_comm_abort, ...) */
 } tshi_uv_error_kind;
 
-/* An error that one rank found, for the coordinator. */
+/* An error that a rank has found and reports to the coordinator. */
 typedef struct tshi_uv_report {
     tshi_uv_error_kind kind;
-    uint64_t group, seq; /* collective that the coordinator asks all ranks about; group 0: none */
-    tsh_error error;     /* the world's error, if the coordinator decides on this report */
+    /* The collective in question, which the coordinator asks all ranks about. group: id of its
+     * group, 0: there is no collective; seq: its number in the group. */
+    uint64_t group, seq;
+    tsh_error error; /* the world's error, if the coordinator decides on this report */
 } tshi_uv_report;
 
 /* A rank's answer (TELL) to the coordinator's question (ASK) about one collective of a group. */
 typedef struct tshi_uv_answer {
-    int told, member,      /* 1 if the rank has answered; 1 if it is in the group */
-        started, rank;     /* 1 if it has started the collective; its rank in the group */
-    tshi_uv_record record; /* what the rank called, if started */
+    int told, member, /* told: 1 if the rank has answered; member: 1 if it is in the group */
+        /* started: 1 if the rank has started the collective; rank: its rank in the group */
+        started, rank;
+    tshi_uv_record record; /* if started: the call that the rank made */
 } tshi_uv_answer;
 
-enum { TSHI_UV_BLOCKED_GROUPS = 64, TSHI_UV_BLOCKED_PAIRS = 256 }; /* entries, at most */
+/* most entries of tshi_uv_blocked.groups_of, and of .pairs_of */
+enum { TSHI_UV_BLOCKED_GROUPS = 64, TSHI_UV_BLOCKED_PAIRS = 256 };
 
-/* What a rank reports when it has waited for 20 ms: its wait, and what it had started by then. */
+/* What a rank reports to the coordinator once it has been blocked for 20 ms: the call in which it
+ * waits, and which operations it had started by then. */
 typedef struct tshi_uv_blocked {
-    uint64_t wait;       /* number of the wait; 0: not blocked */
-    uint64_t group, seq; /* group of the wait; number of the collective, or of the message */
-    int peer;            /* message: world rank that it waits for; -1: it waits in a collective */
-    int sends;           /* message: 1 if that rank is to receive it from this one, else 0 */
-    char text[160];      /* description of the call */
-    int members, groups, pairs; /* number of entries of member; of groups_of; of pairs_of */
-    int *member;                /* world ranks of the group; memory of world->members */
+    uint64_t wait; /* number of the wait, another one each time; 0: the rank is not blocked */
+    /* group: id of the group in which it waits; seq: number of the collective or message */
+    uint64_t group, seq;
+    int peer;       /* message: world rank that it waits for; -1: it waits in a collective */
+    int sends;      /* message: 1 if it waits to send to peer, 0 if it waits to receive */
+    char text[160]; /* description of the call in which it waits, for the error */
+    int members, groups, pairs; /* number of valid entries of member; of groups_of; of pairs_of */
+    int *member; /* world ranks of that group's members; points into world->members */
     struct {
-        uint64_t id, started; /* id of a group; how many collectives the rank has started there */
+        /* id: id of a group; started: number of collectives that the rank has started in it */
+        uint64_t id, started;
     } groups_of[TSHI_UV_BLOCKED_GROUPS];
     struct {
-        uint64_t group, sends, receives; /* a group; number of SENDs and of RECVs started */
-        int peer;                        /* with this world rank */
+        /* group: id of a group; sends, receives: SENDs and RECVs that the rank has started in it */
+        uint64_t group, sends, receives;
+        int peer; /* world rank to which, or from which, these messages go */
     } pairs_of[TSHI_UV_BLOCKED_PAIRS];
 } tshi_uv_blocked;
 
 /* The state of a peer, as this rank sees it. */
 typedef enum tshi_uv_state {
     TSHI_UV_ABSENT, /* no control connection yet */
-    TSHI_UV_THERE,  /* connected */
+    TSHI_UV_THERE,  /* its control connection is open */
     TSHI_UV_MUTE, /* silent for TSHARD_HEARTBEAT, counts as lost; the connection stays open, so that
                      peer and this rank still receive each other's decision */
     TSHI_UV_LEFT, /* orderly shutdown: it has sent BYE */
@@ -519,70 +574,78 @@ typedef struct tshi_uv_buffer {
     size_t used, room; /* bytes in use; bytes allocated */
 } tshi_uv_buffer;
 
-/* A position in bytes that are written or read, field by field. */
+/* A position in a message that is being written, or read, field by field. */
 typedef struct tshi_uv_cursor {
-    unsigned char *at, *end; /* the next field; the end of the bytes */
-    int writes, bad;         /* 1: writes, 0: reads; 1 if a field did not fit or is invalid */
+    unsigned char *at, *end; /* where the next field begins; end of the message */
+    /* writes: 1: fields are written, 0: read; bad: 1 if one did not fit or is invalid */
+    int writes, bad;
 } tshi_uv_cursor;
 
-/* Bytes of a control message: length, type and their checksum; at most; checksum of the payload. */
+/* Bytes of a control message: its head (length, type, checksum of these); its payload, at most; the
+ * checksum at its end. */
 enum { TSHI_UV_MESSAGE_HEAD = 9, TSHI_UV_PAYLOAD = 60000, TSHI_UV_MESSAGE_TAIL = 4 };
 
 /* A control message that is being written. */
 typedef struct tshi_uv_outgoing {
-    tshi_uv_cursor c; /* over bytes */
+    tshi_uv_cursor c; /* writes the message into bytes */
     unsigned char bytes[TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD + TSHI_UV_MESSAGE_TAIL];
 } tshi_uv_outgoing;
 
-/* Times of a recurring event: bytes received, or an acknowledgement. */
+/* Times of a recurring event: bytes arrived from a peer, or a peer's system acknowledged bytes. */
 typedef struct tshi_uv_pulse {
     int64_t last; /* time of the latest event */
-    int64_t back; /* time of the latest event after a silence (tshi_uv_gap): then the network may
-                   * just have healed; 0: none yet */
+    /* time of the latest event that ended a silence of more than tshi_uv_gap(): the network may
+     * have healed then; 0: none yet */
+    int64_t back;
 } tshi_uv_pulse;
 
-/* What the control thread knows of a rank. */
+/* What the control thread knows of one rank of the world. */
 typedef struct tshi_uv_peer {
     tsh_uv_world *world;
     int rank;
     tshi_uv_state state;
     int fd, events; /* control connection, -1: none; libuv events that poll waits for */
     uv_poll_t *poll;
-    tshi_uv_buffer in, out;  /* bytes received and not yet handled; bytes to be sent */
-    tshi_uv_pulse heard;     /* bytes arrived from the peer */
-    tshi_uv_pulse acked;     /* its system acknowledged all bytes sent by that time */
-    uint64_t sent, mark;     /* bytes sent; `acked` waits until so many are acknowledged, 0: none */
-    int64_t marked;          /* when mark was set */
-    int reported;            /* 1: it has sent this rank an error report and waits for a decision */
-    int used, deaf;          /* 1: it has sent something on this connection; 1: that was damaged, so
-                              * that nothing more is read, but this rank still sends */
+    tshi_uv_buffer in, out; /* bytes received and not yet handled; bytes to be sent */
+    tshi_uv_pulse heard;    /* times at which bytes arrived from the peer */
+    /* times at which the peer's system had acknowledged all bytes sent so far */
+    tshi_uv_pulse acked;
+    /* sent: bytes sent so far; mark: `acked` is updated once so many bytes are acknowledged; 0: all
+     * are acknowledged already */
+    uint64_t sent, mark;
+    int64_t marked; /* when mark was last set */
+    int reported;   /* 1: it has sent this rank an error report and waits for a decision */
+    /* used: 1: it has sent something on this connection; deaf: 1: a control message from it was
+     * damaged, so that nothing more is read, but this rank still sends */
+    int used, deaf;
     uint64_t process;        /* number of the process that dialled this rank; 0: none has yet */
-    tshi_uv_address address; /* where it listens */
+    tshi_uv_address address; /* address on which it listens */
     int placed, ready;       /* rank 0 only: 1 if address is known; 1 if it has sent READY */
     char name[80];           /* host:port of the control connection */
-    /* What the coordinator knows of it: */
-    tshi_uv_answer answer;   /* to the latest ASK */
+    /* Used on the coordinator: */
+    tshi_uv_answer answer;   /* its answer to the latest ASK */
     tshi_uv_blocked blocked; /* its latest BLOCKED message */
-    uint64_t asked;          /* number of the wait that it is asked to confirm (CONFIRM); 0: none */
+    uint64_t asked;          /* number of its wait that the latest CONFIRM asks about; 0: none */
 } tshi_uv_peer;
 
 /* What a connection is for. */
 typedef enum tshi_uv_purpose {
     TSHI_UV_JOIN,    /* a rank joins the world: its control connection with rank 0 */
     TSHI_UV_CONTROL, /* a control connection between two other ranks */
-    TSHI_UV_DATA,    /* collectives of a group */
-    TSHI_UV_MESSAGES /* SEND and RECV of a group */
+    TSHI_UV_DATA,    /* a data connection for the collectives of a group */
+    TSHI_UV_MESSAGES /* a data connection for SEND and RECV in a group */
 } tshi_uv_purpose;
 
 /* The state of a handshake: the first four are the client's, the others the server's. */
 typedef enum tshi_uv_phase {
     TSHI_UV_WAITS,           /* not connected; to be dialled at conn->until */
     TSHI_UV_CONNECTS,        /* connect() is in progress */
-    TSHI_UV_AWAITS_GREETING, /* the server sends first */
-    TSHI_UV_AWAITS_REPLY,    /* the client's hello has been written */
-    TSHI_UV_AWAITS_HELLO,    /* the server hello has been written */
-    TSHI_UV_HAS_HELLO,       /* the hello is checked once rank 0's address table is here */
-    TSHI_UV_REPLIES          /* the reply is being sent */
+    TSHI_UV_AWAITS_GREETING, /* connected; the server hello, which comes first, is awaited */
+    TSHI_UV_AWAITS_REPLY,    /* the client hello is sent, and the server's reply awaited */
+    TSHI_UV_AWAITS_HELLO,    /* the server hello is sent, and the client hello awaited */
+    /* the client hello has arrived; its proof is checked once rank 0's address table has, too */
+    TSHI_UV_HAS_HELLO,
+    TSHI_UV_REPLIES /* the reply is being sent */
 } tshi_uv_phase;
 
 /* A connection that is not authenticated yet: dialled by this rank (the client), or accepted. */
@@ -590,110 +653,126 @@ typedef struct tshi_uv_conn {
     tsh_uv_world *world;
     struct tshi_uv_conn *next; /* next of world->conns */
     int dialled, attempts;     /* 1: dialled, 0: accepted; number of attempts that failed */
-    tshi_uv_address address;   /* where to dial; unused for JOIN */
-    int fd;                    /* -1: none */
-    int earlier;               /* dialled: socket of an attempt without a valid reply, or -1. Stays
-                                * open until this rank is accepted: if the server has accepted the
-                                * attempt, its end would tell it that this rank is gone */
+    tshi_uv_address address;   /* address that is dialled; a JOIN dials world->address instead */
+    int fd;                    /* socket, -1: none */
+    /* dialled: socket of an earlier attempt that got no valid reply, -1: none. It stays open until
+     * this rank is accepted: the server may have accepted that attempt, and would take the end of
+     * its connection for the loss of this rank */
+    int earlier;
     tshi_uv_phase phase;
     uv_poll_t *poll;
     int64_t until; /* WAITS: when to dial; else: when the handshake times out */
     tshi_uv_hello hello;
-    unsigned char in[128], out[128];   /* bytes received; bytes to be sent */
-    size_t in_used, in_need, out_used; /* bytes in `in`; bytes to wait for; bytes left in `out` */
-    int welcome;                       /* server: 1 if the reply accepts the client */
-    char name[80];                     /* host:port of the other end */
+    unsigned char in[128], out[128]; /* bytes received; bytes to be sent */
+    /* bytes in `in`; bytes it must have to go on; unsent bytes in `out` */
+    size_t in_used, in_need, out_used;
+    int welcome;   /* server: 1 if the reply accepts the client */
+    char name[80]; /* host:port of the other end */
 } tshi_uv_conn;
 
 /* Limits log messages of one kind to one a second. */
 typedef struct tshi_uv_log_count {
-    int64_t told;   /* when the last one was logged; 0: never */
-    int count;      /* number of messages since then */
+    int64_t told;   /* when a message of this kind was last logged; 0: never */
+    int count;      /* number of messages since then, which are not logged yet */
     char last[256]; /* text of the latest message */
 } tshi_uv_log_count;
 
-/* Kinds: refused clients that did not prove the key, or did; unproven servers; number of kinds. */
+/* Kinds of limited log messages: this rank refused a client without a valid proof of the key; it
+ * refused a client with one; a server refused this rank without a proof; number of kinds. */
 enum { TSHI_UV_OF_UNPROVEN, TSHI_UV_OF_KEY_HOLDERS, TSHI_UV_OF_SERVERS, TSHI_UV_TALLIES };
 
 struct tsh_uv_world {
-    int rank, size, spins;        /* this rank; number of ranks; idle turns before a wait sleeps */
-    int64_t timeout, heartbeat;   /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
-    int64_t notice;               /* tsh_uv_desc.notice, in ns */
-    int checksum;                 /* 1: data is checked; -1: not; 0: beyond loopback */
-    int crc_wide;                 /* 1: the processor has an instruction for CRC32C */
-    uint32_t crc_table[8][256];   /* else: CRC32C of each byte, 0 to 7 bytes before the end */
-    uint64_t job, process;        /* hash of jobname; random, differs between processes */
-    unsigned char secret[32],     /* hash of the shared key; all 0: no key */
-        token[32],                /* random bytes, which rank 0 sends with the address table */
-        mesh[32];                 /* HMAC of token by secret: the key of all connections but JOIN */
+    /* spins: polls without progress before a waiting rank sleeps */
+    int rank, size, spins;
+    int64_t timeout, heartbeat; /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
+    int64_t notice;             /* tsh_uv_desc.notice, in ns */
+    int checksum; /* checksums on data connections: 1: on all, -1: on none, 0: if not loopback */
+    int crc_wide; /* 1: CRC32C is computed by the processor's instruction for it */
+    /* if crc_wide is 0: [k][b]: CRC32C of byte b followed by k zero bytes */
+    uint32_t crc_table[8][256];
+    uint64_t job, process;    /* hash of jobname; random number of this process */
+    unsigned char secret[32], /* hash of the shared key; all 0: no key */
+        token[32],            /* random bytes that rank 0 sends with the address table */
+        mesh[32];             /* HMAC of token under secret: the key of all handshakes but JOIN */
     char jobname[300], host[256]; /* TSHARD_JOB; host of rank 0 */
-    const char *host_from;        /* name of the setting that gave host */
-    int port;                     /* of rank 0 */
+    const char *host_from;        /* name of the field or variable that gave host, for errors */
+    int port;                     /* TCP port of rank 0 */
     tsh_logger logger;
 
     /* Used by the caller's thread: */
     uv_loop_t loop;
-    uv_timer_t timer;       /* ends the loop's sleep */
-    uv_async_t wake_caller; /* the control thread wakes loop */
+    uv_timer_t timer;       /* ends the sleep of `loop` at a given time */
+    uv_async_t wake_caller; /* by this the control thread ends the sleep of `loop` */
     int open;               /* number of groups not closed yet */
-    uint64_t waits, ids;    /* number of long waits so far; of splits so far */
+    /* waits: number of waits of 20 ms or more so far; ids: number of splits so far */
+    uint64_t waits, ids;
 
     /* Used by both threads, under the lock unless a field says otherwise: */
     uv_mutex_t lock;
-    uv_cond_t changed;        /* signalled when the world has formed or failed */
-    int failed;               /* atomic, a tsh_result; error is valid once this is not TSH_OK */
-    int halted;               /* atomic: 1: an error was reported, no data moves */
-    tsh_error error;          /* the world's error */
-    tshi_uv_group *groups;    /* list of all groups that are not closed */
-    tshi_uv_report reported;  /* written by the caller's thread, taken by the control thread */
-    tshi_uv_report held;      /* control thread: the gravest report, until a decision comes */
-    tshi_uv_blocked blocked;  /* what the caller's thread is blocked on */
-    uint64_t last;            /* id of the group of the latest collective */
-    int blocked_new, leaving; /* atomic: 1 if `blocked` is to be sent; 1 if this rank shuts down */
+    uv_cond_t changed;     /* signalled when the world has formed or failed */
+    int failed;            /* atomic, a tsh_result; error is valid once this is not TSH_OK */
+    int halted;            /* atomic: 1: an error was reported, no data moves */
+    tsh_error error;       /* the world's error, if `failed` is not TSH_OK */
+    tshi_uv_group *groups; /* list of all groups that are not closed */
+    /* error report of the caller's thread, which the control thread takes */
+    tshi_uv_report reported;
+    /* control thread: the report of highest priority, until the world's error is decided */
+    tshi_uv_report held;
+    tshi_uv_blocked blocked; /* what the caller's thread is blocked on */
+    uint64_t last;           /* id of the group in which this rank started its latest collective */
+    /* atomic. blocked_new: 1 if `blocked` is to be sent; leaving: 1 if the world is to shut down */
+    int blocked_new, leaving;
     int forming;              /* 1 until the world is complete; written by the control thread */
     tshi_uv_group *requested; /* group whose connections the control thread is to make; or NULL */
-    tshi_uv_group *ended;     /* caller's thread: groups closed after the world failed, not freed */
+    /* caller's thread: groups closed after the world failed; freed with the world */
+    tshi_uv_group *ended;
 
     /* Used by the control thread: */
     uv_thread_t thread;
     uv_loop_t control;
     uv_prepare_t turn;       /* calls tshi_uv_on_turn each time before the loop sleeps */
-    uv_timer_t tick;         /* ends that sleep */
-    uv_async_t wake_control; /* the caller's thread wakes control */
-    uv_poll_t *listening;    /* watches listener; NULL: none, or no descriptors were left */
+    uv_timer_t tick;         /* ends that sleep at a given time */
+    uv_async_t wake_control; /* by this the caller's thread ends the sleep of `control` */
+    uv_poll_t *listening;    /* watches listener; NULL: no listener, or accepting is paused */
     int listener,            /* listening socket; -1: none */
-        tabled, told_ready,  /* 1 if the address table is known; 1 if this rank has sent READY */
-        insecure, keyed;     /* 1 if other hosts need no key; 1 if a key is given */
-    char bind_host[256];     /* TSHARD_BIND, or the address of TSHARD_INTERFACE; "": none */
-    tshi_uv_address own;     /* where this rank listens */
-    tshi_uv_address address[TSHI_UV_ADDRESSES]; /* of rank 0 */
-    int addresses;                              /* number of entries of address */
-    tshi_uv_peer *peer;                         /* by world rank */
-    int *members;                               /* memory of all tshi_uv_blocked.member */
-    tshi_uv_conn *conns;                        /* list of connections not authenticated yet */
-    int unproven, unproven_limit;               /* number of those that were accepted; its limit */
+        /* tabled: 1: rank 0's address table is known; told_ready: 1: READY is sent */
+        tabled, told_ready,
+        insecure, keyed; /* insecure: 1: other hosts need no key; keyed: 1: a key is given */
+    char bind_host[256]; /* TSHARD_BIND, or the address of TSHARD_INTERFACE; "": none */
+    tshi_uv_address own; /* address on which this rank listens */
+    tshi_uv_address address[TSHI_UV_ADDRESSES]; /* addresses of rank 0's host */
+    int addresses;                              /* number of valid entries of address */
+    tshi_uv_peer *peer;                         /* what is known of each rank, by world rank */
+    int *members;                 /* array that every tshi_uv_blocked.member points into */
+    tshi_uv_conn *conns;          /* list of connections not authenticated yet */
+    int unproven, unproven_limit; /* number of accepted connections in conns; limit of it */
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
-    tshi_uv_group *world_group, *making; /* of all ranks; whose connections are made now, or NULL */
+    /* world_group: group of all ranks; making: group whose connections are being made, or NULL */
+    tshi_uv_group *world_group, *making;
     tshb_coll_search *search; /* by rank: the coordinator's search for a cycle of blocked ranks */
-    int confirming;          /* number of ranks on a cycle that have not confirmed their wait */
+    int confirming;           /* number of ranks on a cycle that have not confirmed their wait */
     tshi_uv_outgoing outgoing;
-    int64_t due, notice_at;  /* when joining times out; when the logger is told who is absent */
-    int64_t beat, accept_at; /* when heartbeats are sent next; when accepting is tried again */
-    int64_t silent_at;       /* when the next rank counts as lost, if it stays silent */
-    int64_t await_at;        /* when the next AWAIT messages are to be sent */
-    int64_t ticked;          /* when this thread was to wake last, at the latest */
-    int64_t parting;         /* when this rank sent BYE; 0: not yet */
-    int64_t held_since;      /* when the first report came into `held`; 0: none did */
-    int64_t considered_at;   /* when this rank, as coordinator, began to collect reports; 0: not */
-    int reported_to;         /* coordinator to which `held` was sent; -1: to none yet */
-    tsh_error offer;         /* held-back decision of a rank that is not the coordinator */
-    int offered_by;          /* rank that sent the offer */
-    int64_t offered_at;      /* when the first offer arrived; 0: none did */
-    char absent[256];        /* ranks that have not joined, as rank 0 reports them */
-    char obstacle[300];      /* why a connection last failed, for the error of a timeout */
+    /* due: when joining times out; notice_at: when absent ranks are logged */
+    int64_t due, notice_at;
+    /* beat: when heartbeats are sent next; accept_at: when to accept again */
+    int64_t beat, accept_at;
+    int64_t silent_at;  /* when the next rank counts as lost, if it stays silent */
+    int64_t await_at;   /* when the next AWAIT messages are to be sent */
+    int64_t ticked;     /* the latest time at which the last sleep should have ended */
+    int64_t parting;    /* when this rank sent BYE; 0: not yet */
+    int64_t held_since; /* when `held` got its first report; 0: it has none */
+    /* when this rank began, as coordinator, to collect reports; 0: it has not */
+    int64_t considered_at;
+    int reported_to; /* coordinator to which `held` was sent; -1: to none yet */
+    /* decision of a rank that is not the coordinator, held back (tshi_uv_on_decision) */
+    tsh_error offer;
+    int offered_by;     /* rank that sent the offer */
+    int64_t offered_at; /* when the first offer arrived; 0: none did */
+    char absent[256];   /* ranks that have not joined, as rank 0's latest MISSING lists them */
+    char obstacle[300]; /* why a connection last failed, for the error of a timeout */
 };
 
-/* Returns a text for an errno. */
+/* Returns the text of an errno value. */
 static const char *tshi_uv_why(int error) {
     return uv_strerror(uv_translate_sys_error(error));
 }
@@ -702,7 +781,8 @@ static int64_t tshi_uv_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Logs the counted messages, one a second of each kind at most; `now` INT64_MAX: all at once. */
+/* Logs one line for each kind that has messages not logged yet, unless one of that kind was logged
+ * less than a second ago. now = INT64_MAX: logs them in any case. */
 static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
     for (int i = 0; i < TSHI_UV_TALLIES; i++) {
         tshi_uv_log_count *t = &world->tally[i];
@@ -717,7 +797,8 @@ static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
     }
 }
 
-/* Logs a message that others can cause as often as they like: at most one a second of its kind. */
+/* Logs a message that other hosts can cause as often as they like. Of each kind, at most one a
+ * second is logged; the others are only counted. */
 TSH_PRINTF(3, 4)
 static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...) {
     tshi_uv_log_count *t = &world->tally[kind];
@@ -747,7 +828,7 @@ static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...)
 #define TSHI_UV_CRC_1(crc, value) __crc32cb((crc), (value))
 #endif
 
-static int tshi_uv_crc_is_wide(void) { /* Returns 1 if the processor has the instruction. */
+static int tshi_uv_crc_is_wide(void) { /* Returns 1 if there is an instruction for CRC32C. */
 #if defined(__x86_64__)
     return __builtin_cpu_supports("sse4.2") != 0;
 #elif defined(TSHI_UV_WIDE)
@@ -764,16 +845,18 @@ static uint64_t tshi_uv_load_8(const unsigned char *at) {
     return value;
 }
 
-/* Returns crc times x^(8 n): what it becomes after n zero bytes; `factor` is x^(8 n - 33). */
+/* Returns crc times x^(8 n) modulo the CRC's polynomial: the CRC register after n more zero bytes.
+ * `factor` is x^(8 n - 33). */
 TSHI_UV_WIDE static uint32_t tshi_uv_crc_skip(uint32_t crc, uint32_t factor) {
-    uint64_t product = 0; /* of polynomials over GF(2), times x */
+    uint64_t product = 0; /* crc times factor as polynomials over GF(2), times x */
     for (int i = 0; i < 32; i++) product ^= (0 - (uint64_t)(crc >> i & 1)) & (uint64_t)factor << i;
-    return (uint32_t)TSHI_UV_CRC_8(0, product); /* times x^32, mod the polynomial */
+    /* returns product times x^32, modulo the polynomial */
+    return (uint32_t)TSHI_UV_CRC_8(0, product);
 }
 
 TSHI_UV_WIDE static uint32_t tshi_uv_crc_fast(uint32_t crc, const unsigned char *at, size_t n) {
     static const struct {
-        size_t size; /* bytes of each of the three streams */
+        size_t size; /* bytes of each of the three streams, n of tshi_uv_crc_skip */
         uint32_t factor;
     } by[] = {{8192, 0x54a86326u}, {512, 0xdd7e3b0cu}};
     for (int i = 0; i < 2; i++) {
@@ -813,7 +896,8 @@ static uint32_t tshi_uv_crc_by_table(const uint32_t table[8][256], uint32_t crc,
     return crc;
 }
 
-static void tshi_uv_crc_tables(uint32_t table[8][256]) { /* [k]: k bytes before the end. */
+/* Fills the tables: table[k][b] is what a byte b adds to the CRC if k more bytes follow it. */
+static void tshi_uv_crc_tables(uint32_t table[8][256]) {
     for (uint32_t i = 0; i < 256; i++) {
         table[0][i] = i;
         for (int bit = 0; bit < 8; bit++)
@@ -824,7 +908,7 @@ static void tshi_uv_crc_tables(uint32_t table[8][256]) { /* [k]: k bytes before 
             table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
 }
 
-/* Returns the CRC32C of the bytes whose CRC32C is crc (0: none), and of n more. */
+/* Continues a CRC32C by n bytes. crc: that of the bytes before them (0: there are none). */
 static uint32_t tshi_uv_crc(const tsh_uv_world *world, uint32_t crc, const void *bytes, size_t n) {
     const unsigned char *at = (const unsigned char *)bytes;
     return ~(world->crc_wide ? tshi_uv_crc_fast(~crc, at, n)
@@ -845,14 +929,15 @@ static uint32_t tshi_uv_head_check(const tsh_uv_world *world, const tshi_uv_head
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
-/* Returns a cursor at the beginning of bytes. `writes`: 1: fields are written, 0: read. */
+/* Returns a cursor at the beginning of bytes. `writes` 1: fields will be written, 0: read. */
 static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size, int writes) {
     unsigned char *at = (unsigned char *)bytes;
     tshi_uv_cursor c = {at, at + size, writes, 0};
     return c;
 }
 
-/* Returns the next n bytes and moves the cursor past them; NULL, and sets bad: fewer are left. */
+/* Returns the next n bytes and moves the cursor past them. If fewer are left: sets bad, returns
+ * NULL. */
 static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
     unsigned char *at = c->at;
     if (c->bad || n > (size_t)(c->end - c->at)) {
@@ -866,7 +951,7 @@ static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
 /* Writes or reads a number of n bytes, little endian. Returns it; 0 if fewer bytes are left. */
 static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
     unsigned char *at = tshi_uv_take(c, n);
-    uint64_t there = 0; /* the number in the bytes */
+    uint64_t there = 0; /* the number that the bytes hold */
     for (size_t i = 0; at && i < n; i++) {
         if (c->writes) at[i] = (unsigned char)(value >> 8 * i);
         there |= (uint64_t)at[i] << 8 * i;
@@ -887,7 +972,8 @@ static void tshi_uv_bytes_field(tshi_uv_cursor *c, void *bytes, size_t n) {
     if (at) memcpy(c->writes ? at : bytes, c->writes ? bytes : at, n);
 }
 
-/* Writes or reads a length and a text. Reading cuts it to room; control characters become '?'. */
+/* Writes or reads a text after its length (2 bytes). Reading cuts the text to `room` bytes, with a
+ * final 0, and replaces control characters by '?'. */
 static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
     size_t n = (size_t)tshi_uv_field(c, c->writes ? strlen(text) : 0, 2), kept = 0;
     unsigned char *at = tshi_uv_take(c, n);
@@ -900,14 +986,15 @@ static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
     text[kept] = 0;
 }
 
-/* Writes or reads a rank of a world of `size`, or -1; sets bad if it is neither. */
+/* Writes or reads a rank of a world of `size` ranks, or -1. Sets bad if it read anything else. */
 static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
     rank = tshi_uv_int_field(c, rank);
     if (rank < -1 || rank >= size) c->bad = 1;
     return rank;
 }
 
-/* Writes or reads a number of entries, 0 to `most`. Returns it; 0, and sets bad: out of range. */
+/* Writes or reads a number of entries, 0 to `most`, and returns it. If it is out of range: sets
+ * bad, returns 0. */
 static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
     count = tshi_uv_int_field(c, count);
     if (count < 0 || count > most) c->bad = 1;
@@ -916,14 +1003,16 @@ static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
 
 /* ---- the handshake ---- */
 
-/* 1. Server hello: "tshd", version, nonce.
+/* The handshake:
+ * 1. Server hello: "tshd", version, nonce.
  * 2. Client hello: "TSHD", version, nonce, the fields of tshi_uv_hello, proof.
- * 3. Server: reply: status, value, proof. The value is the server's own of the field that differs;
- *    of a welcome, 1 if the connection has checksums.
- * A proof is an HMAC over the hello (tshi_uv_proof) under a key that both ends have. */
-#define TSHI_UV_VERSION UINT32_C(0x74730002) /* "ts", and 2: the version */
+ * 3. Server reply: status, value, proof. If the client is accepted, value is 1 if the connection
+ *    has checksums; if it is refused, value is what the server has in the field that differs.
+ * A proof is an HMAC over both hellos (tshi_uv_proof) under a key that both ends have. */
+#define TSHI_UV_VERSION UINT32_C(0x74730002) /* "ts", then the version of the protocol, 2 */
 
-enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 116, TSHI_UV_REPLY = 44 }; /* bytes */
+/* sizes of the three handshake messages in bytes */
+enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 116, TSHI_UV_REPLY = 44 };
 
 typedef enum tshi_uv_reply {
     TSHI_UV_WELCOME,       /* accepted */
@@ -947,11 +1036,11 @@ static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
     hello->checks = tshi_uv_int_field(c, hello->checks);
 }
 
-/* Computes HMAC-SHA256 (RFC 2104) over who ('C'lient, 'S'erver), status and value (client: 0), and
- * hello. */
+/* Computes a proof, HMAC-SHA256 (RFC 2104) over: who proves ('C'lient or 'S'erver), the reply's
+ * status and value (client: 0, 0), and the fields of hello. */
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status, int64_t value,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
-    /* who, status, value; version, 5 ints; group, job, process; 2 nonces */
+    /* who, status, value; version and 5 ints; group, job, process; both nonces */
     unsigned char bytes[13 + 4 * 6 + 24 + 64];
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
     tshi_uv_hello all = *hello;
@@ -965,7 +1054,8 @@ static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t sta
     (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, secret);
 }
 
-/* Writes or reads `word` (4 bytes), the version and the writer's nonce. 0: read another word. */
+/* Writes or reads the beginning of a hello: `word` (4 bytes), the version and the nonce of the end
+ * that wrote it. Returns 0 if it read another word. */
 static int tshi_uv_hello_start(tshi_uv_cursor *c, const char *word, uint32_t *version,
                                unsigned char nonce[32]) {
     char magic[4];
@@ -983,7 +1073,7 @@ static int tshi_uv_server_hello(unsigned char bytes[TSHI_UV_SERVER_HELLO], int w
     return tshi_uv_hello_start(&c, "tshd", version, nonce);
 }
 
-/* Writes or reads the client's hello, which has all fields but the server's nonce. Reading does not
+/* Writes or reads the client hello, which has all fields but the server's nonce. Reading does not
  * check "TSHD": tshi_uv_server_step does that as soon as these bytes arrive. */
 static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int writes,
                                  tshi_uv_hello *hello, unsigned char proof[32]) {
@@ -993,13 +1083,13 @@ static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int 
     tshi_uv_bytes_field(&c, proof, 32);
 }
 
-/* Returns 1 if a reply of this status has a proof. */
+/* Returns 1 if a reply of this status has a proof; if keys or versions differ, it has none. */
 static int tshi_uv_is_proven(uint32_t status) {
     return status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
 }
 
-/* Writes the server's reply. `value`: of a welcome: 1: with checksums; else the server's value of
- * the field that differs. */
+/* Writes the server's reply. value: for TSHI_UV_WELCOME, 1 if the connection has checksums; for a
+ * refusal, what the server has in the field that differs. */
 static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply status,
                               int64_t value, const tshi_uv_hello *hello,
                               const unsigned char secret[32]) {
@@ -1012,7 +1102,7 @@ static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply 
     tshi_uv_bytes_field(&c, proof, 32);
 }
 
-/* Reads a reply. Returns 0 if it is not a reply, or its proof is wrong. */
+/* Reads the server's reply. Returns 0 if the bytes are not a reply, or its proof is wrong. */
 static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_hello *hello,
                              const unsigned char secret[32], uint32_t *status, int64_t *value) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 0);
@@ -1028,25 +1118,27 @@ static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_h
 
 /* ---- control messages ---- */
 
-/* Length of the payload (4 bytes), type (1), checksum of these 5 bytes (4); payload; checksum of
- * all before it (4). Control messages always have checksums: they are few. */
+/* A control message is: length of the payload (4 bytes), type (1), checksum of these 5 bytes (4);
+ * payload; checksum of all bytes before it (4). Control messages always have checksums: they are
+ * few. */
 
 typedef enum tshi_uv_type {
-    TSHI_UV_BEAT,     /* heartbeat, to all */
-    TSHI_UV_HERE,     /* to rank 0: where the sender listens */
-    TSHI_UV_MISSING,  /* from rank 0: which ranks have not joined yet */
-    TSHI_UV_TABLE,    /* from rank 0: the address table (where each rank listens), and the token */
-    TSHI_UV_READY,    /* to rank 0: the sender has all its connections */
-    TSHI_UV_GO,       /* from rank 0: all ranks have all their connections */
-    TSHI_UV_REPORT,   /* to the coordinator: an error report */
-    TSHI_UV_ASK,      /* from the coordinator: which call was collective seq of a group? */
-    TSHI_UV_TELL,     /* the answer to ASK */
-    TSHI_UV_BLOCKED,  /* to the coordinator: the sender has waited for 20 ms; a tshi_uv_blocked */
-    TSHI_UV_CONFIRM,  /* from the coordinator: is the receiver still in that wait? */
-    TSHI_UV_STILL,    /* the answer to CONFIRM */
+    TSHI_UV_BEAT,    /* heartbeat, to all */
+    TSHI_UV_HERE,    /* to rank 0: where the sender listens */
+    TSHI_UV_MISSING, /* from rank 0: which ranks have not joined yet */
+    TSHI_UV_TABLE,   /* from rank 0: the address table (where each rank listens), and the token */
+    TSHI_UV_READY,   /* to rank 0: the sender has all its connections */
+    TSHI_UV_GO,      /* from rank 0: all ranks have all their connections */
+    TSHI_UV_REPORT,  /* to the coordinator: an error report */
+    TSHI_UV_ASK,     /* from the coordinator: which call was collective seq of a group? */
+    TSHI_UV_TELL,    /* answer to ASK: what the sender called as that collective */
+    /* to the coordinator: the sender has been blocked for 20 ms (tshi_uv_blocked) */
+    TSHI_UV_BLOCKED,
+    TSHI_UV_CONFIRM, /* from the coordinator: is the receiver still in the wait that it reported? */
+    TSHI_UV_STILL,   /* answer to CONFIRM: 1 if the sender is still in that wait */
     TSHI_UV_DECISION, /* the world's error */
     TSHI_UV_BYE,      /* the sender shuts down in good order */
-    TSHI_UV_AWAIT,    /* the sender waits for the receiver's data: how many bytes have arrived */
+    TSHI_UV_AWAIT,    /* bytes that the sender has received so far; it waits for more */
     TSHI_UV_LINKED,   /* the sender, which dialled the receiver, has both connections of a group */
     TSHI_UV_TYPES     /* number of types */
 } tshi_uv_type;
@@ -1066,12 +1158,13 @@ static void tshi_uv_report_fields(tshi_uv_cursor *c, tshi_uv_report *e, int size
     tshi_uv_error_fields(c, &e->error, size);
 }
 
-/* Payload of TELL: the collective, then the answer. */
+/* Writes or reads the payload of TELL: group and number of the collective, then the answer. */
 static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
                                   tshi_uv_answer *answer) {
     tshi_uv_record *record = &answer->record;
     tsh_coll *coll = &record->coll;
-    unsigned bits = (unsigned)(answer->member | answer->started << 1); /* one byte holds both */
+    /* member and started share one byte */
+    unsigned bits = (unsigned)(answer->member | answer->started << 1);
     *group = tshi_uv_field(c, *group, 8);
     *seq = tshi_uv_field(c, *seq, 8);
     bits = (unsigned)tshi_uv_field(c, bits, 1);
@@ -1094,8 +1187,8 @@ static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *
     }
 }
 
-/* Reads or writes, as c does, the payload of a BLOCKED message in a world of `size` ranks.
- * s->member must have `size` entries. */
+/* Writes or reads the payload of BLOCKED in a world of `size` ranks. s->member must have `size`
+ * entries. */
 static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int size) {
     s->wait = tshi_uv_field(c, s->wait, 8);
     s->group = tshi_uv_field(c, s->group, 8);
@@ -1120,13 +1213,14 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
         s->pairs_of[i].receives = tshi_uv_field(c, s->pairs_of[i].receives, 8);
         s->pairs_of[i].peer = tshi_uv_int_field(c, s->pairs_of[i].peer);
     }
-    if (c->bad && !c->writes) s->wait = 0; /* an invalid message counts as not blocked */
+    /* after an invalid message the rank counts as not blocked */
+    if (c->bad && !c->writes) s->wait = 0;
 }
 
 /* ========================================================================== */
 /* >>uv-socket                                    MARK: - uv-socket (private) */
-/* Addresses, and sockets. No socket blocks, is inherited by a child process  */
-/* or raises SIGPIPE.                                                         */
+/* Addresses, and sockets. Sockets are non-blocking and closed on exec, and   */
+/* do not raise SIGPIPE.                                                      */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -1138,8 +1232,9 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
 #error "tshard_uv.h needs MSG_NOSIGNAL or SO_NOSIGPIPE: on macOS define _DARWIN_C_SOURCE, too"
 #endif
 
-/* Fills list with the addresses of a host, the system's preference first, and returns their number;
- * 0: none, *why says why. `numeric` 1: host must be an address, no name is looked up. */
+/* Fills list with the addresses of a host, in the system's order of preference, and returns their
+ * number. 0: none, and *why says why. `numeric` 1: host must be an address, no name is looked
+ * up. */
 static int tshi_uv_resolve(const char *host, int port, int numeric, tshi_uv_address *list,
                            const char **why) {
     struct addrinfo hints, *found = NULL;
@@ -1197,7 +1292,7 @@ static int tshi_uv_loopback(const tshi_uv_address *address) {
     return 0;
 }
 
-/* Writes the address without its port, in digits; "?" if that fails. */
+/* Writes the address in numbers, without its port, such as "10.0.0.1"; "?" if that fails. */
 static void tshi_uv_host_text(const tshi_uv_address *address, char *text, size_t room) {
     if (getnameinfo(tshi_uv_sockaddr(address), address->size, text, (socklen_t)room, NULL, 0,
                     NI_NUMERICHOST) != 0)
@@ -1209,7 +1304,8 @@ static void tshi_uv_name(const char *host, int port, char *text, size_t room) {
     (void)snprintf(text, room, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, port);
 }
 
-/* Gets the address of a socket's own end, or (`other` 1) of the peer's. 0: the system failed. */
+/* Gets the address of a socket's own end (`other` 0) or of its peer's end (`other` 1). Returns 0 if
+ * the system call failed. */
 static int tshi_uv_end_of(int fd, int other, tshi_uv_address *address) {
     struct sockaddr *to = (struct sockaddr *)&address->storage;
     memset(address, 0, sizeof *address);
@@ -1228,7 +1324,8 @@ static void tshi_uv_close_fd(int *fd) {
     *fd = -1;
 }
 
-/* Makes a socket non-blocking, closed on exec, without TCP delay and SIGPIPE. 0: failed (errno). */
+/* Makes a socket non-blocking, closed on exec, without Nagle's delay and SIGPIPE. Returns 0 if that
+ * failed (errno). */
 static int tshi_uv_prepare_fd(int fd) {
     int flags = fcntl(fd, F_GETFL), one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -1252,7 +1349,7 @@ static int tshi_uv_socket(const tshi_uv_address *address) {
     return fd < 0 || tshi_uv_prepare_fd(fd) ? fd : tshi_uv_give_up(fd);
 }
 
-/* Returns a new listening socket; -1: the system refused (errno). */
+/* Returns a new listening socket; -1: a system call failed (errno). */
 static int tshi_uv_listen(const tshi_uv_address *address) {
     int one = 1, fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
@@ -1262,7 +1359,7 @@ static int tshi_uv_listen(const tshi_uv_address *address) {
                : tshi_uv_give_up(fd);
 }
 
-/* Returns a new socket that is connecting; -1: the system refused (errno). */
+/* Returns a new socket that is connecting or connected; -1: a system call failed (errno). */
 static int tshi_uv_connect(const tshi_uv_address *address) {
     int fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
@@ -1297,7 +1394,8 @@ static int tshi_uv_out_of_descriptors(int why) {
 
 /* Returns the number of descriptors that a world of `size` ranks needs; groups need more. */
 static int tshi_uv_descriptors(int size) {
-    return 3 * (size - 1) + 24; /* 3 per peer; listener, loops, unauthenticated connections */
+    /* 3 connections per peer; 24 for the listener, event loops and so on */
+    return 3 * (size - 1) + 24;
 }
 
 /* ========================================================================== */
@@ -1307,8 +1405,8 @@ static int tshi_uv_descriptors(int size) {
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
-/* Sets the world's rank and size, and *of to the family that gave them: 0 the desc, 1 TSHARD_*,
- * 2 torchrun, 3 Slurm, 4 none. */
+/* Sets the world's rank and size. *of: where they come from: 0 the desc, 1 TSHARD_*, 2 torchrun, 3
+ * Slurm, 4 none of these. */
 static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, int *of,
                                    tsh_error *error) {
     static const char *const ranks[] = {"TSHARD_RANK", "RANK", "SLURM_PROCID"};
@@ -1325,7 +1423,7 @@ static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world,
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
                                  has_rank ? rank : size, has_rank ? size : rank);
     }
-    if (!desc->size && !has_size) { /* no family: a world of one rank */
+    if (!desc->size && !has_size) { /* no variables are set: a world of one rank */
         family = 4;
         world->rank = 0;
         world->size = 1;
@@ -1338,17 +1436,18 @@ static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world,
     return TSH_OK;
 }
 
-/* Writes the first host of a Slurm list: "node03" of "node[03-07,9],b2", "a" of "a,b". */
+/* Writes the first host of a Slurm node list: "node03" for "node[03-07,9],b2", "a" for "a,b". */
 static void tshi_uv_first_host(const char *list, char *host, size_t room) {
     size_t n = strcspn(list, "[,"), m;
     const char *inner = list[n] == '[' ? list + n + 1 : "";
     const char *behind = strchr(inner, ']');
-    m = strcspn(inner, "-,]"); /* length of the first number */
+    m = strcspn(inner, "-,]"); /* length of the first number in the brackets */
     (void)snprintf(host, room, "%.*s%.*s%.*s", (int)n, list, (int)m, inner,
                    behind ? (int)strcspn(behind + 1, ",[") : 0, behind ? behind + 1 : "");
 }
 
-/* Copies the text that desc gives, else the variable's. 1: copied; 0: neither given; -1: error. */
+/* Copies into text the desc's field `given` or, if that is NULL, the environment variable. Returns
+ * 1: copied; 0: neither is set; -1: an error. */
 static int tshi_uv_text(const char *given, const char *variable, char *text, size_t room,
                         tsh_error *error) {
     if (!given) return tshb_env_text(variable, text, room, error);
@@ -1359,8 +1458,9 @@ static int tshi_uv_text(const char *given, const char *variable, char *text, siz
     return -1;
 }
 
-/* As tshi_uv_text, for the name or address of a host. Takes brackets off: "[::1]" is "::1". Other
- * tools' notations, with a scheme or a port, are an error. `field`: the desc's. */
+/* Same as tshi_uv_text, for the name or address of a host. Removes brackets: "[::1]" becomes "::1".
+ * Returns -1 for a URL or a "host:port", as other tools take them. `field`: name of the desc's
+ * field, for the error. */
 static int tshi_uv_host_setting(const char *given, const char *field, const char *variable,
                                 char *host, size_t room, tsh_error *error) {
     int has = tshi_uv_text(given, variable, host, room, error);
@@ -1382,7 +1482,8 @@ static int tshi_uv_host_setting(const char *given, const char *field, const char
     return -1;
 }
 
-/* Sets world->host, the host of rank 0, and world->host_from, what it was set with. */
+/* Sets world->host, the host of rank 0, and world->host_from, the name of the field or variable
+ * that gave it. */
 static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
                                    tsh_error *error) {
     char *host = world->host, nodes[4096];
@@ -1404,7 +1505,7 @@ static tsh_result tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_w
     return has < 0 ? error->code : TSH_OK;
 }
 
-/* Sets world->port, the port of rank 0; 0 if none is given. */
+/* Sets world->port, the TCP port of rank 0; to 0 if no setting gives it. */
 static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
                                          tsh_error *error) {
     int has, id = 0;
@@ -1417,7 +1518,8 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
     if (!has) {
         has = tshb_env_int("MASTER_PORT", 1, 65534, &world->port, error);
         if (has > 0 && tshb_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
-            has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1; /* 2: +1 */
+            /* 2: use the next port after MASTER_PORT, since torchrun's store listens on that */
+            has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1;
         if (has < 0 && agent[0])
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                                  "TORCHELASTIC_USE_AGENT_STORE is \"%s\"; it takes True or False",
@@ -1431,8 +1533,9 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
     return has < 0 ? error->code : TSH_OK;
 }
 
-/* Sets world->bind_host by the name of a network interface, unless it is set already: to its first
- * address, of the family of rank 0's host if that is an address, else IPv4 if there is one. */
+/* Sets world->bind_host, unless it is set already, to an address of the network interface that the
+ * user named: its first one of the preferred family, else its first one of the other. IPv6 is
+ * preferred if rank 0's host is an IPv6 address, else IPv4. */
 static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *world,
                                         tsh_error *error) {
     const int family = strchr(world->host, ':') ? AF_INET6 : AF_INET;
@@ -1446,7 +1549,7 @@ static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *w
     for (int i = 0; !failed && i < count; i++) {
         const uv_interface_address_t *at = &list[i];
         int is = at->address.address4.sin_family == AF_INET ? AF_INET : AF_INET6;
-        int rank = is == family ? 2 : 1; /* how well it fits */
+        int rank = is == family ? 2 : 1; /* 2: of the preferred family, 1: of the other */
         (void)snprintf(text, sizeof text, " %s", at->name);
         if (!strstr(names, text)) tsh_text_add(names, sizeof names, "%s", text);
         if (strcmp(at->name, name) != 0 || rank <= best ||
@@ -1466,9 +1569,11 @@ static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *w
                          name, failed ? " none" : names);
 }
 
-enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 }; /* bytes of a key: limit, minimum */
+/* bytes of a buffer for a key; minimum size of a key */
+enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 };
 
-/* Hashes a key into `hash`. `where`: the setting or file it came from, for the error. */
+/* Hashes a key into `hash`; an error if it is too short. `where`: the field, variable or file that
+ * has the key, for the error. */
 static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *where,
                                    unsigned char hash[32], tsh_error *error) {
     (void)crypto_hash_sha256(hash, (const unsigned char *)key, size);
@@ -1480,12 +1585,13 @@ static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *whe
                          where, (int)size, TSHI_UV_KEY_LEAST);
 }
 
-/* Reads a key file into bytes and adds its length to *size, which must be 0. An error unless it
- * belongs to the user of this process or to root, and no other user can read or write it. */
+/* Reads a key file into bytes and adds its length to *size, which must be 0 before. The file must
+ * belong to the user of this process or to root, and no other user may read or write it. */
 static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *bytes, size_t room,
                                    size_t *size, tsh_error *error) {
     struct stat info;
-    ssize_t more = fd < 0 || fstat(fd, &info) != 0 ? -1 : 1; /* 0: end, -1: failed (errno) */
+    /* more: 1: there may be more to read, 0: end of file, -1: failed (errno) */
+    ssize_t more = fd < 0 || fstat(fd, &info) != 0 ? -1 : 1;
     if (more > 0 && !S_ISREG(info.st_mode))
         return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                              "TSHARD_KEY_FILE: %.300s is not a regular file", path);
@@ -1509,7 +1615,7 @@ static tsh_result tshi_uv_read_key(int fd, const char *path, unsigned char *byte
                          "TSHARD_KEY_FILE: %.300s has %d bytes or more", path, (int)room);
 }
 
-/* Hashes the key in a file, without the line ends after it. */
+/* Reads a key file and hashes the key, without the line ends that follow it. */
 static tsh_result tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error *error) {
     unsigned char bytes[TSHI_UV_KEY_ROOM];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a FIFO does not block */
@@ -1545,7 +1651,8 @@ static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, 
     return has < 0 ? error->code : TSH_OK;
 }
 
-/* Sets world->checksum: 1: on, -1: off, 0: on where a connection is not loopback. */
+/* Sets world->checksum: 1: checksums on all data connections, -1: on none unless the peer wants
+ * them, 0: on those that are not loopback. */
 static tsh_result tshi_uv_set_checksum(const tsh_uv_desc *desc, tsh_uv_world *world,
                                        tsh_error *error) {
     int on = 0, has = 0;
@@ -1580,7 +1687,8 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
                              "that a busy machine keeps",
                              (double)world->heartbeat / 1e9);
     (void)crypto_hash_sha256(hash, (const unsigned char *)world->jobname, strlen(world->jobname));
-    memcpy(&world->job, hash, sizeof world->job); /* differs on ranks of another byte order */
+    /* on ranks of another byte order the number differs */
+    memcpy(&world->job, hash, sizeof world->job);
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&
         tshb_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
@@ -1600,7 +1708,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
-/* Returns the code of the world's error; TSH_OK: it has not failed. Any thread. */
+/* Returns the code of the world's error, TSH_OK if it has none. Any thread may call this. */
 static tsh_result tshi_uv_failed(const tsh_uv_world *world) {
     return (tsh_result)TSHI_UV_GET(&world->failed);
 }
@@ -1610,7 +1718,7 @@ static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
     uv_mutex_lock(&world->lock);
     if (tshi_uv_failed(world) == TSH_OK) {
         world->error = *error;
-        TSHI_UV_PUT(&world->halted, 1); /* no byte moves from here on */
+        TSHI_UV_PUT(&world->halted, 1); /* the caller's thread moves no more data */
         TSHI_UV_PUT(&world->failed, (int)error->code);
     }
     uv_cond_broadcast(&world->changed);
@@ -1628,7 +1736,8 @@ static void tshi_uv_fill_report(tshi_uv_report *e, tshi_uv_error_kind kind, tsh_
     tsh_text_format(e->error.message, sizeof e->error.message, format, list);
 }
 
-/* Reports an error to the control thread, unless a report is pending, and stops moving data. */
+/* Hands an error report to the control thread, unless an earlier one is pending there, and stops
+ * moving data. group, seq: the collective in question; group 0: none. */
 TSH_PRINTF(7, 8)
 static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
                                  uint64_t seq, tsh_result code, int rank, const char *format, ...) {
@@ -1646,8 +1755,9 @@ static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, u
     (void)uv_async_send(&world->wake_control);
 }
 
-/* Reports that this rank cannot do what the others wait for. Waits until the world's error is
- * decided, and returns its code: tsh_comm_error has a sentence when the failed call returns. */
+/* Reports "rank 1 cannot `what`: `why`" while other ranks wait for this one. Waits until the
+ * world's error is decided and returns its code, so that tsh_comm_error has a sentence when the
+ * failed call returns. */
 static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const char *what,
                                  const char *why) {
     tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot %s: %s",
@@ -1658,8 +1768,8 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
     return tshi_uv_failed(world);
 }
 
-/* Sentence of a wrong checksum: "data" or "control"; this rank, its end; the peer, its end; what
- * was damaged; "" or " of all-reduce ...". */
+/* Format of the error for a wrong checksum. Arguments: "data" or "control"; this rank and its
+ * host:port; the peer and its host:port; what was damaged; "" or " of all-reduce ...". */
 #define TSHI_UV_DAMAGED_TEXT                                                                       \
     "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the checksum of %s%s is "   \
     "wrong; is a network card, cable or switch between them faulty?"
@@ -1685,19 +1795,21 @@ static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
 /* Needs: >>uv-check >>uv-wire >>uv-socket.                                   */
 /* ========================================================================== */
 
-enum { TSHI_UV_BACKLOG = 1 << 20 }; /* unsent bytes to a peer above which messages are discarded */
+/* limit of unsent bytes to one peer: above it, new messages to that peer are discarded */
+enum { TSHI_UV_BACKLOG = 1 << 20 };
 
 /* Begins a control message; returns the cursor for its payload. */
 static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
     tshi_uv_outgoing *outgoing = &world->outgoing;
     outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes, 1);
-    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the length, which tshi_uv_post fills in */
+    /* the length of the payload, which tshi_uv_post fills in */
+    (void)tshi_uv_field(&outgoing->c, 0, 4);
     (void)tshi_uv_field(&outgoing->c, type, 1);
-    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the checksum, likewise */
+    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the checksum, which tshi_uv_post fills in */
     return &outgoing->c;
 }
 
-/* Ensures capacity for n more bytes. Returns 0 if out of memory. */
+/* Makes sure that the buffer has capacity for n more bytes. Returns 0 if memory is lacking. */
 static int tshi_uv_reserve(tshi_uv_buffer *bytes, size_t n) {
     size_t room = bytes->room ? bytes->room : 1024;
     char *data;
@@ -1710,14 +1822,14 @@ static int tshi_uv_reserve(tshi_uv_buffer *bytes, size_t n) {
     return 1;
 }
 
-/* Removes the first n bytes. */
+/* Removes the first n bytes of the buffer. */
 static void tshi_uv_drop(tshi_uv_buffer *bytes, size_t n) {
     memmove(bytes->data, bytes->data + n, bytes->used - n);
     bytes->used -= n;
 }
 
-/* Sends as much of peer->out as the socket takes now; tshi_uv_watch_peers waits to send the rest.
- * If sending fails, discards the bytes: reading will report that the peer is gone. */
+/* Sends as much of peer->out as the socket takes now; tshi_uv_watch_peers waits until the rest can
+ * be sent. If sending fails, discards the bytes: reading will report that the peer is gone. */
 static void tshi_uv_flush(tshi_uv_peer *peer) {
     tshi_uv_buffer *out = &peer->out;
     while (out->used) {
@@ -1732,13 +1844,16 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
-/* Sends world->outgoing to the peer. No-op if there is no connection to it (as to this rank), if
- * too much is unsent (a peer that does not read will be found silent), or if out of memory. */
+/* Sends world->outgoing, the message that tshi_uv_write began, to the peer. No-op if there is no
+ * connection to it (the peer may be this rank), if too much is unsent (a peer that does not read
+ * will be found silent), or if memory is lacking. */
 static void tshi_uv_post(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_outgoing *outgoing = &world->outgoing;
-    size_t n = (size_t)(outgoing->c.at - outgoing->bytes); /* without the last checksum */
-    size_t before = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL; /* bytes before the first one */
+    /* size of the message without the checksum at its end */
+    size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
+    /* bytes before the checksum of the head */
+    size_t before = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL;
     tshi_uv_cursor c = tshi_uv_cursor_over(outgoing->bytes, n + TSHI_UV_MESSAGE_TAIL, 1);
     if (peer->fd < 0 || outgoing->c.bad || n > TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD ||
         peer->out.used > TSHI_UV_BACKLOG || !tshi_uv_reserve(&peer->out, n + TSHI_UV_MESSAGE_TAIL))
@@ -1767,8 +1882,8 @@ static void tshi_uv_post_all(tsh_uv_world *world) {
 /* Needs: >>uv-error >>uv-post.                                               */
 /* ========================================================================== */
 
-/* The coordinator collects reports for 20 ms, and waits for answers until 60 ms from the start.
- * A rank decides alone if no decision arrives for 500 ms. */
+/* The coordinator collects reports for 20 ms, and waits for answers to ASK until 60 ms after the
+ * first report. Any rank that has reported decides alone if no decision arrives for 500 ms. */
 enum { TSHI_UV_COLLECT_MS = 20, TSHI_UV_ASK_MS = 60, TSHI_UV_ALONE_MS = 500 };
 
 /* Returns this rank's coordinator: the lowest rank that it is connected to, or itself. */
@@ -1786,9 +1901,10 @@ static void tshi_uv_pass_on(tsh_uv_world *world) {
         if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
 }
 
-/* Handles a decision. It becomes the world's error at once if its sender is the coordinator, or if
- * it says that this rank is lost. Another is held back as world->offer (of several, that of the
- * lowest sender): so a rank that was cut off does not decide for the others when it is back. */
+/* Handles a DECISION from a peer. It becomes the world's error at once if the peer is the
+ * coordinator, or if it says that this rank is lost. Any other is held back as world->offer (of
+ * several, that of the lowest rank), so that a rank that was cut off does not decide for the others
+ * when it is back. */
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
     if (tshi_uv_failed(world) != TSH_OK) return;
@@ -1811,7 +1927,7 @@ static void tshi_uv_send_decision(tsh_uv_world *world, tsh_error *error) {
 }
 
 /* Adopts the decision held back as world->offer, once no rank below its sender is connected, or
- * after TSHI_UV_ALONE_MS. Forwards it to all: its sender may not reach every rank. */
+ * after TSHI_UV_ALONE_MS. Forwards it to all peers: its sender may not reach every rank. */
 static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     if (!world->offered_at || tshi_uv_failed(world) != TSH_OK ||
         (world->offered_by > tshi_uv_coordinator_of(world) &&
@@ -1820,7 +1936,7 @@ static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     tshi_uv_send_decision(world, &world->offer);
 }
 
-/* Fills this rank's answer about collective seq of group id. */
+/* Fills this rank's answer to an ASK about collective number seq of the group with this id. */
 static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
                                tshi_uv_answer *answer) {
     const tshi_uv_group *group;
@@ -1837,12 +1953,12 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
     uv_mutex_unlock(&world->lock);
 }
 
-/* Returns 1 if a rank has answered that it started the collective, or is not in the group. */
+/* Returns 1 if an answer is final: the rank has started the collective, or is not in the group. */
 static int tshi_uv_has_told(const tshi_uv_answer *answer) {
     return answer->told && (answer->started || !answer->member);
 }
 
-/* Asks the ranks without such an answer about the collective that world->held is about. */
+/* Sends ASK about the collective of world->held to all ranks that have not given a final answer. */
 static void tshi_uv_ask(tsh_uv_world *world) {
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
     (void)tshi_uv_field(c, world->held.group, 8);
@@ -1861,8 +1977,9 @@ static int tshi_uv_has_reported(const tsh_uv_world *world) {
     return world->held.kind != TSHI_UV_NOTHING && tshi_uv_failed(world) == TSH_OK;
 }
 
-/* Sends world->held to the coordinator, unless it has that already. If this rank is that, begins to
- * collect reports, and asks all ranks about the collective that the report is about. */
+/* Sends world->held, the report that this rank holds, to the coordinator, unless that has it
+ * already. If this rank is the coordinator: begins to collect reports, and asks all ranks about the
+ * collective that the report is about. */
 static void tshi_uv_send_report(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
     if (!tshi_uv_has_reported(world) || to == world->reported_to) return;
@@ -1878,8 +1995,9 @@ static void tshi_uv_send_report(tsh_uv_world *world) {
     if (world->held.group) tshi_uv_ask(world);
 }
 
-/* Holds a report, of this rank or sent to it, unless it holds a graver one (a larger kind; the same
- * kind about a lower rank). The coordinator still moves data: calls in flight may yet complete. */
+/* Stores a report, of this rank or received, in world->held, unless the one there goes first: it
+ * has a larger kind, or the same kind and blames a lower rank. If this rank is the coordinator, it
+ * still moves data: calls in flight may yet complete. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
         (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
@@ -1890,7 +2008,8 @@ static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     tshi_uv_send_report(world);
 }
 
-/* Control thread: stops moving data and holds a report of an error that this rank has found. */
+/* Reports an error that the control thread of this rank has found: stops moving data and holds the
+ * report. */
 TSH_PRINTF(5, 6)
 static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_error_kind kind, tsh_result code, int rank,
                             const char *format, ...) {
@@ -1910,12 +2029,13 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
 
 /* ---- a network that is cut ---- */
 
-/* Returns the length of a gap, in ns: a pulse without an event for so long has missed beats. */
+/* Returns the length of a gap in ns: a pulse without an event for longer has missed heartbeats. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
 
-/* Records an event at time `at`. Time in which this thread itself did not run counts as no gap. */
+/* Records in a pulse of the peer an event at time `at`. Time in which this thread itself did not
+ * run does not count as a gap. */
 static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) {
     const tsh_uv_world *world = peer->world;
     int64_t now = tsh_now(), gap = tshi_uv_gap(world);
@@ -1924,11 +2044,11 @@ static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) 
     pulse->last = at;
 }
 
-/* Updates peer->acked, once the bytes up to peer->mark are acknowledged, and sets the next mark. */
+/* Updates peer->acked if the bytes up to peer->mark are acknowledged, and sets the next mark. */
 static void tshi_uv_look(tshi_uv_peer *peer) {
     int left = tshi_uv_unacknowledged(peer->fd);
     int64_t now = tsh_now();
-    if (left < 0) { /* this system cannot say: count all as acknowledged */
+    if (left < 0) { /* unknown on this system: assume that all are acknowledged */
         tshi_uv_beats(peer, &peer->acked, now);
         peer->mark = 0;
         return;
@@ -1939,22 +2059,23 @@ static void tshi_uv_look(tshi_uv_peer *peer) {
     peer->marked = now;
 }
 
-/* Returns 1 if a gap has begun, or ended less than TSHARD_HEARTBEAT ago. */
+/* Returns 1 if a pulse is in a gap (tshi_uv_gap), or was less than TSHARD_HEARTBEAT ago. */
 static int tshi_uv_missed(const tsh_uv_world *world, const tshi_uv_pulse *pulse) {
     int64_t now = tsh_now();
     return now - pulse->last > tshi_uv_gap(world) ||
            (pulse->back && now - pulse->back < world->heartbeat);
 }
 
-/* Returns 1 if the network to a peer is cut, or was just now. A process that is stopped or busy is
- * silent, too, but its system still acknowledges the bytes that arrive. */
+/* Returns 1 if the network to a peer is cut, or was a short time ago. A process that is stopped or
+ * busy is silent, too, but its system still acknowledges the bytes that arrive. */
 static int tshi_uv_is_cut(const tshi_uv_peer *peer) {
     return tshi_uv_missed(peer->world, &peer->heard) && tshi_uv_missed(peer->world, &peer->acked);
 }
 
 typedef enum tshi_uv_side { TSHI_UV_OURS, TSHI_UV_THEIRS, TSHI_UV_NEITHER } tshi_uv_side;
 
-/* Returns the side of a cut on which rank r is. Ranks that left or are stopped are on neither. */
+/* Returns the side of a network cut on which rank r is: with this rank, or beyond the cut. Ranks
+ * that left or are stopped are on neither side. */
 static tshi_uv_side tshi_uv_side_of(const tsh_uv_world *world, int r) {
     const tshi_uv_peer *peer = &world->peer[r];
     if (r == world->rank) return TSHI_UV_OURS;
@@ -1963,7 +2084,8 @@ static tshi_uv_side tshi_uv_side_of(const tsh_uv_world *world, int r) {
     return peer->state == TSHI_UV_THERE ? TSHI_UV_OURS : TSHI_UV_NEITHER;
 }
 
-/* Writes a side: "ranks 2 3 (10.77.0.3)"; *count: how many. Returns the lowest rank; -1: none. */
+/* Writes the ranks of a side and the address of the lowest one: "ranks 2 3 (10.77.0.3)". *count:
+ * number of its ranks. Returns the lowest rank; -1: there is none. */
 static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *count, char *text,
                              size_t room) {
     char host[64];
@@ -1986,8 +2108,9 @@ static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *
     return lowest;
 }
 
-/* Reports that the network is cut. Blames the lowest rank of the smaller side; of equal sides, of
- * the one without the lowest rank. Both sides write the same text without hearing each other. */
+/* Reports that the network is cut. Blames the lowest rank of the smaller side. If both sides have
+ * the same number of ranks, blames the side that does not have the lowest rank of all. Both sides
+ * write the same text without hearing each other. */
 static void tshi_uv_suspect_cut(tsh_uv_world *world) {
     char ours[128], theirs[128];
     int here, there;
@@ -2001,7 +2124,8 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
                     first ? ours : theirs, first ? theirs : ours, (double)world->heartbeat / 1e9);
 }
 
-/* For tshb_call_mismatch: gets the call of a rank of the group from its answer. 0: it has none. */
+/* Callback of tshb_call_mismatch: sets *out to the call that a rank of the group has given in its
+ * answer to ASK. Returns 0 if it has given none. */
 static int tshi_uv_called(const void *user, int rank, tshb_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
     for (int r = 0; r < world->size; r++) {
@@ -2019,8 +2143,8 @@ static int tshi_uv_called(const void *user, int rank, tshb_call *out) {
     return 0;
 }
 
-/* After a timeout: appends the ranks that have not started the collective, and blames the lowest.
- * Ranks that have not answered count if this rank knows that they are in the group. */
+/* After a timeout: appends the ranks that have not started the collective, and blames the lowest of
+ * them. Ranks that have not answered count if this rank knows that they are in the group. */
 static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     const tshi_uv_group *group;
     int first = -1;
@@ -2040,7 +2164,7 @@ static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     error->rank = first;
 }
 
-/* Returns 1 if no answer of a connected rank is missing. */
+/* Returns 1 if this rank and all connected ranks have given a final answer to ASK. */
 static int tshi_uv_answered(const tsh_uv_world *world) {
     for (int r = 0; r < world->size; r++)
         if ((r == world->rank || world->peer[r].state == TSHI_UV_THERE) &&
@@ -2049,8 +2173,9 @@ static int tshi_uv_answered(const tsh_uv_world *world) {
     return 1;
 }
 
-/* As coordinator: decides on world->held, once reports have been collected and the ranks asked have
- * answered. Any other rank: decides alone, if no decision has arrived for TSHI_UV_ALONE_MS. */
+/* On the coordinator: makes the report in world->held the world's error, once reports have been
+ * collected and the ranks asked have answered. On another rank, whose report waits for the
+ * coordinator: decides alone if no decision has arrived for TSHI_UV_ALONE_MS. */
 static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
     tshi_uv_report *e = &world->held;
     int64_t waited = now - world->considered_at;
@@ -2072,21 +2197,22 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 
 /* ========================================================================== */
 /* >>uv-cycle                                      MARK: - uv-cycle (private) */
-/* Ranks that wait for each other in a cycle: in crossed groups, or messages. */
+/* Finds ranks that wait for each other in a cycle, in groups or in messages. */
 /* A rank that has waited for 20 ms sends BLOCKED to the coordinator, which   */
 /* searches for a cycle, asks its ranks to confirm, and then reports an       */
 /* error.                                                                     */
 /* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 
-/* Returns the number of collectives of a group that a blocked rank had started. */
+/* Returns the number of collectives that a blocked rank had started in the group with this id. */
 static uint64_t tshi_uv_blocked_started(const tshi_uv_blocked *s, uint64_t group) {
     for (int i = 0; i < s->groups; i++)
         if (s->groups_of[i].id == group) return s->groups_of[i].started;
     return UINT64_MAX; /* unknown: assume that it has started all */
 }
 
-/* Returns the number of RECVs from, or SENDs to, `peer` that a blocked rank had started. */
+/* Returns how many RECVs from world rank `peer` (`receives` 1), or SENDs to it (`receives` 0), a
+ * blocked rank had started in a group. */
 static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t group, int peer,
                                          int receives) {
     if (tshi_uv_blocked_started(s, group) == UINT64_MAX) return UINT64_MAX;
@@ -2096,7 +2222,7 @@ static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t grou
     return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX; /* a full list may lack this pair */
 }
 
-/* For tshb_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is
+/* Callback of tshb_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is
  * blocked, too, and has not started what r waits for; else -1. `user` is world->peer. */
 static int tshi_uv_awaits(const void *user, int r, int i) {
     const tshi_uv_peer *all = (const tshi_uv_peer *)user;
@@ -2106,13 +2232,15 @@ static int tshi_uv_awaits(const void *user, int r, int i) {
     if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
     m = s->peer >= 0 ? s->peer : s->member[i];
     other = &all[m].blocked;
-    if ((m == r && s->peer < 0) || !other->wait) return -1; /* a message may be to itself */
+    /* a rank waits for itself only in a message */
+    if ((m == r && s->peer < 0) || !other->wait) return -1;
     started = s->peer >= 0 ? tshi_uv_blocked_messages(other, s->group, r, s->sends)
                            : tshi_uv_blocked_started(other, s->group);
     return started <= s->seq ? m : -1;
 }
 
-/* For tshb_coll_blame: returns how many ranks are blocked in the same collective as rank r. */
+/* Callback of tshb_coll_blame: returns how many ranks are blocked in the same collective as rank r.
+ * `user` is world->peer. */
 static int tshi_uv_together(const void *user, int r) {
     const tshi_uv_peer *all = (const tshi_uv_peer *)user;
     const tshi_uv_blocked *s = &all[r].blocked;
@@ -2124,7 +2252,7 @@ static int tshi_uv_together(const void *user, int r) {
     return count;
 }
 
-/* Reports the cycle that rank r is on; all its ranks have confirmed. */
+/* Reports the cycle that rank r is on, after all its ranks have confirmed that they still wait. */
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
     const tshi_uv_peer *all = world->peer;
     int waits, blamed = tshb_coll_blame(world->search, r, tshi_uv_together, all, &waits);
@@ -2133,7 +2261,7 @@ static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
     tshi_uv_suspect(world, TSHI_UV_CROSSED, error.code, blamed, "%s", error.message);
 }
 
-/* Returns 1 if this rank is still in the wait of this number. */
+/* Returns 1 if this rank is still in the wait with number `wait`. */
 static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     int still;
     uv_mutex_lock(&world->lock);
@@ -2142,7 +2270,8 @@ static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     return still;
 }
 
-/* Handles STILL of rank r; reports the cycle if no STILL is missing. Returns 1: r waits no more. */
+/* Handles rank r's answer to CONFIRM: whether it is still in the wait with number `wait`. Reports
+ * the cycle once all ranks on it have confirmed. Returns 1 if rank r does not wait any more. */
 static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
     tshi_uv_peer *peer = &world->peer[r];
     if (!world->confirming || peer->asked != wait) return 0;
@@ -2156,8 +2285,8 @@ static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int stil
     return 1;
 }
 
-/* Asks the ranks on the cycle of rank `on` whether they still wait. Returns 1 if this rank is on it
- * and does not: there is no cycle. */
+/* Asks the ranks on the cycle of rank `on` whether they still wait. Returns 1 if this rank is one
+ * of them and does not wait any more, so that there is no cycle. */
 static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     uint64_t mine;
     int at = on;
@@ -2173,11 +2302,11 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
 }
 
-/* Searches for a cycle from rank r on, or from every rank if r is -1; asks its ranks to confirm. A
+/* Searches for a cycle from rank r on (r = -1: from every rank), and asks its ranks to confirm. A
  * blocked rank can be released only by the ranks that it waits for: if all ranks on a cycle are
  * still in the waits that they reported, the cycle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
-    int on, at; /* on: a rank on the cycle, -1: none */
+    int on, at; /* on: a rank on the cycle found, -1: none; at: loop index */
     if (world->confirming || tshi_uv_failed(world) != TSH_OK) return;
     do {
         int end = r < 0 ? world->size : r + 1;
@@ -2189,10 +2318,12 @@ static void tshi_uv_follow(tsh_uv_world *world, int r) {
     } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }
 
-/* Sends world->blocked to the coordinator. If that is this rank, decodes the message right here. */
+/* Sends world->blocked, what this rank waits for, to the coordinator. If this rank is the
+ * coordinator, decodes the message right here. */
 static void tshi_uv_send_blocked(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
-    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c; /* own: reads it back */
+    /* own: a cursor that reads the message back */
+    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c;
     uv_mutex_lock(&world->lock);
     TSHI_UV_PUT(&world->blocked_new, 0);
     tshi_uv_blocked_fields(c, &world->blocked, world->size);
@@ -2214,27 +2345,30 @@ static void tshi_uv_send_blocked(tsh_uv_world *world) {
 /* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 
-/* Limits in seconds: of the server; of the client's dial, and of the reply to a JOIN; of other
- * replies, which may have to wait for rank 0's table. */
+/* Time limits in seconds. PATIENCE: of a handshake, on the server. DIAL: until the server hello
+ * arrives, and of the reply to a JOIN, on the client. REPLY: of the reply to other hellos, which
+ * may have to wait for rank 0's address table. */
 enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2, TSHI_UV_REPLY_S = 6 };
 
 static void tshi_uv_freed(uv_handle_t *handle) {
     free(handle);
 }
 
-/* Returns 1 if `bytes` can be allocated now. Called before libuv enlarges its descriptor table: if
- * it gets no memory for that, libuv aborts the process. */
+/* Returns 1 if so many bytes can be allocated now. Called before libuv enlarges its table of
+ * descriptors: if it gets no memory for that, libuv aborts the process. */
 static int tshi_uv_has_memory(size_t bytes) {
-    void *volatile probe = malloc(bytes); /* volatile: or compilers leave the pair out */
+    void *volatile probe = malloc(bytes); /* volatile: else compilers remove malloc and free */
     free(probe);
     return probe != NULL;
 }
 
-/* Makes loop call callback on libuv `events` of fd; poll->data is `data`. NULL: no memory. */
+/* Makes loop call `callback` when libuv's `events` (UV_READABLE, ...) occur on fd; poll->data is
+ * `data`. Returns NULL if memory is lacking. */
 static uv_poll_t *tshi_uv_watch(uv_loop_t *loop, int fd, int events, void *data,
                                 uv_poll_cb callback) {
     uv_poll_t *poll = (uv_poll_t *)calloc(1, sizeof *poll);
-    size_t table = 2 * ((size_t)fd + 4) * sizeof(void *); /* libuv's table: the next power of 2 */
+    /* size of libuv's table, which grows to a power of 2 entries */
+    size_t table = 2 * ((size_t)fd + 4) * sizeof(void *);
     if (!poll || ((unsigned)fd >= loop->nwatchers && !tshi_uv_has_memory(table)) ||
         uv_poll_init(loop, poll, fd) != 0) {
         free(poll);
@@ -2252,7 +2386,8 @@ static void tshi_uv_unwatch(uv_poll_t **poll) {
     *poll = NULL;
 }
 
-/* Adds a connection to world->conns: accepted, or (`dialled` 1) to be dialled. NULL: no memory. */
+/* Adds a connection to world->conns: an accepted one (`dialled` 0), or one that is to be dialled
+ * (`dialled` 1). Returns NULL if memory is lacking. */
 static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
     tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
     if (!conn) return NULL;
@@ -2280,13 +2415,13 @@ static void tshi_uv_conn_free(tshi_uv_conn *conn) {
  * a random delay, which grows with each attempt from 5 ms to 160 ms on average. */
 static void tshi_uv_conn_end(tshi_uv_conn *conn) {
     int shift = conn->attempts < 5 ? conn->attempts : 5;
-    int64_t step = TSHI_UV_MS * 5 << shift; /* mean delay */
+    int64_t step = TSHI_UV_MS * 5 << shift; /* mean delay in ns */
     if (!conn->dialled) {
         tshi_uv_conn_free(conn);
         return;
     }
     tshi_uv_unwatch(&conn->poll);
-    if (conn->phase == TSHI_UV_AWAITS_REPLY) { /* the server may have accepted it */
+    if (conn->phase == TSHI_UV_AWAITS_REPLY) { /* the server may have accepted this connection */
         tshi_uv_close_fd(&conn->earlier);
         conn->earlier = conn->fd;
         conn->fd = -1;
@@ -2306,31 +2441,34 @@ TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *f
     va_end(list);
 }
 
-/* Returns the key of handshakes of this purpose, 32 bytes. */
+/* Returns the key (32 bytes) for handshakes of this purpose. */
 static const unsigned char *tshi_uv_secret(const tsh_uv_world *world, uint32_t purpose) {
     return purpose == TSHI_UV_JOIN ? world->secret : world->mesh;
 }
 
-/* Returns the data connection to `peer`, a rank of the group. `messages`: 1: of SEND and RECV. */
+/* Returns the data connection to `peer`, a rank of the group: for SEND and RECV if `messages` is 1,
+ * else for collectives. */
 static tshi_uv_link *tshi_uv_link_to(tshi_uv_group *group, int peer, int messages) {
     return &group->link[(messages ? group->size : 0) + peer];
 }
 
-/* Returns the data connection to a world rank; NULL: it is this rank, or not in the group. */
+/* Returns the data connection with this purpose to a world rank; NULL if that is this rank or not a
+ * member of the group. */
 static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, int world_rank) {
     int r = tshi_uv_member(group, world_rank);
     return r < 0 || r == group->rank ? NULL
                                      : tshi_uv_link_to(group, r, purpose == TSHI_UV_MESSAGES);
 }
 
-/* Returns 1 if a group that is being made lacks a connection to member r, or r's LINKED. */
+/* Returns 1 if a group that is being made lacks a connection to member r, or the LINKED of a higher
+ * member r. */
 static int tshi_uv_unlinked(tshi_uv_group *group, int r) {
     return tshi_uv_link_to(group, r, 0)->fd < 0 || tshi_uv_link_to(group, r, 1)->fd < 0 ||
            (r > group->rank && !group->link[r].confirmed);
 }
 
-/* Returns the data connection to `rank` that a hello is for, in the group that is being set up;
- * NULL: the hello is for another group, or the rank is not in it. */
+/* Returns the data connection to world rank `rank` that a hello asks for, in the group that is
+ * being set up; NULL: it asks for another group, or the rank is not in it. */
 static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                    int rank) {
     tshi_uv_group *group = world->forming ? world->world_group : world->making;
@@ -2340,12 +2478,13 @@ static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hell
 
 /* ---- the server's side ---- */
 
-/* Returns the reply to a hello with a valid proof; *value: this rank's value of what differs. */
+/* Returns the reply to a client hello with a valid proof. *value: if it is a refusal, what this
+ * rank has in the field that differs. */
 static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                          int64_t *value) {
     const tshi_uv_peer *peer;
     const tshi_uv_link *link;
-    int same; /* 1: the rank's own process, which had no valid reply, dials again */
+    int same; /* 1: the process that connected as this rank before dials again */
     *value = 0;
     if (hello->job != world->job) return TSHI_UV_OTHER_JOB;
     *value = world->size;
@@ -2364,12 +2503,13 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
             return TSHI_UV_TAKEN;
         return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     }
-    link = tshi_uv_meant(world, hello, hello->client); /* a group that is being made is unused */
+    /* link belongs to a group that is still being made, so nothing was sent on it yet */
+    link = tshi_uv_meant(world, hello, hello->client);
     if (!link) return TSHI_UV_UNKNOWN;
     return link->fd < 0 || same ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
 }
 
-/* Returns 1 if this rank wants checksums on a data connection. */
+/* Returns 1 if this rank wants checksums on the data connection fd. */
 static int tshi_uv_wants_checks(const tsh_uv_world *world, int fd) {
     tshi_uv_address own;
     if (world->checksum) return world->checksum > 0;
@@ -2388,8 +2528,9 @@ static const char *tshi_uv_status_text(uint32_t status) {
     return texts[status];
 }
 
-/* Checks the hello in conn->in, puts the reply into conn->out and logs a refusal. Returns 0 if that
- * must wait for the address table: it has the token, of which the key (world->mesh) is made. */
+/* Checks the client hello in conn->in, puts the reply into conn->out and logs a refusal. Returns 0
+ * if this must wait for rank 0's address table, since the key (world->mesh) is derived from the
+ * token in it. */
 static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -2415,7 +2556,7 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
                      conn->name, hello->client, hello->size, tshi_uv_status_text(status));
     if (status == TSHI_UV_WELCOME) value = hello->checks || tshi_uv_wants_checks(world, conn->fd);
     tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
-    hello->checks = value != 0; /* used if this is a welcome */
+    hello->checks = value != 0; /* only used if the reply is a welcome */
     conn->out_used = TSHI_UV_REPLY;
     conn->welcome = status == TSHI_UV_WELCOME;
     conn->phase = TSHI_UV_REPLIES;
@@ -2424,7 +2565,8 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
 
 /* ---- the client's side ---- */
 
-/* Logs a refusal without a proof of the key. Anybody could have sent it: this rank dials again. */
+/* Logs that a server refused this rank without a proof that it has the key. Anybody could have sent
+ * such a refusal, so this rank dials again. */
 static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hindered(world,
@@ -2435,8 +2577,8 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
                  world->obstacle);
 }
 
-/* Reads the server hello in conn->in and puts the client's hello into conn->out. 0: the connection
- * is to end. */
+/* Reads the server hello in conn->in and puts the client hello into conn->out. Returns 0 if the
+ * connection is to end. */
 static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -2466,7 +2608,8 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     return 1;
 }
 
-/* Handles a refusal. If it has a proof and dialling again cannot help, the world fails. */
+/* Handles a server's refusal: the world fails if the refusal has a proof and dialling again cannot
+ * help; else this rank dials again. */
 static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) {
     tsh_uv_world *world = conn->world;
     int to = conn->hello.server;
@@ -2484,7 +2627,7 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
                         world->rank, world->size, to, conn->name, (long long)value);
         break;
     case TSHI_UV_TAKEN:
-        if (conn->hello.purpose != TSHI_UV_JOIN) break; /* an earlier attempt succeeded */
+        if (conn->hello.purpose != TSHI_UV_JOIN) break; /* an earlier attempt has succeeded */
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_ARGUMENT, world->rank,
                         "rank %d is already in the world of rank %d at %s: each rank needs its own "
                         "TSHARD_RANK",
@@ -2500,7 +2643,8 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
     }
 }
 
-/* Checks the reply in conn->in. Returns 1 if it is a welcome: both ends are authenticated. */
+/* Checks the server's reply in conn->in. Returns 1 if it is a welcome: both ends are
+ * authenticated. */
 static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
     const unsigned char *secret = tshi_uv_secret(conn->world, conn->hello.purpose);
     uint32_t status;
@@ -2512,9 +2656,10 @@ static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
     return status == TSHI_UV_WELCOME;
 }
 
-/* ---- bytes ---- */
+/* ---- sending, receiving, and the steps of both sides ---- */
 
-/* Sends conn->out. Returns 1: all is sent; 0: call again later; -1: the connection broke. */
+/* Sends the bytes in conn->out. Returns 1: all are sent; 0: call again later; -1: the connection
+ * broke. */
 static int tshi_uv_conn_write(tshi_uv_conn *conn) {
     ssize_t n;
     if (!conn->out_used) return 1;
@@ -2525,7 +2670,8 @@ static int tshi_uv_conn_write(tshi_uv_conn *conn) {
     return conn->out_used == 0;
 }
 
-/* Receives until conn->in has in_need bytes, and not one more. Returns as tshi_uv_conn_write. */
+/* Receives until conn->in has in_need bytes, and no more than that. Returns 1: it has them; 0: call
+ * again later; -1: the connection broke or ended. */
 static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     ssize_t n;
     if (conn->in_used == conn->in_need) return 1;
@@ -2536,8 +2682,8 @@ static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     return conn->in_used == conn->in_need;
 }
 
-/* Advances the server's handshake as far as possible now. Returns 1: both ends are authenticated;
- * 0: call again when the socket is ready; -1: the connection is to end. */
+/* Advances the server's side of a handshake as far as possible now. Returns 1: both ends are
+ * authenticated; 0: call again when the socket is ready; -1: the connection is to end. */
 static int tshi_uv_server_step(tshi_uv_conn *conn) {
     int done = tshi_uv_conn_write(conn);
     if (done < 0) return -1;
@@ -2552,13 +2698,15 @@ static int tshi_uv_server_step(tshi_uv_conn *conn) {
         conn->phase = TSHI_UV_HAS_HELLO;
     }
     if (conn->phase == TSHI_UV_HAS_HELLO) {
-        if (!tshi_uv_reply_to_hello(conn)) return 0; /* tshi_uv_tend calls again with the table */
+        /* tshi_uv_tend goes on when the table is here */
+        if (!tshi_uv_reply_to_hello(conn)) return 0;
         done = tshi_uv_conn_write(conn);
     }
-    return done == 1 && !conn->welcome ? -1 : done; /* a refusal ends once it is sent */
+    /* a refused connection ends once the refusal is sent */
+    return done == 1 && !conn->welcome ? -1 : done;
 }
 
-/* Advances the client's handshake; returns the same as tshi_uv_server_step. */
+/* Advances the client's side of a handshake. Returns the same as tshi_uv_server_step. */
 static int tshi_uv_client_step(tshi_uv_conn *conn) {
     int failed = 0, done;
     socklen_t size = (socklen_t)sizeof failed;
@@ -2616,7 +2764,7 @@ static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint6
         tshi_uv_lacks_memory(world, rank);
         return;
     }
-    conn->hello.purpose = purpose; /* what it will be used for */
+    conn->hello.purpose = purpose; /* what the connection will be used for */
     conn->hello.group = group;
     conn->hello.server = rank; /* the rank that should answer */
     conn->address = *address;
@@ -2627,29 +2775,33 @@ static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) 
     for (int r = 0; r < group->rank; r++) {
         int rank = group->ranks[r]; /* world rank */
         tshi_uv_address address = world->peer[rank].address;
-        if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]); /* 0: as in the table */
-        tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address); /* for collectives */
-        tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address); /* for SEND, RECV */
+        /* 0: keep the port of the address table */
+        if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]);
+        /* connection for collectives */
+        tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address);
+        /* connection for messages */
+        tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address);
     }
 }
 
-/* Called when rank 0 has accepted this rank: starts listening and sends rank 0 the address. */
+/* Called when rank 0 has accepted this rank: starts listening, and sends the address to rank 0. */
 static void tshi_uv_joined(tsh_uv_world *world) {
     tsh_error error;
     tshi_uv_cursor *c;
-    char host[64] = "";        /* "": rank 0 takes the address that it sees */
+    char host[64] = "";        /* "": rank 0 takes the host that this rank connects from */
     if (world->bind_host[0]) { /* the user chose an address (TSHARD_BIND) */
         tshi_uv_host_text(&world->own, host, sizeof host);
         if (strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0) host[0] = 0;
     } else {
-        (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own); /* this end of the connection */
-        tshi_uv_set_port(&world->own, 0);                        /* the system picks a port */
+        /* the address of this end of the connection */
+        (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own);
+        tshi_uv_set_port(&world->own, 0); /* the system picks a port */
     }
     if (tshi_uv_need_key(world, &world->own, &error) != TSH_OK) {
         tshi_uv_suspect(world, TSHI_UV_ABORT, error.code, error.rank, "%s", error.message);
         return;
     }
-    world->listener = tshi_uv_listen(&world->own); /* -1: refused (errno) */
+    world->listener = tshi_uv_listen(&world->own); /* -1: a system call failed (errno) */
     if (world->listener < 0) {
         tshi_uv_host_text(&world->own, host, sizeof host);
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank,
@@ -2658,7 +2810,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
                         world->rank, host, tshi_uv_why(errno));
         return;
     }
-    (void)tshi_uv_end_of(world->listener, 0, &world->own);               /* now with the port */
+    (void)tshi_uv_end_of(world->listener, 0, &world->own); /* world->own now has the port */
     (void)tshi_uv_end_of(world->peer[0].fd, 1, &world->peer[0].address); /* rank 0's address */
     c = tshi_uv_write(world, TSHI_UV_HERE);
     tshi_uv_text_field(c, host, sizeof host); /* read by tshi_uv_read_place */
@@ -2666,12 +2818,13 @@ static void tshi_uv_joined(tsh_uv_world *world) {
     tshi_uv_post(&world->peer[0]);
 }
 
-/* Reads a host and port into *address. Returns 0 if no host was given: only the port is set. */
+/* Reads a host and a port from c into *address. Returns 0 if the host is missing or not an address:
+ * then only the port is set. */
 static int tshi_uv_read_place(tshi_uv_cursor *c, tshi_uv_address *address) {
     tshi_uv_address found[TSHI_UV_ADDRESSES]; /* only the first one is used */
     const char *why;
     char host[64];
-    int port, told; /* told: 1 if a host was given */
+    int port, told; /* told: 1 if a valid host was read */
     tshi_uv_text_field(c, host, sizeof host);
     port = (int)tshi_uv_field(c, 0, 2);
     told = !c->bad && host[0] && tshi_uv_resolve(host, port, 1, found, &why); /* no DNS lookup */
@@ -2680,15 +2833,17 @@ static int tshi_uv_read_place(tshi_uv_cursor *c, tshi_uv_address *address) {
     return told;
 }
 
-/* Rank 0: stores where a rank listens: on the host it sent, else on the one it connects from. */
+/* Handles HERE, on rank 0: stores the address where the peer listens: the host that it sent, else
+ * the one that it connects from, and its port. */
 static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    if (peer->world->rank != 0) return;                /* only rank 0 collects addresses */
-    (void)tshi_uv_end_of(peer->fd, 1, &peer->address); /* default: the host it connects from */
+    if (peer->world->rank != 0) return; /* only rank 0 collects addresses */
+    /* default: the host that the peer connects from */
+    (void)tshi_uv_end_of(peer->fd, 1, &peer->address);
     (void)tshi_uv_read_place(c, &peer->address);
     peer->placed = !c->bad; /* the address is known and may go into the table */
 }
 
-/* Lists the ranks that have not connected to this rank yet, as " 1 3"; "": none. */
+/* Writes the ranks that have not connected to this rank yet, as " 1 3"; "": none. */
 static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t room) {
     text[0] = 0;
     for (int r = 0; r < world->size; r++)
@@ -2696,14 +2851,16 @@ static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t ro
             tsh_text_add(text, room, " %d", r);
 }
 
-static void tshi_uv_tell_absent(tsh_uv_world *world) { /* Rank 0 tells all who is absent. */
+/* Rank 0: sends all ranks the list of the ranks that are absent (MISSING). */
+static void tshi_uv_tell_absent(tsh_uv_world *world) {
     char text[256];
     tshi_uv_list_absent(world, text, sizeof text);
     tshi_uv_text_field(tshi_uv_write(world, TSHI_UV_MISSING), text, sizeof text);
     tshi_uv_post_all(world);
 }
 
-/* Derives the key of the later connections; only ranks that have the table's token know it. */
+/* Derives world->mesh, the key of all connections but JOIN. It needs the token in rank 0's address
+ * table, which only ranks that have joined receive. */
 static void tshi_uv_set_mesh(tsh_uv_world *world) {
     (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
     world->tabled = 1; /* rank 0's address table is here */
@@ -2712,7 +2869,7 @@ static void tshi_uv_set_mesh(tsh_uv_world *world) {
 static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks' addresses. */
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_TABLE);
     char host[64];
-    randombytes_buf(world->token, sizeof world->token); /* random, for tshi_uv_set_mesh */
+    randombytes_buf(world->token, sizeof world->token); /* random bytes for tshi_uv_set_mesh */
     tshi_uv_set_mesh(world);
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
     for (int r = 1; r < world->size; r++) { /* all ranks know rank 0's address already */
@@ -2723,12 +2880,13 @@ static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks
     tshi_uv_post_all(world);
 }
 
-/* Reads rank 0's table of the addresses where the ranks listen. */
+/* Handles TABLE: reads the addresses on which the ranks listen, and dials the lower ranks. */
 static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     if (world->tabled) return; /* a second table is ignored */
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
     for (int r = 1; r < world->size && !c->bad; r++)
-        if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1; /* a host is required */
+        /* in the table a host is required */
+        if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1;
     if (c->bad) return; /* malformed; tshi_uv_next_message sees that */
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++) /* lower ranks; the higher ones dial this rank */
@@ -2745,8 +2903,8 @@ static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wa
     uv_mutex_unlock(&world->lock);
 }
 
-/* Returns 1 if every other rank has sent READY (ready = 1), or else has a control connection and,
- * if placed = 1, a known address. */
+/* Returns 1 if every other rank has sent READY (if ready = 1), or has a control connection and, if
+ * placed = 1, a known address (if ready = 0). */
 static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_peer *peer = &world->peer[r];
@@ -2756,13 +2914,14 @@ static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
     return 1;
 }
 
-/* Completes the group and the world as far as is possible now; called at every tick. */
+/* Takes the next step of setting up the new group, and the world, if what it waits for has
+ * happened; called at every tick. */
 static void tshi_uv_form(tsh_uv_world *world) {
     tshi_uv_group *group = world->making;
     if (group && group->missing == 0) { /* all connections of the group are made */
         world->making = NULL;
         tshi_uv_close_listener(world);
-        TSHI_UV_PUT(&group->linked, 1);           /* the group is the caller's from here on */
+        TSHI_UV_PUT(&group->linked, 1); /* from here on the caller's thread uses the group */
         (void)uv_async_send(&world->wake_caller); /* wakes tshi_uv_wait_for */
     }
     if (!world->forming) return; /* what follows sets up the world */
@@ -2788,14 +2947,17 @@ static void tshi_uv_form(tsh_uv_world *world) {
 /* Needs: >>uv-cycle >>uv-form.                                               */
 /* ========================================================================== */
 
-static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) { /* Closes the connection. */
+/* Closes the control connection of a peer, whose state becomes `state`. */
+static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
     tshi_uv_unwatch(&peer->poll);
     tshi_uv_close_fd(&peer->fd);
-    peer->in.used = peer->out.used = 0; /* drops unread and unsent bytes */
-    peer->state = state;                /* TSHI_UV_LEFT or TSHI_UV_LOST */
+    peer->in.used = peer->out.used = 0; /* discards unread and unsent bytes */
+    peer->state = state;                /* why the connection ended */
 }
 
-static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* An answer to our ASK. */
+/* Handles TELL: stores the peer's answer to this rank's ASK, unless it is about another
+ * collective. */
+static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     const tshi_uv_report *held = &peer->world->held; /* the report that this rank asked about */
     tshi_uv_answer answer;
     uint64_t group = 0, seq = 0;
@@ -2805,7 +2967,8 @@ static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* An answe
     if (!c->bad && group == held->group && seq == held->seq) peer->answer = answer;
 }
 
-static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* Answers the coordinator. */
+/* Handles ASK: sends the coordinator this rank's answer (TELL). */
+static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_answer answer;
     uint64_t group = tshi_uv_field(c, 0, 8), seq = tshi_uv_field(c, 0, 8);
     tshi_uv_answer_for(peer->world, group, seq, &answer);
@@ -2813,9 +2976,9 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* Answers t
     tshi_uv_post(peer);
 }
 
-/* Receives an error report: the peer takes this rank for its coordinator. If the world has failed
- * already, the peer gets that error. Else this rank holds the report, unless it holds a more severe
- * one, and forwards it to its own coordinator if that is another rank. */
+/* Handles REPORT, an error report: the peer takes this rank for its coordinator. If the world has
+ * failed already, the peer gets that error. Else this rank holds the report, unless it holds a more
+ * severe one, and forwards it to its own coordinator if that is another rank. */
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
     tshi_uv_report e;
@@ -2829,7 +2992,8 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         tshi_uv_hold(world, &e);
 }
 
-static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* Answers with STILL. */
+/* Handles CONFIRM: tells the coordinator whether this rank is still in that wait (STILL). */
+static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     uint64_t wait = tshi_uv_field(c, 0, 8); /* number of the wait that is asked about */
     tshi_uv_cursor *out = tshi_uv_write(peer->world, TSHI_UV_STILL);
     (void)tshi_uv_field(out, wait, 8);
@@ -2837,15 +3001,16 @@ static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* Answe
     tshi_uv_post(peer);
 }
 
-static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) { /* A reply to our CONFIRM. */
+/* Handles STILL, the peer's answer to this rank's CONFIRM. */
+static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     uint64_t wait = tshi_uv_field(c, 0, 8);
     int still = (int)tshi_uv_field(c, 0, 1);
     if (!c->bad && tshi_uv_confirmed(peer->world, peer->rank, wait, still))
         tshi_uv_follow(peer->world, -1); /* that was no cycle: look for another */
 }
 
-/* A higher member of the group that is being made has accepted this rank's replies. Until then it
- * may have to dial again: a reply may have been damaged. */
+/* Handles LINKED: a higher member of the group that is being made has both its connections to this
+ * rank. Until then it may have to dial again, since this rank's reply may have been damaged. */
 static void tshi_uv_on_linked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_group *group = peer->world->making;
     uint64_t id = tshi_uv_field(c, 0, 8);
@@ -2861,7 +3026,8 @@ static int tshi_uv_misses(const tsh_uv_world *world, int rank) {
     return r >= 0 && r != world->making->rank && tshi_uv_unlinked(world->making, r);
 }
 
-/* A rank has shut down in good order: an error only if a connection to it is still to be made. */
+/* Handles BYE: a rank has shut down in good order. That is an error only if a connection to it is
+ * still to be made. */
 static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_peer_end(peer, TSHI_UV_LEFT); /* closes the connection */
@@ -2874,13 +3040,15 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     uv_mutex_unlock(&world->lock);
 }
 
-/* Writes "; rank 0 last called barrier, collective 3 of tp", or "" if none. Returns text. */
+/* Writes this rank's latest collective for an error: "; rank 0 last called barrier, collective 3 of
+ * tp", or "" if it has called none. Returns text. */
 static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
     const tshi_uv_group *group;
     tshi_uv_record record;
     uint64_t id = 0, seq = 0; /* id 0: no collective yet */
     uv_mutex_lock(&world->lock);
-    group = tshi_uv_find_group(world, world->last); /* NULL: none yet, or closed already */
+    /* NULL: no collective yet, or its group is closed */
+    group = tshi_uv_find_group(world, world->last);
     if (group) {
         id = group->id;
         seq = group->started - 1;                      /* number of its latest collective */
@@ -2893,7 +3061,8 @@ static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t roo
     return text;
 }
 
-/* Reports that a data connection is dead: bytes that this rank wrote never reach the peer. */
+/* Reports that a data connection is dead: bytes that this rank wrote never reach the peer. ends:
+ * addresses of this rank's end and the peer's. */
 static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[2]) {
     tsh_uv_world *world = peer->world;
     char texts[2][80], last[240]; /* both ends as host:port */
@@ -2906,13 +3075,15 @@ static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[
                     tshi_uv_last_call(world, last, sizeof last));
 }
 
-/* A peer waits on a data connection and reports how many bytes it has received. If this rank has
- * written more, some are in flight; if none of them arrives for a heartbeat, the connection is
- * dead. TCP does not report that: it retries for minutes while bytes are unacknowledged, does
- * nothing if none are, and TCP_USER_TIMEOUT also ends a connection whose reader is only busy. */
+/* Handles AWAIT: a peer waits on a data connection, and says how many bytes it has received. If
+ * this rank has written more, some are in flight; if none of them arrives for TSHARD_HEARTBEAT, the
+ * connection is dead. TCP does not report that: it retries for minutes while bytes are
+ * unacknowledged, does nothing if none are, and TCP_USER_TIMEOUT also ends a connection whose
+ * reader is only busy. */
 static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    uint64_t id = tshi_uv_field(c, 0, 8), got = tshi_uv_field(c, 0, 8); /* got: bytes received */
+    /* got: bytes that the peer has received */
+    uint64_t id = tshi_uv_field(c, 0, 8), got = tshi_uv_field(c, 0, 8);
     uint32_t purpose = (uint32_t)tshi_uv_field(c, 0, 1); /* TSHI_UV_DATA or TSHI_UV_MESSAGES */
     int64_t now = tsh_now();
     tshi_uv_group *group;
@@ -2923,20 +3094,22 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     group = c->bad ? NULL : tshi_uv_find_group(world, id);
     if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
     if (link) {
-        /* same: no progress since a report that is not old */
+        /* same: no progress since the peer's previous AWAIT, which is recent */
         int same = got == link->peer_got && now - link->peer_got_at < world->heartbeat / 2;
-        /* After the network was cut, TCP resends late: up to as long again as the cut lasted. */
+        /* After the network was cut, TCP resends late: it may wait for as long again as the cut
+         * lasted. */
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
-            link->stalled_since = now; /* the first report without progress */
+            link->stalled_since = now; /* the first AWAIT without progress */
         link->peer_got = got;
         link->peer_got_at = now;
         dead = link->stalled_since && now - link->stalled_since >= world->heartbeat;
         for (int i = 0; i < 2 && dead; i++) (void)tshi_uv_end_of(link->fd, i, &ends[i]);
     }
     uv_mutex_unlock(&world->lock);
-    if (dead) tshi_uv_suspect_link(peer, ends); /* not under the lock, which this call takes */
+    /* after unlocking, since this call takes the lock */
+    if (dead) tshi_uv_suspect_link(peer, ends);
 }
 
 /* Handles one message of a peer. Sets c->bad if it is malformed or of an unknown type. */
@@ -2944,43 +3117,47 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     tsh_uv_world *world = peer->world;
     tsh_error error;
     switch (type) {
-    case TSHI_UV_BEAT: break; /* alive: tshi_uv_read_peer has noted that */
-    case TSHI_UV_HERE: tshi_uv_on_here(peer, c); break; /* rank 0: where the peer listens */
+    case TSHI_UV_BEAT: break; /* tshi_uv_read_peer has noted that the peer is alive */
+    case TSHI_UV_HERE: tshi_uv_on_here(peer, c); break; /* to rank 0: where the peer listens */
     case TSHI_UV_MISSING: tshi_uv_text_field(c, world->absent, sizeof world->absent); break;
     case TSHI_UV_TABLE: tshi_uv_on_table(world, c); break; /* from rank 0: all addresses */
-    case TSHI_UV_READY: peer->ready = 1; break; /* rank 0: the peer has all connections */
+    case TSHI_UV_READY: peer->ready = 1; break; /* to rank 0: the peer has all its connections */
     case TSHI_UV_GO:                            /* from rank 0: the world has formed */
         if (world->forming) tshi_uv_completed(world);
         break;
     case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break; /* an error report to this rank */
-    case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;       /* asks which collective we called */
-    case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;     /* the answer to an ASK */
-    case TSHI_UV_BLOCKED: /* to the coordinator: what the peer waits for */
+    /* the coordinator asks what this rank called */
+    case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
+    case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break; /* the answer to an ASK */
+    case TSHI_UV_BLOCKED: /* to this rank as coordinator: what the peer waits for */
         tshi_uv_blocked_fields(c, &peer->blocked, world->size);
         if (!c->bad) tshi_uv_follow(world, peer->rank); /* look for a cycle from that rank on */
         break;
-    case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break; /* asks if we still wait */
-    case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;     /* the answer to a CONFIRM */
+    /* the coordinator asks if this rank still waits */
+    case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
+    case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break; /* the answer to a CONFIRM */
     case TSHI_UV_DECISION: /* the world's error, from a coordinator */
         memset(&error, 0, sizeof error);
         tshi_uv_error_fields(c, &error, world->size);
         if (!c->bad) tshi_uv_on_decision(peer, &error);
         break;
-    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;        /* the peer shuts down */
-    case TSHI_UV_AWAIT: tshi_uv_on_await(peer, c); break; /* how many of our bytes have arrived */
-    case TSHI_UV_LINKED: tshi_uv_on_linked(peer, c); break; /* the peer's connections are made */
-    default: c->bad = 1;                                  /* unknown type */
+    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break; /* the peer shuts down */
+    /* how many bytes of this rank the peer has received */
+    case TSHI_UV_AWAIT: tshi_uv_on_await(peer, c); break;
+    /* the peer has its connections to this rank */
+    case TSHI_UV_LINKED: tshi_uv_on_linked(peer, c); break;
+    default: c->bad = 1; /* unknown type */
     }
 }
 
-/* Reads a checksum and compares it with that of the n bytes before it. 0: it is wrong. */
+/* Reads a checksum and compares it with that of the n bytes before it. Returns 0 if it is wrong. */
 static int tshi_uv_check_field(const tshi_uv_peer *peer, tshi_uv_cursor *c, size_t n) {
     uint32_t check = tshi_uv_crc(peer->world, 0, c->at - n, n);
     return tshi_uv_field(c, 0, TSHI_UV_MESSAGE_TAIL) == check;
 }
 
-/* A checksum of a control message is wrong: nothing that follows can be read. The connection stays
- * open, so that the peer still gets this rank's report and decision. */
+/* Handles a wrong checksum of a control message: what follows on this connection cannot be read.
+ * The connection stays open, so that the peer still gets this rank's report and decision. */
 static void tshi_uv_deafen(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_address ends[2];
@@ -2990,7 +3167,7 @@ static void tshi_uv_deafen(tshi_uv_peer *peer) {
         (void)tshi_uv_end_of(peer->fd, i, &ends[i]);
         tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     }
-    if (world->parting) return; /* too late to matter */
+    if (world->parting) return; /* this rank shuts down: no error */
     tshi_uv_suspect(world, TSHI_UV_DAMAGED, TSH_ERR_LOST, tshb_blamed(world->rank, peer->rank),
                     TSHI_UV_DAMAGED_TEXT, "control", world->rank, texts[0], peer->rank, texts[1],
                     "a control message", "");
@@ -3004,9 +3181,10 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     unsigned type = (unsigned)tshi_uv_field(&c, 0, 1);
     int right = peer->in.used < TSHI_UV_MESSAGE_HEAD || tshi_uv_check_field(peer, &c, 5);
     if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD) return 0; /* the head is incomplete */
-    if (right && (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES)) return -1; /* long, or unknown */
+    /* too long, or unknown */
+    if (right && (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES)) return -1;
     if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL) return 0;
-    if (right) { /* all is there */
+    if (right) { /* the whole message has arrived */
         tshi_uv_cursor end = c;
         end.at += n;
         right = tshi_uv_check_field(peer, &end, TSHI_UV_MESSAGE_HEAD + n);
@@ -3023,12 +3201,13 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     return 1;
 }
 
-static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) { /* Reports a lost peer. */
+/* Ends the connection of a peer that is lost, and reports the loss, unless this rank shuts down. */
+static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) {
     tsh_uv_world *world = peer->world;
     char last[240];
     tshi_uv_peer_end(peer, TSHI_UV_LOST);
     if (world->parting) return; /* expected while this rank shuts down */
-    if (tshi_uv_is_cut(peer))   /* did the network break, or the process end? */
+    if (tshi_uv_is_cut(peer))   /* the network broke; else the process ended */
         tshi_uv_suspect_cut(world);
     else
         tshi_uv_suspect(world, TSHI_UV_GONE, TSH_ERR_LOST, peer->rank,
@@ -3036,10 +3215,11 @@ static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) { /* Reports 
                         tshi_uv_last_call(world, last, sizeof last));
 }
 
-static void tshi_uv_read_peer(tshi_uv_peer *peer) { /* Reads and handles all that has arrived. */
+/* Reads from a control connection and handles all messages that have arrived. */
+static void tshi_uv_read_peer(tshi_uv_peer *peer) {
     for (;;) {
         ssize_t n;
-        int heard = 0;                           /* what tshi_uv_next_message returned */
+        int heard = 0;                           /* latest result of tshi_uv_next_message */
         if (!tshi_uv_reserve(&peer->in, 4096)) { /* 0: no memory for 4 KiB more */
             if (!peer->world->parting) tshi_uv_lacks_memory(peer->world, peer->rank);
             return;
@@ -3062,7 +3242,8 @@ static void tshi_uv_read_peer(tshi_uv_peer *peer) { /* Reads and handles all tha
     }
 }
 
-static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) { /* A socket is ready. */
+/* Callback when a control connection is ready: receives, then sends. */
+static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
     tshi_uv_peer *peer = (tshi_uv_peer *)poll->data;
     (void)status;
     (void)events;
@@ -3078,7 +3259,8 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) { /* A s
 /* Needs: >>uv-hear.                                                          */
 /* ========================================================================== */
 
-/* Makes fd the control connection to `rank`. Returns 0, after a report, if memory is lacking. */
+/* Makes fd the control connection to world rank `rank`. Returns 0 if memory is lacking, which it
+ * reports. */
 static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
 #ifdef TCP_THIN_LINEAR_TIMEOUTS
@@ -3092,9 +3274,10 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
     }
     peer->fd = fd;
     peer->used = peer->deaf = 0;
-    peer->events = UV_READABLE; /* what libuv watches for now */
+    peer->events = UV_READABLE; /* the events that peer->poll watches now */
     peer->state = TSHI_UV_THERE;
-    peer->heard.last = peer->acked.last = tsh_now(); /* silence counts from here on */
+    /* the peer's silence is counted from here on */
+    peer->heard.last = peer->acked.last = tsh_now();
     (void)snprintf(peer->name, sizeof peer->name, "%s", name);
     return 1;
 }
@@ -3107,25 +3290,26 @@ static int tshi_uv_is_local(int fd) {
         if (!tshi_uv_end_of(fd, i, &ends[i])) return 0;
         tshi_uv_host_text(&ends[i], text[i], sizeof text[i]);
     }
-    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0; /* same address: one host */
+    /* both ends have the same address: one host */
+    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0;
 }
 
-/* Assigns a data connection to its link. Between ranks of one host a small send buffer lets the
- * receiver read bytes while they are in the cache. Returns 0 if no link needs the connection. */
+/* Assigns a data connection to its tshi_uv_link; returns 0 if no link needs it. Between ranks of
+ * one host a small send buffer lets the receiver read bytes while they are in the cache. */
 static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
     tshi_uv_link *link = tshi_uv_meant(world, hello, rank);
-    int near = TSHI_UV_NEAR;              /* bytes */
-    if (!link) return 0;                  /* not wanted any more */
+    int near = TSHI_UV_NEAR; /* size of the send buffer in bytes */
+    if (!link) return 0;     /* no group needs this connection any more */
     if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
-    if (link->fd < 0) link->group->missing--; /* one connection less to wait for */
-    tshi_uv_close_fd(&link->fd);              /* of an earlier attempt */
+    if (link->fd < 0) link->group->missing--; /* one missing connection less */
+    tshi_uv_close_fd(&link->fd);              /* the connection of an earlier attempt, if any */
     link->fd = fd;
     link->checks = hello->checks;
     return 1;
 }
 
-/* Tells a lower rank that this one has both connections to it that a new group needs. The ranks of
- * a world tell rank 0 alone that they are READY. */
+/* Sends LINKED to a lower rank, once this rank has both connections to it that a new group needs.
+ * While the world forms, ranks send READY to rank 0 instead. */
 static void tshi_uv_tell_linked(tsh_uv_world *world, int rank) {
     tshi_uv_group *group = world->making;
     if (!group || tshi_uv_unlinked(group, tshi_uv_member(group, rank))) return;
@@ -3133,18 +3317,20 @@ static void tshi_uv_tell_linked(tsh_uv_world *world, int rank) {
     tshi_uv_post(&world->peer[rank]);
 }
 
-/* Hands an authenticated connection over to its peer or its link. Ends it if that link does not
- * exist or has a connection already, or if memory is lacking. */
+/* Hands an authenticated connection over to its tshi_uv_peer or tshi_uv_link. Ends it if no link
+ * needs it, or if memory is lacking. */
 static void tshi_uv_proven(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int rank = conn->dialled ? conn->hello.server : conn->hello.client, kept;
     tshi_uv_unwatch(&conn->poll);
     if (!conn->dialled) world->peer[rank].process = conn->hello.process;
     if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* TSHI_UV_JOIN or TSHI_UV_CONTROL */
-        tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT); /* the unused connection, if any */
+        /* closes the connection of an earlier attempt, if any */
+        tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT);
         kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
         if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
-        if (kept && world->rank == 0) tshi_uv_tell_absent(world); /* the list has changed */
+        /* the list of absent ranks has changed */
+        if (kept && world->rank == 0) tshi_uv_tell_absent(world);
     } else {
         kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
         if (kept && conn->dialled) tshi_uv_tell_linked(world, rank);
@@ -3153,16 +3339,18 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
         conn->fd = -1; /* the peer or the link owns it now */
         tshi_uv_conn_free(conn);
     } else {
-        tshi_uv_conn_end(conn); /* dialled again, if dialled here */
+        tshi_uv_conn_end(conn); /* if this rank dialled, it dials again */
     }
 }
 
-static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) { /* Runs the handshake. */
+/* Callback when the socket of an unauthenticated connection is ready: goes on with its
+ * handshake. */
+static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
     int done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
     (void)status;
     (void)events;
-    if (done < 0) { /* refused or broken */
+    if (done < 0) { /* the handshake failed */
         tshi_uv_conn_end(conn);
     } else if (done) { /* both ends are authenticated */
         tshi_uv_proven(conn);
@@ -3174,10 +3362,13 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) { /* Run
     }
 }
 
-/* Starts the handshake on fd; sends the server hello if this rank accepted the connection. */
+/* Starts the handshake on fd, whose other end is `peer`. If this rank accepted the connection,
+ * sends the server hello. */
 static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address *peer) {
-    int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0); /* writable: it has connected */
-    int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S; /* in seconds */
+    /* UV_WRITABLE: the socket has connected */
+    int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0);
+    /* time limit of the handshake in seconds */
+    int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
     conn->fd = fd;
     conn->phase = conn->dialled ? TSHI_UV_CONNECTS : TSHI_UV_AWAITS_HELLO;
     conn->until = tsh_now() + patience * TSHI_UV_SECOND; /* tshi_uv_tend ends it then */
@@ -3187,23 +3378,25 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
         tshi_uv_conn_end(conn); /* no memory */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
-        randombytes_buf(conn->hello.server_nonce, 32); /* prevents replayed hellos */
+        randombytes_buf(conn->hello.server_nonce, 32); /* a replayed client hello is refused */
         (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_nonce);
         conn->out_used = TSHI_UV_SERVER_HELLO;
-        conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the hello to read */
+        conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the client hello, to be read */
         tshi_uv_conn_event(conn->poll, 0, 0); /* writes the server hello at once */
     }
 }
 
-/* Drops one unauthenticated connection at random. Returns 0 if there is none. Dropping the oldest
- * would shut out ranks whose round trip takes longer than others need to fill all n places. At
- * random, a connection survives n arrivals with probability 1/e, and a rank dials again. */
+/* Closes one accepted, unauthenticated connection, chosen at random. Returns 0 if there is none.
+ * Closing the oldest would shut out ranks whose round trip takes longer than others need to fill
+ * all n places (world->unproven_limit). At random, a connection survives n arrivals with
+ * probability 1/e, and a rank dials again. */
 static int tshi_uv_drop_unproven(tsh_uv_world *world) {
-    tshi_uv_conn *conn = world->conns; /* dialled ones are in this list, too */
+    tshi_uv_conn *conn = world->conns; /* the list has dialled connections, too */
     int skip;
     if (!world->unproven) return 0;
-    skip = (int)randombytes_uniform((uint32_t)world->unproven); /* how many to pass over */
-    while (conn->dialled || skip--) conn = conn->next;          /* dialled ones do not count */
+    /* number of accepted connections to pass over */
+    skip = (int)randombytes_uniform((uint32_t)world->unproven);
+    while (conn->dialled || skip--) conn = conn->next; /* dialled ones do not count */
     tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
                  "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
                  world->unproven);
@@ -3211,9 +3404,11 @@ static int tshi_uv_drop_unproven(tsh_uv_world *world) {
     return 1;
 }
 
-/* Handles a lack of descriptors. While the world forms, some may be freed; later it is an error. */
+/* Handles a lack of file descriptors. While the world forms, it is only recorded in
+ * world->obstacle, since descriptors may become free; later it is an error. */
 static void tshi_uv_too_few(tsh_uv_world *world) {
-    int need = tshi_uv_descriptors(world->size); /* what the world and its groups take */
+    /* descriptors that the world and its groups need */
+    int need = tshi_uv_descriptors(world->size);
     uv_mutex_lock(&world->lock);
     for (const tshi_uv_group *group = world->groups; group; group = group->next)
         if (group != world->world_group) need += 2 * (group->size - 1); /* 2 links per member */
@@ -3224,18 +3419,20 @@ static void tshi_uv_too_few(tsh_uv_world *world) {
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank, "%s", world->obstacle);
 }
 
-static void tshi_uv_accept(uv_poll_t *poll, int status, int events) { /* Accepts connections. */
+/* Callback when connections arrive on world->listener: accepts them and starts their handshakes. */
+static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
     (void)status;
     (void)events;
-    for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) { /* several at a time */
+    /* accepts several per event */
+    for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) {
         tshi_uv_address from;
         tshi_uv_conn *conn;
         int fd;
         from.size = (socklen_t)sizeof from.storage;
         fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
         if (fd < 0) {
-            if (!tshi_uv_out_of_descriptors(errno)) return; /* no connection is waiting */
+            if (!tshi_uv_out_of_descriptors(errno)) return; /* no connection waits to be accepted */
             if (tshi_uv_drop_unproven(world)) continue;     /* frees a descriptor: try again */
             tshi_uv_too_few(world);
             tshi_uv_unwatch(&world->listening); /* a later tick tries again */
@@ -3251,15 +3448,17 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) { /* Accepts
     }
 }
 
-static void tshi_uv_dial(tshi_uv_conn *conn) { /* Connects conn; ends it if that fails. */
+/* Starts to connect conn to its address. If that fails at once, it is dialled again later. */
+static void tshi_uv_dial(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     const tshi_uv_address *address = &conn->address;
     char name[80]; /* host:port, for the error */
     int fd, why;
     if (conn->hello.purpose == TSHI_UV_JOIN)
-        address = &world->address[conn->attempts % world->addresses]; /* rank 0 may have several */
+        /* tries all addresses of rank 0's host in turn */
+        address = &world->address[conn->attempts % world->addresses];
     fd = tshi_uv_connect(address);
-    why = errno; /* before another call changes errno */
+    why = errno; /* saved before another call changes errno */
     if (fd >= 0) {
         tshi_uv_conn_begin(conn, fd, address);
         return;
@@ -3275,28 +3474,32 @@ static void tshi_uv_dial(tshi_uv_conn *conn) { /* Connects conn; ends it if that
 /* ========================================================================== */
 /* >>uv-control                                  MARK: - uv-control (private) */
 /* The control thread. After each batch of events, and at least every 100 ms, */
-/* tshi_uv_tick does what is due: beats, silence, dialling, error reports and */
+/* tshi_uv_tick does what is due: heartbeats, dialling, error reports and     */
 /* decisions. The thread ends once the last group is closed and peers know.   */
 /* Needs: >>uv-admit.                                                         */
 /* ========================================================================== */
 
-enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 }; /* when a beat is due, and is overdue */
-/* ms between AWAIT messages; ms by which this thread must wake late for silence to count anew */
+/* ms between heartbeats; ms of silence after which a heartbeat is overdue */
+enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 };
+/* ms between AWAIT messages; if this thread wakes up more ms late than OVERSLEPT, it starts to
+ * count the silence of all peers anew */
 enum { TSHI_UV_AWAIT_MS = 120, TSHI_UV_OVERSLEPT_MS = 1000 };
 
-static void tshi_uv_beat(tsh_uv_world *world, int64_t now) { /* Sends a beat if one is due. */
+/* Sends a heartbeat to every peer, if one is due. */
+static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     if (now < world->beat) return;
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].fd >= 0) tshi_uv_look(&world->peer[r]); /* updates peer->acked */
     (void)tshi_uv_write(world, TSHI_UV_BEAT);
     for (int r = 0; r < world->size; r++)
-        if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]); /* nothing else is queued */
+        /* unsent bytes to the peer are as good as a heartbeat */
+        if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
     world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
 }
 
-/* While the caller is blocked, sends each peer that it waits for the number of bytes received so
- * far. A peer gets the next such message only after it has acknowledged the previous one, so that
- * counts do not pile up on slow networks. */
+/* While the caller's thread is blocked, sends each peer whose data it waits for an AWAIT message,
+ * with the number of bytes received from it so far. A peer gets the next one only after it has
+ * acknowledged the previous one, so that they do not pile up on slow networks. */
 static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     if (now < world->await_at) return;
     world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
@@ -3306,9 +3509,11 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
             tshi_uv_link *link = &group->link[i];
             tshi_uv_peer *peer = &world->peer[group->ranks[link->peer]];
             tshi_uv_cursor *c;
-            if (peer->fd < 0 || !TSHI_UV_GET(&link->awaits)) continue; /* needs nothing from peer */
-            tshi_uv_look(peer);                                        /* updates peer->acked */
-            if (peer->mark && peer->marked < now) continue; /* an older message is unacknowledged */
+            /* no control connection to the peer, or no bytes of this link are awaited */
+            if (peer->fd < 0 || !TSHI_UV_GET(&link->awaits)) continue;
+            tshi_uv_look(peer); /* updates peer->acked */
+            /* the peer has not acknowledged an older message */
+            if (peer->mark && peer->marked < now) continue;
             c = tshi_uv_write(world, TSHI_UV_AWAIT);
             (void)tshi_uv_field(c, group->id, 8);               /* read by tshi_uv_on_await */
             (void)tshi_uv_field(c, TSHI_UV_GET(&link->got), 8); /* bytes received so far */
@@ -3319,21 +3524,25 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     uv_mutex_unlock(&world->lock);
 }
 
-/* Reports peers silent for a heartbeat. Time in which this thread did not run does not count. */
+/* Reports peers that have been silent for TSHARD_HEARTBEAT. Time in which this thread did not run
+ * does not count. */
 static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
     /* overslept: this thread woke so late that peers' messages may be unread */
     int overslept = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS, cut;
     int64_t due; /* when this peer's silence becomes an error */
     char last[240];
-    world->silent_at = INT64_MAX; /* the earliest such time of all peers */
+    world->silent_at = INT64_MAX; /* set below to the earliest `due` of all peers */
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
         if (peer->state != TSHI_UV_THERE) continue;
-        if (overslept) peer->heard.last = peer->acked.last = now;        /* count anew from now */
-        if (world->parting || tshi_uv_failed(world) != TSH_OK) continue; /* silence is no error */
+        /* counts the silence anew from now on */
+        if (overslept) peer->heard.last = peer->acked.last = now;
+        /* after BYE or an error, silence is not reported */
+        if (world->parting || tshi_uv_failed(world) != TSH_OK) continue;
         cut = tshi_uv_is_cut(peer);
-        /* Silence starts when a beat is overdue. On a half-open connection the peer is still heard
-         * after it ceased to receive: there it starts with our first unacknowledged bytes. */
+        /* Silence starts when a heartbeat is overdue. On a half-open connection the peer is still
+         * heard after it ceased to receive: there silence starts with the first bytes that it does
+         * not acknowledge. */
         due = peer->heard.last + TSHI_UV_MISSING_MS * TSHI_UV_MS + world->heartbeat;
         if (cut && peer->mark) due = tshi_uv_min(due, peer->marked + world->heartbeat);
         if (now < due) {
@@ -3358,7 +3567,7 @@ static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     for (; conn; conn = next) {
         next = conn->next; /* conn may be freed below */
         if (conn->phase == TSHI_UV_HAS_HELLO && world->tabled) {
-            tshi_uv_conn_event(conn->poll, 0, 0); /* the table is here: replies now */
+            tshi_uv_conn_event(conn->poll, 0, 0); /* the table has arrived: replies now */
             continue;
         }
         if (now < conn->until) continue;
@@ -3375,28 +3584,31 @@ static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     }
 }
 
-/* All ranks have joined. Appends those that may still lack connections to other ranks. */
+/* Appends to text, if all ranks have joined, those that may still lack connections to others. */
 static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
     tsh_text_add(text, room, "; a firewall between hosts? Still connecting:");
-    if (world->rank) tsh_text_add(text, room, " %d", world->rank); /* no other rank is known */
+    /* a rank other than 0 knows only that it is not ready itself */
+    if (world->rank) tsh_text_add(text, room, " %d", world->rank);
     for (int r = 1; r < world->size && !world->rank; r++)
-        if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r); /* rank 0: no READY yet */
+        /* rank 0: r has not sent READY */
+        if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r);
 }
 
-/* Fills error: the world has not formed for `passed` ns, which ranks are absent, and what is in the
- * way. how: "did not form in". */
+/* Fills error: the world is not complete after `passed` ns; which ranks are absent, and what
+ * prevents connections. how: "did not form in" or "is not complete after". */
 static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64_t passed,
                                tsh_error *error) {
-    char absent[256], where[340], hint[256] = "", host[64]; /* parts of the sentence */
+    char absent[256], where[340], hint[256] = "", host[64]; /* parts of the error's sentence */
     int there = world->rank == 0 || world->peer[0].state == TSHI_UV_THERE;
-    const char *obstacle; /* what last hindered a connection of this rank */
+    const char *obstacle; /* why a connection of this rank last failed, or "" */
     long first;           /* lowest absent rank; -1: none */
     if (world->rank == 0)
         tshi_uv_list_absent(world, absent, sizeof absent); /* rank 0 knows who is absent */
     else
         (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : "");
     first = absent[0] ? strtol(absent, NULL, 10) : -1; /* the list is sorted */
-    if (first < 0 || first >= world->size) first = -1; /* a received text may be wrong */
+    /* world->absent was received, so it may be invalid */
+    if (first < 0 || first >= world->size) first = -1;
     tshi_uv_name(world->host, world->port, where, sizeof where);
     tshi_uv_host_text(&world->own, host, sizeof host);
     if (world->rank == 0 && tshi_uv_loopback(&world->own) && strcmp(world->host, host) != 0)
@@ -3411,7 +3623,8 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
                        where);
     else if (!absent[0] && !world->obstacle[0]) /* all have joined, nothing was refused */
         tshi_uv_list_unready(world, hint, sizeof hint);
-    obstacle = there && absent[0] ? "" : world->obstacle; /* not why ranks are absent */
+    /* this rank's own failures are not why others are absent */
+    obstacle = there && absent[0] ? "" : world->obstacle;
     if (there)
         (void)tsh_error_set(error, TSH_ERR_TIMEOUT, (int)first,
                             "the world of %d ranks %s %.1f s%s%s%s%s%s", world->size, how,
@@ -3424,21 +3637,23 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
                             hint);
 }
 
-/* Tells the logger that the world is not complete yet. Rank 0 knows which ranks are absent; another
- * one speaks only if it cannot reach rank 0, or all have joined but it cannot reach some. */
+/* Logs that the world is not complete yet. Rank 0 knows which ranks are absent; another rank logs
+ * something only if it cannot reach rank 0, or if all have joined but it cannot reach some. */
 static void tshi_uv_give_notice(const tsh_uv_world *world) {
-    int joined = world->rank && world->peer[0].state == TSHI_UV_THERE; /* 1: rank 0 knows of it */
+    /* joined: 1 if this rank, which is not 0, is connected to rank 0 */
+    int joined = world->rank && world->peer[0].state == TSHI_UV_THERE;
     tsh_error error;
     if (joined && (world->absent[0] || world->told_ready)) return;
     tshi_uv_not_formed(world, "is not complete after", world->notice, &error);
-    if (world->timeout < INT64_C(1000000000) * TSHI_UV_SECOND) /* longer: there is no limit */
+    /* a longer timeout stands for no limit */
+    if (world->timeout < INT64_C(1000000000) * TSHI_UV_SECOND)
         tsh_log_message(&world->logger, "%s; waiting until %g s are over (TSHARD_TIMEOUT)",
                         error.message, (double)world->timeout / 1e9);
     else
         tsh_log_message(&world->logger, "%s; waiting without a time limit", error.message);
 }
 
-/* While the world forms: tells the logger once that it takes long; reports the timeout. */
+/* While the world forms: logs once that it takes long, and reports a timeout. */
 static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
     tsh_error error;
     if (!world->forming || tshi_uv_failed(world) != TSH_OK) return;
@@ -3446,32 +3661,33 @@ static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
         tshi_uv_not_formed(world, "did not form in", world->timeout, &error);
         tshi_uv_suspect(world, TSHI_UV_LATE, error.code, error.rank, "%s", error.message);
     } else if (now >= world->notice_at) {
-        world->notice_at = INT64_MAX; /* told once */
+        world->notice_at = INT64_MAX; /* logged only once */
         tshi_uv_give_notice(world);
     }
 }
 
-static void tshi_uv_tick(tsh_uv_world *world) { /* Does what is due. */
+static void tshi_uv_tick(tsh_uv_world *world) { /* Does all periodic work that is due now. */
     int64_t now = tsh_now();
     tshi_uv_beat(world, now);         /* every 250 ms */
     tshi_uv_tell_awaited(world, now); /* every 120 ms while the caller is blocked */
-    tshi_uv_note_silence(world, now); /* reports peers silent for a heartbeat */
-    tshi_uv_take_offer(world, now);   /* uses a decision held back, if its time has come */
-    tshi_uv_send_report(world);       /* again, if the coordinator has changed */
+    tshi_uv_note_silence(world, now); /* reports peers that have been silent too long */
+    tshi_uv_take_offer(world, now);   /* adopts a decision held back, if its time has come */
+    tshi_uv_send_report(world);       /* sends the report again if the coordinator has changed */
     tshi_uv_form(world);              /* completes the world or a group */
     tshi_uv_tend(world, now);         /* continues handshakes, dials */
-    tshi_uv_log_counted(world, now);  /* logs refusals, once a second */
+    tshi_uv_log_counted(world, now);  /* logs refused connections, once a second */
     if (tshi_uv_failed(world) == TSH_OK && world->listener >= 0 && !world->listening &&
         now >= world->accept_at) /* starts or resumes accepting */
         world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
                                          tshi_uv_accept);
-    tshi_uv_watch_forming(world, now);                                 /* joining takes long */
-    if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world); /* to the coordinator */
+    tshi_uv_watch_forming(world, now); /* logs that joining takes long, or has timed out */
+    /* sends world->blocked to the coordinator */
+    if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world);
     tshi_uv_decide(world, now); /* chooses the world's error, if that is due */
 }
 
-/* Returns 1 if the shutdown can end: all peers have closed their connections, or 20 ms are over, or
- * 200 ms while bytes wait to be sent. */
+/* Returns 1 if the shutdown can end: all peers have closed their connections, or 20 ms have passed
+ * since this rank sent BYE (200 ms if bytes still wait to be sent). */
 static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
     int unsent = 0, there = 0;
     for (int r = 0; r < world->size; r++) {
@@ -3490,29 +3706,33 @@ static void tshi_uv_part(tsh_uv_world *world) { /* Begins the shutdown: sends BY
     tshi_uv_post_all(world);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].fd >= 0 && !world->peer[r].out.used)
-            (void)shutdown(world->peer[r].fd, SHUT_WR); /* no more bytes from this rank */
+            /* no more bytes will be sent to this peer */
+            (void)shutdown(world->peer[r].fd, SHUT_WR);
 }
 
 /* Updates which events libuv watches on the control connections. */
 static void tshi_uv_watch_peers(tsh_uv_world *world) {
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
-        int events = UV_READABLE | (peer->out.used ? UV_WRITABLE : 0); /* writable: if bytes wait */
+        /* UV_WRITABLE: if bytes wait to be sent */
+        int events = UV_READABLE | (peer->out.used ? UV_WRITABLE : 0);
         if (peer->fd < 0 || events == peer->events) continue; /* no connection, or no change */
         (void)uv_poll_start(peer->poll, events, tshi_uv_peer_event);
         peer->events = events;
     }
 }
 
-static void tshi_uv_on_tick(uv_timer_t *timer) { /* Only ends the loop's sleep. */
+/* Timer callback; the event alone ends the loop's sleep. */
+static void tshi_uv_on_tick(uv_timer_t *timer) {
     (void)timer;
 }
 
-/* Runs before libuv sleeps: ticks, then sets the timer for the next tick. */
+/* Runs before the loop of the control thread sleeps: does what is due (tshi_uv_tick), then sets a
+ * timer for the next time. */
 static void tshi_uv_on_turn(uv_prepare_t *turn) {
     tsh_uv_world *world = (tsh_uv_world *)turn->data;
     int ended = tshi_uv_failed(world) != TSH_OK, leaving = TSHI_UV_GET(&world->leaving), wait;
-    int64_t next; /* when the next beat, or error of silence, is due */
+    int64_t next; /* when the next heartbeat, or the next error for silence, is due */
     tshi_uv_tick(world);
     if (leaving && !world->parting) tshi_uv_part(world);
     if (world->parting && tshi_uv_parted(world, tsh_now())) {
@@ -3521,16 +3741,18 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     }
     tshi_uv_watch_peers(world);
     next = tshi_uv_min(world->silent_at, world->beat);
-    wait = world->forming || world->making || world->conns || leaving || /* busy: tick often */
+    wait = world->forming || world->making || world->conns || leaving || /* next tick in 5 ms */
                    tshi_uv_has_reported(world) || (!ended && world->offered_at)
-               ? 5                                                           /* ms */
-               : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1); /* ms, at most 100 */
+               ? 5 /* ms until the next tick */
+               /* ms until `next`, at most 100 */
+               : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1);
     if (wait < 1) wait = 1;
-    world->ticked = tsh_now() + wait * TSHI_UV_MS; /* when this thread should wake */
+    world->ticked = tsh_now() + wait * TSHI_UV_MS; /* when this thread should wake up */
     (void)uv_timer_start(&world->tick, tshi_uv_on_tick, (uint64_t)wait, 0);
 }
 
-/* A group was not connected in time: names the lowest rank that is missing, and why. */
+/* After a timeout of a new group's connections: appends to error the lowest rank that is not
+ * connected, and why. */
 static void tshi_uv_name_missing(tshi_uv_group *group, tsh_error *error) {
     const tsh_uv_world *world = group->world;
     for (int r = group->size - 1; r >= 0; r--) /* the lowest missing rank is set last */
@@ -3541,8 +3763,9 @@ static void tshi_uv_name_missing(tshi_uv_group *group, tsh_error *error) {
         tsh_text_add(error->message, sizeof error->message, " (%s)", world->obstacle);
 }
 
-/* Callback of wake_control: takes the caller's error report and the group that it wants connected.
- * Other reasons to wake, a long wait or a shutdown, are seen by the next tick. */
+/* Callback of wake_control: takes the error report of the caller's thread, and the group that it
+ * wants connected. Other reasons to wake this thread, a long wait or a shutdown, are seen by the
+ * next tick. */
 static void tshi_uv_on_request(uv_async_t *async) {
     tsh_uv_world *world = (tsh_uv_world *)async->data;
     tshi_uv_report e;
@@ -3551,25 +3774,27 @@ static void tshi_uv_on_request(uv_async_t *async) {
     e = world->reported;
     world->reported.kind = TSHI_UV_NOTHING;
     if (world->requested) {
-        made = world->making = world->requested; /* the control thread's until it is linked */
+        /* the control thread owns the group until it is connected */
+        made = world->making = world->requested;
         world->requested = NULL;
-        made->missing += made->size - 1 - made->rank; /* LINKED of each higher rank */
-        world->listener = made->listener;             /* where the higher ranks dial */
+        made->missing += made->size - 1 - made->rank; /* one LINKED from each higher rank */
+        world->listener = made->listener;             /* the higher ranks dial this listener */
         made->listener = -1;
     }
     uv_mutex_unlock(&world->lock);
     if (e.kind == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
-    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e); /* reports to the coordinator */
-    if (made) tshi_uv_dial_group(world, made);              /* dials the lower ranks */
+    /* holds the report and sends it to the coordinator */
+    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
+    if (made) tshi_uv_dial_group(world, made); /* dials the lower ranks */
 }
 
 /* Main function of the control thread: runs its loop until it is stopped, then closes all. */
 static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
     if (world->rank) tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
-    (void)uv_run(&world->control, UV_RUN_DEFAULT); /* until tshi_uv_on_turn ends the loop */
+    (void)uv_run(&world->control, UV_RUN_DEFAULT); /* until tshi_uv_on_turn stops it */
     while (world->conns) tshi_uv_conn_free(world->conns);
-    tshi_uv_log_counted(world, INT64_MAX); /* what has not been logged yet */
+    tshi_uv_log_counted(world, INT64_MAX); /* logs the counted messages that are not logged yet */
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
         free(world->peer[r].in.data);
@@ -3588,7 +3813,8 @@ static void tshi_uv_main(void *argument) {
 
 static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a group, or NULL. */
     if (!group) return;
-    for (int i = 0; group->link && i < 2 * group->size; i++) { /* NULL: out of memory */
+    /* link is NULL if memory was lacking */
+    for (int i = 0; group->link && i < 2 * group->size; i++) {
         tshi_uv_unwatch(&group->link[i].poll);
         tshi_uv_close_fd(&group->link[i].fd);
     }
@@ -3600,7 +3826,8 @@ static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a gro
     free(group);
 }
 
-/* Returns a group without connections; the caller fills in ranks and ports. NULL: no memory. */
+/* Returns a group without connections, whose ranks and ports the caller has to fill in; NULL: no
+ * memory. */
 static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int rank, int size) {
     size_t n = (size_t)size;
     tshi_uv_group *group = (tshi_uv_group *)calloc(1, sizeof *group);
@@ -3611,7 +3838,8 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->size = size;
     group->listener = -1;            /* none yet */
     group->missing = 2 * (size - 1); /* two connections to every other member */
-    group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link); /* see tshi_uv_link_to */
+    /* `size` connections for collectives, then `size` for messages */
+    group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
     group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
     group->ranks = (int *)calloc(2 * n, sizeof *group->ranks); /* ranks, then ports */
     for (int i = 0; group->link && i < 2 * size; i++) {
@@ -3626,7 +3854,7 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->ports = group->ranks + n; /* the second half of the array */
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
-        group->op[i].in = group->streams + 2 * i * n; /* one stream per peer, each way */
+        group->op[i].in = group->streams + 2 * i * n; /* one stream per peer and direction */
         group->op[i].out = group->op[i].in + n;
     }
     return group;
@@ -3664,21 +3892,22 @@ static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo)
 /* Needs: >>uv-group.                                                         */
 /* ========================================================================== */
 
-/* The ring. Every rank sends one stream of bytes to the next rank and receives one from the rank
- * before. Data is cut into P chunks and every chunk into segments. A stream consists of rows: row i
- * carries segment i of the chunks, one chunk per step. In step t, rank r sends that of chunk r-1-t
- * in a sum, of chunk r-t in a gather (indices mod P), and receives that of the chunk before. What
+/* The ring algorithm. Every rank sends one stream of bytes to the next rank and receives one from
+ * the previous rank. The data is cut into P chunks, one per rank, and every chunk into segments of
+ * TSHI_UV_SEGMENT bytes. A stream is a sequence of rows, and row i a sequence of steps, each of
+ * which carries segment i of one chunk. In step t, rank r sends a segment of chunk r-1-t if it
+ * sums, of chunk r-t if it gathers (indices mod P), and receives one of the chunk before. What
  * arrives in one step is sent in the next, while it is in the cache: in the first P-1 steps of a
  * sum with this rank's own segment added, else unchanged. So chunk k is the sum x[k+1] + x[k+2] +
  * ... + x[k+P], with x[r] from rank r mod P: the documented order (rule 5 of >>comm-api). */
 
-/* A place in a buffer. */
+/* Contiguous bytes in a buffer. */
 typedef struct tshi_uv_span {
     char *at;     /* the first byte */
-    int64_t size; /* contiguous bytes from `at` */
+    int64_t size; /* number of bytes */
 } tshi_uv_span;
 
-static int64_t tshi_uv_width(const tshi_uv_op *op) { /* Returns the bytes of an element. */
+static int64_t tshi_uv_width(const tshi_uv_op *op) { /* Returns the bytes per element. */
     return (int64_t)tsh_dtype_size(op->coll.dtype);
 }
 
@@ -3689,25 +3918,30 @@ static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     if (coll->kind == TSH_ALLREDUCE) /* chunks of rule 5 (>>comm-api) */
         return (tshb_coll_chunk(coll->count, size, k + 1) - tshb_coll_chunk(coll->count, size, k)) *
                tshi_uv_width(op);
-    return coll->recv_counts[k] * coll->blocks * tshi_uv_width(op); /* as the call's counts say */
+    /* chunk k is recv_counts[k] elements of each of `blocks` rows */
+    return coll->recv_counts[k] * coll->blocks * tshi_uv_width(op);
 }
 
-/* Finds byte `offset` of rank k's part in a buffer of `blocks` rows of counts[0] + ... elements. */
+/* Finds byte `offset` of rank k's part of a buffer. The buffer is coll.blocks rows of counts[0] +
+ * counts[1] + ... elements; rank k's part is the k-th range of every row, counts[k] elements. */
 static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int64_t *counts, int k,
                                     int64_t offset) {
-    int64_t width = tshi_uv_width(op), row = counts[k] * width; /* row: bytes per row, of rank k */
-    int64_t whole = tshb_coll_before(counts, op->group->size) * width;   /* bytes of a whole row */
-    int64_t b = row ? offset / row : 0, within = row ? offset % row : 0; /* b: index of the row */
+    /* row: size in bytes of rank k's range in each row */
+    int64_t width = tshi_uv_width(op), row = counts[k] * width;
+    /* whole: bytes of a row, all ranks' ranges */
+    int64_t whole = tshb_coll_before(counts, op->group->size) * width;
+    /* b: index of the row; within: offset in rank k's range of it */
+    int64_t b = row ? offset / row : 0, within = row ? offset % row : 0;
     tshi_uv_span span;
     span.at = (char *)base + b * whole + tshb_coll_before(counts, k) * width + within;
-    span.size = row - within; /* to the end of the part in this row */
+    span.size = row - within; /* up to the end of the range in this row */
     return span;
 }
 
 /* Finds byte `offset` of chunk k in a buffer that holds the chunks of all ranks. */
 static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, int64_t offset) {
     const tsh_coll *coll = &op->coll;
-    int64_t chunk; /* where the chunk starts, in elements */
+    int64_t chunk; /* index of the chunk's first element */
     tshi_uv_span span;
     if (coll->kind != TSH_ALLREDUCE) return tshi_uv_in_rows(op, base, coll->recv_counts, k, offset);
     chunk = tshb_coll_chunk(coll->count, op->group->size, k);
@@ -3717,44 +3951,47 @@ static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, in
 }
 
 static void *tshi_uv_send_buffer(const tshi_uv_op *op) { /* Returns coll.send as non-const. */
-    return (void *)(uintptr_t)op->coll.send;             /* const is cast away; only read */
+    return (void *)(uintptr_t)op->coll.send; /* removes const; the bytes are only read */
 }
 
 static int tshi_uv_sums(const tshi_uv_op *op) { /* Returns 1 if op is a reduction. */
     return op->coll.kind == TSH_ALLREDUCE || op->coll.kind == TSH_REDUCE_SCATTER;
 }
 
-/* Returns the chunk with which a ring's outgoing stream starts. */
+/* Returns the chunk that this rank sends in step 0 of a ring. */
 static int tshi_uv_first_out(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? tshi_uv_prev(op->group) : op->group->rank;
 }
 
-static int tshi_uv_first_in(const tshi_uv_op *op) { /* Returns the first chunk that is received. */
+static int tshi_uv_first_in(const tshi_uv_op *op) { /* Returns the chunk received in step 0. */
     return (tshi_uv_first_out(op) + op->group->size - 1) % op->group->size;
 }
 
-static int tshi_uv_steps(const tshi_uv_op *op) { /* Returns the number of steps of a row. */
+static int tshi_uv_steps(const tshi_uv_op *op) { /* Returns the number of steps in a row. */
     return (op->coll.kind == TSH_ALLREDUCE ? 2 : 1) * (op->group->size - 1);
 }
 
-/* Returns how many steps of a row, the first ones, add what is received. */
+/* Returns the number of steps, the first ones of each row, whose received bytes are summed with
+ * this rank's own. */
 static int tshi_uv_summed(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? op->group->size - 1 : 0;
 }
 
 /* A position in a ring's stream. */
 typedef struct tshi_uv_at {
-    int64_t row;        /* index of the row of segments */
-    int step, chunk;    /* step of the row; chunk of that step */
-    int64_t done, left; /* bytes of the step before this position, and after */
-    int64_t offset;     /* of this position in the chunk, in bytes */
+    int64_t row;        /* index of the row */
+    int step, chunk;    /* step within the row; chunk whose segment that step carries */
+    int64_t done, left; /* done, left: bytes of the step before this position, and from it on */
+    int64_t offset;     /* offset of this position in the chunk, in bytes */
 } tshi_uv_at;
 
-static int tshi_uv_chunk_of(const tshi_uv_op *op, int first, int step) { /* Returns step's chunk. */
+/* Returns the chunk that step `step` of a ring's stream carries. first: the chunk of its step 0. */
+static int tshi_uv_chunk_of(const tshi_uv_op *op, int first, int step) {
     return (first + 2 * op->group->size - step) % op->group->size;
 }
 
-/* Returns the bytes of a stream before row `row`; `first` is the chunk of the stream's step 0. */
+/* Returns the number of bytes of a ring's stream that precede row `row`. first: the chunk of its
+ * step 0. */
 static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) {
     int64_t total = 0;
     for (int t = 0; t < tshi_uv_steps(op); t++)
@@ -3763,13 +4000,13 @@ static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) 
     return total;
 }
 
-/* Returns the size in bytes of chunk k's segment in a row; 0: the chunk ends before it. */
+/* Returns the size in bytes of segment `row` of chunk k; 0: the chunk has fewer segments. */
 static int64_t tshi_uv_segment(const tshi_uv_op *op, int k, int64_t row) {
     int64_t left = tshi_uv_length(op, k) - row * TSHI_UV_SEGMENT;
     return left < 0 ? 0 : tshi_uv_min(left, TSHI_UV_SEGMENT);
 }
 
-/* Returns the offset in the stream of the point `done` bytes into step `step` of row `row`. */
+/* Returns the offset in a ring's stream of the point `done` bytes into step `step` of row `row`. */
 static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, int step,
                                 int64_t done) {
     int64_t total = tshi_uv_before_row(op, first, row) + done;
@@ -3778,8 +4015,8 @@ static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, in
     return total;
 }
 
-/* Finds the row, step and chunk of byte `at`, which must lie in the stream. All rows but the last
- * ones are full, so the first guess, by division, is mostly right. */
+/* Finds the row, step and chunk of byte `at` of a ring's stream. All rows but the last ones are
+ * full, so the first guess, by division, is mostly right. */
 static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
     tshi_uv_at place;
     int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(op)), high = low + 1;
@@ -3793,7 +4030,7 @@ static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
     }
     at -= tshi_uv_before_row(op, first, low); /* now an offset in the row */
     place.row = low;
-    for (place.step = 0;; place.step++) { /* walks along the steps of the row */
+    for (place.step = 0;; place.step++) { /* goes through the steps of the row */
         int64_t n;
         place.chunk = tshi_uv_chunk_of(op, first, place.step);
         n = tshi_uv_segment(op, place.chunk, low); /* bytes of the step */
@@ -3810,75 +4047,84 @@ static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
 static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
     tshi_uv_span span;
     span.at = op->scratch + at % TSHI_UV_WINDOW;
-    span.size = TSHI_UV_WINDOW - at % TSHI_UV_WINDOW; /* to its end; the rest wraps around */
+    /* up to the end of scratch, where the window wraps around */
+    span.size = TSHI_UV_WINDOW - at % TSHI_UV_WINDOW;
     return span;
 }
 
-/* Returns how many bytes of the outgoing stream may be sent: those of step t need the incoming ones
- * of step t-1; those of step 0 need nothing. */
+/* Returns how many bytes of a ring's outgoing stream may be sent so far: bytes of step t need the
+ * bytes received in step t-1; those of step 0 need none. */
 static int64_t tshi_uv_ring_ready(const tshi_uv_op *op, int64_t total) {
     tshi_uv_at in;
     int first = tshi_uv_first_out(op);
-    if (op->ready >= op->in[tshi_uv_prev(op->group)].total) return total; /* all has arrived */
-    in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready); /* the position of op->ready */
+    /* the whole incoming stream has arrived */
+    if (op->ready >= op->in[tshi_uv_prev(op->group)].total) return total;
+    /* the position of op->ready in the incoming stream */
+    in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
     if (in.step + 1 < tshi_uv_steps(op))
         return tshi_uv_position(op, first, in.row, in.step + 1, in.done);
-    return tshi_uv_position(op, first, in.row + 1, 1, 0); /* the next row's step 0 needs nothing */
+    /* step 0 of the next row needs no received bytes */
+    return tshi_uv_position(op, first, in.row + 1, 1, 0);
 }
 
-/* Returns how many bytes of a reduce-scatter's incoming stream were sent on from the window. */
+/* Returns how many bytes of a reduce-scatter's incoming stream have been sent on, so that their
+ * place in the window is free. */
 static int64_t tshi_uv_sent_on(const tshi_uv_op *op) {
     const tshi_uv_stream *s = &op->out[tshi_uv_next(op->group)]; /* the outgoing stream */
     int first = tshi_uv_first_in(op);
     tshi_uv_at out;
-    if (s->done == s->total) return op->ready; /* all is sent */
+    if (s->done == s->total) return op->ready; /* the whole outgoing stream is sent */
     out = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
     if (out.step == 0) return tshi_uv_min(op->ready, tshi_uv_before_row(op, first, out.row));
     return tshi_uv_min(op->ready, tshi_uv_position(op, first, out.row, out.step - 1, out.done));
 }
 
-/* Finds byte `at` of the outgoing stream, which must be ready to send. */
+/* Finds byte `at` of a ring's outgoing stream, which must be ready to send. */
 static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
     tshi_uv_at out = tshi_uv_locate(op, tshi_uv_first_out(op), at);
     char *send = (char *)tshi_uv_send_buffer(op);
-    tshi_uv_span span = {send + out.offset, out.left};       /* all-gather, step 0: its own part */
-    if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER) /* sums lie in the window */
+    tshi_uv_span span = {send + out.offset, out.left}; /* all-gather, step 0: this rank's part */
+    /* later steps of a reduce-scatter: sums in the window */
+    if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
         span = tshi_uv_window(
             op, tshi_uv_position(op, tshi_uv_first_in(op), out.row, out.step - 1, out.done));
-    else if (out.step > 0 || tshi_uv_sums(op)) /* step 0: in send; later: in recv */
+    else if (out.step > 0 || tshi_uv_sums(op)) /* step 0 of a sum: in send; later: recv */
         span = tshi_uv_in_whole(op, out.step ? op->coll.recv : send, out.chunk, out.offset);
     span.size = tshi_uv_min(span.size, out.left);
     return span;
 }
 
-/* Finds where byte `at` of the incoming stream is to be stored; size 0: the window is full. */
+/* Finds where byte `at` of a ring's incoming stream is to be stored; size 0: the window is full. */
 static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
     tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), at);
-    int64_t used = op->ready; /* bytes that have left the window */
+    int64_t used = op->ready; /* bytes of the stream that have left the window */
     tshi_uv_span span;
-    if (in.step >= tshi_uv_summed(op)) { /* nothing to add: straight into recv */
+    if (in.step >= tshi_uv_summed(op)) { /* bytes that are not to be summed go straight into recv */
         span = tshi_uv_in_whole(op, op->coll.recv, in.chunk, in.offset);
     } else {
         if (op->coll.kind == TSH_REDUCE_SCATTER) used = tshi_uv_sent_on(op);
         span = tshi_uv_window(op, at);
-        span.size = tshi_uv_min(span.size, used + TSHI_UV_WINDOW - at); /* at most what is free */
+        /* at most the space that is free */
+        span.size = tshi_uv_min(span.size, used + TSHI_UV_WINDOW - at);
     }
     span.size = tshi_uv_min(span.size, in.left);
     return span;
 }
 
-/* Sums `come` received bytes of a step, whole elements only. Returns how many bytes were summed. */
+/* Sums up to `come` received bytes of one step, from op->ready (which is position `in`) on, with
+ * this rank's own elements; whole elements only. Returns how many bytes were summed. */
 static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     const tsh_coll *coll = &op->coll;
-    tshi_uv_span left = tshi_uv_window(op, op->ready), out = left; /* left: received partial sums */
+    /* left: the received partial sums */
+    tshi_uv_span left = tshi_uv_window(op, op->ready), out = left;
     tshi_uv_span right = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), in.chunk, in.offset);
     int64_t width = tshi_uv_width(op), most = tshi_uv_min(left.size, right.size);
-    int64_t n = tshi_uv_min(most, tshi_uv_min(come, in.left)) / width; /* n: in elements */
+    int64_t n = tshi_uv_min(most, tshi_uv_min(come, in.left)) / width; /* n: number of elements */
     int last = in.step == op->group->size - 2; /* 1: this step completes the chunk */
     if (coll->kind == TSH_ALLREDUCE)
-        out = tshi_uv_in_whole(op, coll->recv, in.chunk, in.offset); /* into its final place */
+        out = tshi_uv_in_whole(op, coll->recv, in.chunk, in.offset); /* the sum's final place */
     else if (last)
-        out.at = (char *)coll->recv + in.offset; /* the sum for this rank */
+        out.at = (char *)coll->recv + in.offset; /* recv is this rank's chunk */
     tshb_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
     if (last) tshb_coll_finish(out.at, n, coll->dtype, coll->redop, op->group->size);
     return n * width;
@@ -3886,7 +4132,8 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
 
 /* Sums what has arrived on a ring, and advances op->ready, the bytes that may be sent on. */
 static void tshi_uv_ring_fold(tshi_uv_op *op) {
-    int64_t come = op->in[tshi_uv_prev(op->group)].good, n = 1; /* n 0: no whole element */
+    /* come: bytes received; n: bytes done per round, 0 if no whole element is left */
+    int64_t come = op->in[tshi_uv_prev(op->group)].good, n = 1;
     while (op->ready < come && n) {
         tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
         n = in.step < tshi_uv_summed(op) ? tshi_uv_fold_step(op, in, come - op->ready)
@@ -3895,42 +4142,43 @@ static void tshi_uv_ring_fold(tshi_uv_op *op) {
     }
 }
 
-/* ---- each to each ---- */
+/* ---- the direct algorithm ---- */
 
-/* Returns the bytes that rank `from` sends to rank `to`, directly or in pieces. */
+/* Returns how many bytes rank `from` sends to rank `to` by TSHI_UV_DIRECT or TSHI_UV_PIECES. */
 static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     const tsh_coll *coll = &op->coll;
     switch (coll->kind) {
     case TSH_ALLREDUCE:
         if (op->algorithm == TSHI_UV_PIECES) /* chunk `to`, then the sum of chunk `from` */
             return tshi_uv_length(op, to) + tshi_uv_length(op, from);
-        return coll->count * tshi_uv_width(op);                 /* all of it */
-    case TSH_ALLGATHER: return tshi_uv_length(op, from);        /* the part of `from` */
-    case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to);     /* the part of `to` */
-    case TSH_ALLTOALL: /* this rank is one of the two and knows the count */
+        return coll->count * tshi_uv_width(op);             /* the whole buffer */
+    case TSH_ALLGATHER: return tshi_uv_length(op, from);    /* the part of `from` */
+    case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to); /* the part of `to` */
+    case TSH_ALLTOALL: /* this rank is `from` or `to`, so it knows the count */
         return (from == op->group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
                coll->blocks * tshi_uv_width(op);
-    case TSH_SPLIT: return coll->count; /* bytes of a ticket */
-    default: return 0;                  /* a barrier: headers only */
+    case TSH_SPLIT: return coll->count; /* bytes of a ticket (tshi_uv_ticket) */
+    default: return 0;                  /* a barrier: headers without payload */
     }
 }
 
-/* Returns the bytes of a row of scratch, which has what one rank sent. In pieces a row is a
- * circular buffer of whole elements. */
+/* Returns the size in bytes of a row of scratch. Row r stores what rank r has sent; with
+ * TSHI_UV_PIECES it is a circular buffer, which holds a whole number of elements. */
 static int64_t tshi_uv_row_size(const tshi_uv_op *op) {
     const int64_t least = 4096, share = TSHI_UV_WINDOW / op->group->size / 64 * 64;
     if (op->algorithm == TSHI_UV_PIECES) return share < least ? least : share;
     return tshi_uv_direct_size(op, op->group->rank, op->group->rank);
 }
 
-/* Returns where what rank `from` sent is stored: row `from` of scratch, if it will be reduced; row
- * `from` of recv, if it is the color and key of a split. */
+/* Returns where the bytes sent by rank `from` are stored: row `from` of scratch or, in a split,
+ * ticket `from` in recv. */
 static char *tshi_uv_row(const tshi_uv_op *op, int from) {
     char *rows = op->coll.kind == TSH_SPLIT ? (char *)op->coll.recv : op->scratch;
     return rows + tshi_uv_row_size(op) * from;
 }
 
-/* Finds byte `offset` of what is sent to a peer (out = 1), or received from it (out = 0). */
+/* Finds byte `offset` of the data that is sent to a peer (out = 1), or received from it (out = 0),
+ * by TSHI_UV_DIRECT. */
 static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t offset, int out) {
     const tsh_coll *coll = &op->coll;
     void *base = out ? tshi_uv_send_buffer(op) : coll->recv;
@@ -3938,18 +4186,20 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
     tshi_uv_span span;
     if (coll->kind == TSH_ALLTOALL)
         return tshi_uv_in_rows(op, base, out ? coll->send_counts : coll->recv_counts, peer, offset);
-    if (coll->kind == (out ? TSH_REDUCE_SCATTER : TSH_ALLGATHER)) /* cut into the ranks' parts */
+    /* the buffer has a part for each rank */
+    if (coll->kind == (out ? TSH_REDUCE_SCATTER : TSH_ALLGATHER))
         return tshi_uv_in_whole(op, base, peer, offset);
-    span.at = (out ? (char *)base : tshi_uv_row(op, peer)) + offset; /* one contiguous piece */
+    /* the data for one peer is contiguous */
+    span.at = (out ? (char *)base : tshi_uv_row(op, peer)) + offset;
     span.size = tshi_uv_direct_size(op, out ? own : peer, out ? peer : own) - offset;
     return span;
 }
 
-/* For tshb_coll_sum: elements of every rank's data. */
+/* Argument of tshi_uv_message_of, the callback that gives tshb_coll_sum each rank's elements. */
 typedef struct tshi_uv_parts {
-    const tshi_uv_op *op; /* the reduction */
-    const char *own;      /* this rank's elements, which were not sent */
-    int64_t at;           /* offset in the other ranks' data, in bytes */
+    const tshi_uv_op *op; /* the reduction that is computed */
+    const char *own;      /* this rank's own elements, in its send buffer */
+    int64_t at;           /* offset in the other ranks' rows of scratch, in bytes */
 } tshi_uv_parts;
 
 static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank r's elements. */
@@ -3957,9 +4207,10 @@ static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank
     return r == p->op->group->rank ? p->own : tshi_uv_row(p->op, r) + p->at;
 }
 
-/* Sums up to `most` bytes of chunk k, from byte `at` on, into byte `to` of recv; the other ranks'
- * data are at byte `from` of their rows. The sums go through a tile, since recv may be send.
- * Returns how many bytes were summed, whole elements only. */
+/* Sums up to `most` bytes of chunk k over all ranks, from byte `at` of the chunk on, and stores the
+ * sums at byte `to` of recv. The other ranks' data begins at byte `from` of their rows of scratch.
+ * Sums are computed in a tile and then copied, since recv may be the same buffer as send. Returns
+ * how many bytes were summed, whole elements only. */
 static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t most, int64_t from,
                                 int64_t to) {
     double tile[512]; /* aligned for every dtype */
@@ -3973,16 +4224,17 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
     return n * width;
 }
 
-/* Returns where the sum of chunk k is stored in recv, in bytes. */
+/* Returns the offset in recv, in bytes, at which the sum of chunk k is stored. */
 static int64_t tshi_uv_sum_place(const tshi_uv_op *op, int k) {
     if (op->coll.kind != TSH_ALLREDUCE) return 0; /* recv is this rank's chunk */
     return tshb_coll_chunk(op->coll.count, op->group->size, k) * tshi_uv_width(op);
 }
 
-/* Sums all ranks' data once it has arrived. */
+/* Sums the data of all ranks (TSHI_UV_DIRECT). Called once all of it has arrived. */
 static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
-    int all = op->coll.kind == TSH_ALLREDUCE; /* every chunk; reduce-scatter: this rank's only */
+    /* 1: sums every chunk; 0 (reduce-scatter): only this rank's */
+    int all = op->coll.kind == TSH_ALLREDUCE;
     for (int k = all ? 0 : group->rank; k < (all ? group->size : group->rank + 1); k++) {
         int64_t size = tshi_uv_length(op, k), base = tshi_uv_sum_place(op, k);
         for (int64_t at = 0; at < size;)
@@ -3990,28 +4242,32 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     }
 }
 
-/* ---- pieces ---- */
+/* ---- TSHI_UV_PIECES ---- */
 
-/* Sums of 16-bit floats are rounded once, so they cannot travel unfinished, as in a ring. Instead
- * every rank sends its part of each chunk k to rank k, which sums them and, in an all-reduce, sends
- * the sum to all: as many bytes as in a ring. The stream to a peer is the peer's chunk, then the
- * sum of this rank's. In place, the sum of a chunk arrives only after this rank's part was sent. */
+/* Sums of 16-bit floats are to be rounded only once, at their end, so partial sums cannot be sent
+ * on in 16 bits, as in a ring. Instead every rank sends its chunk k to rank k, which sums them and,
+ * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. The stream to a peer is
+ * this rank's data of the peer's chunk, then the sum of this rank's chunk. In place (recv is send)
+ * that works too: the sum of a chunk, which overwrites this rank's data, arrives only after that
+ * data was sent. */
 
-/* Sums what has arrived from all ranks, and advances op->ready. */
+/* Sums those elements of this rank's chunk that have arrived from all ranks, and advances
+ * op->ready, the bytes of the chunk that are summed. */
 static void tshi_uv_pieces_fold(tshi_uv_op *op) {
     const int rank = op->group->rank;
     int64_t row = tshi_uv_row_size(op), base = tshi_uv_sum_place(op, rank);
-    int64_t come = tshi_uv_length(op, rank), n = 1; /* come: bytes that every rank has sent */
+    /* come: bytes that have arrived from every rank */
+    int64_t come = tshi_uv_length(op, rank), n = 1;
     for (int r = 0; r < op->group->size; r++)
         if (r != rank) come = tshi_uv_min(come, op->in[r].good);
-    for (; op->ready < come && n; op->ready += n) { /* n 0: no whole element */
+    for (; op->ready < come && n; op->ready += n) { /* n is 0 if no whole element has arrived */
         int64_t at = op->ready % row, most = tshi_uv_min(come - op->ready, row - at);
         n = tshi_uv_sum_tile(op, rank, op->ready, most, at, base + op->ready);
     }
 }
 
-/* Finds byte `offset` of what is sent to a peer (out = 1), or received from it (out = 0). Size 0:
- * the peer's row is full. */
+/* Finds byte `offset` of the stream to a peer (out = 1), or from it (out = 0), by TSHI_UV_PIECES.
+ * Size 0: the peer's row of scratch is full. */
 static tshi_uv_span tshi_uv_pieces_at(const tshi_uv_op *op, int peer, int64_t offset, int out) {
     const int own = op->group->rank;
     int64_t part = tshi_uv_length(op, out ? peer : own), row = tshi_uv_row_size(op);
@@ -4021,30 +4277,35 @@ static tshi_uv_span tshi_uv_pieces_at(const tshi_uv_op *op, int peer, int64_t of
     if (out) return tshi_uv_in_whole(op, tshi_uv_send_buffer(op), peer, offset);
     span.at = tshi_uv_row(op, peer) + offset % row;
     span.size = tshi_uv_min(row - offset % row, part - offset);
-    span.size = tshi_uv_min(span.size, op->ready + row - offset); /* at most what is free */
+    /* at most the space that is free */
+    span.size = tshi_uv_min(span.size, op->ready + row - offset);
     return span;
 }
 
-/* Copies n bytes, from `offset` on, of what this rank sends to itself. */
+/* Copies n bytes of what this rank would send to itself, from byte `offset` on, from send to
+ * recv. */
 static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
     const int rank = op->group->rank;
     for (int64_t end = offset + n; offset < end;) {
         tshi_uv_span from = tshi_uv_direct_at(op, rank, offset, 1);
         tshi_uv_span to = tshi_uv_direct_at(op, rank, offset, 0);
         to.size = tshi_uv_min(to.size, end - offset);
-        if (to.at != from.at) memmove(to.at, from.at, (size_t)to.size); /* in place: no copy */
+        /* in place, no copy is needed */
+        if (to.at != from.at) memmove(to.at, from.at, (size_t)to.size);
         offset += to.size;
     }
 }
 
 /* ---- any algorithm ---- */
 
-/* Finds the next bytes to send to `peer` (out = 1), or room for the next ones from it (out = 0),
- * from byte `offset` of `total` on. Size 0: none are ready, or there is no room yet. */
+/* Finds where the next bytes of a frame are that this rank can send to `peer` (out = 1), or where
+ * the next bytes received from it are to be stored (out = 0), from byte `offset` of the `total`
+ * bytes of payload on. Size 0: no bytes are ready to be sent, or there is no space for received
+ * ones yet. */
 static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t offset, int64_t total,
                                      int out) {
     tshi_uv_span span = {NULL, 0};
-    int64_t ready = total; /* bytes of the frame that may move so far */
+    int64_t ready = total; /* bytes of payload that may be sent or stored so far */
     if (out && op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(op, total);
     if (out && op->algorithm == TSHI_UV_CHAIN && op->group->rank != op->coll.root)
         ready = op->in[tshi_uv_prev(op->group)].good; /* a chain sends on what has arrived */
@@ -4068,10 +4329,11 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
 
 enum { TSHI_UV_BLOCK = 256 << 10 }; /* bytes of payload that one checksum covers, at most */
 
-/* Returns where the block of payload ends that begins at byte `offset` of a frame to (out = 1) or
- * from a peer. Both ends compute the same. Only whole blocks are used, so a block ends before bytes
- * that may depend on what the other end makes of it: at the end of a ring's step, or of a rank's
- * part in pieces. There a block is half a row at most, so that the row has room for the next. */
+/* Returns where a block of payload ends that begins at byte `offset` of a frame to (out = 1) or
+ * from (out = 0) a peer; both ends compute the same. A receiver uses only whole blocks. So a block
+ * must end before bytes that the sender can compute only from what the receiver makes of the block:
+ * it ends with the step of a ring, and with the peer's chunk in TSHI_UV_PIECES. In that chunk a
+ * block is half a row of scratch at most, so that the row has space for the next block. */
 static int64_t tshi_uv_block(const tshi_uv_op *op, int peer, int64_t offset, int64_t total,
                              int out) {
     int64_t most = TSHI_UV_BLOCK, left = total - offset;
@@ -4094,11 +4356,13 @@ static int64_t tshi_uv_block(const tshi_uv_op *op, int peer, int64_t offset, int
 /* Needs: >>uv-algorithm.                                                     */
 /* ========================================================================== */
 
-static int tshi_uv_for_messages(const tshi_uv_link *link) { /* Returns 1 if for SEND and RECV. */
+/* Returns 1 if the connection is for SEND and RECV, 0 if it is for collectives. */
+static int tshi_uv_for_messages(const tshi_uv_link *link) {
     return link >= link->group->link + link->group->size;
 }
 
-/* Writes "all-reduce of 7 f32 (sum), collective 3 of tp"; op NULL: a group is being made. */
+/* Writes "all-reduce of 7 f32 (sum), collective 3 of tp"; if op is NULL, "the connections of
+ * tp". */
 static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, char *text,
                             size_t room) {
     char name[TSHI_UV_NAME];
@@ -4110,12 +4374,13 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
                      tshb_group_text(group->id, name, sizeof name));
 }
 
-/* Returns a queue of the connection that is not empty, to name its operation in an error. */
+/* Returns a queue of the connection that is not empty, whose first operation an error can name. */
 static tshi_uv_fifo *tshi_uv_in_use(tshi_uv_link *link) {
     return link->in.used ? &link->in : link->out.used ? &link->out : &link->clears;
 }
 
-/* Reports that a data connection is lost, and in which call it was needed. */
+/* Reports that a data connection is lost, and which call (the first in fifo) needed it. how:
+ * "closed its connection", for example. */
 static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const char *how) {
     tshi_uv_group *group = link->group;
     tsh_uv_world *world = group->world;
@@ -4127,7 +4392,8 @@ static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const ch
                          world->peer[peer].name, how, world->rank, text);
 }
 
-/* Reports that a message and the receive for it differ; from, to: ranks of the group. */
+/* Reports that a message and the receive for it differ in count, dtype or tag. from, to: ranks of
+ * the group. */
 static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const tshi_uv_head *wanted,
                           int from, int to) {
     tshi_uv_group *group = link->group;
@@ -4146,7 +4412,8 @@ static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const ts
                          error.message);
 }
 
-/* Returns 1 if a message and its receive (or clear) agree in count, dtype, tag and number. */
+/* Returns 1 if the header of a message and that of its receive or clear agree in count, dtype, tag
+ * and number. */
 static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
     return sent->count == wanted->count && sent->dtype == wanted->dtype &&
            sent->tag == wanted->tag && sent->seq == wanted->seq;
@@ -4154,20 +4421,22 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
 
 /* Returns the header of a message (receives = 0), or of the clear for it (receives = 1). */
 static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
-    const tsh_coll half = tshb_coll_half(&op->coll, receives); /* one half of a SENDRECV */
+    /* the SEND or the RECV in a SENDRECV */
+    const tsh_coll half = tshb_coll_half(&op->coll, receives);
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
     head.group = op->group->id;
     head.kind = (uint8_t)half.kind;
     head.dtype = (uint8_t)half.dtype;
     head.tag = half.tag;
-    head.seq = op->number[receives]; /* counted per peer and direction */
+    head.seq = op->number[receives]; /* messages are numbered per peer and direction */
     head.count = half.count;
     if (!receives) head.bytes = (uint64_t)(half.count * tshi_uv_width(op));
     return head;
 }
 
-/* Removes a finished frame from its queue. After the last one, the direct algorithm sums. */
+/* Removes op's finished frame from its queue. After op's last frame, TSHI_UV_DIRECT sums what has
+ * arrived. */
 static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
     tshi_uv_pop(fifo);
     if (--op->pending == 0 && op->algorithm == TSHI_UV_DIRECT && tshi_uv_sums(op))
@@ -4180,7 +4449,7 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
     const tshi_uv_fifo *fifo = tshi_uv_in_use(link);
     int a = group->world->rank, b = group->ranks[link->peer]; /* world ranks */
     tshi_uv_address ends[2];
-    char texts[2][80], text[200] = " of "; /* both ends as host:port; the call */
+    char texts[2][80], text[200] = " of "; /* texts: both ends as host:port; text: the call */
     for (int i = 0; i < 2; i++) {
         (void)tshi_uv_end_of(link->fd, i, &ends[i]);
         tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
@@ -4190,8 +4459,8 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
                          TSHI_UV_DAMAGED_TEXT, "data", a, texts[0], b, texts[1], what, text);
 }
 
-/* Checks the header of a frame that is being received. 1: go on; 0: an error was reported. If the
- * peer's collective is not this rank's, the coordinator asks all ranks what they called. */
+/* Checks the header of a frame that is being received. Returns 0 after reporting an error, else 1.
+ * If the peer's collective is not this rank's, the coordinator asks all ranks what they called. */
 static int tshi_uv_check_head(tshi_uv_link *link) {
     tshi_uv_group *group = link->group;
     const tshi_uv_head *head = &link->heard;
@@ -4202,8 +4471,9 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
     }
     if (!tshi_uv_for_messages(link)) {
         char name[TSHI_UV_NAME];
-        uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq; /* the earlier one */
-        int a = group->ranks[link->peer], b = group->world->rank;           /* world ranks */
+        /* seq: number of the earlier one of the two collectives */
+        uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq;
+        int a = group->ranks[link->peer], b = group->world->rank; /* world ranks */
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
             head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
             return 1; /* both called the same collective */
@@ -4213,7 +4483,8 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
             (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
         return 0;
     }
-    if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) { /* a clear arrived */
+    /* a clear has arrived */
+    if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) {
         link->clear[link->cleared++ % TSHI_UV_OPS] = *head; /* the message may be sent */
         link->heard_done = 0;                               /* expect the next header */
         return 1;
@@ -4229,9 +4500,9 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
 /* What one system call sends or receives: a header, spans of payload, a checksum. */
 typedef struct tshi_uv_batch {
     struct iovec iov[TSHI_UV_IO_SPANS + 2];
-    int used;                /* entries of iov */
-    int head;                /* entries before the payload: 0 or 1 */
-    int64_t payload, asked;  /* bytes of payload; bytes in all */
+    int used;               /* entries of iov */
+    int head;               /* entries of iov for the header: 0 or 1 */
+    int64_t payload, asked; /* bytes of payload; bytes of all entries */
 } tshi_uv_batch;
 
 static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {
@@ -4241,8 +4512,8 @@ static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {
     batch->asked += (int64_t)n;
 }
 
-/* Adds payload of op's frame, of one block at most, and the block's checksum. Bytes to be sent
- * enter the checksum here; they do not change before they are sent. */
+/* Adds to batch the next payload of op's frame, up to the end of the current block at most, and the
+ * block's checksum. Outgoing bytes enter the checksum here: they do not change any more. */
 static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, const tshi_uv_op *op,
                                tshi_uv_stream *s, int out) {
     const tsh_uv_world *world = link->group->world;
@@ -4254,12 +4525,12 @@ static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, c
     most = tshi_uv_min(TSHI_UV_IO_BYTES, s->block - s->done);
     while (batch->used < TSHI_UV_IO_SPANS && batch->payload < most) {
         tshi_uv_span span = tshi_uv_bytes_at(op, link->peer, at, s->total, out);
-        if (span.size <= 0) break; /* none are ready, or there is no room */
+        if (span.size <= 0) break; /* no bytes are ready to send, or no space for received ones */
         span.size = tshi_uv_min(span.size, most - batch->payload);
         tshi_uv_batch_add(batch, span.at, (size_t)span.size);
         at += span.size;
         batch->payload += span.size;
-        now = at - s->summed; /* bytes of the span that are not in the checksum yet */
+        now = at - s->summed; /* bytes of the span that the checksum does not cover yet */
         if (!link->checks || !out || now <= 0) continue;
         s->check = tshi_uv_crc(world, s->check, span.at + span.size - now, (size_t)now);
         s->summed = at;
@@ -4269,7 +4540,8 @@ static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, c
                           sizeof s->check - s->tail);
 }
 
-/* Adds n received bytes, the header's included, to the checksum of the payload. */
+/* Adds to the checksum of the payload those of the n bytes just received that are payload, not
+ * header. */
 static void tshi_uv_batch_sum(const tshi_uv_batch *batch, const tsh_uv_world *world,
                               tshi_uv_stream *s, size_t n) {
     size_t left = (size_t)batch->payload;
@@ -4283,14 +4555,16 @@ static void tshi_uv_batch_sum(const tshi_uv_batch *batch, const tsh_uv_world *wo
     }
 }
 
-/* Sends or receives, in one system call, `left` bytes of a header and then payload of op (NULL:
- * none). Returns the bytes moved; if that was not all, link->want has the event to wait for. */
+/* Sends (out = 1) or receives, in one system call, `left` bytes of a header and then payload of op
+ * (NULL: none). Returns how many bytes were moved; if that was not all, link->want has the event to
+ * wait for. */
 static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, void *head,
                                size_t left, const tshi_uv_op *op, int out) {
     tshi_uv_batch batch;
     struct msghdr message;
     tshi_uv_stream *s = !op ? NULL : out ? &op->out[link->peer] : &op->in[link->peer];
-    uint64_t *count = out ? &link->wrote : &link->got; /* counts bytes, for AWAIT messages */
+    /* counter of moved bytes, for AWAIT messages */
+    uint64_t *count = out ? &link->wrote : &link->got;
     ssize_t n;
     batch.used = 0;
     batch.payload = batch.asked = 0;
@@ -4313,20 +4587,21 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
     return (size_t)n;
 }
 
-/* Counts n sent bytes. All-gather on a ring copies its own part now, while it is in the cache. */
+/* Counts n bytes of payload just sent. All-gather on a ring also copies this rank's own part among
+ * them from send to recv now, while it is in the cache. */
 static void tshi_uv_payload_went(const tshi_uv_op *op, tshi_uv_stream *s, size_t n) {
     int64_t end = s->done + (int64_t)n;
     while (op->algorithm == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
         tshi_uv_at at = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
         int64_t now = tshi_uv_min(at.left, end - s->done);
-        if (at.step == 0) tshi_uv_own_piece(op, at.offset, now); /* step 0 sends this rank's own */
+        if (at.step == 0) tshi_uv_own_piece(op, at.offset, now); /* step 0 sends this rank's part */
         s->done += now;
     }
     s->done = end;
 }
 
-/* Counts n moved bytes of a block, of its payload and its checksum. Returns 1 if that completes the
- * block (without checksums: always). */
+/* Counts n bytes just sent or received, of a block's payload and its checksum. Returns 1 if they
+ * complete the block (without checksums: always). */
 static int tshi_uv_block_moved(const tshi_uv_link *link, const tshi_uv_op *op, tshi_uv_stream *s,
                                size_t n, int out) {
     size_t payload = (size_t)tshi_uv_min((int64_t)n, s->block - s->done);
@@ -4341,12 +4616,13 @@ static int tshi_uv_block_moved(const tshi_uv_link *link, const tshi_uv_op *op, t
     return 1;
 }
 
-/* Reads once. Returns 2: all that was asked for has arrived, so more may be there; 1: less has
- * arrived; 0: nothing, or there is no room. */
+/* Reads from the connection once. Returns 2: all bytes asked for have arrived, so more may be
+ * there; 1: fewer have; 0: none, or no space for them, or an error. */
 static int tshi_uv_read_once(tshi_uv_link *link) {
     tshi_uv_op *op = link->in.used ? tshi_uv_first(link->group, &link->in) : NULL;
     tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
-    size_t head = sizeof link->heard - link->heard_done, n, got; /* head: header bytes missing */
+    /* head: bytes of the header not received yet */
+    size_t head = sizeof link->heard - link->heard_done, n, got;
     /* The header of a message is read alone: only if it fits op, the payload belongs to op. */
     got = tshi_uv_transfer(link, tshi_uv_in_use(link), (char *)&link->heard + link->heard_done,
                            head, !head || !tshi_uv_for_messages(link) ? op : NULL, 0);
@@ -4367,20 +4643,21 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
             tshi_uv_frame_done(op, &link->in);
         }
     }
-    return link->want & UV_READABLE ? 1 : 2; /* want is set if less has arrived */
+    return link->want & UV_READABLE ? 1 : 2; /* want is set if fewer bytes have arrived */
 }
 
 /* Returns the queue whose first frame is to be written next; NULL: none may be sent now. */
 static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
-    const tshi_uv_head *wanted = &link->clear[link->sent % TSHI_UV_OPS]; /* the next clear */
+    /* the clear for the next message to be sent */
+    const tshi_uv_head *wanted = &link->clear[link->sent % TSHI_UV_OPS];
     tshi_uv_head sent;
-    if (link->writing) return link->writing; /* finish a frame that was begun */
+    if (link->writing) return link->writing; /* a frame that was begun must be finished first */
     if (!tshi_uv_for_messages(link)) return link->out.used ? &link->out : NULL;
     if (link->clears.used) return &link->clears;                     /* clears go before messages */
     if (!link->out.used || link->cleared == link->sent) return NULL; /* no message, or no clear */
     sent = tshi_uv_message_head(tshi_uv_first(link->group, &link->out), 0);
     if (tshi_uv_fits(&sent, wanted)) {
-        link->sent++; /* this clear is used */
+        link->sent++; /* the message uses up this clear */
         return &link->out;
     }
     tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer); /* an error: they differ */
@@ -4389,7 +4666,8 @@ static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
 
 /* Writes once, as much as the socket takes. Returns 0 if nothing could be sent. */
 static int tshi_uv_write_once(tshi_uv_link *link) {
-    tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link); /* set until the frame is sent */
+    /* stays set until the frame is sent */
+    tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
     tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
     tshi_uv_stream *s;
     tshi_uv_head head;
@@ -4412,12 +4690,12 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
     return 1;
 }
 
-/* Copies messages that this rank sends to itself. Returns 1 if there were any. */
+/* Copies messages that this rank sends to itself from send to recv. Returns 1 if there were any. */
 static int tshi_uv_meet(tshi_uv_link *link) {
     int moved = 0;
     for (; link->in.used && link->out.used; moved = 1) {
         tshi_uv_op *to = tshi_uv_first(link->group, &link->in);    /* the operation that receives */
-        tshi_uv_op *from = tshi_uv_first(link->group, &link->out); /* the one that sends */
+        tshi_uv_op *from = tshi_uv_first(link->group, &link->out); /* the operation that sends */
         tshi_uv_head sent = tshi_uv_message_head(from, 0);
         tshi_uv_head wanted = tshi_uv_message_head(to, 1);
         if (!tshi_uv_fits(&sent, &wanted)) {
@@ -4425,18 +4703,21 @@ static int tshi_uv_meet(tshi_uv_link *link) {
             return 0;
         }
         if (sent.bytes) memmove(to->coll.recv, from->coll.send, (size_t)sent.bytes);
-        to->in[link->peer].head = from->out[link->peer].head = sizeof sent; /* both are complete */
+        /* both frames are complete */
+        to->in[link->peer].head = from->out[link->peer].head = sizeof sent;
         tshi_uv_frame_done(to, &link->in);
         tshi_uv_frame_done(from, &link->out);
     }
     return moved;
 }
 
-static int tshi_uv_move_link(tshi_uv_link *link) { /* Moves bytes of a link; 0: none moved. */
+/* Sends and receives all that is possible now on one connection. Returns 0 if no byte was moved. */
+static int tshi_uv_move_link(tshi_uv_link *link) {
     int moved = 0, got;
     link->want = 0; /* events that tshi_uv_watch_links waits for */
     if (!link->in.used && !link->out.used && !link->clears.used) return 0;
-    if (link->peer == link->group->rank) return tshi_uv_meet(link); /* messages to itself */
+    /* messages from this rank to itself */
+    if (link->peer == link->group->rank) return tshi_uv_meet(link);
     if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
         do {
             got = tshi_uv_read_once(link);
@@ -4448,7 +4729,7 @@ static int tshi_uv_move_link(tshi_uv_link *link) { /* Moves bytes of a link; 0: 
     return moved;
 }
 
-/* Moves all bytes that can be moved now, in all groups. Returns 0 if there were none. */
+/* Sends and receives all bytes that can be moved now, in all groups. Returns 0 if none were. */
 static int tshi_uv_advance(tsh_uv_world *world) {
     int moved = 0;
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
@@ -4467,11 +4748,12 @@ static int tshi_uv_advance(tsh_uv_world *world) {
 /* Needs: >>uv-flow.                                                          */
 /* ========================================================================== */
 
-/* Limits in bytes (see tshi_uv_choose_algorithm) up to which ranks send directly to each other, or
- * a root to all ranks: that takes fewer steps than a ring or a chain. */
+/* Limits in bytes. Up to DIRECT_MOST (see `sent` in tshi_uv_choose_algorithm), ranks send directly
+ * to each other; up to STAR_MOST, a root sends its data directly to all ranks. That takes fewer
+ * steps than a ring or a chain. */
 enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
 
-/* Appends a frame with `total` bytes of payload to a queue. */
+/* Appends a frame of op with `total` bytes of payload to a queue; s will record its progress. */
 static void tshi_uv_queue(tshi_uv_op *op, tshi_uv_fifo *fifo, tshi_uv_stream *s, int64_t total) {
     memset(s, 0, sizeof *s);
     s->total = total;
@@ -4491,11 +4773,12 @@ static void tshi_uv_promise(tshi_uv_op *op, int peer, int64_t total) {
     tshi_uv_queue(op, &link->out, &op->out[peer], total);
 }
 
-/* Chooses by the sizes alone, so that all ranks make the same choice. */
+/* Returns the algorithm for op. It depends only on what is the same on all ranks (kind, sizes,
+ * dtype, reduction), so that all choose the same. */
 static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;
-    int64_t sent = 0; /* bytes, about what one rank sends */
+    int64_t sent = 0; /* about how many bytes one rank would send directly */
     switch (coll->kind) {
     case TSH_ALLREDUCE:
     case TSH_ALLGATHER:
@@ -4526,22 +4809,27 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
             op->group->world->rank, rank, (long long)coll->send_counts[rank], rank,
             (long long)coll->recv_counts[rank]);
     else if (coll->kind == TSH_ALLTOALL || coll->kind == TSH_ALLGATHER)
-        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank)); /* copies its own part */
+        /* copies this rank's own part */
+        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
     for (int j = 1; j < size; j++) {
-        int to = (rank + j) % size; /* starts with the next rank, not all with 0 */
+        /* starts with the next rank, so that not all start with rank 0 */
+        int to = (rank + j) % size;
         tshi_uv_promise(op, to, tshi_uv_direct_size(op, rank, to));
         tshi_uv_expect(op, to, tshi_uv_direct_size(op, to, rank));
     }
 }
 
-static void tshi_uv_plan_ring(tshi_uv_op *op) { /* Queues one stream to send, one to receive. */
-    const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT; /* more rows than exist: all bytes */
+/* Queues the stream to the next rank, and the one from the previous rank. */
+static void tshi_uv_plan_ring(tshi_uv_op *op) {
+    /* more rows than exist, to get the bytes of all rows */
+    const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT;
     const tshi_uv_group *group = op->group;
     tshi_uv_promise(op, tshi_uv_next(group), tshi_uv_before_row(op, tshi_uv_first_out(op), rows));
     tshi_uv_expect(op, tshi_uv_prev(group), tshi_uv_before_row(op, tshi_uv_first_in(op), rows));
 }
 
-/* Queues a broadcast. Empty frames to the next rank let every rank's header be checked, too. */
+/* Queues the frames of a broadcast. Where no payload goes to the next rank, an empty frame does, so
+ * that every rank's header is checked. */
 static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     int next = tshi_uv_next(group), prev = tshi_uv_prev(group), root = op->coll.root;
@@ -4551,9 +4839,11 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     if (star && is_root) /* root sends to every rank */
         for (int j = 1; j < group->size; j++) tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
-        tshi_uv_promise(op, next, star || next == root ? 0 : bytes); /* a chain ends before root */
-    if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0); /* only a header */
-    if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes);        /* the payload */
+        /* root, at the chain's end, gets no payload */
+        tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
+    /* a frame without payload */
+    if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
+    if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes); /* the frame with the payload */
 }
 
 static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SENDRECV. */
@@ -4561,7 +4851,7 @@ static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SEN
     int64_t width = tshi_uv_width(op);
     if (coll->kind != TSH_SEND) {
         tshi_uv_link *link = tshi_uv_link_to(op->group, coll->recv_from, 1);
-        op->number[1] = link->receives++; /* its number among those from this peer */
+        op->number[1] = link->receives++; /* the message's number among those from this peer */
         tshi_uv_expect(op, coll->recv_from, tshb_coll_half(coll, 1).count * width);
         if (link->peer != op->group->rank) tshi_uv_queue(op, &link->clears, &op->clear, 0);
     }
@@ -4580,21 +4870,22 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
     uv_mutex_lock(&group->world->lock);
     record->coll = *coll;
     record->digest = op->head.digest;
-    record->counts = counts; /* how many of the counts are recorded */
+    record->counts = counts; /* number of counts that are recorded */
     for (int r = 0; r < counts; r++) {
         record->send_counts[r] = coll->send_counts ? coll->send_counts[r] : 0;
         record->recv_counts[r] = coll->recv_counts[r];
     }
-    group->started = op->head.seq + 1; /* how many collectives were started */
-    group->world->last = group->id;    /* for tshi_uv_last_call */
+    group->started = op->head.seq + 1; /* number of collectives that were started */
+    group->world->last = group->id;    /* tshi_uv_last_call describes it in errors */
     uv_mutex_unlock(&group->world->lock);
 }
 
-/* Returns the bytes of scratch that op needs; only reductions need any. */
+/* Returns the size in bytes of the scratch buffer that op needs; only reductions need one. */
 static size_t tshi_uv_scratch(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     if (!tshi_uv_sums(op) || group->size == 1) return 0;
-    if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW; /* a circular buffer */
+    /* size of the window, a circular buffer */
+    if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
     return (size_t)(tshi_uv_row_size(op) * group->size);
 }
 
@@ -4623,10 +4914,11 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     if (need > op->scratch_size) {
         free(op->scratch);
         op->scratch = (char *)malloc(need);
-        op->scratch_size = op->scratch ? need : 0; /* later calls use scratch again */
+        op->scratch_size = op->scratch ? need : 0; /* kept for later operations of this slot */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
-    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout); /* absolute, in ns */
+    /* a point in time, in ns */
+    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     op->used = 1;
     group->active++;
     if (op->algorithm == TSHI_UV_MESSAGE) {
@@ -4634,8 +4926,9 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     } else {
         memset(&op->head, 0, sizeof op->head);
         op->head.group = group->id;
-        op->head.seq = group->started;                         /* its number in the group */
-        op->head.digest = tshb_coll_digest(coll, group->size); /* compared by the peers */
+        op->head.seq = group->started; /* the collective's number in the group */
+        /* the peers compare it with the digests of their calls */
+        op->head.digest = tshb_coll_digest(coll, group->size);
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;
         tshi_uv_remember(op);
@@ -4645,7 +4938,8 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(op);
         if (op->algorithm == TSHI_UV_STAR || op->algorithm == TSHI_UV_CHAIN)
             tshi_uv_plan_broadcast(op);
-        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op); /* P = 1: no frames */
+        /* a group of one rank has no frames: compute the sum now */
+        if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op);
     }
     (void)tshi_uv_advance(group->world); /* starts sending */
     return TSH_OK;
@@ -4659,81 +4953,90 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
 /* Needs: >>uv-flow.                                                          */
 /* ========================================================================== */
 
-enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 }; /* when a wait is reported; longest sleep */
+/* ms after which a wait is reported to the coordinator; ms of the longest sleep */
+enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 };
 
 /* What a rank waits for: an operation or, with op NULL, the connections of a group. */
 typedef struct tshi_uv_waiting {
-    tshi_uv_group *group;    /* whose operation or connections are awaited */
-    tshi_uv_op *op;          /* NULL: the connections of group */
-    int64_t deadline, begun; /* absolute times in ns; begun 0: has not slept yet */
-    int noted;               /* 1: the control thread knows of the wait */
+    tshi_uv_group *group; /* group whose operation or connections are awaited */
+    tshi_uv_op *op;       /* NULL: the connections of group */
+    /* deadline: when the wait times out; begun: when it first slept, 0: not yet */
+    int64_t deadline, begun;
+    int noted; /* 1: the control thread was told of the wait */
 } tshi_uv_waiting;
 
-static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) { /* Only ends the sleep. */
+/* Callback when a data connection is ready; the event alone ends the sleep. */
+static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) {
     (void)poll;
     (void)status;
     (void)events;
 }
 
-/* The timer may fire before uv_run sleeps; stopping the loop keeps it from sleeping then. */
+/* Callback of world->timer. The timer may fire before uv_run sleeps; stopping the loop prevents
+ * that sleep. */
 static void tshi_uv_timer_event(uv_timer_t *timer) {
     uv_stop(timer->loop);
 }
 
-static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if done, or failed. */
+static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if the wait is over. */
     if (tshi_uv_failed(wait->group->world) != TSH_OK) return 1;
     return wait->op ? wait->op->pending == 0 : TSHI_UV_GET(&wait->group->linked);
 }
 
-/* Returns the peer, a rank of the group, that a SEND, RECV or SENDRECV waits for. *number: of the
- * message; *sends: 1 if it waits to send, 0 to receive. */
+/* Returns the peer, a rank of the group, that a SEND, RECV or SENDRECV waits for. *number: number
+ * of the message; *sends: 1 if this rank waits to send it, 0 if it waits to receive it. */
 static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     const tsh_coll *coll = &op->coll;
     const int own = op->group->rank;
-    *sends = coll->kind == TSH_SEND || /* or nothing is sent yet: */
+    *sends = coll->kind == TSH_SEND || /* a SENDRECV waits to send until the first byte is sent: */
              (coll->kind == TSH_SENDRECV && op->out[coll->send_to].head == 0);
     if (coll->kind == TSH_SENDRECV && coll->recv_from == own && op->in[own].head == 0)
-        *sends = 0; /* it waits for itself, whatever the other half does */
+        /* it waits for a message from itself, whatever becomes of the one that it sends */
+        *sends = 0;
     *number = op->number[!*sends];
     return *sends ? coll->send_to : coll->recv_from;
 }
 
-/* Reports a timeout. For a collective, the coordinator finds out which ranks are absent. */
+/* Reports a timeout of op or, if op is NULL, of making the group's connections. For a collective,
+ * the coordinator finds out which ranks are absent. */
 static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     char text[240];
-    uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0; /* 0: nothing to ask about */
+    /* id 0: there is no collective to ask about */
+    uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0;
     int sends, peer = -1;
     if (TSHI_UV_GET(&world->halted)) return; /* an error was reported already */
     tshi_uv_op_text(group, op, text, sizeof text);
     if (op && op->algorithm == TSHI_UV_MESSAGE) {
-        peer = group->ranks[tshi_uv_awaited(op, &seq, &sends)]; /* a message has only one peer */
-        id = seq = 0;                                           /* the coordinator need not ask */
+        /* world rank of the message's other end */
+        peer = group->ranks[tshi_uv_awaited(op, &seq, &sends)];
+        id = seq = 0; /* the coordinator need not ask other ranks */
         tsh_text_add(text, sizeof text, "; absent ranks: %d", peer);
     }
     tshi_uv_report_error(world, TSHI_UV_LATE, id, seq, TSH_ERR_TIMEOUT, peer,
                          "rank %d ran out of time in %s", world->rank, text);
 }
 
-/* Records all that this rank has started, for tshi_uv_awaits. Call it under the lock. */
+/* Records in s which collectives and messages this rank has started, for tshi_uv_awaits. The caller
+ * must hold world->lock. */
 static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) {
     const tshi_uv_group *g = world->groups;
     s->groups = s->pairs = 0;
     for (; g && s->groups < TSHI_UV_BLOCKED_GROUPS; g = g->next) {
         s->groups_of[s->groups].id = g->id;
-        s->groups_of[s->groups++].started = g->started; /* number of collectives */
+        s->groups_of[s->groups++].started = g->started; /* number of collectives started */
         for (int i = g->size; i < 2 * g->size && s->pairs < TSHI_UV_BLOCKED_PAIRS; i++) {
             const tshi_uv_link *link = &g->link[i];
             if (!link->sends && !link->receives) continue; /* no messages with that peer yet */
             s->pairs_of[s->pairs].group = g->id;
             s->pairs_of[s->pairs].peer = g->ranks[link->peer];
-            s->pairs_of[s->pairs].sends = link->sends;         /* messages to the peer */
-            s->pairs_of[s->pairs++].receives = link->receives; /* messages from the peer */
+            s->pairs_of[s->pairs].sends = link->sends;         /* number of SENDs to the peer */
+            s->pairs_of[s->pairs++].receives = link->receives; /* number of RECVs from the peer */
         }
     }
 }
 
-/* Records what this rank is blocked on, for the control thread to read. */
+/* Records in world->blocked that this rank is blocked in op, for the control thread to send. */
 static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     tsh_uv_world *world = group->world;
@@ -4745,7 +5048,8 @@ static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     s->seq = op->head.seq;
     s->sends = 0;
     if (op->algorithm == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
-    s->peer = peer < 0 ? -1 : group->ranks[peer]; /* -1: a collective; else a world rank */
+    /* -1: a collective; else the awaited world rank */
+    s->peer = peer < 0 ? -1 : group->ranks[peer];
     s->members = group->size;
     memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
     tshi_uv_op_text(group, op, s->text, sizeof s->text);
@@ -4755,10 +5059,11 @@ static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     (void)uv_async_send(&world->wake_control);
 }
 
-static void tshi_uv_unblock(tsh_uv_world *world) { /* Ends what tshi_uv_note_blocked began. */
+/* Clears what tshi_uv_note_blocked has recorded, as the wait is over. */
+static void tshi_uv_unblock(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
     world->blocked.wait = 0;
-    TSHI_UV_PUT(&world->blocked_new, 0); /* nothing to send any more */
+    TSHI_UV_PUT(&world->blocked_new, 0); /* nothing is to be sent any more */
     uv_mutex_unlock(&world->lock);
 }
 
@@ -4769,28 +5074,30 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
         for (int i = 0; i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
             int want = still || !group->active ? 0 : link->want; /* events: UV_READABLE, ... */
-            TSHI_UV_PUT(&link->awaits, want & UV_READABLE);      /* if set, AWAITs are sent */
-            if (want == link->polled || link->fd < 0) continue;  /* no change, or not connected */
-            if (!link->poll)                                     /* made at the first sleep */
+            /* the control thread sends AWAIT if this is set */
+            TSHI_UV_PUT(&link->awaits, want & UV_READABLE);
+            if (want == link->polled || link->fd < 0) continue; /* no change, or not connected */
+            if (!link->poll) /* the handle is made at the first sleep */
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
             else if (want)
                 (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);
             else
-                (void)uv_poll_stop(link->poll); /* nothing to wait for */
+                (void)uv_poll_stop(link->poll); /* no event is awaited */
             if (!link->poll)
                 tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
                                      "rank %d: no memory to watch a connection", world->rank);
-            link->polled = link->poll ? want : 0; /* what libuv watches now */
+            link->polled = link->poll ? want : 0; /* the events that libuv watches now */
         }
     }
 }
 
-/* Sleeps until a connection is ready, the control thread wakes it, or something is due. */
+/* Sleeps until a connection is ready, the control thread wakes this thread, or something is due:
+ * the deadline, or the report that this rank is blocked. */
 static void tshi_uv_nap(tshi_uv_waiting *wait) {
     tsh_uv_world *world = wait->group->world;
     int64_t now = tsh_now(), until;
     if (!wait->begun) wait->begun = now;       /* the first sleep of this wait */
-    until = now + TSHI_UV_NAP_MS * TSHI_UV_MS; /* wakes up then at the latest */
+    until = now + TSHI_UV_NAP_MS * TSHI_UV_MS; /* the latest time at which the sleep ends */
     if (now >= wait->deadline)
         tshi_uv_late(wait->group, wait->op);
     else
@@ -4804,17 +5111,18 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
             until = tshi_uv_min(until, note);
     }
     tshi_uv_watch_links(world);
-    uv_update_time(&world->loop); /* libuv's time is that of the last sleep */
+    uv_update_time(&world->loop); /* the timer counts from libuv's cached time: update that */
     (void)uv_timer_start(&world->timer, tshi_uv_timer_event,
                          (uint64_t)((until - now) / TSHI_UV_MS + 1), 0); /* in ms, rounded up */
     if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE); /* sleeps, handles events */
 }
 
-/* Waits until op is complete or, if op is NULL, group is connected. Returns the world's error. */
+/* Waits until op is complete or, if op is NULL, until the group is connected; or until the world
+ * fails. Returns TSH_OK or the world's error. */
 static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_waiting wait = {group, op, 0, 0, 0};
-    int spins = 0, turns = 0; /* rounds without progress in a row; all rounds */
+    int spins = 0, turns = 0; /* spins: rounds without progress in a row; turns: all rounds */
     wait.deadline = op ? op->deadline : tshb_deadline(0, world->timeout);
     for (;;) {
         int moved = tshi_uv_advance(world);
@@ -4844,7 +5152,8 @@ static tshi_uv_group *tshi_uv_group_of(const tsh_comm *comm) { /* Returns the co
     return (tshi_uv_group *)comm->impl;
 }
 
-static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) { /* req is its index plus 1 */
+/* Returns the operation's slot for a request; the request is the slot's index plus 1. */
+static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) {
     return &group->op[(req - 1) % TSHI_UV_OPS];
 }
 
@@ -4867,17 +5176,18 @@ static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *r
     return result;
 }
 
-static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) { /* Waits for a request to end. */
+static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) { /* Waits until req is complete. */
     return tshi_uv_finish(tshi_uv_op_of(tshi_uv_group_of(comm), req));
 }
 
-static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) { /* Asks if req is done. */
+/* Sets *done to 1 if req is complete, else to 0. Makes progress first, but does not wait. */
+static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
     tshi_uv_op *op = tshi_uv_op_of(group, req);
     tsh_result result;
     (void)tshi_uv_advance(group->world);
     result = tshi_uv_failed(group->world);
-    *done = result != TSH_OK || op->pending == 0; /* an error also ends a request */
+    *done = result != TSH_OK || op->pending == 0; /* an error completes a request, too */
     if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);
     return result;
 }
@@ -4886,14 +5196,17 @@ static void tshi_uv_progress(tsh_comm *comm) { /* Moves data while the caller co
     (void)tshi_uv_advance(tshi_uv_group_of(comm)->world);
 }
 
-static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) { /* Returns the world's error */
+/* Returns the world's error: its code (TSH_OK: none), and in *error, if not NULL, all of it. */
+static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tsh_result failed = tshi_uv_failed(world);
-    if (failed != TSH_OK && error) *error = world->error; /* complete before `failed` is set */
+    /* error is complete before `failed` is set */
+    if (failed != TSH_OK && error) *error = world->error;
     return failed;
 }
 
-static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) { /* Reports why; does not wait. */
+/* Reports `why` as an error of this rank or of why->rank. Does not wait for the decision. */
+static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, why->code,
                          why->rank < 0 ? world->rank : why->rank, "%s", why->message);
@@ -4901,15 +5214,17 @@ static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) { /* Reports why
 
 /* ---- split ---- */
 
-typedef struct tshi_uv_ticket { /* What a rank sends to all others in a split. */
-    int32_t color, key, port;   /* of tsh_split; port: where this rank listens, 0: nowhere */
-    uint64_t id;                /* of the new group, if this rank is the lowest of its color */
+typedef struct tshi_uv_ticket { /* What each rank sends to all others in a split. */
+    /* color, key: of tsh_split; port: TCP port on which this rank listens, 0: none */
+    int32_t color, key, port;
+    uint64_t id; /* id of the new group, used if this rank is the lowest of its color */
 } tshi_uv_ticket;
 
 /* Returns a new, unconnected group of the ranks of this rank's color. NULL: no memory. */
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
     int color = tickets[parent->rank].color, n, leader = 0; /* leader: lowest rank of the color */
-    int *order = (int *)calloc((size_t)parent->size, sizeof *order); /* ranks of the parent */
+    /* ranks of the parent, in the new group's order */
+    int *order = (int *)calloc((size_t)parent->size, sizeof *order);
     tshi_uv_group *group;
     if (!order) return NULL;
     n = tshb_split_order(tickets, sizeof *tickets, parent->size, color, order);
@@ -4948,11 +5263,12 @@ static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
     return result == TSH_OK ? tshi_uv_finish(op) : result;
 }
 
-/* Has the control thread connect a new group, and waits for that. The group owns `listener`. */
+/* Lets the control thread make a new group's connections, and waits for that. The group owns
+ * `listener`. */
 static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     tsh_uv_world *world = group->world;
     group->listener = listener;
-    if (group->size == 1) { /* nobody to connect to */
+    if (group->size == 1) { /* there is no other member */
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
@@ -4963,14 +5279,16 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     return tshi_uv_wait_for(group, NULL);
 }
 
-/* Called by all ranks of comm: makes *out the group of this rank's color; none if color < 0. */
+/* Called by all ranks of comm: makes *out the comm of the ranks of this rank's color. color < 0:
+ * none. */
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
     tsh_result result = tshi_uv_failed(world);
     tshi_uv_ticket *tickets;
     tshi_uv_address at = world->own; /* the address of the world's listener */
-    int alone = color < 0 || parent->size == 1, listener = -1; /* 1: no connections are needed */
+    /* alone: 1 if no connections are needed */
+    int alone = color < 0 || parent->size == 1, listener = -1;
     if (result != TSH_OK) return result;
     tshi_uv_set_port(&at, 0); /* the system picks a port */
     if (!alone) listener = tshi_uv_listen(&at);
@@ -5004,12 +5322,12 @@ static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loo
     free(world->peer);
     free(world->members);
     free(world->search);
-    sodium_memzero(world->secret, sizeof world->secret); /* the key leaves memory */
+    sodium_memzero(world->secret, sizeof world->secret); /* erases the key from memory */
     sodium_memzero(world->mesh, sizeof world->mesh);
     free(world);
 }
 
-static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) { /* Used by uv_walk. */
+static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) { /* Callback of uv_walk. */
     (void)unused;
     if (!uv_is_closing(handle)) uv_close(handle, NULL);
 }
@@ -5038,7 +5356,8 @@ static void tshi_uv_close(tsh_comm *comm) {
                              "rank %d closed %s before it waited for its requests", world->rank,
                              tshb_group_text(group->id, name, sizeof name));
     uv_mutex_lock(&world->lock);
-    for (at = &world->groups; *at != group;) at = &(*at)->next; /* takes it out of the list */
+    /* removes the group from the list */
+    for (at = &world->groups; *at != group;) at = &(*at)->next;
     *at = group->next;
     uv_mutex_unlock(&world->lock);
     if (tshi_uv_failed(world) == TSH_OK) {
@@ -5074,9 +5393,11 @@ static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
 static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
-    world->members = (int *)calloc((n + 1) * n, sizeof *world->members); /* n + 1 lists of n */
+    /* n + 1 lists of n ranks */
+    world->members = (int *)calloc((n + 1) * n, sizeof *world->members);
     world->search = (tshb_coll_search *)calloc(n, sizeof *world->search);
-    world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size); /* its id is 1 */
+    /* 1: id of the world's group */
+    world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size);
     if (!world->peer || !world->members || !world->search || !world->world_group) return 0;
     for (int r = 0; r < world->size; r++) {
         world->peer[r].world = world;
@@ -5085,26 +5406,27 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
         world->peer[r].blocked.member = world->members + (size_t)r * n;
         world->world_group->ranks[r] = r;
     }
-    world->blocked.member = world->members + n * n; /* the last list: this rank's own */
+    world->blocked.member = world->members + n * n; /* the last list is for this rank */
     return 1;
 }
 
-/* Checks the limit of descriptors. Unauthenticated connections get half of those that the world
- * does not need, so that the program keeps some. */
+/* Checks that the limit of descriptors (ulimit -n) suffices. Unauthenticated connections get half
+ * of those that the world does not need, so that the program keeps some. */
 static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
     int64_t half;
-    world->unproven_limit = TSHI_UV_UNPROVEN; /* the maximum */
+    world->unproven_limit = TSHI_UV_UNPROVEN; /* the upper bound */
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TSH_OK;
     if (limit.rlim_cur < (rlim_t)need)
         return tsh_error_set(error, TSH_ERR_IO, world->rank,
                              "rank %d may open %lu descriptors, but a world of %d ranks needs "
                              "about %d (ulimit -n)",
                              world->rank, (unsigned long)limit.rlim_cur, world->size, need);
-    half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2; /* the other half is the program's */
+    half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2; /* the other half is left to the program */
     world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
-    if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW; /* the minimum */
+    /* the lower bound */
+    if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
     return TSH_OK;
 }
 
@@ -5113,17 +5435,19 @@ static tsh_result tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_address list[TSHI_UV_ADDRESSES];
     const char *why = "is no listening socket"; /* the end of the error's sentence */
     const char *bound = world->bind_host[0] ? world->bind_host : world->host;
-    int given = world->listener >= 0; /* 1: TSHARD_LISTENER or tsh_uv_desc.listener */
+    /* given: 1 if TSHARD_LISTENER or tsh_uv_desc.listener gave a socket */
+    int given = world->listener >= 0;
     int n = !given ? tshi_uv_resolve(bound, world->port, 0, list, &why) /* n: number of addresses */
                    : tshi_uv_prepare_fd(world->listener) &&
                          tshi_uv_end_of(world->listener, 0, &list[0]);
     for (int i = 0; i < n && (given || world->listener < 0); i++) {
         if (tshi_uv_need_key(world, &list[i], error) != TSH_OK) return error->code;
-        if (!given) world->listener = tshi_uv_listen(&list[i]); /* -1: try the next address */
+        /* -1: failed, the next address is tried */
+        if (!given) world->listener = tshi_uv_listen(&list[i]);
         if (world->listener < 0) why = tshi_uv_why(errno);
     }
     if (n && world->listener >= 0 && tshi_uv_end_of(world->listener, 0, &world->own)) {
-        world->port = tshi_uv_port(&world->own); /* that of the socket, if given */
+        world->port = tshi_uv_port(&world->own); /* a given socket may have another port */
         return TSH_OK;
     }
     if (given) world->listener = -1; /* the given socket stays open */
@@ -5134,7 +5458,7 @@ static tsh_result tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
                                  "address of this host");
 }
 
-/* Finds rank 0 before the control thread runs: rank 0 listens, the others look its host up. */
+/* Prepares to join before the control thread runs: rank 0 listens, the others look up its host. */
 static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
     tshi_uv_address list[TSHI_UV_ADDRESSES];
     const char *why;
@@ -5153,7 +5477,8 @@ static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
                                  world->bind_host, why);
         world->own = list[0]; /* where tshi_uv_joined listens */
     }
-    return tshi_uv_need_key(world, &world->address[0], error); /* dialling it may need a key */
+    /* connecting to that address may need a key */
+    return tshi_uv_need_key(world, &world->address[0], error);
 }
 
 /* Starts the control thread with all signals blocked: the program's own threads get them. */
@@ -5162,17 +5487,19 @@ static tsh_result tshi_uv_start_control(tsh_uv_world *world, tsh_error *error) {
     int failed;
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_BLOCK, &all, &before);
-    failed = uv_thread_create(&world->thread, tshi_uv_main, world); /* inherits the mask */
+    /* the new thread inherits the signal mask */
+    failed = uv_thread_create(&world->thread, tshi_uv_main, world);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL); /* restores this thread's mask */
     return failed ? tsh_error_set(error, TSH_ERR_IO, world->rank, "the system refused a thread")
                   : TSH_OK;
 }
 
-enum { TSHI_UV_LOOPS_NEED = 64 << 10 }; /* bytes: more than libuv takes for two loops */
+enum { TSHI_UV_LOOPS_NEED = 64 << 10 }; /* bytes of memory, more than libuv needs for two loops */
 
 /* Makes both event loops with their handles, and the lock and condition between the threads. */
 static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
-    int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED); /* 1: enough memory for both loops */
+    /* room: 1 if there is enough memory for both loops */
+    int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED);
     int locked = uv_mutex_init(&world->lock) == 0, noticed = uv_cond_init(&world->changed) == 0;
     int why = locked && noticed && room ? uv_loop_init(&world->loop) : UV_ENOMEM, opened = why == 0;
     if (opened) why = uv_loop_init(&world->control);
@@ -5194,12 +5521,12 @@ static tsh_result tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
     return TSH_OK;
 }
 
-/* Counts the ranks of this host, and sets how often a wait polls before it sleeps: less often where
- * they are more than the cores, since the awaited rank may need this core. */
+/* Counts the ranks of this host and sets world->spins, how many times a wait polls before it
+ * sleeps: fewer if there are more ranks than cores, since the awaited rank may need this core. */
 static void tshi_uv_count_local(tsh_uv_world *world) {
     const tshi_uv_group *group = world->world_group;
     int local = 1;                        /* number of ranks on this host */
-    for (int r = 0; r < group->size; r++) /* link[r]: the one for collectives */
+    for (int r = 0; r < group->size; r++) /* link[r]: the connection for collectives */
         if (group->link[r].fd >= 0) local += tshi_uv_is_local(group->link[r].fd);
     world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400; /* polls before a sleep */
 }
@@ -5216,13 +5543,14 @@ static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
     return failed;
 }
 
-/* Opens the world, starts the control thread, and waits until it is connected. Owns `world`. */
+/* Opens the world, starts the control thread, and waits until the world is complete. Owns `world`.
+ * *out: the comm of all ranks. */
 static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *error) {
     int opened; /* 1: the event loops exist */
     tsh_result result;
     randombytes_buf(&world->process, sizeof world->process);
-    world->process |= 1;                     /* 0 stands for none */
-    world->forming = 1;                      /* until tshi_uv_completed */
+    world->process |= 1;                     /* not 0, which stands for no process */
+    world->forming = 1;                      /* tshi_uv_completed sets it to 0 */
     world->due = tsh_now() + world->timeout; /* joining times out then */
     world->notice_at = tsh_now() + world->notice;
     result = tshi_uv_world_alloc(world)
@@ -5248,16 +5576,17 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     return result;
 }
 
-/* Opens /dev/null as stdin, stdout and stderr, where they are closed, as daemons have them: or
- * sockets would get their numbers, libuv would abort when it closes them, and what the program
- * prints would go to a peer. They stay open. 0: the system refused (errno). */
+/* Opens /dev/null as stdin, stdout and stderr, if they are closed, as in a daemon. Else sockets
+ * would get their numbers, libuv would abort when it closes them, and what the program prints would
+ * go to a peer. They stay open. Returns 0 if the system refused (errno). */
 static int tshi_uv_fill_standard(void) {
-    for (int fd = 0; fd < 3; fd++) /* the lowest number that is free is taken */
+    for (int fd = 0; fd < 3; fd++) /* open() takes the lowest free number, which is fd */
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return 0;
     return 1;
 }
 
-/* Reads the settings and joins. For one rank no socket is opened: *out is all 0 but its size, 1. */
+/* Reads the settings and joins the world. With one rank, no socket is opened: *out is all 0 but its
+ * size, 1. */
 static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error *error) {
     tsh_uv_world *world;
     memset(out, 0, sizeof *out);
@@ -5278,12 +5607,13 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
         (void)tsh_error_set(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
     else if (tshi_uv_settings(desc, world, error) == TSH_OK && world->size > 1)
         return tshi_uv_join(world, out, error);
-    tshi_uv_world_free(world); /* an error, or a world of one rank */
+    tshi_uv_world_free(world); /* after an error, or for a world of one rank */
     if (error->code == TSH_OK) out->size = 1;
     return error->code;
 }
 
-/* Copies the result of opening to *place, if not NULL, and logs it if it is an error. */
+/* Copies `error`, the result of opening a world, to *place, if that is not NULL, and logs it if it
+ * is an error. */
 static void tshi_uv_not_open(tsh_error *place, const tsh_logger *logger, const char *function,
                              const tsh_error *error) {
     if (place) *place = *error;
@@ -5317,7 +5647,7 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
     memset(&error, 0, sizeof error);
     if (uv) join = *uv;
     if (desc) with = *desc;
-    if (!join.logger.fn) join.logger = with.logger; /* each uses the other's, if it has none */
+    if (!join.logger.fn) join.logger = with.logger; /* if one has no logger, it uses the other's */
     if (!with.logger.fn) with.logger = join.logger;
     if (fn)
         (void)tshi_uv_open(&join, &comm, &error);
