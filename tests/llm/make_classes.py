@@ -68,9 +68,9 @@ def main():
               for n in rows]
     with open(PATH, "w", encoding="ascii") as file:
         file.write("""\
-/* classes.h - scripts, and what POSIX classes have beside general categories (alpha: L and Nl,
- * lower: Ll, upper: Lu), as Oniguruma has them: the first and the last code point of each range.
- * tests/llm/make_classes.py writes this file. */
+/* classes.h - ranges of code points, first and last of each, of scripts and of POSIX classes, as
+ * Oniguruma defines them. Of a POSIX class, only what its general categories (alpha: L and Nl,
+ * lower: Ll, upper: Lu) do not have. tests/llm/make_classes.py writes this file. */
 #ifndef LLM_CLASSES_H
 #define LLM_CLASSES_H
 

@@ -267,46 +267,70 @@ def main():
     composed = sum(1 for p in pairs if p[3])
     flat = list(itertools.chain.from_iterable((c << 1 | keeps, a, b) for c, a, b, keeps in pairs))
     text = (
-        "/* unicode.h - what tokenizer.h knows about code points\n *\n"
+        "/* unicode.h - tables of the properties and mappings of code points, for tokenizer.h\n"
+        " *\n"
         " * Written by tests/llm/make_unicode.py, which asks the Python package tokenizers %s. */\n"
         "#ifndef LLM_UNICODE_H\n#define LLM_UNICODE_H\n\n#include <stdint.h>\n\n"
         % tokenizers.__version__
     )
     text += (
-        "/* Properties: what \\w and \\s match; what BERT takes for punctuation; number; "
-        "accents that BERT\n"
-        " * and StripAccents remove; what BERT removes as control characters. */\nenum {\n"
+        "/* Properties of a code point, in this order: \\w matches it; \\s matches it; BERT takes it for\n"
+        " * punctuation; it is a number; an accent that BertNormalizer removes; a mark that StripAccents\n"
+        " * removes; a control character that BertNormalizer removes. */\nenum {\n"
     )
     for bit, name in enumerate(FLAGS):
         text += "    LLM_%s = %d,\n" % (name, 1 << bit)
-    text += "    LLM_ACTIVE = 128 /* set by tokenizer.h: not left alone by NFC or NFD */\n};\n\n"
-    text += "/* code point << 8 | properties, where they change */\n"
+    text += "    LLM_ACTIVE = 128 /* set by tokenizer.h: NFC or NFD may change it */\n};\n\n"
+    text += (
+        "/* A row for each code point at which the properties change: code point << 8 | properties. They are\n"
+        " * valid up to the next row. */\n"
+    )
     text += table("uint32_t", "llm_unicode_flags", runs(flags()), 1)
-    text += "\n/* code point << 8 | canonical combining class, where it changes */\n"
+    text += (
+        "\n"
+        "/* A row for each code point at which the canonical combining class changes: code point << 8 |\n"
+        " * class. It is valid up to the next row. */\n"
+    )
     text += table("uint32_t", "llm_unicode_classes", runs(classes()), 1)
     text += (
-        "\n/* Canonical decompositions: code point << 1 | whether NFC composes it, "
-        "first, second or 0.\n"
-        " * Hangul is computed. */\n"
+        "\n"
+        "/* Canonical decompositions, 3 numbers each: code point << 1 | (1 if NFC composes it again), the\n"
+        " * first code point that it becomes, the second or 0. Hangul is computed. */\n"
     )
     text += table("uint32_t", "llm_unicode_pairs", flat, 3)
     bounds, points = compat_tables()
     text += (
-        "\n/* What NFKD makes of the code points of these runs, first and last of each; the points "
-        "of one\n * after the other, each << 1, | 1 for the last of a code point. */\n"
+        "\n"
+        "/* Compatibility decompositions (NFKD). llm_unicode_compat_runs: first and last code point of each\n"
+        " * run of code points that have one. llm_unicode_compat: the decompositions of all of them in order,\n"
+        " * each code point << 1, | 1 for the last one of a decomposition. */\n"
     )
     text += table("uint32_t", "llm_unicode_compat_runs", bounds, 2)
     text += table("uint32_t", "llm_unicode_compat", points, 1)
-    text += "\n/* Lower case: first, last, step, what is added. */\n"
+    text += (
+        "\n"
+        "/* Mappings to lower case, 4 numbers each: first code point, last one, step between them, what is\n"
+        " * added to get the lower case. */\n"
+    )
     text += table("int32_t", "llm_unicode_lower", itertools.chain.from_iterable(lowercase()), 4)
-    text += "\n/* Code points that Unicode 14 did not have: first, last, "
-    text += "index of the general category. */\n"
+    text += (
+        "\n"
+        "/* llm_unicode_added: ranges of code points that Unicode 14 did not have, 3 numbers each: first,\n"
+        " * last, index of their general category in llm_unicode_categories. */\n"
+    )
     text += 'static const char llm_unicode_categories[] =\n    "%s";\n' % CATEGORIES
     text += table("uint32_t", "llm_unicode_added", itertools.chain.from_iterable(added()), 3)
-    text += "\n/* How code points join to grapheme clusters, by UAX #29. */\nenum {\n"
+    text += (
+        "\n"
+        "/* Classes of code points that decide where a grapheme cluster ends, see UAX #29. */\nenum {\n"
+    )
     for value, name in enumerate(BREAKS):
         text += "    LLM_BREAK_%s = %d%s\n" % (name, value, "," * (name != BREAKS[-1]))
-    text += "};\n/* code point << 8 | that, where it changes; syllables of Hangul are all LV */\n"
+    text += (
+        "};\n"
+        "/* A row for each code point at which LLM_BREAK_... changes: code point << 8 | LLM_BREAK_... Hangul\n"
+        " * syllables are all LV here; tokenizer.h makes those with a final consonant LVT. */\n"
+    )
     text += table("uint32_t", "llm_unicode_breaks", runs(breaks()), 1)
     text += "\n#endif\n"
     with open(sys.argv[1] if len(sys.argv) > 1 else OUT, "w", encoding="utf-8") as file:
