@@ -258,10 +258,10 @@
  *   tsh_desc.dtype = TSH_BF16 makes parameters in bf16, and with them all that ops compute from
  *   them; a layer's .dtype overrides it, and tsh_to(module, dtype) converts what is there. Ops
  *   compute in float and round once, when they store; inputs of two dtypes give the wider one (bf16
- *   and f32: f32; bf16 and f16: f32), norms that of their input. Losses and gradients are float. An
- *   optimiser keeps the exact float weight of a bf16 parameter in the memory that a float would
- *   take, so that a bf16 run follows the float run; .grad_dtype, .moments_dtype and .round_weights
- *   trade that for memory. f16 is for inference.
+ *   and f32: f32; bf16 and f16: f32), but norms, products and attention that of their first input
+ *   (x, a, q). Losses and gradients are float. An optimiser keeps the exact float weight of a bf16
+ *   parameter in the memory that a float would take, so that a bf16 run follows the float run;
+ *   .grad_dtype, .moments_dtype and .round_weights trade that for memory. f16 is for inference.
  *
  * MEMORY
  *   Step memory is a pool that grows once. tsh_checkpoint(block, 1) keeps of a block's forward its
@@ -5737,11 +5737,12 @@ static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, 
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
-    if (tshi_init_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) != TSH_OK && !had) {
+    if (tshi_init_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK) {
+        tshi_tensor_forget_exact(t);
+    } else if (!had) {
         tshi_mem_release(t->ctx, t->block);
         t->block = NULL;
     }
-    tshi_tensor_forget_exact(t);
     return t->ctx->error.code;
 }
 
@@ -21350,6 +21351,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
     const char *path = layer->weight ? layer->weight : layer->bias;
     tsh_layout layouts[TSHI_MODULE_PARAMS];      /* computed to learn which dimension is sharded */
     int n = layer->n_fused ? layer->n_fused : 1; /* number of segments */
+    memset(layouts, 0, sizeof layouts);          /* stays so where the style cuts nothing */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "stores \"%s\" %s, but the policy says %s: see "
@@ -23659,7 +23661,7 @@ TSH_API TSHI_COLD tsh_result tsh_writer_add(tsh_writer *writer, const void *data
     if (!writer) return TSH_ERR_ARGUMENT;
     if (writer->error.code == TSH_OK && (!writer->file || (!data && bytes)))
         return tsh_error_set(&writer->error, TSH_ERR_ARGUMENT, -1, "tsh_writer_add: %s",
-                             data ? "the file is not open" : "there are no bytes");
+                             writer->file ? "there are no bytes" : "the file is not open");
     tshi_file_put(writer, data, bytes);
     return writer->error.code;
 }
@@ -24966,8 +24968,8 @@ static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     errno = 0;
     if (io->reader) {
         const int64_t n = io->reader->read(io->reader->user, at, to, (int64_t)bytes);
-        io->unreadable = n < 0;
-        io->place = at + (n > 0 ? n : 0);
+        io->unreadable = n < 0 || n > (int64_t)bytes;
+        io->place = at + (io->unreadable ? 0 : n);
         return n == (int64_t)bytes;
     }
     return tshi_load_read_file(io, at, (char *)to, bytes) == bytes;

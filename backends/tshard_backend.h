@@ -289,7 +289,9 @@ TSH_API int tshb_time_limit(double given, const char *name, const char *variable
         return 0;
     }
     if (given != 0)
-        *ns = given < 0 || given > 1e9 ? never : (int64_t)(given * 1e9); /* negative: no limit */
+        *ns = given < 0 || given > 1e9 ? never /* negative: no limit */
+              : given < 1e-9           ? 1
+                                       : (int64_t)(given * 1e9);
     else if (tshb_env_seconds(variable, ns, error) < 0)
         return 0;
     if (given == 0 && *ns == 0) *ns = never; /* 0 in the environment: no limit */

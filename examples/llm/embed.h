@@ -557,7 +557,7 @@ static void embed_pool(embed_mode mode, const float *x, int64_t n, int64_t skip,
         for (int64_t k = 0; k < width; k++) {
             const double v = (double)row[k];
             if (mode != EMBED_MAX) out[k] += weight * v;
-            else if (!(v <= out[k])) out[k] = v; /* also if v is NaN */
+            else if (out[k] == out[k] && !(v <= out[k])) out[k] = v; /* NaN stays */
         }
     }
     if (mode == EMBED_MAX) return;

@@ -520,16 +520,22 @@ static void llm_read_rope(llm_config *c, double base, double part) {
 
 /* Reads eos_token_id, the tokens that end a text: a number, or a list of them. If it is absent,
  * c->eos stays. */
+static int llm_is_token(const cJSON *json) {
+    return cJSON_IsNumber(json) && json->valuedouble == json->valueint;
+}
+
 static void llm_read_eos(llm_config *c, const cJSON *json) {
     const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id"), *one;
     if (!eos) return;
     c->eos_count = 0;
-    if (cJSON_IsNumber(eos)) c->eos[c->eos_count++] = eos->valueint;
+    if (llm_is_token(eos)) c->eos[c->eos_count++] = eos->valueint;
     else if (!cJSON_IsArray(eos) && !cJSON_IsNull(eos))
-        llm_refuse_value(c, "eos_token_id", eos, "it must be a number, or a list of numbers");
+        llm_refuse_value(c, "eos_token_id", eos,
+                         "it must be a whole number, or a list of whole numbers");
     cJSON_ArrayForEach(one, eos) {
-        if (!cJSON_IsNumber(one) || c->eos_count == LLM_MOST_EOS) {
-            llm_refuse_value(c, "eos_token_id", eos, "it must be a list of at most 16 numbers");
+        if (!llm_is_token(one) || c->eos_count == LLM_MOST_EOS) {
+            llm_refuse_value(c, "eos_token_id", eos,
+                             "it must be a list of at most 16 whole numbers");
             return;
         }
         c->eos[c->eos_count++] = one->valueint;

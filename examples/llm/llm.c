@@ -1240,7 +1240,8 @@ static int send_found(llm_job *job, int ok) {
     if (!ok) refuse(job, "not enough memory");
     else if (result != TSH_OK) ok = !refuse(job, "the files of rank 0 do not arrive");
     if (ok && !first) ok = take_found(job, &found, text);
-    if (ok && first && found.gguf) ok = send_factors(world, job->config.gguf) == TSH_OK;
+    if (ok && first && found.gguf && send_factors(world, job->config.gguf) != TSH_OK)
+        ok = !refuse(job, "the factors of rotary positions cannot be sent to the other ranks");
     job->config.broadcast = 1;
     free(text);
     return ok;

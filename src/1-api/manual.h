@@ -114,10 +114,10 @@
  *   tsh_desc.dtype = TSH_BF16 makes parameters in bf16, and with them all that ops compute from
  *   them; a layer's .dtype overrides it, and tsh_to(module, dtype) converts what is there. Ops
  *   compute in float and round once, when they store; inputs of two dtypes give the wider one (bf16
- *   and f32: f32; bf16 and f16: f32), norms that of their input. Losses and gradients are float. An
- *   optimiser keeps the exact float weight of a bf16 parameter in the memory that a float would
- *   take, so that a bf16 run follows the float run; .grad_dtype, .moments_dtype and .round_weights
- *   trade that for memory. f16 is for inference.
+ *   and f32: f32; bf16 and f16: f32), but norms, products and attention that of their first input
+ *   (x, a, q). Losses and gradients are float. An optimiser keeps the exact float weight of a bf16
+ *   parameter in the memory that a float would take, so that a bf16 run follows the float run;
+ *   .grad_dtype, .moments_dtype and .round_weights trade that for memory. f16 is for inference.
  *
  * MEMORY
  *   Step memory is a pool that grows once. tsh_checkpoint(block, 1) keeps of a block's forward its

@@ -482,7 +482,7 @@ TSH_API TSHI_COLD tsh_result tsh_writer_add(tsh_writer *writer, const void *data
     if (!writer) return TSH_ERR_ARGUMENT;
     if (writer->error.code == TSH_OK && (!writer->file || (!data && bytes)))
         return tsh_error_set(&writer->error, TSH_ERR_ARGUMENT, -1, "tsh_writer_add: %s",
-                             data ? "the file is not open" : "there are no bytes");
+                             writer->file ? "there are no bytes" : "the file is not open");
     tshi_file_put(writer, data, bytes);
     return writer->error.code;
 }

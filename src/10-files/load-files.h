@@ -54,8 +54,8 @@ static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     errno = 0;
     if (io->reader) {
         const int64_t n = io->reader->read(io->reader->user, at, to, (int64_t)bytes);
-        io->unreadable = n < 0;
-        io->place = at + (n > 0 ? n : 0);
+        io->unreadable = n < 0 || n > (int64_t)bytes;
+        io->place = at + (io->unreadable ? 0 : n);
         return n == (int64_t)bytes;
     }
     return tshi_load_read_file(io, at, (char *)to, bytes) == bytes;

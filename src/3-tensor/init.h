@@ -198,11 +198,12 @@ static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, 
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
-    if (tshi_init_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) != TSH_OK && !had) {
+    if (tshi_init_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK) {
+        tshi_tensor_forget_exact(t);
+    } else if (!had) {
         tshi_mem_release(t->ctx, t->block);
         t->block = NULL;
     }
-    tshi_tensor_forget_exact(t);
     return t->ctx->error.code;
 }
 

@@ -405,6 +405,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
     const char *path = layer->weight ? layer->weight : layer->bias;
     tsh_layout layouts[TSHI_MODULE_PARAMS];      /* computed to learn which dimension is sharded */
     int n = layer->n_fused ? layer->n_fused : 1; /* number of segments */
+    memset(layouts, 0, sizeof layouts);          /* stays so where the style cuts nothing */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "stores \"%s\" %s, but the policy says %s: see "

@@ -274,61 +274,72 @@ def main():
         % tokenizers.__version__
     )
     text += (
-        "/* Properties of a code point, in this order: \\w matches it; \\s matches it; BERT takes it for\n"
-        " * punctuation; it is a number; an accent that BertNormalizer removes; a mark that StripAccents\n"
+        "/* Properties of a code point, in this order: \\w matches it; \\s "
+        "matches it; BERT takes it for\n"
+        " * punctuation; it is a number; an accent that BertNormalizer "
+        "removes; a mark that StripAccents\n"
         " * removes; a control character that BertNormalizer removes. */\nenum {\n"
     )
     for bit, name in enumerate(FLAGS):
         text += "    LLM_%s = %d,\n" % (name, 1 << bit)
     text += "    LLM_ACTIVE = 128 /* set by tokenizer.h: NFC or NFD may change it */\n};\n\n"
     text += (
-        "/* A row for each code point at which the properties change: code point << 8 | properties. They are\n"
+        "/* A row for each code point at which the properties change: code "
+        "point << 8 | properties. They are\n"
         " * valid up to the next row. */\n"
     )
     text += table("uint32_t", "llm_unicode_flags", runs(flags()), 1)
     text += (
         "\n"
-        "/* A row for each code point at which the canonical combining class changes: code point << 8 |\n"
+        "/* A row for each code point at which the canonical combining class "
+        "changes: code point << 8 |\n"
         " * class. It is valid up to the next row. */\n"
     )
     text += table("uint32_t", "llm_unicode_classes", runs(classes()), 1)
     text += (
         "\n"
-        "/* Canonical decompositions, 3 numbers each: code point << 1 | (1 if NFC composes it again), the\n"
+        "/* Canonical decompositions, 3 numbers each: code point << 1 | (1 if "
+        "NFC composes it again), the\n"
         " * first code point that it becomes, the second or 0. Hangul is computed. */\n"
     )
     text += table("uint32_t", "llm_unicode_pairs", flat, 3)
     bounds, points = compat_tables()
     text += (
         "\n"
-        "/* Compatibility decompositions (NFKD). llm_unicode_compat_runs: first and last code point of each\n"
-        " * run of code points that have one. llm_unicode_compat: the decompositions of all of them in order,\n"
+        "/* Compatibility decompositions (NFKD). llm_unicode_compat_runs: "
+        "first and last code point of each\n"
+        " * run of code points that have one. llm_unicode_compat: the "
+        "decompositions of all of them in order,\n"
         " * each code point << 1, | 1 for the last one of a decomposition. */\n"
     )
     text += table("uint32_t", "llm_unicode_compat_runs", bounds, 2)
     text += table("uint32_t", "llm_unicode_compat", points, 1)
     text += (
         "\n"
-        "/* Mappings to lower case, 4 numbers each: first code point, last one, step between them, what is\n"
+        "/* Mappings to lower case, 4 numbers each: first code point, last "
+        "one, step between them, what is\n"
         " * added to get the lower case. */\n"
     )
     text += table("int32_t", "llm_unicode_lower", itertools.chain.from_iterable(lowercase()), 4)
     text += (
         "\n"
-        "/* llm_unicode_added: ranges of code points that Unicode 14 did not have, 3 numbers each: first,\n"
+        "/* llm_unicode_added: ranges of code points that Unicode 14 did not "
+        "have, 3 numbers each: first,\n"
         " * last, index of their general category in llm_unicode_categories. */\n"
     )
     text += 'static const char llm_unicode_categories[] =\n    "%s";\n' % CATEGORIES
     text += table("uint32_t", "llm_unicode_added", itertools.chain.from_iterable(added()), 3)
     text += (
         "\n"
-        "/* Classes of code points that decide where a grapheme cluster ends, see UAX #29. */\nenum {\n"
+        "/* Classes of code points that decide where a grapheme cluster ends, "
+        "see UAX #29. */\nenum {\n"
     )
     for value, name in enumerate(BREAKS):
         text += "    LLM_BREAK_%s = %d%s\n" % (name, value, "," * (name != BREAKS[-1]))
     text += (
         "};\n"
-        "/* A row for each code point at which LLM_BREAK_... changes: code point << 8 | LLM_BREAK_... Hangul\n"
+        "/* A row for each code point at which LLM_BREAK_... changes: code "
+        "point << 8 | LLM_BREAK_... Hangul\n"
         " * syllables are all LV here; tokenizer.h makes those with a final consonant LVT. */\n"
     )
     text += table("uint32_t", "llm_unicode_breaks", runs(breaks()), 1)

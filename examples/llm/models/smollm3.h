@@ -23,8 +23,11 @@ static void smollm3_config(llm_config *c) {
     for (i = 0; i < c->layers && i < LLM_MOST_LAYERS && interval > 0; i++)
         c->no_rope[i] = (i + 1) % interval == 0;
     i = 0;
-    cJSON_ArrayForEach(item, rotates)
-        if (i < LLM_MOST_LAYERS) c->no_rope[i++] = item->valuedouble == 0;
+    cJSON_ArrayForEach(item, rotates) {
+        if (!cJSON_IsNumber(item) && !cJSON_IsBool(item))
+            llm_refuse_value(c, "no_rope_layers", rotates, "it must be a list of 0 and 1");
+        if (i < LLM_MOST_LAYERS) c->no_rope[i++] = !cJSON_IsTrue(item) && item->valuedouble == 0;
+    }
     if (!llm_config_key(c, "layer_types")) /* layers without rotary positions have the window */
         memcpy(c->slides, c->no_rope, sizeof c->slides);
 }
