@@ -18,17 +18,17 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 
 # name in bench.json; what it is; the peers that may stand beside it, {name: in words}; command
-PEERS = {"torch": "PyTorch 2.13", "torch_f32": "PyTorch 2.13", "llamacpp": "llama.cpp",
-         "one_rank": "on 1 rank", "limit": "plain reading", "gloo": "gloo",
+PEERS = {"torch": "PyTorch 2.13", "torch_f32": "PyTorch 2.13", "torch_bf16": "PyTorch 2.13",
+         "torch_autocast": "PyTorch 2.13", "llamacpp": "llama.cpp",
+         "one_rank": "on 1 rank", "gloo": "gloo",
          "openmpi_shm": "Open MPI", "openmpi_tcp": "Open MPI", "blis": "BLIS",
          "openblas": "OpenBLAS"}
-LIMIT_ROWS = ("decode_gpt2",)  # compared with what the machine allows, for want of a peer
 ROWS = [("step_gpt2_T64", "GPT-2 step, 4 x 64 tokens", "bench ARGS=--only=gpt2"),
-        ("step_gpt2_T256", "GPT-2 step, 4 x 256 tokens", "bench ARGS=--only=gpt2"),
+        ("step_gpt2_bf16_T256", "the same in bf16, 4 x 256", "bench ARGS=--only=gpt2"),
         ("step_nanogpt", "nanoGPT step, CPU setting", "bench ARGS=--only=nanogpt"),
         ("scaling_gpt2_tp2", "GPT-2 step, 2 ranks", "bench ARGS=--only=scaling"),
-        ("gemm_builtin_256x3072x768_t1", "product 256 x 3072 x 768", "bench ARGS=--only=gemm"),
-        ("decode_gpt2", "GPT-2, decode a token", "bench ARGS=--only=model"),
+        ("decode_llama1b_bf16", "Llama 1.1 B, bf16, a token", "bench ARGS=--only=llama"),
+        ("prefill_llama1b_bf16_512", "the same, a prompt of 512", "bench ARGS=--only=llama"),
         ("allreduce_threads_2_1MiB", "all-reduce 1 MiB, 2 threads", "bench ARGS=--only=comm"),
         ("allreduce_tcp_2_64MiB", "all-reduce 64 MiB, 2 ranks, TCP", "bench-comm")]
 LESS = ("s", "ms", "us", "ns")  # units where less is better
@@ -48,12 +48,12 @@ def comparison(row):
     The ratio is the median over rounds where run.py gives one, else that of the medians."""
     less = row["unit"] in LESS
     peers = {who: value for who, value in row.get("peers", {}).items()
-             if who in PEERS and value and (who != "limit" or row["name"] in LIMIT_ROWS)}
+             if who in PEERS and value}
     if not peers or not row.get("ours"):
         return None
     who = (min if less else max)(peers, key=peers.get)
     ratio = peers[who] / row["ours"] if less else row["ours"] / peers[who]
-    return who, peers[who], row.get("ratio", ratio) if who != "limit" else ratio
+    return who, peers[who], row.get("ratio", ratio)
 
 
 def in_steps(row):

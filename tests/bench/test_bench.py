@@ -86,7 +86,8 @@ def the_picture_shows_what_was_measured(folder):
             "peers": {"torch_f32": 1.5, "limit": 0.5}}
     tcp = {"name": "allreduce_tcp_2_64MiB", "unit": "us", "ours": 2e4,
            "peers": {"gloo": 6e4, "openmpi_tcp": 8e4, "limit": 1e4}}
-    alone = {"name": "decode_gpt2", "unit": "GB/s", "ours": 30.0, "peers": {}}
+    alone = {"name": "decode_llama1b_bf16", "unit": "tokens/s", "ours": 9,
+             "peers": {"limit": 10}}
     code, _, bars = plot(folder, [step, tcp, alone])
     check(code == 0 and len(bars) == 2, "rows", code, bars)
     lengths = [bars["GPT-2 step, 4 x 64 tokens"], bars["all-reduce 64 MiB, 2 ranks, TCP"]]
