@@ -32,7 +32,7 @@ def index(top=api.TOP):
             topic = (item.header, item.topic)
             lines += ["", "## " + api.title(item), ""]
             if item.section == item.topic + "-api":
-                lines += [said[item.header, item.section], ""]
+                lines += [textwrap.fill(said[item.header, item.section], 100), ""]
             lines += [textwrap.fill(item.heading, 100), ""] if item.heading else []
             before = ""
         says = api.summary(item)
