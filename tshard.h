@@ -36,25 +36,25 @@
  *     >>layout-api      replicated, sharded, partial; who owns what
  *     >>comm-api        the contract of a backend; collectives
  *     >>context-api     errors, memory, one rank's ctx
- *     >>tensor-api      checks of inputs; making tensors, asking about them
+ *     >>tensor-api      tensors, autograd, the end of a step
  *     >>op-api          ops, layouts, sampling, ops of one's own
  *     >>module-api      the tree of modules, layers, plans and policies
  *     >>training-api    optimisers, quantised weights, pipelines
  *     >>file-api        files: saving, loading, those of a program; checks and traces
- *   src/2-base/         structures, errors, memory, dtypes, random numbers
+ *   src/2-base/         structures, errors, memory, dtypes, random numbers, profiles
  *     >>base            macros, and the structures all sections share
  *     >>text            formatted text in any locale
  *     >>error           the first error is kept, reported, received
  *     >>env             settings from the environment, time limits
  *     >>mem             allocator, counted blocks, step pool, arenas
  *     >>dtype           what a dtype is, a row each: conversion, sums of collectives
- *     >>trace           what ran when, noted while it is asked for
+ *     >>trace           which op ran when, recorded while a trace is on
  *     >>profile         tables of where time and memory go
  *     >>team            the threads of one rank
  *     >>rng             Philox, keyed by position
  *     >>glob            patterns of names: * ** ? [set]
  *   src/3-tensor/       who owns what; handles and lifetimes of tensors, initial values
- *     >>layout          the ownership function
+ *     >>layout          which rank owns which part of a dimension
  *     >>tensor          handles, lifetimes, shapes, runs of a shard
  *     >>tensor-exact    the exact floats of bf16 weights
  *     >>init            initial values
@@ -76,11 +76,11 @@
  *     >>quant-avx2      the same with AVX2
  *     >>quant-vnni      the same with AVX-512 and VNNI
  *     >>quant-product   products with quantised weights
- *   src/5-comm/         collectives: entry points, sums, comparing calls, buckets
- *     >>coll            kinds of collectives, sums, sentences
+ *   src/5-comm/         collectives: entry points, buckets of gradients
+ *     >>coll            kinds of collectives, chunks
  *     >>comm            the public entry points of collectives
  *     >>bucket          gradients on their way between replicas
- *   src/6-autograd/     recording and backward, layout rules, profiles, the ctx
+ *   src/6-autograd/     recording and backward, layout rules, the ctx
  *     >>tape            recording calls
  *     >>tape-grad       accumulators: where a gradient is written
  *     >>tape-backward   backward over the tape
@@ -105,10 +105,10 @@
  *     >>attention-avx512 rows of a tile with AVX-512
  *     >>attention-tile  forward of a tile, gradients of its rows
  *     >>attention-back  backward of a tile
- *     >>attention-run   heads dealt to threads and pieces
+ *     >>attention-run   which thread computes which heads
  *     >>op-attention    softmax(Q K^T) V: the op, its options
  *     >>op-loss         cross-entropy, also over a sharded vocabulary
- *     >>sample          an id of each row of logits
+ *     >>sample          sampling a token id from each row of logits
  *     >>op-custom       an op of one's own
  *   src/8-modules/      the tree, layers, plans, policies
  *     >>module          walking the tree, running a module
@@ -126,7 +126,7 @@
  *     >>optim-update    SGD, Adam, AdamW: the update of one parameter
  *     >>optim           optimisers: groups, steps, schedules
  *     >>quantize        weights of a model to 8 or 4 bits
- *     >>pipeline        layers dealt to stages, GPipe and 1F1B
+ *     >>pipeline        layers assigned to stages, GPipe and 1F1B
  *     >>summary         the tree as a table: tsh_summary
  *   src/10-files/       safetensors at any degree, checks, traces
  *     >>file            kinds of files, links, locks, the disk; writing whole files, and rows
@@ -269,11 +269,11 @@
  *
  * MICRO-BATCHES AND DATA PARALLELISM
  *   Ranks beyond tp times pp form replicas (dp), each with a batch of its own: the same program,
- *   whose parameters' gradients are averaged, in buckets that travel while backward goes on. Other
- *   leaves, such as inputs, keep the gradient of their own rank's loss; tsh_average_grad makes one
- *   of them be averaged, too. Micro-batches:
+ *   whose parameters' gradients are averaged, in buckets that are sent while backward goes on.
+ *   Other leaves, such as inputs, keep the gradient of their own rank's loss; tsh_average_grad
+ *   makes one of them be averaged, too. Micro-batches:
  *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for each, then tsh_sync_grads;
- *   nothing travels in between. Where batches are uneven or targets are ignored, give sums and what
+ *   nothing is sent in between. Where batches are uneven or targets are ignored, give sums and what
  *   they count: {.summed = 1, .weight = targets}; then the gradient is that of the mean over all.
  *   tsh_optim_desc.zero cuts an optimiser's moments over the replicas: the same bits, less memory.
  *
@@ -1146,7 +1146,7 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx);
 
 /* ========================================================================== */
 /* >>op-api                                                    MARK: - op-api */
-/* Every op, in the order of the sections that define them.                   */
+/* All ops, by topic: the topics stand in the order of the files in src/7-ops. */
 /* Needs: >>tensor-api.                                                       */
 /* ========================================================================== */
 
@@ -1795,8 +1795,8 @@ typedef struct tsh_mlp_desc {
 } tsh_mlp_desc;
 /* Adds an MLP (feed-forward) layer: x (.., dim) -> (.., dim). It is sharded when it is made: gate
  * and up are column-parallel, down is row-parallel, in units of 32 features if 32 divides hidden,
- * as tsh_quantize needs it. With x R: one all-reduce in forward, one in backward. NULL and an
- * error: as in tsh_add_linear. */
+ * as tsh_quantize needs it. With x R: one all-reduce in forward, one in backward. Returns NULL
+ * after the errors of tsh_add_linear. */
 TSH_API tsh_module *tsh_add_mlp(tsh_module *parent, const char *name, const tsh_mlp_desc *desc);
 
 /* Makes a cache of keys and values for every attention layer (tsh_add_attention) below module:
@@ -2039,14 +2039,14 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
  * to those of all leaves. The gradients are those of tsh_backward of each loss / micro_batches in
  * turn (with .weight: of each loss, with .summed), with .defer for all but the last one. The
  * average over dp is sent while the last backward goes on, except for parameters tied across
- * stages, whose gradients are summed over these stages first. *loss (may be NULL) gets that mean on
- * every rank of pp, with .weight also of dp; NaN after an error. The norm in the following
- * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too.
- * Collectives over pp: each rank of tp sends the tensors that cross stages, of any shape, dtype and
- * layout, after 160 bytes that describe them, and receives their gradients; gradients of tied
- * parameters are exchanged; the loss is broadcast once. With .weight, two all-reduces over dp: of
- * the weights and of the loss. TSH_ERR_STATE: ops are recorded already, or the call is between
- * tsh_no_grad_begin and tsh_no_grad_end. */
+ * stages, whose gradients are summed over these stages first. *loss (may be NULL) gets the mean
+ * loss on every rank of pp, with .weight also of dp; NaN after an error. The norm in the following
+ * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too. Collectives over pp: each rank
+ * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 160 bytes that
+ * describe them, and receives their gradients; gradients of tied parameters are exchanged; the loss
+ * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss.
+ * TSH_ERR_STATE: ops are recorded already, or the call is between tsh_no_grad_begin and
+ * tsh_no_grad_end. */
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
 /* Returns in *loss the mean loss of micro_batches (0: the number in the descriptor) by forwards
  * alone, on every rank of pp, with .weight also of dp. tsh_train decides whether modules are in
@@ -5554,7 +5554,7 @@ typedef struct tshi_tensor_filling {
      * others */
     int64_t rows, cols;
     int64_t step, first; /* DIRAC: row i is 1 in column first + i * step, and 0 elsewhere */
-    /* ORTHOGONAL: the matrix Q, shape (rows, cols); stored transposed if rows >= cols */
+    /* ORTHOGONAL: the matrix Q (rows, cols); where rows >= cols, its transpose (cols, rows) */
     const double *whole;
 } tshi_tensor_filling;
 
@@ -19850,7 +19850,7 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
  * the caller releases; after an error its contents are not to be used (it may be NULL). */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
-    const tsh_error *error = &root->ctx->error; /* looked at after every step */
+    const tsh_error *error = &root->ctx->error; /* set by the calls below that fail */
     tsh_module *m;
     tshi_block *block;
     tshi_choice *choices;

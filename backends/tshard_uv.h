@@ -3607,7 +3607,7 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
     else
         (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : "");
     first = absent[0] ? strtol(absent, NULL, 10) : -1; /* the list is sorted */
-    /* world->absent was received, so it may be invalid */
+    /* rank 0 sent world->absent: check that it names a rank */
     if (first < 0 || first >= world->size) first = -1;
     tshi_uv_name(world->host, world->port, where, sizeof where);
     tshi_uv_host_text(&world->own, host, sizeof host);
@@ -4290,7 +4290,7 @@ static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
         tshi_uv_span from = tshi_uv_direct_at(op, rank, offset, 1);
         tshi_uv_span to = tshi_uv_direct_at(op, rank, offset, 0);
         to.size = tshi_uv_min(to.size, end - offset);
-        /* in place, no copy is needed */
+        /* if send and recv are one buffer, the bytes are there already */
         if (to.at != from.at) memmove(to.at, from.at, (size_t)to.size);
         offset += to.size;
     }

@@ -1267,7 +1267,7 @@ static pcre2_code *llm_compile_one(llm_tokenizer *t, const char *pattern, size_t
 
 /* Compiles a step's pattern. The code points of llm_unicode_added make it several times slower, and
  * few texts have one, so there is a second form without them; but not for a pattern with a class
- * that llm_put_members has turned into ranges. */
+ * that llm_put_members has converted to ranges. */
 static int llm_compile(llm_tokenizer *t, llm_step *step, const char *pattern, size_t n) {
     const int sets = t->sets;
     step->jit = 1;

@@ -125,11 +125,11 @@
  *
  * MICRO-BATCHES AND DATA PARALLELISM
  *   Ranks beyond tp times pp form replicas (dp), each with a batch of its own: the same program,
- *   whose parameters' gradients are averaged, in buckets that travel while backward goes on. Other
- *   leaves, such as inputs, keep the gradient of their own rank's loss; tsh_average_grad makes one
- *   of them be averaged, too. Micro-batches:
+ *   whose parameters' gradients are averaged, in buckets that are sent while backward goes on.
+ *   Other leaves, such as inputs, keep the gradient of their own rank's loss; tsh_average_grad
+ *   makes one of them be averaged, too. Micro-batches:
  *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for each, then tsh_sync_grads;
- *   nothing travels in between. Where batches are uneven or targets are ignored, give sums and what
+ *   nothing is sent in between. Where batches are uneven or targets are ignored, give sums and what
  *   they count: {.summed = 1, .weight = targets}; then the gradient is that of the mean over all.
  *   tsh_optim_desc.zero cuts an optimiser's moments over the replicas: the same bits, less memory.
  *

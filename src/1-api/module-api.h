@@ -295,8 +295,8 @@ typedef struct tsh_mlp_desc {
 } tsh_mlp_desc;
 /* Adds an MLP (feed-forward) layer: x (.., dim) -> (.., dim). It is sharded when it is made: gate
  * and up are column-parallel, down is row-parallel, in units of 32 features if 32 divides hidden,
- * as tsh_quantize needs it. With x R: one all-reduce in forward, one in backward. NULL and an
- * error: as in tsh_add_linear. */
+ * as tsh_quantize needs it. With x R: one all-reduce in forward, one in backward. Returns NULL
+ * after the errors of tsh_add_linear. */
 TSH_API tsh_module *tsh_add_mlp(tsh_module *parent, const char *name, const tsh_mlp_desc *desc);
 
 /* Makes a cache of keys and values for every attention layer (tsh_add_attention) below module:

@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>op-api                                                    MARK: - op-api */
-/* Every op, in the order of the sections that define them.                   */
+/* All ops, by topic: the topics stand in the order of the files in src/7-ops. */
 /* Needs: >>tensor-api.                                                       */
 /* ========================================================================== */
 

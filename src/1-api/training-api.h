@@ -150,14 +150,14 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
  * to those of all leaves. The gradients are those of tsh_backward of each loss / micro_batches in
  * turn (with .weight: of each loss, with .summed), with .defer for all but the last one. The
  * average over dp is sent while the last backward goes on, except for parameters tied across
- * stages, whose gradients are summed over these stages first. *loss (may be NULL) gets that mean on
- * every rank of pp, with .weight also of dp; NaN after an error. The norm in the following
- * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too.
- * Collectives over pp: each rank of tp sends the tensors that cross stages, of any shape, dtype and
- * layout, after 160 bytes that describe them, and receives their gradients; gradients of tied
- * parameters are exchanged; the loss is broadcast once. With .weight, two all-reduces over dp: of
- * the weights and of the loss. TSH_ERR_STATE: ops are recorded already, or the call is between
- * tsh_no_grad_begin and tsh_no_grad_end. */
+ * stages, whose gradients are summed over these stages first. *loss (may be NULL) gets the mean
+ * loss on every rank of pp, with .weight also of dp; NaN after an error. The norm in the following
+ * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too. Collectives over pp: each rank
+ * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 160 bytes that
+ * describe them, and receives their gradients; gradients of tied parameters are exchanged; the loss
+ * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss.
+ * TSH_ERR_STATE: ops are recorded already, or the call is between tsh_no_grad_begin and
+ * tsh_no_grad_end. */
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
 /* Returns in *loss the mean loss of micro_batches (0: the number in the descriptor) by forwards
  * alone, on every rank of pp, with .weight also of dp. tsh_train decides whether modules are in

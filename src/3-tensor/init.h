@@ -15,7 +15,7 @@ typedef struct tshi_tensor_filling {
      * others */
     int64_t rows, cols;
     int64_t step, first; /* DIRAC: row i is 1 in column first + i * step, and 0 elsewhere */
-    /* ORTHOGONAL: the matrix Q, shape (rows, cols); stored transposed if rows >= cols */
+    /* ORTHOGONAL: the matrix Q (rows, cols); where rows >= cols, its transpose (cols, rows) */
     const double *whole;
 } tshi_tensor_filling;
 

@@ -156,7 +156,7 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
  * the caller releases; after an error its contents are not to be used (it may be NULL). */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
-    const tsh_error *error = &root->ctx->error; /* looked at after every step */
+    const tsh_error *error = &root->ctx->error; /* set by the calls below that fail */
     tsh_module *m;
     tshi_block *block;
     tshi_choice *choices;

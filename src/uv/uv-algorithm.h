@@ -403,7 +403,7 @@ static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
         tshi_uv_span from = tshi_uv_direct_at(op, rank, offset, 1);
         tshi_uv_span to = tshi_uv_direct_at(op, rank, offset, 0);
         to.size = tshi_uv_min(to.size, end - offset);
-        /* in place, no copy is needed */
+        /* if send and recv are one buffer, the bytes are there already */
         if (to.at != from.at) memmove(to.at, from.at, (size_t)to.size);
         offset += to.size;
     }

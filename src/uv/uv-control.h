@@ -134,7 +134,7 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
     else
         (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : "");
     first = absent[0] ? strtol(absent, NULL, 10) : -1; /* the list is sorted */
-    /* world->absent was received, so it may be invalid */
+    /* rank 0 sent world->absent: check that it names a rank */
     if (first < 0 || first >= world->size) first = -1;
     tshi_uv_name(world->host, world->port, where, sizeof where);
     tshi_uv_host_text(&world->own, host, sizeof host);

@@ -8,6 +8,7 @@ or another comment; one at the end of a declaration's line belongs to that decla
 
 import os
 import re
+import sys
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HEADERS = ["tshard.h"] + ["backends/tshard_%s.h" % x
@@ -152,3 +153,25 @@ def call_form(item):
     inside = re.sub(r"\(\*(\w+)\)\([^()]*\)", r"\1", inside)
     names = [re.sub(r"\[.*?\]", "", part).split()[-1].lstrip("*") for part in inside.split(",")]
     return "%s(%s)" % (item.name, ", ".join(name for name in names if name != "void"))
+
+
+# ---- pages that are made of it -----------------------------------------------
+
+
+def is_current(page, text, top=TOP):
+    """Whether the file of a page has this text."""
+    path = os.path.join(top, page)
+    if not os.path.exists(path):
+        return False
+    with open(path, encoding="utf-8") as file:
+        return file.read() == text
+
+
+def main(page, text, script):
+    """With --write writes the page, else says whether it is up to date."""
+    if "--write" in sys.argv[1:]:
+        with open(os.path.join(TOP, page), "w", encoding="utf-8") as out:
+            out.write(text)
+    elif not is_current(page, text):
+        sys.exit("%s is out of date: python3 tests/lint/%s --write"
+                 % (page, os.path.basename(script)))

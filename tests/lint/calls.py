@@ -164,7 +164,7 @@ def wrap(text, indent):
     return "\n".join(lines + [text])
 
 
-def header(top=api.TOP):
+def text(top=api.TOP):
     """The file's text."""
     calls = Calls(top)
     functions, rows = zip(*[calls.call(item) for item in calls.functions])
@@ -189,17 +189,5 @@ def header(top=api.TOP):
         + [wrap("    %s," % row, 4) for row in rows] + ["};", ""])
 
 
-def is_current(top=api.TOP):
-    path = os.path.join(top, PAGE)
-    if not os.path.exists(path):
-        return False
-    with open(path, encoding="utf-8") as file:
-        return file.read() == header(top)
-
-
 if __name__ == "__main__":
-    if "--write" in sys.argv[1:]:
-        with open(os.path.join(api.TOP, PAGE), "w", encoding="utf-8") as out:
-            out.write(header())
-    elif not is_current():
-        sys.exit("%s is out of date: python3 tests/lint/calls.py --write" % PAGE)
+    api.main(PAGE, text(), __file__)

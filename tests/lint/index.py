@@ -21,7 +21,7 @@ with types and macros, into build/docs/index.html.
 """
 
 
-def index(top=api.TOP):
+def text(top=api.TOP):
     """The page's text."""
     items, heads = api.read(top)
     said = {(header, name): says for header, name, says in heads}
@@ -43,17 +43,5 @@ def index(top=api.TOP):
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
-def is_current(top=api.TOP):
-    path = os.path.join(top, PAGE)
-    if not os.path.exists(path):
-        return False
-    with open(path, encoding="utf-8") as file:
-        return file.read() == index(top)
-
-
 if __name__ == "__main__":
-    if "--write" in sys.argv[1:]:
-        with open(os.path.join(api.TOP, PAGE), "w", encoding="utf-8") as out:
-            out.write(index())
-    elif not is_current():
-        sys.exit("%s is out of date: python3 tests/lint/index.py --write" % PAGE)
+    api.main(PAGE, text(), __file__)

@@ -676,6 +676,7 @@ static void time_limits(void **state) {
     (void)setenv("TSHARD_TIMEOUT", "2.5", 1);
     assert_true(tshb_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(2500000000));
     assert_true(tshb_timeout(7, "desc.timeout", &ns, &error) && ns == INT64_C(7000000000));
+    assert_true(tshb_timeout(1e-300, "desc.timeout", &ns, &error) && ns == 1); /* 0: no limit */
     assert_true(tshb_timeout(-1, "desc.timeout", &ns, &error) && ns == INT64_C(1) << 61);
     (void)setenv("TSHARD_TIMEOUT", "0", 1);
     assert_true(tshb_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(1) << 61);

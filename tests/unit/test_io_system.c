@@ -550,6 +550,9 @@ static void a_program_writes_whole_files(void **state) {
     memset(&none, 0, sizeof none);
     assert_int_equal(tsh_writer_close(&none, 1), TSH_OK);
     assert_int_equal(tsh_writer_add(&none, "a", 1), TSH_ERR_ARGUMENT);
+    memset(&none, 0, sizeof none);
+    assert_int_equal(tsh_writer_add(&none, NULL, 0), TSH_ERR_ARGUMENT);
+    assert_non_null(strstr(none.error.message, "the file is not open"));
     assert_int_equal(tsh_writer_open(&w, NULL, 0), TSH_ERR_ARGUMENT);
     assert_int_equal(tsh_writer_open(NULL, "x", 0), TSH_ERR_ARGUMENT);
 }
