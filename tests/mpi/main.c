@@ -41,6 +41,7 @@ void mpi_share(void *rows, size_t bytes) {
     }
 }
 
+/* Whether the arguments name a program, or none. */
 static int is_named(int argc, char **argv, const char *name) {
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], name) == 0) return 1;
