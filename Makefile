@@ -264,7 +264,9 @@ seeds: deps ## the feature parity table with five libraries, each row with its t
 # backends/package/ holds what an installed tshard has beside the headers.
 
 PREFIX ?= /usr/local
-SONAME := libtshard.so.$(shell sed -n 's/^.define TSHARD_VERSION_MAJOR //p' tshard.h)
+# MAJOR.MINOR until 1.0: a program of another minor version does not load the library.
+SONAME := libtshard.so.$(shell sed -n 's/^.define TSHARD_VERSION_M[AJ]*[IN]*OR //p' tshard.h | \
+	paste -sd .)
 
 shared: $(OUT)/$(SONAME) ## build/libtshard.so: the library for other languages
 $(OUT)/$(SONAME): private OPT_release := -O3 -fno-math-errno

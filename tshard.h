@@ -17,7 +17,7 @@
  *
  * It is put together from the files of src/: to change it, change those, and make tshard.h.
  *
- * MIT licence, see LICENSE. Version 0.1.0. */
+ * MIT licence, see LICENSE. Version 0.2.0. */
 
 #ifndef TSHARD_H
 #define TSHARD_H
@@ -123,7 +123,7 @@
  *     >>policy          plans for families of models
  *   src/9-training/     optimisers, quantising, pipelines
  *     >>optim-norm      the global norm of gradients
- *     >>optim-update    SGD, Adam, AdamW: the update of one parameter
+ *     >>optim-update    the optimisers, a row each; the update of one parameter
  *     >>optim           optimisers: groups, steps, schedules
  *     >>quantize        weights of a model to 8 or 4 bits
  *     >>pipeline        layers assigned to stages, GPipe and 1F1B
@@ -412,7 +412,7 @@
 /* The version of this header. tsh_version() returns that of the library the program is linked
  * to. */
 #define TSHARD_VERSION_MAJOR 0
-#define TSHARD_VERSION_MINOR 1
+#define TSHARD_VERSION_MINOR 2
 #define TSHARD_VERSION_PATCH 0
 #define TSHARD_VERSION /* "MAJOR.MINOR.PATCH" */                                                   \
     TSH_VERSION_TEXT(TSHARD_VERSION_MAJOR, TSHARD_VERSION_MINOR, TSHARD_VERSION_PATCH)
@@ -834,7 +834,7 @@ TSH_API void tsh_comm_close(tsh_comm *comm);
 
 /* -- error ------------------------------------------------------------------ */
 
-/* Returns "0.1.0", the TSHARD_VERSION with which the implementation was compiled. In a shared
+/* Returns "0.2.0", the TSHARD_VERSION with which the implementation was compiled. In a shared
  * library it may differ from this header's. */
 TSH_API const char *tsh_version(void);
 /* Returns the name of a code: "TSH_ERR_SHAPE". */
@@ -905,6 +905,7 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
 
 /* -- context ---------------------------------------------------------------- */
 
+/* The fields up to .logger keep their places in later versions. */
 typedef struct tsh_desc {
     tsh_comm comm;     /* all ranks; the ctx owns and closes it. All zero: one rank */
     int tp, pp;        /* degrees of tensor and pipeline parallelism. tp 0: the number of ranks /
@@ -925,9 +926,21 @@ typedef struct tsh_desc {
     tsh_dtype dtype;     /* dtype of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
 } tsh_desc;
 
+/* What a program was compiled with: the version of tshard.h times 1000, bytes of a tsh_real, bytes
+ * of a tsh_desc. tsh_open and the runners are macros that pass it, as the first three arguments, to
+ * tsh_open_built and so on, which fail with TSH_ERR_UNSUPPORTED and a sentence if the library was
+ * compiled otherwise. The functions of the plain names always fail: those of version 0.1, which
+ * passed nothing, reach them. Other languages call tsh_open_built; if desc is NULL, size may be
+ * 0. */
+#define TSH_BUILT                                                                                  \
+    TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR, sizeof(tsh_real), sizeof(tsh_desc)
+
 /* Opens a ctx. Collective if desc->comm has several ranks (one split per axis). After a failure
  * *out is still a ctx if memory sufficed, so that tsh_last_error has the reason; close it, too. */
 TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
+TSH_API tsh_result tsh_open_built(int version, size_t real, size_t size, const tsh_desc *desc,
+                                  tsh_ctx **out);
+#define tsh_open(...) tsh_open_built(TSH_BUILT, __VA_ARGS__)
 /* Closes a ctx and frees everything that belongs to it; does nothing if ctx is NULL. */
 TSH_API void tsh_close(tsh_ctx *ctx);
 /* Returns the group of all ranks. These four functions never return NULL. The group of an axis that
@@ -943,11 +956,18 @@ TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
 /* Opens a ctx, calls fn(ctx, user), closes the ctx. Returns fn's result; 1 if fn is NULL or the ctx
  * could not be opened, and desc->logger gets the reason. */
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
+TSH_API int tsh_run_built(int version, size_t real, size_t size, const tsh_desc *desc,
+                          int (*fn)(tsh_ctx *ctx, void *user), void *user);
+#define tsh_run(...) tsh_run_built(TSH_BUILT, __VA_ARGS__)
 /* Opens a ctx on *comm by desc (NULL: all defaults), calls fn(ctx, user), closes both; for runners
  * of backends. Returns fn's result; 1 if the ctx could not be opened, and then desc->logger and
  * *error (may be NULL) get the reason. */
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error);
+TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *comm,
+                             const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user,
+                             tsh_error *error);
+#define tsh_run_on(...) tsh_run_on_built(TSH_BUILT, __VA_ARGS__)
 
 /* ========================================================================== */
 /* >>tensor-api                                            MARK: - tensor-api */
@@ -7008,7 +7028,8 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
                   rows);
 }
 
-/* to = from: copies n elements of one dtype, as unsigned integers of the dtype's size. */
+/* to = from: copies n elements of one dtype, as unsigned integers of the dtype's size if there is
+ * such a type. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
         typedef type TSHI_MAY_ALIAS bits; /* floats of this size, too */                           \
@@ -7019,10 +7040,16 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
 TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const tshi_operand *from) {
     const int64_t sy = to->step, sx = from->step; /* strides, in elements */
     int64_t i;
-    switch (tshi_dtypes[to->dtype].size) {
-    case 2: TSHI_KERNEL_MOVE(uint16_t); break;  /* bf16, f16 */
-    case 4: TSHI_KERNEL_MOVE(uint32_t); break;  /* f32, i32 */
-    default: TSHI_KERNEL_MOVE(uint64_t); break; /* f64, i64 */
+    const int64_t size = tshi_dtypes[to->dtype].size; /* bytes of an element */
+    switch (size) {
+    case 1: TSHI_KERNEL_MOVE(uint8_t); break;
+    case 2: TSHI_KERNEL_MOVE(uint16_t); break;
+    case 4: TSHI_KERNEL_MOVE(uint32_t); break;
+    case 8: TSHI_KERNEL_MOVE(uint64_t); break;
+    default:
+        for (i = 0; i < n; i++)
+            memcpy((char *)to->data + i * sy * size, (const char *)from->data + i * sx * size,
+                   (size_t)size);
     }
 }
 #undef TSHI_KERNEL_MOVE
@@ -11822,16 +11849,49 @@ static TSHI_COLD const char *tshi_context_inexact(void) {
     return NULL;
 }
 
-TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
-    const tsh_desc usual = TSHI_ZERO;
-    if (!desc) desc = &usual;
+/* Returns 1 if the library has the version, the tsh_real and the tsh_desc of the program, which
+ * calls op (see TSH_BUILT); else 0 and fills in *error. */
+static TSHI_COLD int tshi_context_same_build(const char *op, int version, size_t real, size_t size,
+                                             const tsh_desc *desc, tsh_error *error) {
+    const int mine = TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR;
+    if (version == mine && real == sizeof(tsh_real) &&
+        (size == sizeof(tsh_desc) || (!size && !desc)))
+        return 1;
+    if (version != mine)
+        (void)tsh_error_set(error, TSH_ERR_UNSUPPORTED, -1,
+                            "%s: the program was compiled with tshard.h %d.%d, the library is "
+                            "%d.%d; compile the program with the library's header",
+                            op, version / 1000, version % 1000, mine / 1000, mine % 1000);
+    else
+        (void)tsh_error_set(error, TSH_ERR_UNSUPPORTED, -1,
+                            "%s: the program was compiled with a tsh_real of %d bytes and a "
+                            "tsh_desc of %d, the library with %d and %d; give both the same "
+                            "TSHARD_REAL",
+                            op, (int)real, (int)size, (int)sizeof(tsh_real),
+                            (int)sizeof(tsh_desc));
+    return 0;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t size,
+                                            const tsh_desc *desc, tsh_ctx **out) {
+    tsh_desc usual = TSHI_ZERO;
+    tsh_error refusal;
+    const int same = tshi_context_same_build("tsh_open", version, real, size, desc, &refusal);
+    if (desc && !same) { /* reads the fields that have their places in every version */
+        usual.comm = desc->comm;
+        usual.logger = desc->logger;
+    }
+    if (!desc || !same) desc = &usual;
     if (!out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
         return TSH_ERR_ARGUMENT;
     }
     tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
-    tshi_context_groups(ctx, desc);
+    if (same)
+        tshi_context_groups(ctx, desc);
+    else
+        (void)tsh_fail(ctx, refusal.code, "%s", refusal.message);
     if (tshi_context_inexact())
         (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                        "tsh_open: tshard.h was compiled with %s, or with a flag that contains it; "
@@ -11844,6 +11904,10 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     tshi_profile_open(ctx);
     tshi_error_report(ctx); /* other ranks learn of an error in tsh_open */
     return ctx->error.code;
+}
+
+TSH_API TSHI_COLD tsh_result(tsh_open)(const tsh_desc *desc, tsh_ctx **out) {
+    return tsh_open_built(1, 0, 0, desc, out); /* 1: version 0.1 */
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
@@ -11881,23 +11945,30 @@ TSHI_CONTEXT_GROUP(pp)
 TSHI_CONTEXT_GROUP(dp)
 #undef TSHI_CONTEXT_GROUP
 
-TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+TSH_API int tsh_run_built(int version, size_t real, size_t size, const tsh_desc *desc,
+                          int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_ctx *ctx = NULL;
     int result = 1; /* returned if fn is not called */
     if (!fn)
         tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
-    else if (tsh_open(desc, &ctx) == TSH_OK)
+    else if (tsh_open_built(version, real, size, desc, &ctx) == TSH_OK)
         result = fn(ctx, user);
     tsh_close(ctx); /* does nothing if ctx is NULL */
     return result;
 }
 
-TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
-                       void *user, tsh_error *error) {
+TSH_API int(tsh_run)(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    return tsh_run_built(1, 0, 0, desc, fn, user);
+}
+
+TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *comm,
+                             const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user,
+                             tsh_error *error) {
     tsh_desc mine = TSHI_ZERO; /* a copy of *desc, with .comm = *comm */
     tsh_ctx *ctx = NULL;
     int result = 1;
-    if (desc) mine = *desc;
+    if (desc && tshi_context_same_build("", version, real, size, desc, NULL)) mine = *desc;
+    if (desc) mine.logger = desc->logger; /* has its place in every version */
     if (!comm || !fn) {
         const char *missing = comm ? "fn" : "comm";
         tsh_log_message(&mine.logger, "tsh_run_on: %s is NULL", missing);
@@ -11906,7 +11977,7 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
         return result;
     }
     mine.comm = *comm;
-    if (tsh_open(&mine, &ctx) == TSH_OK)
+    if (tsh_open_built(version, real, size, &mine, &ctx) == TSH_OK)
         result = fn(ctx, user);
     else if (error && ctx) /* tsh_open failed */
         *error = *tsh_last_error(ctx);
@@ -11915,6 +11986,11 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
     if (!ctx) tsh_comm_close(comm); /* no ctx owns the comm */
     tsh_close(ctx);
     return result;
+}
+
+TSH_API int(tsh_run_on)(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                        void *user, tsh_error *error) {
+    return tsh_run_on_built(1, 0, 0, comm, desc, fn, user, error);
 }
 
 /* ========================================================================== */
@@ -21664,7 +21740,7 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
 
 /* ========================================================================== */
 /* >>optim-update                              MARK: - optim-update (private) */
-/* The update of one parameter, whole or a chunk of it.                       */
+/* The optimisers, a row each; the update of one parameter or a chunk of it.  */
 /* Needs: >>module-tree >>optim-norm.                                         */
 /* ========================================================================== */
 
@@ -21806,23 +21882,30 @@ static int64_t tshi_optim_count(const tsh_tensor *x) {
                                    : tsh_local_numel(x);
 }
 
-/* Gathers all chunks of a moment over dp into `values`, which has as many elements as this rank's
- * shard of the parameter. what: names the collective in errors. */
-static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
-    tsh_ctx *ctx = moment->ctx;
-    const size_t width = tsh_dtype_size(moment->dtype);
+/* Gathers chunks over dp: `values` has as many elements as this rank's shard of t, a parameter or a
+ * moment, and holds this rank's chunk in its place. what: names the collective in errors. */
+static tsh_result tshi_optim_gather_chunks(const tsh_tensor *t, void *values, tsh_dtype dtype,
+                                           const char *what) {
+    tsh_ctx *ctx = t->ctx;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
-    char *own = (char *)values + (size_t)tshi_optim_first(moment) * width; /* this rank's chunk */
+    char *own = (char *)values + tshi_dtype_bytes(dtype, tshi_optim_first(t));
     tsh_result result;
     int64_t *counts; /* shape (dp.size): number of elements per chunk */
     if (!block) return ctx->error.code;
     counts = (int64_t *)tshi_mem_data(block);
-    for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
-    memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * width);
-    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, moment->dtype),
-                             what);
+    for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(t, k);
+    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, dtype), what);
     tshi_mem_release(ctx, block);
     return result;
+}
+
+/* Gathers all chunks of a moment over dp into `values`, which has as many elements as this rank's
+ * shard of the parameter. what: names the collective in errors. */
+static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
+    memcpy((char *)values + tshi_dtype_bytes(moment->dtype, tshi_optim_first(moment)),
+           tshi_mem_data(moment->block),
+           tshi_dtype_bytes(moment->dtype, tshi_optim_count(moment)));
+    return tshi_optim_gather_chunks(moment, values, moment->dtype, what);
 }
 
 /* Replaces a moment's block by an uninitialised one of n elements. Returns 0 and an error if there
@@ -21897,7 +21980,7 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh
  * row-sparse, by rows. */
 typedef struct tshi_optim_work {
     const tsh_tensor *t;   /* the parameter */
-    tshi_kernel_fn kernel; /* tshi_optim_adam or tshi_optim_sgd */
+    tshi_kernel_fn kernel; /* updates a run of elements, such as tshi_optim_adam */
     const tshi_operand *x; /* the operands, TSHI_OPTIM_OPERANDS entries */
     tshi_update params;
     /* one per local row: not 0 if the gradient has values in the row; NULL: dense */
@@ -21966,52 +22049,181 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
     return 1;
 }
 
+/* -- the optimisers --------------------------------------------------------- */
+
+/* One update of one parameter, in the form that a row of tshi_optims gets it in. */
+typedef struct tshi_turn {
+    const tsh_optim_desc *desc; /* the optimiser's */
+    const tsh_tensor *t;        /* the parameter; t->dim: its global shape */
+    double lr, decay;           /* learning rate and weight decay of this parameter */
+    int64_t step;               /* 1 for the first update */
+    /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the row asks for
+     * whole parameters, they are global tensors, row-major and of tsh_real, and the update writes
+     * to X and the moments. Otherwise they are what tshi_optim_run reads and writes. */
+    tshi_operand *x;
+    tshi_update params; /* clip, the gradient's factor, is set, and what rounding needs */
+} tshi_turn;
+
+static void tshi_optim_update_sgd(tshi_turn *turn) {
+    turn->params.decay = turn->decay;
+    turn->params.lr = turn->lr;
+    turn->params.momentum = turn->desc->momentum;
+    turn->params.nesterov = turn->desc->nesterov;
+    tshi_optim_run(turn->t, tshi_optim_sgd[turn->t->ctx->isa], turn->x, &turn->params);
+}
+
+static void tshi_optim_update_adam(tshi_turn *turn) {
+    const tsh_optim_desc *d = turn->desc;
+    tshi_update *p = &turn->params;
+    const int decoupled = d->kind == TSH_ADAMW; /* it decays x itself, not through the gradient */
+    p->decay = decoupled ? 0 : turn->decay;
+    p->keep = decoupled ? 1 - turn->lr * turn->decay : 1;
+    p->b1 = d->beta1;
+    p->b2 = d->beta2;
+    p->eps = d->eps;
+    p->step = turn->lr / (1 - pow(d->beta1, (double)turn->step)); /* bias corrections */
+    p->root = 1 / sqrt(1 - pow(d->beta2, (double)turn->step));
+    /* as torch.optim.SparseAdam, which adds eps to sqrt(v) without bias correction */
+    if (turn->t->sparse) {
+        p->step /= p->root;
+        p->root = 1;
+    }
+    tshi_optim_run(turn->t, tshi_optim_adam[turn->t->ctx->isa], turn->x, p);
+}
+
+/* TO ADD AN OPTIMISER, add a constant to tsh_optim_kind and a row to tshi_optims. Its update gets
+ * the elements that this rank updates, in any order, or, with `whole`, the parameter as if it were
+ * neither sharded nor chunked; tshi_optim_whole gathers it. */
+typedef struct tshi_optim_row {
+    const char *name; /* in tsh_summary and in files */
+    int moments;      /* number of moments, 0 to 2 */
+    int momentum;     /* 1: no moment unless desc.momentum is above 0 */
+    int whole;        /* 1: the update needs whole parameters */
+    void (*update)(tshi_turn *turn);
+} tshi_optim_row;
+
+/* One row per optimiser, in the order of tsh_optim_kind. */
+static const tshi_optim_row tshi_optims[] = {
+    {"sgd", 1, 1, 0, tshi_optim_update_sgd},
+    {"adam", 2, 0, 0, tshi_optim_update_adam},
+    {"adamw", 2, 0, 0, tshi_optim_update_adam},
+};
+enum { TSHI_OPTIMS = sizeof tshi_optims / sizeof tshi_optims[0] };
+
+/* -- whole parameters ------------------------------------------------------- */
+
+/* Kernel: x = the operand of the gradient. */
+TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
+                                        const tshi_update *p) {
+    tsh_real pad[TSHI_BLOCK];
+    tshi_words drawn;
+    drawn.first = -1;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK)
+        tshi_optim_store_x(operand, e, n, tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad), p,
+                           &drawn);
+}
+TSHI_KERNEL(tshi_optim_assign, tshi_update);
+
+/* Gathers the values of operand i over dp and tp into `whole`, a global tensor; `shard` has space
+ * for this rank's shard. */
+static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_operand *x, int i,
+                                          tsh_real *shard, tsh_real *whole) {
+    const tsh_layout replicated = tsh_replicated();
+    const tsh_tensor *t = turn->t;
+    const int64_t first = tshi_optim_first(t), count = tshi_optim_count(t);
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* operand i in the place of the parameter */
+    tsh_real pad[TSHI_BLOCK];
+    memcpy(part, x, sizeof part);
+    part[TSHI_OPTIM_X] = x[i];
+    if (i != TSHI_OPTIM_X) part[TSHI_OPTIM_LOW].data = NULL;
+    for (int64_t e = 0; e < count; e += TSHI_BLOCK)
+        memcpy(shard + first + e, tshi_optim_load_x(part, e, count, pad),
+               (size_t)tshi_base_min(TSHI_BLOCK, count - e) * sizeof *pad);
+    if (t->flags & TSHI_CHUNKED &&
+        tshi_optim_gather_chunks(t, shard, TSH_REAL, "tsh_optim_step: a whole parameter") != TSH_OK)
+        return t->ctx->error.code;
+    return tshi_redistribute_move(t, &t->layout, &replicated, TSH_REAL, shard, whole);
+}
+
+/* Stores this rank's elements of `whole` in operand i, rounded as that operand is. */
+static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, int i,
+                                  tsh_real *whole, tsh_real *shard) {
+    const tsh_layout replicated = tsh_replicated();
+    const tsh_tensor *t = turn->t;
+    tshi_operand part[TSHI_OPTIM_OPERANDS];
+    tshi_update params = turn->params;
+    memcpy(part, x, sizeof part);
+    part[TSHI_OPTIM_X] = x[i];
+    if (i != TSHI_OPTIM_X) {
+        part[TSHI_OPTIM_LOW].data = NULL;
+        params.rounds = params.random;
+        params.stream = tshi_rng_hash(params.noise.stream, &i, sizeof i);
+    }
+    if (tshi_redistribute_move(t, &replicated, &t->layout, TSH_REAL, whole, shard) != TSH_OK)
+        return;
+    part[TSHI_OPTIM_GRAD] = tshi_kernel_operand(shard + tshi_optim_first(t), 1, TSH_REAL);
+    tshi_optim_run(t, tshi_optim_assign[t->ctx->isa], part, &params);
+}
+
+/* Calls the update of a row that needs whole parameters: gathers the operands, the same on every
+ * rank, and keeps this rank's part of the results. */
+static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
+    tsh_ctx *ctx = turn->t->ctx;
+    const int64_t n = tsh_numel(turn->t);
+    /* shape (TSHI_OPTIM_LOW + 1, n): the global operands, then space for a shard */
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                       tshi_dtype_reals((TSHI_OPTIM_LOW + 1) * n));
+    tshi_operand *const own = turn->x, whole[TSHI_OPTIM_OPERANDS];
+    tsh_real *values, *shard;
+    if (!block) return;
+    values = (tsh_real *)tshi_mem_data(block);
+    shard = values + TSHI_OPTIM_LOW * n;
+    memset(whole, 0, sizeof whole);
+    for (int i = 0; i < TSHI_OPTIM_LOW && ctx->error.code == TSH_OK; i++) {
+        if (!own[i].data) continue; /* there is no such moment */
+        whole[i] = tshi_kernel_operand(values + i * n, 1, TSH_REAL);
+        (void)tshi_optim_gather_whole(turn, own, i, shard, values + i * n);
+    }
+    turn->x = whole;
+    if (ctx->error.code == TSH_OK) row->update(turn);
+    for (int i = 0; i < TSHI_OPTIM_LOW && ctx->error.code == TSH_OK; i++)
+        if (own[i].data && i != TSHI_OPTIM_GRAD)
+            tshi_optim_keep_whole(turn, own, i, values + i * n, shard);
+    tshi_mem_release(ctx, block);
+}
+
 /* Updates one parameter and its moments, which the first update creates. clip: what the gradient is
  * multiplied by. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
-    tsh_tensor *t = each->param;
-    /* lr and decay of this parameter */
-    const double lr = d->lr * each->lr_scale, decay = each->weight_decay;
+    const tshi_optim_row *row = &tshi_optims[d->kind];
+    const int moments = row->momentum && !(d->momentum > 0) ? 0 : row->moments;
+    tsh_tensor *t = each->param, **const moment[] = {&each->first, &each->second};
     tshi_operand x[TSHI_OPTIM_OPERANDS];
-    tshi_update p;
+    tshi_turn turn;
+    memset(&turn, 0, sizeof turn);
+    turn.desc = d;
+    turn.t = t;
+    turn.lr = d->lr * each->lr_scale;
+    turn.decay = each->weight_decay;
+    turn.x = x;
+    turn.params.clip = clip;
     if (!tshi_optim_operands(t, d->moments_dtype, x)) return;
-    memset(&p, 0, sizeof p);
-    p.clip = clip;
-    p.decay = decay;
-    each->steps++; /* the bias corrections below read it */
-    p.random = d->moments_dtype == TSH_BF16;
-    p.noise.key = t->ctx->seed;
-    p.rounds = t->dtype == TSH_BF16 && !t->low;
-    p.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)each->steps, "moments", 7), t->path,
-                                   strlen(t->path));
-    p.stream = tshi_rng_hash(p.noise.stream, "weights", 7);
-    if (d->kind != TSH_SGD || d->momentum > 0) { /* the update has a first moment */
-        if (!tshi_optim_moment(t, &each->first, d->moments_dtype)) return;
-        x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
+    turn.step = ++each->steps;
+    turn.params.random = d->moments_dtype == TSH_BF16;
+    turn.params.noise.key = t->ctx->seed;
+    turn.params.rounds = t->dtype == TSH_BF16 && !t->low;
+    turn.params.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)turn.step, "moments", 7),
+                                             t->path, strlen(t->path));
+    turn.params.stream = tshi_rng_hash(turn.params.noise.stream, "weights", 7);
+    for (int i = 0; i < moments; i++) {
+        if (!tshi_optim_moment(t, moment[i], d->moments_dtype)) return;
+        x[TSHI_OPTIM_FIRST + i].data = tshi_tensor_at(*moment[i]);
     }
-    if (d->kind == TSH_SGD) {
-        p.lr = lr;
-        p.momentum = d->momentum;
-        p.nesterov = d->nesterov;
-        tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &p);
-        return;
-    }
-    if (!tshi_optim_moment(t, &each->second, d->moments_dtype)) return;
-    x[TSHI_OPTIM_SECOND].data = tshi_tensor_at(each->second);
-    if (d->kind == TSH_ADAMW) p.decay = 0; /* AdamW decays x itself, not through the gradient */
-    p.keep = d->kind == TSH_ADAMW ? 1 - lr * decay : 1;
-    p.b1 = d->beta1;
-    p.b2 = d->beta2;
-    p.eps = d->eps;
-    p.step = lr / (1 - pow(d->beta1, (double)each->steps)); /* bias corrections */
-    p.root = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
-    /* as torch.optim.SparseAdam, which adds eps to sqrt(v) without bias correction */
-    if (t->sparse) {
-        p.step /= p.root;
-        p.root = 1;
-    }
-    tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
+    if (row->whole)
+        tshi_optim_whole(&turn, row);
+    else
+        row->update(&turn);
 }
 
 /* ========================================================================== */
@@ -22031,7 +22243,7 @@ static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
         return tsh_fail(ctx, TSH_ERR_DTYPE,
                         "tsh_optim_new: grad_dtype is %d, moments_dtype %d; they are %s or bf16",
                         (int)d->grad_dtype, (int)d->moments_dtype, tshi_dtype_name(TSH_REAL));
-    if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
+    if ((unsigned)d->kind < (unsigned)TSHI_OPTIMS && d->lr >= TSH_ZERO && d->momentum >= 0 &&
         d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
         d->eps >= TSH_ZERO && d->weight_decay >= 0 && d->clip_norm >= 0)
         return TSH_OK;
@@ -22045,8 +22257,7 @@ static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
 
 /* Returns the name of the optimiser's kind in tsh_summary and in files. */
 static const char *tshi_optim_kind(const tsh_optim *optim) {
-    static const char *const name[] = {"sgd", "adam", "adamw"};
-    return name[optim->desc.kind];
+    return tshi_optims[optim->desc.kind].name;
 }
 
 /* Returns 1 if all parameters below module have a dtype with the range of a float (f16 has not);
@@ -23687,7 +23898,7 @@ TSH_API TSHI_COLD tsh_result tsh_writer_close(tsh_writer *writer, int keep) {
 /* ========================================================================== */
 /* >>io                                                  MARK: - io (private) */
 /* What saving and loading share: the tensors of a file, agreeing on errors.  */
-/* Needs: >>module-find >>optim-norm >>file.                                  */
+/* Needs: >>module-find >>optim-update >>file.                                */
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
@@ -24010,7 +24221,7 @@ static int tshi_io_list(tshi_io *io) {
         steps->staged = 1; /* only the stage that holds the parameter counts its steps */
         tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
-    for (i = 0; i < updated; i++)
+    for (i = 0; i < updated && tshi_optims[optim->desc.kind].moments > 1; i++)
         tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
             &io->count[io->generators + 2 + i];
     return ctx->error.code == TSH_OK; /* not TSH_OK: no memory for a name */
@@ -25459,9 +25670,10 @@ static int tshi_load_counts(const tshi_io *io) {
 }
 
 /* Returns 1 if the files must hold an item: a parameter, or a moment of a parameter that was
- * updated. Moments of SGD are never required, since it may have no momentum. */
+ * updated, unless the optimiser may have been saved without momentum. */
 static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
-    return !item->moment || (io->optim->desc.kind != TSH_SGD && item->steps->read > 0);
+    return !item->moment ||
+           (!tshi_optims[io->optim->desc.kind].momentum && item->steps->read > 0);
 }
 
 /* Returns the dtype of a tensor of the files; TSH_DTYPE_DEFAULT: tshi_dtypes has none for it. */
@@ -26157,7 +26369,7 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
 /* ========================================================================== */
 /* >>check                                            MARK: - check (private) */
 /* Checks for tests and users: hashes, equal replicas, finite differences.    */
-/* Needs: >>optim-update >>pipeline >>io.                                     */
+/* Needs: >>pipeline >>io.                                                    */
 /* ========================================================================== */
 
 /* tsh_check_replicas lists the tensors that should be equal on several ranks, with a hash of each,

@@ -199,6 +199,12 @@ TSH_API int tshb_wait_cycle(tshb_wait_report *const *report, int size, int r,
  * is not known to wait, or no rank is absent: " none". */
 TSH_API void tshb_wait_absent(tshb_wait_report *const *report, int r, tsh_error *error);
 
+/* For a runner tsh_x_run, op, a macro that passes TSH_BUILT to tsh_x_run_built: returns 1 if these
+ * three are what the library was compiled with; else 0, and logs why to desc->logger (desc may be
+ * NULL). */
+TSH_API int tshb_same_build(const char *op, int version, size_t real, size_t size,
+                            const tsh_desc *desc);
+
 /* Settings of a backend that come from the environment. Each function reads the variable `name`
  * and returns 1 if it is set; 0 if it is unset or empty; -1, with a sentence in error
  * (TSH_ERR_ARGUMENT), if its value is not accepted. Unless it returns 1, the result stays as it
@@ -248,6 +254,15 @@ TSH_API tsh_comm tshb_comm_make(const tsh_comm_ops *ops, void *impl, int rank, i
     comm.size = size;
     comm.id = id;
     return comm;
+}
+
+TSH_API int tshb_same_build(const char *op, int version, size_t real, size_t size,
+                            const tsh_desc *desc) {
+    tsh_error error;
+    const int same = tshi_context_same_build(op, version, real, size, desc, &error);
+    if (!same && desc)
+        tsh_log_message(&desc->logger, "%s (%s)", error.message, tsh_result_name(error.code));
+    return same;
 }
 
 TSH_API int tshb_env_int(const char *name, int low, int high, int *value, tsh_error *error) {

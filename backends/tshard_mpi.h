@@ -124,6 +124,10 @@ TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out);
  * the world or the ctx could not be opened. */
 TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
                         int (*fn)(tsh_ctx *ctx, void *user), void *user);
+TSH_API int tsh_mpi_run_built(int version, size_t real, size_t size, int *argc, char ***argv,
+                              const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                              void *user);
+#define tsh_mpi_run(...) tsh_mpi_run_built(TSH_BUILT, __VA_ARGS__)
 
 #ifdef __cplusplus
 }
@@ -1649,16 +1653,23 @@ static void tshi_mpi_not_open(const tsh_desc *desc, tsh_result code, const char 
     tsh_log_message(&desc->logger, "%s%s (%s)", who, why, tsh_result_name(code));
 }
 
-TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
-                        int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+TSH_API int tsh_mpi_run_built(int version, size_t real, size_t size, int *argc, char ***argv,
+                              const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                              void *user) {
     tsh_mpi_desc usual;
     tsh_comm comm;
     tsh_error why = {TSH_ERR_ARGUMENT, -1, "tsh_mpi_run: fn is NULL"};
+    if (!tshb_same_build("tsh_mpi_run", version, real, size, desc)) return 1;
     memset(&usual, 0, sizeof usual);
     if (fn && tshi_mpi_open(&usual, argc, argv, &comm, &why) == TSH_OK)
         return tsh_run_on(&comm, desc, fn, user, NULL); /* logs its own errors */
     tshi_mpi_not_open(desc, why.code, why.message);
     return 1;
+}
+
+TSH_API int(tsh_mpi_run)(int *argc, char ***argv, const tsh_desc *desc,
+                         int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    return tsh_mpi_run_built(1, 0, 0, argc, argv, desc, fn, user);
 }
 
 #undef TSHI_MPI_MS

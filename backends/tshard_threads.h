@@ -79,6 +79,10 @@ typedef struct tsh_threads_world tsh_threads_world;
  * variable TSHARD_TIMEOUT is not a time. */
 TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                             void *user);
+TSH_API int tsh_threads_run_built(int version, size_t real, size_t size, int nranks,
+                                  const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                                  void *user);
+#define tsh_threads_run(...) tsh_threads_run_built(TSH_BUILT, __VA_ARGS__)
 
 /* Makes a world for nranks threads of the caller. Errors: TSH_ERR_ARGUMENT (out is NULL, nranks is
  * not 1 to 1024, TSHARD_TIMEOUT is not a time), TSH_ERR_MEMORY, TSH_ERR_IO (the system has no mutex
@@ -1452,12 +1456,14 @@ static void *tshi_threads_main(void *argument) { /* runs one rank; argument: its
     return NULL;
 }
 
-TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
-                            void *user) {
+TSH_API int tsh_threads_run_built(int version, size_t real, size_t size, int nranks,
+                                  const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                                  void *user) {
     tsh_threads_world *world = NULL;
     tshi_threads_job *jobs = NULL;
     tsh_error error;
     int started = 0, result; /* started: number of threads that were started */
+    if (!tshb_same_build("tsh_threads_run", version, real, size, desc)) return 1;
     (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
     if (fn && tshi_threads_world_make(nranks, &world, &error) == TSH_OK && world) {
         jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof *jobs);
@@ -1488,6 +1494,11 @@ TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx 
     free(jobs);
     tsh_threads_world_free(world);
     return result;
+}
+
+TSH_API int(tsh_threads_run)(int nranks, const tsh_desc *desc,
+                             int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    return tsh_threads_run_built(1, 0, 0, nranks, desc, fn, user);
 }
 
 #undef TSHI_THREADS_CLOCK

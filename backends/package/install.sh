@@ -28,8 +28,8 @@ put() {
 }
 
 macro() { sed -n "s/^#define TSHARD_VERSION_$1 //p" "$top/tshard.h"; }
-major=$(macro MAJOR)
-version=$major.$(macro MINOR).$(macro PATCH)
+minor=$(macro MAJOR).$(macro MINOR)
+version=$minor.$(macro PATCH)
 
 put "$top/tshard.h" include/tshard/tshard.h 644
 for header in "$top"/backends/*.h; do
@@ -43,7 +43,7 @@ put "$here/tshard.pc.in" lib/pkgconfig/tshard.pc 644
 
 if [ "$action" = uninstall ]; then
     put - bin/tshard-run -
-    put - "lib/libtshard.so.$major" -
+    put - "lib/libtshard.so.$minor" -
     put - lib/libtshard.so -
     for folder in include/tshard/backends include/tshard share/doc/tshard lib/cmake/tshard; do
         rmdir "$root/$folder" 2>/dev/null || true

@@ -1,4 +1,4 @@
-# For find_package(tshard 0.1): the version stands in tshard.h. By semantic versioning, a release
+# For find_package(tshard 0.2): the version stands in tshard.h. By semantic versioning, a release
 # serves programs written for an earlier one of its major version; before 1.0, of its minor version.
 
 get_filename_component(_tshard_here "${CMAKE_CURRENT_LIST_FILE}" REALPATH)

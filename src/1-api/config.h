@@ -47,7 +47,7 @@
 /* The version of this header. tsh_version() returns that of the library the program is linked
  * to. */
 #define TSHARD_VERSION_MAJOR 0
-#define TSHARD_VERSION_MINOR 1
+#define TSHARD_VERSION_MINOR 2
 #define TSHARD_VERSION_PATCH 0
 #define TSHARD_VERSION /* "MAJOR.MINOR.PATCH" */                                                   \
     TSH_VERSION_TEXT(TSHARD_VERSION_MAJOR, TSHARD_VERSION_MINOR, TSHARD_VERSION_PATCH)

@@ -6,7 +6,7 @@
 
 /* -- error ------------------------------------------------------------------ */
 
-/* Returns "0.1.0", the TSHARD_VERSION with which the implementation was compiled. In a shared
+/* Returns "0.2.0", the TSHARD_VERSION with which the implementation was compiled. In a shared
  * library it may differ from this header's. */
 TSH_API const char *tsh_version(void);
 /* Returns the name of a code: "TSH_ERR_SHAPE". */
@@ -77,6 +77,7 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
 
 /* -- context ---------------------------------------------------------------- */
 
+/* The fields up to .logger keep their places in later versions. */
 typedef struct tsh_desc {
     tsh_comm comm;     /* all ranks; the ctx owns and closes it. All zero: one rank */
     int tp, pp;        /* degrees of tensor and pipeline parallelism. tp 0: the number of ranks /
@@ -97,9 +98,21 @@ typedef struct tsh_desc {
     tsh_dtype dtype;     /* dtype of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
 } tsh_desc;
 
+/* What a program was compiled with: the version of tshard.h times 1000, bytes of a tsh_real, bytes
+ * of a tsh_desc. tsh_open and the runners are macros that pass it, as the first three arguments, to
+ * tsh_open_built and so on, which fail with TSH_ERR_UNSUPPORTED and a sentence if the library was
+ * compiled otherwise. The functions of the plain names always fail: those of version 0.1, which
+ * passed nothing, reach them. Other languages call tsh_open_built; if desc is NULL, size may be
+ * 0. */
+#define TSH_BUILT                                                                                  \
+    TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR, sizeof(tsh_real), sizeof(tsh_desc)
+
 /* Opens a ctx. Collective if desc->comm has several ranks (one split per axis). After a failure
  * *out is still a ctx if memory sufficed, so that tsh_last_error has the reason; close it, too. */
 TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
+TSH_API tsh_result tsh_open_built(int version, size_t real, size_t size, const tsh_desc *desc,
+                                  tsh_ctx **out);
+#define tsh_open(...) tsh_open_built(TSH_BUILT, __VA_ARGS__)
 /* Closes a ctx and frees everything that belongs to it; does nothing if ctx is NULL. */
 TSH_API void tsh_close(tsh_ctx *ctx);
 /* Returns the group of all ranks. These four functions never return NULL. The group of an axis that
@@ -115,8 +128,15 @@ TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
 /* Opens a ctx, calls fn(ctx, user), closes the ctx. Returns fn's result; 1 if fn is NULL or the ctx
  * could not be opened, and desc->logger gets the reason. */
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
+TSH_API int tsh_run_built(int version, size_t real, size_t size, const tsh_desc *desc,
+                          int (*fn)(tsh_ctx *ctx, void *user), void *user);
+#define tsh_run(...) tsh_run_built(TSH_BUILT, __VA_ARGS__)
 /* Opens a ctx on *comm by desc (NULL: all defaults), calls fn(ctx, user), closes both; for runners
  * of backends. Returns fn's result; 1 if the ctx could not be opened, and then desc->logger and
  * *error (may be NULL) get the reason. */
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error);
+TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *comm,
+                             const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user,
+                             tsh_error *error);
+#define tsh_run_on(...) tsh_run_on_built(TSH_BUILT, __VA_ARGS__)

@@ -17,4 +17,4 @@
  *
  * It is put together from the files of src/: to change it, change those, and make tshard.h.
  *
- * MIT licence, see LICENSE. Version 0.1.0. */
+ * MIT licence, see LICENSE. Version 0.2.0. */

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>io                                                  MARK: - io (private) */
 /* What saving and loading share: the tensors of a file, agreeing on errors.  */
-/* Needs: >>module-find >>optim-norm >>file.                                  */
+/* Needs: >>module-find >>optim-update >>file.                                */
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
@@ -324,7 +324,7 @@ static int tshi_io_list(tshi_io *io) {
         steps->staged = 1; /* only the stage that holds the parameter counts its steps */
         tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
-    for (i = 0; i < updated; i++)
+    for (i = 0; i < updated && tshi_optims[optim->desc.kind].moments > 1; i++)
         tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
             &io->count[io->generators + 2 + i];
     return ctx->error.code == TSH_OK; /* not TSH_OK: no memory for a name */

@@ -58,9 +58,10 @@ static int tshi_load_counts(const tshi_io *io) {
 }
 
 /* Returns 1 if the files must hold an item: a parameter, or a moment of a parameter that was
- * updated. Moments of SGD are never required, since it may have no momentum. */
+ * updated, unless the optimiser may have been saved without momentum. */
 static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
-    return !item->moment || (io->optim->desc.kind != TSH_SGD && item->steps->read > 0);
+    return !item->moment ||
+           (!tshi_optims[io->optim->desc.kind].momentum && item->steps->read > 0);
 }
 
 /* Returns the dtype of a tensor of the files; TSH_DTYPE_DEFAULT: tshi_dtypes has none for it. */

@@ -442,7 +442,8 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
                   rows);
 }
 
-/* to = from: copies n elements of one dtype, as unsigned integers of the dtype's size. */
+/* to = from: copies n elements of one dtype, as unsigned integers of the dtype's size if there is
+ * such a type. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
         typedef type TSHI_MAY_ALIAS bits; /* floats of this size, too */                           \
@@ -453,10 +454,16 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
 TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const tshi_operand *from) {
     const int64_t sy = to->step, sx = from->step; /* strides, in elements */
     int64_t i;
-    switch (tshi_dtypes[to->dtype].size) {
-    case 2: TSHI_KERNEL_MOVE(uint16_t); break;  /* bf16, f16 */
-    case 4: TSHI_KERNEL_MOVE(uint32_t); break;  /* f32, i32 */
-    default: TSHI_KERNEL_MOVE(uint64_t); break; /* f64, i64 */
+    const int64_t size = tshi_dtypes[to->dtype].size; /* bytes of an element */
+    switch (size) {
+    case 1: TSHI_KERNEL_MOVE(uint8_t); break;
+    case 2: TSHI_KERNEL_MOVE(uint16_t); break;
+    case 4: TSHI_KERNEL_MOVE(uint32_t); break;
+    case 8: TSHI_KERNEL_MOVE(uint64_t); break;
+    default:
+        for (i = 0; i < n; i++)
+            memcpy((char *)to->data + i * sy * size, (const char *)from->data + i * sx * size,
+                   (size_t)size);
     }
 }
 #undef TSHI_KERNEL_MOVE

@@ -126,16 +126,49 @@ static TSHI_COLD const char *tshi_context_inexact(void) {
     return NULL;
 }
 
-TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
-    const tsh_desc usual = TSHI_ZERO;
-    if (!desc) desc = &usual;
+/* Returns 1 if the library has the version, the tsh_real and the tsh_desc of the program, which
+ * calls op (see TSH_BUILT); else 0 and fills in *error. */
+static TSHI_COLD int tshi_context_same_build(const char *op, int version, size_t real, size_t size,
+                                             const tsh_desc *desc, tsh_error *error) {
+    const int mine = TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR;
+    if (version == mine && real == sizeof(tsh_real) &&
+        (size == sizeof(tsh_desc) || (!size && !desc)))
+        return 1;
+    if (version != mine)
+        (void)tsh_error_set(error, TSH_ERR_UNSUPPORTED, -1,
+                            "%s: the program was compiled with tshard.h %d.%d, the library is "
+                            "%d.%d; compile the program with the library's header",
+                            op, version / 1000, version % 1000, mine / 1000, mine % 1000);
+    else
+        (void)tsh_error_set(error, TSH_ERR_UNSUPPORTED, -1,
+                            "%s: the program was compiled with a tsh_real of %d bytes and a "
+                            "tsh_desc of %d, the library with %d and %d; give both the same "
+                            "TSHARD_REAL",
+                            op, (int)real, (int)size, (int)sizeof(tsh_real),
+                            (int)sizeof(tsh_desc));
+    return 0;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t size,
+                                            const tsh_desc *desc, tsh_ctx **out) {
+    tsh_desc usual = TSHI_ZERO;
+    tsh_error refusal;
+    const int same = tshi_context_same_build("tsh_open", version, real, size, desc, &refusal);
+    if (desc && !same) { /* reads the fields that have their places in every version */
+        usual.comm = desc->comm;
+        usual.logger = desc->logger;
+    }
+    if (!desc || !same) desc = &usual;
     if (!out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
         return TSH_ERR_ARGUMENT;
     }
     tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
-    tshi_context_groups(ctx, desc);
+    if (same)
+        tshi_context_groups(ctx, desc);
+    else
+        (void)tsh_fail(ctx, refusal.code, "%s", refusal.message);
     if (tshi_context_inexact())
         (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                        "tsh_open: tshard.h was compiled with %s, or with a flag that contains it; "
@@ -148,6 +181,10 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     tshi_profile_open(ctx);
     tshi_error_report(ctx); /* other ranks learn of an error in tsh_open */
     return ctx->error.code;
+}
+
+TSH_API TSHI_COLD tsh_result(tsh_open)(const tsh_desc *desc, tsh_ctx **out) {
+    return tsh_open_built(1, 0, 0, desc, out); /* 1: version 0.1 */
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
@@ -185,23 +222,30 @@ TSHI_CONTEXT_GROUP(pp)
 TSHI_CONTEXT_GROUP(dp)
 #undef TSHI_CONTEXT_GROUP
 
-TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+TSH_API int tsh_run_built(int version, size_t real, size_t size, const tsh_desc *desc,
+                          int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_ctx *ctx = NULL;
     int result = 1; /* returned if fn is not called */
     if (!fn)
         tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
-    else if (tsh_open(desc, &ctx) == TSH_OK)
+    else if (tsh_open_built(version, real, size, desc, &ctx) == TSH_OK)
         result = fn(ctx, user);
     tsh_close(ctx); /* does nothing if ctx is NULL */
     return result;
 }
 
-TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
-                       void *user, tsh_error *error) {
+TSH_API int(tsh_run)(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    return tsh_run_built(1, 0, 0, desc, fn, user);
+}
+
+TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *comm,
+                             const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user,
+                             tsh_error *error) {
     tsh_desc mine = TSHI_ZERO; /* a copy of *desc, with .comm = *comm */
     tsh_ctx *ctx = NULL;
     int result = 1;
-    if (desc) mine = *desc;
+    if (desc && tshi_context_same_build("", version, real, size, desc, NULL)) mine = *desc;
+    if (desc) mine.logger = desc->logger; /* has its place in every version */
     if (!comm || !fn) {
         const char *missing = comm ? "fn" : "comm";
         tsh_log_message(&mine.logger, "tsh_run_on: %s is NULL", missing);
@@ -210,7 +254,7 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
         return result;
     }
     mine.comm = *comm;
-    if (tsh_open(&mine, &ctx) == TSH_OK)
+    if (tsh_open_built(version, real, size, &mine, &ctx) == TSH_OK)
         result = fn(ctx, user);
     else if (error && ctx) /* tsh_open failed */
         *error = *tsh_last_error(ctx);
@@ -219,4 +263,9 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
     if (!ctx) tsh_comm_close(comm); /* no ctx owns the comm */
     tsh_close(ctx);
     return result;
+}
+
+TSH_API int(tsh_run_on)(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                        void *user, tsh_error *error) {
+    return tsh_run_on_built(1, 0, 0, comm, desc, fn, user, error);
 }

@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>optim-update                              MARK: - optim-update (private) */
-/* The update of one parameter, whole or a chunk of it.                       */
+/* The optimisers, a row each; the update of one parameter or a chunk of it.  */
 /* Needs: >>module-tree >>optim-norm.                                         */
 /* ========================================================================== */
 
@@ -142,23 +142,30 @@ static int64_t tshi_optim_count(const tsh_tensor *x) {
                                    : tsh_local_numel(x);
 }
 
-/* Gathers all chunks of a moment over dp into `values`, which has as many elements as this rank's
- * shard of the parameter. what: names the collective in errors. */
-static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
-    tsh_ctx *ctx = moment->ctx;
-    const size_t width = tsh_dtype_size(moment->dtype);
+/* Gathers chunks over dp: `values` has as many elements as this rank's shard of t, a parameter or a
+ * moment, and holds this rank's chunk in its place. what: names the collective in errors. */
+static tsh_result tshi_optim_gather_chunks(const tsh_tensor *t, void *values, tsh_dtype dtype,
+                                           const char *what) {
+    tsh_ctx *ctx = t->ctx;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
-    char *own = (char *)values + (size_t)tshi_optim_first(moment) * width; /* this rank's chunk */
+    char *own = (char *)values + tshi_dtype_bytes(dtype, tshi_optim_first(t));
     tsh_result result;
     int64_t *counts; /* shape (dp.size): number of elements per chunk */
     if (!block) return ctx->error.code;
     counts = (int64_t *)tshi_mem_data(block);
-    for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
-    memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * width);
-    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, moment->dtype),
-                             what);
+    for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(t, k);
+    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, dtype), what);
     tshi_mem_release(ctx, block);
     return result;
+}
+
+/* Gathers all chunks of a moment over dp into `values`, which has as many elements as this rank's
+ * shard of the parameter. what: names the collective in errors. */
+static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
+    memcpy((char *)values + tshi_dtype_bytes(moment->dtype, tshi_optim_first(moment)),
+           tshi_mem_data(moment->block),
+           tshi_dtype_bytes(moment->dtype, tshi_optim_count(moment)));
+    return tshi_optim_gather_chunks(moment, values, moment->dtype, what);
 }
 
 /* Replaces a moment's block by an uninitialised one of n elements. Returns 0 and an error if there
@@ -233,7 +240,7 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh
  * row-sparse, by rows. */
 typedef struct tshi_optim_work {
     const tsh_tensor *t;   /* the parameter */
-    tshi_kernel_fn kernel; /* tshi_optim_adam or tshi_optim_sgd */
+    tshi_kernel_fn kernel; /* updates a run of elements, such as tshi_optim_adam */
     const tshi_operand *x; /* the operands, TSHI_OPTIM_OPERANDS entries */
     tshi_update params;
     /* one per local row: not 0 if the gradient has values in the row; NULL: dense */
@@ -302,50 +309,179 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
     return 1;
 }
 
+/* -- the optimisers --------------------------------------------------------- */
+
+/* One update of one parameter, in the form that a row of tshi_optims gets it in. */
+typedef struct tshi_turn {
+    const tsh_optim_desc *desc; /* the optimiser's */
+    const tsh_tensor *t;        /* the parameter; t->dim: its global shape */
+    double lr, decay;           /* learning rate and weight decay of this parameter */
+    int64_t step;               /* 1 for the first update */
+    /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the row asks for
+     * whole parameters, they are global tensors, row-major and of tsh_real, and the update writes
+     * to X and the moments. Otherwise they are what tshi_optim_run reads and writes. */
+    tshi_operand *x;
+    tshi_update params; /* clip, the gradient's factor, is set, and what rounding needs */
+} tshi_turn;
+
+static void tshi_optim_update_sgd(tshi_turn *turn) {
+    turn->params.decay = turn->decay;
+    turn->params.lr = turn->lr;
+    turn->params.momentum = turn->desc->momentum;
+    turn->params.nesterov = turn->desc->nesterov;
+    tshi_optim_run(turn->t, tshi_optim_sgd[turn->t->ctx->isa], turn->x, &turn->params);
+}
+
+static void tshi_optim_update_adam(tshi_turn *turn) {
+    const tsh_optim_desc *d = turn->desc;
+    tshi_update *p = &turn->params;
+    const int decoupled = d->kind == TSH_ADAMW; /* it decays x itself, not through the gradient */
+    p->decay = decoupled ? 0 : turn->decay;
+    p->keep = decoupled ? 1 - turn->lr * turn->decay : 1;
+    p->b1 = d->beta1;
+    p->b2 = d->beta2;
+    p->eps = d->eps;
+    p->step = turn->lr / (1 - pow(d->beta1, (double)turn->step)); /* bias corrections */
+    p->root = 1 / sqrt(1 - pow(d->beta2, (double)turn->step));
+    /* as torch.optim.SparseAdam, which adds eps to sqrt(v) without bias correction */
+    if (turn->t->sparse) {
+        p->step /= p->root;
+        p->root = 1;
+    }
+    tshi_optim_run(turn->t, tshi_optim_adam[turn->t->ctx->isa], turn->x, p);
+}
+
+/* TO ADD AN OPTIMISER, add a constant to tsh_optim_kind and a row to tshi_optims. Its update gets
+ * the elements that this rank updates, in any order, or, with `whole`, the parameter as if it were
+ * neither sharded nor chunked; tshi_optim_whole gathers it. */
+typedef struct tshi_optim_row {
+    const char *name; /* in tsh_summary and in files */
+    int moments;      /* number of moments, 0 to 2 */
+    int momentum;     /* 1: no moment unless desc.momentum is above 0 */
+    int whole;        /* 1: the update needs whole parameters */
+    void (*update)(tshi_turn *turn);
+} tshi_optim_row;
+
+/* One row per optimiser, in the order of tsh_optim_kind. */
+static const tshi_optim_row tshi_optims[] = {
+    {"sgd", 1, 1, 0, tshi_optim_update_sgd},
+    {"adam", 2, 0, 0, tshi_optim_update_adam},
+    {"adamw", 2, 0, 0, tshi_optim_update_adam},
+};
+enum { TSHI_OPTIMS = sizeof tshi_optims / sizeof tshi_optims[0] };
+
+/* -- whole parameters ------------------------------------------------------- */
+
+/* Kernel: x = the operand of the gradient. */
+TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
+                                        const tshi_update *p) {
+    tsh_real pad[TSHI_BLOCK];
+    tshi_words drawn;
+    drawn.first = -1;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK)
+        tshi_optim_store_x(operand, e, n, tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad), p,
+                           &drawn);
+}
+TSHI_KERNEL(tshi_optim_assign, tshi_update);
+
+/* Gathers the values of operand i over dp and tp into `whole`, a global tensor; `shard` has space
+ * for this rank's shard. */
+static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_operand *x, int i,
+                                          tsh_real *shard, tsh_real *whole) {
+    const tsh_layout replicated = tsh_replicated();
+    const tsh_tensor *t = turn->t;
+    const int64_t first = tshi_optim_first(t), count = tshi_optim_count(t);
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* operand i in the place of the parameter */
+    tsh_real pad[TSHI_BLOCK];
+    memcpy(part, x, sizeof part);
+    part[TSHI_OPTIM_X] = x[i];
+    if (i != TSHI_OPTIM_X) part[TSHI_OPTIM_LOW].data = NULL;
+    for (int64_t e = 0; e < count; e += TSHI_BLOCK)
+        memcpy(shard + first + e, tshi_optim_load_x(part, e, count, pad),
+               (size_t)tshi_base_min(TSHI_BLOCK, count - e) * sizeof *pad);
+    if (t->flags & TSHI_CHUNKED &&
+        tshi_optim_gather_chunks(t, shard, TSH_REAL, "tsh_optim_step: a whole parameter") != TSH_OK)
+        return t->ctx->error.code;
+    return tshi_redistribute_move(t, &t->layout, &replicated, TSH_REAL, shard, whole);
+}
+
+/* Stores this rank's elements of `whole` in operand i, rounded as that operand is. */
+static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, int i,
+                                  tsh_real *whole, tsh_real *shard) {
+    const tsh_layout replicated = tsh_replicated();
+    const tsh_tensor *t = turn->t;
+    tshi_operand part[TSHI_OPTIM_OPERANDS];
+    tshi_update params = turn->params;
+    memcpy(part, x, sizeof part);
+    part[TSHI_OPTIM_X] = x[i];
+    if (i != TSHI_OPTIM_X) {
+        part[TSHI_OPTIM_LOW].data = NULL;
+        params.rounds = params.random;
+        params.stream = tshi_rng_hash(params.noise.stream, &i, sizeof i);
+    }
+    if (tshi_redistribute_move(t, &replicated, &t->layout, TSH_REAL, whole, shard) != TSH_OK)
+        return;
+    part[TSHI_OPTIM_GRAD] = tshi_kernel_operand(shard + tshi_optim_first(t), 1, TSH_REAL);
+    tshi_optim_run(t, tshi_optim_assign[t->ctx->isa], part, &params);
+}
+
+/* Calls the update of a row that needs whole parameters: gathers the operands, the same on every
+ * rank, and keeps this rank's part of the results. */
+static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
+    tsh_ctx *ctx = turn->t->ctx;
+    const int64_t n = tsh_numel(turn->t);
+    /* shape (TSHI_OPTIM_LOW + 1, n): the global operands, then space for a shard */
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                       tshi_dtype_reals((TSHI_OPTIM_LOW + 1) * n));
+    tshi_operand *const own = turn->x, whole[TSHI_OPTIM_OPERANDS];
+    tsh_real *values, *shard;
+    if (!block) return;
+    values = (tsh_real *)tshi_mem_data(block);
+    shard = values + TSHI_OPTIM_LOW * n;
+    memset(whole, 0, sizeof whole);
+    for (int i = 0; i < TSHI_OPTIM_LOW && ctx->error.code == TSH_OK; i++) {
+        if (!own[i].data) continue; /* there is no such moment */
+        whole[i] = tshi_kernel_operand(values + i * n, 1, TSH_REAL);
+        (void)tshi_optim_gather_whole(turn, own, i, shard, values + i * n);
+    }
+    turn->x = whole;
+    if (ctx->error.code == TSH_OK) row->update(turn);
+    for (int i = 0; i < TSHI_OPTIM_LOW && ctx->error.code == TSH_OK; i++)
+        if (own[i].data && i != TSHI_OPTIM_GRAD)
+            tshi_optim_keep_whole(turn, own, i, values + i * n, shard);
+    tshi_mem_release(ctx, block);
+}
+
 /* Updates one parameter and its moments, which the first update creates. clip: what the gradient is
  * multiplied by. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
-    tsh_tensor *t = each->param;
-    /* lr and decay of this parameter */
-    const double lr = d->lr * each->lr_scale, decay = each->weight_decay;
+    const tshi_optim_row *row = &tshi_optims[d->kind];
+    const int moments = row->momentum && !(d->momentum > 0) ? 0 : row->moments;
+    tsh_tensor *t = each->param, **const moment[] = {&each->first, &each->second};
     tshi_operand x[TSHI_OPTIM_OPERANDS];
-    tshi_update p;
+    tshi_turn turn;
+    memset(&turn, 0, sizeof turn);
+    turn.desc = d;
+    turn.t = t;
+    turn.lr = d->lr * each->lr_scale;
+    turn.decay = each->weight_decay;
+    turn.x = x;
+    turn.params.clip = clip;
     if (!tshi_optim_operands(t, d->moments_dtype, x)) return;
-    memset(&p, 0, sizeof p);
-    p.clip = clip;
-    p.decay = decay;
-    each->steps++; /* the bias corrections below read it */
-    p.random = d->moments_dtype == TSH_BF16;
-    p.noise.key = t->ctx->seed;
-    p.rounds = t->dtype == TSH_BF16 && !t->low;
-    p.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)each->steps, "moments", 7), t->path,
-                                   strlen(t->path));
-    p.stream = tshi_rng_hash(p.noise.stream, "weights", 7);
-    if (d->kind != TSH_SGD || d->momentum > 0) { /* the update has a first moment */
-        if (!tshi_optim_moment(t, &each->first, d->moments_dtype)) return;
-        x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
+    turn.step = ++each->steps;
+    turn.params.random = d->moments_dtype == TSH_BF16;
+    turn.params.noise.key = t->ctx->seed;
+    turn.params.rounds = t->dtype == TSH_BF16 && !t->low;
+    turn.params.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)turn.step, "moments", 7),
+                                             t->path, strlen(t->path));
+    turn.params.stream = tshi_rng_hash(turn.params.noise.stream, "weights", 7);
+    for (int i = 0; i < moments; i++) {
+        if (!tshi_optim_moment(t, moment[i], d->moments_dtype)) return;
+        x[TSHI_OPTIM_FIRST + i].data = tshi_tensor_at(*moment[i]);
     }
-    if (d->kind == TSH_SGD) {
-        p.lr = lr;
-        p.momentum = d->momentum;
-        p.nesterov = d->nesterov;
-        tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &p);
-        return;
-    }
-    if (!tshi_optim_moment(t, &each->second, d->moments_dtype)) return;
-    x[TSHI_OPTIM_SECOND].data = tshi_tensor_at(each->second);
-    if (d->kind == TSH_ADAMW) p.decay = 0; /* AdamW decays x itself, not through the gradient */
-    p.keep = d->kind == TSH_ADAMW ? 1 - lr * decay : 1;
-    p.b1 = d->beta1;
-    p.b2 = d->beta2;
-    p.eps = d->eps;
-    p.step = lr / (1 - pow(d->beta1, (double)each->steps)); /* bias corrections */
-    p.root = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
-    /* as torch.optim.SparseAdam, which adds eps to sqrt(v) without bias correction */
-    if (t->sparse) {
-        p.step /= p.root;
-        p.root = 1;
-    }
-    tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
+    if (row->whole)
+        tshi_optim_whole(&turn, row);
+    else
+        row->update(&turn);
 }

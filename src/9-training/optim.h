@@ -15,7 +15,7 @@ static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
         return tsh_fail(ctx, TSH_ERR_DTYPE,
                         "tsh_optim_new: grad_dtype is %d, moments_dtype %d; they are %s or bf16",
                         (int)d->grad_dtype, (int)d->moments_dtype, tshi_dtype_name(TSH_REAL));
-    if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
+    if ((unsigned)d->kind < (unsigned)TSHI_OPTIMS && d->lr >= TSH_ZERO && d->momentum >= 0 &&
         d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
         d->eps >= TSH_ZERO && d->weight_decay >= 0 && d->clip_norm >= 0)
         return TSH_OK;
@@ -29,8 +29,7 @@ static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
 
 /* Returns the name of the optimiser's kind in tsh_summary and in files. */
 static const char *tshi_optim_kind(const tsh_optim *optim) {
-    static const char *const name[] = {"sgd", "adam", "adamw"};
-    return name[optim->desc.kind];
+    return tshi_optims[optim->desc.kind].name;
 }
 
 /* Returns 1 if all parameters below module have a dtype with the range of a float (f16 has not);

@@ -52,3 +52,7 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out);
  * none. */
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
                        int (*fn)(tsh_ctx *ctx, void *user), void *user);
+TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv_desc *uv,
+                             const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                             void *user);
+#define tsh_uv_run(...) tsh_uv_run_built(TSH_BUILT, __VA_ARGS__)

@@ -253,12 +253,14 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
     return error.code;
 }
 
-TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
-                       int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv_desc *uv,
+                             const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                             void *user) {
     tsh_uv_desc join; /* copy of *uv, or all 0 */
     tsh_desc with;    /* copy of *desc, or all 0 */
     tsh_comm comm;
     tsh_error error;
+    if (!tshb_same_build("tsh_uv_run", version, real, size, desc)) return 1;
     memset(&join, 0, sizeof join);
     memset(&with, 0, sizeof with);
     memset(&error, 0, sizeof error);
@@ -273,6 +275,11 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
     tshi_uv_not_open(join.error, &with.logger, "tsh_uv_run", &error);
     if (error.code != TSH_OK) return 1;
     return tsh_run_on(&comm, &with, fn, user, join.error); /* tsh_run_on logs its errors */
+}
+
+TSH_API int(tsh_uv_run)(const tsh_uv_desc *uv, const tsh_desc *desc,
+                        int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    return tsh_uv_run_built(1, 0, 0, uv, desc, fn, user);
 }
 
 #undef TSHI_UV_GET

@@ -80,6 +80,10 @@ def macros():
                                    file.read(), re.M))
 
 
+def minor():
+    return macros().rpartition(".")[0]
+
+
 # ---- installed by make -------------------------------------------------------
 
 
@@ -117,7 +121,7 @@ def make_installs_and_uninstalls(folder):
     check("tshard-run is not installed: it needs libuv1-dev" in text, "without libuv:", text)
 
     text = make("shared", "install", prefix="/opt/tshard", destdir=folder)
-    expected += ["lib/libtshard.so", "lib/libtshard.so." + macros().split(".")[0]]
+    expected += ["lib/libtshard.so", "lib/libtshard.so." + minor()]
     if "tshard-run is not installed" not in text:
         expected.append("bin/tshard-run")
         code, usage = call([os.path.join(root, "bin", "tshard-run")])
@@ -297,11 +301,55 @@ def shared_library_has_public_functions_only(_):
         declared.update(re.findall(r"^TSH_API [^;(]*?\b(tshb?_\w+)\(", text, re.M))
     check(len(declared) > 200, "only", len(declared), "functions found in the headers")
     check(exported == declared, "exported, or declared, alone:", sorted(exported ^ declared))
-    major = macros().split(".")[0]
-    check(os.readlink(library) == "libtshard.so." + major, library, "is no link to it")
+    check(os.readlink(library) == "libtshard.so." + minor(), library, "is no link to it")
     if shutil.which("readelf"):
         soname = re.search(r"SONAME.*\[(.*)\]", must(["readelf", "-d", library]))
-        check(soname and soname[1] == "libtshard.so." + major, "soname:", soname)
+        check(soname and soname[1] == "libtshard.so." + minor(), "soname:", soname)
+
+
+REFUSED = """open TSH_ERR_UNSUPPORTED
+kept: tsh_open: {new}
+run 1
+run_on 1
+given: tsh_open: {new}
+threads_run 1
+old open TSH_ERR_UNSUPPORTED
+kept: tsh_open: {old}
+old run 1
+old run_on 1
+old threads_run 1
+called 0
+"""
+
+
+def other_builds_are_refused(folder):
+    """A program of another TSHARD_REAL, one of another version, one of 0.1, by a link."""
+    library = os.path.join(installed(), "lib")
+    headers = os.path.join(folder, "headers")
+    shutil.copytree(os.path.join(installed(), "include", "tshard"), headers)
+    path = os.path.join(headers, "tshard.h")
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(re.sub("(TSHARD_VERSION_MINOR) .*", r"\1 9", text))
+    old = ("the program was compiled with tshard.h 0.1, the library is %s; compile the program "
+           "with the library's header" % minor())
+    for include, flags, new in (
+            (os.path.join(installed(), "include", "tshard"), ["-DTSHARD_REAL=double"],
+             "the program was compiled with a tsh_real of 8 bytes and a tsh_desc of "),
+            (headers, [], old.replace("0.1", macros()[0] + ".9", 1))):
+        program = os.path.join(folder, "program")
+        must([CC, "-std=c99"] + flags + ["-I", include, os.path.join(HERE, "mismatch.c"), "-o",
+                                         program, "-L", library, "-ltshard", "-Wl,-rpath,"
+                                         + library])
+        text = must([program])
+        logged = re.findall(r"^logged: (\w+): (.*) \(TSH_ERR_UNSUPPORTED\)$", text, re.M)
+        check([name for name, _ in logged] == ["tsh_open"] * 3 + ["tsh_threads_run"]
+              + ["tsh_open"] * 2 + ["tsh_threads_run"], "logged:", text)
+        check(all(said.startswith(new) for _, said in logged[:4]), "not", new, "but", text)
+        check(all(said == old for _, said in logged[4:]), "not", old, "but", text)
+        text = re.sub("^logged: .*\n", "", text, flags=re.M)
+        check(text == REFUSED.format(new=logged[0][1], old=old), "said:", text)
 
 
 ONE_LAYER = """#define TSHARD_IMPLEMENTATION
@@ -365,7 +413,7 @@ TESTS = [version_is_the_same_everywhere, make_installs_and_uninstalls, add_subdi
          fetch_content, find_package_installed_by_make, find_package_installed_by_cmake,
          find_package_says_what_is_missing, pkg_config, shared_library_from_python,
          structures_of_python_are_those_of_c, shared_library_has_public_functions_only,
-         one_layer_is_a_small_program, descriptors_in_every_cxx]
+         other_builds_are_refused, one_layer_is_a_small_program, descriptors_in_every_cxx]
 
 if __name__ == "__main__":
     sys.exit(run_tests("consumer", TESTS))

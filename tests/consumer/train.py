@@ -3,8 +3,9 @@ names: y = x0 x1, two linear layers, AdamW. Prints a loss every 100 steps, as th
 
 import ctypes
 import sys
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
 
+BUILT = 2  # the version, 0.2, that the structures here are of
 TSH_ADAMW, TSH_ALL = 2, -1000
 RANK_MAIN = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p)  # int fn(tsh_ctx *ctx, void *user)
 
@@ -39,7 +40,7 @@ STRUCTURES = {"tsh_shape": (Shape, "dim"), "tsh_init": (Init, "high"),
 
 FUNCTIONS = {  # result, arguments
     "tsh_version": (c_char_p, []),
-    "tsh_run": (c_int, [c_void_p, RANK_MAIN, c_void_p]),
+    "tsh_run_built": (c_int, [c_int, c_size_t, c_size_t, c_void_p, RANK_MAIN, c_void_p]),
     "tsh_ok": (c_int, [c_void_p]),
     "tsh_root": (c_void_p, [c_void_p]),
     "tsh_add_linear": (c_void_p, [c_void_p, c_char_p, POINTER(Linear)]),
@@ -87,7 +88,7 @@ def train(tsh):
             tsh.tsh_step_end(ctx)
         return 0 if tsh.tsh_ok(ctx) else 1
 
-    return tsh.tsh_run(None, RANK_MAIN(learn), None)
+    return tsh.tsh_run_built(BUILT, 4, 0, None, RANK_MAIN(learn), None)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ class Room:
         with open(path, encoding="utf-8") as file:
             self.text = file.read()
         self.code = re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', " ", self.text, flags=re.S)
+        self.code = re.sub(r"\((tsh_\w+)\)\(", r"\1(", self.code)  # (tsh_open): a macro, too
         needs = NEEDS.search(self.text)
         self.needs = re.findall(r">>([\w-]+)", needs[0]) if needs else None
 

@@ -25,6 +25,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(HERE), "support"))
 from scripts import mpi_flags, mpis
 import api
 import calls
+import dtypes
 import floors
 import index
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(HERE)), "src"))
@@ -98,11 +99,13 @@ class Source:
 
 
 def blank(text):
-    """The text with comments, literals and preprocessor lines turned into spaces."""
+    """The text with comments, literals and preprocessor lines turned into spaces, and the
+    parentheses of (tsh_open), a function that is a macro, too."""
     def spaces(match):
         return re.sub(r"[^\n]", " ", match[0])
     text = re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', spaces, text,
                   flags=re.S)
+    text = re.sub(r"\((tsh_\w+)\)\(", r" \1 (", text)
     return re.sub(r"^[ \t]*#(?:\\\n|[^\n])*", spaces, text, flags=re.M)
 
 
@@ -212,20 +215,9 @@ def check_forward(source):
         report(source.path, source.line_at(match.start()), "%s is declared ahead" % match[1])
 
 
-# What a dtype is stands in one table: only these rooms may ask which one it is, or how wide a
-# tsh_real is (gemm, gemm-api: kernels are of one width; types, config: TSH_REAL, TSHI_DOUBLE).
-DTYPE_ROOMS = {"types", "config", "base", "dtype", "gemm", "gemm-vector", "gemm-avx512",
-               "gemm-avx2", "gemm-api"}
-ASKS_DTYPE = re.compile(r"sizeof\s*\(\s*tsh_real\s*\)|\bcase\s+TSH_[FI]\d+\b|"
-                        r"[=!]=\s*TSH_[FI]\d+\b|\bTSH_[FI]\d+\s*[=!]=")
-
-
 def check_dtypes(source):
-    lines = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m[0]), source.text, flags=re.S)
-    for number, line in enumerate(lines.split("\n"), 1):
-        room = source.room_at(number)
-        if ASKS_DTYPE.search(line) and not (room and room.name in DTYPE_ROOMS):
-            report(source.path, number, "asks for a dtype or its width: take it from tshi_dtypes")
+    for number, what in dtypes.findings(source):
+        report(source.path, number, what)
 
 
 def check_lengths(sources):
@@ -366,7 +358,8 @@ def check_macros(headers, folder):
             elif directive and os.path.realpath(file) in paths:
                 ours[directive[2]] = (file, line)
     for name, place in ours.items():
-        if not re.match(r"TSH_|TSHARD_", name):
+        if not re.match(r"TSH_|TSHARD_", name) and not any(
+                name + "_built" in source.code for source in headers):
             report(*place, "macro %s escapes" % name)
 
 

@@ -149,13 +149,13 @@ static const api_field fields_of_tsh_custom_desc[] = {
     {offsetof(tsh_custom_desc, shape), {SHAPE, 0, "shape"}},
     {offsetof(tsh_custom_desc, layout), {LAYOUT, 0, "layout"}},
     {offsetof(tsh_custom_desc, partial), {INT, 0, "partial"}},
-    {offsetof(tsh_custom_desc, forward), {FUNCTION, 4, "forward"}},
-    {offsetof(tsh_custom_desc, backward), {FUNCTION, 5, "backward"}},
+    {offsetof(tsh_custom_desc, forward), {FUNCTION, 6, "forward"}},
+    {offsetof(tsh_custom_desc, backward), {FUNCTION, 7, "backward"}},
     {offsetof(tsh_custom_desc, user), {USER, 0, "user"}},
 };
 
 static const api_field fields_of_tsh_module_desc[] = {
-    {offsetof(tsh_module_desc, forward), {FUNCTION, 6, "forward"}},
+    {offsetof(tsh_module_desc, forward), {FUNCTION, 8, "forward"}},
     {offsetof(tsh_module_desc, user), {USER, 0, "user"}},
 };
 
@@ -386,9 +386,9 @@ static const api_field fields_of_tsh_pipeline_desc[] = {
     {offsetof(tsh_pipeline_desc, micro_batches), {COUNT, 0, "micro_batches"}},
     {offsetof(tsh_pipeline_desc, counts), {INTS, 0, "counts"}},
     {offsetof(tsh_pipeline_desc, schedule), {ENUM, 0, "schedule"}},
-    {offsetof(tsh_pipeline_desc, input), {FUNCTION, 7, "input"}},
-    {offsetof(tsh_pipeline_desc, loss), {FUNCTION, 8, "loss"}},
-    {offsetof(tsh_pipeline_desc, weight), {FUNCTION, 9, "weight"}},
+    {offsetof(tsh_pipeline_desc, input), {FUNCTION, 9, "input"}},
+    {offsetof(tsh_pipeline_desc, loss), {FUNCTION, 10, "loss"}},
+    {offsetof(tsh_pipeline_desc, weight), {FUNCTION, 11, "weight"}},
     {offsetof(tsh_pipeline_desc, user), {USER, 0, "user"}},
 };
 
@@ -400,14 +400,14 @@ static const api_field fields_of_tsh_file_desc[] = {
     {offsetof(tsh_file_desc, rename), {STRUCT, STRUCT_tsh_rename, "rename"}},
     {offsetof(tsh_file_desc, ignore), {NAMES, 0, "ignore"}},
     {offsetof(tsh_file_desc, broadcast), {INT, 0, "broadcast"}},
-    {offsetof(tsh_file_desc, read), {FUNCTION, 10, "read"}},
+    {offsetof(tsh_file_desc, read), {FUNCTION, 12, "read"}},
     {offsetof(tsh_file_desc, user), {USER, 0, "user"}},
 };
 
 static const api_field fields_of_tsh_trace_desc[] = {
     {offsetof(tsh_trace_desc, path), {TEXT, 0, "path"}},
-    {offsetof(tsh_trace_desc, write), {FUNCTION, 11, "write"}},
-    {offsetof(tsh_trace_desc, now), {FUNCTION, 12, "now"}},
+    {offsetof(tsh_trace_desc, write), {FUNCTION, 13, "write"}},
+    {offsetof(tsh_trace_desc, now), {FUNCTION, 14, "now"}},
     {offsetof(tsh_trace_desc, user), {USER, 0, "user"}},
     {offsetof(tsh_trace_desc, limit), {LONG, 0, "limit"}},
 };
@@ -498,7 +498,9 @@ static const api_struct structs[API_STRUCTS] = {
 
 static const api_function stubs[] = {
     (api_function)stub_tsh_run_fn,
+    (api_function)stub_tsh_run_built_fn,
     (api_function)stub_tsh_run_on_fn,
+    (api_function)stub_tsh_run_on_built_fn,
     (api_function)stub_tsh_each_param_fn,
     (api_function)stub_tsh_gradcheck_fn,
     (api_function)stub_tsh_custom_desc_forward,
@@ -583,6 +585,8 @@ static void call_tsh_now(void *const *a) { (void)a; (void)tsh_now(); }
 static void call_tsh_mem_stats(void *const *a) { (void)tsh_mem_stats(*(const tsh_ctx **)a[0]); }
 static void call_tsh_open(void *const *a) { (void)tsh_open(*(const tsh_desc **)a[0],
     *(tsh_ctx ***)a[1]); }
+static void call_tsh_open_built(void *const *a) { (void)tsh_open_built(*(int *)a[0],
+    *(size_t *)a[1], *(size_t *)a[2], *(const tsh_desc **)a[3], *(tsh_ctx ***)a[4]); }
 static void call_tsh_close(void *const *a) { tsh_close(*(tsh_ctx **)a[0]); }
 static void call_tsh_world(void *const *a) { (void)tsh_world(*(tsh_ctx **)a[0]); }
 static void call_tsh_tp(void *const *a) { (void)tsh_tp(*(tsh_ctx **)a[0]); }
@@ -590,9 +594,15 @@ static void call_tsh_pp(void *const *a) { (void)tsh_pp(*(tsh_ctx **)a[0]); }
 static void call_tsh_dp(void *const *a) { (void)tsh_dp(*(tsh_ctx **)a[0]); }
 static void call_tsh_run(void *const *a) { (void)tsh_run(*(const tsh_desc **)a[0], *(int
     (**)(tsh_ctx *ctx, void *user))a[1], *(void **)a[2]); }
+static void call_tsh_run_built(void *const *a) { (void)tsh_run_built(*(int *)a[0],
+    *(size_t *)a[1], *(size_t *)a[2], *(const tsh_desc **)a[3], *(int (**)(tsh_ctx *ctx,
+    void *user))a[4], *(void **)a[5]); }
 static void call_tsh_run_on(void *const *a) { (void)tsh_run_on(*(tsh_comm **)a[0],
     *(const tsh_desc **)a[1], *(int (**)(tsh_ctx *ctx, void *user))a[2], *(void **)a[3],
     *(tsh_error **)a[4]); }
+static void call_tsh_run_on_built(void *const *a) { (void)tsh_run_on_built(*(int *)a[0],
+    *(size_t *)a[1], *(size_t *)a[2], *(tsh_comm **)a[3], *(const tsh_desc **)a[4], *(int
+    (**)(tsh_ctx *ctx, void *user))a[5], *(void **)a[6], *(tsh_error **)a[7]); }
 static void call_tsh_shape0(void *const *a) { (void)a; (void)tsh_shape0(); }
 static void call_tsh_shape1(void *const *a) { (void)tsh_shape1(*(int64_t *)a[0]); }
 static void call_tsh_shape2(void *const *a) { (void)tsh_shape2(*(int64_t *)a[0],
@@ -984,6 +994,8 @@ static const api_call calls[] = {
     {"tsh_now", call_tsh_now, 0, {{INT, 0, NULL}}},
     {"tsh_mem_stats", call_tsh_mem_stats, 1, {{CTX, 0, "ctx"}}},
     {"tsh_open", call_tsh_open, 2, {{STRUCT, STRUCT_tsh_desc, "desc"}, {OUT_CTX, 0, "out"}}},
+    {"tsh_open_built", call_tsh_open_built, 5, {{INT, 0, "version"}, {SIZE, 0, "real"}, {SIZE, 0,
+        "size"}, {STRUCT, STRUCT_tsh_desc, "desc"}, {OUT_CTX, 0, "out"}}},
     {"tsh_close", call_tsh_close, 1, {{CTX, 0, "ctx"}}},
     {"tsh_world", call_tsh_world, 1, {{CTX, 0, "ctx"}}},
     {"tsh_tp", call_tsh_tp, 1, {{CTX, 0, "ctx"}}},
@@ -991,8 +1003,13 @@ static const api_call calls[] = {
     {"tsh_dp", call_tsh_dp, 1, {{CTX, 0, "ctx"}}},
     {"tsh_run", call_tsh_run, 3, {{STRUCT, STRUCT_tsh_desc, "desc"}, {FUNCTION, 0, "fn"}, {USER,
         0, "user"}}},
+    {"tsh_run_built", call_tsh_run_built, 6, {{INT, 0, "version"}, {SIZE, 0, "real"}, {SIZE, 0,
+        "size"}, {STRUCT, STRUCT_tsh_desc, "desc"}, {FUNCTION, 1, "fn"}, {USER, 0, "user"}}},
     {"tsh_run_on", call_tsh_run_on, 5, {{COMM, 0, "comm"}, {STRUCT, STRUCT_tsh_desc, "desc"},
-        {FUNCTION, 1, "fn"}, {USER, 0, "user"}, {ERROR_AT, 0, "error"}}},
+        {FUNCTION, 2, "fn"}, {USER, 0, "user"}, {ERROR_AT, 0, "error"}}},
+    {"tsh_run_on_built", call_tsh_run_on_built, 8, {{INT, 0, "version"}, {SIZE, 0, "real"}, {SIZE,
+        0, "size"}, {COMM, 0, "comm"}, {STRUCT, STRUCT_tsh_desc, "desc"}, {FUNCTION, 3, "fn"},
+        {USER, 0, "user"}, {ERROR_AT, 0, "error"}}},
     {"tsh_shape0", call_tsh_shape0, 0, {{INT, 0, NULL}}},
     {"tsh_shape1", call_tsh_shape1, 1, {{LONG, 0, "a"}}},
     {"tsh_shape2", call_tsh_shape2, 2, {{LONG, 0, "a"}, {LONG, 0, "b"}}},
@@ -1149,7 +1166,7 @@ static const api_call calls[] = {
         STRUCT_tsh_module_desc, "desc"}}},
     {"tsh_find", call_tsh_find, 2, {{MODULE, 0, "module"}, {TEXT, 0, "path"}}},
     {"tsh_param", call_tsh_param, 2, {{MODULE, 0, "module"}, {TEXT, 0, "path"}}},
-    {"tsh_each_param", call_tsh_each_param, 3, {{MODULE, 0, "module"}, {FUNCTION, 2, "fn"}, {USER,
+    {"tsh_each_param", call_tsh_each_param, 3, {{MODULE, 0, "module"}, {FUNCTION, 4, "fn"}, {USER,
         0, "user"}}},
     {"tsh_module_path", call_tsh_module_path, 1, {{MODULE, 0, "module"}}},
     {"tsh_child", call_tsh_child, 2, {{MODULE, 0, "module"}, {INT, 0, "index"}}},
@@ -1240,7 +1257,7 @@ static const api_call calls[] = {
         0, "bytes"}}},
     {"tsh_writer_sync", call_tsh_writer_sync, 1, {{WRITER, 0, "writer"}}},
     {"tsh_writer_close", call_tsh_writer_close, 2, {{WRITER, 0, "writer"}, {INT, 0, "keep"}}},
-    {"tsh_gradcheck", call_tsh_gradcheck, 7, {{CTX, 0, "ctx"}, {FUNCTION, 3, "fn"}, {TENSORS, 0,
+    {"tsh_gradcheck", call_tsh_gradcheck, 7, {{CTX, 0, "ctx"}, {FUNCTION, 5, "fn"}, {TENSORS, 0,
         "in"}, {COUNT, 0, "n"}, {USER, 0, "user"}, {DOUBLE, 0, "eps"}, {LONG, 0, "samples"}}},
     {"tsh_check_replicas", call_tsh_check_replicas, 1, {{MODULE, 0, "module"}}},
     {"tsh_hash", call_tsh_hash, 2, {{CTX, 0, "ctx"}, {TENSOR, 0, "t"}}},

@@ -122,6 +122,12 @@ static int stub_tsh_run_fn(tsh_ctx *ctx, void *user) {
 static int stub_tsh_run_on_fn(tsh_ctx *ctx, void *user) {
     return stub_tsh_run_fn(ctx, user);
 }
+static int stub_tsh_run_built_fn(tsh_ctx *ctx, void *user) {
+    return stub_tsh_run_fn(ctx, user);
+}
+static int stub_tsh_run_on_built_fn(tsh_ctx *ctx, void *user) {
+    return stub_tsh_run_fn(ctx, user);
+}
 static void stub_tsh_each_param_fn(const char *path, tsh_tensor *param, void *user) {
     (void)path, (void)param, (void)user;
 }

@@ -256,7 +256,7 @@ static void bits_do_not_depend_on_the_place(void **state) {
 static void masks_are_the_generators_bits(void **state) {
     static const double rates[] = {0.1, 0.5, 1};
     enum { MOST = 200 };
-    tsh_real x[MOST], y[MOST + 1];
+    tsh_real x[MOST], y[MOST + 1] = {0};
     uint32_t seed = 3;
     int64_t first, n, i;
     tshi_operand operand[2];
@@ -311,7 +311,7 @@ static void the_first_of_the_largest_is_found(void **state) {
     static tsh_real x[MOST];
     const int64_t lengths[] = {1, 2, 31, 32, 33, 100, 768, 65535, 65536, 65537, MOST};
     uint32_t seed = 5;
-    int64_t i, place, want;
+    int64_t i, place = 0, want;
     tsh_real most;
     tshi_reduce_params params = {0, 0, 0, 0};
     tshi_operand operand[3];

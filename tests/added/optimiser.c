@@ -1,0 +1,147 @@
+/* For test_added.py: ADDED, the optimiser that lion.diff or muon.diff adds: its values
+ * against a loop in double, and the same bits at every degree of tp and dp, with .zero, and when
+ * training goes on at another degree. */
+#define TSHARD_IMPLEMENTATION
+#include "tshard.h"
+#include "backends/tshard_threads.h"
+#include <stdio.h>
+#include <string.h>
+
+enum { ROWS = 7, COLUMNS = 10, N = ROWS * COLUMNS, STEPS = 3 };
+#define RATE     0.02
+#define DECAY    0.1
+#define MOMENTUM 0.9
+#define BETA     0.99
+#define FILE_NAME "optimiser.safetensors"
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (condition) break;                                                                      \
+        (void)fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition,                          \
+                      tsh_last_error(ctx)->message);                                               \
+        return 1;                                                                                  \
+    } while (0)
+
+static double begin[N], expected[N]; /* the weight before and after STEPS steps */
+static tsh_real first[N];            /* what the first degree tried has computed */
+
+typedef struct setting {
+    int ranks, tp, zero, loads; /* loads 1: reads the state after one step from FILE_NAME */
+    tsh_dtype dtype;
+} setting;
+
+static double gradient(int step, int i) {
+    return sin(1.7 * i + 0.3 * step * i + step);
+}
+
+/* c = alpha a b + beta c, of shapes (m, k), (k, n) */
+static void product(int m, int n, int k, double alpha, const double *a, const double *b,
+                    double beta, double *c) {
+    int i, j, e;
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) {
+            double sum = 0;
+            for (e = 0; e < k; e++) sum += a[i * k + e] * b[e * n + j];
+            c[i * n + j] = alpha * sum + beta * c[i * n + j];
+        }
+}
+
+/* Muon's direction: u becomes U, with singular values near 1. */
+static void direction(double *u) {
+    double t[N], a[ROWS * ROWS] = {0}, b[ROWS * ROWS], old[N], norm = 0;
+    int i, step;
+    for (i = 0; i < N; i++) norm += u[i] * u[i];
+    for (i = 0; i < N; i++) u[i] /= sqrt(norm) + 1e-7;
+    for (step = 0; step < 5; step++) {
+        for (i = 0; i < N; i++) t[i % COLUMNS * ROWS + i / COLUMNS] = u[i];
+        product(ROWS, ROWS, COLUMNS, 1, u, t, 0, a);
+        memcpy(b, a, sizeof a);
+        product(ROWS, ROWS, ROWS, 2.0315, a, a, -4.775, b);
+        memcpy(old, u, sizeof old);
+        product(ROWS, COLUMNS, ROWS, 1, b, old, 3.4445, u);
+    }
+}
+
+static void expect(int muon) {
+    double m[N] = {0}, u[N];
+    int i, step;
+    memcpy(expected, begin, sizeof begin);
+    for (step = 1; step <= STEPS; step++) {
+        for (i = 0; i < N; i++) {
+            const double g = gradient(step, i);
+            u[i] = MOMENTUM * m[i] + (muon ? g : (1 - MOMENTUM) * g);
+            m[i] = muon ? u[i] : BETA * m[i] + (1 - BETA) * g;
+        }
+        if (muon) direction(u);
+        for (i = 0; i < N; i++) {
+            const double by = muon ? u[i] : u[i] > 0 ? 1 : u[i] < 0 ? -1 : 0;
+            expected[i] = expected[i] * (1 - RATE * DECAY) - RATE * by;
+        }
+    }
+}
+
+/* Gives the weight a gradient that is the same at every degree. */
+static tsh_result step(tsh_ctx *ctx, tsh_tensor *weight, tsh_optim *optim, int number) {
+    tsh_tensor *c = tsh_zeros(ctx, tsh_shape2(ROWS, COLUMNS));
+    tsh_real *values = (tsh_real *)tsh_data(ctx, c);
+    int i;
+    for (i = 0; values && i < N; i++) values[i] = (tsh_real)gradient(number, i);
+    c = tsh_redistribute(c, tsh_layout_of(weight));
+    c = tsh_sum(tsh_mul(tsh_cast(weight, TSH_REAL), c), TSH_ALL, 0);
+    (void)tsh_backward(ctx, tsh_redistribute(c, tsh_replicated()));
+    (void)tsh_optim_step(optim);
+    tsh_zero_grads(tsh_root(ctx));
+    tsh_step_end(ctx);
+    return tsh_last_error(ctx)->code;
+}
+
+static int train(tsh_ctx *ctx, void *user) {
+    const setting *s = (const setting *)user;
+    const tsh_plan_rule plan = {.path = "fc", .style = TSH_COLWISE};
+    const tsh_linear_desc linear = {.in = COLUMNS, .out = ROWS, .no_bias = 1};
+    const tsh_optim_desc desc = {.kind = ADDED, .lr = RATE, .beta1 = MOMENTUM, .beta2 = BETA,
+                                 .momentum = MOMENTUM, .weight_decay = DECAY, .zero = s->zero};
+    tsh_module *fc = tsh_add_linear(tsh_root(ctx), "fc", &linear);
+    tsh_tensor *weight = tsh_param(fc, "weight");
+    tsh_real values[N];
+    tsh_optim *optim;
+    int i, number = 1;
+    for (i = 0; i < N; i++) values[i] = (tsh_real)begin[i];
+    CHECK(tsh_write(ctx, weight, TSH_GLOBAL, values, sizeof values) == TSH_OK);
+    CHECK(tsh_to(tsh_root(ctx), s->dtype) == TSH_OK);
+    CHECK(tsh_parallelize(tsh_root(ctx), &plan, 1) == TSH_OK);
+    optim = tsh_optim_new(tsh_root(ctx), &desc);
+    if (s->loads) {
+        CHECK(tsh_load(tsh_root(ctx), FILE_NAME, optim) == TSH_OK);
+        number = 2;
+    }
+    for (; number <= STEPS; number++) {
+        CHECK(step(ctx, weight, optim, number) == TSH_OK);
+        if (number == 1) CHECK(tsh_save(tsh_root(ctx), FILE_NAME, optim) == TSH_OK);
+    }
+    CHECK(tsh_read(ctx, tsh_cast(weight, TSH_REAL), TSH_GLOBAL, values, sizeof values) == TSH_OK);
+    if (s->ranks == 1 && !s->loads) memcpy(first, values, sizeof first);
+    CHECK(memcmp(values, first, sizeof first) == 0);
+    for (i = 0; i < N; i++)
+        CHECK(fabs((double)values[i] - expected[i]) <= (s->dtype == TSH_REAL ? 1e-12 : 2e-2));
+    return 0;
+}
+
+int main(void) {
+    static const setting settings[] = {
+        {1, 1, 0, 0, TSH_F64}, {1, 1, 0, 1, TSH_F64},  {2, 2, 0, 0, TSH_F64}, {2, 1, 0, 1, TSH_F64},
+        {2, 1, 1, 0, TSH_F64}, {4, 2, 1, 0, TSH_F64},  {4, 2, 1, 1, TSH_F64}, {8, 4, 1, 0, TSH_F64},
+        {3, 3, 0, 1, TSH_F64}, {1, 1, 0, 0, TSH_BF16}, {4, 2, 1, 1, TSH_BF16}};
+    size_t at;
+    int i;
+    for (i = 0; i < N; i++) begin[i] = 0.1 * cos(0.7 * i);
+    expect(strcmp(tshi_optims[ADDED].name, "muon") == 0);
+    for (at = 0; at < sizeof settings / sizeof settings[0]; at++) {
+        const setting *s = &settings[at];
+        const tsh_desc desc = {.tp = s->tp, .logger.fn = tsh_log_stderr};
+        if (tsh_threads_run(s->ranks, &desc, train, (void *)(size_t)s) == 0) continue;
+        (void)fprintf(stderr, "setting %d\n", (int)at);
+        return 1;
+    }
+    return 0;
+}
