@@ -157,7 +157,7 @@
  * STEP BY STEP
  *   1. A runner gives your function a ctx, one rank's world:
  *
- *          static const tsh_desc desc = {.logger.fn = tsh_log_stderr};          prints errors
+ *          static const tsh_desc desc = {.logger.log = tsh_log_stderr};          prints errors
  *          int main(void) { return tsh_run(&desc, train, NULL); }               one rank
  *          int main(void) { return tsh_threads_run(2, &desc, train, NULL); }    two, as threads
  *
@@ -191,8 +191,14 @@
  *
  * SHAPES ARE GLOBAL
  *   Every shape and index is that of the whole tensor: a model reads the same at any degree of
- *   tensor parallelism. tsh_dim(t, i) is global, tsh_local_dim(t, i) what this rank holds, which
+ *   tensor parallelism. tsh_size(t, i) is global, tsh_local_size(t, i) what this rank holds, which
  *   may be nothing: 4 heads on 3 ranks are 2, 2 and 0.
+ *
+ * ARGUMENTS
+ *   A call with a tensor or a module finds the ctx by it; any other call takes the ctx first. Calls
+ *   that have a tensor, return none, and must report one that is NULL, take both: tsh_backward,
+ *   tsh_data, tsh_item, tsh_read, tsh_write, tsh_hash; and tsh_custom_op. In descriptors 0 is the
+ *   default: see tsh_choice. Callbacks get `user` last.
  *
  * LAYOUTS
  *   A tensor is R (replicated), S(d) (sharded along d) or P (a partial sum) over the
@@ -206,10 +212,10 @@
  * LIFETIMES
  *   Owned tensors (tsh_tensor_new, tsh_tensor_from, tsh_keep, parameters) live until freed or until
  *   the ctx closes. Step tensors, all that ops return, live until tsh_step_end. tsh_backward gives
- *   most of their values back earlier: leaves, the loss, and tensors after tsh_retain keep them.
- *   Reading another is TSH_ERR_STALE. In loops without gradients, tsh_scope_begin and tsh_scope_end
- *   take the place of tsh_step_end. After the first steps a training loop calls the allocator no
- *   more.
+ *   most of their values back earlier: leaves, the loss, and tensors after tsh_retain_grad keep
+ *   them. Reading another is TSH_ERR_STALE. In loops without gradients, tsh_scope_begin and
+ *   tsh_scope_end take the place of tsh_step_end. After the first steps a training loop calls the
+ *   allocator no more.
  *
  * ERRORS
  *   The first error of a ctx is kept with code, rank and sentence; later ones are ignored. It
@@ -297,7 +303,7 @@
  *   rank. Uneven micro-batches and ignored targets: losses are sums, and .weight what they count.
  *   Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
  *
- * CHECKPOINTS
+ * SAVING AND LOADING
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
  *   tensors; tsh_load reads it at any degree and layout, and training goes on with the same bits.
  *   Files of other programs load too, a folder of several with an index among them, if names and
@@ -497,6 +503,15 @@ typedef enum tsh_dtype {
     TSH_Q4_1
 } tsh_dtype;
 
+/* In a descriptor 0 is the default, which the field's comment names. Where 0 is also a value that
+ * may be wanted, it is written in one of three ways:
+ *
+ *     a real number     TSH_ZERO: eps, lr, beta1, beta2, temperature
+ *     yes or no         TSH_YES, TSH_NO: bias, qkv_bias, out_bias
+ *     an integer        another field says whether it is used: padding for padding_idx, ignore for
+ *                       ignore_index */
+typedef enum tsh_choice { TSH_USUAL, TSH_YES, TSH_NO } tsh_choice;
+
 /* The value 0 for an option where a plain 0 means "use the default": {.beta1 = TSH_ZERO}. Only
  * options whose comment names TSH_ZERO accept it. */
 #define TSH_ZERO (-1e-300)
@@ -517,10 +532,10 @@ typedef struct tsh_shape {
 /* Allocates, resizes and frees memory. ptr NULL: allocates new_size bytes; new_size 0: frees ptr,
  * which has old_size bytes; else resizes it and keeps its contents. Returns the block, aligned to
  * `align` bytes, a power of two. NULL for a new_size above 0 means failure. */
-typedef void *(*tsh_allocator_fn)(void *user, void *ptr, size_t old_size, size_t new_size,
-                                  size_t align);
+typedef void *(*tsh_allocator_fn)(void *ptr, size_t old_size, size_t new_size,
+                                  size_t align, void *user);
 typedef struct tsh_allocator {
-    tsh_allocator_fn fn; /* NULL: malloc, and on Linux huge pages for blocks from 4 MiB on */
+    tsh_allocator_fn allocate; /* NULL: malloc, and on Linux huge pages for blocks from 4 MiB on */
     void *user;
 } tsh_allocator;
 
@@ -529,7 +544,7 @@ typedef struct tsh_allocator {
  * function of its own. The ranks of tsh_threads_run call it concurrently, each from its own
  * thread. */
 typedef struct tsh_logger {
-    void (*fn)(void *user, const char *message); /* NULL: messages are discarded */
+    void (*log)(const char *message, void *user); /* NULL: messages are discarded */
     void *user;
 } tsh_logger;
 
@@ -539,12 +554,12 @@ typedef struct tsh_logger {
  * concurrently, each for a range of C's rows or columns, with `threads` = 1. Without OpenMP,
  * `threads` is tsh_desc.threads: one call may use that many threads of its own. tsh_attention
  * always uses the built-in product. */
-typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+typedef void (*tsh_gemm_fn)(int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
-                            int64_t csc, int threads);
+                            int64_t csc, int threads, void *user);
 typedef struct tsh_gemm {
-    tsh_gemm_fn fn; /* NULL: the built-in product */
+    tsh_gemm_fn multiply; /* NULL: the built-in product */
     void *user;
 } tsh_gemm;
 
@@ -603,14 +618,14 @@ typedef struct tsh_range {
 /* Computes which elements of a dimension `rank` owns in a group of `size` ranks: writes one range
  * per segment, empty ones included, to `ranges` (may be NULL) and returns their total length.
  * `length` is the length of the whole dimension. In replicated and partial layouts each rank owns
- * all of it. Returns -1 if the layout is NULL, its segments or units do not fit the length, or the
- * rank does not exist. The whole library decides ownership by this function. */
-TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
-                          tsh_range ranges[TSH_MAX_SEGMENTS]);
+ * all of it. Returns -1 if the layout's segments or units do not fit the length, or the rank does
+ * not exist. The whole library decides ownership by this function. */
+TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
+                                tsh_range ranges[TSH_MAX_SEGMENTS]);
 
 /* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text, which has `size` bytes (64 are
- * always enough); layout NULL: "R". Returns text. Writes nothing if text is NULL or size is 0. */
-TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size);
+ * always enough). Returns text. Writes nothing if text is NULL or size is 0. */
+TSH_API char *tsh_layout_text(tsh_layout layout, char *text, size_t size);
 
 /* ========================================================================== */
 /* >>comm-api                                                MARK: - comm-api */
@@ -673,7 +688,7 @@ typedef enum tsh_coll_kind {
     TSH_RECV,           /* recv: count, from rank recv_from */
     TSH_SENDRECV,       /* SEND of send_counts[0] and RECV of recv_counts[0] at once */
     TSH_BARRIER,        /* no buffers */
-    TSH_SPLIT,          /* by tsh_split only; tsh_start refuses it */
+    TSH_SPLIT,          /* by tsh_comm_split only; tsh_start refuses it */
     TSH_COLL_KINDS
 } tsh_coll_kind;
 
@@ -817,7 +832,7 @@ TSH_API void tsh_comm_progress(tsh_comm *comm);
 
 /* Splits the group: ranks of one color form a new group, ordered by key, then by rank. color -1:
  * this rank joins no group (out gets size 0). Collective. */
-TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out);
+TSH_API tsh_result tsh_comm_split(tsh_comm *comm, int color, int key, tsh_comm *out);
 /* Returns the code of the world's error, or TSH_OK, and copies the error to *error if that is not
  * NULL. Never blocks. */
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
@@ -855,12 +870,12 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx);
  * code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
-/* Prints "tshard: ", the message and a newline to stderr: a function for tsh_logger.fn. `user` is
+/* Prints "tshard: ", the message and a newline to stderr: a function for tsh_logger.log. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
-TSH_API void tsh_log_stderr(void *user, const char *message);
+TSH_API void tsh_log_stderr(const char *message, void *user);
 /* Formats a message, of at most TSH_MESSAGE_SIZE bytes with its final 0, and passes it to
- * logger->fn, with control characters as '?'. Does nothing if logger, its fn or format is NULL. For
- * backends and runners. */
+ * logger->log, with control characters as '?'. Does nothing if logger, its log or format is NULL.
+ * For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* Fills *error (may be NULL) with code, rank and a sentence formatted as by tsh_text_format.
@@ -984,14 +999,13 @@ TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c);
 TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
 
-/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed. layout NULL:
- * replicated. */
+/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed. */
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
-                                   const tsh_layout *layout);
+                                   tsh_layout layout);
 /* Makes an owned tensor with a copy of this rank's shard in data, which is dense and row-major. For
  * a replicated tensor, data must be the same on all ranks of tp. */
 TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
-                                    const tsh_layout *layout, const void *data);
+                                    tsh_layout layout, const void *data);
 /* Frees an owned tensor that is no parameter; does nothing for others, and if t is NULL. */
 TSH_API void tsh_tensor_free(tsh_tensor *t);
 
@@ -1001,7 +1015,7 @@ TSH_API tsh_tensor *tsh_zeros(tsh_ctx *ctx, tsh_shape shape);
 /* Makes a step tensor of ones. */
 TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape);
 /* Makes a step tensor whose elements are all `value`. */
-TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value);
+TSH_API tsh_tensor *tsh_full(tsh_ctx *ctx, tsh_shape shape, double value);
 /* Makes a step tensor of start, start + step, ..., without stop. */
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step);
@@ -1015,8 +1029,8 @@ TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 TSH_API int tsh_ndim(const tsh_tensor *t);
 TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t);
-TSH_API int64_t tsh_dim(const tsh_tensor *t, int dim);
-TSH_API int64_t tsh_local_dim(const tsh_tensor *t, int dim);
+TSH_API int64_t tsh_size(const tsh_tensor *t, int dim);
+TSH_API int64_t tsh_local_size(const tsh_tensor *t, int dim);
 TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* of the shard, in elements */
 TSH_API int64_t tsh_numel(const tsh_tensor *t);
 TSH_API int64_t tsh_local_numel(const tsh_tensor *t);
@@ -1094,7 +1108,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on);
 /* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (of
  * tsh_reshape, tsh_slice; of tsh_redistribute on one rank) shares the gradient of its base:
  * tsh_clone it first. */
-TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
+TSH_API tsh_tensor *tsh_retain_grad(tsh_tensor *t);
 
 /* How losses and micro-batches are combined. Several micro-batches make one step: set .defer for
  * all but the last one, or for all of them and then call tsh_sync_grads.
@@ -1259,7 +1273,7 @@ TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
 /* Splits x along dim into n equal parts, written to parts[0 .. n). Along a sharded dimension, parts
  * must consist of whole segments. */
-TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
+TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
 /* Concatenates n tensors along dim. If they are sharded along dim, their segments become segments
  * of the result; else all must have the same layout. */
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
@@ -1274,7 +1288,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
  * in tsh_real. */
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
 /* Returns x in layout R: tsh_redistribute(x, tsh_replicated()). */
-TSH_API tsh_tensor *tsh_full(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x);
 /* Declares the layout of the values that each rank already holds; nothing is sent (torchshard's
  * RegisterParallelDim). R to S(d): each rank's tensor becomes one of P shards of equal length, so
  * the whole is P times as long along d. S(d) to R: this rank's shard becomes the whole tensor; all
@@ -1500,7 +1514,7 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
 
-typedef struct tsh_custom_desc {
+typedef struct tsh_custom_op_desc {
     const char *name;
     tsh_shape shape;   /* global shape of the output */
     tsh_layout layout; /* layout of the output */
@@ -1509,14 +1523,14 @@ typedef struct tsh_custom_desc {
     /* Inputs are dense, floating ones of dtype TSH_REAL. forward writes this rank's output to out.
      * backward adds the gradient of input i to grad_in[i], which is this rank's shard, dense; NULL:
      * input i needs no gradient. */
-    void (*forward)(void *user, tsh_tensor *const *in, int n, tsh_real *out);
-    void (*backward)(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                     const tsh_real *grad_out, tsh_real *const *grad_in);
+    void (*forward)(tsh_tensor *const *in, int n, tsh_real *out, void *user);
+    void (*backward)(tsh_tensor *const *in, int n, const tsh_real *out,
+                     const tsh_real *grad_out, tsh_real *const *grad_in, void *user);
     void *user; /* passed to forward and backward; must stay valid until backward */
-} tsh_custom_desc;
+} tsh_custom_op_desc;
 /* Runs an op of the caller's own, with 1 to 8 inputs, and records it for backward. */
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
-                                  const tsh_custom_desc *desc);
+                                  const tsh_custom_op_desc *desc);
 
 /* ========================================================================== */
 /* >>module-api                                            MARK: - module-api */
@@ -1548,7 +1562,9 @@ typedef struct tsh_module_desc {
 } tsh_module_desc;
 typedef struct tsh_linear_desc {
     int64_t in, out;
-    int no_bias;
+    const tsh_layout *input;  /* as in tsh_plan_rule */
+    const tsh_layout *output; /* as in tsh_plan_rule */
+    tsh_choice bias;          /* TSH_USUAL: yes */
     tsh_style style;
     int segments;             /* number of segments of the sharded dimension; 0: 1 */
     int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
@@ -1556,8 +1572,6 @@ typedef struct tsh_linear_desc {
     int skip_bias_add;        /* 1: forward does not add the bias; the caller adds
                                * tsh_param(module, "bias") */
     int reversed;             /* 1: the weight is stored as (in, out), as in GPT-2's Conv1D */
-    const tsh_layout *input;  /* as in tsh_plan_rule */
-    const tsh_layout *output; /* as in tsh_plan_rule */
     int regather;             /* as in tsh_plan_rule */
     tsh_init weight_init;     /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Linear */
     tsh_init bias_init;       /* default: UNIFORM in [-s, s), s = 1 / sqrt(in) */
@@ -1568,10 +1582,10 @@ typedef struct tsh_classifier_desc {
     int64_t in, classes;
     tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's weight;
                          * NULL: a new one */
-    int no_bias;
+    const tsh_layout *input; /* as in tsh_plan_rule */
+    tsh_choice bias;         /* TSH_USUAL: yes */
     tsh_style style; /* COLWISE: logits are S(-1), for a vocabulary-parallel loss; ROWWISE: R */
     int gather_output;
-    const tsh_layout *input; /* as in tsh_plan_rule */
     tsh_init weight_init;    /* as in tsh_linear_desc */
     tsh_init bias_init;
     tsh_dtype dtype; /* dtype of new parameters */
@@ -1589,8 +1603,8 @@ typedef struct tsh_embedding_desc {
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
     double eps; /* 0: 1e-5; TSH_ZERO: 0 */
-    int no_bias;
     tsh_dtype dtype;
+    tsh_choice bias; /* TSH_USUAL: yes */
 } tsh_layer_norm_desc;
 typedef struct tsh_param_desc {
     tsh_init init;            /* default: ZEROS */
@@ -1646,9 +1660,9 @@ TSH_API int tsh_training(const tsh_module *module);
  * runs the forward again, with the same dropout masks: the same bits, in the memory of one such
  * module at a time, for a third more time. It is mostly used for transformer blocks. The forward
  * must depend only on its inputs and parameters, which must not change until backward; it takes at
- * most 16 tensors and must not call tsh_retain; its collectives run twice. An input that the output
- * does not depend on gets a gradient of zeros. Without gradients, forward frees everything but the
- * outputs. */
+ * most 16 tensors and must not call tsh_retain_grad; its collectives run twice. An input that the
+ * output does not depend on gets a gradient of zeros. Without gradients, forward frees everything
+ * but the outputs. */
 TSH_API void tsh_checkpoint(tsh_module *module, int on);
 /* Calls tsh_zero_grad for every parameter below module; torch.nn.Module.zero_grad. */
 TSH_API void tsh_zero_grads(tsh_module *module);
@@ -1762,8 +1776,8 @@ typedef struct tsh_attention_layer_desc {
     int64_t heads, kv_heads; /* number of query heads; of key and value heads, which divides it;
                               * 0: the same */
     int64_t head_dim;        /* features of a head; 0: dim / heads */
-    int qkv_bias, out_bias;  /* 1: the linear layers of q, k and v, and of the output, have
-                              * biases */
+    tsh_choice qkv_bias, out_bias; /* TSH_YES: the linear layers of q, k and v, and of the output,
+                                    * have biases; TSH_USUAL: no */
     const tsh_rope_desc *rope;        /* rotary embedding of q and k, copied; NULL: none.
                                        * Positions are .start plus the number of positions that
                                        * the cache holds */
@@ -1804,7 +1818,7 @@ typedef struct tsh_mlp_desc {
                           * between */
     tsh_activation activation;
     int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020 */
-    int bias;  /* 1: all linear layers have biases */
+    tsh_choice bias; /* TSH_YES: all linear layers have biases; TSH_USUAL: no */
     const char *gate, *up, *down; /* names of the linear layers; NULL: "gate_proj", "up_proj",
                                    * "down_proj" */
     const char *fused; /* if gated: name of one linear layer [gate|up] that replaces the two;
@@ -2136,7 +2150,7 @@ typedef struct tsh_file_desc {
      * many it copied: fewer if the file ends before, -1 if they cannot be read. The file need not
      * exist (path is only named in errors), so a program can convert other formats as they are
      * read. NULL: the file at path is read. */
-    int64_t (*read)(void *user, int64_t at, void *to, int64_t bytes);
+    int64_t (*read_at)(int64_t at, void *to, int64_t bytes, void *user);
     void *user;
 } tsh_file_desc;
 /* Saves as tsh_save does, with options; desc NULL: none. TSH_ERR_ARGUMENT: a prefix of
@@ -2246,10 +2260,10 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 /* Where a trace is written, and its clock. What it points to must stay valid until
  * tsh_trace_end. */
 typedef struct tsh_trace_desc {
-    const char *path; /* path of a file that rank 0 writes with a tsh_writer; NULL: `write` gets
+    const char *path; /* path of a file that rank 0 writes with a tsh_writer; NULL: `print` gets
                        * the text */
     /* Called on rank 0 with the next `size` bytes of the text; returns 0 if it cannot take them. */
-    int (*write)(void *user, const char *text, size_t size);
+    int (*print)(const char *text, size_t size, void *user);
     /* Returns the time in nanoseconds, monotonic; NULL: tsh_now. */
     int64_t (*now)(void *user);
     void *user;
@@ -3014,7 +3028,7 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     return code;
 }
 
-TSH_API void tsh_log_stderr(void *user, const char *message) {
+TSH_API void tsh_log_stderr(const char *message, void *user) {
     (void)user;
     if (!message) return;
     (void)fprintf(stderr, "tshard: %s\n", message); /* one call: lines of ranks do not mix */
@@ -3023,18 +3037,18 @@ TSH_API void tsh_log_stderr(void *user, const char *message) {
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
     va_list list;
-    if (!logger || !logger->fn || !format) return;
+    if (!logger || !logger->log || !format) return;
     va_start(list, format);
     tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     tshi_base_quote(text);
-    logger->fn(logger->user, text);
+    logger->log(text, logger->user);
 }
 
 /* Passes the ctx's error to the logger, once. received: 1 if the error came from another rank. */
 static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     char text[TSH_MESSAGE_SIZE + 64] = "";
-    if (ctx->logged || !ctx->logger.fn) return;
+    if (ctx->logged || !ctx->logger.log) return;
     ctx->logged = 1;
     if (ctx->world.size > 1)
         tsh_text_add(text, sizeof text, "rank %d%s: ", ctx->world.rank, received ? " stops" : "");
@@ -3043,7 +3057,7 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
                      ? "; every rank must run the same program, with the same arguments"
                      : "",
                  tsh_result_name(ctx->error.code));
-    ctx->logger.fn(ctx->logger.user, text);
+    ctx->logger.log(text, ctx->logger.user);
 }
 
 /* Logs a warning, once per ctx, on rank 0 of the world only. which: its bit, TSHI_WARN_... */
@@ -3226,7 +3240,7 @@ static void tshi_mem_huge_pages(char *block, size_t bytes) {
 }
 
 /* The default tsh_allocator_fn: malloc, whose pointer is stored just before the aligned block. */
-static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+static void *tshi_mem_libc(void *ptr, size_t old_size, size_t new_size, size_t align, void *user) {
     char *raw, *block = NULL; /* what malloc returned; an aligned address in that memory */
     (void)user;
     if (new_size) {
@@ -3259,7 +3273,7 @@ static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, s
     void *block = NULL;
     ctx->mem.calls++;
     if (new_size != SIZE_MAX) /* SIZE_MAX: the computation of the size overflowed */
-        block = ctx->allocator.fn(ctx->allocator.user, ptr, old_size, new_size, TSHI_ALIGN);
+        block = ctx->allocator.allocate(ptr, old_size, new_size, TSHI_ALIGN, ctx->allocator.user);
     if (new_size && !block)
         (void)tsh_fail(ctx, TSH_ERR_MEMORY, "the allocator refused %llu bytes; the ctx holds %llu",
                        (unsigned long long)new_size, (unsigned long long)ctx->mem.total);
@@ -4560,16 +4574,16 @@ static TSHI_COLD void tshi_profile_open(tsh_ctx *ctx) {
     if (tshi_env_int("TSHARD_PROFILE", 0, 1, &on, &error) < 0)
         (void)tsh_fail(ctx, error.code, "tsh_open: %s", error.message);
     if (!on || ctx->world.rank > 0) return;
-    if (!ctx->logger.fn) ctx->logger.fn = tsh_log_stderr;
+    if (!ctx->logger.log) ctx->logger.log = tsh_log_stderr;
     tshi_profile_begin(ctx, "tsh_open", 1);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_profile(tsh_ctx *ctx, int on) {
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (on && !ctx->logger.fn)
+    if (on && !ctx->logger.log)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_profile: the tables go to the logger, and there is none; give "
-                        "tsh_open a tsh_desc.logger.fn, such as tsh_log_stderr");
+                        "tsh_open a tsh_desc.logger.log, such as tsh_log_stderr");
     if (!on && (!ctx->trace || !ctx->trace->profile))
         return tsh_fail(ctx, TSH_ERR_STATE, "tsh_profile: no profile runs");
     if (on)
@@ -4847,13 +4861,14 @@ static int tshi_glob_replace(const char *to, const tshi_captures *captures, char
 
 /* ========================================================================== */
 /* >>layout                                          MARK: - layout (private) */
-/* Layouts, and tsh_chunk: which rank owns which part of a sharded dimension. */
+/* Layouts, and which rank owns which part of a sharded dimension.            */
 /* Needs: >>text.                                                             */
 /* ========================================================================== */
 
 /* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0).
  * tshi_layout_resolve replaces them by values. Layouts of tensors are resolved, and functions that
- * compare two layouts require that both are. Only tsh_chunk decides which rank owns an element. */
+ * compare two layouts require that both are. Only tshi_layout_own, which is tsh_shard_range,
+ * decides which rank owns an element. */
 TSH_API tsh_layout tsh_replicated(void) {
     tsh_layout layout;
     memset(&layout, 0, sizeof layout);
@@ -4901,12 +4916,12 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     return out->length % out->unit == 0;
 }
 
-TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
-                          tsh_range ranges[TSH_MAX_SEGMENTS]) {
-    int s, n = layout && layout->segments ? layout->segments : 1;
+static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, int size, int rank,
+                               tsh_range ranges[TSH_MAX_SEGMENTS]) {
+    int s, n = layout->segments ? layout->segments : 1;
     /* start: first element of segment s; owned: number of the rank's elements so far */
     int64_t start = 0, owned = 0;
-    if (!layout || length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
+    if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
         n < 1)
         return -1;
     if (layout->kind != TSH_SHARDED) { /* every rank owns all elements */
@@ -4928,6 +4943,11 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
         start += segment.length;
     }
     return start == length ? owned : -1; /* -1: the segments do not add up to the dimension */
+}
+
+TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
+                                tsh_range ranges[TSH_MAX_SEGMENTS]) {
+    return tshi_layout_own(&layout, length, size, rank, ranges);
 }
 
 /* Returns 1 if a sharded layout has one segment, no defaults left, and fits a tensor of shape
@@ -4954,7 +4974,8 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     tsh_layout given = *layout;
     given.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
     given.segments = layout->segments ? layout->segments : 1;
-    if (given.dim < 0 || given.dim >= ndim || tsh_chunk(layout, dim[given.dim], 1, 0, NULL) < 0)
+    if (given.dim < 0 || given.dim >= ndim ||
+        tshi_layout_own(layout, dim[given.dim], 1, 0, NULL) < 0)
         return 0;
     *layout = given;
     memset(layout->segment, 0, sizeof layout->segment);
@@ -4973,7 +4994,8 @@ static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int
     if (a->segments != b->segments) return 0;
     if (memcmp(a->segment, b->segment, sizeof a->segment) == 0) return 1;
     for (int rank = 0; rank < size; rank++) {
-        if (tsh_chunk(a, length, size, rank, ra) < 0 || tsh_chunk(b, length, size, rank, rb) < 0)
+        if (tshi_layout_own(a, length, size, rank, ra) < 0 ||
+            tshi_layout_own(b, length, size, rank, rb) < 0)
             return 0;
         for (int s = 0; s < a->segments; s++)
             if (ra[s].length != rb[s].length || (ra[s].length && ra[s].start != rb[s].start))
@@ -4996,7 +5018,8 @@ static int tshi_layout_identical(const tsh_layout *a, const tsh_layout *b) {
            memcmp(a->segment, b->segment, sizeof a->segment) == 0;
 }
 
-TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size) {
+/* tsh_layout_text; layout NULL: "R". */
+static char *tshi_layout_text(const tsh_layout *layout, char *text, size_t size) {
     if (!size || !text) return text;
     text[0] = '\0';
     if (!layout || layout->kind != TSH_SHARDED) {
@@ -5009,6 +5032,10 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
         tsh_text_add(text, size, ")");
     }
     return text;
+}
+
+TSH_API char *tsh_layout_text(tsh_layout layout, char *text, size_t size) {
+    return tshi_layout_text(&layout, text, size);
 }
 
 /* ========================================================================== */
@@ -5049,7 +5076,7 @@ static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
 static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     char layout[TSHI_TEXT_SIZE];
     tsh_text_add(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
-                 tsh_layout_text(&t->layout, layout, sizeof layout));
+                 tshi_layout_text(&t->layout, layout, sizeof layout));
     return text;
 }
 
@@ -5212,8 +5239,8 @@ TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
         int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
         return axis < 0 ? 0 : t->values[axis];                                                     \
     }
-TSHI_TENSOR_OF_DIM(dim, dim)
-TSHI_TENSOR_OF_DIM(local_dim, local)
+TSHI_TENSOR_OF_DIM(size, dim)
+TSHI_TENSOR_OF_DIM(local_size, local)
 TSHI_TENSOR_OF_DIM(stride, stride)
 #undef TSHI_TENSOR_OF_DIM
 
@@ -5254,11 +5281,11 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
     if (!tshi_layout_resolve(&t->layout, t->ndim, t->dim)) {
         char text[TSHI_TEXT_SIZE];
         return tsh_fail(ctx, TSH_ERR_LAYOUT, "%s: layout %s does not fit a tensor of %d dimensions",
-                        op, tsh_layout_text(layout, text, sizeof text), t->ndim);
+                        op, tshi_layout_text(layout, text, sizeof text), t->ndim);
     }
     i = t->layout.dim;
     if (t->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
-        t->local[i] = tsh_chunk(&t->layout, t->dim[i], ctx->tp.size, ctx->tp.rank, NULL);
+        t->local[i] = tshi_layout_own(&t->layout, t->dim[i], ctx->tp.size, ctx->tp.rank, NULL);
     tshi_tensor_strides(t->local, t->ndim, t->stride);
     return TSH_OK;
 }
@@ -5278,7 +5305,7 @@ static int tshi_tensor_check_blocks(const tsh_tensor *t, const char *op, tsh_dty
                                op, name, tshi_tensor_text(t, text), (long long)length,
                                (long long)block, tshi_dtypes[dtype].name);
     for (int r = 0; cut && r < t->ctx->tp.size; r++) {
-        (void)tsh_chunk(&t->layout, length, t->ctx->tp.size, r, range);
+        (void)tshi_layout_own(&t->layout, length, t->ctx->tp.size, r, range);
         for (int s = 0; s < t->layout.segments; s++) {
             if (range[s].start % block == 0 && range[s].length % block == 0) continue;
             return tshi_error_zero(
@@ -5385,7 +5412,7 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
     const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: one long row */
     tshi_runs run = TSHI_ZERO;
-    const int64_t owned = tsh_chunk(&t->layout, length, t->ctx->tp.size, rank, run.range);
+    const int64_t owned = tshi_layout_own(&t->layout, length, t->ctx->tp.size, rank, run.range);
     run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
     run.width = length * run.inner;
     run.segments = sharded ? t->layout.segments : 1;
@@ -5437,7 +5464,7 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
     if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim || t->ctx->tp.size == 1) return local;
-    (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    (void)tshi_layout_own(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
     for (s = 0; s < t->layout.segments - 1 && local >= range[s].length; s++)
         local -= range[s].length;
     return range[s].start + local;
@@ -5449,7 +5476,7 @@ static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
     if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return global;
-    (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    (void)tshi_layout_own(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
     for (int s = 0; s < t->layout.segments; s++) {
         if (global >= range[s].start && global < range[s].start + range[s].length)
             return at + global - range[s].start;
@@ -5903,7 +5930,7 @@ static tsh_ctx *tshi_tensor_check_any(const char *op, const char *names, tsh_ten
             (void)tsh_fail(
                 ctx, TSH_ERR_STALE,
                 "%s: the values of %s were given back by tsh_backward, tsh_step_end or "
-                "tsh_scope_end; tsh_retain or tsh_keep would have kept them",
+                "tsh_scope_end; tsh_retain_grad or tsh_keep would have kept them",
                 op, tshi_tensor_argument(names, i, text));
     }
     return ctx->error.code == TSH_OK ? ctx : NULL;
@@ -5986,17 +6013,17 @@ static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
 /* ========================================================================== */
 
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
-                                   const tsh_layout *layout) {
+                                   tsh_layout layout) {
     tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_new", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
-                                     &shape, layout);
+                                     &shape, &layout);
     if (t) memset(tshi_tensor_at(t), 0, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     return t;
 }
 
 TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
-                                    const tsh_layout *layout, const void *data) {
+                                    tsh_layout layout, const void *data) {
     tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_from", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
-                                     &shape, layout);
+                                     &shape, &layout);
     if (t && !data && tsh_local_numel(t)) {
         tshi_tensor_release(t);
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_tensor_from: data is NULL");
@@ -6010,18 +6037,18 @@ TSH_API void tsh_tensor_free(tsh_tensor *t) {
         tshi_tensor_release(t);
 }
 
-TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value) {
-    tsh_tensor *t = tshi_tensor_out(ctx, "tsh_filled", TSH_REAL, &shape, NULL);
-    if (t) (void)tshi_init_fill(t, "tsh_filled", tshi_init_make(TSH_INIT_CONSTANT, value, 0), 0);
+TSH_API tsh_tensor *tsh_full(tsh_ctx *ctx, tsh_shape shape, double value) {
+    tsh_tensor *t = tshi_tensor_out(ctx, "tsh_full", TSH_REAL, &shape, NULL);
+    if (t) (void)tshi_init_fill(t, "tsh_full", tshi_init_make(TSH_INIT_CONSTANT, value, 0), 0);
     return t;
 }
 
 TSH_API tsh_tensor *tsh_zeros(tsh_ctx *ctx, tsh_shape shape) {
-    return tsh_filled(ctx, shape, 0.0);
+    return tsh_full(ctx, shape, 0.0);
 }
 
 TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape) {
-    return tsh_filled(ctx, shape, 1.0);
+    return tsh_full(ctx, shape, 1.0);
 }
 
 TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
@@ -10030,8 +10057,8 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
  * so no function may write to it. */
 static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
 
-/* Returns 1 if comm is open. A comm of zeros, size 0, is closed, or was returned by tsh_split for
- * color -1. */
+/* Returns 1 if comm is open. A comm of zeros, size 0, is closed, or was returned by tsh_comm_split
+ * for color -1. */
 static int tshi_comm_usable(const tsh_comm *comm) {
     return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
            comm->rank < comm->size && (comm->ops || comm->size == 1); /* no ops: a group of one */
@@ -10250,7 +10277,7 @@ TSH_API void tsh_comm_progress(tsh_comm *comm) {
     if (comm && comm->ops) comm->ops->progress(comm);
 }
 
-/* Does what tsh_split does. name: the axis of the new groups, 't', 'd' or 'p', shifted left by
+/* Does what tsh_comm_split does. name: the axis of the new groups, 't', 'd' or 'p', shifted left by
  * TSHI_COLL_AXIS; 0: none. It becomes part of the new groups' ids, so that errors can name the
  * groups (tshb_group_text). */
 static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int key,
@@ -10272,7 +10299,7 @@ static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int 
     return TSH_OK;
 }
 
-TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+TSH_API tsh_result tsh_comm_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     return tshi_comm_split(comm, 0, color, key, out);
 }
 
@@ -11486,7 +11513,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
     return t;
 }
 
-TSH_API tsh_tensor *tsh_retain(tsh_tensor *t) {
+TSH_API tsh_tensor *tsh_retain_grad(tsh_tensor *t) {
     if (t) t->flags |= TSHI_RETAIN;
     if (t) t->base->flags |= TSHI_RETAIN; /* a view has the values of its base */
     return t;
@@ -11793,8 +11820,8 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
  * tshi_context_groups. Returns NULL without memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     tsh_allocator allocator = desc->allocator;
-    if (!allocator.fn) allocator.fn = tshi_mem_libc;
-    tsh_ctx *ctx = (tsh_ctx *)allocator.fn(allocator.user, NULL, 0, sizeof *ctx, TSHI_ALIGN);
+    if (!allocator.allocate) allocator.allocate = tshi_mem_libc;
+    tsh_ctx *ctx = (tsh_ctx *)allocator.allocate(NULL, 0, sizeof *ctx, TSHI_ALIGN, allocator.user);
     if (!ctx) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->allocator = allocator;
@@ -11872,15 +11899,25 @@ static TSHI_COLD int tshi_context_same_build(const char *op, int version, size_t
     return 0;
 }
 
+/* Logs why a program was refused. Loggers of version 0.1 took `user` first. */
+static TSHI_COLD void tshi_context_log_refusal(const tsh_desc *desc, int version,
+                                               const tsh_error *why) {
+    char text[TSH_MESSAGE_SIZE + 64];
+    if (!desc || !desc->logger.log) return;
+    (void)snprintf(text, sizeof text, "%s (%s)", why->message, tsh_result_name(why->code));
+    if (version == 1)
+        ((void (*)(void *, const char *))desc->logger.log)(desc->logger.user, text);
+    else
+        desc->logger.log(text, desc->logger.user);
+}
+
 TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t size,
                                             const tsh_desc *desc, tsh_ctx **out) {
     tsh_desc usual = TSHI_ZERO;
     tsh_error refusal;
     const int same = tshi_context_same_build("tsh_open", version, real, size, desc, &refusal);
-    if (desc && !same) { /* reads the fields that have their places in every version */
-        usual.comm = desc->comm;
-        usual.logger = desc->logger;
-    }
+    if (!same) tshi_context_log_refusal(desc, version, &refusal);
+    if (desc && !same) usual.comm = desc->comm; /* has its place in every version */
     if (!desc || !same) desc = &usual;
     if (!out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
@@ -11930,7 +11967,7 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     tsh_comm_close(&ctx->tp);
     tsh_comm_close(&ctx->world);                    /* closed after the groups split from it */
     const tsh_allocator allocator = ctx->allocator; /* a copy: the ctx is released with it */
-    (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
+    (void)allocator.allocate(ctx, sizeof *ctx, 0, TSHI_ALIGN, allocator.user);
 }
 
 /* Defines tsh_world, tsh_tp, tsh_pp or tsh_dp: returns a group of ctx; of a NULL ctx, a constant
@@ -11949,7 +11986,7 @@ TSH_API int tsh_run_built(int version, size_t real, size_t size, const tsh_desc 
                           int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_ctx *ctx = NULL;
     int result = 1; /* returned if fn is not called */
-    if (!fn)
+    if (!fn && tshi_context_same_build("tsh_run", version, real, size, desc, NULL))
         tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
     else if (tsh_open_built(version, real, size, desc, &ctx) == TSH_OK)
         result = fn(ctx, user);
@@ -11967,22 +12004,23 @@ TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *co
     tsh_desc mine = TSHI_ZERO; /* a copy of *desc, with .comm = *comm */
     tsh_ctx *ctx = NULL;
     int result = 1;
-    if (desc && tshi_context_same_build("", version, real, size, desc, NULL)) mine = *desc;
+    const int same = tshi_context_same_build("tsh_run_on", version, real, size, desc, NULL);
+    if (desc && same) mine = *desc;
     if (desc) mine.logger = desc->logger; /* has its place in every version */
-    if (!comm || !fn) {
+    if (same && (!comm || !fn)) {
         const char *missing = comm ? "fn" : "comm";
         tsh_log_message(&mine.logger, "tsh_run_on: %s is NULL", missing);
         if (error) (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is NULL", missing);
         tsh_comm_close(comm);
         return result;
     }
-    mine.comm = *comm;
+    if (comm) mine.comm = *comm;
     if (tsh_open_built(version, real, size, &mine, &ctx) == TSH_OK)
         result = fn(ctx, user);
     else if (error && ctx) /* tsh_open failed */
         *error = *tsh_last_error(ctx);
     else if (error) /* there is no ctx */
-        (void)tsh_error_set(error, TSH_ERR_MEMORY, comm->rank, "no memory for a ctx");
+        (void)tsh_error_set(error, TSH_ERR_MEMORY, mine.comm.rank, "no memory for a ctx");
     if (!ctx) tsh_comm_close(comm); /* no ctx owns the comm */
     tsh_close(ctx);
     return result;
@@ -13636,7 +13674,7 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range of each segment */
     int64_t at = 0, local = 0;         /* at: where segment s starts; local: this rank's elements */
     int s, kept = 0;                   /* kept: number of segments in [start, end) */
-    (void)tsh_chunk(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
+    (void)tshi_layout_own(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
         out->offset += range[s].length * out->stride[d]; /* skips a segment */
     if (at != start) return 0;                           /* the part starts inside a segment */
@@ -13691,18 +13729,18 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     return out;
 }
 
-TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
-    int64_t length = tsh_dim(x, dim); /* length of the dimension that is split */
+TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
+    int64_t length = tsh_size(x, dim); /* length of the dimension that is split */
     int i;
     for (i = 0; i < n && parts; i++) parts[i] = NULL; /* NULL after an error */
-    if (!tshi_tensor_check("tsh_split_dim", "x", &x, 1))
+    if (!tshi_tensor_check("tsh_split", "x", &x, 1))
         return x ? x->ctx->error.code : TSH_ERR_ARGUMENT;
     if (tshi_tensor_axis(x, dim) < 0)
-        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_split_dim: there is no dimension %d of %d", dim,
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_split: there is no dimension %d of %d", dim,
                         x->ndim);
     if (n < 1 || !parts || length % n)
         return tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                        "tsh_split_dim: a dimension of %lld has no %d equal parts",
+                        "tsh_split: a dimension of %lld has no %d equal parts",
                         (long long)length, n);
     for (i = 0; i < n; i++) parts[i] = tsh_slice(x, dim, i * (length / n), length / n);
     return x->ctx->error.code;
@@ -14004,7 +14042,8 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
     int64_t sizes[TSH_MAX_DIMS]; /* the array's shape */
     tshi_cut cut;
     memcpy(sizes, form->dim, sizeof sizes);
-    if (other) sizes[other->dim] = tsh_chunk(other, sizes[other->dim], tp->size, tp->rank, NULL);
+    if (other)
+        sizes[other->dim] = tshi_layout_own(other, sizes[other->dim], tp->size, tp->rank, NULL);
     cut.outer = tshi_tensor_product(sizes, dim);
     cut.length = sizes[dim];
     cut.inner = tshi_tensor_product(sizes + dim + 1, form->ndim - dim - 1);
@@ -14018,7 +14057,7 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
  * because collectives take blocks = 0 (tsh_coll.blocks) for 1. */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
     if (!cut->outer) return 0;
-    return tsh_chunk(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
+    return tshi_layout_own(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
 }
 
 /* Copies rank's shard between the array `whole` and `shard`, whose outer rows begin `pitch`
@@ -14028,7 +14067,7 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
     tsh_range range[TSH_MAX_SEGMENTS]; /* the shard's part of each segment */
     int64_t o;                         /* index of the outer row */
     int s;                             /* index of the segment */
-    (void)tsh_chunk(cut->layout, cut->length, cut->size, rank, range);
+    (void)tshi_layout_own(cut->layout, cut->length, cut->size, rank, range);
     for (o = 0; o < cut->outer; o++) {
         char *at = shard + (size_t)(o * pitch) * cut->width;
         for (s = 0; s < cut->layout->segments; s++) {
@@ -14229,7 +14268,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     if (!tshi_layout_resolve(&layout, x->ndim, x->dim) ||
         (x->layout.kind == TSH_SHARDED && layout.kind == TSH_PARTIAL))
         return tshi_error_null(ctx, TSH_ERR_LAYOUT, "tsh_redistribute: %s cannot become %s",
-                               tshi_tensor_text(x, a), tsh_layout_text(&layout, b, sizeof b));
+                               tshi_tensor_text(x, a), tshi_layout_text(&layout, b, sizeof b));
     if (tshi_layout_identical(&x->layout, &layout)) return x;
     if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
         tsh_tensor *out = tshi_tensor_view(x); /* no values move */
@@ -14241,7 +14280,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     return tshi_redistribute_run(op, x, &x->layout, &shape, &layout);
 }
 
-TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
+TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x) {
     return tsh_redistribute(x, tsh_replicated());
 }
 
@@ -14292,17 +14331,18 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
                         "tsh_set_layout: the pieces of %d ranks, each %s, cannot lie as %s",
                         ctx->tp.size, tshi_tensor_text(form, a),
-                        tsh_layout_text(&layout, b, sizeof b));
+                        tshi_layout_text(&layout, b, sizeof b));
     if (cut->kind == TSH_SHARDED) {
-        held = layout.kind == TSH_SHARDED ? form->dim[d]
-                                          : tsh_chunk(cut, form->dim[d], ctx->tp.size, 0, NULL);
+        held = layout.kind == TSH_SHARDED
+                   ? form->dim[d]
+                   : tshi_layout_own(cut, form->dim[d], ctx->tp.size, 0, NULL);
         for (r = 0; r < ctx->tp.size; r++)
-            if ((owned = tsh_chunk(cut, next.dim[d], ctx->tp.size, r, NULL)) != held)
+            if ((owned = tshi_layout_own(cut, next.dim[d], ctx->tp.size, r, NULL)) != held)
                 return tsh_fail(
                     ctx, TSH_ERR_LAYOUT,
                     "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %lld, "
                     "not %lld; all pieces must be of one length",
-                    tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
+                    tshi_tensor_text(form, a), tshi_layout_text(&layout, b, sizeof b), d, r,
                     (long long)owned, (long long)held);
         if (layout.kind != TSH_SHARDED) next.dim[d] = held; /* the whole is as long as one shard */
     }
@@ -14426,7 +14466,7 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_reduce", x, op)) return NULL;
-    if (ctx->tp.size == 1) return x->layout.kind == TSH_REPLICATED ? x : tsh_full(x);
+    if (ctx->tp.size == 1) return x->layout.kind == TSH_REPLICATED ? x : tsh_full_tensor(x);
     out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
     if (!out) return NULL;
     tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0); /* out = x, dense */
@@ -14616,16 +14656,16 @@ typedef struct tshi_products {
 static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
     const tsh_ctx *ctx = x->ctx;
     const int apart = x->beta != 0 && x->d.data != x->c.data; /* D is not C */
-    if (!ctx->gemm.fn) {
+    if (!ctx->gemm.multiply) {
         tshi_gemm_run(ctx->gemm_kernel, scratch, x->progress, x->m, x->n, x->k, x->alpha, x->a,
                       x->b, x->beta, x->d, x->c);
         return;
     }
     if (apart) tshi_gemm_scale(x->m, x->n, x->beta, x->d, x->c);
-    ctx->gemm.fn(ctx->gemm.user, x->m, x->n, x->k, x->alpha, (const tsh_real *)x->a.data, x->a.row,
-                 x->a.column, (const tsh_real *)x->b.data, x->b.row, x->b.column,
-                 apart ? TSHI_R(1) : x->beta, (tsh_real *)x->c.data, x->c.row, x->c.column,
-                 tshi_team_spare(ctx)); /* threads that the gemm may use */
+    ctx->gemm.multiply(x->m, x->n, x->k, x->alpha, (const tsh_real *)x->a.data, x->a.row,
+                       x->a.column, (const tsh_real *)x->b.data, x->b.row, x->b.column,
+                       apart ? TSHI_R(1) : x->beta, (tsh_real *)x->c.data, x->c.row, x->c.column,
+                       tshi_team_spare(ctx), ctx->gemm.user); /* spare: threads it may use */
 }
 
 /* A tshi_team_fn: computes the rows or columns [from, to) of C. */
@@ -14660,7 +14700,7 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
                                          int input, tshi_block **block) {
     tshi_matrix reals; /* the new matrix, dense */
     *block = NULL;
-    if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
+    if (m.dtype == TSH_REAL || !ctx->gemm.multiply) return m;
     *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
     if (!*block) return m; /* no memory: the ctx holds the error */
     reals = tshi_gemm_matrix((tsh_real *)tshi_mem_data(*block), columns, 1);
@@ -14705,7 +14745,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
     tshi_block *converted[3]; /* A, B and C as tsh_real, or NULL */
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
-    if (pieces == 1 && !ctx->gemm.fn && scratch && ctx->error.code == TSH_OK) {
+    if (pieces == 1 && !ctx->gemm.multiply && scratch && ctx->error.code == TSH_OK) {
         tshi_gemm_run(ctx->gemm_kernel, scratch, &progress, m, n, k, alpha, a, b, beta, d, c);
         return; /* the rest would take longer than a small product */
     }
@@ -14880,7 +14920,7 @@ static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];
     *shape = tsh_shape_of(a->ndim >= b->ndim ? a : b);
     for (d = 3; d <= shape->ndim && fits; d++) {
-        const int64_t p = d > a->ndim ? 1 : tsh_dim(a, -d), q = d > b->ndim ? 1 : tsh_dim(b, -d);
+        const int64_t p = d > a->ndim ? 1 : tsh_size(a, -d), q = d > b->ndim ? 1 : tsh_size(b, -d);
         fits = p == q || p == 1 || q == 1;
         shape->dim[shape->ndim - d] = p == 1 ? q : p;
     }
@@ -18596,8 +18636,8 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) 
         tsh_no_grad_end(ctx);
         return out;
     }
-    x = tsh_full(logits);
-    previous = desc->previous ? tsh_full(desc->previous) : NULL;
+    x = tsh_full_tensor(logits);
+    previous = desc->previous ? tsh_full_tensor(desc->previous) : NULL;
     out = ctx->error.code == TSH_OK ? tshi_tensor_out(ctx, "tsh_sample", TSH_I64, &shape, NULL)
                                     : NULL;
     if (out) tshi_sample_rows(x, previous, desc, (int64_t *)tshi_tensor_at(out));
@@ -18619,12 +18659,12 @@ enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum number of inputs */
 /* The params of a custom op's node. op.name points to the caller's string. */
 typedef struct tshi_custom {
     tshi_op op;           /* made from desc for this call */
-    tsh_custom_desc desc; /* a copy of the caller's descriptor */
+    tsh_custom_op_desc desc; /* a copy of the caller's descriptor */
 } tshi_custom;
 
 /* Calls the user's backward with zeroed gradients and adds them to those of the inputs. */
 static void tshi_custom_backward(tshi_node *node) {
-    const tsh_custom_desc *desc = &((const tshi_custom *)node->params)->desc;
+    const tsh_custom_op_desc *desc = &((const tshi_custom *)node->params)->desc;
     /* kept: the inputs, with the values that were saved */
     tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS];
     tsh_ctx *ctx = out->ctx;
@@ -18642,8 +18682,8 @@ static void tshi_custom_backward(tshi_node *node) {
         if (grad[i]) memset(grad[i], 0, bytes);
     }
     if (ctx->error.code == TSH_OK)
-        desc->backward(desc->user, kept, node->n, (const tsh_real *)tshi_tape_saved(node, node->n),
-                       tshi_tape_grad(node), grad);
+        desc->backward(kept, node->n, (const tsh_real *)tshi_tape_saved(node, node->n),
+                       tshi_tape_grad(node), grad, desc->user);
     for (int i = 0; i < node->n; i++) {
         if (!scratch[i]) continue;
         tshi_tensor_strides(node->in[i]->local, node->in[i]->ndim, stride);
@@ -18653,7 +18693,7 @@ static void tshi_custom_backward(tshi_node *node) {
 }
 
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
-                                  const tsh_custom_desc *desc) {
+                                  const tsh_custom_op_desc *desc) {
     tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out; /* dense: the inputs, or dense copies of them */
     tshi_custom custom;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
@@ -18672,7 +18712,7 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     }
     out = tshi_tensor_out(ctx, desc->name, TSH_REAL, &desc->shape, &desc->layout);
     if (!out) return NULL;
-    desc->forward(desc->user, dense, n, tshi_tensor_values(out));
+    desc->forward(dense, n, tshi_tensor_values(out), desc->user);
     if (ctx->error.code != TSH_OK) return NULL;
     memset(&custom, 0, sizeof custom);
     custom.op.name = desc->name;
@@ -19916,8 +19956,8 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
                     t->ctx, TSH_ERR_LAYOUT,
                     "tsh_parallelize: the tied parameter \"%s\" would be %s for "
                     "\"%s\" and %s for \"%s\"",
-                    t->path, tsh_layout_text(&a->layout[i], text, sizeof text), a->module->path,
-                    tsh_layout_text(&b->layout[j], other, sizeof other), b->module->path);
+                    t->path, tshi_layout_text(&a->layout[i], text, sizeof text), a->module->path,
+                    tshi_layout_text(&b->layout[j], other, sizeof other), b->module->path);
         }
     return TSH_OK;
 }
@@ -20095,7 +20135,7 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
                            "tsh_forward: the input %s is not laid out as the plan declared, %s: "
                            "tsh_redistribute(x, declared)",
                            tshi_tensor_text(x, tx),
-                           tsh_layout_text(module->input_layout, want, sizeof want));
+                           tshi_layout_text(module->input_layout, want, sizeof want));
 }
 
 /* Returns the layout S(dim) with the rule's segments and units; rule->cut, if given, sets the
@@ -20140,7 +20180,7 @@ static tsh_module *tshi_nn_apply_style(tsh_module *module, const tsh_plan_rule *
             (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
                            "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
                            module->kind->name, module->path, tshi_parallel_style(wanted->style),
-                           module->param[0]->path, tsh_layout_text(own, text, sizeof text));
+                           module->param[0]->path, tshi_layout_text(own, text, sizeof text));
     }
     (void)tsh_parallelize(module, &rule, 1);
     return tshi_module_finish(module);
@@ -20225,7 +20265,7 @@ static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc 
                       desc->in);
     /* frees the new weight */
     if (weight && module->param[0]) (void)tsh_tie(module, "weight", weight);
-    if (!desc->no_bias)
+    if (desc->bias != TSH_NO)
         tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
@@ -20244,7 +20284,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *nam
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
-    if (desc->skip_bias_add && desc->no_bias)
+    if (desc->skip_bias_add && desc->bias == TSH_NO)
         (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
                        "tsh_add_linear: \"%s\" is to leave its bias to the caller, and has none",
                        module->path);
@@ -20261,7 +20301,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     memset(&linear, 0, sizeof linear);
     linear.in = desc->in;
     linear.out = desc->classes;
-    linear.no_bias = desc->no_bias;
+    linear.bias = desc->bias;
     linear.weight_init = desc->weight_init;
     linear.bias_init = desc->bias_init;
     linear.dtype = desc->dtype;
@@ -20364,13 +20404,13 @@ static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *
 }
 
 /* Adds a norm's parameters and ends its constructor: weight (dim) of ones, or of zeros if the layer
- * adds 1 to it (plus_one), and, unless no_bias, bias (dim) of zeros. eps: added to the variance. */
-static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias,
+ * adds 1 to it (plus_one), and, if has_bias, bias (dim) of zeros. eps: added to the variance. */
+static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int has_bias,
                                 tsh_dtype dtype) {
     const tsh_init_kind first = module->plus_one ? TSH_INIT_ZEROS : TSH_INIT_ONES;
     module->number = eps; /* eps: read by the forward */
     tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim), tshi_init_make(first, 0, 0), 0);
-    if (!no_bias)
+    if (has_bias)
         tshi_module_param(module, 1, "bias", dtype, tsh_shape1(dim),
                           tshi_init_make(TSH_INIT_ZEROS, 0, 0), 0);
     return tshi_module_finish(module);
@@ -20381,7 +20421,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_layer_norm(tsh_module *parent, const char 
     static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward,
                                    TSHI_NN_SEQUENCE | 1 << TSH_COLWISE, tshi_nn_norm_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->no_bias, desc->dtype) : NULL;
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->bias != TSH_NO, desc->dtype)
+                  : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
@@ -20668,7 +20709,7 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
     if (n > 1) desc.mask = in[1];
     tshi_layers_cached(a, &desc);
     desc.sinks = a->sinks ? a->sinks->param[0] : NULL; /* read anew: tsh_tie may have replaced it */
-    if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full(desc.sinks);
+    if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full_tensor(desc.sinks);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     if (!y) return NULL;
     if (a->cache) tshi_layers_hold(a, x->dim[1]);
@@ -20717,7 +20758,7 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
     like.weight_init = desc->weight_init;
     like.bias_init = desc->bias_init;
     like.dtype = desc->dtype;
-    like.no_bias = !desc->qkv_bias;
+    like.bias = desc->qkv_bias == TSH_YES ? TSH_YES : TSH_NO;
     for (int i = 0; i < 3; i++) {
         cut[i].length = (i ? kv : desc->heads) * d;
         cut[i].unit = (i || whole ? 1 : group) * d;
@@ -20740,7 +20781,7 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
         (void)tsh_add_param(module, "sinks", tsh_shape1(desc->heads), &param);
         a->sinks = module->last;
     }
-    like.no_bias = !desc->out_bias;
+    like.bias = desc->out_bias == TSH_YES ? TSH_YES : TSH_NO;
     a->out = tshi_layers_linear(module, desc->out ? desc->out : "o_proj", &like, desc->heads * d,
                                 desc->dim, TSH_ROWWISE, cut, 1);
 }
@@ -20810,7 +20851,7 @@ static tsh_tensor *tshi_layers_mlp(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL};
     if (!x) return NULL;
     if (!mlp->up) {
-        (void)tsh_split_dim(tsh_forward(mlp->gate, x), -1, 2, part);
+        (void)tsh_split(tsh_forward(mlp->gate, x), -1, 2, part);
     } else {
         if (mlp->gate) part[0] = tsh_forward(mlp->gate, x);
         part[1] = tsh_forward(mlp->up, x);
@@ -20851,7 +20892,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     like.weight_init = desc->weight_init;
     like.bias_init = desc->bias_init;
     like.dtype = desc->dtype;
-    like.no_bias = !desc->bias;
+    like.bias = desc->bias == TSH_YES ? TSH_YES : TSH_NO;
     if (desc->gated)
         mlp->gate = tshi_layers_linear(
             module, fused ? desc->fused : desc->gate ? desc->gate : "gate_proj", &like, desc->dim,
@@ -20913,9 +20954,9 @@ static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_
         return;
     }
     a->cache = cache;
-    a->keys = tsh_tensor_new(module->ctx, dtype, shape, &layout);
-    a->values = tsh_tensor_new(module->ctx, dtype, shape, &layout);
-    a->held = tsh_tensor_new(module->ctx, TSH_I64, tsh_shape1(batch), NULL);
+    a->keys = tsh_tensor_new(module->ctx, dtype, shape, layout);
+    a->values = tsh_tensor_new(module->ctx, dtype, shape, layout);
+    a->held = tsh_tensor_new(module->ctx, TSH_I64, tsh_shape1(batch), tsh_replicated());
 }
 
 /* Returns the handle of a cache that has been freed, or else a new one; NULL: no memory. */
@@ -20994,7 +21035,7 @@ TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts) {
     }
     tsh_tensor_free(cache->counts);
     cache->counts = counts ? tsh_tensor_from(cache->module->ctx, TSH_I64,
-                                             tsh_shape1(cache->batch), NULL, counts)
+                                             tsh_shape1(cache->batch), tsh_replicated(), counts)
                            : NULL;
     return cache->module->ctx->error.code;
 }
@@ -21343,7 +21384,7 @@ static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_hea
     int64_t owned;        /* number of this rank's query heads */
     if (!tshi_policy_read_counts(pass, at, &c)) return 0;
     cut = tsh_shard_units(0, c.group);
-    owned = tsh_chunk(&cut, c.heads, tp->size, tp->rank, NULL);
+    owned = tshi_layout_own(&cut, c.heads, tp->size, tp->rank, NULL);
     tshi_policy_count(pass, at->heads)->local = owned;
     if (at->kv_heads)
         tshi_policy_count(pass, at->kv_heads)->local = c.whole ? c.kv : owned / c.group;
@@ -21488,7 +21529,7 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
         if (pass->divide)
-            argument->local = tsh_chunk(&cut, argument->value, tp->size, tp->rank, NULL);
+            argument->local = tshi_layout_own(&cut, argument->value, tp->size, tp->rank, NULL);
     }
     return 1;
 }
@@ -22971,7 +23012,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     if ((y->base->flags & TSHI_DEAD) && y->base->node)
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_pipeline: the output of micro-batch %d was retained, and a callback "
-                       "has ended the step since; leave out tsh_retain, or tsh_step_end",
+                       "has ended the step since; leave out tsh_retain_grad, or tsh_step_end",
                        k);
     tshi_pipeline_swap(ctx, micro);
     /* runs backward only if y depends on something that requires a gradient */
@@ -23356,7 +23397,7 @@ static int tshi_summary_line(tsh_module *root, const tshi_walk *at, FILE *file) 
                    at->module->param_name[at->slot]);
     (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s", path, at->module->kind->name,
                   tshi_dtype_name(t->dtype), tshi_tensor_sizes(t->dim, t->ndim, global),
-                  tsh_layout_text(&t->layout, lay, sizeof lay),
+                  tshi_layout_text(&t->layout, lay, sizeof lay),
                   tshi_tensor_sizes(t->local, t->ndim, local));
     if (!first)
         (void)fprintf(file, " as %s\n", t->path);
@@ -24050,7 +24091,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->strict_names = desc && desc->strict_names;
     io->rename = desc ? desc->rename : NULL;
     io->ignore = desc ? desc->ignore : NULL;
-    io->reader = desc && desc->read ? desc : NULL;
+    io->reader = desc && desc->read_at ? desc : NULL;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
     if (strlen(io->prefix) >= TSH_PATH_SIZE)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
@@ -25178,7 +25219,7 @@ static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t byte
 static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     errno = 0;
     if (io->reader) {
-        const int64_t n = io->reader->read(io->reader->user, at, to, (int64_t)bytes);
+        const int64_t n = io->reader->read_at(at, to, (int64_t)bytes, io->reader->user);
         io->unreadable = n < 0 || n > (int64_t)bytes;
         io->place = at + (io->unreadable ? 0 : n);
         return n == (int64_t)bytes;
@@ -26686,7 +26727,7 @@ typedef struct tshi_trace_message {
 typedef struct tshi_trace_file {
     tsh_ctx *ctx;
     tsh_trace_desc desc;        /* where rank 0 writes the text */
-    int refused;                /* on rank 0: 1 after desc.write returned 0 */
+    int refused;                /* on rank 0: 1 after desc.print returned 0 */
     tsh_writer writer;          /* on rank 0, if desc.path is set: the file */
     tshi_trace_message message; /* text not written or sent yet */
 } tshi_trace_file;
@@ -26702,7 +26743,7 @@ static void tshi_trace_file_flush(tshi_trace_file *out) {
     else if (out->desc.path)
         tshi_file_put(&out->writer, message->text, size);
     else if (size > 0 && !out->refused)
-        out->refused = !out->desc.write(out->desc.user, message->text, size);
+        out->refused = !out->desc.print(message->text, size, out->desc.user);
     message->used = 0; /* the message is empty again */
 }
 
@@ -26780,7 +26821,7 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
 
 TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (!desc || !desc->path == !desc->write)
+    if (!desc || !desc->path == !desc->print)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_trace_begin: takes either a path or write");
     (void)tshi_trace_new(ctx, "tsh_trace_begin", desc);
     return ctx->error.code;

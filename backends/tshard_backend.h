@@ -131,7 +131,7 @@ TSH_API void tshb_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted,
  * lower. */
 TSH_API int tshb_blamed(int a, int b);
 
-/* What a rank passes to tsh_split. */
+/* What a rank passes to tsh_comm_split. */
 typedef struct tshb_ticket {
     int32_t color, key;
 } tshb_ticket;
@@ -260,8 +260,7 @@ TSH_API int tshb_same_build(const char *op, int version, size_t real, size_t siz
                             const tsh_desc *desc) {
     tsh_error error;
     const int same = tshi_context_same_build(op, version, real, size, desc, &error);
-    if (!same && desc)
-        tsh_log_message(&desc->logger, "%s (%s)", error.message, tsh_result_name(error.code));
+    if (!same) tshi_context_log_refusal(desc, version, &error);
     return same;
 }
 

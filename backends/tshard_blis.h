@@ -7,7 +7,7 @@
  *     #include "backends/tshard_blis.h"
  *
  *     tsh_desc desc = {0};
- *     desc.gemm.fn = tsh_blis_gemm;           // every product of a ctx that is opened with it
+ *     desc.gemm.multiply = tsh_blis_gemm;     // every product of a ctx that is opened with it
  *
  * linked with BLIS (Debian's package is libblis-pthread-dev: -lblis, and -Wl,-rpath to the folder
  * of the variant that is meant). With -DTSHARD_CBLAS the file gives tsh_cblas_gemm instead, over
@@ -61,16 +61,16 @@ extern "C" {
 /* C = alpha A B + beta C, as tsh_gemm_fn says; user and threads are not looked at. From any
  * thread. */
 #ifndef TSHARD_CBLAS
-TSH_API void tsh_blis_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+TSH_API void tsh_blis_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha,
                            const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                            int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
-                           int64_t csc, int threads);
+                           int64_t csc, int threads, void *user);
 #else
 /* The same by cblas_sgemm or cblas_dgemm. */
-TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+TSH_API void tsh_cblas_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
-                            int64_t csc, int threads);
+                            int64_t csc, int threads, void *user);
 #endif
 
 #ifdef __cplusplus
@@ -114,10 +114,10 @@ extern "C" {
 
 #ifndef TSHARD_CBLAS
 
-TSH_API void tsh_blis_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+TSH_API void tsh_blis_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha,
                            const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                            int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
-                           int64_t csc, int threads) {
+                           int64_t csc, int threads, void *user) {
     /* BLIS 0.9 takes pointers to what it only reads without const. */
     void *left = (void *)(uintptr_t)a, *right = (void *)(uintptr_t)b, *out = c;
     rntm_t runtime;
@@ -260,10 +260,10 @@ static void tshi_blis_run(const tshi_blis_job *j) {
         }
 }
 
-TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+TSH_API void tsh_cblas_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
-                            int64_t csc, int threads) {
+                            int64_t csc, int threads, void *user) {
     const tshi_blis_job job = {m, n, k, alpha, a, rsa, csa, b, rsb, csb, beta, c, rsc, csc};
     (void)user;
     (void)threads;

@@ -8,7 +8,7 @@
  *
  *     static int rank_main(tsh_ctx *ctx, void *user) { ...; return 0; }
  *     int main(int argc, char **argv) {
- *         tsh_desc desc = {.logger.fn = tsh_log_stderr};      // prints errors
+ *         tsh_desc desc = {.logger.log = tsh_log_stderr};      // prints errors
  *         return tsh_mpi_run(&argc, &argv, &desc, rank_main, NULL);
  *     }
  *
@@ -57,7 +57,7 @@
  * - use a rank's comms from several threads; only tsh_comm_abort may come from any thread. The
  *   other ranks learn of it at the next call of the rank's own thread;
  * - keep a time limit in what MPI-3 has only in a blocking form: MPI_Init_thread, MPI_Comm_split
- *   (in tsh_split, once all ranks have started theirs), MPI_Comm_free and MPI_Finalize. They
+ *   (in tsh_comm_split, once all ranks have started theirs), MPI_Comm_free and MPI_Finalize. They
  *   return when all ranks have called them: if a rank is stopped before or in such a call, the
  *   others wait until the job is ended. So nothing says which ranks MPI_Init waits for: look at
  *   what the launcher says of them.

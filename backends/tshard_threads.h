@@ -8,7 +8,7 @@
  *
  *     static int rank_main(tsh_ctx *ctx, void *user) { ...; return 0; }
  *     int main(void) {
- *         tsh_desc desc = {.logger.fn = tsh_log_stderr};      // prints errors
+ *         tsh_desc desc = {.logger.log = tsh_log_stderr};      // prints errors
  *         return tsh_threads_run(4, &desc, rank_main, NULL);
  *     }
  *

@@ -13,7 +13,7 @@
  *
  *     static int rank_main(tsh_ctx *ctx, void *user) { ...; return 0; }
  *     int main(void) {
- *         tsh_desc desc = {.logger.fn = tsh_log_stderr};      // prints errors
+ *         tsh_desc desc = {.logger.log = tsh_log_stderr};      // prints errors
  *         return tsh_uv_run(NULL, &desc, rank_main, NULL);
  *     }
  *
@@ -5219,7 +5219,7 @@ static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
 /* ---- split ---- */
 
 typedef struct tshi_uv_ticket { /* What each rank sends to all others in a split. */
-    /* color, key: of tsh_split; port: TCP port on which this rank listens, 0: none */
+    /* color, key: of tsh_comm_split; port: TCP port on which this rank listens, 0: none */
     int32_t color, key, port;
     uint64_t id; /* id of the new group, used if this rank is the lowest of its color */
 } tshi_uv_ticket;
@@ -5653,8 +5653,8 @@ TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv
     memset(&error, 0, sizeof error);
     if (uv) join = *uv;
     if (desc) with = *desc;
-    if (!join.logger.fn) join.logger = with.logger; /* if one has no logger, it uses the other's */
-    if (!with.logger.fn) with.logger = join.logger;
+    if (!join.logger.log) join.logger = with.logger; /* if one has no logger, it uses the other's */
+    if (!with.logger.log) with.logger = join.logger;
     if (fn)
         (void)tshi_uv_open(&join, &comm, &error);
     else

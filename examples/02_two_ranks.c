@@ -27,6 +27,6 @@ static int learn(tsh_ctx *ctx, void *user) {
 }
 
 int main(void) {
-    tsh_desc desc = {.logger.fn = tsh_log_stderr}; /* prints errors */
+    tsh_desc desc = {.logger.log = tsh_log_stderr}; /* prints errors */
     return tsh_threads_run(2, &desc, learn, NULL);
 }

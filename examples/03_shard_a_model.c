@@ -18,10 +18,10 @@ static void print_param(const char *path, tsh_tensor *param, void *user) {
     char text[64];
     tsh_layout layout = tsh_layout_of(param);
     int ranks = *(const int *)user;
-    printf("%-16s %-5s", path, tsh_layout_text(&layout, text, sizeof text));
+    printf("%-16s %-5s", path, tsh_layout_text(layout, text, sizeof text));
     for (int r = 0; r < ranks && layout.kind == TSH_SHARDED; r++) {
         tsh_range own[TSH_MAX_SEGMENTS];
-        tsh_chunk(&layout, tsh_dim(param, layout.dim), ranks, r, own);
+        tsh_shard_range(layout, tsh_size(param, layout.dim), ranks, r, own);
         printf("  rank %d: %d..%d", r, (int)own[0].start, (int)(own[0].start + own[0].length - 1));
     }
     printf("\n");
@@ -59,6 +59,6 @@ static int shard(tsh_ctx *ctx, void *user) {
 }
 
 int main(void) {
-    tsh_desc desc = {.logger.fn = tsh_log_stderr}; /* prints errors */
+    tsh_desc desc = {.logger.log = tsh_log_stderr}; /* prints errors */
     return tsh_threads_run(4, &desc, shard, NULL);
 }

@@ -4,15 +4,15 @@
 #include <stdio.h>
 
 /* out = max(x, 0)^2. Inputs arrive dense: this rank's piece, row-major. */
-static void relu2_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void relu2_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     const tsh_real *x = (const tsh_real *)tsh_data(tsh_ctx_of(in[0]), in[0]);
     (void)user, (void)n;
     for (int64_t i = 0; i < tsh_local_numel(in[0]); i++) out[i] = x[i] > 0 ? x[i] * x[i] : 0;
 }
 
 /* dx += 2 max(x, 0) dout. grad_in[0] is NULL where nobody wants it. */
-static void relu2_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                           const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void relu2_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                           const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     const tsh_real *x = (const tsh_real *)tsh_data(tsh_ctx_of(in[0]), in[0]);
     (void)user, (void)n, (void)out;
     for (int64_t i = 0; i < tsh_local_numel(in[0]) && grad_in[0] != NULL; i++)
@@ -21,7 +21,7 @@ static void relu2_backward(void *user, tsh_tensor *const *in, int n, const tsh_r
 
 /* An elementwise op: the output has the shape and the layout of the input. */
 static tsh_tensor *relu2(tsh_tensor *x) {
-    const tsh_custom_desc desc = {.name = "relu2",
+    const tsh_custom_op_desc desc = {.name = "relu2",
                                   .shape = tsh_shape_of(x),
                                   .layout = tsh_layout_of(x),
                                   .forward = relu2_forward,
@@ -37,7 +37,7 @@ static tsh_tensor *scalar(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
 static int check(tsh_ctx *ctx, void *user) {
     static const tsh_real values[] = {-2, -1, (tsh_real)-0.5, (tsh_real)0.5, 1, 2};
     char text[128];
-    tsh_tensor *x = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(2, 3), NULL, values);
+    tsh_tensor *x = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(2, 3), tsh_replicated(), values);
     (void)user;
     tsh_requires_grad(x, 1);
     printf("x        %s\n", tsh_to_string(x, text, sizeof text));
@@ -49,6 +49,6 @@ static int check(tsh_ctx *ctx, void *user) {
 }
 
 int main(void) {
-    tsh_desc desc = {.logger.fn = tsh_log_stderr}; /* prints errors */
+    tsh_desc desc = {.logger.log = tsh_log_stderr}; /* prints errors */
     return tsh_run(&desc, check, NULL);
 }

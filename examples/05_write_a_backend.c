@@ -135,7 +135,7 @@ static int rank_main(tsh_ctx *ctx, void *user) {
 }
 
 int main(void) {
-    const tsh_desc desc = {.logger.fn = tsh_log_stderr};
+    const tsh_desc desc = {.logger.log = tsh_log_stderr};
     int failures = !net_prepare(4), status;
     for (int rank = 0; rank < 4 && !failures; rank++) {
         tsh_comm comm;

@@ -17,8 +17,9 @@ static int train(tsh_ctx *ctx, void *user) {
     tsh_optim_group(optim, "**.bias", 1, 0); /* the same learning rate, no weight decay */
     tsh_optim_group(optim, "**.norm*.weight", 1, 0);
 
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(BATCH, PATCHES, PIXELS), NULL);
-    tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(BATCH), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(BATCH, PATCHES, PIXELS),
+                                   tsh_replicated());
+    tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(BATCH), tsh_replicated());
     double value = 1e9;
     for (int step = 0; step < STEPS && tsh_ok(ctx); step++) {
         make_images((unsigned)step, BATCH, tsh_data(ctx, x), tsh_data(ctx, target));
@@ -38,7 +39,7 @@ static int train(tsh_ctx *ctx, void *user) {
 
 int main(int argc, char **argv) {
     char path[512];
-    const tsh_desc desc = {.logger.fn = tsh_log_stderr};
+    const tsh_desc desc = {.logger.log = tsh_log_stderr};
     int ranks = argc > 1 ? atoi(argv[1]) : 2;
     file_beside(argv[0], path, sizeof path);
     return tsh_threads_run(ranks, &desc, train, argc > 2 ? argv[2] : path);

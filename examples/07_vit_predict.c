@@ -14,8 +14,9 @@ static int predict(tsh_ctx *ctx, void *user) {
     tsh_load_with(model, (const char *)user, NULL, &(tsh_file_desc){.prefix = "vit"});
     tsh_train(model, 0); /* torch's model.eval() */
 
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(IMAGES, PATCHES, PIXELS), NULL);
-    tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(IMAGES), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(IMAGES, PATCHES, PIXELS),
+                                   tsh_replicated());
+    tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(IMAGES), tsh_replicated());
     if (!tsh_ok(ctx)) return 1; /* on every rank, whichever failed */
     make_images(123456789, IMAGES, tsh_data(ctx, x), tsh_data(ctx, target));
 
@@ -40,7 +41,7 @@ static int predict(tsh_ctx *ctx, void *user) {
 
 int main(int argc, char **argv) {
     char path[512];
-    const tsh_desc desc = {.logger.fn = tsh_log_stderr};
+    const tsh_desc desc = {.logger.log = tsh_log_stderr};
     char *file = argc > 2 ? argv[2] : file_beside(argv[0], path, sizeof path);
     FILE *found = fopen(file, "rb");
     if (found == NULL) {

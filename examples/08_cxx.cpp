@@ -94,7 +94,7 @@ static double learn(tsh_ctx *ctx) {
 
 int main() {
     tsh_desc desc{};
-    desc.logger.fn = tsh_log_stderr;
+    desc.logger.log = tsh_log_stderr;
     double loss = 1; // what guessing 0 has
     try {
         run(2, desc, [&loss](tsh_ctx *ctx) {
@@ -103,7 +103,7 @@ int main() {
         });
         std::printf("loss on unseen points %.4f\n", loss);
 
-        desc.logger.fn = nullptr; // the next error is meant: it is caught below
+        desc.logger.log = nullptr; // the next error is meant: it is caught below
         run(2, desc, [](tsh_ctx *ctx) {
             tsh_add(tsh_zeros(ctx, tsh_shape2(2, 3)), tsh_zeros(ctx, tsh_shape2(3, 2)));
             check(ctx);

@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
     if (!llm_config_read(&t.config, t.folder, &t.family)) why = t.config.error;
     else if (llm_longest(&t.config, &why) >= t.count + NEW) why = ""; /* long enough */
     if (*why) return fprintf(stderr, "%s\n", why) != 0;
-    const tsh_desc desc = {.dtype = t.config.dtype, .logger.fn = tsh_log_stderr};
+    const tsh_desc desc = {.dtype = t.config.dtype, .logger.log = tsh_log_stderr};
     if (t.folder == tiny) printf("%s", prompt);
     const int failed = tsh_threads_run(RANKS, &desc, generate, &t);
     printf("\n");

@@ -102,7 +102,7 @@ static int tokenize(task *t, const char *query) {
 
 int main(int argc, char **argv) {
     static task t;
-    const tsh_desc desc = {.dtype = TSH_F32, .logger.fn = tsh_log_stderr};
+    const tsh_desc desc = {.dtype = TSH_F32, .logger.log = tsh_log_stderr};
     const char *query = argc > 2 ? argv[2] : "It is a cold and wet day.";
     int failed = 1;
     if (!embed_open(&t.how, argc > 1 ? argv[1] : "examples/llm/tiny/bert") ||

@@ -41,13 +41,13 @@ static tsh_tensor *call(tsh_module *module, const char *child, tsh_tensor *x) {
 
 /* (B, T, C) -> (B, H, T, D) */
 static tsh_tensor *split_heads(tsh_tensor *x, int64_t heads) {
-    tsh_shape shape = tsh_shape4(tsh_dim(x, 0), tsh_dim(x, 1), heads, tsh_dim(x, -1) / heads);
+    tsh_shape shape = tsh_shape4(tsh_size(x, 0), tsh_size(x, 1), heads, tsh_size(x, -1) / heads);
     return tsh_transpose(tsh_reshape(x, shape), 1, 2);
 }
 
 /* (B, H, T, D) -> (B, T, C) */
 static tsh_tensor *merge_heads(tsh_tensor *x) {
-    tsh_shape shape = tsh_shape3(tsh_dim(x, 0), tsh_dim(x, 2), tsh_dim(x, 1) * tsh_dim(x, 3));
+    tsh_shape shape = tsh_shape3(tsh_size(x, 0), tsh_size(x, 2), tsh_size(x, 1) * tsh_size(x, 3));
     return tsh_reshape(tsh_transpose(x, 1, 2), shape);
 }
 
@@ -57,7 +57,7 @@ static tsh_tensor *attention(tsh_module *self, tsh_tensor **in, int n, void *use
         .causal = 1, .dropout = tsh_training(self) ? set->dropout : 0, .owner = self};
     tsh_tensor *qkv[3] = {NULL, NULL, NULL};
     (void)n;
-    tsh_split_dim(call(self, "c_attn", in[0]), -1, 3, qkv); /* (B, T, 3C) -> 3 of (B, T, C) */
+    tsh_split(call(self, "c_attn", in[0]), -1, 3, qkv); /* (B, T, 3C) -> 3 of (B, T, C) */
     for (int i = 0; i < 3; i++) qkv[i] = split_heads(qkv[i], set->heads);
     tsh_tensor *y = merge_heads(tsh_attention(qkv[0], qkv[1], qkv[2], &desc));
     return call(self, "dropout", call(self, "c_proj", y));
@@ -78,7 +78,7 @@ static tsh_tensor *block(tsh_module *self, tsh_tensor **in, int n, void *user) {
 
 /* ids (B, T) -> (B, T, C): what the first block takes. */
 static tsh_tensor *embed(tsh_module *gpt, tsh_tensor *ids) {
-    tsh_tensor *place = tsh_arange(tsh_ctx_of(ids), TSH_I32, 0, (double)tsh_dim(ids, 1), 1);
+    tsh_tensor *place = tsh_arange(tsh_ctx_of(ids), TSH_I32, 0, (double)tsh_size(ids, 1), 1);
     return call(gpt, "drop", tsh_add(call(gpt, "wte", ids), call(gpt, "wpe", place)));
 }
 
@@ -122,7 +122,7 @@ static void add_gpt(tsh_module *gpt, gpt_settings *set, int64_t vocabulary) {
     tsh_init normal = {.kind = TSH_INIT_NORMAL, .b = 0.02};
     tsh_embedding_desc wte = {.count = vocabulary, .dim = set->width, .init = normal};
     tsh_embedding_desc wpe = {.count = set->context, .dim = set->width, .init = normal};
-    tsh_linear_desc lm_head = {.in = set->width, .out = vocabulary, .no_bias = 1};
+    tsh_linear_desc lm_head = {.in = set->width, .out = vocabulary, .bias = TSH_NO};
 
     tsh_add_embedding(gpt, "wte", &wte);
     tsh_add_embedding(gpt, "wpe", &wpe);
@@ -303,8 +303,8 @@ static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
     if (t->set->policy != NULL) tsh_parallelize_policy(t->gpt, tsh_policy_find(t->set->policy));
     tsh_each_param(t->gpt, count_all, &t->parameters);
     make_optimiser(t);
-    t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    t->targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    t->ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    t->targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
 }
 
 /* Numbers without a state: mix(seed, step, index) is random in all three. */
@@ -500,7 +500,7 @@ static int32_t draw(const tsh_real *logits, int64_t count, double temperature, d
 static tsh_tensor *sample_input(tsh_ctx *ctx, int micro_batch, void *user) {
     gpt_trainer *t = (gpt_trainer *)user;
     tsh_shape shape = tsh_shape2(1, t->window_size);
-    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, shape, NULL, t->window), *x;
+    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, shape, tsh_replicated(), t->window), *x;
     (void)micro_batch;
     x = embed(t->gpt, ids);
     tsh_tensor_free(ids);
@@ -514,12 +514,12 @@ static tsh_tensor *sample_token(tsh_ctx *ctx, tsh_tensor *x, int micro_batch, vo
     tsh_real logits[256] = {0};
     int64_t vocabulary = t->job->text.vocabulary;
     tsh_tensor *last = tsh_slice(call(t->gpt, "ln_f", x), 1, t->window_size - 1, 1); /* (1, 1, C) */
-    tsh_tensor *full = tsh_full(call(t->gpt, "lm_head", last));                      /* (1, 1, V) */
+    tsh_tensor *full = tsh_full_tensor(call(t->gpt, "lm_head", last));               /* (1, 1, V) */
     (void)micro_batch;
     full = tsh_slice(full, -1, 0, vocabulary); /* no byte stands for the others */
     full = tsh_cast(full, TSH_REAL);
     tsh_read(ctx, full, TSH_GLOBAL, logits, (size_t)vocabulary * sizeof *logits);
-    return tsh_filled(ctx, tsh_shape0(), draw(logits, vocabulary, 0.8, t->chance));
+    return tsh_full(ctx, tsh_shape0(), draw(logits, vocabulary, 0.8, t->chance));
 }
 
 /* What has been learnt, in 8 or 4 bits. The optimiser goes first: it holds the exact weights. */
@@ -665,10 +665,10 @@ static int run_rank(tsh_ctx *ctx, void *user) {
 /* == 6. main =============================================================== */
 
 /* The logger of every rank: a progress line may have to be ended first. */
-static void say(void *user, const char *message) {
+static void say(const char *message, void *user) {
     const gpt_job *job = (const gpt_job *)user;
     if (job->report.terminal) fprintf(stderr, "\n");
-    tsh_log_stderr(NULL, message);
+    tsh_log_stderr(message, NULL);
 }
 
 static tsh_result join_mpi(tsh_comm *comm, tsh_error *why) {
@@ -684,7 +684,7 @@ static tsh_result join_mpi(tsh_comm *comm, tsh_error *why) {
 
 static tsh_result join_tcp(tsh_comm *comm, tsh_error *why) {
 #ifdef GPT_TCP
-    const tsh_uv_desc uv = {.logger.fn = tsh_log_stderr, .error = why};
+    const tsh_uv_desc uv = {.logger.log = tsh_log_stderr, .error = why};
     return tsh_uv_open(&uv, comm);
 #else
     (void)comm;
@@ -714,7 +714,7 @@ static int run_ranks(gpt_job *job) {
                      .logger = {say, job},
                      .comm = job->comm};
 #ifdef GPT_BLIS
-    if (strcmp(set->gemm, "blis") == 0) desc.gemm.fn = tsh_blis_gemm;
+    if (strcmp(set->gemm, "blis") == 0) desc.gemm.multiply = tsh_blis_gemm;
 #endif
     if (!set->joins) return tsh_threads_run((int)set->ranks, &desc, run_rank, job);
     memset(&job->comm, 0, sizeof job->comm); /* the ctx closes it */

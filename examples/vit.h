@@ -15,10 +15,10 @@ static tsh_tensor *call(tsh_module *self, const char *child, tsh_tensor *x) {
 }
 
 static tsh_tensor *attention(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    tsh_shape heads = tsh_shape4(tsh_dim(in[0], 0), TOKENS, HEADS, WIDTH / HEADS);
+    tsh_shape heads = tsh_shape4(tsh_size(in[0], 0), TOKENS, HEADS, WIDTH / HEADS);
     tsh_tensor *qkv[3] = {NULL}, *y;
     (void)n, (void)user;
-    tsh_split_dim(call(self, "qkv", in[0]), -1, 3, qkv);
+    tsh_split(call(self, "qkv", in[0]), -1, 3, qkv);
     for (int i = 0; i < 3; i++) qkv[i] = tsh_transpose(tsh_reshape(qkv[i], heads), 1, 2);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], NULL), 1, 2);
     return call(self, "proj", tsh_reshape(y, tsh_shape_of(in[0])));
@@ -32,7 +32,7 @@ static tsh_tensor *block(tsh_module *self, tsh_tensor **in, int n, void *user) {
 
 /* patches (B, PATCHES, PIXELS) -> logits (B, CLASSES) */
 static tsh_tensor *vit(tsh_module *self, tsh_tensor *patches) {
-    int64_t batch = tsh_dim(patches, 0);
+    int64_t batch = tsh_size(patches, 0);
     tsh_tensor *zeros = tsh_zeros(tsh_ctx_of(patches), tsh_shape3(batch, 1, WIDTH));
     tsh_tensor *token = tsh_add(zeros, tsh_param(self, "cls_token")); /* one for each image */
     tsh_tensor *x = tsh_concat((tsh_tensor *[]){token, call(self, "embed", patches)}, 2, 1);

@@ -258,7 +258,7 @@ typedef struct embed_dense {
 } embed_dense;
 
 /* Logger of the world that runs embed_read_dense: keeps an error in e->error, ignores warnings. */
-static void embed_heed(void *user, const char *message) {
+static void embed_heed(const char *message, void *user) {
     if (!strstr(message, "warning: "))
         (void)embed_fail(((embed_dense *)user)->e, "%s", message);
 }
@@ -277,8 +277,9 @@ static int embed_read_dense(tsh_ctx *ctx, void *user) {
     embed_dense *d = (embed_dense *)user;
     embed_step *step = d->step;
     const int projects = step->residual && step->in != step->out;
-    const tsh_linear_desc linear = {.in = step->in, .out = step->out, .no_bias = d->no_bias};
-    const tsh_linear_desc shortcut = {.in = step->in, .out = step->out, .no_bias = 1};
+    const tsh_linear_desc linear = {
+        .in = step->in, .out = step->out, .bias = d->no_bias ? TSH_NO : TSH_YES};
+    const tsh_linear_desc shortcut = {.in = step->in, .out = step->out, .bias = TSH_NO};
     tsh_add_linear(tsh_root(ctx), "linear", &linear);
     if (projects) tsh_add_linear(tsh_root(ctx), "residual", &shortcut);
     if (tsh_load(tsh_root(ctx), d->path, NULL) == TSH_OK) {

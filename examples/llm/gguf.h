@@ -1192,7 +1192,7 @@ static int64_t gguf_copy(const gguf_file *f, const gguf_entry *e, int64_t at, ch
 
 /* Reads bytes of the presented file: the function for tsh_file_desc.read, with a gguf_file as user.
  * Values converted to F32 have this machine's byte order, so it must be little-endian. */
-GGUF_API int64_t gguf_file_read(void *user, int64_t at, void *to, int64_t bytes) {
+GGUF_API int64_t gguf_file_read(int64_t at, void *to, int64_t bytes, void *user) {
     const gguf_file *f = (const gguf_file *)user;
     int64_t done = 0, n;
     size_t low = 0, high = f->entries;

@@ -84,8 +84,8 @@ static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
     desc.heads = c->heads;
     desc.kv_heads = c->kv_heads;
     desc.head_dim = c->head_size;
-    desc.qkv_bias = c->qkv_bias;
-    desc.out_bias = c->out_bias;
+    desc.qkv_bias = c->qkv_bias ? TSH_YES : TSH_NO;
+    desc.out_bias = c->out_bias ? TSH_YES : TSH_NO;
     desc.reversed = names->reversed && !c->rows_out;
     if (turns->on && !c->no_rope[m->layer]) desc.rope = &rope;
     if (c->qk_norm != LLM_NO_NORM) desc.qk_norm = &norm;
@@ -107,7 +107,7 @@ static void llm_add_mlp(llm_net *m, tsh_module *parent, const char *name,
     desc.dim = c->width;
     desc.hidden = c->hidden;
     desc.activation = c->act;
-    desc.bias = c->mlp_bias;
+    desc.bias = c->mlp_bias ? TSH_YES : TSH_NO;
     desc.reversed = names->reversed && !c->rows_out;
     tsh_add_mlp(parent, name, &desc);
 }
@@ -135,11 +135,12 @@ static void llm_add_places(llm_net *m, tsh_module *parent, const char *name, int
 /* Returns the row of llm_add_places for each token of ids (B, T), as int32 (B, T). llm_compute
  * frees them. */
 static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
-    const int64_t rows = tsh_dim(ids, 0), n = tsh_dim(ids, 1);
+    const int64_t rows = tsh_size(ids, 0), n = tsh_size(ids, 1);
     int32_t *at = (int32_t *)malloc((size_t)(rows * n) * sizeof *at);
     for (int64_t i = 0; i < rows * n && at; i++)
         at[i] = (int32_t)(m->past[i / n] + skip + i % n);
-    if (at) m->positions = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(rows, n), NULL, at);
+    if (at)
+        m->positions = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(rows, n), tsh_replicated(), at);
     else (void)tsh_fail(m->ctx, TSH_ERR_MEMORY, "not enough memory");
     free(at);
     return m->positions;
@@ -149,7 +150,7 @@ static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
 static int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
     int64_t most = 0;
     for (int64_t b = 0; b < m->rows; b++) {
-        const int64_t n = m->past[b] + (m->lengths ? m->lengths[b] : tsh_dim(ids, 1));
+        const int64_t n = m->past[b] + (m->lengths ? m->lengths[b] : tsh_size(ids, 1));
         if (n > most) most = n;
     }
     return most;
@@ -176,7 +177,9 @@ static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
 static void llm_add_head(llm_net *m, const char *name, int bias, const char *embedding) {
     const llm_config *c = m->config;
     if (c->headless) return;
-    const tsh_linear_desc desc = {.in = c->width, .out = c->vocabulary, .no_bias = !bias,
+    const tsh_linear_desc desc = {.in = c->width,
+                                  .out = c->vocabulary,
+                                  .bias = bias ? TSH_YES : TSH_NO,
                                   .style = TSH_COLWISE};
     tsh_module *head = tsh_add_linear(m->root, name, &desc);
     if (c->tied) tsh_tie(head, "weight", tsh_param(tsh_find(m->base, embedding), "weight"));
@@ -192,7 +195,7 @@ static tsh_tensor *llm_head(const llm_net *m, const char *name, tsh_tensor *x) {
 /* Returns the tokens of x (B, T, C) that the head reads: all if m->all or headless, else the last,
  * (B, 1, C). */
 static tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
-    const int64_t count = tsh_dim(x, 1);
+    const int64_t count = tsh_size(x, 1);
     return m->all || m->config->headless || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
 }
 
@@ -207,7 +210,8 @@ static void llm_add_slopes(llm_net *m) {
     for (int64_t i = 0; i < heads; i++)
         slope[i] = (float)(i < n ? pow(2, -8.0 * (double)(i + 1) / (double)n)
                                  : pow(2, -4.0 * (double)(2 * (i - n) + 1) / (double)n));
-    m->slopes = tsh_tensor_from(m->ctx, TSH_F32, tsh_shape4(1, heads, 1, 1), NULL, slope);
+    m->slopes = tsh_tensor_from(m->ctx, TSH_F32, tsh_shape4(1, heads, 1, 1), tsh_replicated(),
+                                slope);
 }
 
 /* Returns ALiBi's mask (1, H, 1, keys): slope times the key's position. For each query it differs

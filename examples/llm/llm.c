@@ -264,7 +264,7 @@ static int refuse(llm_job *job, const char *format, ...) {
 }
 
 /* The logger of the library: records an error in the job, prints a warning to stderr. */
-static void heed(void *user, const char *message) {
+static void heed(const char *message, void *user) {
     const char *warning = strstr(message, "warning: ");
     /* advice for C programs */
     const char *unknown = strstr(message, "; .ignore takes names of tensors");
@@ -448,8 +448,8 @@ static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
                             .position = r->count[b]};
     int64_t id = -1;
     if (job->penalty > 0)
-        desc.previous = tsh_tensor_from(r->ctx, TSH_I32, tsh_shape3(1, 1, r->count[b]), NULL,
-                                        r->tokens + b * r->room);
+        desc.previous = tsh_tensor_from(r->ctx, TSH_I32, tsh_shape3(1, 1, r->count[b]),
+                                        tsh_replicated(), r->tokens + b * r->room);
     if (tsh_read(r->ctx, tsh_sample(logits, &desc), TSH_GLOBAL, &id, sizeof id) != TSH_OK) id = -1;
     if (desc.previous) tsh_tensor_free(desc.previous);
     return id;
@@ -459,7 +459,7 @@ static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
  * likely or a drawn one, and appends it to r->tokens. It is the same on every rank. */
 static void choose(llm_rank *r, tsh_tensor *logits) {
     const tsh_sample_desc likely = {.temperature = TSH_ZERO};
-    tsh_tensor *last = tsh_slice(logits, 1, tsh_dim(logits, 1) - 1, 1);
+    tsh_tensor *last = tsh_slice(logits, 1, tsh_size(logits, 1) - 1, 1);
     int64_t ids[LLM_MOST_ROWS];
     if (r->job->penalty > 0 || draws(r->job)) {
         for (int64_t b = 0; b < r->rows; b++)
@@ -545,7 +545,7 @@ static int prefill(llm_rank *r) {
         const int64_t n = left < chunk ? left : chunk;
         tsh_scope_begin(r->ctx);
         tsh_tensor *logits = compute(r, n, keep);
-        const int64_t rows = logits ? tsh_dim(logits, 1) : 0;
+        const int64_t rows = logits ? tsh_size(logits, 1) : 0;
         for (int64_t t = 0; job->dump && t < rows && read_row(r, logits, t); t++)
             if (writes) tsh_writer_add(&r->dump, r->row, 4 * (size_t)r->columns);
         if (logits && n == left && !keep && job->max_new > 0) choose(r, logits);

@@ -302,7 +302,7 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     m->rope = c->rope;
     m->local = c->local;
     if (c->rope.limit > 0)
-        m->texts = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(rows, length), NULL);
+        m->texts = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(rows, length), tsh_replicated());
     m->root = m->base = tsh_root(ctx);
     family->add(m);
     if (weights && weights != TSH_F32) tsh_quantize(m->root, NULL, weights);
@@ -310,7 +310,7 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     tsh_train(m->root, 0);
     if (c->gguf && !gguf_file_open(&blocks, c->gguf, llm_keeps, m))
         return tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
-    if (c->gguf) file.read = gguf_file_read;
+    if (c->gguf) file.read_at = gguf_file_read;
     file.user = &blocks;
     if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && !c->encoder && !c->headless)
         m->cache = tsh_cache_new(m->root, rows, length, TSH_DTYPE_DEFAULT);
@@ -321,7 +321,8 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
 /* Runs the model on n tokens of each text, ids (rows, n) and lengths as in llm_logits, with the
  * rotary frequencies as they are. Returns the logits. */
 static tsh_tensor *llm_compute(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
-    tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(m->rows, n), NULL, ids);
+    tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(m->rows, n), tsh_replicated(),
+                                        ids);
     m->lengths = lengths;
     if (m->cache) tsh_cache_counts(m->cache, lengths);
     tsh_tensor *logits = m->family->forward(m, owned);

@@ -59,7 +59,7 @@ typedef enum tsh_coll_kind {
     TSH_RECV,           /* recv: count, from rank recv_from */
     TSH_SENDRECV,       /* SEND of send_counts[0] and RECV of recv_counts[0] at once */
     TSH_BARRIER,        /* no buffers */
-    TSH_SPLIT,          /* by tsh_split only; tsh_start refuses it */
+    TSH_SPLIT,          /* by tsh_comm_split only; tsh_start refuses it */
     TSH_COLL_KINDS
 } tsh_coll_kind;
 
@@ -203,7 +203,7 @@ TSH_API void tsh_comm_progress(tsh_comm *comm);
 
 /* Splits the group: ranks of one color form a new group, ordered by key, then by rank. color -1:
  * this rank joins no group (out gets size 0). Collective. */
-TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out);
+TSH_API tsh_result tsh_comm_split(tsh_comm *comm, int color, int key, tsh_comm *out);
 /* Returns the code of the world's error, or TSH_OK, and copies the error to *error if that is not
  * NULL. Never blocks. */
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);

@@ -27,12 +27,12 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx);
  * code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
-/* Prints "tshard: ", the message and a newline to stderr: a function for tsh_logger.fn. `user` is
+/* Prints "tshard: ", the message and a newline to stderr: a function for tsh_logger.log. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
-TSH_API void tsh_log_stderr(void *user, const char *message);
+TSH_API void tsh_log_stderr(const char *message, void *user);
 /* Formats a message, of at most TSH_MESSAGE_SIZE bytes with its final 0, and passes it to
- * logger->fn, with control characters as '?'. Does nothing if logger, its fn or format is NULL. For
- * backends and runners. */
+ * logger->log, with control characters as '?'. Does nothing if logger, its log or format is NULL.
+ * For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* Fills *error (may be NULL) with code, rank and a sentence formatted as by tsh_text_format.

@@ -61,7 +61,7 @@ typedef struct tsh_file_desc {
      * many it copied: fewer if the file ends before, -1 if they cannot be read. The file need not
      * exist (path is only named in errors), so a program can convert other formats as they are
      * read. NULL: the file at path is read. */
-    int64_t (*read)(void *user, int64_t at, void *to, int64_t bytes);
+    int64_t (*read_at)(int64_t at, void *to, int64_t bytes, void *user);
     void *user;
 } tsh_file_desc;
 /* Saves as tsh_save does, with options; desc NULL: none. TSH_ERR_ARGUMENT: a prefix of
@@ -171,10 +171,10 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 /* Where a trace is written, and its clock. What it points to must stay valid until
  * tsh_trace_end. */
 typedef struct tsh_trace_desc {
-    const char *path; /* path of a file that rank 0 writes with a tsh_writer; NULL: `write` gets
+    const char *path; /* path of a file that rank 0 writes with a tsh_writer; NULL: `print` gets
                        * the text */
     /* Called on rank 0 with the next `size` bytes of the text; returns 0 if it cannot take them. */
-    int (*write)(void *user, const char *text, size_t size);
+    int (*print)(const char *text, size_t size, void *user);
     /* Returns the time in nanoseconds, monotonic; NULL: tsh_now. */
     int64_t (*now)(void *user);
     void *user;

@@ -46,11 +46,11 @@ typedef struct tsh_range {
 /* Computes which elements of a dimension `rank` owns in a group of `size` ranks: writes one range
  * per segment, empty ones included, to `ranges` (may be NULL) and returns their total length.
  * `length` is the length of the whole dimension. In replicated and partial layouts each rank owns
- * all of it. Returns -1 if the layout is NULL, its segments or units do not fit the length, or the
- * rank does not exist. The whole library decides ownership by this function. */
-TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
-                          tsh_range ranges[TSH_MAX_SEGMENTS]);
+ * all of it. Returns -1 if the layout's segments or units do not fit the length, or the rank does
+ * not exist. The whole library decides ownership by this function. */
+TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
+                                tsh_range ranges[TSH_MAX_SEGMENTS]);
 
 /* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text, which has `size` bytes (64 are
- * always enough); layout NULL: "R". Returns text. Writes nothing if text is NULL or size is 0. */
-TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size);
+ * always enough). Returns text. Writes nothing if text is NULL or size is 0. */
+TSH_API char *tsh_layout_text(tsh_layout layout, char *text, size_t size);

@@ -13,7 +13,7 @@
  * STEP BY STEP
  *   1. A runner gives your function a ctx, one rank's world:
  *
- *          static const tsh_desc desc = {.logger.fn = tsh_log_stderr};          prints errors
+ *          static const tsh_desc desc = {.logger.log = tsh_log_stderr};          prints errors
  *          int main(void) { return tsh_run(&desc, train, NULL); }               one rank
  *          int main(void) { return tsh_threads_run(2, &desc, train, NULL); }    two, as threads
  *
@@ -47,8 +47,14 @@
  *
  * SHAPES ARE GLOBAL
  *   Every shape and index is that of the whole tensor: a model reads the same at any degree of
- *   tensor parallelism. tsh_dim(t, i) is global, tsh_local_dim(t, i) what this rank holds, which
+ *   tensor parallelism. tsh_size(t, i) is global, tsh_local_size(t, i) what this rank holds, which
  *   may be nothing: 4 heads on 3 ranks are 2, 2 and 0.
+ *
+ * ARGUMENTS
+ *   A call with a tensor or a module finds the ctx by it; any other call takes the ctx first. Calls
+ *   that have a tensor, return none, and must report one that is NULL, take both: tsh_backward,
+ *   tsh_data, tsh_item, tsh_read, tsh_write, tsh_hash; and tsh_custom_op. In descriptors 0 is the
+ *   default: see tsh_choice. Callbacks get `user` last.
  *
  * LAYOUTS
  *   A tensor is R (replicated), S(d) (sharded along d) or P (a partial sum) over the
@@ -62,10 +68,10 @@
  * LIFETIMES
  *   Owned tensors (tsh_tensor_new, tsh_tensor_from, tsh_keep, parameters) live until freed or until
  *   the ctx closes. Step tensors, all that ops return, live until tsh_step_end. tsh_backward gives
- *   most of their values back earlier: leaves, the loss, and tensors after tsh_retain keep them.
- *   Reading another is TSH_ERR_STALE. In loops without gradients, tsh_scope_begin and tsh_scope_end
- *   take the place of tsh_step_end. After the first steps a training loop calls the allocator no
- *   more.
+ *   most of their values back earlier: leaves, the loss, and tensors after tsh_retain_grad keep
+ *   them. Reading another is TSH_ERR_STALE. In loops without gradients, tsh_scope_begin and
+ *   tsh_scope_end take the place of tsh_step_end. After the first steps a training loop calls the
+ *   allocator no more.
  *
  * ERRORS
  *   The first error of a ctx is kept with code, rank and sentence; later ones are ignored. It
@@ -153,7 +159,7 @@
  *   rank. Uneven micro-batches and ignored targets: losses are sums, and .weight what they count.
  *   Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
  *
- * CHECKPOINTS
+ * SAVING AND LOADING
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
  *   tensors; tsh_load reads it at any degree and layout, and training goes on with the same bits.
  *   Files of other programs load too, a folder of several with an index among them, if names and

@@ -28,7 +28,9 @@ typedef struct tsh_module_desc {
 } tsh_module_desc;
 typedef struct tsh_linear_desc {
     int64_t in, out;
-    int no_bias;
+    const tsh_layout *input;  /* as in tsh_plan_rule */
+    const tsh_layout *output; /* as in tsh_plan_rule */
+    tsh_choice bias;          /* TSH_USUAL: yes */
     tsh_style style;
     int segments;             /* number of segments of the sharded dimension; 0: 1 */
     int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
@@ -36,8 +38,6 @@ typedef struct tsh_linear_desc {
     int skip_bias_add;        /* 1: forward does not add the bias; the caller adds
                                * tsh_param(module, "bias") */
     int reversed;             /* 1: the weight is stored as (in, out), as in GPT-2's Conv1D */
-    const tsh_layout *input;  /* as in tsh_plan_rule */
-    const tsh_layout *output; /* as in tsh_plan_rule */
     int regather;             /* as in tsh_plan_rule */
     tsh_init weight_init;     /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Linear */
     tsh_init bias_init;       /* default: UNIFORM in [-s, s), s = 1 / sqrt(in) */
@@ -48,10 +48,10 @@ typedef struct tsh_classifier_desc {
     int64_t in, classes;
     tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's weight;
                          * NULL: a new one */
-    int no_bias;
+    const tsh_layout *input; /* as in tsh_plan_rule */
+    tsh_choice bias;         /* TSH_USUAL: yes */
     tsh_style style; /* COLWISE: logits are S(-1), for a vocabulary-parallel loss; ROWWISE: R */
     int gather_output;
-    const tsh_layout *input; /* as in tsh_plan_rule */
     tsh_init weight_init;    /* as in tsh_linear_desc */
     tsh_init bias_init;
     tsh_dtype dtype; /* dtype of new parameters */
@@ -69,8 +69,8 @@ typedef struct tsh_embedding_desc {
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
     double eps; /* 0: 1e-5; TSH_ZERO: 0 */
-    int no_bias;
     tsh_dtype dtype;
+    tsh_choice bias; /* TSH_USUAL: yes */
 } tsh_layer_norm_desc;
 typedef struct tsh_param_desc {
     tsh_init init;            /* default: ZEROS */
@@ -126,9 +126,9 @@ TSH_API int tsh_training(const tsh_module *module);
  * runs the forward again, with the same dropout masks: the same bits, in the memory of one such
  * module at a time, for a third more time. It is mostly used for transformer blocks. The forward
  * must depend only on its inputs and parameters, which must not change until backward; it takes at
- * most 16 tensors and must not call tsh_retain; its collectives run twice. An input that the output
- * does not depend on gets a gradient of zeros. Without gradients, forward frees everything but the
- * outputs. */
+ * most 16 tensors and must not call tsh_retain_grad; its collectives run twice. An input that the
+ * output does not depend on gets a gradient of zeros. Without gradients, forward frees everything
+ * but the outputs. */
 TSH_API void tsh_checkpoint(tsh_module *module, int on);
 /* Calls tsh_zero_grad for every parameter below module; torch.nn.Module.zero_grad. */
 TSH_API void tsh_zero_grads(tsh_module *module);
@@ -242,8 +242,8 @@ typedef struct tsh_attention_layer_desc {
     int64_t heads, kv_heads; /* number of query heads; of key and value heads, which divides it;
                               * 0: the same */
     int64_t head_dim;        /* features of a head; 0: dim / heads */
-    int qkv_bias, out_bias;  /* 1: the linear layers of q, k and v, and of the output, have
-                              * biases */
+    tsh_choice qkv_bias, out_bias; /* TSH_YES: the linear layers of q, k and v, and of the output,
+                                    * have biases; TSH_USUAL: no */
     const tsh_rope_desc *rope;        /* rotary embedding of q and k, copied; NULL: none.
                                        * Positions are .start plus the number of positions that
                                        * the cache holds */
@@ -284,7 +284,7 @@ typedef struct tsh_mlp_desc {
                           * between */
     tsh_activation activation;
     int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020 */
-    int bias;  /* 1: all linear layers have biases */
+    tsh_choice bias; /* TSH_YES: all linear layers have biases; TSH_USUAL: no */
     const char *gate, *up, *down; /* names of the linear layers; NULL: "gate_proj", "up_proj",
                                    * "down_proj" */
     const char *fused; /* if gated: name of one linear layer [gate|up] that replaces the two;

@@ -93,7 +93,7 @@ TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
 /* Splits x along dim into n equal parts, written to parts[0 .. n). Along a sharded dimension, parts
  * must consist of whole segments. */
-TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
+TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
 /* Concatenates n tensors along dim. If they are sharded along dim, their segments become segments
  * of the result; else all must have the same layout. */
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
@@ -108,7 +108,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
  * in tsh_real. */
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
 /* Returns x in layout R: tsh_redistribute(x, tsh_replicated()). */
-TSH_API tsh_tensor *tsh_full(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x);
 /* Declares the layout of the values that each rank already holds; nothing is sent (torchshard's
  * RegisterParallelDim). R to S(d): each rank's tensor becomes one of P shards of equal length, so
  * the whole is P times as long along d. S(d) to R: this rank's shard becomes the whole tensor; all
@@ -334,7 +334,7 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
 
-typedef struct tsh_custom_desc {
+typedef struct tsh_custom_op_desc {
     const char *name;
     tsh_shape shape;   /* global shape of the output */
     tsh_layout layout; /* layout of the output */
@@ -343,11 +343,11 @@ typedef struct tsh_custom_desc {
     /* Inputs are dense, floating ones of dtype TSH_REAL. forward writes this rank's output to out.
      * backward adds the gradient of input i to grad_in[i], which is this rank's shard, dense; NULL:
      * input i needs no gradient. */
-    void (*forward)(void *user, tsh_tensor *const *in, int n, tsh_real *out);
-    void (*backward)(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                     const tsh_real *grad_out, tsh_real *const *grad_in);
+    void (*forward)(tsh_tensor *const *in, int n, tsh_real *out, void *user);
+    void (*backward)(tsh_tensor *const *in, int n, const tsh_real *out,
+                     const tsh_real *grad_out, tsh_real *const *grad_in, void *user);
     void *user; /* passed to forward and backward; must stay valid until backward */
-} tsh_custom_desc;
+} tsh_custom_op_desc;
 /* Runs an op of the caller's own, with 1 to 8 inputs, and records it for backward. */
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
-                                  const tsh_custom_desc *desc);
+                                  const tsh_custom_op_desc *desc);

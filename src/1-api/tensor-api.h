@@ -13,14 +13,13 @@ TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c);
 TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
 
-/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed. layout NULL:
- * replicated. */
+/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed. */
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
-                                   const tsh_layout *layout);
+                                   tsh_layout layout);
 /* Makes an owned tensor with a copy of this rank's shard in data, which is dense and row-major. For
  * a replicated tensor, data must be the same on all ranks of tp. */
 TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
-                                    const tsh_layout *layout, const void *data);
+                                    tsh_layout layout, const void *data);
 /* Frees an owned tensor that is no parameter; does nothing for others, and if t is NULL. */
 TSH_API void tsh_tensor_free(tsh_tensor *t);
 
@@ -30,7 +29,7 @@ TSH_API tsh_tensor *tsh_zeros(tsh_ctx *ctx, tsh_shape shape);
 /* Makes a step tensor of ones. */
 TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape);
 /* Makes a step tensor whose elements are all `value`. */
-TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value);
+TSH_API tsh_tensor *tsh_full(tsh_ctx *ctx, tsh_shape shape, double value);
 /* Makes a step tensor of start, start + step, ..., without stop. */
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step);
@@ -44,8 +43,8 @@ TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 TSH_API int tsh_ndim(const tsh_tensor *t);
 TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t);
-TSH_API int64_t tsh_dim(const tsh_tensor *t, int dim);
-TSH_API int64_t tsh_local_dim(const tsh_tensor *t, int dim);
+TSH_API int64_t tsh_size(const tsh_tensor *t, int dim);
+TSH_API int64_t tsh_local_size(const tsh_tensor *t, int dim);
 TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* of the shard, in elements */
 TSH_API int64_t tsh_numel(const tsh_tensor *t);
 TSH_API int64_t tsh_local_numel(const tsh_tensor *t);
@@ -123,7 +122,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on);
 /* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (of
  * tsh_reshape, tsh_slice; of tsh_redistribute on one rank) shares the gradient of its base:
  * tsh_clone it first. */
-TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
+TSH_API tsh_tensor *tsh_retain_grad(tsh_tensor *t);
 
 /* How losses and micro-batches are combined. Several micro-batches make one step: set .defer for
  * all but the last one, or for all of them and then call tsh_sync_grads.

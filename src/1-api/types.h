@@ -67,6 +67,15 @@ typedef enum tsh_dtype {
     TSH_Q4_1
 } tsh_dtype;
 
+/* In a descriptor 0 is the default, which the field's comment names. Where 0 is also a value that
+ * may be wanted, it is written in one of three ways:
+ *
+ *     a real number     TSH_ZERO: eps, lr, beta1, beta2, temperature
+ *     yes or no         TSH_YES, TSH_NO: bias, qkv_bias, out_bias
+ *     an integer        another field says whether it is used: padding for padding_idx, ignore for
+ *                       ignore_index */
+typedef enum tsh_choice { TSH_USUAL, TSH_YES, TSH_NO } tsh_choice;
+
 /* The value 0 for an option where a plain 0 means "use the default": {.beta1 = TSH_ZERO}. Only
  * options whose comment names TSH_ZERO accept it. */
 #define TSH_ZERO (-1e-300)
@@ -87,10 +96,10 @@ typedef struct tsh_shape {
 /* Allocates, resizes and frees memory. ptr NULL: allocates new_size bytes; new_size 0: frees ptr,
  * which has old_size bytes; else resizes it and keeps its contents. Returns the block, aligned to
  * `align` bytes, a power of two. NULL for a new_size above 0 means failure. */
-typedef void *(*tsh_allocator_fn)(void *user, void *ptr, size_t old_size, size_t new_size,
-                                  size_t align);
+typedef void *(*tsh_allocator_fn)(void *ptr, size_t old_size, size_t new_size,
+                                  size_t align, void *user);
 typedef struct tsh_allocator {
-    tsh_allocator_fn fn; /* NULL: malloc, and on Linux huge pages for blocks from 4 MiB on */
+    tsh_allocator_fn allocate; /* NULL: malloc, and on Linux huge pages for blocks from 4 MiB on */
     void *user;
 } tsh_allocator;
 
@@ -99,7 +108,7 @@ typedef struct tsh_allocator {
  * function of its own. The ranks of tsh_threads_run call it concurrently, each from its own
  * thread. */
 typedef struct tsh_logger {
-    void (*fn)(void *user, const char *message); /* NULL: messages are discarded */
+    void (*log)(const char *message, void *user); /* NULL: messages are discarded */
     void *user;
 } tsh_logger;
 
@@ -109,12 +118,12 @@ typedef struct tsh_logger {
  * concurrently, each for a range of C's rows or columns, with `threads` = 1. Without OpenMP,
  * `threads` is tsh_desc.threads: one call may use that many threads of its own. tsh_attention
  * always uses the built-in product. */
-typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+typedef void (*tsh_gemm_fn)(int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
-                            int64_t csc, int threads);
+                            int64_t csc, int threads, void *user);
 typedef struct tsh_gemm {
-    tsh_gemm_fn fn; /* NULL: the built-in product */
+    tsh_gemm_fn multiply; /* NULL: the built-in product */
     void *user;
 } tsh_gemm;
 

@@ -153,7 +153,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->strict_names = desc && desc->strict_names;
     io->rename = desc ? desc->rename : NULL;
     io->ignore = desc ? desc->ignore : NULL;
-    io->reader = desc && desc->read ? desc : NULL;
+    io->reader = desc && desc->read_at ? desc : NULL;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
     if (strlen(io->prefix) >= TSH_PATH_SIZE)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,

@@ -53,7 +53,7 @@ static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t byte
 static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     errno = 0;
     if (io->reader) {
-        const int64_t n = io->reader->read(io->reader->user, at, to, (int64_t)bytes);
+        const int64_t n = io->reader->read_at(at, to, (int64_t)bytes, io->reader->user);
         io->unreadable = n < 0 || n > (int64_t)bytes;
         io->place = at + (io->unreadable ? 0 : n);
         return n == (int64_t)bytes;

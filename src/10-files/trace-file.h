@@ -21,7 +21,7 @@ typedef struct tshi_trace_message {
 typedef struct tshi_trace_file {
     tsh_ctx *ctx;
     tsh_trace_desc desc;        /* where rank 0 writes the text */
-    int refused;                /* on rank 0: 1 after desc.write returned 0 */
+    int refused;                /* on rank 0: 1 after desc.print returned 0 */
     tsh_writer writer;          /* on rank 0, if desc.path is set: the file */
     tshi_trace_message message; /* text not written or sent yet */
 } tshi_trace_file;
@@ -37,7 +37,7 @@ static void tshi_trace_file_flush(tshi_trace_file *out) {
     else if (out->desc.path)
         tshi_file_put(&out->writer, message->text, size);
     else if (size > 0 && !out->refused)
-        out->refused = !out->desc.write(out->desc.user, message->text, size);
+        out->refused = !out->desc.print(message->text, size, out->desc.user);
     message->used = 0; /* the message is empty again */
 }
 
@@ -115,7 +115,7 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
 
 TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (!desc || !desc->path == !desc->write)
+    if (!desc || !desc->path == !desc->print)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_trace_begin: takes either a path or write");
     (void)tshi_trace_new(ctx, "tsh_trace_begin", desc);
     return ctx->error.code;

@@ -46,7 +46,7 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     return code;
 }
 
-TSH_API void tsh_log_stderr(void *user, const char *message) {
+TSH_API void tsh_log_stderr(const char *message, void *user) {
     (void)user;
     if (!message) return;
     (void)fprintf(stderr, "tshard: %s\n", message); /* one call: lines of ranks do not mix */
@@ -55,18 +55,18 @@ TSH_API void tsh_log_stderr(void *user, const char *message) {
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
     va_list list;
-    if (!logger || !logger->fn || !format) return;
+    if (!logger || !logger->log || !format) return;
     va_start(list, format);
     tsh_text_format(text, sizeof text, format, list);
     va_end(list);
     tshi_base_quote(text);
-    logger->fn(logger->user, text);
+    logger->log(text, logger->user);
 }
 
 /* Passes the ctx's error to the logger, once. received: 1 if the error came from another rank. */
 static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     char text[TSH_MESSAGE_SIZE + 64] = "";
-    if (ctx->logged || !ctx->logger.fn) return;
+    if (ctx->logged || !ctx->logger.log) return;
     ctx->logged = 1;
     if (ctx->world.size > 1)
         tsh_text_add(text, sizeof text, "rank %d%s: ", ctx->world.rank, received ? " stops" : "");
@@ -75,7 +75,7 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
                      ? "; every rank must run the same program, with the same arguments"
                      : "",
                  tsh_result_name(ctx->error.code));
-    ctx->logger.fn(ctx->logger.user, text);
+    ctx->logger.log(text, ctx->logger.user);
 }
 
 /* Logs a warning, once per ctx, on rank 0 of the world only. which: its bit, TSHI_WARN_... */

@@ -26,7 +26,7 @@ static void tshi_mem_huge_pages(char *block, size_t bytes) {
 }
 
 /* The default tsh_allocator_fn: malloc, whose pointer is stored just before the aligned block. */
-static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+static void *tshi_mem_libc(void *ptr, size_t old_size, size_t new_size, size_t align, void *user) {
     char *raw, *block = NULL; /* what malloc returned; an aligned address in that memory */
     (void)user;
     if (new_size) {
@@ -59,7 +59,7 @@ static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, s
     void *block = NULL;
     ctx->mem.calls++;
     if (new_size != SIZE_MAX) /* SIZE_MAX: the computation of the size overflowed */
-        block = ctx->allocator.fn(ctx->allocator.user, ptr, old_size, new_size, TSHI_ALIGN);
+        block = ctx->allocator.allocate(ptr, old_size, new_size, TSHI_ALIGN, ctx->allocator.user);
     if (new_size && !block)
         (void)tsh_fail(ctx, TSH_ERR_MEMORY, "the allocator refused %llu bytes; the ctx holds %llu",
                        (unsigned long long)new_size, (unsigned long long)ctx->mem.total);

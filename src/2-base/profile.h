@@ -366,16 +366,16 @@ static TSHI_COLD void tshi_profile_open(tsh_ctx *ctx) {
     if (tshi_env_int("TSHARD_PROFILE", 0, 1, &on, &error) < 0)
         (void)tsh_fail(ctx, error.code, "tsh_open: %s", error.message);
     if (!on || ctx->world.rank > 0) return;
-    if (!ctx->logger.fn) ctx->logger.fn = tsh_log_stderr;
+    if (!ctx->logger.log) ctx->logger.log = tsh_log_stderr;
     tshi_profile_begin(ctx, "tsh_open", 1);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_profile(tsh_ctx *ctx, int on) {
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (on && !ctx->logger.fn)
+    if (on && !ctx->logger.log)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_profile: the tables go to the logger, and there is none; give "
-                        "tsh_open a tsh_desc.logger.fn, such as tsh_log_stderr");
+                        "tsh_open a tsh_desc.logger.log, such as tsh_log_stderr");
     if (!on && (!ctx->trace || !ctx->trace->profile))
         return tsh_fail(ctx, TSH_ERR_STATE, "tsh_profile: no profile runs");
     if (on)

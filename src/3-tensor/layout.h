@@ -1,12 +1,13 @@
 /* ========================================================================== */
 /* >>layout                                          MARK: - layout (private) */
-/* Layouts, and tsh_chunk: which rank owns which part of a sharded dimension. */
+/* Layouts, and which rank owns which part of a sharded dimension.            */
 /* Needs: >>text.                                                             */
 /* ========================================================================== */
 
 /* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0).
  * tshi_layout_resolve replaces them by values. Layouts of tensors are resolved, and functions that
- * compare two layouts require that both are. Only tsh_chunk decides which rank owns an element. */
+ * compare two layouts require that both are. Only tshi_layout_own, which is tsh_shard_range,
+ * decides which rank owns an element. */
 TSH_API tsh_layout tsh_replicated(void) {
     tsh_layout layout;
     memset(&layout, 0, sizeof layout);
@@ -54,12 +55,12 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     return out->length % out->unit == 0;
 }
 
-TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
-                          tsh_range ranges[TSH_MAX_SEGMENTS]) {
-    int s, n = layout && layout->segments ? layout->segments : 1;
+static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, int size, int rank,
+                               tsh_range ranges[TSH_MAX_SEGMENTS]) {
+    int s, n = layout->segments ? layout->segments : 1;
     /* start: first element of segment s; owned: number of the rank's elements so far */
     int64_t start = 0, owned = 0;
-    if (!layout || length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
+    if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
         n < 1)
         return -1;
     if (layout->kind != TSH_SHARDED) { /* every rank owns all elements */
@@ -81,6 +82,11 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
         start += segment.length;
     }
     return start == length ? owned : -1; /* -1: the segments do not add up to the dimension */
+}
+
+TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
+                                tsh_range ranges[TSH_MAX_SEGMENTS]) {
+    return tshi_layout_own(&layout, length, size, rank, ranges);
 }
 
 /* Returns 1 if a sharded layout has one segment, no defaults left, and fits a tensor of shape
@@ -107,7 +113,8 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     tsh_layout given = *layout;
     given.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
     given.segments = layout->segments ? layout->segments : 1;
-    if (given.dim < 0 || given.dim >= ndim || tsh_chunk(layout, dim[given.dim], 1, 0, NULL) < 0)
+    if (given.dim < 0 || given.dim >= ndim ||
+        tshi_layout_own(layout, dim[given.dim], 1, 0, NULL) < 0)
         return 0;
     *layout = given;
     memset(layout->segment, 0, sizeof layout->segment);
@@ -126,7 +133,8 @@ static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int
     if (a->segments != b->segments) return 0;
     if (memcmp(a->segment, b->segment, sizeof a->segment) == 0) return 1;
     for (int rank = 0; rank < size; rank++) {
-        if (tsh_chunk(a, length, size, rank, ra) < 0 || tsh_chunk(b, length, size, rank, rb) < 0)
+        if (tshi_layout_own(a, length, size, rank, ra) < 0 ||
+            tshi_layout_own(b, length, size, rank, rb) < 0)
             return 0;
         for (int s = 0; s < a->segments; s++)
             if (ra[s].length != rb[s].length || (ra[s].length && ra[s].start != rb[s].start))
@@ -149,7 +157,8 @@ static int tshi_layout_identical(const tsh_layout *a, const tsh_layout *b) {
            memcmp(a->segment, b->segment, sizeof a->segment) == 0;
 }
 
-TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size) {
+/* tsh_layout_text; layout NULL: "R". */
+static char *tshi_layout_text(const tsh_layout *layout, char *text, size_t size) {
     if (!size || !text) return text;
     text[0] = '\0';
     if (!layout || layout->kind != TSH_SHARDED) {
@@ -162,4 +171,8 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
         tsh_text_add(text, size, ")");
     }
     return text;
+}
+
+TSH_API char *tsh_layout_text(tsh_layout layout, char *text, size_t size) {
+    return tshi_layout_text(&layout, text, size);
 }

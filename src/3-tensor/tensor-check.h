@@ -112,7 +112,7 @@ static tsh_ctx *tshi_tensor_check_any(const char *op, const char *names, tsh_ten
             (void)tsh_fail(
                 ctx, TSH_ERR_STALE,
                 "%s: the values of %s were given back by tsh_backward, tsh_step_end or "
-                "tsh_scope_end; tsh_retain or tsh_keep would have kept them",
+                "tsh_scope_end; tsh_retain_grad or tsh_keep would have kept them",
                 op, tshi_tensor_argument(names, i, text));
     }
     return ctx->error.code == TSH_OK ? ctx : NULL;

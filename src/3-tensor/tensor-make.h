@@ -5,17 +5,17 @@
 /* ========================================================================== */
 
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
-                                   const tsh_layout *layout) {
+                                   tsh_layout layout) {
     tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_new", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
-                                     &shape, layout);
+                                     &shape, &layout);
     if (t) memset(tshi_tensor_at(t), 0, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     return t;
 }
 
 TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
-                                    const tsh_layout *layout, const void *data) {
+                                    tsh_layout layout, const void *data) {
     tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_from", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
-                                     &shape, layout);
+                                     &shape, &layout);
     if (t && !data && tsh_local_numel(t)) {
         tshi_tensor_release(t);
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_tensor_from: data is NULL");
@@ -29,18 +29,18 @@ TSH_API void tsh_tensor_free(tsh_tensor *t) {
         tshi_tensor_release(t);
 }
 
-TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value) {
-    tsh_tensor *t = tshi_tensor_out(ctx, "tsh_filled", TSH_REAL, &shape, NULL);
-    if (t) (void)tshi_init_fill(t, "tsh_filled", tshi_init_make(TSH_INIT_CONSTANT, value, 0), 0);
+TSH_API tsh_tensor *tsh_full(tsh_ctx *ctx, tsh_shape shape, double value) {
+    tsh_tensor *t = tshi_tensor_out(ctx, "tsh_full", TSH_REAL, &shape, NULL);
+    if (t) (void)tshi_init_fill(t, "tsh_full", tshi_init_make(TSH_INIT_CONSTANT, value, 0), 0);
     return t;
 }
 
 TSH_API tsh_tensor *tsh_zeros(tsh_ctx *ctx, tsh_shape shape) {
-    return tsh_filled(ctx, shape, 0.0);
+    return tsh_full(ctx, shape, 0.0);
 }
 
 TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape) {
-    return tsh_filled(ctx, shape, 1.0);
+    return tsh_full(ctx, shape, 1.0);
 }
 
 TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {

@@ -36,7 +36,7 @@ static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
 static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     char layout[TSHI_TEXT_SIZE];
     tsh_text_add(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
-                 tsh_layout_text(&t->layout, layout, sizeof layout));
+                 tshi_layout_text(&t->layout, layout, sizeof layout));
     return text;
 }
 
@@ -199,8 +199,8 @@ TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
         int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
         return axis < 0 ? 0 : t->values[axis];                                                     \
     }
-TSHI_TENSOR_OF_DIM(dim, dim)
-TSHI_TENSOR_OF_DIM(local_dim, local)
+TSHI_TENSOR_OF_DIM(size, dim)
+TSHI_TENSOR_OF_DIM(local_size, local)
 TSHI_TENSOR_OF_DIM(stride, stride)
 #undef TSHI_TENSOR_OF_DIM
 
@@ -241,11 +241,11 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
     if (!tshi_layout_resolve(&t->layout, t->ndim, t->dim)) {
         char text[TSHI_TEXT_SIZE];
         return tsh_fail(ctx, TSH_ERR_LAYOUT, "%s: layout %s does not fit a tensor of %d dimensions",
-                        op, tsh_layout_text(layout, text, sizeof text), t->ndim);
+                        op, tshi_layout_text(layout, text, sizeof text), t->ndim);
     }
     i = t->layout.dim;
     if (t->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
-        t->local[i] = tsh_chunk(&t->layout, t->dim[i], ctx->tp.size, ctx->tp.rank, NULL);
+        t->local[i] = tshi_layout_own(&t->layout, t->dim[i], ctx->tp.size, ctx->tp.rank, NULL);
     tshi_tensor_strides(t->local, t->ndim, t->stride);
     return TSH_OK;
 }
@@ -265,7 +265,7 @@ static int tshi_tensor_check_blocks(const tsh_tensor *t, const char *op, tsh_dty
                                op, name, tshi_tensor_text(t, text), (long long)length,
                                (long long)block, tshi_dtypes[dtype].name);
     for (int r = 0; cut && r < t->ctx->tp.size; r++) {
-        (void)tsh_chunk(&t->layout, length, t->ctx->tp.size, r, range);
+        (void)tshi_layout_own(&t->layout, length, t->ctx->tp.size, r, range);
         for (int s = 0; s < t->layout.segments; s++) {
             if (range[s].start % block == 0 && range[s].length % block == 0) continue;
             return tshi_error_zero(
@@ -372,7 +372,7 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
     const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: one long row */
     tshi_runs run = TSHI_ZERO;
-    const int64_t owned = tsh_chunk(&t->layout, length, t->ctx->tp.size, rank, run.range);
+    const int64_t owned = tshi_layout_own(&t->layout, length, t->ctx->tp.size, rank, run.range);
     run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
     run.width = length * run.inner;
     run.segments = sharded ? t->layout.segments : 1;
@@ -424,7 +424,7 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
     if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim || t->ctx->tp.size == 1) return local;
-    (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    (void)tshi_layout_own(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
     for (s = 0; s < t->layout.segments - 1 && local >= range[s].length; s++)
         local -= range[s].length;
     return range[s].start + local;
@@ -436,7 +436,7 @@ static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
     if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return global;
-    (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    (void)tshi_layout_own(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
     for (int s = 0; s < t->layout.segments; s++) {
         if (global >= range[s].start && global < range[s].start + range[s].length)
             return at + global - range[s].start;

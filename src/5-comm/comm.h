@@ -71,8 +71,8 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
  * so no function may write to it. */
 static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
 
-/* Returns 1 if comm is open. A comm of zeros, size 0, is closed, or was returned by tsh_split for
- * color -1. */
+/* Returns 1 if comm is open. A comm of zeros, size 0, is closed, or was returned by tsh_comm_split
+ * for color -1. */
 static int tshi_comm_usable(const tsh_comm *comm) {
     return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
            comm->rank < comm->size && (comm->ops || comm->size == 1); /* no ops: a group of one */
@@ -291,7 +291,7 @@ TSH_API void tsh_comm_progress(tsh_comm *comm) {
     if (comm && comm->ops) comm->ops->progress(comm);
 }
 
-/* Does what tsh_split does. name: the axis of the new groups, 't', 'd' or 'p', shifted left by
+/* Does what tsh_comm_split does. name: the axis of the new groups, 't', 'd' or 'p', shifted left by
  * TSHI_COLL_AXIS; 0: none. It becomes part of the new groups' ids, so that errors can name the
  * groups (tshb_group_text). */
 static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int key,
@@ -313,7 +313,7 @@ static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int 
     return TSH_OK;
 }
 
-TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+TSH_API tsh_result tsh_comm_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     return tshi_comm_split(comm, 0, color, key, out);
 }
 

@@ -70,8 +70,8 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
  * tshi_context_groups. Returns NULL without memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     tsh_allocator allocator = desc->allocator;
-    if (!allocator.fn) allocator.fn = tshi_mem_libc;
-    tsh_ctx *ctx = (tsh_ctx *)allocator.fn(allocator.user, NULL, 0, sizeof *ctx, TSHI_ALIGN);
+    if (!allocator.allocate) allocator.allocate = tshi_mem_libc;
+    tsh_ctx *ctx = (tsh_ctx *)allocator.allocate(NULL, 0, sizeof *ctx, TSHI_ALIGN, allocator.user);
     if (!ctx) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->allocator = allocator;
@@ -149,15 +149,25 @@ static TSHI_COLD int tshi_context_same_build(const char *op, int version, size_t
     return 0;
 }
 
+/* Logs why a program was refused. Loggers of version 0.1 took `user` first. */
+static TSHI_COLD void tshi_context_log_refusal(const tsh_desc *desc, int version,
+                                               const tsh_error *why) {
+    char text[TSH_MESSAGE_SIZE + 64];
+    if (!desc || !desc->logger.log) return;
+    (void)snprintf(text, sizeof text, "%s (%s)", why->message, tsh_result_name(why->code));
+    if (version == 1)
+        ((void (*)(void *, const char *))desc->logger.log)(desc->logger.user, text);
+    else
+        desc->logger.log(text, desc->logger.user);
+}
+
 TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t size,
                                             const tsh_desc *desc, tsh_ctx **out) {
     tsh_desc usual = TSHI_ZERO;
     tsh_error refusal;
     const int same = tshi_context_same_build("tsh_open", version, real, size, desc, &refusal);
-    if (desc && !same) { /* reads the fields that have their places in every version */
-        usual.comm = desc->comm;
-        usual.logger = desc->logger;
-    }
+    if (!same) tshi_context_log_refusal(desc, version, &refusal);
+    if (desc && !same) usual.comm = desc->comm; /* has its place in every version */
     if (!desc || !same) desc = &usual;
     if (!out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
@@ -207,7 +217,7 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     tsh_comm_close(&ctx->tp);
     tsh_comm_close(&ctx->world);                    /* closed after the groups split from it */
     const tsh_allocator allocator = ctx->allocator; /* a copy: the ctx is released with it */
-    (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
+    (void)allocator.allocate(ctx, sizeof *ctx, 0, TSHI_ALIGN, allocator.user);
 }
 
 /* Defines tsh_world, tsh_tp, tsh_pp or tsh_dp: returns a group of ctx; of a NULL ctx, a constant
@@ -226,7 +236,7 @@ TSH_API int tsh_run_built(int version, size_t real, size_t size, const tsh_desc 
                           int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_ctx *ctx = NULL;
     int result = 1; /* returned if fn is not called */
-    if (!fn)
+    if (!fn && tshi_context_same_build("tsh_run", version, real, size, desc, NULL))
         tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
     else if (tsh_open_built(version, real, size, desc, &ctx) == TSH_OK)
         result = fn(ctx, user);
@@ -244,22 +254,23 @@ TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *co
     tsh_desc mine = TSHI_ZERO; /* a copy of *desc, with .comm = *comm */
     tsh_ctx *ctx = NULL;
     int result = 1;
-    if (desc && tshi_context_same_build("", version, real, size, desc, NULL)) mine = *desc;
+    const int same = tshi_context_same_build("tsh_run_on", version, real, size, desc, NULL);
+    if (desc && same) mine = *desc;
     if (desc) mine.logger = desc->logger; /* has its place in every version */
-    if (!comm || !fn) {
+    if (same && (!comm || !fn)) {
         const char *missing = comm ? "fn" : "comm";
         tsh_log_message(&mine.logger, "tsh_run_on: %s is NULL", missing);
         if (error) (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is NULL", missing);
         tsh_comm_close(comm);
         return result;
     }
-    mine.comm = *comm;
+    if (comm) mine.comm = *comm;
     if (tsh_open_built(version, real, size, &mine, &ctx) == TSH_OK)
         result = fn(ctx, user);
     else if (error && ctx) /* tsh_open failed */
         *error = *tsh_last_error(ctx);
     else if (error) /* there is no ctx */
-        (void)tsh_error_set(error, TSH_ERR_MEMORY, comm->rank, "no memory for a ctx");
+        (void)tsh_error_set(error, TSH_ERR_MEMORY, mine.comm.rank, "no memory for a ctx");
     if (!ctx) tsh_comm_close(comm); /* no ctx owns the comm */
     tsh_close(ctx);
     return result;

@@ -45,7 +45,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
     return t;
 }
 
-TSH_API tsh_tensor *tsh_retain(tsh_tensor *t) {
+TSH_API tsh_tensor *tsh_retain_grad(tsh_tensor *t) {
     if (t) t->flags |= TSHI_RETAIN;
     if (t) t->base->flags |= TSHI_RETAIN; /* a view has the values of its base */
     return t;

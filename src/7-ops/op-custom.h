@@ -12,12 +12,12 @@ enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum number of inputs */
 /* The params of a custom op's node. op.name points to the caller's string. */
 typedef struct tshi_custom {
     tshi_op op;           /* made from desc for this call */
-    tsh_custom_desc desc; /* a copy of the caller's descriptor */
+    tsh_custom_op_desc desc; /* a copy of the caller's descriptor */
 } tshi_custom;
 
 /* Calls the user's backward with zeroed gradients and adds them to those of the inputs. */
 static void tshi_custom_backward(tshi_node *node) {
-    const tsh_custom_desc *desc = &((const tshi_custom *)node->params)->desc;
+    const tsh_custom_op_desc *desc = &((const tshi_custom *)node->params)->desc;
     /* kept: the inputs, with the values that were saved */
     tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS];
     tsh_ctx *ctx = out->ctx;
@@ -35,8 +35,8 @@ static void tshi_custom_backward(tshi_node *node) {
         if (grad[i]) memset(grad[i], 0, bytes);
     }
     if (ctx->error.code == TSH_OK)
-        desc->backward(desc->user, kept, node->n, (const tsh_real *)tshi_tape_saved(node, node->n),
-                       tshi_tape_grad(node), grad);
+        desc->backward(kept, node->n, (const tsh_real *)tshi_tape_saved(node, node->n),
+                       tshi_tape_grad(node), grad, desc->user);
     for (int i = 0; i < node->n; i++) {
         if (!scratch[i]) continue;
         tshi_tensor_strides(node->in[i]->local, node->in[i]->ndim, stride);
@@ -46,7 +46,7 @@ static void tshi_custom_backward(tshi_node *node) {
 }
 
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
-                                  const tsh_custom_desc *desc) {
+                                  const tsh_custom_op_desc *desc) {
     tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out; /* dense: the inputs, or dense copies of them */
     tshi_custom custom;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
@@ -65,7 +65,7 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     }
     out = tshi_tensor_out(ctx, desc->name, TSH_REAL, &desc->shape, &desc->layout);
     if (!out) return NULL;
-    desc->forward(desc->user, dense, n, tshi_tensor_values(out));
+    desc->forward(dense, n, tshi_tensor_values(out), desc->user);
     if (ctx->error.code != TSH_OK) return NULL;
     memset(&custom, 0, sizeof custom);
     custom.op.name = desc->name;

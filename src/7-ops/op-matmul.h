@@ -39,16 +39,16 @@ typedef struct tshi_products {
 static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
     const tsh_ctx *ctx = x->ctx;
     const int apart = x->beta != 0 && x->d.data != x->c.data; /* D is not C */
-    if (!ctx->gemm.fn) {
+    if (!ctx->gemm.multiply) {
         tshi_gemm_run(ctx->gemm_kernel, scratch, x->progress, x->m, x->n, x->k, x->alpha, x->a,
                       x->b, x->beta, x->d, x->c);
         return;
     }
     if (apart) tshi_gemm_scale(x->m, x->n, x->beta, x->d, x->c);
-    ctx->gemm.fn(ctx->gemm.user, x->m, x->n, x->k, x->alpha, (const tsh_real *)x->a.data, x->a.row,
-                 x->a.column, (const tsh_real *)x->b.data, x->b.row, x->b.column,
-                 apart ? TSHI_R(1) : x->beta, (tsh_real *)x->c.data, x->c.row, x->c.column,
-                 tshi_team_spare(ctx)); /* threads that the gemm may use */
+    ctx->gemm.multiply(x->m, x->n, x->k, x->alpha, (const tsh_real *)x->a.data, x->a.row,
+                       x->a.column, (const tsh_real *)x->b.data, x->b.row, x->b.column,
+                       apart ? TSHI_R(1) : x->beta, (tsh_real *)x->c.data, x->c.row, x->c.column,
+                       tshi_team_spare(ctx), ctx->gemm.user); /* spare: threads it may use */
 }
 
 /* A tshi_team_fn: computes the rows or columns [from, to) of C. */
@@ -83,7 +83,7 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
                                          int input, tshi_block **block) {
     tshi_matrix reals; /* the new matrix, dense */
     *block = NULL;
-    if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
+    if (m.dtype == TSH_REAL || !ctx->gemm.multiply) return m;
     *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
     if (!*block) return m; /* no memory: the ctx holds the error */
     reals = tshi_gemm_matrix((tsh_real *)tshi_mem_data(*block), columns, 1);
@@ -128,7 +128,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
     tshi_block *converted[3]; /* A, B and C as tsh_real, or NULL */
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
-    if (pieces == 1 && !ctx->gemm.fn && scratch && ctx->error.code == TSH_OK) {
+    if (pieces == 1 && !ctx->gemm.multiply && scratch && ctx->error.code == TSH_OK) {
         tshi_gemm_run(ctx->gemm_kernel, scratch, &progress, m, n, k, alpha, a, b, beta, d, c);
         return; /* the rest would take longer than a small product */
     }
@@ -303,7 +303,7 @@ static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];
     *shape = tsh_shape_of(a->ndim >= b->ndim ? a : b);
     for (d = 3; d <= shape->ndim && fits; d++) {
-        const int64_t p = d > a->ndim ? 1 : tsh_dim(a, -d), q = d > b->ndim ? 1 : tsh_dim(b, -d);
+        const int64_t p = d > a->ndim ? 1 : tsh_size(a, -d), q = d > b->ndim ? 1 : tsh_size(b, -d);
         fits = p == q || p == 1 || q == 1;
         shape->dim[shape->ndim - d] = p == 1 ? q : p;
     }

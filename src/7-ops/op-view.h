@@ -65,7 +65,7 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range of each segment */
     int64_t at = 0, local = 0;         /* at: where segment s starts; local: this rank's elements */
     int s, kept = 0;                   /* kept: number of segments in [start, end) */
-    (void)tsh_chunk(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
+    (void)tshi_layout_own(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
         out->offset += range[s].length * out->stride[d]; /* skips a segment */
     if (at != start) return 0;                           /* the part starts inside a segment */
@@ -120,18 +120,18 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     return out;
 }
 
-TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
-    int64_t length = tsh_dim(x, dim); /* length of the dimension that is split */
+TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
+    int64_t length = tsh_size(x, dim); /* length of the dimension that is split */
     int i;
     for (i = 0; i < n && parts; i++) parts[i] = NULL; /* NULL after an error */
-    if (!tshi_tensor_check("tsh_split_dim", "x", &x, 1))
+    if (!tshi_tensor_check("tsh_split", "x", &x, 1))
         return x ? x->ctx->error.code : TSH_ERR_ARGUMENT;
     if (tshi_tensor_axis(x, dim) < 0)
-        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_split_dim: there is no dimension %d of %d", dim,
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_split: there is no dimension %d of %d", dim,
                         x->ndim);
     if (n < 1 || !parts || length % n)
         return tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                        "tsh_split_dim: a dimension of %lld has no %d equal parts",
+                        "tsh_split: a dimension of %lld has no %d equal parts",
                         (long long)length, n);
     for (i = 0; i < n; i++) parts[i] = tsh_slice(x, dim, i * (length / n), length / n);
     return x->ctx->error.code;

@@ -31,7 +31,8 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
     int64_t sizes[TSH_MAX_DIMS]; /* the array's shape */
     tshi_cut cut;
     memcpy(sizes, form->dim, sizeof sizes);
-    if (other) sizes[other->dim] = tsh_chunk(other, sizes[other->dim], tp->size, tp->rank, NULL);
+    if (other)
+        sizes[other->dim] = tshi_layout_own(other, sizes[other->dim], tp->size, tp->rank, NULL);
     cut.outer = tshi_tensor_product(sizes, dim);
     cut.length = sizes[dim];
     cut.inner = tshi_tensor_product(sizes + dim + 1, form->ndim - dim - 1);
@@ -45,7 +46,7 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
  * because collectives take blocks = 0 (tsh_coll.blocks) for 1. */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
     if (!cut->outer) return 0;
-    return tsh_chunk(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
+    return tshi_layout_own(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
 }
 
 /* Copies rank's shard between the array `whole` and `shard`, whose outer rows begin `pitch`
@@ -55,7 +56,7 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
     tsh_range range[TSH_MAX_SEGMENTS]; /* the shard's part of each segment */
     int64_t o;                         /* index of the outer row */
     int s;                             /* index of the segment */
-    (void)tsh_chunk(cut->layout, cut->length, cut->size, rank, range);
+    (void)tshi_layout_own(cut->layout, cut->length, cut->size, rank, range);
     for (o = 0; o < cut->outer; o++) {
         char *at = shard + (size_t)(o * pitch) * cut->width;
         for (s = 0; s < cut->layout->segments; s++) {
@@ -256,7 +257,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     if (!tshi_layout_resolve(&layout, x->ndim, x->dim) ||
         (x->layout.kind == TSH_SHARDED && layout.kind == TSH_PARTIAL))
         return tshi_error_null(ctx, TSH_ERR_LAYOUT, "tsh_redistribute: %s cannot become %s",
-                               tshi_tensor_text(x, a), tsh_layout_text(&layout, b, sizeof b));
+                               tshi_tensor_text(x, a), tshi_layout_text(&layout, b, sizeof b));
     if (tshi_layout_identical(&x->layout, &layout)) return x;
     if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
         tsh_tensor *out = tshi_tensor_view(x); /* no values move */
@@ -268,7 +269,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     return tshi_redistribute_run(op, x, &x->layout, &shape, &layout);
 }
 
-TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
+TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x) {
     return tsh_redistribute(x, tsh_replicated());
 }
 
@@ -319,17 +320,18 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
                         "tsh_set_layout: the pieces of %d ranks, each %s, cannot lie as %s",
                         ctx->tp.size, tshi_tensor_text(form, a),
-                        tsh_layout_text(&layout, b, sizeof b));
+                        tshi_layout_text(&layout, b, sizeof b));
     if (cut->kind == TSH_SHARDED) {
-        held = layout.kind == TSH_SHARDED ? form->dim[d]
-                                          : tsh_chunk(cut, form->dim[d], ctx->tp.size, 0, NULL);
+        held = layout.kind == TSH_SHARDED
+                   ? form->dim[d]
+                   : tshi_layout_own(cut, form->dim[d], ctx->tp.size, 0, NULL);
         for (r = 0; r < ctx->tp.size; r++)
-            if ((owned = tsh_chunk(cut, next.dim[d], ctx->tp.size, r, NULL)) != held)
+            if ((owned = tshi_layout_own(cut, next.dim[d], ctx->tp.size, r, NULL)) != held)
                 return tsh_fail(
                     ctx, TSH_ERR_LAYOUT,
                     "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %lld, "
                     "not %lld; all pieces must be of one length",
-                    tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
+                    tshi_tensor_text(form, a), tshi_layout_text(&layout, b, sizeof b), d, r,
                     (long long)owned, (long long)held);
         if (layout.kind != TSH_SHARDED) next.dim[d] = held; /* the whole is as long as one shard */
     }
@@ -453,7 +455,7 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_reduce", x, op)) return NULL;
-    if (ctx->tp.size == 1) return x->layout.kind == TSH_REPLICATED ? x : tsh_full(x);
+    if (ctx->tp.size == 1) return x->layout.kind == TSH_REPLICATED ? x : tsh_full_tensor(x);
     out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
     if (!out) return NULL;
     tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0); /* out = x, dense */

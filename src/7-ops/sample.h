@@ -196,8 +196,8 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) 
         tsh_no_grad_end(ctx);
         return out;
     }
-    x = tsh_full(logits);
-    previous = desc->previous ? tsh_full(desc->previous) : NULL;
+    x = tsh_full_tensor(logits);
+    previous = desc->previous ? tsh_full_tensor(desc->previous) : NULL;
     out = ctx->error.code == TSH_OK ? tshi_tensor_out(ctx, "tsh_sample", TSH_I64, &shape, NULL)
                                     : NULL;
     if (out) tshi_sample_rows(x, previous, desc, (int64_t *)tshi_tensor_at(out));

@@ -196,7 +196,7 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
     if (n > 1) desc.mask = in[1];
     tshi_layers_cached(a, &desc);
     desc.sinks = a->sinks ? a->sinks->param[0] : NULL; /* read anew: tsh_tie may have replaced it */
-    if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full(desc.sinks);
+    if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full_tensor(desc.sinks);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     if (!y) return NULL;
     if (a->cache) tshi_layers_hold(a, x->dim[1]);
@@ -245,7 +245,7 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
     like.weight_init = desc->weight_init;
     like.bias_init = desc->bias_init;
     like.dtype = desc->dtype;
-    like.no_bias = !desc->qkv_bias;
+    like.bias = desc->qkv_bias == TSH_YES ? TSH_YES : TSH_NO;
     for (int i = 0; i < 3; i++) {
         cut[i].length = (i ? kv : desc->heads) * d;
         cut[i].unit = (i || whole ? 1 : group) * d;
@@ -268,7 +268,7 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
         (void)tsh_add_param(module, "sinks", tsh_shape1(desc->heads), &param);
         a->sinks = module->last;
     }
-    like.no_bias = !desc->out_bias;
+    like.bias = desc->out_bias == TSH_YES ? TSH_YES : TSH_NO;
     a->out = tshi_layers_linear(module, desc->out ? desc->out : "o_proj", &like, desc->heads * d,
                                 desc->dim, TSH_ROWWISE, cut, 1);
 }
@@ -338,7 +338,7 @@ static tsh_tensor *tshi_layers_mlp(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL};
     if (!x) return NULL;
     if (!mlp->up) {
-        (void)tsh_split_dim(tsh_forward(mlp->gate, x), -1, 2, part);
+        (void)tsh_split(tsh_forward(mlp->gate, x), -1, 2, part);
     } else {
         if (mlp->gate) part[0] = tsh_forward(mlp->gate, x);
         part[1] = tsh_forward(mlp->up, x);
@@ -379,7 +379,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     like.weight_init = desc->weight_init;
     like.bias_init = desc->bias_init;
     like.dtype = desc->dtype;
-    like.no_bias = !desc->bias;
+    like.bias = desc->bias == TSH_YES ? TSH_YES : TSH_NO;
     if (desc->gated)
         mlp->gate = tshi_layers_linear(
             module, fused ? desc->fused : desc->gate ? desc->gate : "gate_proj", &like, desc->dim,
@@ -441,9 +441,9 @@ static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_
         return;
     }
     a->cache = cache;
-    a->keys = tsh_tensor_new(module->ctx, dtype, shape, &layout);
-    a->values = tsh_tensor_new(module->ctx, dtype, shape, &layout);
-    a->held = tsh_tensor_new(module->ctx, TSH_I64, tsh_shape1(batch), NULL);
+    a->keys = tsh_tensor_new(module->ctx, dtype, shape, layout);
+    a->values = tsh_tensor_new(module->ctx, dtype, shape, layout);
+    a->held = tsh_tensor_new(module->ctx, TSH_I64, tsh_shape1(batch), tsh_replicated());
 }
 
 /* Returns the handle of a cache that has been freed, or else a new one; NULL: no memory. */
@@ -522,7 +522,7 @@ TSH_API tsh_result tsh_cache_counts(tsh_cache *cache, const int64_t *counts) {
     }
     tsh_tensor_free(cache->counts);
     cache->counts = counts ? tsh_tensor_from(cache->module->ctx, TSH_I64,
-                                             tsh_shape1(cache->batch), NULL, counts)
+                                             tsh_shape1(cache->batch), tsh_replicated(), counts)
                            : NULL;
     return cache->module->ctx->error.code;
 }

@@ -43,7 +43,7 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
                            "tsh_forward: the input %s is not laid out as the plan declared, %s: "
                            "tsh_redistribute(x, declared)",
                            tshi_tensor_text(x, tx),
-                           tsh_layout_text(module->input_layout, want, sizeof want));
+                           tshi_layout_text(module->input_layout, want, sizeof want));
 }
 
 /* Returns the layout S(dim) with the rule's segments and units; rule->cut, if given, sets the
@@ -88,7 +88,7 @@ static tsh_module *tshi_nn_apply_style(tsh_module *module, const tsh_plan_rule *
             (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
                            "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
                            module->kind->name, module->path, tshi_parallel_style(wanted->style),
-                           module->param[0]->path, tsh_layout_text(own, text, sizeof text));
+                           module->param[0]->path, tshi_layout_text(own, text, sizeof text));
     }
     (void)tsh_parallelize(module, &rule, 1);
     return tshi_module_finish(module);
@@ -173,7 +173,7 @@ static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc 
                       desc->in);
     /* frees the new weight */
     if (weight && module->param[0]) (void)tsh_tie(module, "weight", weight);
-    if (!desc->no_bias)
+    if (desc->bias != TSH_NO)
         tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
@@ -192,7 +192,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *nam
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
-    if (desc->skip_bias_add && desc->no_bias)
+    if (desc->skip_bias_add && desc->bias == TSH_NO)
         (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
                        "tsh_add_linear: \"%s\" is to leave its bias to the caller, and has none",
                        module->path);
@@ -209,7 +209,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     memset(&linear, 0, sizeof linear);
     linear.in = desc->in;
     linear.out = desc->classes;
-    linear.no_bias = desc->no_bias;
+    linear.bias = desc->bias;
     linear.weight_init = desc->weight_init;
     linear.bias_init = desc->bias_init;
     linear.dtype = desc->dtype;
@@ -312,13 +312,13 @@ static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *
 }
 
 /* Adds a norm's parameters and ends its constructor: weight (dim) of ones, or of zeros if the layer
- * adds 1 to it (plus_one), and, unless no_bias, bias (dim) of zeros. eps: added to the variance. */
-static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias,
+ * adds 1 to it (plus_one), and, if has_bias, bias (dim) of zeros. eps: added to the variance. */
+static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int has_bias,
                                 tsh_dtype dtype) {
     const tsh_init_kind first = module->plus_one ? TSH_INIT_ZEROS : TSH_INIT_ONES;
     module->number = eps; /* eps: read by the forward */
     tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim), tshi_init_make(first, 0, 0), 0);
-    if (!no_bias)
+    if (has_bias)
         tshi_module_param(module, 1, "bias", dtype, tsh_shape1(dim),
                           tshi_init_make(TSH_INIT_ZEROS, 0, 0), 0);
     return tshi_module_finish(module);
@@ -329,7 +329,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_layer_norm(tsh_module *parent, const char 
     static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward,
                                    TSHI_NN_SEQUENCE | 1 << TSH_COLWISE, tshi_nn_norm_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->no_bias, desc->dtype) : NULL;
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->bias != TSH_NO, desc->dtype)
+                  : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,

@@ -146,8 +146,8 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
                     t->ctx, TSH_ERR_LAYOUT,
                     "tsh_parallelize: the tied parameter \"%s\" would be %s for "
                     "\"%s\" and %s for \"%s\"",
-                    t->path, tsh_layout_text(&a->layout[i], text, sizeof text), a->module->path,
-                    tsh_layout_text(&b->layout[j], other, sizeof other), b->module->path);
+                    t->path, tshi_layout_text(&a->layout[i], text, sizeof text), a->module->path,
+                    tshi_layout_text(&b->layout[j], other, sizeof other), b->module->path);
         }
     return TSH_OK;
 }

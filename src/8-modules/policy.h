@@ -321,7 +321,7 @@ static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_hea
     int64_t owned;        /* number of this rank's query heads */
     if (!tshi_policy_read_counts(pass, at, &c)) return 0;
     cut = tsh_shard_units(0, c.group);
-    owned = tsh_chunk(&cut, c.heads, tp->size, tp->rank, NULL);
+    owned = tshi_layout_own(&cut, c.heads, tp->size, tp->rank, NULL);
     tshi_policy_count(pass, at->heads)->local = owned;
     if (at->kv_heads)
         tshi_policy_count(pass, at->kv_heads)->local = c.whole ? c.kv : owned / c.group;
@@ -466,7 +466,7 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
         if (pass->divide)
-            argument->local = tsh_chunk(&cut, argument->value, tp->size, tp->rank, NULL);
+            argument->local = tshi_layout_own(&cut, argument->value, tp->size, tp->rank, NULL);
     }
     return 1;
 }

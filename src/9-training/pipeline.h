@@ -306,7 +306,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     if ((y->base->flags & TSHI_DEAD) && y->base->node)
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_pipeline: the output of micro-batch %d was retained, and a callback "
-                       "has ended the step since; leave out tsh_retain, or tsh_step_end",
+                       "has ended the step since; leave out tsh_retain_grad, or tsh_step_end",
                        k);
     tshi_pipeline_swap(ctx, micro);
     /* runs backward only if y depends on something that requires a gradient */

@@ -41,7 +41,7 @@ static int tshi_summary_line(tsh_module *root, const tshi_walk *at, FILE *file) 
                    at->module->param_name[at->slot]);
     (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s", path, at->module->kind->name,
                   tshi_dtype_name(t->dtype), tshi_tensor_sizes(t->dim, t->ndim, global),
-                  tsh_layout_text(&t->layout, lay, sizeof lay),
+                  tshi_layout_text(&t->layout, lay, sizeof lay),
                   tshi_tensor_sizes(t->local, t->ndim, local));
     if (!first)
         (void)fprintf(file, " as %s\n", t->path);

@@ -13,7 +13,7 @@
  *
  *     static int rank_main(tsh_ctx *ctx, void *user) { ...; return 0; }
  *     int main(void) {
- *         tsh_desc desc = {.logger.fn = tsh_log_stderr};      // prints errors
+ *         tsh_desc desc = {.logger.log = tsh_log_stderr};      // prints errors
  *         return tsh_uv_run(NULL, &desc, rank_main, NULL);
  *     }
  *

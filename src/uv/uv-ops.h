@@ -73,7 +73,7 @@ static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
 /* ---- split ---- */
 
 typedef struct tshi_uv_ticket { /* What each rank sends to all others in a split. */
-    /* color, key: of tsh_split; port: TCP port on which this rank listens, 0: none */
+    /* color, key: of tsh_comm_split; port: TCP port on which this rank listens, 0: none */
     int32_t color, key, port;
     uint64_t id; /* id of the new group, used if this rank is the lowest of its color */
 } tshi_uv_ticket;

@@ -266,8 +266,8 @@ TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv
     memset(&error, 0, sizeof error);
     if (uv) join = *uv;
     if (desc) with = *desc;
-    if (!join.logger.fn) join.logger = with.logger; /* if one has no logger, it uses the other's */
-    if (!with.logger.fn) with.logger = join.logger;
+    if (!join.logger.log) join.logger = with.logger; /* if one has no logger, it uses the other's */
+    if (!with.logger.log) with.logger = join.logger;
     if (fn)
         (void)tshi_uv_open(&join, &comm, &error);
     else

@@ -132,7 +132,7 @@ static int ranks(tsh_ctx *ctx, void *user) {
     (void)user;
     for (d = 0; d < 2; d++) {
         tsh_tensor *cut = tsh_redistribute(y, tsh_sharded(d));
-        CHECK(equal(ctx, cut, y) && equal(ctx, tsh_full(tsh_silu(cut)), tsh_silu(y)));
+        CHECK(equal(ctx, cut, y) && equal(ctx, tsh_full_tensor(tsh_silu(cut)), tsh_silu(y)));
         CHECK(equal(ctx, tsh_redistribute(cut, tsh_sharded(1 - d)), x));
     }
     CHECK(tsh_allreduce(tsh_tp(ctx), tsh_data(ctx, y), tsh_numel(y), TSH_F8, TSH_MAX) == TSH_OK);
@@ -153,7 +153,7 @@ static int ranks(tsh_ctx *ctx, void *user) {
 
 int main(void) {
     static const int sizes[] = {1, 2, 3, 4, 8};
-    const tsh_desc desc = {.logger.fn = tsh_log_stderr};
+    const tsh_desc desc = {.logger.log = tsh_log_stderr};
     int i, failed = tsh_run(&desc, conversions, NULL) || tsh_run(&desc, views_and_ops, NULL);
     for (i = 0; i < 5 && !failed; i++) failed = tsh_threads_run(sizes[i], &desc, ranks, NULL) != 0;
     return failed;

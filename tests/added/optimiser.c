@@ -98,7 +98,7 @@ static tsh_result step(tsh_ctx *ctx, tsh_tensor *weight, tsh_optim *optim, int n
 static int train(tsh_ctx *ctx, void *user) {
     const setting *s = (const setting *)user;
     const tsh_plan_rule plan = {.path = "fc", .style = TSH_COLWISE};
-    const tsh_linear_desc linear = {.in = COLUMNS, .out = ROWS, .no_bias = 1};
+    const tsh_linear_desc linear = {.in = COLUMNS, .out = ROWS, .bias = TSH_NO};
     const tsh_optim_desc desc = {.kind = ADDED, .lr = RATE, .beta1 = MOMENTUM, .beta2 = BETA,
                                  .momentum = MOMENTUM, .weight_decay = DECAY, .zero = s->zero};
     tsh_module *fc = tsh_add_linear(tsh_root(ctx), "fc", &linear);
@@ -138,7 +138,7 @@ int main(void) {
     expect(strcmp(tshi_optims[ADDED].name, "muon") == 0);
     for (at = 0; at < sizeof settings / sizeof settings[0]; at++) {
         const setting *s = &settings[at];
-        const tsh_desc desc = {.tp = s->tp, .logger.fn = tsh_log_stderr};
+        const tsh_desc desc = {.tp = s->tp, .logger.log = tsh_log_stderr};
         if (tsh_threads_run(s->ranks, &desc, train, (void *)(size_t)s) == 0) continue;
         (void)fprintf(stderr, "setting %d\n", (int)at);
         return 1;

@@ -26,7 +26,7 @@ static tsh_tensor *leaf(tsh_ctx *ctx, int64_t rows, int64_t columns) {
 static tsh_tensor *weighed(tsh_tensor *y) {
     tsh_ctx *ctx = tsh_ctx_of(y);
     tsh_tensor *w = tsh_arange(ctx, TSH_REAL, 1, 1 + (double)tsh_numel(y), 1);
-    return tsh_sum(tsh_mul(tsh_full(y), tsh_reshape(w, tsh_shape_of(y))), TSH_ALL, 0);
+    return tsh_sum(tsh_mul(tsh_full_tensor(y), tsh_reshape(w, tsh_shape_of(y))), TSH_ALL, 0);
 }
 
 static tsh_tensor *loss(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
@@ -66,7 +66,7 @@ static int layouts(tsh_ctx *ctx, void *user) {
     for (i = 0; i < 2; i++) {
         a = leaf(ctx, 3, 5);
         b = leaf(ctx, 3, i ? 1 : 5);
-        y = tsh_retain(tsh_mul(tsh_silu(a), b));
+        y = tsh_retain_grad(tsh_mul(tsh_silu(a), b));
         CHECK(tsh_backward(ctx, weighed(y)) == TSH_OK);
         grad[0] = tsh_keep(tsh_grad(a));
         grad[1] = tsh_keep(tsh_grad(b));
@@ -75,7 +75,7 @@ static int layouts(tsh_ctx *ctx, void *user) {
         tsh_zero_grad(b);
         z = tsh_swiglu(tsh_redistribute(a, cut), i ? b : tsh_redistribute(b, cut));
         CHECK(tsh_layout_of(z).kind == TSH_SHARDED && tsh_layout_of(z).dim == 1);
-        z = tsh_retain(tsh_full(z));
+        z = tsh_retain_grad(tsh_full_tensor(z));
         CHECK(tsh_backward(ctx, weighed(z)) == TSH_OK);
         CHECK(apart(ctx, y, z) <= 1e-14);
         CHECK(apart(ctx, grad[0], tsh_grad(a)) <= 1e-13);
@@ -92,6 +92,6 @@ static int layouts(tsh_ctx *ctx, void *user) {
 }
 
 int main(void) {
-    const tsh_desc desc = {.logger.fn = tsh_log_stderr};
+    const tsh_desc desc = {.logger.log = tsh_log_stderr};
     return tsh_run(&desc, gradients, NULL) || tsh_threads_run(2, &desc, layouts, NULL);
 }

@@ -371,7 +371,7 @@ static void measure(bench *b, const row *r, int rounds) {
 /* -- what it works on --------------------------------------------------------- */
 
 static tsh_tensor *values(tsh_ctx *ctx, tsh_shape shape, double low, double high) {
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, tsh_replicated());
     tsh_real *x = t ? (tsh_real *)tsh_data(ctx, t) : NULL;
     int64_t i;
     for (i = 0; x && i < tsh_numel(t); i++)
@@ -381,7 +381,7 @@ static tsh_tensor *values(tsh_ctx *ctx, tsh_shape shape, double low, double high
 }
 
 static tsh_tensor *integers(tsh_ctx *ctx, tsh_shape shape, int64_t below) {
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     int32_t *x = t ? (int32_t *)tsh_data(ctx, t) : NULL;
     int64_t i;
     for (i = 0; x && i < tsh_numel(t); i++)
@@ -402,7 +402,7 @@ static tsh_optim *optimiser(tsh_module *module, tsh_optim_kind kind, double mome
 /* A weight of N floats' bytes, 768 columns. */
 static tsh_tensor *quantised(tsh_ctx *ctx, tsh_dtype dtype) {
     const int64_t block = (int64_t)tsh_dtype_size(dtype), outs = 4ll * N / (COLUMNS / 32 * block);
-    tsh_tensor *t = tsh_tensor_new(ctx, dtype, tsh_shape2(outs, COLUMNS), NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, dtype, tsh_shape2(outs, COLUMNS), tsh_replicated());
     unsigned char *at = t ? (unsigned char *)tsh_data(ctx, t) : NULL;
     for (int64_t i = 0; at && i < outs * (COLUMNS / 32) * block; i++)
         at[i] = (unsigned char)(i % block == 1 ? 0x24 : (uint64_t)i * 2654435761u >> 7);
@@ -418,7 +418,7 @@ static void prepare(bench *b) {
     memset(&desc, 0, sizeof desc);
     desc.in = COLUMNS;
     desc.out = N / COLUMNS;
-    desc.no_bias = 1;
+    desc.bias = TSH_NO;
     b->x = values(b->ctx, matrix, 0.01, 1);
     b->y = values(b->ctx, matrix, -4, 4);
     b->mask = integers(b->ctx, matrix, 2);

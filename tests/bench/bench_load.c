@@ -275,7 +275,7 @@ static int run_round(load_job *job) {
     if (!job->tcp) return tsh_threads_run(job->ranks, &desc, load_rank, job);
 #ifdef BENCH_TCP
     tsh_error why;
-    const tsh_uv_desc uv = {.logger.fn = tsh_log_stderr, .error = &why};
+    const tsh_uv_desc uv = {.logger.log = tsh_log_stderr, .error = &why};
     if (tsh_uv_open(&uv, &desc.comm) == TSH_OK) {
         desc.tp = desc.comm.size;
         return tsh_run(&desc, load_rank, job);

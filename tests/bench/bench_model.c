@@ -211,7 +211,7 @@ static void bench_tokens(decoder *m, const decode_job *job, tsh_ctx *ctx) {
     const llama_shape *s = m->s;
     const int32_t one = 1;
     const int reads = s->tokens > 4 ? s->tokens / 4 : 1;
-    tsh_tensor *id = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, 1), NULL, &one);
+    tsh_tensor *id = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, 1), tsh_replicated(), &one);
     double token[MOST_ROUNDS], reading[MOST_ROUNDS], each, limit;
     weights w;
     find_weights(&w, ctx, s->gpt2);
@@ -241,7 +241,7 @@ static void bench_tokens(decoder *m, const decode_job *job, tsh_ctx *ctx) {
 static tsh_tensor *prompt_of(tsh_ctx *ctx, int64_t length) {
     int32_t numbers[DECODER_PLACES];
     for (int i = 0; i < length; i++) numbers[i] = 1 + i;
-    return tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, length), NULL, numbers);
+    return tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, length), tsh_replicated(), numbers);
 }
 
 static void bench_prefill(decoder *m, const decode_job *job, tsh_ctx *ctx) {
@@ -304,7 +304,7 @@ static double time_of(decoder *m, tsh_tensor *id, weights *w, const int64_t *tol
 
 static void serve(decoder *m, const decode_job *job, tsh_ctx *ctx) {
     const int32_t one = 1;
-    tsh_tensor *id = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, 1), NULL, &one);
+    tsh_tensor *id = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, 1), tsh_replicated(), &one);
     int64_t told[3];
     weights w;
     find_weights(&w, ctx, job->s.gpt2);
@@ -334,7 +334,7 @@ static int run_job(decode_job *job) {
     if (!job->tcp) return tsh_threads_run(job->ranks, &desc, together, job);
 #ifdef BENCH_TCP
     tsh_error why;
-    const tsh_uv_desc uv = {.logger.fn = tsh_log_stderr, .error = &why};
+    const tsh_uv_desc uv = {.logger.log = tsh_log_stderr, .error = &why};
     if (tsh_uv_open(&uv, &desc.comm) == TSH_OK) {
         desc.tp = job->ranks = desc.comm.size;
         return tsh_run(&desc, together, job);

@@ -43,7 +43,7 @@ static int next_command(gpt_trainer *t, int64_t *steps) {
     return (int)told[0];
 }
 
-static int refuse_text(void *user, const char *text, size_t size) {
+static int refuse_text(const char *text, size_t size, void *user) {
     (void)user, (void)text, (void)size;
     return 0;
 }
@@ -51,7 +51,7 @@ static int refuse_text(void *user, const char *text, size_t size) {
 /* Microseconds of one step; with `comm` of its collectives, by a trace that nobody writes. */
 static double time_of(gpt_trainer *t, int64_t steps, int comm, int64_t *step) {
     double start = report_now(), microseconds = 0;
-    if (comm) tsh_trace_begin(t->ctx, &(tsh_trace_desc){.write = refuse_text});
+    if (comm) tsh_trace_begin(t->ctx, &(tsh_trace_desc){.print = refuse_text});
     for (int64_t i = 0; i < steps; i++) train_step(t, (*step)++);
     if (!comm) return 1e6 * (report_now() - start) / (double)steps;
     for (const tshi_event *e = t->ctx->trace != NULL ? t->ctx->trace->first : NULL; e; e = e->next)
@@ -150,7 +150,7 @@ int main(int argc, char **argv) {
                      .threads = (int)job.set.threads,
                      .seed = (uint64_t)job.set.seed,
                      .dtype = dtype_of(&job.set),
-                     .logger.fn = tsh_log_stderr};
+                     .logger.log = tsh_log_stderr};
     failed = job.set.joins ? run_processes(&job, &desc)
                            : tsh_threads_run((int)job.set.ranks, &desc, serve, &job);
     return failed;

@@ -26,8 +26,13 @@ typedef struct decoder {
 static tsh_module *decoder_linear(tsh_module *parent, const char *name, const llama_shape *s,
                                   tsh_dtype dtype, int in, int out, tsh_style style, int unit,
                                   int segments) {
-    const tsh_linear_desc desc = {.in = in, .out = out, .no_bias = !s->gpt2, .style = style,
-                                  .unit = unit, .segments = segments, .dtype = dtype};
+    const tsh_linear_desc desc = {.in = in,
+                                  .out = out,
+                                  .bias = s->gpt2 ? TSH_YES : TSH_NO,
+                                  .style = style,
+                                  .unit = unit,
+                                  .segments = segments,
+                                  .dtype = dtype};
     return tsh_add_linear(parent, name, &desc);
 }
 
@@ -71,7 +76,7 @@ static void decoder_add(tsh_ctx *ctx, decoder *m, const llama_shape *s, tsh_dtyp
     const tsh_embedding_desc embed = {.count = s->vocab, .dim = s->dim, .init = init,
                                       .style = s->gpt2 ? TSH_ROWWISE : TSH_PLAIN, .dtype = dtype};
     const tsh_embedding_desc places = {.count = DECODER_PLACES, .dim = s->dim, .init = init};
-    const tsh_linear_desc head = {.in = s->dim, .out = s->vocab, .no_bias = 1,
+    const tsh_linear_desc head = {.in = s->dim, .out = s->vocab, .bias = TSH_NO,
                                   .style = s->gpt2 ? TSH_PLAIN : TSH_COLWISE, .dtype = dtype};
     tsh_module *root = tsh_root(ctx);
     memset(m, 0, sizeof *m);
@@ -102,7 +107,7 @@ static void decoder_make(tsh_ctx *ctx, decoder *m, const llama_shape *s, tsh_dty
 
 /* (1, T, C) -> (1, H, T, D) */
 static tsh_tensor *decoder_heads(tsh_tensor *x, int64_t features) {
-    const tsh_shape shape = tsh_shape4(1, tsh_dim(x, 1), tsh_dim(x, -1) / features, features);
+    const tsh_shape shape = tsh_shape4(1, tsh_size(x, 1), tsh_size(x, -1) / features, features);
     return tsh_transpose(tsh_reshape(x, shape), 1, 2);
 }
 
@@ -113,7 +118,7 @@ static tsh_tensor *decoder_attend(decoder *m, decoder_layer *l, tsh_tensor *x, i
     const int64_t features = s->dim / s->heads;
     tsh_tensor *qkv[3] = {NULL, NULL, NULL}, *y;
     if (s->gpt2) {
-        tsh_split_dim(tsh_forward(l->qkv, x), -1, 3, qkv);
+        tsh_split(tsh_forward(l->qkv, x), -1, 3, qkv);
     } else {
         qkv[0] = tsh_forward(l->q, x);
         qkv[1] = tsh_forward(l->k, x);
@@ -124,18 +129,18 @@ static tsh_tensor *decoder_attend(decoder *m, decoder_layer *l, tsh_tensor *x, i
     if (l->keys == NULL) {
         const tsh_shape shape = tsh_shape4(1, s->kv_heads, DECODER_PLACES, features);
         const tsh_layout layout = tsh_layout_of(qkv[1]);
-        l->keys = tsh_tensor_new(tsh_ctx_of(x), m->cache, shape, &layout);
-        l->values = tsh_tensor_new(tsh_ctx_of(x), m->cache, shape, &layout);
+        l->keys = tsh_tensor_new(tsh_ctx_of(x), m->cache, shape, layout);
+        l->values = tsh_tensor_new(tsh_ctx_of(x), m->cache, shape, layout);
     }
     const tsh_attention_desc desc = {
         .causal = 1, .cache_k = l->keys, .cache_v = l->values, .past = place};
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
-    return tsh_forward(l->o, tsh_reshape(y, tsh_shape3(1, tsh_dim(x, 1), s->dim)));
+    return tsh_forward(l->o, tsh_reshape(y, tsh_shape3(1, tsh_size(x, 1), s->dim)));
 }
 
 /* ids (1, T), from `place` on -> the last one's logits (1, 1, V). */
 __attribute__((unused)) static tsh_tensor *decoder_run(decoder *m, tsh_tensor *ids, int64_t place) {
-    const int64_t count = tsh_dim(ids, 1);
+    const int64_t count = tsh_size(ids, 1);
     tsh_tensor *x = tsh_cast(tsh_forward(m->embed, ids), m->activations);
     if (m->places) {
         tsh_tensor *at = tsh_arange(tsh_ctx_of(ids), TSH_I32, (double)place,

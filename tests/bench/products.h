@@ -108,7 +108,7 @@ static problem programs_open(int threads) {
     desc.threads = threads;
     if (tsh_open(&desc, &p.builtin) != TSH_OK) exit(1);
 #ifdef BENCH_BLIS
-    desc.gemm.fn = tsh_blis_gemm;
+    desc.gemm.multiply = tsh_blis_gemm;
     if (tsh_open(&desc, &p.blis) != TSH_OK) exit(1);
 #endif
     p.openblas = find_openblas();

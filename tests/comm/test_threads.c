@@ -87,9 +87,9 @@ static void test_group_of_one(void **state) {
     assert_int_equal(tsh_send(&comm, x, 1, TSH_F32, 0), TSH_ERR_ARGUMENT);
     assert_int_equal(tsh_sendrecv(&comm, x, 1, 0, y + 3, 1, 0, TSH_F32), TSH_OK);
     assert_true(y[3] == 1);
-    assert_int_equal(tsh_split(&comm, 5, 0, &child), TSH_OK);
+    assert_int_equal(tsh_comm_split(&comm, 5, 0, &child), TSH_OK);
     assert_int_equal(child.size, 1);
-    assert_int_equal(tsh_split(&comm, -1, 0, &child), TSH_OK);
+    assert_int_equal(tsh_comm_split(&comm, -1, 0, &child), TSH_OK);
     assert_int_equal(child.size, 0);
     tsh_comm_abort(&comm, TSH_ERR_IO, "nobody hears this");
     assert_int_equal(tsh_comm_error(&comm, &error), TSH_OK);

@@ -290,11 +290,29 @@ def sanitizers_are_linked_where_they_are_compiled(_):
             check(flag in line, "is linked without", flag + ":", line)
 
 
+def program_of_0_1_is_ported(folder):
+    """It does not compile, and does when rename_0_2.sed has gone over it."""
+    program = os.path.join(HERE, "program_0_1.c")
+    command = C + PLAIN + ["-I", TOP, "-o", os.path.join(folder, "program")]
+    code, text = call(command + [program])
+    check(code, "it compiles as it is")
+    for name in "fn", "no_bias", "tsh_custom_desc", "tsh_retain", "tsh_split_dim", "tsh_dim":
+        check(re.search(r"error: .*\b%s\b" % name, text), name, "is no error:", text)
+    if "GNU" not in call(["sed", "--version"])[1]:
+        raise Skipped("needs GNU sed")
+    ported = os.path.join(folder, "program.c")
+    with open(ported, "w", encoding="utf-8") as out:
+        out.write(must(["sed", "-f", os.path.join(HERE, "rename_0_2.sed"), program]))
+    must(command + [ported, "-lm", "-pthread"])
+    must([os.path.join(folder, "program")])
+
+
 TESTS = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
          implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
          implementation_compiles_in_time, two_ranks_need_no_flag, two_ranks_in_cxx,
          inexact_arithmetic_is_an_error, tsh_open_finds_inexact_arithmetic,
-         optimisers_change_no_bit, sanitizers_are_linked_where_they_are_compiled]
+         optimisers_change_no_bit, sanitizers_are_linked_where_they_are_compiled,
+         program_of_0_1_is_ported]
 
 if __name__ == "__main__":
     sys.exit(run_tests("compile", TESTS))

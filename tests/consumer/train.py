@@ -20,10 +20,10 @@ class Init(Structure):
 
 
 class Linear(Structure):
-    _fields_ = [("inputs", c_int64), ("outputs", c_int64), ("no_bias", c_int), ("style", c_int),
+    _fields_ = [("inputs", c_int64), ("outputs", c_int64), ("input", c_void_p),
+                ("output", c_void_p), ("bias", c_int), ("style", c_int),
                 ("segments", c_int), ("unit", c_int64), ("gather_output", c_int),
-                ("skip_bias_add", c_int), ("reversed", c_int),
-                ("input", c_void_p), ("output", c_void_p), ("regather", c_int),
+                ("skip_bias_add", c_int), ("reversed", c_int), ("regather", c_int),
                 ("weight_init", Init), ("bias_init", Init), ("dtype", c_int)]
 
 

@@ -379,14 +379,14 @@ static void wrong_rows(const world *w) {
 
 /* ---------------------------------------------------------------------- the job */
 
-static void note_log(void *user, const char *message) {
+static void note_log(const char *message, void *user) {
     job *j = (job *)user;
     j->figure[0]++;
     j->figure[1] += strstr(message, "127.0.0.1") != NULL;
 }
 
 static void strangers_prepare(job *j, tsh_uv_desc *uv) {
-    uv->logger.fn = note_log;
+    uv->logger.log = note_log;
     uv->logger.user = j;
     if (j->rank == LATE) CHECK(job_told(j, 1, 200));
 }

@@ -285,7 +285,7 @@ static int damaged_calls(job *j, tsh_comm *group) {
            took(j, tsh_broadcast(&j->comm, x, MEDIUM, TSH_F32, 1), x, MEDIUM, TSH_F32) &&
            took(j, tsh_sendrecv(&j->comm, x, LONG, other, y, LONG, other, TSH_F32), y, LONG,
                 TSH_F32) &&
-           took(j, tsh_split(&j->comm, 0, -j->rank, group), x, 1, TSH_F32) &&
+           took(j, tsh_comm_split(&j->comm, 0, -j->rank, group), x, 1, TSH_F32) &&
            took(j, tsh_allreduce(group, x, MEDIUM, TSH_F32, TSH_SUM), x, MEDIUM, TSH_F32) &&
            took(j, tsh_barrier(group), x, 1, TSH_F32);
 }

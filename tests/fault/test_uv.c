@@ -125,10 +125,10 @@ static void half_model_rank(job *j) {
     memset(&j->comm, 0, sizeof j->comm); /* the ctx closes it */
     CHECK(tsh_open(&desc, &ctx) == TSH_OK);
     for (int64_t i = 0; i < 40 * 24; i++) values[i] = element(TSH_BF16, 5, i).u16;
-    x = tsh_tensor_new(ctx, TSH_BF16, tsh_shape2(40, 24), NULL);
+    x = tsh_tensor_new(ctx, TSH_BF16, tsh_shape2(40, 24), tsh_replicated());
     CHECK(tsh_write(ctx, x, TSH_GLOBAL, values, sizeof values) == TSH_OK);
     for (int i = 0; i < 2; i++) {
-        w[i] = tsh_tensor_new(ctx, TSH_BF16, tsh_shape2(24, 24), &cut[i]);
+        w[i] = tsh_tensor_new(ctx, TSH_BF16, tsh_shape2(24, 24), cut[i]);
         CHECK(tsh_write(ctx, w[i], TSH_GLOBAL, values + 99 * (i + 1), sizeof(uint16_t) * 576) ==
               TSH_OK);
         tsh_requires_grad(w[i], 1);
@@ -355,7 +355,7 @@ static log_lines late_log; /* of this process */
 
 static void late_prepare(job *j, tsh_uv_desc *uv) {
     const late_case *c = (const late_case *)j->user;
-    uv->logger.fn = log_keep;
+    uv->logger.log = log_keep;
     uv->logger.user = &late_log;
     uv->notice = c->notice;
     if (j->rank == c->late) sleep_ms(1500);
@@ -434,13 +434,13 @@ static void test_intruders(void **state) {
 }
 
 /* Strangers come while rank 1 is awaited; the log says from where. */
-static void stranger_log(void *user, const char *message) {
+static void stranger_log(const char *message, void *user) {
     job *j = (job *)user;
     j->figure[0] += strstr(message, "127.0.0.1") != NULL;
 }
 
 static void stranger_prepare(job *j, tsh_uv_desc *uv) {
-    uv->logger.fn = stranger_log;
+    uv->logger.log = stranger_log;
     uv->logger.user = j;
     if (j->rank == 1) CHECK(job_told(j, 1, 10));
 }
@@ -484,7 +484,7 @@ static void test_strangers(void **state) {
 /* Rank 0's port belongs to somebody without the key first, who refuses rank 1 in every way that
  * needs no proof: rank 1 logs it and joins once rank 0 is there. */
 static void impostor_prepare(job *j, tsh_uv_desc *uv) {
-    uv->logger.fn = stranger_log;
+    uv->logger.log = stranger_log;
     uv->logger.user = j;
     if (j->rank == 0) CHECK(job_told(j, 1, 10));
 }
@@ -624,7 +624,7 @@ static void crowd_main(int port) {
 }
 
 static void crowd_prepare(job *j, tsh_uv_desc *uv) {
-    uv->logger.fn = stranger_log;
+    uv->logger.log = stranger_log;
     uv->logger.user = j;
     if (j->rank == 0) return;
     uv->port = *(const int *)j->user;
@@ -770,7 +770,7 @@ static void closed_prepare(job *j, tsh_uv_desc *uv) {
 static void closed_rank(job *j) {
     struct stat info;
     tsh_comm group;
-    CHECK(tsh_split(&j->comm, 0, 0, &group) == TSH_OK && tsh_barrier(&group) == TSH_OK);
+    CHECK(tsh_comm_split(&j->comm, 0, 0, &group) == TSH_OK && tsh_barrier(&group) == TSH_OK);
     for (int fd = 0; fd < 3; fd++)
         if (*(const int *)j->user >> fd & 1) CHECK(fstat(fd, &info) == 0 && S_ISCHR(info.st_mode));
     tsh_comm_close(&group);

@@ -150,7 +150,7 @@ static void poor_rank(job *j) {
     tsh_comm group;
     int next = (j->rank + 1) % RANKS, last = (j->rank + RANKS - 1) % RANKS;
     int right =
-        poor_call(j, &j->comm, tsh_split(&j->comm, 0, -j->rank, &group)) &&
+        poor_call(j, &j->comm, tsh_comm_split(&j->comm, 0, -j->rank, &group)) &&
         poor_call(j, &group, tsh_allreduce(&group, &sum, 1, TSH_F64, TSH_SUM)) &&
         poor_call(j, &j->comm, tsh_allreduce(&j->comm, x, 60000, TSH_F32, TSH_MAX)) &&
         poor_call(j, &j->comm,
@@ -166,7 +166,7 @@ static void poor_rank(job *j) {
 }
 
 /* For tsh_desc.allocator. *user: the allocation that fails, counted from that of the ctx. */
-static void *scarce_ctx(void *user, void *old, size_t old_size, size_t new_size, size_t align) {
+static void *scarce_ctx(void *old, size_t old_size, size_t new_size, size_t align, void *user) {
     int *fail_at = (int *)user;
     void *block = NULL;
     if (*fail_at) {
@@ -215,7 +215,7 @@ static int model_train(tsh_ctx *ctx, void *user) {
             model_call(j, ctx, tsh_save(root, files_path("x"), optim) == TSH_OK) &&
             model_call(j, ctx, tsh_load(root, files_path("x"), optim) == TSH_OK);
     if (right) {
-        right = poor_call(j, tsh_world(ctx), tsh_split(tsh_world(ctx), 0, 0, &group));
+        right = poor_call(j, tsh_world(ctx), tsh_comm_split(tsh_world(ctx), 0, 0, &group));
         tsh_comm_close(&group);
     }
     (void)tsh_ok(ctx);
@@ -224,7 +224,7 @@ static int model_train(tsh_ctx *ctx, void *user) {
     return !right;
 }
 
-static void model_log(void *user, const char *message) {
+static void model_log(const char *message, void *user) {
     (void)snprintf((char *)user, TSH_MESSAGE_SIZE + 80, "%s", message);
 }
 
@@ -237,9 +237,9 @@ static void model_rank(job *j) {
     int fail_at = scarce_fail_at;
     scarce_fail_at = 0;
     memset(&desc, 0, sizeof desc);
-    desc.logger.fn = model_log;
+    desc.logger.log = model_log;
     desc.logger.user = line;
-    desc.allocator.fn = scarce_ctx;
+    desc.allocator.allocate = scarce_ctx;
     desc.allocator.user = &fail_at;
     j->figure[0] = tsh_uv_run(&uv, &desc, model_train, j) == 0;
     j->figure[1] = (uint64_t)__atomic_load_n(&scarce_taken, __ATOMIC_SEQ_CST);

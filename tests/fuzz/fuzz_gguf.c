@@ -47,12 +47,12 @@ static void check_values(const gguf *g, int keeps) {
     }
     cJSON_Delete(json);
     whole = end < 1 << 20 ? (char *)malloc((size_t)end + 1) : NULL;
-    if (whole) must_hold(gguf_file_read(&f, 0, whole, end + 1) == end);
+    if (whole) must_hold(gguf_file_read(0, whole, end + 1, &f) == end);
     for (at = 0; whole && at < end && at < 1 << 16; at += n) {
-        n = gguf_file_read(&f, at, part, 1 + at % 7);
+        n = gguf_file_read(at, part, 1 + at % 7, &f);
         must_hold(n > 0 && memcmp(part, whole + at, (size_t)n) == 0);
     }
-    must_hold(gguf_file_read(&f, end + 5, part, 3) == 0);
+    must_hold(gguf_file_read(end + 5, part, 3, &f) == 0);
     free(whole);
     gguf_file_close(&f);
 }

@@ -68,7 +68,7 @@ static tsh_result index_load(tsh_ctx *ctx, const uint8_t *data, size_t size) {
     tsh_file_desc desc;
     tshi_io io;
     memset(&desc, 0, sizeof desc);
-    desc.read = memory_read;
+    desc.read_at = memory_read;
     desc.user = &file;
     memset(&source, 0, sizeof source);
     source.path = index_path("x.json", path, sizeof path);

@@ -32,7 +32,7 @@ static tsh_result load(target t, const uint8_t *data, size_t size, tsh_optim *op
     tsh_file_desc desc;
     tshi_io io;
     memset(&desc, 0, sizeof desc);
-    desc.read = memory_read;
+    desc.read_at = memory_read;
     desc.user = &file;
     memset(&source, 0, sizeof source);
     source.path = "input";

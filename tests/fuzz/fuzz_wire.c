@@ -78,7 +78,7 @@ static void wire_once(void) {
     must(randombytes_set_implementation(&numbers) == 0 && sodium_init() == 0);
 }
 
-static void wire_log(void *user, const char *text) {
+static void wire_log(const char *text, void *user) {
     wire *w = (wire *)user;
     must(text[0] != 0);
     (void)snprintf(w->heard, sizeof w->heard, "%s", text);
@@ -149,7 +149,7 @@ static void wire_open(wire *w, unsigned how) {
     world->heartbeat = world->notice = 10 * INT64_C(1000000000);
     world->keyed = 1;
     world->listener = -1;
-    world->logger.fn = wire_log;
+    world->logger.log = wire_log;
     world->logger.user = w;
     tshi_uv_crc_tables(world->crc_table);
     memset(world->secret, 's', sizeof world->secret);

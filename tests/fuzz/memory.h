@@ -21,7 +21,7 @@ static memory_file memory_open(const uint8_t *data, size_t size) {
 }
 
 /* tsh_file_desc.read; user: a memory_file. */
-static int64_t memory_read(void *user, int64_t at, void *to, int64_t bytes) {
+static int64_t memory_read(int64_t at, void *to, int64_t bytes, void *user) {
     const memory_file *file = (const memory_file *)user;
     const int64_t left = at < (int64_t)file->size ? (int64_t)file->size - at : 0;
     if (bytes > left) bytes = left;

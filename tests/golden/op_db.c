@@ -33,17 +33,17 @@ static tsh_shape od_shape(int ndim, const int64_t *dim) {
 tsh_tensor *od_leaf(tsh_ctx *ctx, int dtype, int ndim, const int64_t *dim, int cut,
                     const void *values, size_t bytes) {
     const tsh_layout layout = cut < 0 ? tsh_replicated() : tsh_sharded(cut);
-    tsh_tensor *t = tsh_tensor_new(ctx, (tsh_dtype)dtype, od_shape(ndim, dim), &layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, (tsh_dtype)dtype, od_shape(ndim, dim), layout);
     if (t) (void)tsh_write(ctx, t, TSH_GLOBAL, values, bytes);
     return t;
 }
 
 /* Backward of sum(y weights); weights: of y's global shape. */
 int od_backward(tsh_ctx *ctx, tsh_tensor *y, const void *weights, size_t bytes) {
-    tsh_tensor *w = tsh_tensor_new(ctx, TSH_F32, tsh_shape_of(y), NULL), *loss;
+    tsh_tensor *w = tsh_tensor_new(ctx, TSH_F32, tsh_shape_of(y), tsh_replicated()), *loss;
     (void)tsh_write(ctx, w, TSH_GLOBAL, weights, bytes);
     if (tsh_layout_of(y).kind == TSH_SHARDED) w = tsh_redistribute(w, tsh_layout_of(y));
-    loss = tsh_full(tsh_sum(tsh_mul(y, w), TSH_ALL, 0));
+    loss = tsh_full_tensor(tsh_sum(tsh_mul(y, w), TSH_ALL, 0));
     return loss ? (int)tsh_backward(ctx, loss) : (int)tsh_last_error(ctx)->code;
 }
 

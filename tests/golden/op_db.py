@@ -87,8 +87,8 @@ class V:
         self.leaf = None  # the handle that has the gradient
         self.leaf_shape = None
         n = LIB.tsh_ndim(ctypes.c_void_p(handle))
-        LIB.tsh_dim.restype = ctypes.c_int64
-        self.shape = tuple(LIB.tsh_dim(ctypes.c_void_p(handle), d) for d in range(n))
+        LIB.tsh_size.restype = ctypes.c_int64
+        self.shape = tuple(LIB.tsh_size(ctypes.c_void_p(handle), d) for d in range(n))
         self.dtype = LIB.tsh_dtype_of(ctypes.c_void_p(handle))
 
     @property

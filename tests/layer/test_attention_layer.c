@@ -17,7 +17,7 @@ static tsh_tensor *whole(tsh_ctx *ctx, tsh_module *module, const char *path) {
         return NULL;
     }
     tsh_no_grad_begin(ctx);
-    copy = tsh_keep(tsh_cast(tsh_full(param), TSH_REAL));
+    copy = tsh_keep(tsh_cast(tsh_full_tensor(param), TSH_REAL));
     tsh_no_grad_end(ctx);
     return tsh_requires_grad(copy, 1);
 }
@@ -75,35 +75,75 @@ static const tsh_rms_norm_desc norm_plus_one = {.eps = 1e-3, .plus_one = 1};
 
 static const shape_of_layer layers[] = {
     {.desc = {.heads = 5}},
-    {.desc = {.heads = 10, .qkv_bias = 1, .attention = {.causal = 1}}},
+    {.desc = {.heads = 10, .qkv_bias = TSH_YES, .attention = {.causal = 1}}},
     {.desc = {.heads = 6, .kv_heads = 3, .head_dim = 4, .attention = {.causal = 1}}, .rope = 1},
-    {.desc = {.heads = 9, .kv_heads = 3, .head_dim = 4, .out_bias = 1, .attention = {.causal = 1}},
-     .rope = 2, .norm = 1},
-    {.desc = {.heads = 4, .kv_heads = 1, .head_dim = 6, .qkv_bias = 1, .attention = {.scale = 0.3}},
-     .norm = 1, .mask = 1},
-    {.desc = {.heads = 6, .kv_heads = 2, .head_dim = 4, .q = "query", .k = "key", .v = "value",
-              .out = "dense"}, .rope = 1},
+    {.desc = {.heads = 9,
+              .kv_heads = 3,
+              .head_dim = 4,
+              .out_bias = TSH_YES,
+              .attention = {.causal = 1}},
+     .rope = 2,
+     .norm = 1},
+    {.desc = {.heads = 4,
+              .kv_heads = 1,
+              .head_dim = 6,
+              .qkv_bias = TSH_YES,
+              .attention = {.scale = 0.3}},
+     .norm = 1,
+     .mask = 1},
+    {.desc = {.heads = 6,
+              .kv_heads = 2,
+              .head_dim = 4,
+              .q = "query",
+              .k = "key",
+              .v = "value",
+              .out = "dense"},
+     .rope = 1},
     /* fused: [Q|K|V], as GPT-2's and Phi-3's; by groups of heads, as GPT-NeoX's and Falcon's */
-    {.desc = {.heads = 5, .fused = "c_attn", .out = "c_proj", .reversed = 1, .qkv_bias = 1,
-              .out_bias = 1, .attention = {.causal = 1}}},
+    {.desc = {.heads = 5,
+              .fused = "c_attn",
+              .out = "c_proj",
+              .reversed = 1,
+              .qkv_bias = TSH_YES,
+              .out_bias = TSH_YES,
+              .attention = {.causal = 1}}},
     {.desc = {.heads = 8, .kv_heads = 4, .head_dim = 4, .fused = "qkv_proj"}, .rope = 2},
     {.desc = {.heads = 6, .kv_heads = 2, .head_dim = 4, .fused = "qkv_proj"}, .rope = 1, .norm = 1},
-    {.desc = {.heads = 5, .fused = "query_key_value", .by_group = 1, .qkv_bias = 1}, .rope = 1},
-    {.desc = {.heads = 9, .kv_heads = 3, .head_dim = 2, .fused = "query_key_value", .by_group = 1,
-              .qkv_bias = 1, .attention = {.causal = 1}}, .rope = 1},
+    {.desc = {.heads = 5, .fused = "query_key_value", .by_group = 1, .qkv_bias = TSH_YES},
+     .rope = 1},
+    {.desc = {.heads = 9,
+              .kv_heads = 3,
+              .head_dim = 2,
+              .fused = "query_key_value",
+              .by_group = 1,
+              .qkv_bias = TSH_YES,
+              .attention = {.causal = 1}},
+     .rope = 1},
     /* norms of all heads together, as OLMo 2's; of weight + 1, as Gemma 3's */
-    {.desc = {.heads = 5, .norm_all_heads = 1, .qkv_bias = 1}, .rope = 1, .norm = 1},
+    {.desc = {.heads = 5, .norm_all_heads = 1, .qkv_bias = TSH_YES}, .rope = 1, .norm = 1},
     {.desc = {.heads = 6, .kv_heads = 3, .head_dim = 4, .norm_all_heads = 1}, .rope = 2, .norm = 2},
     {.desc = {.heads = 6, .kv_heads = 2, .head_dim = 2, .fused = "qkv_proj", .norm_all_heads = 1},
      .norm = 1},
-    {.desc = {.heads = 6, .kv_heads = 3, .head_dim = 2, .fused = "qkv", .by_group = 1,
-              .norm_all_heads = 1}, .norm = 1},
+    {.desc = {.heads = 6,
+              .kv_heads = 3,
+              .head_dim = 2,
+              .fused = "qkv",
+              .by_group = 1,
+              .norm_all_heads = 1},
+     .norm = 1},
     {.desc = {.heads = 6, .kv_heads = 3, .head_dim = 4}, .rope = 1, .norm = 2},
     /* windows, soft caps, sinks */
-    {.desc = {.heads = 4, .kv_heads = 2, .head_dim = 4,
-              .attention = {.causal = 1, .window = 3, .soft_cap = 2}}, .rope = 1},
+    {.desc = {.heads = 4,
+              .kv_heads = 2,
+              .head_dim = 4,
+              .attention = {.causal = 1, .window = 3, .soft_cap = 2}},
+     .rope = 1},
     {.desc = {.heads = 9, .kv_heads = 3, .head_dim = 2, .sinks = 1, .attention = {.causal = 1}}},
-    {.desc = {.heads = 6, .kv_heads = 2, .head_dim = 4, .fused = "qkv_proj", .sinks = 1,
+    {.desc = {.heads = 6,
+              .kv_heads = 2,
+              .head_dim = 4,
+              .fused = "qkv_proj",
+              .sinks = 1,
               .attention = {.causal = 1, .window = 2, .soft_cap = 1}}},
 };
 
@@ -131,7 +171,7 @@ static tsh_tensor *heads_of(tsh_tensor *x, int64_t heads, int64_t times, const s
     tsh_tensor *part[16];
     if (norm && s->norm == 2) norm = tsh_add_scalar(norm, 1);
     if (norm && s->desc.norm_all_heads) x = tsh_rms_norm(x, norm, norm_of_heads.eps);
-    x = tsh_reshape(x, tsh_shape4(B, tsh_dim(x, 1), heads, tsh_dim(x, 2) / heads));
+    x = tsh_reshape(x, tsh_shape4(B, tsh_size(x, 1), heads, tsh_size(x, 2) / heads));
     if (norm && !s->desc.norm_all_heads) x = tsh_rms_norm(x, norm, norm_of_heads.eps);
     for (int64_t h = 0; h < heads * times; h++) part[h] = tsh_slice(x, 2, h / times, 1);
     return tsh_transpose(tsh_concat(part, (int)(heads * times), 2), 1, 2);
@@ -177,7 +217,7 @@ static tsh_tensor *composed(tsh_ctx *ctx, const shape_of_layer *s, tsh_tensor *x
     }
     y = tsh_matmul(qkv[0], tsh_transpose(qkv[1], 2, 3));
     y = tsh_scale(y, desc->attention.scale > 0 ? desc->attention.scale
-                                               : 1 / sqrt((double)tsh_dim(qkv[0], 3)));
+                                               : 1 / sqrt((double)tsh_size(qkv[0], 3)));
     if (desc->attention.soft_cap > 0)
         y = tsh_scale(tsh_tanh(tsh_scale(y, 1 / desc->attention.soft_cap)),
                       desc->attention.soft_cap);
@@ -192,7 +232,7 @@ static tsh_tensor *composed(tsh_ctx *ctx, const shape_of_layer *s, tsh_tensor *x
         y = tsh_softmax(y, -1);
     }
     y = tsh_transpose(tsh_matmul(y, qkv[2]), 1, 2);
-    y = tsh_reshape(y, tsh_shape3(B, T, tsh_dim(y, 2) * tsh_dim(y, 3)));
+    y = tsh_reshape(y, tsh_shape3(B, T, tsh_size(y, 2) * tsh_size(y, 3)));
     (void)snprintf(text[6], sizeof *text, "%s.weight", desc->out ? desc->out : "o_proj");
     (void)snprintf(text[7], sizeof *text, "%s.bias", desc->out ? desc->out : "o_proj");
     w[0] = paired(ctx, p, layer, text[6]);
@@ -229,7 +269,7 @@ static int attention_rank(tsh_ctx *ctx, void *user) {
         tsh_module *layer = add_layer(ctx, name, s);
         CHECK(layer, "case %d", c);
         x = tsh_requires_grad(tsh_keep(tsh_randn(ctx, tsh_shape3(B, T, DIM))), 1);
-        want = tsh_retain(composed(ctx, s, x, &p, layer));
+        want = tsh_retain_grad(composed(ctx, s, x, &p, layer));
         tsh_backward(ctx, ranks_loss(ctx, want));
         CHECK_OK();
         grad = tsh_keep(tsh_grad(x));
@@ -237,7 +277,7 @@ static int attention_rank(tsh_ctx *ctx, void *user) {
         in[0] = x;
         in[1] = s->mask ? causal_mask(ctx, 0) : NULL;
         calls = tsh_tp(ctx)->stats.calls[TSH_ALLREDUCE];
-        y = tsh_retain(tsh_forward_n(layer, in, s->mask ? 2 : 1));
+        y = tsh_retain_grad(tsh_forward_n(layer, in, s->mask ? 2 : 1));
         calls = tsh_tp(ctx)->stats.calls[TSH_ALLREDUCE] - calls;
         CHECK(calls == all_reduces(s, tsh_tp(ctx)->size), "case %d: %d all-reduces", c, (int)calls);
         CHECK(y && apart(ctx, y, want) < near_by, "case %d is off by %g", c, apart(ctx, y, want));
@@ -265,13 +305,13 @@ static int shards_rank(tsh_ctx *ctx, void *user) {
     const shape_of_layer s = {.desc = {.heads = 9, .kv_heads = 3, .head_dim = 4}};
     tsh_module *layer = add_layer(ctx, "layer", &s);
     const tsh_layout groups = tsh_shard_units(0, 12), heads = tsh_shard_units(0, 4);
-    const int64_t q = tsh_chunk(size > 3 ? &heads : &groups, 36, size, rank, NULL);
-    const int64_t k = size > 3 ? 12 : tsh_chunk(&heads, 12, size, rank, NULL);
+    const int64_t q = tsh_shard_range(size > 3 ? heads : groups, 36, size, rank, NULL);
+    const int64_t k = size > 3 ? 12 : tsh_shard_range(heads, 12, size, rank, NULL);
     (void)user;
-    CHECK_TRUE(layer && tsh_local_dim(tsh_param(layer, "q_proj.weight"), 0) == q);
-    CHECK_TRUE(tsh_local_dim(tsh_param(layer, "k_proj.weight"), 0) == k);
-    CHECK_TRUE(tsh_local_dim(tsh_param(layer, "v_proj.weight"), 0) == k);
-    CHECK_TRUE(tsh_local_dim(tsh_param(layer, "o_proj.weight"), 1) == q);
+    CHECK_TRUE(layer && tsh_local_size(tsh_param(layer, "q_proj.weight"), 0) == q);
+    CHECK_TRUE(tsh_local_size(tsh_param(layer, "k_proj.weight"), 0) == k);
+    CHECK_TRUE(tsh_local_size(tsh_param(layer, "v_proj.weight"), 0) == k);
+    CHECK_TRUE(tsh_local_size(tsh_param(layer, "o_proj.weight"), 1) == q);
     CHECK_OK();
     return 0;
 }
@@ -284,13 +324,22 @@ static void weights_are_sharded_by_whole_heads(void **state) {
 /* ------------------------------------------------------------------------- MLP */
 
 static const tsh_mlp_desc mlps[] = {
-    {.hidden = 10, .bias = 1},
+    {.hidden = 10, .bias = TSH_YES},
     {.hidden = 64, .activation = TSH_GELU_TANH, .up = "c_fc", .down = "c_proj", .reversed = 1},
     {.hidden = 7, .activation = TSH_RELU},
     {.hidden = 5, .activation = TSH_SILU, .gated = 1},
-    {.hidden = 96, .activation = TSH_SILU, .gated = 1, .bias = 1, .gate = "w1", .up = "w3",
+    {.hidden = 96,
+     .activation = TSH_SILU,
+     .gated = 1,
+     .bias = TSH_YES,
+     .gate = "w1",
+     .up = "w3",
      .down = "w2"},
-    {.hidden = 11, .activation = TSH_GELU_TANH, .gated = 1, .fused = "gate_up_proj", .bias = 1},
+    {.hidden = 11,
+     .activation = TSH_GELU_TANH,
+     .gated = 1,
+     .fused = "gate_up_proj",
+     .bias = TSH_YES},
 };
 
 static tsh_tensor *activate(tsh_activation f, tsh_tensor *x) {
@@ -326,7 +375,7 @@ static int mlp_rank(tsh_ctx *ctx, void *user) {
         x = tsh_requires_grad(tsh_keep(tsh_randn(ctx, tsh_shape3(B, T, DIM))), 1);
         if (desc.fused) {
             y = linear_of(ctx, &p, mlp, desc.fused, 0, x);
-            tsh_split_dim(y, -1, 2, part);
+            tsh_split(y, -1, 2, part);
         } else {
             if (desc.gated)
                 part[0] = linear_of(ctx, &p, mlp, desc.gate ? desc.gate : "gate_proj", 0, x);
@@ -334,15 +383,16 @@ static int mlp_rank(tsh_ctx *ctx, void *user) {
         }
         y = activate(desc.activation, part[!desc.gated]);
         if (desc.gated) y = tsh_mul(y, part[1]);
-        want = tsh_retain(
+        want = tsh_retain_grad(
             linear_of(ctx, &p, mlp, desc.down ? desc.down : "down_proj", desc.reversed, y));
         tsh_backward(ctx, ranks_loss(ctx, want));
         CHECK_OK();
-        CHECK(p.count == (2 + (desc.gated && !desc.fused)) * (1 + desc.bias), "case %d", c);
+        CHECK(p.count == (2 + (desc.gated && !desc.fused)) * (1 + (desc.bias == TSH_YES)),
+              "case %d", c);
         grad = tsh_keep(tsh_grad(x));
         tsh_zero_grad(x);
         calls = tsh_tp(ctx)->stats.calls[TSH_ALLREDUCE];
-        y = tsh_retain(tsh_forward(mlp, x));
+        y = tsh_retain_grad(tsh_forward(mlp, x));
         calls = tsh_tp(ctx)->stats.calls[TSH_ALLREDUCE] - calls;
         CHECK(calls == (tsh_tp(ctx)->size > 1), "case %d: %d all-reduces", c, (int)calls);
         CHECK(y && apart(ctx, y, want) < near_by, "case %d is off by %g", c, apart(ctx, y, want));
@@ -495,7 +545,7 @@ static tsh_tensor *ragged_input(tsh_ctx *ctx, tsh_tensor *x, const int64_t *at,
     tsh_tensor *rows[B];
     for (int b = 0; b < B; b++) {
         tsh_tensor *part[2] = {tsh_slice(tsh_slice(x, 0, b, 1), 1, at[b], counts[b]),
-                               tsh_cast(tsh_filled(ctx, tsh_shape3(1, n - counts[b], DIM), 3),
+                               tsh_cast(tsh_full(ctx, tsh_shape3(1, n - counts[b], DIM), 3),
                                         tsh_dtype_of(x))};
         rows[b] = tsh_concat(part, 2, 1);
     }

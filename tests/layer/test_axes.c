@@ -133,8 +133,8 @@ static int make_trainer(tsh_ctx *ctx, trainer *r, const setup *s) {
     r->gpt = gpt_add_form(ctx, &form);
     shard(r->gpt, s->sequence);
     for (k = 0; k < s->m; k++) {
-        r->ids[k] = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-        r->targets[k] = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+        r->ids[k] = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+        r->targets[k] = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
         gpt_load(ctx, r->ids[k], r->targets[k], k);
     }
     if (s->pp > 1) r->pipe = tsh_pipeline_new(tsh_find(r->gpt, "h"), &desc);

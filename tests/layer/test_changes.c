@@ -80,7 +80,7 @@ static void add_block(tsh_module *h, const char *name) {
 
 static void build(model *m, tsh_ctx *ctx) {
     const tsh_embedding_desc wte = {.count = VOCABULARY, .dim = WIDTH};
-    const tsh_classifier_desc head = {.in = WIDTH, .classes = VOCABULARY, .no_bias = 1};
+    const tsh_classifier_desc head = {.in = WIDTH, .classes = VOCABULARY, .bias = TSH_NO};
     const int32_t ids[LENGTH] = {3, 1, 7, 2}, targets[LENGTH] = {1, 7, 2, 0};
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
@@ -90,8 +90,8 @@ static void build(model *m, tsh_ctx *ctx) {
     add_block(m->h, "0");
     add_block(m->h, "1");
     m->head = tsh_add_classifier(m->root, "head", &head);
-    m->ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, LENGTH), NULL, ids);
-    m->targets = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, LENGTH), NULL, targets);
+    m->ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, LENGTH), tsh_replicated(), ids);
+    m->targets = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, LENGTH), tsh_replicated(), targets);
 }
 
 static tsh_tensor *embed(tsh_ctx *ctx, int k, void *user) {

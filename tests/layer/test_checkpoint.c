@@ -53,8 +53,8 @@ static int train(tsh_ctx *ctx, void *user) {
     const setup *h = out->how;
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 0.01, .clip_norm = 1};
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     tsh_module *gpt = gpt_add(ctx);
     tsh_optim *optim;
     int i;
@@ -124,7 +124,7 @@ enum { DEEP = 8, SIDE = 64 };
 static int descend(tsh_ctx *ctx, void *user) {
     const tsh_module_desc desc = {deep, NULL};
     size_t *peak = (size_t *)user;
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(SIDE, SIDE), NULL), *y = x;
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(SIDE, SIDE), tsh_replicated()), *y = x;
     int i;
     tsh_requires_grad(x, 1);
     for (i = 0; i < DEEP; i++) {
@@ -157,7 +157,7 @@ static int infer(tsh_ctx *ctx, void *user) {
     const tsh_module_desc desc = {deep, NULL};
     size_t *peak = (size_t *)user;
     tsh_module *m = tsh_add_module(tsh_root(ctx), "m", &desc);
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(SIDE, SIDE), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(SIDE, SIDE), tsh_replicated());
     int i;
     tsh_checkpoint(m, *peak != 0);
     tsh_no_grad_begin(ctx);
@@ -198,8 +198,8 @@ static int edges(tsh_ctx *ctx, void *user) {
     int calls = 0, on;
     const tsh_module_desc desc = {two_inputs, &calls};
     tsh_module *m = tsh_add_module(tsh_root(ctx), "m", &desc);
-    tsh_tensor *a = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(4, 3), NULL);
-    tsh_tensor *b = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 3), NULL);
+    tsh_tensor *a = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(4, 3), tsh_replicated());
+    tsh_tensor *b = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 3), tsh_replicated());
     double want[12 + 6];
     (void)user;
     set(ctx, a, -1);
@@ -260,7 +260,7 @@ static int boundaries(tsh_ctx *ctx, void *user) {
     const tsh_linear_desc wide = {.in = 6, .out = 10, .style = TSH_COLWISE};
     tsh_module *m = tsh_add_module(tsh_root(ctx), "m", &inner);
     tsh_module *c = tsh_add_module(tsh_root(ctx), "c", &outer);
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 6), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 6), tsh_replicated());
     uint64_t want = 0, got;
     int on;
     (void)user;
@@ -312,7 +312,7 @@ static int redraw(tsh_ctx *ctx, void *user) {
         as_m.user = shared = tsh_add_dropout(tsh_root(own), "shared", 0.5);
         m = tsh_add_module(tsh_root(own), "m", &as_m);
         tsh_checkpoint(m, on);
-        y = tsh_tensor_new(own, TSH_REAL, tsh_shape2(8, 8), NULL);
+        y = tsh_tensor_new(own, TSH_REAL, tsh_shape2(8, 8), tsh_replicated());
         set(own, y, -1);
         tsh_requires_grad(y, 1);
         (void)tsh_backward(own, tsh_sum(tsh_forward(m, tsh_forward(m, y)), TSH_ALL, 0));
@@ -358,10 +358,10 @@ static int trapped(tsh_ctx *ctx, void *user) {
     const tsh_result want = wants[*(int *)user];
     const tsh_module_desc desc = {*(int *)user == 1 ? fails_later : reads_another, &t};
     tsh_module *m = tsh_add_module(tsh_root(ctx), "m", &desc);
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(5), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(5), tsh_replicated());
     tsh_requires_grad(x, 1);
     t.other = tsh_scale(x, 2);
-    if (*(int *)user == 2) tsh_retain(t.other);
+    if (*(int *)user == 2) tsh_retain_grad(t.other);
     tsh_checkpoint(m, 1);
     CHECK(tsh_backward(ctx, tsh_sum(tsh_forward(m, x), TSH_ALL, 0)) == want, "%s",
           tsh_last_error(ctx)->message);
@@ -374,7 +374,7 @@ static int trapped(tsh_ctx *ctx, void *user) {
 /* An all-gather takes partial gradients as they are, but not where its output is retained. */
 static tsh_tensor *gathers_and_retains(tsh_module *self, tsh_tensor **in, int n, void *user) {
     (void)self, (void)n, (void)user;
-    return tsh_retain(tsh_full(in[0]));
+    return tsh_retain_grad(tsh_full_tensor(in[0]));
 }
 
 static int retained(tsh_ctx *ctx, void *user) {
@@ -391,7 +391,7 @@ static int retained(tsh_ctx *ctx, void *user) {
     for (i = 0; i < 2; i++) {
         tsh_checkpoint(m, i);
         y = tsh_forward(lin, tsh_forward(m, tsh_redistribute(x, cut)));
-        CHECK(tsh_backward(ctx, tsh_sum(tsh_full(y), TSH_ALL, 0)) == TSH_OK, "backward");
+        CHECK(tsh_backward(ctx, tsh_sum(tsh_full_tensor(y), TSH_ALL, 0)) == TSH_OK, "backward");
         hash[i] = tsh_hash(ctx, tsh_grad(x));
         tsh_zero_grad(x);
         (void)tsh_step_end(ctx);

@@ -86,19 +86,19 @@ static void other_ranks_get_the_module_too(void **state) {
 }
 
 /* An op whose backward refuses. */
-static void same(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void same(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     (void)user, (void)n;
     memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_numel(in[0]) * sizeof *out);
 }
 
-static void refuse(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                   const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void refuse(tsh_tensor *const *in, int n, const tsh_real *out,
+                   const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     (void)n, (void)out, (void)grad_out, (void)grad_in;
     (void)tsh_fail(tsh_ctx_of(in[0]), TSH_ERR_ARGUMENT, "%s: no", (const char *)user);
 }
 
 static tsh_tensor *stubborn(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    tsh_custom_desc desc = {.name = "stubborn", .forward = same, .backward = refuse};
+    tsh_custom_op_desc desc = {.name = "stubborn", .forward = same, .backward = refuse};
     (void)self, (void)n, (void)user;
     desc.user = name_stubborn;
     desc.shape = tsh_shape_of(in[0]);
@@ -108,7 +108,7 @@ static tsh_tensor *stubborn(tsh_module *self, tsh_tensor **in, int n, void *user
 static int backward_errors(tsh_ctx *ctx, void *user) {
     const tsh_module_desc refuses = {stubborn, NULL}, outer = {through, name_b};
     tsh_module *a = tsh_add_module(tsh_root(ctx), "a", &outer);
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(2), NULL), *y;
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(2), tsh_replicated()), *y;
     tsh_requires_grad(x, 1);
     tsh_checkpoint(tsh_add_module(a, "b", &refuses), *(int *)user);
     y = tsh_sum(tsh_neg(tsh_forward(a, x)), TSH_ALL, 0);
@@ -225,8 +225,8 @@ static char *written(tsh_ctx *ctx, tsh_result (*write)(tsh_ctx *ctx, FILE *file)
     return text;
 }
 
-static void twice_slope(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                        const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void twice_slope(tsh_tensor *const *in, int n, const tsh_real *out,
+                        const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     int64_t i;
     (void)user, (void)n, (void)out;
     for (i = 0; grad_in[0] && i < tsh_numel(in[0]); i++) grad_in[0][i] = grad_out[i];
@@ -235,8 +235,8 @@ static void twice_slope(void *user, tsh_tensor *const *in, int n, const tsh_real
 /* Every kind of input: of a leaf, of another op through a view, a missing bias, many, none. */
 static tsh_tensor *small_net(tsh_ctx *ctx) {
     const tsh_linear_desc up = {.in = 2, .out = 4, .style = TSH_COLWISE},
-                          down = {.in = 4, .out = 2, .style = TSH_ROWWISE, .no_bias = 1};
-    tsh_custom_desc twice = {.name = "twice", .forward = same, .backward = twice_slope};
+                          down = {.in = 4, .out = 2, .style = TSH_ROWWISE, .bias = TSH_NO};
+    tsh_custom_op_desc twice = {.name = "twice", .forward = same, .backward = twice_slope};
     tsh_module *net = tsh_root(ctx), *middle = tsh_add_module(net, "middle", NULL);
     tsh_tensor *x = tsh_ones(ctx, tsh_shape2(3, 2)), *y, *parts[2];
     tsh_add_linear(net, "up", &up);
@@ -292,7 +292,7 @@ static int tapes(tsh_ctx *ctx, void *user) {
 
 static int graphs(tsh_ctx *ctx, void *user) {
     const tsh_linear_desc up = {.in = 3, .out = 4, .style = TSH_COLWISE};
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 3), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 3), tsh_replicated());
     const char *text;
     (void)user;
     tsh_requires_grad(x, 1);
@@ -317,7 +317,7 @@ static int documented(tsh_ctx *ctx, void *user) {
     const gpt_form form = {.layers = 1};
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
     tsh_module *gpt = gpt_add_form(ctx, &form);
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     char *text;
     CHECK(tsh_parallelize(gpt, gpt_plan, GPT_RULES) == TSH_OK, "plan");
     CHECK(gpt_logits(gpt, ids), "forward");
@@ -379,7 +379,7 @@ static tsh_tensor *log_of(tsh_module *self, tsh_tensor **in, int n, void *user) 
 }
 
 static tsh_tensor *given(tsh_ctx *ctx, float a, float b, float c) {
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(3), NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(3), tsh_replicated());
     tsh_real *x = (tsh_real *)tsh_data(ctx, t);
     x[0] = a;
     x[1] = b;
@@ -391,7 +391,7 @@ static int forward_anomalies(tsh_ctx *ctx, void *user) {
     const tsh_module_desc logs = {log_of, NULL};
     tsh_module *log = tsh_add_module(tsh_root(ctx), "log", &logs);
     tsh_tensor *x = given(ctx, 1, 0, 2), *y = given(ctx, (float)NAN, -1, -INFINITY);
-    tsh_custom_desc copy = {.name = "copy", .forward = same};
+    tsh_custom_op_desc copy = {.name = "copy", .forward = same};
     (void)user;
     copy.shape = tsh_shape1(3);
     CHECK(tsh_forward(log, x), "it is off");
@@ -436,7 +436,7 @@ static int backward_anomalies(tsh_ctx *ctx, void *user) {
 
 /* On two ranks only rank 1 sees it; and a sum over ranks that no rank's part shows. */
 static int anomalies_of_ranks(tsh_ctx *ctx, void *user) {
-    const tsh_linear_desc linear = {.in = 1, .out = 2, .style = TSH_COLWISE, .no_bias = 1};
+    const tsh_linear_desc linear = {.in = 1, .out = 2, .style = TSH_COLWISE, .bias = TSH_NO};
     tsh_module *up = tsh_add_linear(tsh_root(ctx), "up", &linear);
     const int rank = tsh_world(ctx)->rank, sums = *(int *)user;
     tsh_tensor *x = sums ? given(ctx, 0, 0, 0) : given(ctx, 1, 2, 3), *y;
@@ -484,8 +484,8 @@ static int train_soundly(tsh_ctx *ctx, void *user) {
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 0.01};
     sound *s = (sound *)user;
     tsh_module *gpt = gpt_add(ctx);
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     tsh_optim *optim;
     int i;
     CHECK(tsh_parallelize(gpt, gpt_sequence_plan, GPT_SEQUENCE_RULES) == TSH_OK, "plan");

@@ -118,7 +118,7 @@ static int rounded(tsh_ctx *ctx, void *user) {
     gpt_add(ctx);
     if (all_values(ctx, &all)) return 1;
     for (i = 0; i < all.count; i++) {
-        tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(all.numel[i]), NULL);
+        tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(all.numel[i]), tsh_replicated());
         for (e = 0; e < all.numel[i]; e++)
             ((tsh_real *)tsh_data(ctx, t))[e] = (tsh_real)all.values[i][e];
         CHECK(!capture_add(ctx, &c->want, tsh_cast(t, TSH_BF16)), "rounded");
@@ -202,7 +202,7 @@ static tsh_tensor *twin_loss(tsh_ctx *ctx, tsh_tensor *p, int step) {
     tsh_real *values = (tsh_real *)tsh_data(ctx, c);
     int e;
     for (e = 0; values && e < ROWS * COLUMNS; e++) values[e] = (tsh_real)twin_gradient(step, e);
-    return tsh_full(tsh_sum(tsh_mul(p, tsh_redistribute(c, tsh_layout_of(p))), TSH_ALL, 0));
+    return tsh_full_tensor(tsh_sum(tsh_mul(p, tsh_redistribute(c, tsh_layout_of(p))), TSH_ALL, 0));
 }
 
 static int trains_a_twin(tsh_ctx *ctx, void *user) {
@@ -362,8 +362,8 @@ static int trains(tsh_ctx *ctx, void *user) {
                                   .moments_dtype = t->moments,
                                   .round_weights = t->inexact};
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     tsh_module *gpt = gpt_add(ctx);
     tsh_optim *optim;
     int step, i;
@@ -556,7 +556,7 @@ static void infinite_steps_are_left_out(void **state) {
 static int holds(tsh_ctx *ctx, void *user) {
     enum { N = 128 };
     const int pure = *(const int *)user;
-    const tsh_linear_desc linear = {.in = N, .out = N, .no_bias = 1, .dtype = TSH_BF16};
+    const tsh_linear_desc linear = {.in = N, .out = N, .bias = TSH_NO, .dtype = TSH_BF16};
     tsh_optim_desc adam = {.kind = TSH_ADAM};
     const size_t n = N * N, slack = 256; /* headers of blocks */
     tsh_module *m = tsh_add_linear(tsh_root(ctx), "a", &linear);
@@ -601,7 +601,7 @@ static tsh_tensor *check_loss(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) 
     tsh_tensor *x = tsh_cast(tsh_arange(ctx, TSH_F32, -3, 3, 0.5), TSH_REAL);
     tsh_tensor *y = tsh_forward((tsh_module *)user, tsh_reshape(x, tsh_shape2(3, 4)));
     (void)in, (void)n;
-    return tsh_full(tsh_sum(tsh_mul(y, y), TSH_ALL, 0));
+    return tsh_full_tensor(tsh_sum(tsh_mul(y, y), TSH_ALL, 0));
 }
 
 static int checks(tsh_ctx *ctx, void *user) {

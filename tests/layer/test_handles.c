@@ -21,7 +21,7 @@ static void arrive(crowd *all, tsh_ctx *ctx) {
     for (int i = 0; i < MANY; i++) tsh_tensor_free(all->leaf[i]);
     for (int i = 0; i < 2 * MANY; i++)
         all->leaf[i] = tsh_requires_grad(
-            tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(WIDTH, WIDTH), NULL), 1);
+            tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(WIDTH, WIDTH), tsh_replicated()), 1);
 }
 
 /* Returns how many of them have a gradient, and frees them. */
@@ -184,20 +184,20 @@ static void do_act(tsh_ctx *ctx, const act *a) {
     if (a->what == FREE_LEAF) tsh_tensor_free(a->leaf);
 }
 
-static void act_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void act_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     (void)user, (void)n;
     memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), WIDTH * WIDTH * sizeof *out);
 }
 
-static void act_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                         const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void act_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                         const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     (void)n, (void)out;
     do_act(tsh_ctx_of(in[0]), (const act *)user);
     for (int i = 0; i < WIDTH * WIDTH && grad_in[0]; i++) grad_in[0][i] += grad_out[i];
 }
 
 static tsh_tensor *act_op(tsh_tensor *x, act *a) {
-    const tsh_custom_desc desc = {.name = "act", .shape = {2, {WIDTH, WIDTH}}, .user = a,
+    const tsh_custom_op_desc desc = {.name = "act", .shape = {2, {WIDTH, WIDTH}}, .user = a,
                                   .forward = act_forward, .backward = act_backward};
     return tsh_custom_op(tsh_ctx_of(x), &x, 1, &desc);
 }
@@ -306,7 +306,7 @@ static tsh_tensor *ending(tsh_ctx *ctx, int k, void *user) {
 
 static tsh_tensor *retained(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
     (void)ctx, (void)k, (void)user;
-    return tsh_retain(mean(y));
+    return tsh_retain_grad(mean(y));
 }
 
 static void a_pipeline_misses_no_output_in_silence(void **state) {

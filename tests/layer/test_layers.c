@@ -41,10 +41,10 @@ static void prepare(probe *p, tsh_module *layer, int params) {
 
 static tsh_tensor *layer_linear(probe *p) {
     char name[32];
-    tsh_linear_desc desc = {.in = tsh_dim(p->in[0], -1), .out = probe_number(p, "out")};
+    tsh_linear_desc desc = {.in = tsh_size(p->in[0], -1), .out = probe_number(p, "out")};
     tsh_module *layer;
     tsh_tensor *y;
-    desc.no_bias = probe_has(p, "no bias");
+    desc.bias = probe_has(p, "no bias") ? TSH_NO : TSH_YES;
     desc.skip_bias_add = probe_has(p, "skip");
     if (!probe_has(p, "plan") && !probe_has(p, "late") && !p->dense) {
         desc.style = style_of(p);
@@ -53,7 +53,7 @@ static tsh_tensor *layer_linear(probe *p) {
         desc.gather_output = probe_has(p, "gather");
     }
     layer = tsh_add_linear(tsh_root(p->ctx), name_of(p, "linear", name), &desc);
-    prepare(p, layer, desc.no_bias ? 1 : 2);
+    prepare(p, layer, desc.bias == TSH_NO ? 1 : 2);
     y = tsh_forward(layer, p->in[0]);
     return desc.skip_bias_add ? tsh_add(y, tsh_param(layer, "bias")) : y;
 }
@@ -70,16 +70,16 @@ static tsh_tensor *layer_embedding(probe *p) {
 
 static tsh_tensor *layer_norm(probe *p) {
     char name[32];
-    const tsh_layer_norm_desc desc = {.dim = tsh_dim(p->in[0], -1),
-                                      .no_bias = probe_has(p, "no bias")};
+    const tsh_layer_norm_desc desc = {.dim = tsh_size(p->in[0], -1),
+                                      .bias = probe_has(p, "no bias") ? TSH_NO : TSH_USUAL};
     tsh_module *layer = tsh_add_layer_norm(tsh_root(p->ctx), name_of(p, "norm", name), &desc);
-    prepare(p, layer, desc.no_bias ? 1 : 2);
+    prepare(p, layer, desc.bias == TSH_NO ? 1 : 2);
     return tsh_forward(layer, p->in[0]);
 }
 
 static tsh_tensor *layer_rms(probe *p) {
     char name[32];
-    const tsh_rms_norm_desc desc = {.dim = tsh_dim(p->in[0], -1),
+    const tsh_rms_norm_desc desc = {.dim = tsh_size(p->in[0], -1),
                                     .eps = probe_has(p, "eps") ? 0.5 : 0,
                                     .plus_one = probe_has(p, "one")};
     tsh_module *layer = tsh_add_rms_norm(tsh_root(p->ctx), name_of(p, "rms", name), &desc);
@@ -122,7 +122,7 @@ static tsh_tensor *layer_qkv(probe *p) {
 }
 
 static tsh_tensor *heads_of(tsh_tensor *x, int64_t heads) {
-    tsh_shape shape = tsh_shape4(tsh_dim(x, 0), tsh_dim(x, 1), heads, tsh_dim(x, -1) / heads);
+    tsh_shape shape = tsh_shape4(tsh_size(x, 0), tsh_size(x, 1), heads, tsh_size(x, -1) / heads);
     return tsh_transpose(tsh_reshape(x, shape), 1, 2);
 }
 
@@ -145,7 +145,7 @@ static tsh_tensor *layer_attention(probe *p) {
     tsh_materialize(self); /* its own random values: the same at every degree */
     p->watched[0] = tsh_param(in, "weight");
     p->watched[1] = tsh_param(out, "weight");
-    tsh_split_dim(tsh_forward(in, p->in[0]), -1, 3, qkv);
+    tsh_split(tsh_forward(in, p->in[0]), -1, 3, qkv);
     for (i = 0; i < 3; i++) qkv[i] = heads_of(qkv[i], heads);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &how), 1, 2);
     return tsh_forward(out, tsh_reshape(y, tsh_shape_of(p->in[0])));
@@ -178,7 +178,7 @@ static tsh_tensor *layer_loss(probe *p) {
         tsh_layout layout = tsh_layout_of(target);
         int32_t *ids;
         int64_t e;
-        target = tsh_tensor_new(p->ctx, TSH_I32, tsh_shape_of(target), &layout);
+        target = tsh_tensor_new(p->ctx, TSH_I32, tsh_shape_of(target), layout);
         ids = (int32_t *)tsh_data(p->ctx, target);
         for (e = 0; ids && e < tsh_local_numel(target); e++) ids[e] = 2;
     }
@@ -328,12 +328,12 @@ static int holds(tsh_ctx *ctx, void *user) {
         .in = 6, .out = 3 * 2 * s->heads, .style = TSH_COLWISE, .segments = 3, .unit = 2};
     tsh_module *layer = tsh_add_linear(tsh_root(ctx), "in", &desc);
     tsh_tensor *part[3], *y = tsh_forward(layer, tsh_ones(ctx, tsh_shape3(1, 5, 6)));
-    CHECK(tsh_local_dim(tsh_param(layer, "weight"), 0) == 3 * 2 * own, "rows of the weight");
-    CHECK(tsh_local_dim(tsh_param(layer, "bias"), 0) == 3 * 2 * own, "the bias");
-    CHECK(tsh_dim(y, -1) == 6 * s->heads && tsh_local_dim(y, -1) == 6 * own, "the output");
-    CHECK(tsh_split_dim(y, -1, 3, part) == TSH_OK, "split");
+    CHECK(tsh_local_size(tsh_param(layer, "weight"), 0) == 3 * 2 * own, "rows of the weight");
+    CHECK(tsh_local_size(tsh_param(layer, "bias"), 0) == 3 * 2 * own, "the bias");
+    CHECK(tsh_size(y, -1) == 6 * s->heads && tsh_local_size(y, -1) == 6 * own, "the output");
+    CHECK(tsh_split(y, -1, 3, part) == TSH_OK, "split");
     y = heads_of(part[2], s->heads);
-    CHECK(tsh_dim(y, 1) == s->heads && tsh_local_dim(y, 1) == own, "heads");
+    CHECK(tsh_size(y, 1) == s->heads && tsh_local_size(y, 1) == own, "heads");
     CHECK_OK();
     return 0;
 }
@@ -355,7 +355,7 @@ static int outside(tsh_ctx *ctx, void *user) {
     spec s = spec_parse(loss ? "2,6 S(1)" : "6,2 S(0)", 1);
     tsh_tensor *x = spec_tensor(ctx, &s, 1);
     const int32_t numbers[2] = {5, 6};
-    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(2), NULL, numbers);
+    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(2), tsh_replicated(), numbers);
     (void)tsh_barrier(tsh_world(ctx));
     if (loss)
         CHECK(!tsh_cross_entropy(x, ids, NULL), "target 6 of 6 classes");
@@ -375,7 +375,7 @@ static int empty_mean(tsh_ctx *ctx, void *user) {
     spec s = spec_parse("2,6 S(1)", 1);
     tsh_tensor *x = spec_tensor(ctx, &s, 1);
     const int32_t numbers[2] = {-100, -100};
-    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(2), NULL, numbers);
+    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(2), tsh_replicated(), numbers);
     double value = tsh_item(ctx, tsh_cross_entropy(x, ids, NULL));
     (void)user;
     CHECK(value != value, "%g, not NaN", value);
@@ -433,8 +433,8 @@ static int residual(tsh_ctx *ctx, void *user) {
     const residual_case *c = (const residual_case *)user;
     uint64_t hash[2][8] = {{0}};
     tsh_tensor *leaf = same_leaf(ctx, 0, c->x, 1, 1), *y = same_leaf(ctx, 0, c->y, 1, 2);
-    const int turned = tsh_dim(leaf, -1) == 3;
-    tsh_module *layer = residual_layer(ctx, c, tsh_dim(leaf, turned ? 0 : -1));
+    const int turned = tsh_size(leaf, -1) == 3;
+    tsh_module *layer = residual_layer(ctx, c, tsh_size(leaf, turned ? 0 : -1));
     int fused, i;
     for (fused = 0; fused < 2; fused++) {
         tsh_tensor *x = turned ? tsh_transpose(leaf, 0, 1) : leaf, *out, *loss;
@@ -446,8 +446,8 @@ static int residual(tsh_ctx *ctx, void *user) {
             out = tsh_forward(layer, x);
         }
         CHECK(out && x != given, "x is the sum");
-        tsh_retain(out);
-        tsh_retain(x);
+        tsh_retain_grad(out);
+        tsh_retain_grad(x);
         loss = tsh_add(ranks_loss(ctx, out), ranks_loss(ctx, x));
         CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
         hash[fused][0] = tsh_hash(ctx, out);

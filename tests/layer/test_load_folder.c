@@ -166,7 +166,7 @@ static void add_model(tsh_ctx *ctx) {
     const tsh_layer_norm_desc norm = {.dim = WIDTH};
     const tsh_linear_desc up = {.in = WIDTH, .out = HIDDEN, .style = TSH_COLWISE, .segments = 3},
                           down = {.in = HIDDEN, .out = WIDTH, .style = TSH_ROWWISE, .segments = 3},
-                          head = {.in = WIDTH, .out = WORDS, .no_bias = 1, .style = TSH_COLWISE};
+                          head = {.in = WIDTH, .out = WORDS, .bias = TSH_NO, .style = TSH_COLWISE};
     tsh_module *root = tsh_root(ctx), *h, *block;
     tsh_add_embedding(root, "embed", &embed);
     h = tsh_add_module(root, "h", NULL);
@@ -272,7 +272,7 @@ static void a_folder_an_index_and_a_file_load(void **state) {
 }
 
 /* Reads a file in place of tsh_load; user: the position that it cannot read. */
-static int64_t read_bytes(void *user, int64_t at, void *to, int64_t bytes) {
+static int64_t read_bytes(int64_t at, void *to, int64_t bytes, void *user) {
     const int64_t fails = *(const int64_t *)user;
     FILE *file = fopen(files_path(file_names[0]), "rb");
     int64_t n = -1;
@@ -285,7 +285,7 @@ static int64_t read_bytes(void *user, int64_t at, void *to, int64_t bytes) {
 }
 
 /* Says that it has read more bytes than it was asked for. */
-static int64_t read_too_many(void *user, int64_t at, void *to, int64_t bytes) {
+static int64_t read_too_many(int64_t at, void *to, int64_t bytes, void *user) {
     (void)user, (void)at;
     memset(to, 'x', (size_t)bytes);
     return bytes + 1000;
@@ -302,7 +302,7 @@ static void bytes_come_from_a_function(void **state) {
     for (i = 0; i < TENSORS; i++) s[i].file = s[i].file < 0 ? -1 : 0;
     if (FILES_MINE) write_file(s, 0, 0);
     j.path = "nowhere";
-    j.desc.read = read_bytes;
+    j.desc.read_at = read_bytes;
     j.desc.user = &fails;
     run_loads(j);
     j.code = TSH_ERR_IO;
@@ -310,9 +310,9 @@ static void bytes_come_from_a_function(void **state) {
     fails = 20;
     ranks_run_at(RANKS_FIRST, 2, NULL, loads, &j);
     fails = -1;
-    j.desc.read = read_too_many;
+    j.desc.read_at = read_too_many;
     ranks_run_at(RANKS_FIRST, 2, NULL, loads, &j);
-    j.desc.read = read_bytes;
+    j.desc.read_at = read_bytes;
     if (FILES_MINE) write_file(s, 0, 5);
     j.part = "tsh_load: \"nowhere\" is no safetensors file: its values are cut off";
     ranks_run_at(RANKS_FIRST, 2, NULL, loads, &j);
@@ -613,7 +613,7 @@ static int loads_a_llama(tsh_ctx *ctx, void *user) {
     const tsh_file_desc desc = {.prefix = "model", .broadcast = user != NULL};
     const tsh_rms_norm_desc norm = {.dim = 12};
     const tsh_embedding_desc embed = {.count = 20, .dim = 12, .style = TSH_ROWWISE};
-    const tsh_linear_desc head = {.in = 12, .out = 20, .no_bias = 1, .style = TSH_COLWISE};
+    const tsh_linear_desc head = {.in = 12, .out = 20, .bias = TSH_NO, .style = TSH_COLWISE};
     const char *here = __FILE__, *slash = strrchr(here, '/');
     tsh_module *root = tsh_root(ctx), *layers, *layer, *attention, *mlp;
     char path[512];
@@ -632,7 +632,7 @@ static int loads_a_llama(tsh_ctx *ctx, void *user) {
         tsh_add_rms_norm(layer, "input_layernorm", &norm);
         tsh_add_rms_norm(layer, "post_attention_layernorm", &norm);
         for (k = 0; k < COUNT(names); k++) {
-            tsh_linear_desc d = {.no_bias = 1};
+            tsh_linear_desc d = {.bias = TSH_NO};
             d.in = sizes[k][0];
             d.out = sizes[k][1];
             d.style = k == 3 || k == 6 ? TSH_ROWWISE : TSH_COLWISE;
@@ -664,9 +664,9 @@ static void a_folder_of_transformers_loads(void **state) {
 static int loads_tied(tsh_ctx *ctx, void *user) {
     const job *j = (const job *)user;
     const tsh_embedding_desc words = {.count = 8, .dim = 6, .style = TSH_ROWWISE};
-    const tsh_linear_desc other = {.in = 6, .out = 8, .no_bias = 1, .style = TSH_COLWISE};
+    const tsh_linear_desc other = {.in = 6, .out = 8, .bias = TSH_NO, .style = TSH_COLWISE};
     tsh_module *root = tsh_root(ctx), *wte = tsh_add_embedding(root, "wte", &words);
-    tsh_classifier_desc head = {.in = 6, .classes = 8, .no_bias = 1, .style = TSH_COLWISE};
+    tsh_classifier_desc head = {.in = 6, .classes = 8, .bias = TSH_NO, .style = TSH_COLWISE};
     float values[48];
     int e;
     head.weight = tsh_param(wte, "weight");

@@ -43,7 +43,7 @@ static struct {
 
 static tsh_tensor *some_ids(tsh_ctx *ctx, int dense) {
     const int64_t v = now.vocabulary, ids[8] = {3, 0, 3, v - 1, v - 1, 3, 4, 0};
-    tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape2(2, 4), NULL, ids);
+    tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape2(2, 4), tsh_replicated(), ids);
     return dense ? t : tsh_redistribute(t, spec_layout(now.ids, 1));
 }
 
@@ -154,7 +154,7 @@ enum { ROWS = 7, WIDTH = 3 };
 
 /* Looks up n ids and adds to the gradient: sum of (row times small integers). */
 static tsh_result learn(tsh_ctx *ctx, tsh_module *layer, const int64_t *ids, int64_t n) {
-    tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(n), NULL, ids);
+    tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(n), tsh_replicated(), ids);
     tsh_result result = tsh_backward(ctx, ranks_loss(ctx, tsh_forward(layer, t)));
     tsh_tensor_free(t);
     return result;
@@ -265,7 +265,9 @@ static int tied_rank(tsh_ctx *ctx, void *user) {
     }
     for (int step = 0; step < 4; step++) {
         for (int i = 0; i < 2; i++) {
-            tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), NULL, lessons[step]), *x;
+            tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), tsh_replicated(),
+                                            lessons[step]),
+                       *x;
             tsh_tensor *w = tsh_param(layer[i], "weight");
             if (step == 1) /* a lookup of its own, before the one that is tied */
                 CHECK(learn(ctx, layer[i], lessons[0], 4) == TSH_OK, "a lesson");
@@ -340,7 +342,8 @@ static int sharded_ids_rank(tsh_ctx *ctx, void *user) {
     }
     for (int step = 0; step < 4; step++) {
         for (int i = 0; i < 2; i++) {
-            tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), NULL, lessons[step]);
+            tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), tsh_replicated(),
+                                            lessons[step]);
             tsh_tensor *ids = i ? tsh_redistribute(t, tsh_sharded(0)) : t;
             CHECK(tsh_backward(ctx, ranks_loss(ctx, tsh_forward(layer[i], ids))) == TSH_OK, "%d",
                   i);
@@ -383,7 +386,7 @@ static int replicas_rank(tsh_ctx *ctx, void *user) {
     for (int step = 0; step < 3; step++) {
         double *before = ranks_values(ctx, tsh_param(layer, "weight")), *after, sum[ROWS * WIDTH];
         for (int half = 0; half < 2; half++) { /* micro-batches: 1 id each, then both are united */
-            tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(1), NULL,
+            tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(1), tsh_replicated(),
                                             &lessons[step][2 * dp + half]);
             tsh_tensor *loss = ranks_loss(ctx, tsh_forward(layer, t));
             CHECK(tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) == TSH_OK, "%d",
@@ -422,10 +425,10 @@ static void replicas_unite_their_rows(void **state) {
 /* ------------------------------------------------------------------ a given table */
 
 static int given_rank(tsh_ctx *ctx, void *user) {
-    const tsh_linear_desc head = {.in = WIDTH, .out = ROWS, .no_bias = 1, .style = TSH_COLWISE};
+    const tsh_linear_desc head = {.in = WIDTH, .out = ROWS, .bias = TSH_NO, .style = TSH_COLWISE};
     tsh_module *out = tsh_add_linear(tsh_root(ctx), "head", &head), *in, *twin;
     tsh_embedding_desc desc = {.count = ROWS, .dim = WIDTH, .weight = tsh_param(out, "weight")};
-    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), NULL, lessons[1]);
+    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), tsh_replicated(), lessons[1]);
     int64_t count = 0;
     (void)user;
     in = tsh_add_embedding(tsh_root(ctx), "in", &desc);
@@ -435,7 +438,7 @@ static int given_rank(tsh_ctx *ctx, void *user) {
     desc.style = TSH_ROWWISE;
     twin = tsh_add_embedding(tsh_root(ctx), "twin", &desc);
     CHECK(twin && tsh_param(twin, "weight") == desc.weight, "the same style, sizes as they are");
-    count = tsh_dim(tsh_forward(in, ids), -1);
+    count = tsh_size(tsh_forward(in, ids), -1);
     CHECK(count == WIDTH, "forward");
     CHECK(tsh_backward(ctx, ranks_loss(ctx, tsh_forward(out, tsh_forward(in, ids)))) == TSH_OK,
           "backward");
@@ -453,8 +456,8 @@ static int refusals_rank(tsh_ctx *ctx, void *user) {
                                       "padding_idx -8 is outside [-7, 7)", "max_norm is -1",
                                       "norm_type is -2", "max_norm is"};
     const tsh_linear_desc head = {.in = WIDTH, .out = ROWS, .style = TSH_ROWWISE};
-    tsh_tensor *w = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(ROWS, WIDTH), NULL), *cut;
-    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), NULL, lessons[1]);
+    tsh_tensor *w = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(ROWS, WIDTH), tsh_replicated()), *cut;
+    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), tsh_replicated(), lessons[1]);
     const char *said = tsh_last_error(ctx)->message;
     tsh_embedding_desc desc = {.count = ROWS, .dim = WIDTH};
     tsh_lookup_desc short_rows = {.max_norm = 1};
@@ -510,7 +513,7 @@ static int steady_rank(tsh_ctx *ctx, void *user) {
     tsh_module *layer = add_table(ctx, "table", TSH_ROWWISE, 1);
     tsh_optim *optim = tsh_optim_new(layer, &how);
     uint64_t calls = 0;
-    tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), NULL, lessons[0]);
+    tsh_tensor *t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), tsh_replicated(), lessons[0]);
     (void)user;
     for (int step = 0; step < 80; step++) {
         if (step == 70) calls = tsh_mem_stats(ctx).calls;

@@ -61,8 +61,8 @@ static int make_trainer(tsh_ctx *ctx, trainer *t, int checkpoint) {
     tsh_checkpoint(tsh_find(t->gpt, "h.0"), checkpoint);
     CHECK(tsh_parallelize(t->gpt, gpt_plan, GPT_RULES) == TSH_OK, "plan");
     t->optim = tsh_optim_new(t->gpt, &adamw);
-    t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    t->targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    t->ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    t->targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     CHECK_OK();
     return 0;
 }
@@ -152,7 +152,7 @@ static int by_kind(tsh_ctx *ctx, void *user) {
         check_kind(ctx, TSH_MEM_GRADIENTS, params, PARAMS) ||
         check_kind(ctx, TSH_MEM_OPTIMISER, 2 * params, 2 * PARAMS) || check_books(ctx))
         return 1;
-    extra = tsh_tensor_new(ctx, TSH_F32, tsh_shape2(30, 40), NULL);
+    extra = tsh_tensor_new(ctx, TSH_F32, tsh_shape2(30, 40), tsh_replicated());
     if (check_kind(ctx, TSH_MEM_TENSORS, 2 * batch + 4800, 3)) return 1;
     tsh_tensor_free(extra);
     if (check_kind(ctx, TSH_MEM_TENSORS, 2 * batch, 2) || check_books(ctx)) return 1;

@@ -64,7 +64,7 @@ static void norm_of_other_features(place *p) {
 
 static void split_into_unequal_parts(place *p) {
     tsh_tensor *parts[3];
-    (void)tsh_split_dim(p->x, -1, 3, parts);
+    (void)tsh_split(p->x, -1, 3, parts);
 }
 
 static void slice_beyond_the_end(place *p) {
@@ -100,7 +100,7 @@ static void mask_of_another_shape(place *p) {
 
 static void token_out_of_range(place *p) {
     const int32_t ids[3] = {4, 10, 2};
-    (void)call(p, "wte", tsh_tensor_from(p->ctx, TSH_I32, tsh_shape1(3), NULL, ids));
+    (void)call(p, "wte", tsh_tensor_from(p->ctx, TSH_I32, tsh_shape1(3), tsh_replicated(), ids));
 }
 
 static void sequence_longer_than_positions(place *p) {
@@ -113,7 +113,7 @@ static void tokens_as_floats(place *p) {
 
 static void loss_of(place *p, int64_t target) {
     const int64_t targets[2] = {3, target};
-    tsh_tensor *t = tsh_tensor_from(p->ctx, TSH_I64, tsh_shape1(2), NULL, targets);
+    tsh_tensor *t = tsh_tensor_from(p->ctx, TSH_I64, tsh_shape1(2), tsh_replicated(), targets);
     (void)tsh_cross_entropy(tsh_ones(p->ctx, tsh_shape2(2, 8)), t, NULL);
 }
 
@@ -234,7 +234,7 @@ static void loss_of_partial_logits(place *p) {
 
 static void fused_sliced(place *p) {
     tsh_tensor *parts[3];
-    (void)tsh_split_dim(call(p, "qkv", p->x), -1, 3, parts);
+    (void)tsh_split(call(p, "qkv", p->x), -1, 3, parts);
 }
 
 static void fused_sliced_elsewhere(place *p) {
@@ -279,7 +279,7 @@ static const mistake mistakes[] = {
      "h.3.mlp.ln: tsh_layer_norm: input (2, 3, 4) R, weight (8) R; weight and bias must have as "
      "many elements as the input has features (its last dimension)"},
     {split_into_unequal_parts, 1, TSH_ERR_SHAPE,
-     MLP "tsh_split_dim: a dimension of 4 has no 3 equal parts"},
+     MLP "tsh_split: a dimension of 4 has no 3 equal parts"},
     {slice_beyond_the_end, 1, TSH_ERR_SHAPE,
      MLP "tsh_slice: 2 elements from 2 of dimension 1 are outside (2, 3, 4) R"},
     {concat_of_other_sizes, 1, TSH_ERR_SHAPE,
@@ -441,7 +441,7 @@ static int as_it_should_be(tsh_ctx *ctx, void *user) {
     five.ndim = 5;
     five.dim[3] = 2;
     five.dim[4] = 4;
-    CHECK(tsh_split_dim(y, -1, 3, parts) == TSH_OK, "three parts");
+    CHECK(tsh_split(y, -1, 3, parts) == TSH_OK, "three parts");
     CHECK(tsh_reshape(parts[2], tsh_shape4(2, 3, 2, 4)), "heads");
     CHECK(tsh_reshape(y, five), "at once");
     return 0;

@@ -89,8 +89,9 @@ static void test_backward_of_a_partial_loss(void **state) {
 }
 
 static int values_given_back(tsh_ctx *ctx, void *user) {
-    static const char sentence[] = " were given back by tsh_backward, tsh_step_end or "
-                                   "tsh_scope_end; tsh_retain or tsh_keep would have kept them";
+    static const char sentence[] =
+        " were given back by tsh_backward, tsh_step_end or "
+        "tsh_scope_end; tsh_retain_grad or tsh_keep would have kept them";
     tsh_tensor *x = leaf(ctx), *y = tsh_mul(x, x), *loss = tsh_sum(y, TSH_ALL, 0);
     (void)user;
     CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
@@ -428,7 +429,7 @@ static void expect_warnings(int ranks, tsh_desc desc, int (*fn)(tsh_ctx *, void 
                             const char *first, const char *second) {
     const int want = (first != NULL) + (second != NULL);
     lines.count = 0;
-    desc.logger.fn = log_keep;
+    desc.logger.log = log_keep;
     desc.logger.user = &lines;
     ranks_run_at(RANKS_FIRST, ranks, &desc, fn, user);
     if (!FILES_MINE) return;
@@ -614,8 +615,8 @@ static int no_mistake(tsh_ctx *ctx, void *user) {
         .kind = TSH_ADAMW, .lr = 1e-3, .clip_norm = 1, .zero = *(const int *)user};
     const tsh_backward_desc defer = {.defer = 1};
     const tsh_shape batch = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, batch, NULL);
-    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, batch, NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, batch, tsh_replicated());
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, batch, tsh_replicated());
     tsh_module *gpt = gpt_add(ctx);
     tsh_optim *optim;
     CHECK(tsh_parallelize(gpt, gpt_plan, GPT_RULES) == TSH_OK, "plan");

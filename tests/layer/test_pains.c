@@ -26,8 +26,8 @@ static int uneven(tsh_ctx *ctx, void *user) {
     (void)user;
     s = tsh_redistribute(tsh_reshape(x, tsh_shape2(5, 7)), tsh_sharded(1));
     y = tsh_reshape(tsh_transpose(tsh_add(s, s), 0, 1), tsh_shape3(7, 5, 1));
-    CHECK(tsh_dim(y, 0) == 7 && tsh_dim(y, 1) == 5, "the shape is global");
-    local = tsh_local_dim(y, 0);
+    CHECK(tsh_size(y, 0) == 7 && tsh_size(y, 1) == 5, "the shape is global");
+    local = tsh_local_size(y, 0);
     CHECK(tsh_allreduce(tsh_tp(ctx), &local, 1, TSH_I64, TSH_SUM) == TSH_OK && local == 7,
           "pieces");
     CHECK(tsh_read(ctx, y, TSH_GLOBAL, values, sizeof values) == TSH_OK, "read");
@@ -94,7 +94,7 @@ static int replicas(tsh_ctx *ctx, void *user) {
     for (step = 0; step < 5; step++) {
         y = tsh_forward(norm, tsh_randn(ctx, tsh_shape2(7, 4)));
         y = tsh_forward(down, tsh_gelu(tsh_forward(up, y)));
-        CHECK(tsh_backward(ctx, tsh_full(tsh_mean(tsh_mul(y, y), TSH_ALL, 0))) == TSH_OK,
+        CHECK(tsh_backward(ctx, tsh_full_tensor(tsh_mean(tsh_mul(y, y), TSH_ALL, 0))) == TSH_OK,
               "backward");
         CHECK(tsh_optim_step(optim) == TSH_OK, "step");
         tsh_zero_grads(root);
@@ -124,7 +124,7 @@ static int norm_of(tsh_ctx *ctx, void *user) {
     tsh_classifier_desc last = {.in = 4, .classes = 7};
     static const int32_t tokens[3] = {6, 1, 1};
     tsh_module *root = tsh_root(ctx), *wte = tsh_add_embedding(root, "wte", &table), *head, *down;
-    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(3), NULL, tokens), *x;
+    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(3), tsh_replicated(), tokens), *x;
     last.weight = tsh_param(wte, "weight");
     head = tsh_add_classifier(root, "head", &last);
     down = add_linear(ctx, "down", 4, 4);
@@ -157,12 +157,12 @@ static int fused(tsh_ctx *ctx, void *user) {
     for (e = 0; e < 18; e++) values[e] = (tsh_real)e;
     CHECK(tsh_write(ctx, w, TSH_GLOBAL, values, sizeof values) == TSH_OK, "write");
     CHECK(tsh_parallelize(tsh_root(ctx), &rule, 1) == TSH_OK, "plan");
-    CHECK(tsh_local_dim(w, 0) == 6 * (to - from), "rows here");
+    CHECK(tsh_local_size(w, 0) == 6 * (to - from), "rows here");
     mine = (tsh_real *)tsh_data(ctx, w);
     for (s = 0; s < 3; s++)
         for (e = 0; e < 2 * (to - from); e++)
             CHECK(mine[s * 2 * (to - from) + e] == (tsh_real)(6 * s + 2 * from + e), "part %d", s);
-    CHECK(tsh_split_dim(tsh_transpose(w, 0, 1), 1, 3, part) == TSH_OK, "q, k and v without a copy");
+    CHECK(tsh_split(tsh_transpose(w, 0, 1), 1, 3, part) == TSH_OK, "q, k and v without a copy");
     CHECK(tsh_read(ctx, part[1], TSH_GLOBAL, values, 6 * sizeof *values) == TSH_OK, "read k");
     for (e = 0; e < 6; e++) CHECK(values[e] == (tsh_real)(6 + e), "k's row %d", e);
     return 0;
@@ -227,7 +227,7 @@ static int tied(tsh_ctx *ctx, int dense, capture *got) {
     tsh_classifier_desc last = {.in = 3, .classes = 5};
     static const int32_t tokens[4] = {4, 0, 2, 4};
     tsh_module *root = tsh_root(ctx), *wte = tsh_add_embedding(root, "wte", &table), *head;
-    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(4), NULL, tokens), *loss;
+    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(4), tsh_replicated(), tokens), *loss;
     last.weight = tsh_param(wte, "weight");
     head = tsh_add_classifier(root, "head", &last);
     if (!dense) CHECK(tsh_parallelize(root, plan, 2) == TSH_OK, "plan");

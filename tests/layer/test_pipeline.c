@@ -53,7 +53,7 @@ static tsh_tensor *last_loss(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
     (void)ctx;
     y = gpt_call(t->gpt, "lm_head", gpt_call(t->gpt, "ln_f", y));
     if (tsh_layout_of(y).dim == 1) targets = tsh_redistribute(targets, gpt_along);
-    return tsh_full(tsh_cross_entropy(y, targets, NULL));
+    return tsh_full_tensor(tsh_cross_entropy(y, targets, NULL));
 }
 
 enum { WHOLE_HEAD = 2 };
@@ -81,14 +81,16 @@ static void make_model(tsh_ctx *ctx, model *t, const setup *how, int m) {
         tsh_checkpoint(tsh_child(tsh_find(t->gpt, "h"), i), how->checkpoint);
     shard(t->gpt, how->sequence);
     tsh_train(t->gpt, how->dropout);
-    t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    t->targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    t->ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    t->targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
 }
 
 /* Micro-batches [first, first + m) of a step, from gpt_load. */
 static void load(tsh_ctx *ctx, model *t, int first) {
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(GPT_BATCH, GPT_CONTEXT), NULL);
-    tsh_tensor *y = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(GPT_BATCH, GPT_CONTEXT), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(GPT_BATCH, GPT_CONTEXT),
+                                   tsh_replicated());
+    tsh_tensor *y = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(GPT_BATCH, GPT_CONTEXT),
+                                   tsh_replicated());
     int32_t *ids = (int32_t *)tsh_data(ctx, t->ids);
     int32_t *targets = (int32_t *)tsh_data(ctx, t->targets);
     const size_t n = GPT_BATCH * GPT_CONTEXT;
@@ -510,15 +512,15 @@ static void doze(sleeper *s, char what, int ms) {
     if (s->events < SLEEPS) s->order[s->events++] = what;
 }
 
-static void doze_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void doze_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     sleeper *s = (sleeper *)user;
     (void)n;
     doze(s, 'F', s->forward_ms);
     memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
 }
 
-static void doze_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                          const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void doze_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                          const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     sleeper *s = (sleeper *)user;
     int64_t i;
     (void)n, (void)out;
@@ -527,7 +529,7 @@ static void doze_backward(void *user, tsh_tensor *const *in, int n, const tsh_re
 }
 
 static tsh_tensor *sleepy(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    tsh_custom_desc desc = {
+    tsh_custom_op_desc desc = {
         .name = "doze", .forward = doze_forward, .backward = doze_backward, .user = user};
     tsh_tensor *x = tsh_forward(tsh_child(self, 0), in[0]);
     (void)n;
@@ -636,8 +638,8 @@ typedef struct witness {
     int seen[3], passed;
 } witness;
 
-static void witness_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                             const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void witness_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                             const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     witness *w = (witness *)user;
     const tsh_comm *dp = tsh_dp(tsh_ctx_of(in[0]));
     int64_t i;
@@ -646,13 +648,13 @@ static void witness_backward(void *user, tsh_tensor *const *in, int n, const tsh
     for (i = 0; i < tsh_local_numel(in[0]); i++) grad_in[0][i] += grad_out[i];
 }
 
-static void witness_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void witness_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     (void)user, (void)n;
     memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
 }
 
 static tsh_tensor *witnessed(tsh_module *self, tsh_tensor **in, int n, void *user) {
-    tsh_custom_desc desc = {
+    tsh_custom_op_desc desc = {
         .name = "witness", .forward = witness_forward, .backward = witness_backward, .user = user};
     tsh_tensor *x = tsh_forward(tsh_child(self, 0), in[0]);
     (void)n;
@@ -717,7 +719,7 @@ typedef struct sharing {
 
 /* Three stages share one weight: its gradient is the sum of all three, in the same bits. */
 static int shares(tsh_ctx *ctx, void *user) {
-    const tsh_linear_desc d = {.in = 4, .out = 4, .no_bias = 1};
+    const tsh_linear_desc d = {.in = 4, .out = 4, .bias = TSH_NO};
     tsh_pipeline_desc desc = {.micro_batches = 3, .input = ones, .loss = mean_of};
     sharing *s = (sharing *)user;
     const int stage = tsh_pp(ctx)->rank, alone = tsh_pp(ctx)->size == 1;
@@ -773,7 +775,7 @@ enum { CROWD = 40 };
 
 /* More stages share than may send to each other at once. More ranks than CHECK knows of. */
 static int crowds(tsh_ctx *ctx, void *user) {
-    const tsh_linear_desc d = {.in = 4, .out = 4, .no_bias = 1};
+    const tsh_linear_desc d = {.in = 4, .out = 4, .bias = TSH_NO};
     const tsh_pipeline_desc desc = {.micro_batches = 2, .input = ones, .loss = mean_of};
     tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
     char name[4];
@@ -805,7 +807,7 @@ static int drifts(tsh_ctx *ctx, void *user) {
         "", "\"h.0.weight\" differs between the 4 ranks of pp: rank ",
         "the first moments of \"h.0.weight\" differ between the 4 ranks of pp: rank "};
     const drift *w = (const drift *)user;
-    const tsh_linear_desc d = {.in = 4, .out = 4, .no_bias = 1};
+    const tsh_linear_desc d = {.in = 4, .out = 4, .bias = TSH_NO};
     const tsh_optim_desc sgd = {.kind = TSH_SGD, .momentum = 0.5, .zero = w->zero};
     tsh_pipeline_desc desc = {.micro_batches = 3, .input = ones, .loss = mean_of};
     const int odd = tsh_pp(ctx)->rank == w->stage && tsh_dp(ctx)->rank == 0;
@@ -870,7 +872,7 @@ static tsh_tensor *unmoved(tsh_module *self, tsh_tensor **in, int n, void *user)
  * before: then nobody waits for a gradient that does not come. */
 static int crosses(tsh_ctx *ctx, void *user) {
     const tsh_embedding_desc table = {.count = 16, .dim = 4};
-    const tsh_linear_desc d = {.in = 4, .out = 4, .no_bias = 1};
+    const tsh_linear_desc d = {.in = 4, .out = 4, .bias = TSH_NO};
     const tsh_module_desc as_same = {same, NULL}, as_unmoved = {unmoved, NULL};
     tsh_pipeline_desc desc = {.micro_batches = 3,
                               .schedule = *(const tsh_pipeline_schedule *)user,
@@ -908,7 +910,7 @@ static tsh_tensor *overwrites(tsh_ctx *ctx, int k, void *user) {
 
 static int reuses_an_input(tsh_ctx *ctx, void *user) {
     const tsh_linear_desc d = {.in = 4, .out = 4};
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(4), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(4), tsh_replicated());
     tsh_pipeline_desc desc = {.micro_batches = 2, .schedule = TSH_PIPELINE_GPIPE,
                               .input = overwrites, .loss = mean_of, .user = &x};
     tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);

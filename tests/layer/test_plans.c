@@ -32,7 +32,7 @@ static tsh_tensor *set(probe *p, tsh_module *module, const char *path, uint64_t 
 static tsh_tensor *plan_auto(probe *p) {
     const tsh_plan_rule rule = {.path = "**", .style = TSH_AUTO};
     tsh_module *self = container(p, NULL);
-    tsh_module *up = linear(self, "up", tsh_dim(p->in[0], -1), 6),
+    tsh_module *up = linear(self, "up", tsh_size(p->in[0], -1), 6),
                *down = linear(self, "down", 6, 3);
     tsh_tensor *y;
     if (probe_has(p, "late")) tsh_materialize(self);
@@ -121,7 +121,7 @@ static tsh_tensor *plan_nested(probe *p) {
     };
     tsh_module *self = container(p, NULL), *outer = tsh_add_module(self, "outer", NULL),
                *inner = tsh_add_module(outer, "inner", NULL);
-    linear(inner, "only", tsh_dim(p->in[0], -1), p->n);
+    linear(inner, "only", tsh_size(p->in[0], -1), p->n);
     if (!p->dense) tsh_parallelize(self, plan, 4);
     tsh_materialize(self);
     p->watched[0] = set(p, inner, "only.weight", 40);
@@ -238,7 +238,7 @@ static void plans_that_do_not_fit_are_refused(void **state) {
 /* Descriptions that contradict themselves or a tied weight. */
 static int contradict(tsh_ctx *ctx, void *user) {
     const tsh_embedding_desc table = {.count = 6, .dim = 4, .style = TSH_ROWWISE};
-    const tsh_linear_desc bare = {.in = 4, .out = 6, .no_bias = 1, .skip_bias_add = 1};
+    const tsh_linear_desc bare = {.in = 4, .out = 6, .bias = TSH_NO, .skip_bias_add = 1};
     tsh_classifier_desc head = {.in = 4, .classes = 6, .style = TSH_ROWWISE};
     tsh_module *root = tsh_root(ctx), *wte;
     (void)user;
@@ -395,7 +395,7 @@ static int report(tsh_ctx *ctx, void *user) {
                                   {.path = "head", .style = TSH_ROWWISE}};
     const tsh_embedding_desc table = {.count = 7, .dim = 4};
     tsh_module *root = tsh_root(ctx), *h = tsh_add_module(root, "h", NULL);
-    tsh_classifier_desc head = {.in = 4, .classes = 7, .no_bias = 1};
+    tsh_classifier_desc head = {.in = 4, .classes = 7, .bias = TSH_NO};
     const int first = tsh_tp(ctx)->rank == 0, p = tsh_tp(ctx)->size;
     char text[4096], line[128];
     FILE *file;
@@ -417,7 +417,7 @@ static int report(tsh_ctx *ctx, void *user) {
     CHECK(strstr(text, "head.weight") && strstr(text, "as wte.weight\n"), "tied: %s", text);
     CHECK(strstr(text, "wte.weight ") && strstr(text, "(7, 4)"), "global shape: %s", text);
     (void)snprintf(line, sizeof line, "(%d, 4)",
-                   (int)tsh_local_dim(tsh_param(root, "h.0.weight"), 0));
+                   (int)tsh_local_size(tsh_param(root, "h.0.weight"), 0));
     CHECK(strstr(text, "S(0)") && strstr(text, line), "local shape %s: %s", line, text);
     (void)snprintf(line, sizeof line, "%d parameters; rank %d of %d holds ", 28 + 30 + 28,
                    tsh_tp(ctx)->rank, p);

@@ -159,8 +159,8 @@ static int hand_rank(tsh_ctx *ctx, void *user) {
     }
     CHECK(layout.kind == TSH_SHARDED && layout.dim == h->dim, "%s: dimension %d", path, layout.dim);
     for (r = 0; r < tsh_tp(ctx)->size; r++, at += *at == '|') {
-        (void)tsh_chunk(&layout, tsh_dim(tsh_param(tsh_root(ctx), path), h->dim), tsh_tp(ctx)->size,
-                        r, range);
+        (void)tsh_shard_range(layout, tsh_size(tsh_param(tsh_root(ctx), path), h->dim),
+                              tsh_tp(ctx)->size, r, range);
         for (s = 0; *at && *at != '|'; s++, at += *at == ' ') {
             int read = sscanf(at, "%ld+%ld%n", &start, &length, &used);
             CHECK(read == 2, "%s", at);
@@ -220,7 +220,8 @@ static const tsh_policy xlnet = {.name = "xlnet",
 
 static void xlnet_linear(tsh_module *parent, const char *name, int64_t in, int64_t out,
                          int reversed, int bias) {
-    const tsh_linear_desc desc = {.in = in, .out = out, .reversed = reversed, .no_bias = !bias};
+    const tsh_linear_desc desc = {
+        .in = in, .out = out, .reversed = reversed, .bias = bias ? TSH_YES : TSH_NO};
     tsh_add_linear(parent, name, &desc);
 }
 
@@ -267,7 +268,7 @@ static int xlnet_layouts(tsh_ctx *ctx, tsh_module *block) {
     int i;
     for (i = 0; i < COUNT(want); i++) {
         tsh_layout layout = tsh_layout_of(tsh_param(block, want[i].path));
-        CHECK(strcmp(tsh_layout_text(&layout, text, sizeof text), want[i].layout) == 0,
+        CHECK(strcmp(tsh_layout_text(layout, text, sizeof text), want[i].layout) == 0,
               "%s is %s, not %s", want[i].path, text, want[i].layout);
     }
     return 0;
@@ -338,7 +339,7 @@ static int fused_groups(tsh_ctx *ctx, void *user) {
     CHECK(tsh_parallelize_policy(tsh_root(ctx), &policy) == TSH_OK, "policy");
     layout = tsh_layout_of(tsh_param(b, "qkv.weight"));
     CHECK(layout.segments == 3, "segments");
-    (void)tsh_chunk(&layout, 24, p, r, range);
+    (void)tsh_shard_range(layout, 24, p, r, range);
     for (s = 0; s < 3; s++) {
         CHECK(range[s].length == want[p - 1][s][1], "segment %d: %ld", s, (long)range[s].length);
         CHECK(range[s].start == want[p - 1][s][0] + r * range[s].length, "segment %d", s);
@@ -353,13 +354,13 @@ static int unequal_parts(tsh_ctx *ctx, void *user) {
     static const tsh_segment parts[] = {{16, 8}, {4, 2}, {4, 2}}, short_of[] = {{16, 8}, {4, 2}};
     tsh_plan_rule rule = {.path = "qkv", .style = TSH_COLWISE, .segments = 3, .cut = parts};
     const tsh_layout want = {TSH_SHARDED, 0, 3, {{16, 8}, {4, 2}, {4, 2}}};
-    const int64_t own = tsh_chunk(&want, 24, tsh_tp(ctx)->size, tsh_tp(ctx)->rank, NULL);
+    const int64_t own = tsh_shard_range(want, 24, tsh_tp(ctx)->size, tsh_tp(ctx)->rank, NULL);
     tsh_tensor *bias;
     (void)user;
     xlnet_linear(tsh_root(ctx), "qkv", 4, 24, 0, 1);
     bias = tsh_param(tsh_root(ctx), "qkv.bias");
     CHECK(tsh_parallelize(tsh_root(ctx), &rule, 1) == TSH_OK, "plan");
-    CHECK(own == 12 && tsh_local_dim(bias, 0) == own, "%ld of 24", (long)tsh_local_dim(bias, 0));
+    CHECK(own == 12 && tsh_local_size(bias, 0) == own, "%ld of 24", (long)tsh_local_size(bias, 0));
     rule.cut = short_of;
     rule.segments = 2;
     CHECK(tsh_parallelize(tsh_root(ctx), &rule, 1) == TSH_ERR_LAYOUT, "20 of 24");

@@ -13,7 +13,7 @@ typedef struct page {
 
 static page told;
 
-static void hear(void *user, const char *message) {
+static void hear(const char *message, void *user) {
     page *p = (page *)user;
     if (p->lines < LINES) (void)snprintf(p->line[p->lines++], LINE, "%s", message);
 }
@@ -97,8 +97,8 @@ static int train(tsh_ctx *ctx, void *user) {
     job *j = (job *)user;
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 1e-2};
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     tsh_module *gpt = gpt_add(ctx);
     const int first = tsh_world(ctx)->rank == 0;
     tsh_optim *optim;
@@ -128,7 +128,7 @@ static int train(tsh_ctx *ctx, void *user) {
 static void run(int ranks, job *j) {
     tsh_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.logger.fn = hear;
+    desc.logger.log = hear;
     desc.logger.user = &told;
     told.lines = 0;
     ranks_run_with(ranks, &desc, train, j);
@@ -247,7 +247,7 @@ static void environment(void **state) {
     tsh_ctx *ctx = NULL;
     (void)state;
     memset(&desc, 0, sizeof desc);
-    desc.logger.fn = hear;
+    desc.logger.log = hear;
     desc.logger.user = &told;
     told.lines = 0;
     assert_int_equal(setenv("TSHARD_PROFILE", "1", 1), 0);
@@ -273,7 +273,7 @@ static void wrong_use_is_an_error(void **state) {
     assert_non_null(strstr(tsh_last_error(ctx)->message, "such as tsh_log_stderr"));
     tsh_close(ctx);
     memset(&desc, 0, sizeof desc);
-    desc.logger.fn = hear;
+    desc.logger.log = hear;
     desc.logger.user = &told;
     assert_int_equal(tsh_open(&desc, &ctx), TSH_OK);
     assert_int_equal(tsh_profile(ctx, 0), TSH_ERR_STATE);

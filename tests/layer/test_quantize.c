@@ -32,7 +32,7 @@ static tsh_module *add_layer(tsh_ctx *ctx, const char *name, tsh_style style, in
 }
 
 static tsh_tensor *some_rows(tsh_ctx *ctx) {
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(ROWS, IN), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(ROWS, IN), tsh_replicated());
     return x && ranks_set(ctx, x, 9) == TSH_OK ? x : NULL;
 }
 
@@ -44,15 +44,16 @@ static int has_bytes_of(tsh_ctx *ctx, tsh_tensor *t, tsh_tensor *whole) {
     const size_t block = tsh_dtype_size(tsh_dtype_of(t));
     const int cut = layout.kind == TSH_SHARDED ? layout.dim : -1;
     tsh_range range[TSH_MAX_SEGMENTS] = {{0, 0}};
-    int64_t rows = tsh_local_dim(t, 0), blocks = tsh_local_dim(t, 1) / 32, r, first_row, first;
+    int64_t rows = tsh_local_size(t, 0), blocks = tsh_local_size(t, 1) / 32, r, first_row, first;
     if (tsh_dtype_of(t) != tsh_dtype_of(whole)) return 0;
     if (cut >= 0)
-        (void)tsh_chunk(&layout, tsh_dim(t, cut), tsh_tp(ctx)->size, tsh_tp(ctx)->rank, range);
+        (void)tsh_shard_range(layout, tsh_size(t, cut), tsh_tp(ctx)->size, tsh_tp(ctx)->rank,
+                              range);
     first_row = cut == 0 ? range[0].start : 0;
     first = cut == 1 ? range[0].start / 32 : 0;
     for (r = 0; r < rows && blocks; r++)
         if (memcmp(part + (size_t)(r * blocks) * block,
-                   all + (size_t)((first_row + r) * (tsh_dim(t, 1) / 32) + first) * block,
+                   all + (size_t)((first_row + r) * (tsh_size(t, 1) / 32) + first) * block,
                    (size_t)blocks * block) != 0)
             return 0;
     return 1;
@@ -101,7 +102,7 @@ static int layers_agree(tsh_ctx *ctx, void *user) {
     y = tsh_forward(row, x);
     CHECK_TRUE(distance(ctx, y, want) < 1e-5);
     w = tsh_param(reversed, "weight");
-    CHECK(tsh_dim(w, 0) == OUT && tsh_dim(w, 1) == IN, "stored (out, in) now");
+    CHECK(tsh_size(w, 0) == OUT && tsh_size(w, 1) == IN, "stored (out, in) now");
     y = tsh_forward(reversed, x);
     CHECK_TRUE(tsh_layout_of(y).kind == TSH_SHARDED || tsh_tp(ctx)->size == 1);
     tsh_no_grad_end(ctx);
@@ -161,7 +162,7 @@ static int tables_agree(tsh_ctx *ctx, void *user) {
     const tsh_linear_desc head = {.in = 256, .out = 3};
     tsh_module *e = tsh_add_embedding(tsh_root(ctx), "table", &d), *c;
     tsh_tensor *w = tsh_param(e, "weight"), *ids, *y, *z;
-    tsh_classifier_desc tied = {.in = 256, .classes = VOCAB, .weight = w, .no_bias = 1};
+    tsh_classifier_desc tied = {.in = 256, .classes = VOCAB, .weight = w, .bias = TSH_NO};
     uint64_t hash;
     c = tsh_add_classifier(tsh_root(ctx), "head", &tied);
     CHECK_TRUE(e && c && tsh_add_linear(tsh_root(ctx), "other", &head));
@@ -171,7 +172,7 @@ static int tables_agree(tsh_ctx *ctx, void *user) {
     tsh_no_grad_begin(ctx);
     y = tsh_forward(e, ids);
     CHECK_TRUE(tsh_dtype_of(w) == wanted->dtype && tsh_dtype_of(y) == TSH_REAL);
-    z = tsh_full(tsh_forward(c, y)); /* a row looked up is most like itself */
+    z = tsh_full_tensor(tsh_forward(c, y)); /* a row looked up is most like itself */
     z = tsh_argmax(z, 1, 0);
     for (int i = wanted->padding ? 2 : 0; i < VOCAB / 2; i++)
         CHECK(((const int64_t *)tsh_data(ctx, z))[i] == 2 * i, "%d", i);
@@ -394,7 +395,7 @@ static void optimisers_leave_them_out(void **state) {
 
 /* Memory is what the bytes take, and the summary says so. */
 static int memory_shrinks(tsh_ctx *ctx, void *user) {
-    const tsh_linear_desc d = {.in = 1024, .out = 1024, .no_bias = 1};
+    const tsh_linear_desc d = {.in = 1024, .out = 1024, .bias = TSH_NO};
     FILE *file = tmpfile();
     char text[1024] = "";
     (void)user;

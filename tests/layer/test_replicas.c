@@ -24,7 +24,7 @@ static tsh_module *add_net(tsh_ctx *ctx) {
                                          {.path = "head", .style = TSH_COLWISE}};
     const tsh_embedding_desc table = {.count = VOCABULARY, .dim = WIDTH};
     const tsh_linear_desc up = {.in = WIDTH, .out = HIDDEN}, down = {.in = HIDDEN, .out = WIDTH};
-    const tsh_linear_desc head = {.in = WIDTH, .out = VOCABULARY, .no_bias = 1};
+    const tsh_linear_desc head = {.in = WIDTH, .out = VOCABULARY, .bias = TSH_NO};
     const tsh_layer_norm_desc norm = {.dim = WIDTH};
     tsh_module *net = tsh_root(ctx);
     tsh_add_embedding(net, "table", &table);
@@ -62,8 +62,8 @@ static tsh_tensor *net_loss(tsh_module *net, int from, int to, tsh_reduction red
         wanted[i] = target(from + i / TOKENS, i % TOKENS);
         *targets += wanted[i] != IGNORED;
     }
-    x = tsh_tensor_from(ctx, TSH_I32, shape, NULL, ids);
-    t = tsh_tensor_from(ctx, TSH_I32, shape, NULL, wanted);
+    x = tsh_tensor_from(ctx, TSH_I32, shape, tsh_replicated(), ids);
+    t = tsh_tensor_from(ctx, TSH_I32, shape, tsh_replicated(), wanted);
     loss = call(net, "table", x);
     loss = tsh_add(loss, call(net, "down", tsh_gelu(call(net, "up", loss))));
     loss = tsh_cross_entropy(call(net, "head", call(net, "norm", loss)), t, &desc);
@@ -368,14 +368,14 @@ static uint64_t started(const tsh_comm *dp) {
     return dp->stats.calls[TSH_ALLREDUCE] + dp->stats.calls[TSH_REDUCE_SCATTER];
 }
 
-static void witness_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void witness_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     const witness *w = (const witness *)user;
     (void)n;
     memcpy(out, tsh_data(w->ctx, in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
 }
 
-static void witness_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                             const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void witness_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                             const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     witness *w = (witness *)user;
     int64_t e;
     (void)n, (void)out;
@@ -387,7 +387,7 @@ static void witness_backward(void *user, tsh_tensor *const *in, int n, const tsh
 /* Layers after the witness, which sees the gradients of all but the first. */
 static tsh_tensor *witnessed(tsh_ctx *ctx, witness *w, int layers) {
     const tsh_shape shape = tsh_shape2(3, WIDTH);
-    const tsh_custom_desc custom = {.name = "witness",
+    const tsh_custom_op_desc custom = {.name = "witness",
                                     .shape = shape,
                                     .layout = tsh_replicated(),
                                     .forward = witness_forward,
@@ -506,7 +506,7 @@ typedef struct sharing {
 
 static int shares(tsh_ctx *ctx, void *user) {
     sharing *s = (sharing *)user;
-    const tsh_linear_desc d = {.in = WIDTH, .out = WIDTH, .no_bias = 1};
+    const tsh_linear_desc d = {.in = WIDTH, .out = WIDTH, .bias = TSH_NO};
     tsh_tensor *scale = tsh_requires_grad(
         tsh_keep(tsh_scale(tsh_ones(ctx, tsh_shape1(WIDTH)), 0.5)), 1);
     const tsh_module_desc as_part = {.forward = borrow, .user = scale};
@@ -655,13 +655,13 @@ typedef struct leaves {
 static int own_leaves(tsh_ctx *ctx, void *user) {
     const leaves *l = (const leaves *)user;
     const int dp = tsh_dp(ctx)->size, rank = tsh_dp(ctx)->rank, rows = rank + 1;
-    const tsh_linear_desc d = {.in = WIDTH, .out = 1, .no_bias = 1, .style = TSH_ROWWISE};
+    const tsh_linear_desc d = {.in = WIDTH, .out = 1, .bias = TSH_NO, .style = TSH_ROWWISE};
     const tsh_optim_desc adam = {.kind = TSH_ADAM, .zero = l->zero};
     const double all = dp * (dp + 1) / 2.0; /* rows of a micro-batch */
     tsh_module *layer = tsh_add_linear(tsh_root(ctx), "layer", &d);
     tsh_optim *optim = tsh_optim_new(tsh_root(ctx), &adam);
-    tsh_tensor *x = tsh_requires_grad(tsh_keep(tsh_filled(ctx, tsh_shape1(1), rank)), 1), *loss;
-    tsh_tensor *y = tsh_requires_grad(tsh_keep(tsh_filled(ctx, tsh_shape1(1), 2)), 1), *g;
+    tsh_tensor *x = tsh_requires_grad(tsh_keep(tsh_full(ctx, tsh_shape1(1), rank)), 1), *loss;
+    tsh_tensor *y = tsh_requires_grad(tsh_keep(tsh_full(ctx, tsh_shape1(1), 2)), 1), *g;
     const double times = l->summed ? 1 : l->micro;
     const double of_x = 2 * rank * rows * times / (l->summed ? all : 1);
     const double of_y = l->summed ? 1 : all / dp * times;

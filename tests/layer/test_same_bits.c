@@ -253,8 +253,8 @@ static int train(tsh_ctx *ctx, void *user) {
     const tsh_optim_desc adamw = {
         .kind = TSH_ADAMW, .lr = 3e-3, .weight_decay = 0.1, .clip_norm = 1};
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     tsh_optim *optim;
     int step;
     if (out->late) tsh_materialize(gpt);
@@ -477,7 +477,7 @@ static int tied(tsh_ctx *ctx, void *user) {
     CHECK(a && a == b, "one object");
     CHECK(tsh_parallelize(gpt, &rule, 1) == TSH_OK, "plan");
     CHECK(tsh_layout_of(a).kind == TSH_SHARDED && tsh_layout_of(a).dim == 0, "both follow");
-    CHECK(tsh_local_dim(a, 0) == (tsh_tp(ctx)->rank ? 14 : 15), "29 rows on 2 ranks");
+    CHECK(tsh_local_size(a, 0) == (tsh_tp(ctx)->rank ? 14 : 15), "29 rows on 2 ranks");
     return 0;
 }
 

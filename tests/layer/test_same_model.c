@@ -179,8 +179,8 @@ static tsh_tensor *last(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
 /* Stages hold different layers of one tree; a rank with another tree is named. */
 static int stages(tsh_ctx *ctx, void *user) {
     const int odd = *(const int *)user;
-    const tsh_linear_desc square = {.in = WIDTH, .out = WIDTH, .no_bias = 1};
-    const tsh_linear_desc wider = {.in = WIDTH, .out = WIDTH + 1, .no_bias = 1};
+    const tsh_linear_desc square = {.in = WIDTH, .out = WIDTH, .bias = TSH_NO};
+    const tsh_linear_desc wider = {.in = WIDTH, .out = WIDTH + 1, .bias = TSH_NO};
     const tsh_pipeline_desc d = {.micro_batches = 2, .input = first, .loss = last};
     const tsh_error *error = tsh_last_error(ctx);
     tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);

@@ -72,14 +72,15 @@ typedef struct draws {
 
 /* (rows, 1, VOCAB), each row the same. */
 static tsh_tensor *same_logits(tsh_ctx *ctx, int rows, tsh_dtype dtype) {
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(rows, 1, VOCAB), NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(rows, 1, VOCAB), tsh_replicated());
     tsh_real *values = t ? (tsh_real *)tsh_data(ctx, t) : NULL;
     for (int i = 0; values && i < rows * VOCAB; i++) values[i] = (tsh_real)logit(i % VOCAB);
     return tsh_cast(t, dtype); /* all are exact in bf16 */
 }
 
 static tsh_tensor *same_previous(tsh_ctx *ctx, const draws *d) {
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I64, tsh_shape3(d->rows, 1, d->columns), NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I64, tsh_shape3(d->rows, 1, d->columns),
+                                   tsh_replicated());
     int64_t *values = t ? (int64_t *)tsh_data(ctx, t) : NULL;
     for (int i = 0; values && i < d->rows * d->columns; i++)
         values[i] = d->previous[i % d->columns];
@@ -98,7 +99,8 @@ static int draw_rank(tsh_ctx *ctx, void *user) {
         logits = same_logits(ctx, d->rows, way == 1 ? TSH_BF16 : TSH_REAL);
         if (way < 2) logits = tsh_redistribute(logits, tsh_sharded(-1));
         ids = tsh_sample(logits, &desc);
-        CHECK_TRUE(ids && tsh_ndim(ids) == 2 && tsh_dim(ids, 0) == d->rows && tsh_dim(ids, 1) == 1);
+        CHECK_TRUE(ids && tsh_ndim(ids) == 2 && tsh_size(ids, 0) == d->rows &&
+                   tsh_size(ids, 1) == 1);
         CHECK_TRUE(tsh_dtype_of(ids) == TSH_I64 && tsh_layout_of(ids).kind == TSH_REPLICATED);
         got = (int64_t *)tsh_data(ctx, ids);
         if (tsh_world(ctx)->size == 1 && way == 0)
@@ -245,7 +247,7 @@ static int greedy_rank(tsh_ctx *ctx, void *user) {
     int64_t ids[5];
     (void)user;
     tsh_tensor *x = tsh_redistribute(same_logits(ctx, 5, TSH_REAL), tsh_sharded(-1));
-    desc.previous = tsh_tensor_from(ctx, TSH_I32, tsh_shape3(5, 1, 2), NULL, seen);
+    desc.previous = tsh_tensor_from(ctx, TSH_I32, tsh_shape3(5, 1, 2), tsh_replicated(), seen);
     tsh_read(ctx, tsh_sample(x, &desc), TSH_LOCAL, ids, sizeof ids);
     CHECK_OK();
     for (int i = 0; i < 5; i++)
@@ -278,7 +280,7 @@ static int argmax_rank(tsh_ctx *ctx, void *user) {
         const tsh_dtype dtype = c % 4 == 3 ? TSH_BF16 : TSH_REAL;
         tsh_shape shape = first ? tsh_shape2(2 * n, ROWS) : tsh_shape2(ROWS, 2 * n);
         tsh_layout cut = tsh_shard_segments(first ? 0 : -1, halves ? 2 : 1, 1);
-        tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, shape, NULL), *got;
+        tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, shape, tsh_replicated()), *got;
         tsh_real *values = (tsh_real *)tsh_data(ctx, x);
         uint64_t before;
         int64_t want[ROWS], ids[ROWS];
@@ -337,7 +339,7 @@ static int refused_rank(tsh_ctx *ctx, void *user) {
     desc.previous = tsh_zeros(ctx, tsh_shape3(2, 1, 3));
     CHECK(!tsh_sample(x, &desc), "values are no ids");
     CHECK_SAYS(TSH_ERR_SHAPE, "takes integers (.., n)");
-    desc.previous = tsh_tensor_new(ctx, TSH_I32, tsh_shape3(1, 1, 3), NULL);
+    desc.previous = tsh_tensor_new(ctx, TSH_I32, tsh_shape3(1, 1, 3), tsh_replicated());
     CHECK(!tsh_sample(x, &desc), "a row for two");
     CHECK_SAYS(TSH_ERR_SHAPE, "previous i32 (1, 1, 3)");
     CHECK(!tsh_sample(tsh_zeros(ctx, tsh_shape2(2, 0)), NULL), "nothing to choose from");
@@ -367,7 +369,7 @@ static int not_finite_rank(tsh_ctx *ctx, void *user) {
                                          {.temperature = TSH_ZERO, .top_p = 0.5},
                                          {.temperature = 1},
                                          {.top_k = 1}};
-        tsh_tensor *t = tsh_filled(ctx, tsh_shape2(3, 4), 0), *ids;
+        tsh_tensor *t = tsh_full(ctx, tsh_shape2(3, 4), 0), *ids;
         tsh_real *values = (tsh_real *)tsh_data(ctx, t);
         for (int c = 0; c < 4; c++) values[4 + c] = row[i / 16][c];
         ids = tsh_sample(tsh_redistribute(t, layout[i / 4 % 4]), &ways[i % 4]);
@@ -394,7 +396,7 @@ static void logits_that_are_not_finite_are_refused_greedily_too(void **state) {
 /* Rows of a real vocabulary's size, against sorting: how many ids each filter keeps. */
 static int wide_rank(tsh_ctx *ctx, void *user) {
     enum { WIDE = 50000, TIMES = 300 };
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(1, WIDE), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(1, WIDE), tsh_replicated());
     tsh_real *values = (tsh_real *)tsh_data(ctx, x), *sorted;
     double sum = 0, part = 0;
     int64_t id = -1, last = 0;

@@ -252,7 +252,7 @@ static int measure(tsh_ctx *ctx, void *user) {
     before = bytes_sent(ctx);
     y = tsh_forward(root, x);
     if (tsh_tp(ctx)->rank == 0) c->stored = tsh_mem_stats(ctx).step_live;
-    loss = tsh_full(tsh_sum(y, TSH_ALL, 0));
+    loss = tsh_full_tensor(tsh_sum(y, TSH_ALL, 0));
     CHECK(tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) == TSH_OK, "backward");
     if (tsh_tp(ctx)->rank == 0) c->bytes = bytes_sent(ctx) - before;
     before = bytes_sent(ctx);

@@ -42,7 +42,7 @@ static void make_model(tsh_ctx *ctx, model *t, const setup *how) {
                                          {.path = "head", .style = TSH_COLWISE}};
     const tsh_embedding_desc table = {.count = VOCABULARY, .dim = WIDTH};
     const tsh_linear_desc up = {.in = WIDTH, .out = HIDDEN}, down = {.in = HIDDEN, .out = WIDTH};
-    const tsh_linear_desc head = {.in = WIDTH, .out = VOCABULARY, .no_bias = 1};
+    const tsh_linear_desc head = {.in = WIDTH, .out = VOCABULARY, .bias = TSH_NO};
     const tsh_layer_norm_desc norm = {.dim = WIDTH};
     const tsh_module_desc as_block = {block, NULL};
     tsh_module *h, *part;
@@ -97,7 +97,7 @@ static tsh_tensor *tokens(const model *t, int s, int as_targets) {
     for (i = 0; i < (to - from) * TOKENS; i++)
         values[i] = as_targets ? target(t, from + i / TOKENS, i % TOKENS)
                                : token(from + i / TOKENS, i % TOKENS);
-    x = tsh_tensor_from(t->ctx, TSH_I32, tsh_shape2(to - from, TOKENS), NULL, values);
+    x = tsh_tensor_from(t->ctx, TSH_I32, tsh_shape2(to - from, TOKENS), tsh_replicated(), values);
     copy = tsh_clone(x);
     tsh_tensor_free(x);
     return copy;

@@ -28,8 +28,9 @@ typedef struct outcome {
 } outcome;
 
 static int count_right(tsh_ctx *ctx, tsh_module *model, int64_t *right) {
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(IMAGES, PATCHES, PIXELS), NULL);
-    tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(IMAGES), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(IMAGES, PATCHES, PIXELS),
+                                   tsh_replicated());
+    tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(IMAGES), tsh_replicated());
     const int64_t *truth = (const int64_t *)tsh_data(ctx, target);
     int64_t guess[IMAGES];
     CHECK_OK();
@@ -57,8 +58,9 @@ static int trains(tsh_ctx *ctx, void *user) {
     tsh_schedule cosine = {.kind = TSH_COSINE, .lr = 1e-3, .total = STEPS};
     tsh_module *model = tsh_add_module(tsh_root(ctx), "vit", NULL);
     tsh_optim *optim;
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(BATCH, PATCHES, PIXELS), NULL);
-    tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(BATCH), NULL);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(BATCH, PATCHES, PIXELS),
+                                   tsh_replicated());
+    tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(BATCH), tsh_replicated());
     double worst = 0;
     int64_t right;
     add_vit(model);

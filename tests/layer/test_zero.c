@@ -523,7 +523,7 @@ static int misuses(tsh_ctx *ctx, void *user) {
         const tsh_embedding_desc table = {.count = 5, .dim = WIDTH, .lookup = sparse};
         const int32_t ids[2] = {1, 3};
         tsh_module *rows = tsh_add_embedding(net, "table", &table);
-        tsh_tensor *x = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(2), NULL, ids);
+        tsh_tensor *x = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(2), tsh_replicated(), ids);
         (void)tsh_optim_new(rows, &cut);
         (void)tsh_backward(ctx, tsh_sum(tsh_forward(rows, x), TSH_ALL, 0));
     } else {

@@ -70,7 +70,8 @@ def public_functions():
     """Found in another way than docs.py does."""
     for path in [os.path.join(TOP, "tshard.h")] + glob.glob(os.path.join(TOP, "backends", "*.h")):
         with open(path, encoding="utf-8") as file:
-            yield from re.findall(r"^TSH_API [^(]*?\b(tshb?_\w+)\((?!tsh_\w+\)\()", file.read(), re.M)
+            yield from re.findall(r"^TSH_API [^(]*?\b(tshb?_\w+)\((?!tsh_\w+\)\()", file.read(),
+                                  re.M)
 
 
 def every_function_is_explained(folder):

@@ -348,7 +348,7 @@ static int one_fails(tsh_ctx *ctx, void *user) {
     const tsh_error *error;
     (void)user;
     if (bad) (void)tsh_linear(x, w, NULL);
-    for (int i = 0; i < 1000 && tsh_ok(ctx); i++) (void)tsh_full(tsh_sum(x, TSH_ALL, 0));
+    for (int i = 0; i < 1000 && tsh_ok(ctx); i++) (void)tsh_full_tensor(tsh_sum(x, TSH_ALL, 0));
     while (tsh_ok(ctx) && tsh_barrier(tsh_world(ctx)) == TSH_OK) sleep_ms(1);
     error = tsh_last_error(ctx);
     MUST(!tsh_ok(ctx) && error->code == TSH_ERR_SHAPE && error->rank == 1);
@@ -451,7 +451,7 @@ static void scarce(int argc, char **argv) {
     refused_bytes = comm.rank == 1
                         ? sizeof(tshi_mpi_group) + 2 * (2 * sizeof(uint64_t) + sizeof(int))
                         : 0;
-    found = tsh_split(&comm, 0, 0, &part);
+    found = tsh_comm_split(&comm, 0, 0, &part);
     open_again(&comm, found);
     sums_to(&comm, 3);
     tsh_comm_close(&comm);
@@ -520,7 +520,7 @@ static void given_up(int argc, char **argv) {
     MUST(tsh_mpi_open(&desc, &comm) == TSH_OK && tsh_barrier(&comm) == TSH_OK);
     if (comm.rank == 1) sleep_ms(1500);
     begin = now_ms();
-    MUST(tsh_split(&comm, 0, 0, &part) == TSH_ERR_TIMEOUT);
+    MUST(tsh_comm_split(&comm, 0, 0, &part) == TSH_ERR_TIMEOUT);
     MUST(now_ms() - begin < 5000);
     tsh_comm_close(&comm);
     MUST(MPI_Finalize() == MPI_SUCCESS);
@@ -534,7 +534,7 @@ static void unfinished(int argc, char **argv) {
     int done = 0;
     MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
     comm = opened(NULL, 0);
-    MUST(tsh_split(&comm, 0, 0, &part) == TSH_OK);
+    MUST(tsh_comm_split(&comm, 0, 0, &part) == TSH_OK);
     MUST(tsh_allreduce_start(&part, x, 100, TSH_F32, TSH_SUM, &first) == TSH_OK);
     if (part.rank == 0)
         MUST(tsh_allreduce_start(&part, y, 100, TSH_F32, TSH_SUM, &second) == TSH_OK);
@@ -560,7 +560,7 @@ static void last(int argc, char **argv) {
     MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
     comm = opened(NULL, 0);
     rank = comm.rank;
-    MUST(tsh_split(&comm, rank == 0 ? -1 : 0, 0, &part) == TSH_OK);
+    MUST(tsh_comm_split(&comm, rank == 0 ? -1 : 0, 0, &part) == TSH_OK);
     begin = now_ms();
     tsh_comm_close(&comm);
     if (rank > 0) {

@@ -17,7 +17,7 @@ enum { ROWS = 80, WIDTH = 1024 };
 
 static tsh_tensor *leaf(tsh_ctx *ctx, tsh_shape shape, const char *layout) {
     tsh_layout l = spec_layout(layout, 1);
-    return tsh_requires_grad(tsh_tensor_new(ctx, TSH_REAL, shape, &l), 1);
+    return tsh_requires_grad(tsh_tensor_new(ctx, TSH_REAL, shape, l), 1);
 }
 
 static tsh_tensor *wide(tsh_ctx *ctx, const char *layout) {
@@ -25,7 +25,7 @@ static tsh_tensor *wide(tsh_ctx *ctx, const char *layout) {
 }
 
 static void finish(tsh_ctx *ctx, tsh_tensor *y) {
-    (void)tsh_backward(ctx, tsh_full(tsh_sum(y, TSH_ALL, 0)));
+    (void)tsh_backward(ctx, tsh_full_tensor(tsh_sum(y, TSH_ALL, 0)));
     (void)tsh_step_end(ctx);
 }
 
@@ -45,7 +45,7 @@ static void work_reduce(tsh_ctx *ctx) {
 
 static void work_view(tsh_ctx *ctx) {
     tsh_tensor *x = wide(ctx, "S(0)"), *part[2] = {NULL, NULL};
-    (void)tsh_split_dim(x, 1, 2, part);
+    (void)tsh_split(x, 1, 2, part);
     x = tsh_concat(part, 2, 1);
     x = tsh_reshape(tsh_transpose(tsh_reshape(x, tsh_shape3(ROWS, 32, 32)), 1, 2),
                     tsh_shape2(ROWS, WIDTH));
@@ -112,9 +112,9 @@ static void work_generate(tsh_ctx *ctx) {
 }
 
 static void work_loss(tsh_ctx *ctx) {
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(ROWS), NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(ROWS), tsh_replicated());
     tsh_tensor *table = leaf(ctx, tsh_shape2(WIDTH, 1100), "S(0)");
-    tsh_tensor *x = tsh_full(tsh_embedding(ids, table, NULL));
+    tsh_tensor *x = tsh_full_tensor(tsh_embedding(ids, table, NULL));
     finish(ctx, tsh_cross_entropy(tsh_linear(x, leaf(ctx, tsh_shape2(WIDTH, 1100), "S(0)"), NULL),
                                   ids, NULL));
 }
@@ -137,7 +137,8 @@ static void work_init(tsh_ctx *ctx) {
     desc.weight_init.kind = TSH_INIT_ORTHOGONAL;
     layer = tsh_add_linear(tsh_root(ctx), "layer", &desc);
     (void)tsh_materialize(layer);
-    (void)tsh_init_orthogonal(tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(4, 9000), NULL), NULL);
+    (void)tsh_init_orthogonal(
+        tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(4, 9000), tsh_replicated()), NULL);
     (void)tsh_reset_parameters(layer);
     (void)tsh_step_end(ctx);
 }
@@ -154,7 +155,7 @@ enum { TALL = 70000 };
 
 static void work_tall(tsh_ctx *ctx) {
     tsh_tensor *w = leaf(ctx, tsh_shape1(2), "R"), *table = leaf(ctx, tsh_shape2(2, 2), "R");
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(2, TALL / 2), NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(2, TALL / 2), tsh_replicated());
     tsh_tensor *x;
     ids = tsh_transpose(ids, 0, 1); /* strides that need a copy */
     x = tsh_layer_norm(tsh_embedding(ids, table, NULL), w, NULL, 0);
@@ -173,8 +174,8 @@ static void work_lookup(tsh_ctx *ctx) {
     table = tsh_add_embedding(tsh_root(ctx), "table", &desc);
     optim = table ? tsh_optim_new(table, &adam) : NULL;
     (void)tsh_backward(
-        ctx,
-        tsh_full(tsh_sum(tsh_forward(table, tsh_arange(ctx, TSH_I32, 0, TALL, 1)), TSH_ALL, 0)));
+        ctx, tsh_full_tensor(
+                 tsh_sum(tsh_forward(table, tsh_arange(ctx, TSH_I32, 0, TALL, 1)), TSH_ALL, 0)));
     (void)tsh_optim_step(optim);
     if (table) tsh_zero_grads(table);
     (void)tsh_step_end(ctx);
@@ -200,19 +201,19 @@ static void work_redistribute(tsh_ctx *ctx) {
     finish(ctx, x);
 }
 
-static void copy_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void copy_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     (void)user, (void)n;
     memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
 }
 
-static void copy_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                          const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void copy_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                          const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     (void)user, (void)n, (void)out;
     if (grad_in[0]) memcpy(grad_in[0], grad_out, (size_t)tsh_local_numel(in[0]) * sizeof *out);
 }
 
 static void work_custom(tsh_ctx *ctx) {
-    tsh_custom_desc desc = {.name = "copy", .forward = copy_forward, .backward = copy_backward};
+    tsh_custom_op_desc desc = {.name = "copy", .forward = copy_forward, .backward = copy_backward};
     tsh_tensor *x = tsh_transpose(wide(ctx, "R"), 0, 1);
     desc.shape = tsh_shape_of(x);
     desc.layout = tsh_replicated();
@@ -225,8 +226,8 @@ static void work_gpt(tsh_ctx *ctx) {
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .clip_norm = 1};
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
     tsh_module *gpt = gpt_add(ctx);
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     tsh_optim *optim;
     int step;
     tsh_checkpoint(tsh_find(gpt, "h.0"), 1);
@@ -347,13 +348,13 @@ static void work_policy(tsh_ctx *ctx) {
     (void)tsh_step_end(ctx);
 }
 
-static int take_text(void *user, const char *text, size_t size) {
+static int take_text(const char *text, size_t size, void *user) {
     (void)user, (void)text, (void)size;
     return 1;
 }
 
 static void work_trace(tsh_ctx *ctx) {
-    const tsh_trace_desc desc = {.write = take_text};
+    const tsh_trace_desc desc = {.print = take_text};
     (void)tsh_trace_begin(ctx, &desc);
     work_gpt(ctx);
     (void)tsh_trace_end(ctx);
@@ -365,7 +366,7 @@ static tsh_tensor *square(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
     return tsh_sum(tsh_mul(in[0], in[0]), TSH_ALL, 0);
 }
 
-static void ignore(void *user, const char *message) {
+static void ignore(const char *message, void *user) {
     (void)user, (void)message;
 }
 
@@ -479,7 +480,7 @@ static uint64_t try_alone(const job *j, int fails, uint64_t fail_at) {
     tsh_ctx *ctx = NULL;
     tsh_result result;
     counting_begin(&memory, &desc);
-    desc.logger.fn = ignore;
+    desc.logger.log = ignore;
     memory.fails = fails;
     memory.fail_at = fail_at;
     result = tsh_open(&desc, &ctx);
@@ -556,7 +557,7 @@ static uint64_t try_two(const job *j, int fails, int only, uint64_t fail_at) {
     job copy = *j;
     int r;
     counting_begin(&memory, &desc);
-    desc.logger.fn = ignore;
+    desc.logger.log = ignore;
     memory.fails = fails;
     memory.fail_at = fail_at;
     memory.only = only;

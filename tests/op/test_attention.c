@@ -17,7 +17,7 @@ static tsh_tensor *plain(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v, tsh_tensor
 
 /* The largest distance of two tensors, over all ranks' pieces. */
 static double apart(tsh_ctx *ctx, tsh_tensor *a, tsh_tensor *b) {
-    tsh_tensor *gap = tsh_sub(tsh_full(a), tsh_full(b));
+    tsh_tensor *gap = tsh_sub(tsh_full_tensor(a), tsh_full_tensor(b));
     return tsh_item(ctx, tsh_max(tsh_sqrt(tsh_mul(gap, gap)), TSH_ALL, 0));
 }
 
@@ -34,8 +34,8 @@ static tsh_tensor *hiding(tsh_ctx *ctx, tsh_tensor **whole) {
                 keep[at] = (i + j + b) % 3 != 0 && !(i == 7 && j > 3);
                 add[at] = keep[at] ? 0 : (tsh_real)-1e30;
             }
-    mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape4(B, 1, T, T), NULL, keep);
-    *whole = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(B, 1, T, T), NULL, add);
+    mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape4(B, 1, T, T), tsh_replicated(), keep);
+    *whole = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(B, 1, T, T), tsh_replicated(), add);
     free(add);
     free(keep);
     return mask;
@@ -64,7 +64,7 @@ static int mask_rank(tsh_ctx *ctx, void *user) {
         tsh_zero_grad(x[i]);
         local[i] = tsh_redistribute(x[i], tsh_sharded(1));
     }
-    got = tsh_full(
+    got = tsh_full_tensor(
         tsh_attention(local[0], local[1], local[2], &(tsh_attention_desc){.mask = mask}));
     tsh_backward(ctx, tsh_sum(tsh_mul(got, got), TSH_ALL, 0));
     for (int i = 0; i < 3; i++) {
@@ -91,13 +91,13 @@ static int causal_rank(tsh_ctx *ctx, void *user) {
                                      1);
         for (int64_t i = 0; i < tq; i++)
             for (int64_t j = 0; j < tk; j++) sees[i * tk + j] = j <= i + tk - tq;
-        mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(tq, tk), NULL, sees);
+        mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(tq, tk), tsh_replicated(), sees);
         free(sees);
         for (int causal = 0; causal < 2; causal++) {
             const tsh_attention_desc desc = {.causal = causal, .mask = causal ? NULL : mask};
             tsh_tensor *in[3];
             for (int i = 0; i < 3; i++) in[i] = tsh_redistribute(x[i], tsh_sharded(1));
-            y = tsh_retain(tsh_full(tsh_attention(in[0], in[1], in[2], &desc)));
+            y = tsh_retain_grad(tsh_full_tensor(tsh_attention(in[0], in[1], in[2], &desc)));
             tsh_backward(ctx, tsh_sum(tsh_mul(y, y), TSH_ALL, 0));
             for (int i = 0; i < 4; i++) {
                 tsh_tensor *got = i < 3 ? tsh_grad(x[i]) : y;
@@ -117,10 +117,10 @@ static int causal_rank(tsh_ctx *ctx, void *user) {
 static int blind_rank(tsh_ctx *ctx, void *user) {
     static const int32_t nothing[2] = {0, 1};
     tsh_tensor *x = tsh_requires_grad(tsh_keep(tsh_randn(ctx, tsh_shape4(1, 1, 2, 3))), 1), *y;
-    tsh_tensor *mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(2, 1), NULL, nothing);
+    tsh_tensor *mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(2, 1), tsh_replicated(), nothing);
     tsh_real out[6], grad[6];
     (void)user;
-    y = tsh_retain(tsh_attention(x, x, x, &(tsh_attention_desc){.mask = mask}));
+    y = tsh_retain_grad(tsh_attention(x, x, x, &(tsh_attention_desc){.mask = mask}));
     tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0));
     tsh_read(ctx, y, TSH_LOCAL, out, sizeof out);
     tsh_read(ctx, tsh_grad(x), TSH_LOCAL, grad, sizeof grad);
@@ -139,8 +139,8 @@ static int cache_rank(tsh_ctx *ctx, void *user) {
     tsh_no_grad_begin(ctx);
     for (int i = 0; i < 3; i++)
         x[i] = tsh_redistribute(tsh_randn(ctx, tsh_shape4(B, H, T, D)), heads);
-    ck = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H, T, D), &heads);
-    cv = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H, T, D), &heads);
+    ck = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H, T, D), heads);
+    cv = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H, T, D), heads);
     want = tsh_attention(x[0], x[1], x[2], &(tsh_attention_desc){.causal = 1});
     for (int64_t at = 0, n; at < T; at += n) {
         n = at == 0 ? 3 : at == 3 ? 66 : 1; /* a prompt, a long piece, single tokens */
@@ -182,8 +182,8 @@ static int grouped_cache_rank(tsh_ctx *ctx, void *user) {
     q = tsh_redistribute(q, *(const int *)user ? heads : whole);
     k = tsh_redistribute(k, *kv);
     v = tsh_redistribute(v, *kv);
-    ck = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H / 2, T, D), kv);
-    cv = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H / 2, T, D), kv);
+    ck = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H / 2, T, D), *kv);
+    cv = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H / 2, T, D), *kv);
     for (int64_t at = 0, n; at < T; at += n) {
         n = at == 0 ? 67 : 1;
         tsh_tensor *y = tsh_attention(
@@ -221,7 +221,7 @@ static int few_heads_rank(tsh_ctx *ctx, void *user) {
         /* copies: their gradients are in memory of the step */
         for (int i = 0; i < 3; i++) in[i] = tsh_scale(x[i], 1);
         if (round) in[0] = tsh_redistribute(in[0], tsh_sharded(1));
-        in[0] = tsh_full(tsh_attention(in[0], in[1], in[2], &causal));
+        in[0] = tsh_full_tensor(tsh_attention(in[0], in[1], in[2], &causal));
         tsh_backward(ctx, tsh_sum(tsh_mul(tsh_cast(in[0], TSH_REAL), by), TSH_ALL, 0));
         for (int i = 0; i < 3; i++) {
             tsh_tensor *zero = tsh_zeros(ctx, tsh_shape_of(x[i]));
@@ -251,9 +251,10 @@ static void gradients_of_fewer_heads_than_ranks(void **state) {
 /* Scores of 10^4 and 10^4 + log 3: p is 1/4 and 3/4, not what is left of them beside 10^4. */
 static int steep_rank(tsh_ctx *ctx, void *user) {
     const tsh_real keys[2] = {100, (tsh_real)(100 + log(3.0) / 128)}, values[2] = {1, 2};
-    tsh_tensor *q = tsh_keep(tsh_filled(ctx, tsh_shape4(1, 1, 1, 1), 128));
-    tsh_tensor *k = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 1), NULL, keys);
-    tsh_tensor *v = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 1), NULL, values);
+    tsh_tensor *q = tsh_keep(tsh_full(ctx, tsh_shape4(1, 1, 1, 1), 128));
+    tsh_tensor *k = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 1), tsh_replicated(), keys);
+    tsh_tensor *v = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 1), tsh_replicated(),
+                                    values);
     tsh_real dv[2], dk[2], gap = keys[1] - keys[0];
     double p = 1 / (1 + exp(-128 * (double)gap));
     (void)user;
@@ -291,9 +292,9 @@ static int broken_rank(tsh_ctx *ctx, void *user) {
         if (c > COUNT(places)) scores[KEYS + bad / 2] = scores[KEYS + bad];
         for (int i = 0; i < 3; i++)
             x[i] = tsh_requires_grad(
-                tsh_keep(tsh_filled(ctx, tsh_shape4(1, 1, i ? KEYS : 2, 1), 1)), 1);
-        mask = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(2, KEYS), NULL, scores);
-        out = tsh_retain(tsh_attention(x[0], x[1], x[2], &(tsh_attention_desc){.mask = mask}));
+                tsh_keep(tsh_full(ctx, tsh_shape4(1, 1, i ? KEYS : 2, 1), 1)), 1);
+        mask = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(2, KEYS), tsh_replicated(), scores);
+        out = tsh_retain_grad(tsh_attention(x[0], x[1], x[2], &(tsh_attention_desc){.mask = mask}));
         tsh_backward(ctx, tsh_sum(out, TSH_ALL, 0));
         tsh_read(ctx, out, TSH_LOCAL, y, sizeof y);
         tsh_read(ctx, tsh_grad(x[0]), TSH_LOCAL, dq, sizeof dq);
@@ -322,15 +323,15 @@ static int refused_rank(tsh_ctx *ctx, void *user) {
     (void)user;
     tsh_no_grad_begin(ctx);
     x = tsh_ones(ctx, tsh_shape4(1, 1, 2, 3));
-    ck = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 3), NULL);
-    cv = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 3), NULL);
+    ck = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 3), tsh_replicated());
+    cv = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 3), tsh_replicated());
     mask = tsh_ones(ctx, tsh_shape2(2, 5));
     CHECK(
         !tsh_attention(x, x, x, &(tsh_attention_desc){.mask = mask, .cache_k = ck, .cache_v = cv}),
         "a mask that does not fit");
     CHECK(strstr(tsh_last_error(ctx)->message, "mask f") != NULL, "it says so");
     tsh_clear_error(ctx);
-    strange = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 1, 1, 3), NULL);
+    strange = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 1, 1, 3), tsh_replicated());
     CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){.cache_k = ck, .cache_v = strange}),
           "a cache that is too short");
     tsh_clear_error(ctx);
@@ -343,7 +344,7 @@ static int refused_rank(tsh_ctx *ctx, void *user) {
                                                     ": cache_v belongs to another ctx"};
         tsh_attention_desc desc = {.cache_k = ck, .cache_v = cv};
         if (i == 0) desc.mask = tsh_ones(other, tsh_shape2(2, 2));
-        strange = tsh_tensor_new(other, TSH_REAL, tsh_shape4(1, 1, 2, 3), NULL);
+        strange = tsh_tensor_new(other, TSH_REAL, tsh_shape4(1, 1, 2, 3), tsh_replicated());
         if (i == 1) desc.cache_k = strange;
         if (i == 2) desc.cache_v = strange;
         CHECK(!tsh_attention(x, x, x, &desc), "number %d", i);
@@ -493,7 +494,7 @@ static tsh_tensor *exact_mask(tsh_ctx *ctx, const exact *e) {
     for (int64_t a = 0; a < e->h; a++)
         for (int64_t i = 0; i < e->tq; i++)
             for (int64_t j = 0; j < e->tk; j++, at++) keep[at] = (i + 2 * j + a) % 5 != 0;
-    mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape4(1, e->h, e->tq, e->tk), NULL, keep);
+    mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape4(1, e->h, e->tq, e->tk), tsh_replicated(), keep);
     free(keep);
     return mask;
 }
@@ -532,7 +533,7 @@ static int exact_case(tsh_ctx *ctx, const int *c, tsh_dtype dtype) {
         exact_row(&e, r / e.tq / e.h, r / e.tq % e.h, r % e.tq, p);
     desc.mask = e.masked ? exact_mask(ctx, &e) : more[0];
     desc.sinks = more[1];
-    out = tsh_retain(tsh_attention(x[0], x[1], x[2], &desc));
+    out = tsh_retain_grad(tsh_attention(x[0], x[1], x[2], &desc));
     CHECK(out && tsh_dtype_of(out) == dtype, "the output has q's dtype");
     tsh_backward(ctx, tsh_sum(tsh_mul(tsh_cast(out, TSH_REAL), g), TSH_ALL, 0));
     CHECK_OK();
@@ -599,8 +600,8 @@ static int short_cache_rank(tsh_ctx *ctx, void *user) {
         double gap;
         for (int i = 0; i < 3; i++)
             x[i] = tsh_cast(tsh_randn(ctx, tsh_shape4(1, i ? 2 : 4, KEYS, WIDE)), given);
-        ck = tsh_tensor_new(ctx, held, tsh_shape4(1, 2, KEYS, WIDE), NULL);
-        cv = tsh_tensor_new(ctx, held, tsh_shape4(1, 2, KEYS, WIDE), NULL);
+        ck = tsh_tensor_new(ctx, held, tsh_shape4(1, 2, KEYS, WIDE), tsh_replicated());
+        cv = tsh_tensor_new(ctx, held, tsh_shape4(1, 2, KEYS, WIDE), tsh_replicated());
         for (int i = 0; i < 2; i++) whole[i] = tsh_cast(tsh_cast(x[i + 1], held), given);
         want = tsh_attention(x[0], whole[0], whole[1], &(tsh_attention_desc){.causal = 1});
         for (int64_t at = 0, n; at < KEYS; at += n) {
@@ -699,10 +700,10 @@ static int ragged_rank(tsh_ctx *ctx, void *user) {
     for (int i = 0; i < 2; i++) {
         tsh_tensor *zero = tsh_zeros(ctx, tsh_shape4(ROWS, H / 2, MOST, WIDTH));
         const tsh_layout layout = tsh_layout_of(ragged_laid(r, zero, 1));
-        cache[i] = tsh_tensor_new(ctx, r->dtype, tsh_shape_of(zero), &layout);
+        cache[i] = tsh_tensor_new(ctx, r->dtype, tsh_shape_of(zero), layout);
         for (int b = 0; b < ROWS; b++) {
             const tsh_layout heads = tsh_sharded(1);
-            own[b][i] = tsh_tensor_new(ctx, r->dtype, tsh_shape4(1, H / 2, MOST, WIDTH), &heads);
+            own[b][i] = tsh_tensor_new(ctx, r->dtype, tsh_shape4(1, H / 2, MOST, WIDTH), heads);
         }
     }
     for (int s = 0; s < COUNT(tokens); s++) {
@@ -713,7 +714,7 @@ static int ragged_rank(tsh_ctx *ctx, void *user) {
             x[i] = tsh_cast(x[i], r->dtype);
             in[i] = ragged_laid(r, x[i], i);
         }
-        y = tsh_full(tsh_attention(in[0], in[1], in[2],
+        y = tsh_full_tensor(tsh_attention(in[0], in[1], in[2],
                                    &(tsh_attention_desc){.causal = 1, .cache_k = cache[0],
                                                          .cache_v = cache[1], .pasts = pasts,
                                                          .lengths = all ? NULL : given[s]}));
@@ -768,7 +769,7 @@ static int padded_rank(tsh_ctx *ctx, void *user) {
         const tsh_attention_desc desc = {.causal = causal, .lengths = lengths};
         tsh_tensor *in[3], *y, *got[4];
         for (int i = 0; i < 3; i++) in[i] = ragged_laid(r, tsh_scale(x[i], 1), i);
-        y = tsh_retain(tsh_full(tsh_attention(in[0], in[1], in[2], &desc)));
+        y = tsh_retain_grad(tsh_full_tensor(tsh_attention(in[0], in[1], in[2], &desc)));
         tsh_backward(ctx, tsh_sum(tsh_mul(tsh_cast(y, TSH_REAL), by), TSH_ALL, 0));
         for (int i = 0; i < 3; i++) got[i] = tsh_keep(tsh_clone(tsh_grad(x[i])));
         for (int i = 0; i < 3; i++) tsh_zero_grad(x[i]);
@@ -780,10 +781,10 @@ static int padded_rank(tsh_ctx *ctx, void *user) {
             int32_t *sees = (int32_t *)calloc((size_t)(LONG * lengths[b] + 1), sizeof *sees);
             for (int64_t e = 0; e < LONG * lengths[b]; e++)
                 sees[e] = !causal || e % lengths[b] <= e / lengths[b];
-            tsh_tensor *mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(LONG, lengths[b]), NULL,
-                                               sees);
+            tsh_tensor *mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(LONG, lengths[b]),
+                                               tsh_replicated(), sees);
             free(sees);
-            want = tsh_retain(
+            want = tsh_retain_grad(
                 tsh_attention(row[0], row[1], row[2], &(tsh_attention_desc){.mask = mask}));
             tsh_backward(ctx, tsh_sum(tsh_mul(tsh_cast(want, TSH_REAL), rows), TSH_ALL, 0));
             CHECK_OK();
@@ -832,7 +833,7 @@ static int ragged_refused_rank(tsh_ctx *ctx, void *user) {
     CHECK_SAYS(TSH_ERR_SHAPE, "row 1 has 0 cached and 3 new positions; of new ones there are 0 to "
                               "2, of all at most 2");
     for (int i = 0; i < 2; i++)
-        cache[i] = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(2, 1, 4, 3), NULL);
+        cache[i] = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(2, 1, 4, 3), tsh_replicated());
     desc.cache_k = cache[0];
     desc.cache_v = cache[1];
     for (int c = 0; c < COUNT(wrong); c++) {
@@ -873,10 +874,10 @@ static int optional_run(tsh_ctx *ctx, optional *o, const ragged *r, int sharded)
     if (sharded)
         desc.sinks = tsh_redistribute(o->sinks,
                                       r->layout == 0 ? tsh_shard_units(0, 2) : tsh_sharded(0));
-    if (sharded && tsh_dim(o->mask, 1) == H)
+    if (sharded && tsh_size(o->mask, 1) == H)
         desc.mask = tsh_redistribute(o->mask,
                                      r->layout == 0 ? tsh_shard_units(1, 2) : tsh_sharded(1));
-    y = tsh_retain(tsh_full(tsh_attention(in[0], in[1], in[2], &desc)));
+    y = tsh_retain_grad(tsh_full_tensor(tsh_attention(in[0], in[1], in[2], &desc)));
     CHECK_OK();
     tsh_backward(ctx, tsh_sum(tsh_mul(y, o->by), TSH_ALL, 0));
     CHECK_OK();
@@ -982,9 +983,9 @@ static int window_rank(tsh_ctx *ctx, void *user) {
             values[0][bad] = (tsh_real)NAN;
             for (int i = 0; i < 3; i++)
                 x[i] = tsh_requires_grad(
-                    tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, LONG, 1), NULL,
+                    tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, LONG, 1), tsh_replicated(),
                                     values[i < 2]), 1);
-            tsh_tensor *y = tsh_retain(tsh_attention(
+            tsh_tensor *y = tsh_retain_grad(tsh_attention(
                 x[0], x[1], x[2], &(tsh_attention_desc){.causal = way, .window = WINDOW}));
             tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0));
             tsh_read(ctx, y, TSH_LOCAL, out, sizeof out);
@@ -1007,7 +1008,8 @@ static int window_rank(tsh_ctx *ctx, void *user) {
     tsh_no_grad_begin(ctx);
     tsh_tensor *x = tsh_ones(ctx, tsh_shape4(1, 1, 1, 1)), *cache[2];
     for (int i = 0; i < 2; i++)
-        cache[i] = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, LONG, 1), NULL, values[1]);
+        cache[i] = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, LONG, 1), tsh_replicated(),
+                                   values[1]);
     for (int64_t i = 0; i < LONG - 1 - WINDOW - 256; i++)
         ((tsh_real *)tsh_data(ctx, cache[1]))[i] = (tsh_real)NAN;
     x = tsh_attention(x, x, x, &(tsh_attention_desc){.causal = 1, .window = WINDOW,
@@ -1041,7 +1043,7 @@ static int window_cache_rank(tsh_ctx *ctx, void *user) {
             x[i] = tsh_redistribute(tsh_randn(ctx, tsh_shape4(2, H, LONG, D)), heads);
         want = tsh_attention(x[0], x[1], x[2], &desc);
         for (int i = 0; i < 2; i++)
-            cache[i] = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(2, H, LONG, D), &heads);
+            cache[i] = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(2, H, LONG, D), heads);
         desc.cache_k = cache[0];
         desc.cache_v = cache[1];
         desc.pasts = pasts;
@@ -1087,7 +1089,7 @@ static void a_window_through_a_cache(void **state) {
 /* Options that say nothing possible. */
 static int options_refused_rank(tsh_ctx *ctx, void *user) {
     tsh_tensor *x = tsh_ones(ctx, tsh_shape4(1, 4, 2, 3)), *grad;
-    tsh_tensor *cache = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 4, 2, 3), NULL);
+    tsh_tensor *cache = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 4, 2, 3), tsh_replicated());
     (void)user;
     CHECK_TRUE(!tsh_attention(x, x, x, &(tsh_attention_desc){.window = -1}));
     CHECK_SAYS(TSH_ERR_ARGUMENT, "window is -1");

@@ -319,7 +319,7 @@ static tsh_tensor *do_slice(tsh_tensor **in, const int *arg) {
 static tsh_tensor *do_split(tsh_tensor **in, const int *arg) {
     tsh_tensor *part[3];
     (void)arg;
-    assert_int_equal(tsh_split_dim(in[0], 1, 3, part), TSH_OK);
+    assert_int_equal(tsh_split(in[0], 1, 3, part), TSH_OK);
     return tsh_add(tsh_mul(part[0], part[1]), tsh_exp(part[2]));
 }
 
@@ -345,7 +345,7 @@ static tsh_tensor *do_heads(tsh_tensor **in, const int *arg) {
     tsh_tensor *part[3];
     int i;
     (void)arg;
-    assert_int_equal(tsh_split_dim(in[0], -1, 3, part), TSH_OK);
+    assert_int_equal(tsh_split(in[0], -1, 3, part), TSH_OK);
     for (i = 0; i < 3; i++)
         part[i] = tsh_transpose(tsh_reshape(part[i], tsh_shape4(2, 5, 3, 2)), 1, 2);
     return tsh_matmul(tsh_matmul(part[0], tsh_transpose(part[1], -1, -2)), part[2]);
@@ -412,7 +412,7 @@ static void run_lookup(const golden_file *file, const lookup_case *c) {
     golden_tensor ids = golden_get(file, c->name, "in0"), table = golden_get(file, c->name, "in1");
     golden_tensor g = golden_get(file, c->name, "w");
     tsh_tensor *w = tsh_requires_grad(golden_load(ctx, &table), 1), *out;
-    out = tsh_retain(tsh_embedding(golden_load(ctx, &ids), w, &c->desc));
+    out = tsh_retain_grad(tsh_embedding(golden_load(ctx, &ids), w, &c->desc));
     if (tsh_backward(ctx, tsh_sum(tsh_mul(out, golden_load(ctx, &g)), TSH_ALL, 0)) != TSH_OK)
         fail_msg("%s: %s", c->name, tsh_last_error(ctx)->message);
     g = golden_get(file, c->name, "out");
@@ -658,7 +658,7 @@ static tsh_tensor *block_forward(tsh_module *h, tsh_tensor **in, int n, void *us
     memset(&causal, 0, sizeof causal);
     causal.causal = 1;
     y = tsh_forward(tsh_find(h, "c_attn"), tsh_forward(tsh_find(h, "ln_1"), x));
-    (void)tsh_split_dim(y, 2, 3, part);
+    (void)tsh_split(y, 2, 3, part);
     for (i = 0; i < 3; i++)
         part[i] = tsh_transpose(
             tsh_reshape(part[i], tsh_shape4(BATCH, LENGTH, HEADS, WIDTH / HEADS)), 1, 2);

@@ -43,7 +43,7 @@ static void check(tsh_ctx *ctx, const char *name, tsh_gradcheck_fn fn, tsh_tenso
 /* A leaf of values in (low, high) that are all different by more than 2 h, and 0 by more than h: a
  * shuffled grid. So max and relu have no kink within a step. */
 static tsh_tensor *leaf(tsh_ctx *ctx, tsh_shape shape, double low, double high, int salt) {
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, tsh_replicated());
     tsh_real *data = (tsh_real *)tsh_data(ctx, t);
     int64_t i;
     for (i = 0; i < tsh_numel(t); i++) {
@@ -138,7 +138,7 @@ OP(rms_norm_one, tsh_rms_norm_with(a, b, &plus_one))
 OP(rms_norm_one_shared, tsh_rms_norm_with(tsh_mul(a, b), b, &plus_one))
 OP(rope, tsh_mul(tsh_rope(a, NULL), a))
 OP(rope_turned, tsh_rope(tsh_transpose(tsh_mul(a, a), 0, 2), NULL))
-OP(full, tsh_mul(tsh_full(a), tsh_redistribute(a, tsh_replicated())))
+OP(full, tsh_mul(tsh_full_tensor(a), tsh_redistribute(a, tsh_replicated())))
 OP(attention, tsh_attention(a, b, c, NULL))
 OP(attention_self, tsh_attention(a, a, a, NULL))
 
@@ -194,7 +194,7 @@ static tsh_tensor *op_split(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
     tsh_tensor *part[3];
     (void)n;
     (void)user;
-    if (tsh_split_dim(in[0], 1, 3, part) != TSH_OK) return NULL;
+    if (tsh_split(in[0], 1, 3, part) != TSH_OK) return NULL;
     (void)ctx;
     return weigh(tsh_sub(tsh_mul(part[0], part[2]), part[1]));
 }
@@ -263,7 +263,7 @@ static tsh_tensor *op_attention_fused(tsh_ctx *ctx, tsh_tensor **in, int n, void
     (void)user;
     memset(&desc, 0, sizeof desc);
     desc.causal = 1;
-    if (tsh_split_dim(in[0], 2, 3, part) != TSH_OK) return NULL;
+    if (tsh_split(in[0], 2, 3, part) != TSH_OK) return NULL;
     for (i = 0; i < 3; i++)
         part[i] = tsh_transpose(tsh_reshape(part[i], tsh_shape4(2, 3, 2, 2)), 1, 2);
     y = tsh_attention(part[0], part[1], part[2], &desc);
@@ -447,7 +447,7 @@ static void test_loss(void **state) {
     (void)state;
     assert_int_equal(tsh_open(NULL, &ctx), TSH_OK);
     memset(&u, 0, sizeof u);
-    u.target = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(5), NULL, target);
+    u.target = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(5), tsh_replicated(), target);
     for (i = 0; i < 3; i++)
         for (ignore = 0; ignore < 2; ignore++) {
             u.desc.reduction = reduction[i];
@@ -457,7 +457,7 @@ static void test_loss(void **state) {
             check(ctx, "cross_entropy", loss_fn, &in, 1, &u);
             check(ctx, "cross_entropy turned", loss_turned_fn, &in, 1, &u);
         }
-    u.target = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, 5), NULL, target);
+    u.target = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, 5), tsh_replicated(), target);
     u.desc.dim = 1;
     u.desc.label_smoothing = 0.1;
     for (i = 0; i < 3; i++) {
@@ -498,7 +498,7 @@ static void test_embedding(void **state) {
     tsh_tensor *t, *in;
     (void)state;
     assert_int_equal(tsh_open(NULL, &ctx), TSH_OK);
-    t = tsh_tensor_from(ctx, TSH_I64, tsh_shape2(2, 3), NULL, ids);
+    t = tsh_tensor_from(ctx, TSH_I64, tsh_shape2(2, 3), tsh_replicated(), ids);
     in = leaf(ctx, tsh_shape2(5, 3), -2, 2, 0);
     check(ctx, "embedding", embedding_fn, &in, 1, t);
     check(ctx, "embedding sparse", embedding_sparse_fn, &in, 1, t);
@@ -566,10 +566,10 @@ static void test_dropout_mask(void **state) {
     assert_int_equal(tsh_open(NULL, &ctx), TSH_OK);
     owner = tsh_add_dropout(tsh_root(ctx), "drop", 0.25);
     x = leaf(ctx, tsh_shape1(n), 1, 2, 0);
-    ones = tsh_retain(tsh_dropout(tsh_ones(ctx, tsh_shape1(n)), 0.25, owner));
-    again = tsh_retain(tsh_dropout(tsh_ones(ctx, tsh_shape1(n)), 0.25, owner));
+    ones = tsh_retain_grad(tsh_dropout(tsh_ones(ctx, tsh_shape1(n)), 0.25, owner));
+    again = tsh_retain_grad(tsh_dropout(tsh_ones(ctx, tsh_shape1(n)), 0.25, owner));
     owner->dropout_calls = 0;
-    y = tsh_retain(tsh_dropout(x, 0.25, owner));
+    y = tsh_retain_grad(tsh_dropout(x, 0.25, owner));
     assert_int_equal(tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0)), TSH_OK);
     g = tsh_grad(x);
     data = (const tsh_real *)tsh_data(ctx, x);
@@ -595,7 +595,7 @@ static void test_dropout_mask(void **state) {
 /* ------------------------------------------------------------------ custom ops */
 
 /* y = a b^2 + user, summed over nothing. */
-static void custom_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void custom_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     tsh_ctx *ctx = tsh_ctx_of(in[0]);
     const tsh_real *a = (const tsh_real *)tsh_data(ctx, in[0]),
                    *b = (const tsh_real *)tsh_data(ctx, in[n - 1]);
@@ -603,8 +603,8 @@ static void custom_forward(void *user, tsh_tensor *const *in, int n, tsh_real *o
     for (i = 0; i < tsh_numel(in[0]); i++) out[i] = a[i] * b[i] * b[i] + *(tsh_real *)user;
 }
 
-static void custom_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                            const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void custom_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                            const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     tsh_ctx *ctx = tsh_ctx_of(in[0]);
     const tsh_real *a = (const tsh_real *)tsh_data(ctx, in[0]),
                    *b = (const tsh_real *)tsh_data(ctx, in[n - 1]);
@@ -618,22 +618,22 @@ static void custom_backward(void *user, tsh_tensor *const *in, int n, const tsh_
 }
 
 /* A wrong gradient: the first element's is 1 too large. And one that is NaN there. */
-static void wrong_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                           const tsh_real *grad_out, tsh_real *const *grad_in) {
-    custom_backward(user, in, n, out, grad_out, grad_in);
+static void wrong_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                           const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+    custom_backward(in, n, out, grad_out, grad_in, user);
     if (grad_in[0]) grad_in[0][0] += 1;
 }
 
-static void nan_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                         const tsh_real *grad_out, tsh_real *const *grad_in) {
-    custom_backward(user, in, n, out, grad_out, grad_in);
+static void nan_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                         const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+    custom_backward(in, n, out, grad_out, grad_in, user);
     if (grad_in[0]) grad_in[0][0] = (tsh_real)NAN;
 }
 
 static tsh_real custom_term = 2;
 
-static tsh_custom_desc custom_desc(tsh_shape shape) {
-    tsh_custom_desc desc;
+static tsh_custom_op_desc custom_desc(tsh_shape shape) {
+    tsh_custom_op_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.name = "my_op";
     desc.shape = shape;
@@ -645,7 +645,7 @@ static tsh_custom_desc custom_desc(tsh_shape shape) {
 }
 
 static tsh_tensor *custom_fn(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
-    return weigh(tsh_custom_op(ctx, in, n, (const tsh_custom_desc *)user));
+    return weigh(tsh_custom_op(ctx, in, n, (const tsh_custom_op_desc *)user));
 }
 
 /* A view that is not dense, and the same base twice. */
@@ -654,13 +654,13 @@ static tsh_tensor *custom_view_fn(tsh_ctx *ctx, tsh_tensor **in, int n, void *us
     (void)n;
     both[0] = tsh_transpose(tsh_slice(in[0], 0, 0, 3), 0, 1);
     both[1] = tsh_transpose(tsh_slice(in[0], 0, 1, 3), 0, 1);
-    return weigh(tsh_custom_op(ctx, both, 2, (const tsh_custom_desc *)user));
+    return weigh(tsh_custom_op(ctx, both, 2, (const tsh_custom_op_desc *)user));
 }
 
 static void test_custom(void **state) {
     tsh_ctx *ctx;
     tsh_tensor *in[2];
-    tsh_custom_desc desc = custom_desc(tsh_shape2(3, 4)), turned = custom_desc(tsh_shape2(5, 3));
+    tsh_custom_op_desc desc = custom_desc(tsh_shape2(3, 4)), turned = custom_desc(tsh_shape2(5, 3));
     double worst;
     int i;
     (void)state;
@@ -730,13 +730,13 @@ static void test_layers(void **state) {
     rms.dim = 6;
     rms.eps = 0.05;
     check_layer(ctx, "linear", tsh_add_linear(root, "a", &linear), tsh_shape3(2, 3, 5));
-    linear.no_bias = 1;
+    linear.bias = TSH_NO;
     check_layer(ctx, "linear without bias", tsh_add_linear(root, "b", &linear), tsh_shape1(5));
     check_layer(ctx, "rms_norm", tsh_add_rms_norm(root, "e", &rms), tsh_shape2(3, 6));
     rms.plus_one = 1;
     check_layer(ctx, "rms_norm plus one", tsh_add_rms_norm(root, "f", &rms), tsh_shape2(3, 6));
     check_layer(ctx, "layer_norm", tsh_add_layer_norm(root, "c", &norm), tsh_shape2(3, 6));
-    norm.no_bias = 1;
+    norm.bias = TSH_NO;
     norm.eps = 0.1;
     check_layer(ctx, "layer_norm without bias", tsh_add_layer_norm(root, "d", &norm),
                 tsh_shape2(3, 6));
@@ -764,7 +764,7 @@ static void test_tied(void **state) {
     desc.count = 5;
     desc.dim = 3;
     assert_int_equal(tsh_materialize(tsh_add_embedding(tsh_root(ctx), "table", &desc)), TSH_OK);
-    t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), NULL, ids);
+    t = tsh_tensor_from(ctx, TSH_I64, tsh_shape1(4), tsh_replicated(), ids);
     in = tsh_param(tsh_root(ctx), "table.weight");
     check(ctx, "tied table", table_fn, &in, 1, t);
     tsh_close(ctx);
@@ -795,7 +795,7 @@ static void test_gradcheck(void **state) {
     calls = 0;
     assert_true(tsh_gradcheck(ctx, counting_fn, &in, 1, NULL, 0, 3) <= room());
     assert_int_equal(calls, 1 + 2 * 3);
-    plain = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(3), NULL);
+    plain = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(3), tsh_replicated());
     assert_true(tsh_gradcheck(ctx, op_cube, &plain, 1, NULL, 0, 0) < 0);
     assert_int_equal(tsh_last_error(ctx)->code, TSH_ERR_ARGUMENT);
     assert_non_null(strstr(tsh_last_error(ctx)->message, "tsh_requires_grad"));

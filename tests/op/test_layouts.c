@@ -190,7 +190,7 @@ static tsh_tensor *op_slice(probe *p) {
 /* Three parts a, b, c of a dimension: a * b + c. */
 static tsh_tensor *op_split(probe *p) {
     tsh_tensor *part[3];
-    (void)tsh_split_dim(p->in[0], atoi(probe_arg(p)), 3, part);
+    (void)tsh_split(p->in[0], atoi(probe_arg(p)), 3, part);
     return tsh_add(tsh_mul(part[0], part[1]), part[2]);
 }
 
@@ -525,7 +525,7 @@ typedef struct empty_run {
 } empty_run;
 
 /* An allocator whose memory is full of NaN. */
-static void *full_of_nan(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+static void *full_of_nan(void *ptr, size_t old_size, size_t new_size, size_t align, void *user) {
     void *block = NULL;
     (void)user;
     if (new_size && posix_memalign(&block, align, new_size)) return NULL;
@@ -613,7 +613,7 @@ static void what_is_empty_has_an_empty_gradient(void **state) {
     int i, n, refused = 0;
     (void)state;
     memset(&desc, 0, sizeof desc);
-    desc.allocator.fn = full_of_nan;
+    desc.allocator.allocate = full_of_nan;
     for (i = make_rows() - 1; i >= 0; i--) {
         run.count = add_empty(all, run.count, &all_rows[i], 'n', 0);
         for (digit = "23456789"; *digit; digit++)
@@ -659,7 +659,7 @@ static tsh_tensor *op_broadcast(probe *p) {
 static tsh_tensor *op_declared(probe *p) {
     tsh_layout declared = spec_layout(probe_arg(p), p->n);
     const tsh_plan_rule rule = {.path = "row", .style = TSH_ROWWISE, .input = &declared};
-    const tsh_linear_desc desc = {.in = tsh_dim(p->in[0], -1), .out = 4};
+    const tsh_linear_desc desc = {.in = tsh_size(p->in[0], -1), .out = 4};
     tsh_module *row = tsh_add_linear(tsh_root(p->ctx), "row", &desc);
     tsh_parallelize(tsh_root(p->ctx), &rule, 1);
     return tsh_forward(row, p->in[0]);

@@ -26,7 +26,7 @@ typedef struct call {
 static tsh_tensor *make(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape, int dim,
                         const void *values) {
     tsh_layout layout = dim < 0 ? tsh_replicated() : tsh_sharded(dim);
-    tsh_tensor *t = tsh_tensor_new(ctx, dtype, shape, &layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, dtype, shape, layout);
     size_t n = (size_t)tsh_numel(t), e;
     tsh_real real[ROWS * CLASSES];
     for (e = 0; e < n && dtype == TSH_REAL; e++) real[e] = (tsh_real)((const double *)values)[e];
@@ -64,7 +64,7 @@ static tsh_tensor *weigh(tsh_ctx *ctx, const call *c, tsh_tensor *out) {
     tsh_layout layout = tsh_layout_of(out);
     tsh_tensor *up = make(ctx, TSH_REAL, tsh_shape_of(out), -1, c->up);
     if (layout.kind == TSH_SHARDED) up = tsh_redistribute(up, layout);
-    return tsh_full(tsh_sum(tsh_mul(out, up), TSH_ALL, 0));
+    return tsh_full_tensor(tsh_sum(tsh_mul(out, up), TSH_ALL, 0));
 }
 
 static int run_call(tsh_ctx *ctx, const call *c) {
@@ -287,10 +287,10 @@ static int dim_memory(tsh_ctx *ctx, void *user) {
     (void)user;
     for (transposed = 0; transposed < 2; transposed++) {
         size_t before;
-        x = tsh_requires_grad(
-            tsh_tensor_new(ctx, TSH_REAL,
-                           transposed ? tsh_shape3(2, 3, 5) : tsh_shape3(2, 5, 3), NULL),
-            1);
+        x = tsh_requires_grad(tsh_tensor_new(ctx, TSH_REAL,
+                                             transposed ? tsh_shape3(2, 3, 5) : tsh_shape3(2, 5, 3),
+                                             tsh_replicated()),
+                              1);
         before = tsh_mem_stats(ctx).step_live;
         CHECK(tsh_cross_entropy(transposed ? tsh_transpose(x, 1, 2) : x, t, &desc), "the loss");
         bytes[transposed] = tsh_mem_stats(ctx).step_live - before;
@@ -549,11 +549,12 @@ static int pain_2(tsh_ctx *ctx, void *user) {
     (void)user;
     c.desc.reduction = TSH_REDUCE_SUM;
     define(&c);
-    if (same_numbers(ctx, &c, "gathered", tsh_cross_entropy(tsh_full(x), t, &c.desc), c.out) ||
+    if (same_numbers(ctx, &c, "gathered", tsh_cross_entropy(tsh_full_tensor(x), t, &c.desc),
+                     c.out) ||
         same_numbers(ctx, &c, "sharded", tsh_cross_entropy(x, t, &c.desc), c.out))
         return 1;
     (void)tsh_barrier(tsh_world(ctx));
-    partial = tsh_redistribute(tsh_full(x), tsh_partial());
+    partial = tsh_redistribute(tsh_full_tensor(x), tsh_partial());
     CHECK(!tsh_cross_entropy(partial, t, &c.desc), "a partial sum is no logit");
     CHECK(strstr(tsh_last_error(ctx)->message, "(6, 10) P are a partial sum") &&
               strstr(tsh_last_error(ctx)->message, "tsh_redistribute(logits, tsh_replicated())"),

@@ -15,7 +15,7 @@ static double held(int rank, int64_t e) {
 
 /* A tensor whose values differ between ranks, though its layout says R; or this rank's piece. */
 static tsh_tensor *own(tsh_ctx *ctx, tsh_shape shape, const tsh_layout *layout) {
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, layout ? *layout : tsh_replicated());
     tsh_real *x = (tsh_real *)tsh_data(ctx, t);
     int64_t e;
     for (e = 0; e < tsh_local_numel(t); e++) x[e] = (tsh_real)held(tsh_tp(ctx)->rank, e);
@@ -23,7 +23,7 @@ static tsh_tensor *own(tsh_ctx *ctx, tsh_shape shape, const tsh_layout *layout) 
 }
 
 static tsh_tensor *same(tsh_ctx *ctx, tsh_shape shape, uint64_t seed) {
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, tsh_replicated());
     (void)ranks_set(ctx, t, seed);
     return t;
 }
@@ -87,7 +87,7 @@ static int copies(tsh_ctx *ctx, void *user) {
             y = tsh_tp_copy(way & 1 ? tsh_scale(x, 1) : x, every_op[i]);
             CHECK(y && tsh_layout_of(y).kind == TSH_REPLICATED, "copy");
             if (ranks == 1 && !(way & 1)) CHECK(y == x, "nothing at one rank");
-            if (way & 2) tsh_retain(y);
+            if (way & 2) tsh_retain_grad(y);
             loss = way & 4 ? loss_of(tsh_mul(y, tsh_ones(ctx, tsh_shape1(1))), c) : loss_of(y, c);
             CHECK(all_calls(ctx) == before, "a collective forward");
             CHECK(equals(ctx, "copy", y, x) == 0, "values");
@@ -150,13 +150,14 @@ static int mixed_once(tsh_ctx *ctx, int kept) {
     int ranks = tsh_tp(ctx)->size;
     tsh_layout rows = tsh_sharded(0);
     tsh_tensor *x = tsh_requires_grad(same(ctx, tsh_shape2(3, 4), 1), 1), *y, *g;
-    tsh_tensor *w = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, 4), &rows), *whole, *want, *loss;
+    tsh_tensor *w = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, 4), rows), *whole, *want, *loss;
     uint64_t before;
     (void)ranks_set(ctx, w, 2);
     whole = same(ctx, tsh_shape2(5, 4), 2);
     y = tsh_tp_copy(x, TSH_SUM);
-    if (kept) tsh_retain(y);
-    loss = tsh_add(tsh_full(tsh_sum(tsh_linear(y, w, NULL), TSH_ALL, 0)), tsh_sum(y, TSH_ALL, 0));
+    if (kept) tsh_retain_grad(y);
+    loss = tsh_add(tsh_full_tensor(tsh_sum(tsh_linear(y, w, NULL), TSH_ALL, 0)),
+                   tsh_sum(y, TSH_ALL, 0));
     before = all_calls(ctx);
     CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
     CHECK(all_calls(ctx) - before == (ranks > 1), "once");
@@ -192,7 +193,8 @@ static int scatters(tsh_ctx *ctx, void *user) {
         CHECK(equals(ctx, "slice", y, tsh_redistribute(x, cut)) == 0, "values");
         c = same(ctx, tsh_shape2(5, 7), 2);
         before = calls(ctx, TSH_ALLGATHER);
-        CHECK(tsh_backward(ctx, tsh_full(loss_of(y, tsh_redistribute(c, cut)))) == TSH_OK, "back");
+        CHECK(tsh_backward(ctx, tsh_full_tensor(loss_of(y, tsh_redistribute(c, cut)))) == TSH_OK,
+              "back");
         CHECK(calls(ctx, TSH_ALLGATHER) - before == (ranks > 1), "an all-gather backward");
         CHECK(equals(ctx, "gradient of scatter", tsh_grad(x), c) == 0, "gradient");
         CHECK(tsh_step_end(ctx) == TSH_OK, "step");
@@ -242,22 +244,22 @@ static int gathers_pieces(tsh_ctx *ctx, void *user) {
             const tsh_real *v;
             big.dim[dim] *= ranks;
             y = tsh_tp_gather(way & 1 ? tsh_scale(x, 1) : x, dim - 2);
-            CHECK(y && tsh_dim(y, dim) == big.dim[dim], "gather");
+            CHECK(y && tsh_size(y, dim) == big.dim[dim], "gather");
             if (ranks == 1 && !(way & 1)) CHECK(y == x, "nothing at one rank");
             v = (const tsh_real *)tsh_data(ctx, y);
             for (i = 0; i < big.dim[0]; i++)
                 for (j = 0; j < big.dim[1]; j++)
                     CHECK(v[i * big.dim[1] + j] == (tsh_real)piece_of(dim, i, j), "piece (%d, %d)",
                           (int)i, (int)j);
-            if (way & 2) tsh_retain(y);
+            if (way & 2) tsh_retain_grad(y);
             c = same(ctx, big, 2);
-            w = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, big.dim[1]), &rows);
+            w = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, big.dim[1]), rows);
             (void)ranks_set(ctx, w, 3);
             whole = same(ctx, tsh_shape2(5, big.dim[1]), 3);
             before = calls(ctx, TSH_REDUCE_SCATTER);
-            CHECK(tsh_backward(ctx, tsh_add(loss_of(y, c), tsh_full(tsh_sum(tsh_linear(y, w, NULL),
-                                                                            TSH_ALL, 0)))) ==
-                      TSH_OK,
+            CHECK(tsh_backward(
+                      ctx, tsh_add(loss_of(y, c), tsh_full_tensor(tsh_sum(tsh_linear(y, w, NULL),
+                                                                          TSH_ALL, 0)))) == TSH_OK,
                   "backward");
             if (!(way & 2))
                 CHECK(calls(ctx, TSH_REDUCE_SCATTER) - before == (ranks > 1), "partial ones");
@@ -278,7 +280,7 @@ static int gathers_pieces(tsh_ctx *ctx, void *user) {
 /* This rank's slice of a weight, as a replicated tensor: what a rank of Megatron's holds. */
 static tsh_tensor *shard_of(tsh_ctx *ctx, tsh_shape shape, int dim, uint64_t seed) {
     tsh_layout cut = tsh_sharded(dim);
-    tsh_tensor *w = tsh_tensor_new(ctx, TSH_REAL, shape, &cut);
+    tsh_tensor *w = tsh_tensor_new(ctx, TSH_REAL, shape, cut);
     (void)ranks_set(ctx, w, seed);
     return tsh_requires_grad(tsh_set_layout(w, tsh_replicated()), 1);
 }
@@ -304,7 +306,7 @@ static int megatron(tsh_ctx *ctx, void *user) {
     CHECK(tsh_backward(ctx, ranks_loss(ctx, y)) == TSH_OK, "backward");
     CHECK(all_calls(ctx) - before == (ranks > 1), "column 1, row 0 backward");
     h2 = tsh_linear(x2, a2, NULL);
-    y2 = tsh_retain(tsh_linear(tsh_mul(h2, h2), b2, bias2));
+    y2 = tsh_retain_grad(tsh_linear(tsh_mul(h2, h2), b2, bias2));
     CHECK(tsh_backward(ctx, ranks_loss(ctx, y2)) == TSH_OK, "dense");
     CHECK(equals(ctx, "dx", tsh_grad(x), tsh_grad(x2)) == 0, "dx");
     CHECK(equals(ctx, "da", tsh_grad(a), tsh_slice(tsh_grad(a2), 0, 2 * rank, 2)) == 0, "da");
@@ -355,16 +357,16 @@ static int in_place(tsh_ctx *ctx, void *user) {
         have = tsh_layout_of(x);
         CHECK(spec_same_layout(&have, &layout, tsh_shape_of(x), ranks), "%s", ways[i]);
         for (d = 0; d < 2; d++)
-            CHECK(tsh_dim(x, d) ==
-                      (have.kind == TSH_SHARDED && have.dim == d ? ranks : 1) * tsh_local_dim(x, d),
+            CHECK(tsh_size(x, d) == (have.kind == TSH_SHARDED && have.dim == d ? ranks : 1) *
+                                        tsh_local_size(x, d),
                   "%s: its shape", ways[i]);
         CHECK(tsh_data(ctx, x) == data && equals(ctx, ways[i], x, copy) == 0, "nothing moves");
         CHECK(tsh_set_layout(x, layout) == x, "the same again");
         /* to another sharding by way of the whole */
-        CHECK(tsh_set_layout(x, tsh_sharded(1)) == x && tsh_local_dim(x, 1) == 6 &&
-                  tsh_dim(x, 1) == 6 * ranks && tsh_dim(x, 0) == 2,
+        CHECK(tsh_set_layout(x, tsh_sharded(1)) == x && tsh_local_size(x, 1) == 6 &&
+                  tsh_size(x, 1) == 6 * ranks && tsh_size(x, 0) == 2,
               "%s to S(1)", ways[i]);
-        CHECK(tsh_set_layout(x, tsh_replicated()) == x && tsh_dim(x, 1) == 6, "back");
+        CHECK(tsh_set_layout(x, tsh_replicated()) == x && tsh_size(x, 1) == 6, "back");
         CHECK(tsh_data(ctx, x) == data && equals(ctx, ways[i], x, copy) == 0, "nothing moves");
         CHECK(all_calls(ctx) == before, "a collective");
     }
@@ -378,12 +380,12 @@ static int meaning(tsh_ctx *ctx, void *user) {
     const tsh_real *v;
     int64_t e;
     (void)user;
-    y = tsh_full(tsh_set_layout(x, tsh_sharded(0)));
-    CHECK(tsh_dim(y, 0) == 3 * ranks, "pieces");
+    y = tsh_full_tensor(tsh_set_layout(x, tsh_sharded(0)));
+    CHECK(tsh_size(y, 0) == 3 * ranks, "pieces");
     v = (const tsh_real *)tsh_data(ctx, y);
     for (e = 0; e < 3 * ranks; e++) CHECK(v[e] == (tsh_real)piece_of(1, 0, e), "pieces");
     CHECK(tsh_step_end(ctx) == TSH_OK, "no views of x are left");
-    y = tsh_full(tsh_set_layout(x, tsh_partial()));
+    y = tsh_full_tensor(tsh_set_layout(x, tsh_partial()));
     v = (const tsh_real *)tsh_data(ctx, y);
     for (e = 0; e < 3; e++) CHECK(v[e] == (tsh_real)reduced(TSH_SUM, ranks, e), "terms");
     return 0;
@@ -420,7 +422,7 @@ static int slope(tsh_ctx *ctx, const char *from, const char *to, laying way) {
     if (b.kind == TSH_PARTIAL) c = same(ctx, tsh_shape_of(y), 5);
     loss = loss_of(y, c);
     CHECK(all_calls(ctx) == all, "a collective");
-    if (b.kind != TSH_REPLICATED) loss = tsh_full(loss);
+    if (b.kind != TSH_REPLICATED) loss = tsh_full_tensor(loss);
     all = all_calls(ctx);
     CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
     CHECK(all_calls(ctx) == all, "%s to %s: a collective backward", from, to);
@@ -454,10 +456,10 @@ static int slopes(tsh_ctx *ctx, void *user) {
 
 static int refusals(tsh_ctx *ctx, void *user) {
     tsh_layout rows = tsh_sharded(0), partial = tsh_partial();
-    tsh_tensor *s = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, 4), &rows);
-    tsh_tensor *p = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, 4), &partial);
-    tsh_tensor *r = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, 4), NULL);
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(4), NULL);
+    tsh_tensor *s = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, 4), rows);
+    tsh_tensor *p = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, 4), partial);
+    tsh_tensor *r = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, 4), tsh_replicated());
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(4), tsh_replicated());
     (void)user;
     REFUSED(tsh_tp_copy(s, TSH_SUM), TSH_ERR_LAYOUT, "tsh_tp_copy: takes what each rank holds");
     REFUSED(tsh_tp_copy(p, TSH_SUM), TSH_ERR_LAYOUT, "tsh_set_layout(x, tsh_replicated())");
@@ -477,7 +479,7 @@ static int refusals(tsh_ctx *ctx, void *user) {
         REFUSED(tsh_set_layout(s, tsh_replicated()), TSH_ERR_LAYOUT,
                 "all pieces must be of one length");
         REFUSED(tsh_set_layout(s, tsh_sharded(1)), TSH_ERR_LAYOUT, "cannot become R");
-        CHECK(tsh_layout_of(s).kind == TSH_SHARDED && tsh_dim(s, 0) == 5, "as it was");
+        CHECK(tsh_layout_of(s).kind == TSH_SHARDED && tsh_size(s, 0) == 5, "as it was");
     }
     CHECK(!tsh_set_layout(NULL, rows) && !tsh_tp_copy(NULL, TSH_SUM) &&
               !tsh_tp_reduce(NULL, TSH_SUM) && !tsh_tp_scatter(NULL, 0) && !tsh_tp_gather(NULL, 0),
@@ -492,7 +494,7 @@ static int refusals(tsh_ctx *ctx, void *user) {
 static int referred(tsh_ctx *ctx, void *user) {
     const tsh_layout rows = tsh_sharded(0), units = tsh_shard_units(0, 2);
     tsh_tensor *x = own(ctx, tsh_shape2(2, 3), NULL), *w = own(ctx, tsh_shape2(2, 3), NULL);
-    tsh_tensor *s = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2 * tsh_tp(ctx)->size, 3), &rows);
+    tsh_tensor *s = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2 * tsh_tp(ctx)->size, 3), rows);
     int i;
     (void)user;
     tsh_requires_grad(w, 1);
@@ -533,7 +535,7 @@ static int units(tsh_ctx *ctx, void *user) {
     y = tsh_redistribute(tsh_redistribute(x, plain), heads);
     CHECK(tsh_layout_of(y).segment[0].unit == 4, "the units");
     CHECK(tsh_reshape(y, tsh_shape3(3, 2 * p, 4)), "heads of 4");
-    own = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 8 * p), &plain);
+    own = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 8 * p), plain);
     CHECK(tsh_set_layout(own, heads) == own, "in place");
     CHECK(tsh_reshape(own, tsh_shape3(3, 2 * p, 4)), "heads of 4 again");
     CHECK_OK();

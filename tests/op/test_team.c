@@ -73,7 +73,7 @@ static tsh_tensor *run_attention(tsh_tensor *const *in) {
 static tsh_tensor *run_attention_views(tsh_tensor *const *in) {
     tsh_tensor *qkv[3] = {NULL, NULL, NULL}, *x = in[0], *y;
     int i;
-    tsh_split_dim(x, -1, 3, qkv);
+    tsh_split(x, -1, 3, qkv);
     for (i = 0; i < 3; i++)
         qkv[i] = tsh_transpose(tsh_reshape(qkv[i], tsh_shape4(2, 131, 6, 32)), 1, 2);
     y = tsh_add(tsh_attention(qkv[0], qkv[1], qkv[2], NULL),
@@ -90,18 +90,18 @@ static tsh_tensor *run_views(tsh_tensor *const *in) {
 
 /* Integers 0, 7, 14, ... below `most`. */
 static tsh_tensor *integers(tsh_ctx *ctx, int64_t n, int64_t most) {
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(n), NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(n), tsh_replicated());
     int64_t i, *values = (int64_t *)tsh_data(ctx, t);
     for (i = 0; i < n; i++) values[i] = i * 7 % most;
     return t;
 }
 
 static tsh_tensor *run_embedding(tsh_tensor *const *in) {
-    return tsh_embedding(integers(tsh_ctx_of(in[0]), 301, tsh_dim(in[0], 0)), in[0], NULL);
+    return tsh_embedding(integers(tsh_ctx_of(in[0]), 301, tsh_size(in[0], 0)), in[0], NULL);
 }
 static tsh_tensor *run_loss(tsh_tensor *const *in) {
     const tsh_cross_entropy_desc desc = {.label_smoothing = 0.1, .reduction = TSH_REDUCE_NONE};
-    tsh_tensor *target = integers(tsh_ctx_of(in[0]), tsh_dim(in[0], 0), tsh_dim(in[0], 1));
+    tsh_tensor *target = integers(tsh_ctx_of(in[0]), tsh_size(in[0], 0), tsh_size(in[0], 1));
     return tsh_add(tsh_cross_entropy(in[0], target, &desc),
                    tsh_cross_entropy(in[0], tsh_softmax(tsh_detach(in[0]), 1), &desc));
 }
@@ -305,10 +305,10 @@ typedef struct product_log {
     int calls;
 } product_log;
 
-static void plain_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+static void plain_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha,
                        const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb,
                        int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc,
-                       int threads) {
+                       int threads, void *user) {
     product_log *log = (product_log *)user;
     const int at = __atomic_fetch_add(&log->calls, 1, __ATOMIC_RELAXED);
     int64_t i, j, p;
@@ -333,7 +333,7 @@ static void multiply(int threads, int64_t m, int64_t n, tsh_real *values, produc
     memset(log, 0, sizeof *log);
     desc.seed = 5;
     desc.threads = threads;
-    desc.gemm.fn = plain_gemm;
+    desc.gemm.multiply = plain_gemm;
     desc.gemm.user = log;
     ctx = unit_open(&desc);
     c = tsh_matmul(tsh_randn(ctx, tsh_shape2(m, 80)), tsh_randn(ctx, tsh_shape2(80, n)));

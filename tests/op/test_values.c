@@ -32,7 +32,7 @@ static void close_ctx(tsh_ctx *ctx) {
 
 /* An owned tensor that wants a gradient, of the given values. */
 static tsh_tensor *leaf(tsh_ctx *ctx, tsh_shape shape, const float *values) {
-    return tsh_requires_grad(tsh_tensor_from(ctx, TSH_REAL, shape, NULL, values), 1);
+    return tsh_requires_grad(tsh_tensor_from(ctx, TSH_REAL, shape, tsh_replicated(), values), 1);
 }
 
 static tsh_tensor *row(tsh_ctx *ctx, int64_t n, const float *values) {
@@ -40,7 +40,7 @@ static tsh_tensor *row(tsh_ctx *ctx, int64_t n, const float *values) {
 }
 
 static tsh_tensor *ints(tsh_ctx *ctx, tsh_shape shape, const int64_t *values) {
-    return tsh_tensor_from(ctx, TSH_I64, shape, NULL, values);
+    return tsh_tensor_from(ctx, TSH_I64, shape, tsh_replicated(), values);
 }
 
 /* Equal bits, but any NaN for NaN and any zero for zero. */
@@ -377,9 +377,9 @@ static void test_where_and_nan(void **state) {
     static const int32_t choice[] = {0, 0, 1};
     tsh_ctx *ctx = open_ctx();
     tsh_tensor *a = row(ctx, 3, bad), *b = row(ctx, 3, good), *y,
-               *c = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(3), NULL, choice);
+               *c = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(3), tsh_replicated(), choice);
     (void)state;
-    y = tsh_retain(tsh_where(c, a, b));
+    y = tsh_retain_grad(tsh_where(c, a, b));
     backward(ctx, tsh_mul(y, y));
     EXPECT(y, 3, {5, 6, 1});
     EXPECT(tsh_grad(a), 3, {0, 0, 2});
@@ -427,7 +427,7 @@ static void test_softmax_edges(void **state) {
             NONE});
     memset(&none, 0, sizeof none);
     none.reduction = TSH_REDUCE_NONE;
-    y = tsh_retain(tsh_cross_entropy(x, ints(ctx, tsh_shape1(4), picks), &none));
+    y = tsh_retain_grad(tsh_cross_entropy(x, ints(ctx, tsh_shape1(4), picks), &none));
     EXPECT(y, 4, {0, NONE, 0.69314718f, NONE});
     backward(ctx, y);
     EXPECT(tsh_slice(tsh_grad(x), 0, 0, 1), 3, {0, 0, 0});
@@ -472,7 +472,7 @@ static void test_max(void **state) {
     EXPECT_INTS(tsh_argmax(n, 1, 0), 2, {1, 0});
     EXPECT(tsh_max(n, 1, 0), 2, {NONE, NONE});
     EXPECT(tsh_max(n, 0, 0), 3, {NONE, NONE, 9});
-    y = tsh_retain(tsh_max(x, 1, 1));
+    y = tsh_retain_grad(tsh_max(x, 1, 1));
     assert_int_equal(tsh_ndim(y), 2);
     backward(ctx, y);
     EXPECT(y, 2, {3, 3});
@@ -538,7 +538,7 @@ static void test_compare(void **state) {
     EXPECT_INTS(tsh_eq(p, q), 3, {0, 0, 0});
     EXPECT_INTS(tsh_lt(p, q), 3, {0, 1, 1});
     EXPECT_INTS(tsh_ge(p, q), 3, {1, 0, 0});
-    s = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(3, 1), NULL, i);
+    s = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(3, 1), tsh_replicated(), i);
     EXPECT_INTS(tsh_lt(s, tsh_reshape(s, tsh_shape1(3))), 9, {0, 1, 1, 0, 0, 1, 0, 0, 0});
     close_ctx(ctx);
 }
@@ -787,12 +787,12 @@ static void test_all_ignored(void **state) {
     memset(&desc, 0, sizeof desc);
     desc.ignore = 1;
     desc.ignore_index = 1;
-    y = tsh_retain(tsh_cross_entropy(logits, ints(ctx, tsh_shape1(2), picks), &desc));
+    y = tsh_retain_grad(tsh_cross_entropy(logits, ints(ctx, tsh_shape1(2), picks), &desc));
     backward(ctx, y);
     EXPECT(y, 1, {NONE});
     EXPECT(tsh_grad(logits), 4, {0, 0, 0, 0});
     desc.empty_zero = 1;
-    y = tsh_retain(tsh_cross_entropy(logits, ints(ctx, tsh_shape1(2), picks), &desc));
+    y = tsh_retain_grad(tsh_cross_entropy(logits, ints(ctx, tsh_shape1(2), picks), &desc));
     tsh_zero_grad(logits);
     backward(ctx, y);
     EXPECT(y, 1, {0});
@@ -827,7 +827,7 @@ static void test_length_one(void **state) {
            {0});
     part[0] = s = tsh_reshape(s, tsh_shape1(1));
     EXPECT(tsh_concat(part, 1, 0), 1, {5});
-    assert_int_equal(tsh_split_dim(s, 0, 1, part), TSH_OK);
+    assert_int_equal(tsh_split(s, 0, 1, part), TSH_OK);
     EXPECT(part[0], 1, {5});
     assert_true(tsh_item(ctx, s) == 5);
     close_ctx(ctx);
@@ -928,7 +928,7 @@ static void test_accumulation(void **state) {
     EXPECT(tsh_grad(x), 3, {4, 6, 8});
     tsh_zero_grad(x);
     assert_null(tsh_grad(x));
-    y = tsh_retain(tsh_scale(x, 3));
+    y = tsh_retain_grad(tsh_scale(x, 3));
     backward(ctx, tsh_mul(y, y));
     EXPECT(y, 3, {3, 6, 9});
     EXPECT(tsh_grad(y), 3, {6, 12, 18});
@@ -949,7 +949,7 @@ static void test_attention_sees_nothing(void **state) {
     (void)state;
     memset(&desc, 0, sizeof desc);
     desc.causal = 1;
-    y = tsh_retain(tsh_attention(a, tsh_zeros(ctx, tsh_shape4(1, 1, 2, 1)), b, &desc));
+    y = tsh_retain_grad(tsh_attention(a, tsh_zeros(ctx, tsh_shape4(1, 1, 2, 1)), b, &desc));
     backward(ctx, y);
     EXPECT(y, 3, {0, 5, 6});
     EXPECT(tsh_grad(b), 2, {1.5f, 0.5f});
@@ -993,8 +993,8 @@ static void test_attention_cache(void **state) {
     desc.causal = 1;
     whole = tsh_attention(x[0], x[1], x[2], &desc);
     assert_int_equal(tsh_read(ctx, whole, TSH_LOCAL, all, sizeof all), TSH_OK);
-    desc.cache_k = tsh_tensor_new(ctx, TSH_REAL, shape, NULL);
-    desc.cache_v = tsh_tensor_new(ctx, TSH_REAL, shape, NULL);
+    desc.cache_k = tsh_tensor_new(ctx, TSH_REAL, shape, tsh_replicated());
+    desc.cache_v = tsh_tensor_new(ctx, TSH_REAL, shape, tsh_replicated());
     for (t = 0; t < T; t += n) {
         n = t + 7 < T ? 7 : T - t; /* a prompt of 7, and 7 at a time */
         for (i = 0; i < 3; i++) part[i] = tsh_slice(x[i], 2, t, n);
@@ -1076,7 +1076,7 @@ static tsh_tensor *order_input(tsh_ctx *ctx, const tsh_shape *shape, int64_t bel
     for (d = 0; d < shape->ndim && order == REVERSED; d++)
         kept.dim[d] = shape->dim[shape->ndim - 1 - d];
     if (order == SPREAD) kept.dim[kept.ndim++] = 2;
-    t = tsh_tensor_new(ctx, below ? TSH_I64 : TSH_REAL, kept, NULL);
+    t = tsh_tensor_new(ctx, below ? TSH_I64 : TSH_REAL, kept, tsh_replicated());
     data = tsh_data(ctx, t);
     assert_non_null(data);
     for (e = 0; e < n; e++) {
@@ -1121,7 +1121,7 @@ static void order_run(const order_case *c, int order, order_result *r) {
         at = parse_shape(at, &shape, &below);
         in[n] = order_input(ctx, &shape, below, order, n);
     }
-    y = tsh_retain(c->fn(in));
+    y = tsh_retain_grad(c->fn(in));
     if (!y) fail_msg("%s: %s", c->name, tsh_last_error(ctx)->message);
     if (tsh_dtype_of(y) == TSH_REAL && y->base->requires_grad) {
         w = tsh_zeros(ctx, tsh_shape_of(y));
@@ -1195,7 +1195,7 @@ F(layer_norm, tsh_layer_norm(a, b, c, 0))
 F(layer_norm_plain, tsh_layer_norm(a, b, NULL, 0))
 F(attention, tsh_attention(a, b, c, NULL))
 F(loss, tsh_cross_entropy(a, b, NULL))
-F(full, tsh_full(a))
+F(full, tsh_full_tensor(a))
 
 static tsh_tensor *f_causal(tsh_tensor **in) {
     tsh_attention_desc desc;
@@ -1215,7 +1215,7 @@ static tsh_tensor *f_loss_rows(tsh_tensor **in) {
 
 static tsh_tensor *f_split(tsh_tensor **in) {
     tsh_tensor *part[2];
-    (void)tsh_split_dim(in[0], 1, 2, part);
+    (void)tsh_split(in[0], 1, 2, part);
     return tsh_mul(part[0], part[1]);
 }
 
@@ -1224,7 +1224,7 @@ static tsh_tensor *f_dropout(tsh_tensor **in) {
 }
 
 /* y = a + 2 b, told apart by their places. */
-static void sum_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void sum_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     tsh_ctx *ctx = (tsh_ctx *)user;
     const tsh_real *a = (const tsh_real *)tsh_data(ctx, in[0]),
                    *b = (const tsh_real *)tsh_data(ctx, in[n - 1]);
@@ -1232,8 +1232,8 @@ static void sum_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out)
     for (i = 0; i < tsh_numel(in[0]); i++) out[i] = a[i] + 2 * b[i];
 }
 
-static void sum_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                         const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void sum_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                         const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     int64_t i;
     (void)user;
     (void)out;
@@ -1244,7 +1244,7 @@ static void sum_backward(void *user, tsh_tensor *const *in, int n, const tsh_rea
 }
 
 static tsh_tensor *f_custom(tsh_tensor **in) {
-    tsh_custom_desc desc;
+    tsh_custom_op_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.name = "my_sum";
     desc.shape = tsh_shape_of(in[0]);
@@ -1385,7 +1385,7 @@ static void test_rope_freqs(void **state) {
     for (round = 0; round < 3; round++) {
         if (round == 1) freqs[1] = 2.5;
         if (round == 2) desc.factor = 0.75;
-        y = tsh_rope(tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(2, 7), NULL, x), &desc);
+        y = tsh_rope(tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(2, 7), tsh_replicated(), x), &desc);
         for (t = 0; t < 2; t++) {
             want[7 * t + 6] = x[7 * t + 6];
             for (i = 0; i < 3; i++) {

@@ -377,8 +377,9 @@ static void soak_enter(job *j, job *group, uint64_t draw) {
         job *from = &group[g - 1];
         int halves = from->ranks > 1 ? 2 : 1, color = from->rank % halves;
         group[g] = *from;
-        if (tsh_split(&from->comm, color, draw % 2 ? -from->rank : 0, &group[g].comm) != TSH_OK)
-            job_fail(from, __LINE__, "tsh_split");
+        if (tsh_comm_split(&from->comm, color, draw % 2 ? -from->rank : 0, &group[g].comm) !=
+            TSH_OK)
+            job_fail(from, __LINE__, "tsh_comm_split");
         group[g].rank = group[g].comm.rank;
         group[g].ranks = group[g].comm.size;
     }
@@ -457,7 +458,7 @@ static tsh_result faulty_call(job *j, fault what, int odd) {
     case SPLIT: {
         tsh_comm out;
         if (odd) return tsh_barrier(&j->comm);
-        return tsh_split(&j->comm, 0, 0, &out);
+        return tsh_comm_split(&j->comm, 0, 0, &out);
     }
     case PIECES:
         counts[j->ranks - 1] = 2;
@@ -494,7 +495,7 @@ UNUSED static void mismatch_rank(job *j) {
 UNUSED static void crossed_rank(job *j) {
     tsh_comm pair;
     tsh_comm *mine = j->rank == 1 ? &pair : &j->comm;
-    tsh_result split = tsh_split(&j->comm, j->rank / 2, 0,
+    tsh_result split = tsh_comm_split(&j->comm, j->rank / 2, 0,
                                  &pair); /* a slow rank may learn it here */
     CHECK(split == TSH_OK || split == TSH_ERR_MISMATCH);
     j->ms = now_ms();
@@ -507,7 +508,7 @@ UNUSED static void crossed_rank(job *j) {
 /* Of 4 ranks, 0 and 2 wait for each other; 0 waits for 1, too, and 1 for 3, which is only late. */
 UNUSED static void hidden_circle_rank(job *j) {
     tsh_comm pair;
-    CHECK(tsh_split(&j->comm, j->rank % 2, 0, &pair) == TSH_OK);
+    CHECK(tsh_comm_split(&j->comm, j->rank % 2, 0, &pair) == TSH_OK);
     CHECK(tsh_barrier(&j->comm) == TSH_OK);
     if (j->rank == 3) sleep_ms(1200);
     j->ms = now_ms();

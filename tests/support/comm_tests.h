@@ -237,7 +237,7 @@ static void split_rank(job *j) {
     int64_t a[50], b[50], evens = (j->ranks + 1) / 2;
     int64_t members = j->rank % 2 ? j->ranks - evens : evens;
     tsh_req first, second;
-    CHECK(tsh_split(&j->comm, j->rank % 2, -j->rank, &half) == TSH_OK);
+    CHECK(tsh_comm_split(&j->comm, j->rank % 2, -j->rank, &half) == TSH_OK);
     CHECK(half.size == members && half.rank == (j->ranks - 1 - j->rank) / 2);
     if (j->comm.ops) CHECK(half.id != j->comm.id && half.id != 0);
     for (int i = 0; i < 50; i++) {
@@ -255,13 +255,13 @@ static void split_rank(job *j) {
     }
     for (int i = 0; i < 50; i++)
         CHECK(a[i] == members && b[i] == (int64_t)j->ranks * (j->ranks - 1) / 2);
-    CHECK(tsh_split(&j->comm, j->rank == 0 ? 3 : -1, 0, &none) == TSH_OK);
+    CHECK(tsh_comm_split(&j->comm, j->rank == 0 ? 3 : -1, 0, &none) == TSH_OK);
     CHECK(none.size == (j->rank == 0));
     j->hash = half.id;
     tsh_comm_close(&none);
     tsh_comm_close(&half);
     for (int i = 0; i < 100; i++) {
-        CHECK(tsh_split(&j->comm, j->rank % 2, 0, &half) == TSH_OK);
+        CHECK(tsh_comm_split(&j->comm, j->rank % 2, 0, &half) == TSH_OK);
         CHECK(tsh_barrier(&half) == TSH_OK);
         tsh_comm_close(&half);
     }
@@ -336,7 +336,7 @@ static void named_rank(job *j) {
     memset(&j->comm, 0, sizeof j->comm); /* the ctx closes it */
     CHECK(tsh_open(&desc, &ctx) == TSH_OK);
     memset(&own, 0, sizeof own);
-    if (!c->group) CHECK(tsh_split(tsh_world(ctx), j->rank / 2, 0, &own) == TSH_OK);
+    if (!c->group) CHECK(tsh_comm_split(tsh_world(ctx), j->rank / 2, 0, &own) == TSH_OK);
     if (c->group) group = c->group(ctx);
     (void)tsh_barrier(tsh_world(ctx)); /* all have their groups; some may be in the error already */
     (void)tsh_allreduce(group, x, j->rank == j->ranks - 1 ? 6 : 7, TSH_F32, TSH_SUM);
@@ -396,7 +396,7 @@ static void leave_rank(job *j) {
     int odd = *(const int *)j->user;
     float x[100] = {0};
     tsh_comm all;
-    tsh_result split = tsh_split(&j->comm, 0, 0, &all); /* a slow rank may learn it here */
+    tsh_result split = tsh_comm_split(&j->comm, 0, 0, &all); /* a slow rank may learn it here */
     CHECK(split == TSH_OK || split == TSH_ERR_LOST);
     if (j->rank == odd) {
         sleep_ms(odd % 2 ? 0 : 30);
@@ -555,7 +555,7 @@ static void own_rank(job *j) {
     tsh_result result = TSH_OK;
     float x = 1, y = 0;
     memset(&group, 0, sizeof group);
-    if (c->group) CHECK(tsh_split(&j->comm, 0, -j->rank, &group) == TSH_OK);
+    if (c->group) CHECK(tsh_comm_split(&j->comm, 0, -j->rank, &group) == TSH_OK);
     if (c->group) comm = &group;
     j->ms = now_ms();
     if (j->rank == 0 && c->from < 0)

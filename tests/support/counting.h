@@ -91,7 +91,7 @@ static void *counting_call(counting *c, counting_thread *t, void *ptr, size_t ol
     return block;
 }
 
-static void *counting_fn(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+static void *counting_fn(void *ptr, size_t old_size, size_t new_size, size_t align, void *user) {
     counting *c = (counting *)user;
     void *block;
     (void)pthread_mutex_lock(&c->lock);
@@ -113,7 +113,7 @@ static inline counting_thread counting_now(counting *c) {
 static inline void counting_begin(counting *c, tsh_desc *desc) {
     const counting fresh = COUNTING_INIT;
     *c = fresh;
-    desc->allocator.fn = counting_fn;
+    desc->allocator.allocate = counting_fn;
     desc->allocator.user = c;
 }
 

@@ -94,7 +94,7 @@ static void family_linear(tsh_module *block, const char *path, int64_t in, int64
     tsh_linear_desc desc = {.in = in, .out = out};
     const char *leaf;
     tsh_module *parent = family_way(block, path, &leaf);
-    desc.no_bias = !(marks & bias);
+    desc.bias = marks & bias ? TSH_YES : TSH_NO;
     desc.reversed = (marks & FAMILY_REVERSED) != 0;
     tsh_add_linear(parent, leaf, &desc);
 }
@@ -160,7 +160,7 @@ static tsh_tensor *family_call(tsh_module *block, const char *path, tsh_tensor *
 
 /* (B, T, n D) -> (B, n, T, D) */
 static tsh_tensor *family_split(const family *f, tsh_tensor *x) {
-    tsh_shape shape = tsh_shape4(tsh_dim(x, 0), tsh_dim(x, 1), tsh_dim(x, 2) / f->head, f->head);
+    tsh_shape shape = tsh_shape4(tsh_size(x, 0), tsh_size(x, 1), tsh_size(x, 2) / f->head, f->head);
     return x ? tsh_transpose(tsh_reshape(x, shape), 1, 2) : NULL;
 }
 
@@ -201,7 +201,7 @@ static void family_project(tsh_module *block, const family *f, const family_atte
             qkv[i] = family_split(f, i ? tsh_slice(y, 2, (heads + (i - 1) * kv) * d, kv * d)
                                        : tsh_slice(y, 2, 0, heads * d));
     } else if (f->stored == FAMILY_HEADS) {
-        tsh_shape shape = tsh_shape4(tsh_dim(y, 0), tsh_dim(y, 1), heads, 3 * d);
+        tsh_shape shape = tsh_shape4(tsh_size(y, 0), tsh_size(y, 1), heads, 3 * d);
         y = tsh_reshape(y, shape);
         for (i = 0; i < 3; i++) qkv[i] = tsh_transpose(tsh_slice(y, 3, i * d, d), 1, 2);
     } else {
@@ -221,13 +221,13 @@ static tsh_tensor *family_attend(tsh_module *block, const family *f, const famil
     desc.causal = (marks & FAMILY_CAUSAL) && a == &f->self;
     if (marks & FAMILY_UNSCALED) desc.scale = 1;
     if (marks & FAMILY_SCORES && a == &f->self)
-        desc.mask = family_scores(tsh_ctx_of(x), heads, tsh_dim(x, 1), tsh_dim(source, 1));
+        desc.mask = family_scores(tsh_ctx_of(x), heads, tsh_size(x, 1), tsh_size(source, 1));
     family_project(block, f, a, x, source, heads, qkv);
     qkv[0] = family_rope(f, marks, qkv[0]);
     qkv[1] = family_rope(f, marks, qkv[1]);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     if (!y) return NULL;
-    y = tsh_reshape(y, tsh_shape3(tsh_dim(y, 0), tsh_dim(y, 1), heads * f->head));
+    y = tsh_reshape(y, tsh_shape3(tsh_size(y, 0), tsh_size(y, 1), heads * f->head));
     return family_call(block, a->out, y);
 }
 
@@ -330,7 +330,7 @@ static void family_free(family_record *r) {
 UNUSED static tsh_tensor *family_input(tsh_ctx *ctx, const family *f, int64_t tokens,
                                        uint64_t seed) {
     const tsh_shape shape = tsh_shape3(FAMILY_BATCH, tokens, f->hidden);
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, tsh_replicated());
     ranks_set(ctx, t, seed);
     return tsh_requires_grad(t, 1);
 }

@@ -132,8 +132,8 @@ static int by_threads(tsh_ctx *ctx, void *user) {
     matrix a = matrix_new(p->m, p->k, ROWS, 1), b = matrix_new(p->k, p->n, COLUMNS, 2);
     tsh_tensor *x, *y, *z;
     int64_t i;
-    x = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(p->m, p->k), NULL, a.data);
-    y = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(p->n, p->k), NULL, b.data);
+    x = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(p->m, p->k), tsh_replicated(), a.data);
+    y = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(p->n, p->k), tsh_replicated(), b.data);
     z = tsh_matmul(x, tsh_transpose(y, 0, 1));
     CHECK_OK();
     for (i = 0; i < p->m * p->n; i++)
@@ -210,8 +210,8 @@ static int train(tsh_ctx *ctx, void *user) {
     training *out = (training *)user;
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 1e-2};
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     tsh_module *gpt = gpt_add(ctx);
     tsh_optim *optim;
     CHECK(tsh_parallelize(gpt, gpt_plan, GPT_RULES) == TSH_OK, "plan");
@@ -234,7 +234,7 @@ static void a_model_trains(void **state) {
         training built_in, other, again;
         tsh_desc desc = {.seed = 3};
         ranks_run_with(ranks, &desc, train, &built_in);
-        desc.gemm.fn = GEMM;
+        desc.gemm.multiply = GEMM;
         desc.threads = ranks;
         ranks_run_with(ranks, &desc, train, &other);
         ranks_run_with(ranks, &desc, train, &again);

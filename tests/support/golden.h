@@ -160,7 +160,8 @@ __attribute__((unused)) static golden_tensor golden_get(const golden_file *g, co
 
 /* An owned tensor with a golden one's values (F32 as values of this build). */
 __attribute__((unused)) static tsh_tensor *golden_load(tsh_ctx *ctx, const golden_tensor *g) {
-    tsh_tensor *t = tsh_tensor_new(ctx, g->dtype == TSH_F32 ? TSH_REAL : TSH_I64, g->shape, NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, g->dtype == TSH_F32 ? TSH_REAL : TSH_I64, g->shape,
+                                   tsh_replicated());
     void *data = tsh_data(ctx, t);
     const float *from = (const float *)g->data;
     int64_t i;

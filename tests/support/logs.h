@@ -13,8 +13,8 @@ typedef struct log_lines {
     char line[LOG_LINES][TSH_MESSAGE_SIZE + 80];
 } log_lines;
 
-/* For tsh_logger.fn; user is a log_lines. */
-__attribute__((unused)) static void log_keep(void *user, const char *message) {
+/* For tsh_logger.log; user is a log_lines. */
+__attribute__((unused)) static void log_keep(const char *message, void *user) {
     log_lines *lines = (log_lines *)user;
     int i = __atomic_fetch_add(&lines->count, 1, __ATOMIC_SEQ_CST);
     if (i < LOG_LINES) (void)snprintf(lines->line[i], sizeof lines->line[i], "%s", message);

@@ -246,8 +246,8 @@ UNUSED static int spec_same_layout(const tsh_layout *a, const tsh_layout *b, tsh
     if (a->kind != TSH_SHARDED) return 1;
     if (da != db || da >= shape.ndim) return 0;
     for (r = 0; r < ranks; r++) {
-        int64_t na = tsh_chunk(a, shape.dim[da], ranks, r, ra);
-        int64_t nb = tsh_chunk(b, shape.dim[db], ranks, r, rb);
+        int64_t na = tsh_shard_range(*a, shape.dim[da], ranks, r, ra);
+        int64_t nb = tsh_shard_range(*b, shape.dim[db], ranks, r, rb);
         if (na < 0 || na != nb || a->segments != b->segments) return 0;
         for (s = 0; s < a->segments; s++)
             if (ra[s].length != rb[s].length || (ra[s].length && ra[s].start != rb[s].start))
@@ -284,7 +284,7 @@ UNUSED static tsh_tensor *spec_tensor(tsh_ctx *ctx, const spec *s, uint64_t seed
     tsh_real *values = (tsh_real *)malloc((n + 1) * sizeof *values);
     int32_t *ids = (int32_t *)malloc((n + 1) * sizeof *ids);
     int rank = tsh_tp(ctx)->rank, size = tsh_tp(ctx)->size, r;
-    tsh_tensor *t = tsh_tensor_new(ctx, s->below ? TSH_I32 : TSH_REAL, s->shape, &s->layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, s->below ? TSH_I32 : TSH_REAL, s->shape, s->layout);
     for (e = 0; e < n; e++) {
         ids[e] = s->below ? (int32_t)(ranks_mix(seed, e) % (uint64_t)s->below) : 0;
         values[e] = (tsh_real)ranks_number(seed, e);
@@ -670,7 +670,7 @@ UNUSED static int trial_once(tsh_ctx *ctx, const trial *t, probe *p, int way, ca
         tsh_layout want = spec_layout(t->out, p->n), have = tsh_layout_of(out);
         char text[96];
         CHECK(spec_same_layout(&want, &have, tsh_shape_of(out), tsh_tp(ctx)->size), "%s: gives %s",
-              name, tsh_layout_text(&have, text, sizeof text));
+              name, tsh_layout_text(have, text, sizeof text));
     }
     CHECK(!capture_add(ctx, got, out), "%s", name);
     if (!(t->flags & TRIAL_VALUES) && trial_backward(t, p, way, name, out, leaf, got)) return 1;

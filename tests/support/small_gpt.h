@@ -26,7 +26,7 @@ static tsh_tensor *gpt_attention(tsh_module *self, tsh_tensor **in, int n, void 
     tsh_tensor *qkv[3] = {NULL, NULL, NULL}, *y;
     int i;
     (void)n, (void)user;
-    tsh_split_dim(gpt_call(self, "c_attn", in[0]), -1, 3, qkv);
+    tsh_split(gpt_call(self, "c_attn", in[0]), -1, 3, qkv);
     for (i = 0; i < 3; i++) qkv[i] = tsh_transpose(tsh_reshape(qkv[i], heads), 1, 2);
     y = tsh_transpose(tsh_attention(qkv[0], qkv[1], qkv[2], &desc), 1, 2);
     y = tsh_reshape(y, tsh_shape3(GPT_BATCH, GPT_CONTEXT, GPT_WIDTH));
@@ -78,7 +78,7 @@ UNUSED static tsh_module *gpt_add_form(tsh_ctx *ctx, const gpt_form *form) {
     const tsh_embedding_desc wte = {
         .count = GPT_VOCABULARY, .dim = GPT_WIDTH, .lookup = {.sparse = form->sparse}};
     const tsh_embedding_desc wpe = {.count = GPT_CONTEXT, .dim = GPT_WIDTH};
-    const tsh_linear_desc head = {.in = GPT_WIDTH, .out = GPT_VOCABULARY, .no_bias = 1};
+    const tsh_linear_desc head = {.in = GPT_WIDTH, .out = GPT_VOCABULARY, .bias = TSH_NO};
     const tsh_layer_norm_desc norm = {.dim = GPT_WIDTH};
     tsh_module *gpt = tsh_root(ctx), *h;
     int i;

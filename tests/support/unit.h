@@ -72,8 +72,8 @@ typedef struct unit_header {
     void *raw; /* malloc's block */
 } unit_header;
 
-UNIT_UNUSED static void *unit_allocate(void *user, void *ptr, size_t old_size, size_t new_size,
-                                       size_t align) {
+UNIT_UNUSED static void *unit_allocate(void *ptr, size_t old_size, size_t new_size,
+                                       size_t align, void *user) {
     unit_memory *memory = (unit_memory *)user;
     unit_header header;
     void *raw, *old = NULL;

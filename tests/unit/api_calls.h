@@ -12,7 +12,7 @@ enum {
     STRUCT_tsh_attention_desc,
     STRUCT_tsh_cross_entropy_desc,
     STRUCT_tsh_sample_desc,
-    STRUCT_tsh_custom_desc,
+    STRUCT_tsh_custom_op_desc,
     STRUCT_tsh_module_desc,
     STRUCT_tsh_layer_norm_desc,
     STRUCT_tsh_param_desc,
@@ -144,14 +144,14 @@ static const api_field fields_of_tsh_sample_desc[] = {
     {offsetof(tsh_sample_desc, position), {LONG, 0, "position"}},
 };
 
-static const api_field fields_of_tsh_custom_desc[] = {
-    {offsetof(tsh_custom_desc, name), {TEXT, 0, "name"}},
-    {offsetof(tsh_custom_desc, shape), {SHAPE, 0, "shape"}},
-    {offsetof(tsh_custom_desc, layout), {LAYOUT, 0, "layout"}},
-    {offsetof(tsh_custom_desc, partial), {INT, 0, "partial"}},
-    {offsetof(tsh_custom_desc, forward), {FUNCTION, 6, "forward"}},
-    {offsetof(tsh_custom_desc, backward), {FUNCTION, 7, "backward"}},
-    {offsetof(tsh_custom_desc, user), {USER, 0, "user"}},
+static const api_field fields_of_tsh_custom_op_desc[] = {
+    {offsetof(tsh_custom_op_desc, name), {TEXT, 0, "name"}},
+    {offsetof(tsh_custom_op_desc, shape), {SHAPE, 0, "shape"}},
+    {offsetof(tsh_custom_op_desc, layout), {LAYOUT, 0, "layout"}},
+    {offsetof(tsh_custom_op_desc, partial), {INT, 0, "partial"}},
+    {offsetof(tsh_custom_op_desc, forward), {FUNCTION, 6, "forward"}},
+    {offsetof(tsh_custom_op_desc, backward), {FUNCTION, 7, "backward"}},
+    {offsetof(tsh_custom_op_desc, user), {USER, 0, "user"}},
 };
 
 static const api_field fields_of_tsh_module_desc[] = {
@@ -162,8 +162,8 @@ static const api_field fields_of_tsh_module_desc[] = {
 static const api_field fields_of_tsh_layer_norm_desc[] = {
     {offsetof(tsh_layer_norm_desc, dim), {LONG, 0, "dim"}},
     {offsetof(tsh_layer_norm_desc, eps), {DOUBLE, 0, "eps"}},
-    {offsetof(tsh_layer_norm_desc, no_bias), {INT, 0, "no_bias"}},
     {offsetof(tsh_layer_norm_desc, dtype), {DTYPE, 0, "dtype"}},
+    {offsetof(tsh_layer_norm_desc, bias), {ENUM, 0, "bias"}},
 };
 
 static const api_field fields_of_tsh_param_desc[] = {
@@ -197,15 +197,15 @@ static const api_field fields_of_tsh_plan_rule[] = {
 static const api_field fields_of_tsh_linear_desc[] = {
     {offsetof(tsh_linear_desc, in), {LONG, 0, "in"}},
     {offsetof(tsh_linear_desc, out), {LONG, 0, "out"}},
-    {offsetof(tsh_linear_desc, no_bias), {INT, 0, "no_bias"}},
+    {offsetof(tsh_linear_desc, input), {LAYOUT_AT, 0, "input"}},
+    {offsetof(tsh_linear_desc, output), {LAYOUT_AT, 0, "output"}},
+    {offsetof(tsh_linear_desc, bias), {ENUM, 0, "bias"}},
     {offsetof(tsh_linear_desc, style), {ENUM, 0, "style"}},
     {offsetof(tsh_linear_desc, segments), {INT, 0, "segments"}},
     {offsetof(tsh_linear_desc, unit), {LONG, 0, "unit"}},
     {offsetof(tsh_linear_desc, gather_output), {INT, 0, "gather_output"}},
     {offsetof(tsh_linear_desc, skip_bias_add), {INT, 0, "skip_bias_add"}},
     {offsetof(tsh_linear_desc, reversed), {INT, 0, "reversed"}},
-    {offsetof(tsh_linear_desc, input), {LAYOUT_AT, 0, "input"}},
-    {offsetof(tsh_linear_desc, output), {LAYOUT_AT, 0, "output"}},
     {offsetof(tsh_linear_desc, regather), {INT, 0, "regather"}},
     {offsetof(tsh_linear_desc, weight_init.kind), {ENUM, 0, "weight_init.kind"}},
     {offsetof(tsh_linear_desc, weight_init.a), {DOUBLE, 0, "weight_init.a"}},
@@ -228,10 +228,10 @@ static const api_field fields_of_tsh_classifier_desc[] = {
     {offsetof(tsh_classifier_desc, in), {LONG, 0, "in"}},
     {offsetof(tsh_classifier_desc, classes), {LONG, 0, "classes"}},
     {offsetof(tsh_classifier_desc, weight), {TENSOR, 0, "weight"}},
-    {offsetof(tsh_classifier_desc, no_bias), {INT, 0, "no_bias"}},
+    {offsetof(tsh_classifier_desc, input), {LAYOUT_AT, 0, "input"}},
+    {offsetof(tsh_classifier_desc, bias), {ENUM, 0, "bias"}},
     {offsetof(tsh_classifier_desc, style), {ENUM, 0, "style"}},
     {offsetof(tsh_classifier_desc, gather_output), {INT, 0, "gather_output"}},
-    {offsetof(tsh_classifier_desc, input), {LAYOUT_AT, 0, "input"}},
     {offsetof(tsh_classifier_desc, weight_init.kind), {ENUM, 0, "weight_init.kind"}},
     {offsetof(tsh_classifier_desc, weight_init.a), {DOUBLE, 0, "weight_init.a"}},
     {offsetof(tsh_classifier_desc, weight_init.b), {DOUBLE, 0, "weight_init.b"}},
@@ -277,8 +277,8 @@ static const api_field fields_of_tsh_attention_layer_desc[] = {
     {offsetof(tsh_attention_layer_desc, heads), {LONG, 0, "heads"}},
     {offsetof(tsh_attention_layer_desc, kv_heads), {LONG, 0, "kv_heads"}},
     {offsetof(tsh_attention_layer_desc, head_dim), {LONG, 0, "head_dim"}},
-    {offsetof(tsh_attention_layer_desc, qkv_bias), {INT, 0, "qkv_bias"}},
-    {offsetof(tsh_attention_layer_desc, out_bias), {INT, 0, "out_bias"}},
+    {offsetof(tsh_attention_layer_desc, qkv_bias), {ENUM, 0, "qkv_bias"}},
+    {offsetof(tsh_attention_layer_desc, out_bias), {ENUM, 0, "out_bias"}},
     {offsetof(tsh_attention_layer_desc, rope), {STRUCT, STRUCT_tsh_rope_desc, "rope"}},
     {offsetof(tsh_attention_layer_desc, qk_norm), {STRUCT, STRUCT_tsh_rms_norm_desc, "qk_norm"}},
     {offsetof(tsh_attention_layer_desc, norm_all_heads), {INT, 0, "norm_all_heads"}},
@@ -325,7 +325,7 @@ static const api_field fields_of_tsh_mlp_desc[] = {
     {offsetof(tsh_mlp_desc, hidden), {LONG, 0, "hidden"}},
     {offsetof(tsh_mlp_desc, activation), {ENUM, 0, "activation"}},
     {offsetof(tsh_mlp_desc, gated), {INT, 0, "gated"}},
-    {offsetof(tsh_mlp_desc, bias), {INT, 0, "bias"}},
+    {offsetof(tsh_mlp_desc, bias), {ENUM, 0, "bias"}},
     {offsetof(tsh_mlp_desc, gate), {TEXT, 0, "gate"}},
     {offsetof(tsh_mlp_desc, up), {TEXT, 0, "up"}},
     {offsetof(tsh_mlp_desc, down), {TEXT, 0, "down"}},
@@ -400,13 +400,13 @@ static const api_field fields_of_tsh_file_desc[] = {
     {offsetof(tsh_file_desc, rename), {STRUCT, STRUCT_tsh_rename, "rename"}},
     {offsetof(tsh_file_desc, ignore), {NAMES, 0, "ignore"}},
     {offsetof(tsh_file_desc, broadcast), {INT, 0, "broadcast"}},
-    {offsetof(tsh_file_desc, read), {FUNCTION, 12, "read"}},
+    {offsetof(tsh_file_desc, read_at), {FUNCTION, 12, "read_at"}},
     {offsetof(tsh_file_desc, user), {USER, 0, "user"}},
 };
 
 static const api_field fields_of_tsh_trace_desc[] = {
     {offsetof(tsh_trace_desc, path), {TEXT, 0, "path"}},
-    {offsetof(tsh_trace_desc, write), {FUNCTION, 13, "write"}},
+    {offsetof(tsh_trace_desc, print), {FUNCTION, 13, "print"}},
     {offsetof(tsh_trace_desc, now), {FUNCTION, 14, "now"}},
     {offsetof(tsh_trace_desc, user), {USER, 0, "user"}},
     {offsetof(tsh_trace_desc, limit), {LONG, 0, "limit"}},
@@ -455,8 +455,8 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_cross_entropy_desc / sizeof(api_field)},
     {"tsh_sample_desc", sizeof(tsh_sample_desc), fields_of_tsh_sample_desc,
         sizeof fields_of_tsh_sample_desc / sizeof(api_field)},
-    {"tsh_custom_desc", sizeof(tsh_custom_desc), fields_of_tsh_custom_desc,
-        sizeof fields_of_tsh_custom_desc / sizeof(api_field)},
+    {"tsh_custom_op_desc", sizeof(tsh_custom_op_desc), fields_of_tsh_custom_op_desc,
+        sizeof fields_of_tsh_custom_op_desc / sizeof(api_field)},
     {"tsh_module_desc", sizeof(tsh_module_desc), fields_of_tsh_module_desc,
         sizeof fields_of_tsh_module_desc / sizeof(api_field)},
     {"tsh_layer_norm_desc", sizeof(tsh_layer_norm_desc), fields_of_tsh_layer_norm_desc,
@@ -503,14 +503,14 @@ static const api_function stubs[] = {
     (api_function)stub_tsh_run_on_built_fn,
     (api_function)stub_tsh_each_param_fn,
     (api_function)stub_tsh_gradcheck_fn,
-    (api_function)stub_tsh_custom_desc_forward,
-    (api_function)stub_tsh_custom_desc_backward,
+    (api_function)stub_tsh_custom_op_desc_forward,
+    (api_function)stub_tsh_custom_op_desc_backward,
     (api_function)stub_tsh_module_desc_forward,
     (api_function)stub_tsh_pipeline_desc_input,
     (api_function)stub_tsh_pipeline_desc_loss,
     (api_function)stub_tsh_pipeline_desc_weight,
-    (api_function)stub_tsh_file_desc_read,
-    (api_function)stub_tsh_trace_desc_write,
+    (api_function)stub_tsh_file_desc_read_at,
+    (api_function)stub_tsh_trace_desc_print,
     (api_function)stub_tsh_trace_desc_now,
 };
 
@@ -522,10 +522,10 @@ static void call_tsh_shard_units(void *const *a) { (void)tsh_shard_units(*(int *
     *(int64_t *)a[1]); }
 static void call_tsh_shard_segments(void *const *a) { (void)tsh_shard_segments(*(int *)a[0],
     *(int *)a[1], *(int64_t *)a[2]); }
-static void call_tsh_chunk(void *const *a) { (void)tsh_chunk(*(const tsh_layout **)a[0],
+static void call_tsh_shard_range(void *const *a) { (void)tsh_shard_range(*(tsh_layout *)a[0],
     *(int64_t *)a[1], *(int *)a[2], *(int *)a[3], *(tsh_range **)a[4]); }
-static void call_tsh_layout_text(void *const *a) { use_text(tsh_layout_text
-    (*(const tsh_layout **)a[0], *(char **)a[1], *(size_t *)a[2])); }
+static void call_tsh_layout_text(void *const *a) { use_text(tsh_layout_text(*(tsh_layout *)a[0],
+    *(char **)a[1], *(size_t *)a[2])); }
 static void call_tsh_allreduce(void *const *a) { (void)tsh_allreduce(*(tsh_comm **)a[0],
     *(void **)a[1], *(int64_t *)a[2], *(tsh_dtype *)a[3], *(tsh_redop *)a[4]); }
 static void call_tsh_allgather(void *const *a) { (void)tsh_allgather(*(tsh_comm **)a[0],
@@ -558,8 +558,8 @@ static void call_tsh_allreduce_start(void *const *a) { (void)tsh_allreduce_start
     (*(tsh_comm **)a[0], *(void **)a[1], *(int64_t *)a[2], *(tsh_dtype *)a[3], *(tsh_redop *)a[4],
     *(tsh_req **)a[5]); }
 static void call_tsh_comm_progress(void *const *a) { tsh_comm_progress(*(tsh_comm **)a[0]); }
-static void call_tsh_split(void *const *a) { (void)tsh_split(*(tsh_comm **)a[0], *(int *)a[1],
-    *(int *)a[2], *(tsh_comm **)a[3]); }
+static void call_tsh_comm_split(void *const *a) { (void)tsh_comm_split(*(tsh_comm **)a[0],
+    *(int *)a[1], *(int *)a[2], *(tsh_comm **)a[3]); }
 static void call_tsh_comm_error(void *const *a) { (void)tsh_comm_error(*(tsh_comm **)a[0],
     *(tsh_error **)a[1]); }
 static void call_tsh_comm_abort(void *const *a) { tsh_comm_abort(*(tsh_comm **)a[0],
@@ -573,8 +573,8 @@ static void call_tsh_last_error(void *const *a) { (void)tsh_last_error(*(const t
 static void call_tsh_clear_error(void *const *a) { tsh_clear_error(*(tsh_ctx **)a[0]); }
 static void call_tsh_fail(void *const *a) { (void)tsh_fail(*(tsh_ctx **)a[0], *(tsh_result *)a[1],
     *(const char **)a[2], 1); }
-static void call_tsh_log_stderr(void *const *a) { tsh_log_stderr(*(void **)a[0],
-    *(const char **)a[1]); }
+static void call_tsh_log_stderr(void *const *a) { tsh_log_stderr(*(const char **)a[0],
+    *(void **)a[1]); }
 static void call_tsh_log_message(void *const *a) { tsh_log_message(*(const tsh_logger **)a[0],
     *(const char **)a[1], 1); }
 static void call_tsh_error_set(void *const *a) { (void)tsh_error_set(*(tsh_error **)a[0],
@@ -612,15 +612,15 @@ static void call_tsh_shape3(void *const *a) { (void)tsh_shape3(*(int64_t *)a[0],
 static void call_tsh_shape4(void *const *a) { (void)tsh_shape4(*(int64_t *)a[0], *(int64_t *)a[1],
     *(int64_t *)a[2], *(int64_t *)a[3]); }
 static void call_tsh_tensor_new(void *const *a) { (void)tsh_tensor_new(*(tsh_ctx **)a[0],
-    *(tsh_dtype *)a[1], *(tsh_shape *)a[2], *(const tsh_layout **)a[3]); }
+    *(tsh_dtype *)a[1], *(tsh_shape *)a[2], *(tsh_layout *)a[3]); }
 static void call_tsh_tensor_from(void *const *a) { (void)tsh_tensor_from(*(tsh_ctx **)a[0],
-    *(tsh_dtype *)a[1], *(tsh_shape *)a[2], *(const tsh_layout **)a[3], *(const void **)a[4]); }
+    *(tsh_dtype *)a[1], *(tsh_shape *)a[2], *(tsh_layout *)a[3], *(const void **)a[4]); }
 static void call_tsh_tensor_free(void *const *a) { tsh_tensor_free(*(tsh_tensor **)a[0]); }
 static void call_tsh_zeros(void *const *a) { (void)tsh_zeros(*(tsh_ctx **)a[0],
     *(tsh_shape *)a[1]); }
 static void call_tsh_ones(void *const *a) { (void)tsh_ones(*(tsh_ctx **)a[0], *(tsh_shape *)a[1]); }
-static void call_tsh_filled(void *const *a) { (void)tsh_filled(*(tsh_ctx **)a[0],
-    *(tsh_shape *)a[1], *(double *)a[2]); }
+static void call_tsh_full(void *const *a) { (void)tsh_full(*(tsh_ctx **)a[0], *(tsh_shape *)a[1],
+    *(double *)a[2]); }
 static void call_tsh_arange(void *const *a) { (void)tsh_arange(*(tsh_ctx **)a[0],
     *(tsh_dtype *)a[1], *(double *)a[2], *(double *)a[3], *(double *)a[4]); }
 static void call_tsh_randn(void *const *a) { (void)tsh_randn(*(tsh_ctx **)a[0],
@@ -629,9 +629,9 @@ static void call_tsh_ctx_of(void *const *a) { (void)tsh_ctx_of(*(const tsh_tenso
 static void call_tsh_dtype_of(void *const *a) { (void)tsh_dtype_of(*(const tsh_tensor **)a[0]); }
 static void call_tsh_ndim(void *const *a) { (void)tsh_ndim(*(const tsh_tensor **)a[0]); }
 static void call_tsh_shape_of(void *const *a) { (void)tsh_shape_of(*(const tsh_tensor **)a[0]); }
-static void call_tsh_dim(void *const *a) { (void)tsh_dim(*(const tsh_tensor **)a[0],
+static void call_tsh_size(void *const *a) { (void)tsh_size(*(const tsh_tensor **)a[0],
     *(int *)a[1]); }
-static void call_tsh_local_dim(void *const *a) { (void)tsh_local_dim(*(const tsh_tensor **)a[0],
+static void call_tsh_local_size(void *const *a) { (void)tsh_local_size(*(const tsh_tensor **)a[0],
     *(int *)a[1]); }
 static void call_tsh_stride(void *const *a) { (void)tsh_stride(*(const tsh_tensor **)a[0],
     *(int *)a[1]); }
@@ -673,7 +673,7 @@ static void call_tsh_requires_grad(void *const *a) { (void)tsh_requires_grad(*(t
     *(int *)a[1]); }
 static void call_tsh_average_grad(void *const *a) { (void)tsh_average_grad(*(tsh_tensor **)a[0],
     *(int *)a[1]); }
-static void call_tsh_retain(void *const *a) { (void)tsh_retain(*(tsh_tensor **)a[0]); }
+static void call_tsh_retain_grad(void *const *a) { (void)tsh_retain_grad(*(tsh_tensor **)a[0]); }
 static void call_tsh_backward(void *const *a) { (void)tsh_backward(*(tsh_ctx **)a[0],
     *(tsh_tensor **)a[1]); }
 static void call_tsh_backward_with(void *const *a) { (void)tsh_backward_with(*(tsh_ctx **)a[0],
@@ -758,13 +758,13 @@ static void call_tsh_permute(void *const *a) { (void)tsh_permute(*(tsh_tensor **
     *(const int **)a[1]); }
 static void call_tsh_slice(void *const *a) { (void)tsh_slice(*(tsh_tensor **)a[0], *(int *)a[1],
     *(int64_t *)a[2], *(int64_t *)a[3]); }
-static void call_tsh_split_dim(void *const *a) { (void)tsh_split_dim(*(tsh_tensor **)a[0],
-    *(int *)a[1], *(int *)a[2], *(tsh_tensor ***)a[3]); }
+static void call_tsh_split(void *const *a) { (void)tsh_split(*(tsh_tensor **)a[0], *(int *)a[1],
+    *(int *)a[2], *(tsh_tensor ***)a[3]); }
 static void call_tsh_concat(void *const *a) { (void)tsh_concat(*(tsh_tensor *const **)a[0],
     *(int *)a[1], *(int *)a[2]); }
 static void call_tsh_redistribute(void *const *a) { (void)tsh_redistribute(*(tsh_tensor **)a[0],
     *(tsh_layout *)a[1]); }
-static void call_tsh_full(void *const *a) { (void)tsh_full(*(tsh_tensor **)a[0]); }
+static void call_tsh_full_tensor(void *const *a) { (void)tsh_full_tensor(*(tsh_tensor **)a[0]); }
 static void call_tsh_set_layout(void *const *a) { (void)tsh_set_layout(*(tsh_tensor **)a[0],
     *(tsh_layout *)a[1]); }
 static void call_tsh_tp_copy(void *const *a) { (void)tsh_tp_copy(*(tsh_tensor **)a[0],
@@ -804,7 +804,7 @@ static void call_tsh_cross_entropy(void *const *a) { (void)tsh_cross_entropy(*(t
 static void call_tsh_sample(void *const *a) { (void)tsh_sample(*(tsh_tensor **)a[0],
     *(const tsh_sample_desc **)a[1]); }
 static void call_tsh_custom_op(void *const *a) { (void)tsh_custom_op(*(tsh_ctx **)a[0],
-    *(tsh_tensor *const **)a[1], *(int *)a[2], *(const tsh_custom_desc **)a[3]); }
+    *(tsh_tensor *const **)a[1], *(int *)a[2], *(const tsh_custom_op_desc **)a[3]); }
 static void call_tsh_root(void *const *a) { (void)tsh_root(*(tsh_ctx **)a[0]); }
 static void call_tsh_add_module(void *const *a) { (void)tsh_add_module(*(tsh_module **)a[0],
     *(const char **)a[1], *(const tsh_module_desc **)a[2]); }
@@ -940,10 +940,10 @@ static const api_call calls[] = {
     {"tsh_shard_units", call_tsh_shard_units, 2, {{INT, 0, "dim"}, {LONG, 0, "unit"}}},
     {"tsh_shard_segments", call_tsh_shard_segments, 3, {{INT, 0, "dim"}, {INT, 0, "segments"},
         {LONG, 0, "unit"}}},
-    {"tsh_chunk", call_tsh_chunk, 5, {{LAYOUT_AT, 0, "layout"}, {LONG, 0, "length"}, {INT, 0,
-        "size"}, {INT, 0, "rank"}, {RANGES, 0, "ranges"}}},
-    {"tsh_layout_text", call_tsh_layout_text, 3, {{LAYOUT_AT, 0, "layout"}, {TEXT, 0, "text"},
-        {SIZE, 0, "size"}}},
+    {"tsh_shard_range", call_tsh_shard_range, 5, {{LAYOUT, 0, "layout"}, {LONG, 0, "length"},
+        {INT, 0, "size"}, {INT, 0, "rank"}, {RANGES, 0, "ranges"}}},
+    {"tsh_layout_text", call_tsh_layout_text, 3, {{LAYOUT, 0, "layout"}, {TEXT, 0, "text"}, {SIZE,
+        0, "size"}}},
     {"tsh_allreduce", call_tsh_allreduce, 5, {{COMM, 0, "comm"}, {BUFFER, 0, "buffer"}, {LONG, 0,
         "count"}, {DTYPE, 0, "dtype"}, {ENUM, 0, "op"}}},
     {"tsh_allgather", call_tsh_allgather, 6, {{COMM, 0, "comm"}, {BUFFER, 0, "send"}, {OUTPUT, 0,
@@ -972,8 +972,8 @@ static const api_call calls[] = {
     {"tsh_allreduce_start", call_tsh_allreduce_start, 6, {{COMM, 0, "comm"}, {BUFFER, 0,
         "buffer"}, {LONG, 0, "count"}, {DTYPE, 0, "dtype"}, {ENUM, 0, "op"}, {REQ_AT, 0, "req"}}},
     {"tsh_comm_progress", call_tsh_comm_progress, 1, {{COMM, 0, "comm"}}},
-    {"tsh_split", call_tsh_split, 4, {{COMM, 0, "comm"}, {INT, 0, "color"}, {INT, 0, "key"},
-        {OUT_COMM, 0, "out"}}},
+    {"tsh_comm_split", call_tsh_comm_split, 4, {{COMM, 0, "comm"}, {INT, 0, "color"}, {INT, 0,
+        "key"}, {OUT_COMM, 0, "out"}}},
     {"tsh_comm_error", call_tsh_comm_error, 2, {{COMM, 0, "comm"}, {ERROR_AT, 0, "error"}}},
     {"tsh_comm_abort", call_tsh_comm_abort, 3, {{COMM, 0, "comm"}, {ENUM, 0, "code"}, {TEXT, 0,
         "message"}}},
@@ -985,7 +985,7 @@ static const api_call calls[] = {
     {"tsh_last_error", call_tsh_last_error, 1, {{CTX, 0, "ctx"}}},
     {"tsh_clear_error", call_tsh_clear_error, 1, {{CTX, 0, "ctx"}}},
     {"tsh_fail", call_tsh_fail, 3, {{CTX, 0, "ctx"}, {ENUM, 0, "code"}, {FORMAT, 0, "format"}}},
-    {"tsh_log_stderr", call_tsh_log_stderr, 2, {{USER, 0, "user"}, {TEXT, 0, "message"}}},
+    {"tsh_log_stderr", call_tsh_log_stderr, 2, {{TEXT, 0, "message"}, {USER, 0, "user"}}},
     {"tsh_log_message", call_tsh_log_message, 2, {{LOGGER, 0, "logger"}, {FORMAT, 0, "format"}}},
     {"tsh_error_set", call_tsh_error_set, 4, {{ERROR_AT, 0, "error"}, {ENUM, 0, "code"}, {INT, 0,
         "rank"}, {FORMAT, 0, "format"}}},
@@ -1017,14 +1017,13 @@ static const api_call calls[] = {
     {"tsh_shape4", call_tsh_shape4, 4, {{LONG, 0, "a"}, {LONG, 0, "b"}, {LONG, 0, "c"}, {LONG, 0,
         "d"}}},
     {"tsh_tensor_new", call_tsh_tensor_new, 4, {{CTX, 0, "ctx"}, {DTYPE, 0, "dtype"}, {SHAPE, 0,
-        "shape"}, {LAYOUT_AT, 0, "layout"}}},
+        "shape"}, {LAYOUT, 0, "layout"}}},
     {"tsh_tensor_from", call_tsh_tensor_from, 5, {{CTX, 0, "ctx"}, {DTYPE, 0, "dtype"}, {SHAPE, 0,
-        "shape"}, {LAYOUT_AT, 0, "layout"}, {BUFFER, 0, "data"}}},
+        "shape"}, {LAYOUT, 0, "layout"}, {BUFFER, 0, "data"}}},
     {"tsh_tensor_free", call_tsh_tensor_free, 1, {{TENSOR, 0, "t"}}},
     {"tsh_zeros", call_tsh_zeros, 2, {{CTX, 0, "ctx"}, {SHAPE, 0, "shape"}}},
     {"tsh_ones", call_tsh_ones, 2, {{CTX, 0, "ctx"}, {SHAPE, 0, "shape"}}},
-    {"tsh_filled", call_tsh_filled, 3, {{CTX, 0, "ctx"}, {SHAPE, 0, "shape"}, {DOUBLE, 0,
-        "value"}}},
+    {"tsh_full", call_tsh_full, 3, {{CTX, 0, "ctx"}, {SHAPE, 0, "shape"}, {DOUBLE, 0, "value"}}},
     {"tsh_arange", call_tsh_arange, 5, {{CTX, 0, "ctx"}, {DTYPE, 0, "dtype"}, {DOUBLE, 0,
         "start"}, {DOUBLE, 0, "stop"}, {DOUBLE, 0, "step"}}},
     {"tsh_randn", call_tsh_randn, 2, {{CTX, 0, "ctx"}, {SHAPE, 0, "shape"}}},
@@ -1032,8 +1031,8 @@ static const api_call calls[] = {
     {"tsh_dtype_of", call_tsh_dtype_of, 1, {{TENSOR, 0, "t"}}},
     {"tsh_ndim", call_tsh_ndim, 1, {{TENSOR, 0, "t"}}},
     {"tsh_shape_of", call_tsh_shape_of, 1, {{TENSOR, 0, "t"}}},
-    {"tsh_dim", call_tsh_dim, 2, {{TENSOR, 0, "t"}, {INT, 0, "dim"}}},
-    {"tsh_local_dim", call_tsh_local_dim, 2, {{TENSOR, 0, "t"}, {INT, 0, "dim"}}},
+    {"tsh_size", call_tsh_size, 2, {{TENSOR, 0, "t"}, {INT, 0, "dim"}}},
+    {"tsh_local_size", call_tsh_local_size, 2, {{TENSOR, 0, "t"}, {INT, 0, "dim"}}},
     {"tsh_stride", call_tsh_stride, 2, {{TENSOR, 0, "t"}, {INT, 0, "dim"}}},
     {"tsh_numel", call_tsh_numel, 1, {{TENSOR, 0, "t"}}},
     {"tsh_local_numel", call_tsh_local_numel, 1, {{TENSOR, 0, "t"}}},
@@ -1067,7 +1066,7 @@ static const api_call calls[] = {
     {"tsh_no_grad_end", call_tsh_no_grad_end, 1, {{CTX, 0, "ctx"}}},
     {"tsh_requires_grad", call_tsh_requires_grad, 2, {{TENSOR, 0, "t"}, {INT, 0, "on"}}},
     {"tsh_average_grad", call_tsh_average_grad, 2, {{TENSOR, 0, "t"}, {INT, 0, "on"}}},
-    {"tsh_retain", call_tsh_retain, 1, {{TENSOR, 0, "t"}}},
+    {"tsh_retain_grad", call_tsh_retain_grad, 1, {{TENSOR, 0, "t"}}},
     {"tsh_backward", call_tsh_backward, 2, {{CTX, 0, "ctx"}, {TENSOR, 0, "loss"}}},
     {"tsh_backward_with", call_tsh_backward_with, 3, {{CTX, 0, "ctx"}, {TENSOR, 0, "loss"},
         {STRUCT, STRUCT_tsh_backward_desc, "desc"}}},
@@ -1124,11 +1123,11 @@ static const api_call calls[] = {
     {"tsh_permute", call_tsh_permute, 2, {{TENSOR, 0, "x"}, {INTS, 0, "dims"}}},
     {"tsh_slice", call_tsh_slice, 4, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {LONG, 0, "start"},
         {LONG, 0, "length"}}},
-    {"tsh_split_dim", call_tsh_split_dim, 4, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {COUNT, 0, "n"},
+    {"tsh_split", call_tsh_split, 4, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {COUNT, 0, "n"},
         {TENSORS, 0, "parts"}}},
     {"tsh_concat", call_tsh_concat, 3, {{TENSORS, 0, "parts"}, {COUNT, 0, "n"}, {INT, 0, "dim"}}},
     {"tsh_redistribute", call_tsh_redistribute, 2, {{TENSOR, 0, "x"}, {LAYOUT, 0, "layout"}}},
-    {"tsh_full", call_tsh_full, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_full_tensor", call_tsh_full_tensor, 1, {{TENSOR, 0, "x"}}},
     {"tsh_set_layout", call_tsh_set_layout, 2, {{TENSOR, 0, "t"}, {LAYOUT, 0, "layout"}}},
     {"tsh_tp_copy", call_tsh_tp_copy, 2, {{TENSOR, 0, "x"}, {ENUM, 0, "op"}}},
     {"tsh_tp_reduce", call_tsh_tp_reduce, 2, {{TENSOR, 0, "x"}, {ENUM, 0, "op"}}},
@@ -1160,7 +1159,7 @@ static const api_call calls[] = {
     {"tsh_sample", call_tsh_sample, 2, {{TENSOR, 0, "logits"}, {STRUCT, STRUCT_tsh_sample_desc,
         "desc"}}},
     {"tsh_custom_op", call_tsh_custom_op, 4, {{CTX, 0, "ctx"}, {TENSORS, 0, "in"}, {COUNT, 0,
-        "n"}, {STRUCT, STRUCT_tsh_custom_desc, "desc"}}},
+        "n"}, {STRUCT, STRUCT_tsh_custom_op_desc, "desc"}}},
     {"tsh_root", call_tsh_root, 1, {{CTX, 0, "ctx"}}},
     {"tsh_add_module", call_tsh_add_module, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"}, {STRUCT,
         STRUCT_tsh_module_desc, "desc"}}},

@@ -37,7 +37,7 @@ static int work(tsh_ctx *ctx, void *user) {
         (void)tsh_load(root, j->path, NULL);
     } else {
         y = tsh_forward(tsh_child(h, 0), tsh_ones(ctx, tsh_shape2(2, 4)));
-        (void)tsh_backward(ctx, tsh_full(tsh_sum(tsh_mul(y, y), TSH_ALL, 0)));
+        (void)tsh_backward(ctx, tsh_full_tensor(tsh_sum(tsh_mul(y, y), TSH_ALL, 0)));
         (void)tsh_optim_step(optim);
         (void)tsh_step_end(ctx);
         (void)tsh_save(root, j->path, optim);

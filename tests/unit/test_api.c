@@ -135,12 +135,13 @@ static tsh_tensor *stub_tsh_gradcheck_fn(tsh_ctx *ctx, tsh_tensor **in, int n, v
     (void)ctx, (void)user;
     return n > 0 ? tsh_sum(in[0], TSH_ALL, 0) : NULL;
 }
-static void stub_tsh_custom_desc_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void stub_tsh_custom_op_desc_forward(tsh_tensor *const *in, int n, tsh_real *out,
+                                            void *user) {
     (void)user, (void)in, (void)n, (void)out;
 }
-static void stub_tsh_custom_desc_backward(void *user, tsh_tensor *const *in, int n,
+static void stub_tsh_custom_op_desc_backward(tsh_tensor *const *in, int n,
                                           const tsh_real *out, const tsh_real *grad_out,
-                                          tsh_real *const *grad_in) {
+                                          tsh_real *const *grad_in, void *user) {
     (void)user, (void)in, (void)n, (void)out, (void)grad_out, (void)grad_in;
 }
 static tsh_tensor *stub_tsh_module_desc_forward(tsh_module *module, tsh_tensor **in, int n,
@@ -161,11 +162,11 @@ static double stub_tsh_pipeline_desc_weight(tsh_ctx *ctx, int micro_batch, void 
     (void)ctx, (void)micro_batch, (void)user;
     return 1;
 }
-static int64_t stub_tsh_file_desc_read(void *user, int64_t at, void *to, int64_t bytes) {
+static int64_t stub_tsh_file_desc_read_at(int64_t at, void *to, int64_t bytes, void *user) {
     (void)user, (void)at, (void)to, (void)bytes;
     return -1;
 }
-static int stub_tsh_trace_desc_write(void *user, const char *text, size_t size) {
+static int stub_tsh_trace_desc_print(const char *text, size_t size, void *user) {
     (void)user, (void)text, (void)size;
     return 1;
 }
@@ -191,7 +192,7 @@ static void use_file(FILE *file) {
 
 /* -- a world ---------------------------------------------------------------- */
 
-static void *allocate(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+static void *allocate(void *ptr, size_t old_size, size_t new_size, size_t align, void *user) {
     void *block = NULL;
     if (new_size && (new_size > memory_limit || posix_memalign(&block, align, new_size)))
         return NULL;
@@ -201,7 +202,7 @@ static void *allocate(void *user, void *ptr, size_t old_size, size_t new_size, s
     return block;
 }
 
-static void take_message(void *user, const char *message) {
+static void take_message(const char *message, void *user) {
     (void)user;
     assert_null(strstr(message, "(null)"));
 }
@@ -210,8 +211,8 @@ static tsh_ctx *open_ctx(void) {
     tsh_desc desc;
     tsh_ctx *ctx = NULL;
     memset(&desc, 0, sizeof desc);
-    desc.allocator.fn = allocate;
-    desc.logger.fn = take_message;
+    desc.allocator.allocate = allocate;
+    desc.logger.log = take_message;
     assert_int_equal(tsh_open(&desc, &ctx), TSH_OK);
     return ctx;
 }
@@ -238,7 +239,7 @@ static void add_model(tsh_ctx *ctx) {
 }
 
 static tsh_tensor *owned_of(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape, tsh_layout layout) {
-    return tsh_tensor_new(ctx, dtype, shape, &layout);
+    return tsh_tensor_new(ctx, dtype, shape, layout);
 }
 
 /* The tensors; by their place, see default_tensor. */
@@ -247,14 +248,14 @@ static void make_tensors(world *w) {
     tsh_ctx *ctx = w->ctx;
     tsh_tensor *spent;
     int i = 0;
-    t[i++] = tsh_requires_grad(tsh_tensor_new(ctx, TSH_F32, tsh_shape2(4, 4), NULL), 1);
-    t[i++] = tsh_requires_grad(tsh_tensor_new(ctx, TSH_F32, tsh_shape1(4), NULL), 1);
-    t[i++] = tsh_tensor_new(ctx, TSH_F32, tsh_shape0(), NULL);
-    t[i++] = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(4), NULL);
-    t[i++] = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(4, 4), NULL);
-    t[i++] = tsh_tensor_new(ctx, TSH_F32, tsh_shape4(1, 2, 4, 4), NULL);
+    t[i++] = tsh_requires_grad(tsh_tensor_new(ctx, TSH_F32, tsh_shape2(4, 4), tsh_replicated()), 1);
+    t[i++] = tsh_requires_grad(tsh_tensor_new(ctx, TSH_F32, tsh_shape1(4), tsh_replicated()), 1);
+    t[i++] = tsh_tensor_new(ctx, TSH_F32, tsh_shape0(), tsh_replicated());
+    t[i++] = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(4), tsh_replicated());
+    t[i++] = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(4, 4), tsh_replicated());
+    t[i++] = tsh_tensor_new(ctx, TSH_F32, tsh_shape4(1, 2, 4, 4), tsh_replicated());
     t[i++] = NULL;
-    t[i++] = tsh_tensor_new(ctx, TSH_F32, tsh_shape2(4, 4), NULL);
+    t[i++] = tsh_tensor_new(ctx, TSH_F32, tsh_shape2(4, 4), tsh_replicated());
     tsh_tensor_free(t[i - 1]); /* stale */
     tsh_scope_begin(ctx);
     t[i++] = tsh_ones(ctx, tsh_shape2(4, 4));
@@ -262,9 +263,9 @@ static void make_tensors(world *w) {
     spent = tsh_scale(t[0], 2);
     (void)tsh_backward(ctx, tsh_sum(tsh_exp(spent), TSH_ALL, 0));
     t[i++] = spent; /* its values were given back by backward */
-    t[i++] = tsh_tensor_new(w->other, TSH_F32, tsh_shape2(4, 4), NULL);
-    t[i++] = tsh_tensor_new(ctx, TSH_F32, tsh_shape2(0, 3), NULL);
-    t[i++] = tsh_tensor_new(ctx, TSH_BF16, tsh_shape2(4, 4), NULL);
+    t[i++] = tsh_tensor_new(w->other, TSH_F32, tsh_shape2(4, 4), tsh_replicated());
+    t[i++] = tsh_tensor_new(ctx, TSH_F32, tsh_shape2(0, 3), tsh_replicated());
+    t[i++] = tsh_tensor_new(ctx, TSH_BF16, tsh_shape2(4, 4), tsh_replicated());
     t[i++] = owned_of(ctx, TSH_F32, tsh_shape2(4, 4), tsh_sharded(0));
     t[i++] = tsh_redistribute(t[0], tsh_partial());
     t[i++] = tsh_param(tsh_root(ctx), "up.weight");
@@ -688,14 +689,14 @@ static void test_texts_without_objects_or_room(void **state) {
     char text[64] = "before";
     (void)state;
     t = tsh_ones(ctx, tsh_shape1(2));
-    assert_null(tsh_layout_text(&layout, NULL, 0));
-    assert_null(tsh_layout_text(&layout, NULL, sizeof text));
+    assert_null(tsh_layout_text(layout, NULL, 0));
+    assert_null(tsh_layout_text(layout, NULL, sizeof text));
     assert_null(tsh_to_string(t, NULL, 0));
     assert_null(tsh_to_string(t, NULL, sizeof text));
     assert_null(tshb_coll_text(&coll, NULL, 1, NULL, sizeof text));
     assert_null(tshb_group_text(1, NULL, sizeof text));
-    assert_string_equal(tsh_layout_text(&layout, text, 0), "before");
-    assert_string_equal(tsh_layout_text(NULL, text, sizeof text), "R");
+    assert_string_equal(tsh_layout_text(layout, text, 0), "before");
+    assert_string_equal(tsh_layout_text(layout, text, sizeof text), "S(1)");
     assert_string_equal(tsh_to_string(t, text, sizeof text), "f32 (2) R: 1 1");
     assert_string_equal(tshb_coll_text(NULL, NULL, 1, text, sizeof text), "");
     tsh_close(ctx);
@@ -706,12 +707,11 @@ static void test_extremes_of_chunks_and_schedules(void **state) {
     const tsh_schedule endless = {TSH_COSINE, 1, 0, INT64_MIN, INT64_MAX};
     tsh_layout layout = tsh_sharded(0);
     (void)state;
-    assert_int_equal(tsh_chunk(NULL, 4, 2, 0, NULL), -1);
-    assert_int_equal(tsh_chunk(&layout, INT64_MAX, 2, 0, NULL), -1);
-    assert_int_equal(tsh_chunk(&layout, INT64_MAX / 4, INT_MAX, INT_MAX - 1, NULL) >= 0, 1);
+    assert_int_equal(tsh_shard_range(layout, INT64_MAX, 2, 0, NULL), -1);
+    assert_int_equal(tsh_shard_range(layout, INT64_MAX / 4, INT_MAX, INT_MAX - 1, NULL) >= 0, 1);
     layout.segments = 2;
     layout.segment[0].length = layout.segment[1].length = INT64_MAX; /* their sum would be -2 */
-    assert_int_equal(tsh_chunk(&layout, 4, 2, 1, NULL), -1);
+    assert_int_equal(tsh_shard_range(layout, 4, 2, 1, NULL), -1);
     assert_true(tsh_schedule_lr(NULL, 1) == 0);
     assert_true(tsh_schedule_lr(&usual, 0) == 0.1);
     assert_true(tsh_schedule_lr(&usual, INT64_MIN) == 0.1);

@@ -224,7 +224,7 @@ static void chunks_are_those_of_a_plain_dimension(void **state) {
     for (size = 1; size <= 9; size++)
         for (n = 0; n <= 100; n++) {
             for (k = 0; k < size; k++) {
-                length = tsh_chunk(&layout, n, size, k, range);
+                length = tsh_shard_range(layout, n, size, k, range);
                 assert_int_equal(tshb_coll_chunk(n, size, k), range[0].start);
                 assert_int_equal(tshb_coll_chunk(n, size, k + 1), range[0].start + length);
             }

@@ -367,13 +367,13 @@ static void inputs_of_two_dtypes(void **state) {
 }
 
 /* A user's op gets tsh_real, whatever its inputs are. */
-static void half_product(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void half_product(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     const tsh_real *x = (const tsh_real *)tsh_data(tsh_ctx_of(in[0]), in[0]);
     (void)user, (void)n;
     out[0] = x[0] * x[1];
 }
-static void half_product_back(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                            const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void half_product_back(tsh_tensor *const *in, int n, const tsh_real *out,
+                            const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     const tsh_real *x = (const tsh_real *)tsh_data(tsh_ctx_of(in[0]), in[0]);
     (void)user, (void)n, (void)out;
     grad_in[0][0] += grad_out[0] * x[1];
@@ -381,11 +381,11 @@ static void half_product_back(void *user, tsh_tensor *const *in, int n, const ts
 }
 
 static void custom_ops_get_reals(void **state) {
-    tsh_custom_desc desc = {.name = "product", .forward = half_product,
+    tsh_custom_op_desc desc = {.name = "product", .forward = half_product,
                             .backward = half_product_back};
     tsh_ctx *ctx = unit_open(NULL);
     const uint16_t values[2] = {0x4000, 0x40A0}; /* 2 and 5 */
-    tsh_tensor *x = tsh_tensor_from(ctx, TSH_BF16, tsh_shape1(2), NULL, values), *y;
+    tsh_tensor *x = tsh_tensor_from(ctx, TSH_BF16, tsh_shape1(2), tsh_replicated(), values), *y;
     (void)state;
     tsh_requires_grad(x, 1);
     y = tsh_custom_op(ctx, &x, 1, &desc);
@@ -444,10 +444,10 @@ static void mixed_compute(const tsh_desc *desc, int linear, const tsh_dtype dtyp
 static int mixed_calls;
 
 /* A product of the user's own, which knows tsh_real only. */
-static void mixed_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+static void mixed_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha,
                        const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb,
                        int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc,
-                       int threads) {
+                       int threads, void *user) {
     int64_t i, j, p;
     (void)user;
     (void)threads;
@@ -481,7 +481,7 @@ static void products_take_mixed_dtypes(void **state) {
         int64_t e;
         memset(&desc, 0, sizeof desc);
         mixed_compute(&desc, linear, reals, rows, want, &out);
-        if (i % 2) desc.gemm.fn = mixed_gemm;
+        if (i % 2) desc.gemm.multiply = mixed_gemm;
         mixed_calls = 0;
         mixed_compute(&desc, linear, dtype, rows, got, &out);
         assert_int_equal(mixed_calls, i % 2 ? 3 : 0);
@@ -549,7 +549,7 @@ static int sharded_linear(tsh_ctx *ctx, void *user) {
         sharded = tsh_linear(in[0], w, b);
         CHECK_OK();
         CHECK(tsh_dtype_of(sharded) == BFLOAT, "dtype %d", (int)tsh_dtype_of(sharded));
-        sharded = tsh_cast(tsh_full(sharded), TSH_REAL);
+        sharded = tsh_cast(tsh_full_tensor(sharded), TSH_REAL);
         error = tsh_max(tsh_pow_scalar(tsh_sub(sharded, y), 2), TSH_ALL, 0);
         /* ranks' sums are rounded before they are added: two ulps of a bfloat, or nothing */
         CHECK(tsh_item(ctx, error) <= (dim ? 0.0157 : 0), "%g", tsh_item(ctx, error));

@@ -1000,10 +1000,10 @@ static float to_tf32(tsh_real x) {
     return value;
 }
 
-static void tf32_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+static void tf32_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha,
                       const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb,
                       int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc,
-                      int threads) {
+                      int threads, void *user) {
     int64_t i, j, l;
     (void)threads;
     for (i = 0; i < m; i++)
@@ -1024,12 +1024,12 @@ static void test_own_gemm(void **state) {
         tsh_desc desc = {.seed = 4};
         tsh_tensor *a, *b, *c;
         tsh_ctx *ctx;
-        if (own) desc.gemm.fn = tf32_gemm;
+        if (own) desc.gemm.multiply = tf32_gemm;
         desc.gemm.user = &calls;
         assert_int_equal(tsh_open(&desc, &ctx), TSH_OK);
-        a = tsh_requires_grad(tsh_keep(tsh_filled(ctx, tsh_shape2(3, 4), more)), 1);
-        b = tsh_filled(ctx, tsh_shape2(4, 2), 1);
-        c = tsh_retain(tsh_matmul(a, b));
+        a = tsh_requires_grad(tsh_keep(tsh_full(ctx, tsh_shape2(3, 4), more)), 1);
+        b = tsh_full(ctx, tsh_shape2(4, 2), 1);
+        c = tsh_retain_grad(tsh_matmul(a, b));
         assert_true(((tsh_real *)tsh_data(ctx, c))[0] == (tsh_real)(own ? 4 : 4 * more));
         assert_int_equal(tsh_backward(ctx, tsh_sum(tsh_scale(c, more), TSH_ALL, 0)), TSH_OK);
         assert_true(((tsh_real *)tsh_data(ctx, tsh_grad(a)))[0] == (tsh_real)(own ? 2 : 2 * more));

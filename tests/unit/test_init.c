@@ -53,7 +53,7 @@ static int draws_the_same(tsh_ctx *ctx, void *user) {
     for (i = 0; i < COUNT(every_init); i++)
         for (f = 0; f < COUNT(forms); f++) {
             spec form = spec_parse(forms[f], 1);
-            tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, form.shape, &form.layout);
+            tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, form.shape, form.layout);
             double *values;
             uint64_t hash;
             size_t bytes = (size_t)tsh_numel(t) * sizeof *values;
@@ -173,7 +173,7 @@ enum { OUT = 120, IN = 80, K = 5, VALUES = OUT * IN * K };
 
 static void expect_moments(tsh_ctx *ctx, init_fn fn, const tsh_init *desc, double mean,
                            double deviation, double least, double most) {
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(OUT, IN, K), NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(OUT, IN, K), tsh_replicated());
     double room = 5 / sqrt(VALUES);
     moments m;
     assert_int_equal(fn(t, desc), TSH_OK);
@@ -233,7 +233,7 @@ static void far_tails_keep_their_shape(void **state) {
     tsh_init up = {.a = 0, .b = 1, .low = 6, .high = 7};
     tsh_init down = {.a = 0, .b = 1, .low = -7, .high = -6};
     tsh_ctx *ctx = unit_open(NULL);
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(VALUES), NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(VALUES), tsh_replicated());
     const double cut[] = {6.05, 6.1, 6.2, 6.5};
     const double all = erfc(6 / sqrt(2.0)) - erfc(7 / sqrt(2.0));
     int64_t e;
@@ -273,7 +273,7 @@ static double at(const tsh_real *q, int64_t cols, int turned, int64_t vector, in
  * it is the Q that torch.nn.init.orthogonal_ makes of the same normal matrix A. */
 static void check_orthogonal(tsh_ctx *ctx, tsh_shape shape, double gain) {
     tsh_init desc = {.gain = gain};
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, shape, tsh_replicated());
     const tsh_real *q = (const tsh_real *)tsh_data(ctx, t);
     int64_t rows = shape.dim[0], cols = tsh_numel(t) / rows, i, j, k;
     int wide = rows < cols;
@@ -313,16 +313,16 @@ static void orthogonal_is_the_q_of_qr(void **state) {
 
 static void dirac_keeps_channels(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 2), NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 2), tsh_replicated());
     int64_t e, i, j, k, l;
     const tsh_real *x;
     (void)state;
     assert_int_equal(tsh_init_dirac(t, NULL), TSH_OK);
     EXPECT_TEXT(t, "(3, 2) R: 1 0 / 0 1 / 0 0");
-    t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(2, 3, 4), NULL);
+    t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(2, 3, 4), tsh_replicated());
     assert_int_equal(tsh_init_dirac(t, NULL), TSH_OK);
     EXPECT_TEXT(t, "(2, 3, 4) R: 0 0 1 0 / 0 0 0 0 / 0 0 0 0 / / 0 0 0 0 / 0 0 1 0 / 0 0 0 0");
-    t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(5, 3, 2, 5), NULL);
+    t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(5, 3, 2, 5), tsh_replicated());
     assert_int_equal(tsh_init_dirac(t, NULL), TSH_OK);
     x = (const tsh_real *)tsh_data(ctx, t);
     for (e = 0, i = 0; i < 5; i++)
@@ -338,7 +338,7 @@ static void dirac_keeps_channels(void **state) {
 static tsh_tensor *loss_of(tsh_ctx *ctx, tsh_module *root) {
     tsh_tensor *x = tsh_ones(ctx, tsh_shape2(2, 4));
     x = tsh_forward(tsh_find(root, "b"), tsh_forward(tsh_find(root, "a"), x));
-    return tsh_full(tsh_sum(x, TSH_ALL, 0));
+    return tsh_full_tensor(tsh_sum(x, TSH_ALL, 0));
 }
 
 static int resets(tsh_ctx *ctx, void *user) {
@@ -411,8 +411,8 @@ static void mistakes_are_sentences(void **state) {
     tsh_linear_desc layer = {.in = 3, .out = 2};
     tsh_layout partial = tsh_partial();
     tsh_ctx *ctx = unit_open(NULL);
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(5), NULL);
-    tsh_tensor *p = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(5), &partial), *bias;
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(5), tsh_replicated());
+    tsh_tensor *p = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(5), partial), *bias;
     int i;
     (void)state;
     for (i = 0; i < COUNT(every_init); i++) {
@@ -425,8 +425,8 @@ static void mistakes_are_sentences(void **state) {
         assert_int_equal(every_init[i](t, NULL), TSH_ERR_SHAPE);
         EXPECT(TSH_ERR_SHAPE, "two dimensions or more");
     }
-    assert_int_equal(tsh_init_normal(tsh_tensor_new(ctx, TSH_I64, tsh_shape1(5), NULL), NULL),
-                     TSH_ERR_ARGUMENT);
+    assert_int_equal(tsh_init_normal(tsh_tensor_new(ctx, TSH_I64, tsh_shape1(5), tsh_replicated()),
+                                     NULL), TSH_ERR_ARGUMENT);
     EXPECT(TSH_ERR_ARGUMENT, "tsh_init_normal: takes an owned tensor");
     (void)tsh_init_trunc_normal(t, &bad);
     EXPECT(TSH_ERR_ARGUMENT, "of deviation 1 cannot be cut to [3, 3]");

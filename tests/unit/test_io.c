@@ -159,8 +159,8 @@ static int trainer_make(tsh_ctx *ctx, trainer *t, const tsh_optim_desc *desc) {
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
     CHECK(tsh_parallelize(gpt_add(ctx), gpt_plan, GPT_RULES) == TSH_OK, "plan");
     t->optim = tsh_optim_new(tsh_root(ctx), desc ? desc : &adamw);
-    t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    t->targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    t->ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    t->targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     CHECK_OK();
     return 0;
 }
@@ -469,7 +469,7 @@ enum { BIG = 2048, MIB = 1 << 20 };
 
 /* 16 MiB (32 in double) in a parameter; rank 0 holds its part and two pieces. */
 static int big_parameter(tsh_ctx *ctx, void *user) {
-    const tsh_linear_desc d = {.in = BIG, .out = BIG, .no_bias = 1, .style = *(tsh_style *)user};
+    const tsh_linear_desc d = {.in = BIG, .out = BIG, .bias = TSH_NO, .style = *(tsh_style *)user};
     const size_t whole = (size_t)BIG * BIG * sizeof(tsh_real);
     tsh_module *m = tsh_add_linear(tsh_root(ctx), "m", &d);
     tsh_comm_stats tp, world;
@@ -573,14 +573,14 @@ typedef struct small_disk {
     int armed;
 } small_disk;
 
-static void *limit_later(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+static void *limit_later(void *ptr, size_t old_size, size_t new_size, size_t align, void *user) {
     small_disk *d = (small_disk *)user;
     if (!new_size && __atomic_load_n(&d->armed, __ATOMIC_ACQUIRE) &&
         pthread_equal(d->writer, pthread_self())) {
         __atomic_store_n(&d->armed, 0, __ATOMIC_RELEASE);
         (void)setrlimit(RLIMIT_FSIZE, &d->limit);
     }
-    return counting_fn(&d->memory, ptr, old_size, new_size, align);
+    return counting_fn(ptr, old_size, new_size, align, &d->memory);
 }
 
 /* The disk is full before, or while, values are written: the old file stays. */
@@ -621,7 +621,7 @@ static void full_disk_at(int ranks, rlim_t limit, int later) {
         memset(&d, 0, sizeof d);
         memset(&desc, 0, sizeof desc);
         counting_begin(&d.memory, &desc);
-        desc.allocator.fn = limit_later;
+        desc.allocator.allocate = limit_later;
         desc.allocator.user = &d;
         d.limit.rlim_cur = limit;
         d.limit.rlim_max = RLIM_INFINITY;

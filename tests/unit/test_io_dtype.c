@@ -199,7 +199,7 @@ static void exact_weights_come_back(void **state) {
 
 static char heard[TSH_MESSAGE_SIZE];
 
-static void hear(void *user, const char *message) {
+static void hear(const char *message, void *user) {
     (void)user;
     strcpy(heard, message);
 }
@@ -275,7 +275,7 @@ static void a_wrong_dtype_has_its_sentence(void **state) {
 /* Values beyond the range of f16 become infinite; the logger is told. */
 static void what_f16_cannot_hold_is_told(void **state) {
     static const tsh_real large[] = {1e5, 65504, 65519, -65520};
-    const tsh_desc desc = {.logger.fn = hear};
+    const tsh_desc desc = {.logger.log = hear};
     tsh_ctx *ctx = unit_open(&desc);
     tsh_tensor *t = add(ctx, "w", 4, TSH_REAL, 0);
     const uint16_t *h;

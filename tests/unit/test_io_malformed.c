@@ -435,7 +435,7 @@ static void a_long_header_is_read_in_time(void **state) {
 static char heard[16][TSH_MESSAGE_SIZE];
 static int messages;
 
-static void hear(void *user, const char *message) {
+static void hear(const char *message, void *user) {
     (void)user;
     if (messages < COUNT(heard)) strcpy(heard[messages], message);
     messages++;
@@ -443,7 +443,7 @@ static void hear(void *user, const char *message) {
 
 /* NaN and infinity are loaded, and the logger is told: eight tensors by name, then a number. */
 static void values_that_are_not_finite_are_told(void **state) {
-    const tsh_desc desc = {.logger.fn = hear};
+    const tsh_desc desc = {.logger.log = hear};
     const tsh_layer_norm_desc d = {.dim = 3};
     const tsh_real odd[] = {(tsh_real)NAN, 2, (tsh_real)-INFINITY};
     tsh_ctx *ctx = unit_open(&desc);

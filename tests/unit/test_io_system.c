@@ -47,7 +47,7 @@ static void wait_us(long us) {
 enum { WIDTH = 512 }; /* 1 MiB */
 
 static tsh_module *model(tsh_ctx *ctx, tsh_style style) {
-    const tsh_linear_desc d = {.in = WIDTH, .out = WIDTH, .no_bias = 1, .style = style};
+    const tsh_linear_desc d = {.in = WIDTH, .out = WIDTH, .bias = TSH_NO, .style = style};
     return tsh_add_linear(tsh_root(ctx), "m", &d);
 }
 
@@ -297,7 +297,7 @@ static void two_saves_are_told_apart(void **state) {
 }
 
 /* The logger that the load calls meanwhile writes to the file, as another program might. */
-static void write_meanwhile(void *user, const char *message) {
+static void write_meanwhile(const char *message, void *user) {
     FILE *file = fopen((const char *)user, "r+b");
     (void)message;
     wait_us(20000); /* so that the file's time is another one */
@@ -307,7 +307,7 @@ static void write_meanwhile(void *user, const char *message) {
 }
 
 static void a_file_written_to_while_it_is_read_is_refused(void **state) {
-    tsh_desc desc = {.logger.fn = write_meanwhile};
+    tsh_desc desc = {.logger.log = write_meanwhile};
     tsh_ctx *ctx;
     (void)state;
     save_number("x", (double)NAN);

@@ -21,8 +21,8 @@ static void check_partition(const tsh_layout *layout, const int64_t *lengths, co
     for (rank = 0; rank < size; rank++) {
         for (owned = 0, s = 0; s < segments; s++)
             owned += chunk_units(lengths[s] / units[s], size, rank) * units[s];
-        assert_int_equal(tsh_chunk(layout, length, size, rank, ranges), owned);
-        assert_int_equal(tsh_chunk(layout, length, size, rank, NULL), owned);
+        assert_int_equal(tsh_shard_range(*layout, length, size, rank, ranges), owned);
+        assert_int_equal(tsh_shard_range(*layout, length, size, rank, NULL), owned);
         for (s = 0; s < segments; s++) {
             assert_int_equal(ranges[s].start, next[s]);
             assert_int_equal(ranges[s].length,
@@ -51,7 +51,7 @@ static void equal_segments_are_cut_in_units(void **state) {
                     for (s = 0; s < n; s++) lengths[s] = length / n;
                     for (s = 0; s < n; s++) unit[s] = units[u];
                     if (length % n || length / n % units[u])
-                        assert_int_equal(tsh_chunk(&layout, length, sizes[i], 0, NULL), -1);
+                        assert_int_equal(tsh_shard_range(layout, length, sizes[i], 0, NULL), -1);
                     else
                         check_partition(&layout, lengths, unit, n, length, sizes[i]);
                 }
@@ -85,7 +85,7 @@ static void known_cuts(void **state) {
     for (i = 0; i < COUNT(rows); i++) {
         tsh_layout layout = tsh_shard_units(0, rows[i].unit);
         for (rank = 0; rank < rows[i].size; rank++)
-            assert_int_equal(tsh_chunk(&layout, rows[i].length, rows[i].size, rank, NULL),
+            assert_int_equal(tsh_shard_range(layout, rows[i].length, rows[i].size, rank, NULL),
                              rows[i].owned[rank]);
     }
 }
@@ -99,10 +99,10 @@ static void replicated_and_partial_own_everything(void **state) {
     layouts[1] = tsh_partial();
     for (i = 0; i < 2; i++)
         for (rank = 0; rank < 3; rank++) {
-            assert_int_equal(tsh_chunk(&layouts[i], 7, 3, rank, ranges), 7);
+            assert_int_equal(tsh_shard_range(layouts[i], 7, 3, rank, ranges), 7);
             assert_int_equal(ranges[0].start, 0);
             assert_int_equal(ranges[0].length, 7);
-            assert_int_equal(tsh_chunk(&layouts[i], 0, 3, rank, NULL), 0);
+            assert_int_equal(tsh_shard_range(layouts[i], 0, 3, rank, NULL), 0);
         }
 }
 
@@ -110,32 +110,32 @@ static void zeros_of_a_description_are_defaults(void **state) {
     tsh_layout layout = tsh_replicated();
     (void)state;
     layout.kind = TSH_SHARDED; /* dim 0, one segment of everything, unit 1 */
-    assert_int_equal(tsh_chunk(&layout, 7, 2, 0, NULL), 4);
-    assert_int_equal(tsh_chunk(&layout, 7, 2, 1, NULL), 3);
+    assert_int_equal(tsh_shard_range(layout, 7, 2, 0, NULL), 4);
+    assert_int_equal(tsh_shard_range(layout, 7, 2, 1, NULL), 3);
 }
 
 static void what_does_not_fit_is_minus_one(void **state) {
     tsh_layout plain = tsh_sharded(0), layout;
     (void)state;
-    assert_int_equal(tsh_chunk(&plain, -1, 2, 0, NULL), -1);
-    assert_int_equal(tsh_chunk(&plain, 4, 0, 0, NULL), -1);
-    assert_int_equal(tsh_chunk(&plain, 4, 2, -1, NULL), -1);
-    assert_int_equal(tsh_chunk(&plain, 4, 2, 2, NULL), -1);
+    assert_int_equal(tsh_shard_range(plain, -1, 2, 0, NULL), -1);
+    assert_int_equal(tsh_shard_range(plain, 4, 0, 0, NULL), -1);
+    assert_int_equal(tsh_shard_range(plain, 4, 2, -1, NULL), -1);
+    assert_int_equal(tsh_shard_range(plain, 4, 2, 2, NULL), -1);
     layout = tsh_shard_units(0, 3);
-    assert_int_equal(tsh_chunk(&layout, 10, 2, 0, NULL), -1);
+    assert_int_equal(tsh_shard_range(layout, 10, 2, 0, NULL), -1);
     layout = tsh_shard_units(0, -1);
-    assert_int_equal(tsh_chunk(&layout, 4, 2, 0, NULL), -1);
+    assert_int_equal(tsh_shard_range(layout, 4, 2, 0, NULL), -1);
     layout = tsh_shard_segments(0, TSH_MAX_SEGMENTS + 1, 1);
-    assert_int_equal(tsh_chunk(&layout, 10, 2, 0, NULL), -1);
+    assert_int_equal(tsh_shard_range(layout, 10, 2, 0, NULL), -1);
     layout = tsh_shard_segments(0, -1, 1);
-    assert_int_equal(tsh_chunk(&layout, 0, 2, 0, NULL), -1);
+    assert_int_equal(tsh_shard_range(layout, 0, 2, 0, NULL), -1);
     layout = tsh_shard_segments(0, 2, 1); /* 3 + 4 is not 8; nor do lengths go below 0 */
     layout.segment[0].length = 3;
     layout.segment[1].length = 4;
-    assert_int_equal(tsh_chunk(&layout, 8, 2, 0, NULL), -1);
-    assert_int_equal(tsh_chunk(&layout, 7, 2, 0, NULL), 4);
+    assert_int_equal(tsh_shard_range(layout, 8, 2, 0, NULL), -1);
+    assert_int_equal(tsh_shard_range(layout, 7, 2, 0, NULL), 4);
     layout.segment[1].length = -3;
-    assert_int_equal(tsh_chunk(&layout, 0, 2, 0, NULL), -1);
+    assert_int_equal(tsh_shard_range(layout, 0, 2, 0, NULL), -1);
 }
 
 static void makers_make(void **state) {
@@ -159,7 +159,7 @@ static void makers_make(void **state) {
 
 static void expect_layout_text(tsh_layout layout, const char *want) {
     char text[64];
-    assert_ptr_equal(tsh_layout_text(&layout, text, sizeof text), text);
+    assert_ptr_equal(tsh_layout_text(layout, text, sizeof text), text);
     assert_string_equal(text, want);
 }
 
@@ -174,10 +174,10 @@ static void layouts_have_text(void **state) {
     expect_layout_text(tsh_shard_units(0, 64), "S(0, unit 64)");
     expect_layout_text(tsh_shard_segments(0, 2, 1), "S(0, 2 segments)");
     expect_layout_text(layout, "S(1, 3 segments, unit 64)");
-    assert_string_equal(tsh_layout_text(&layout, text, 5), "S(1,");
-    assert_string_equal(tsh_layout_text(&layout, text, 1), "");
+    assert_string_equal(tsh_layout_text(layout, text, 5), "S(1,");
+    assert_string_equal(tsh_layout_text(layout, text, 1), "");
     text[0] = 'x';
-    assert_ptr_equal(tsh_layout_text(&layout, text, 0), text);
+    assert_ptr_equal(tsh_layout_text(layout, text, 0), text);
     assert_int_equal(text[0], 'x');
 }
 
@@ -185,7 +185,7 @@ static void layouts_have_text(void **state) {
 static void a_tensor_s_layout_is_resolved(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     tsh_layout layout = tsh_shard_segments(-1, 3, 0);
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 12), &layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 12), layout);
     (void)state;
     layout = tsh_layout_of(t);
     assert_int_equal(layout.kind, TSH_SHARDED);
@@ -207,7 +207,7 @@ static void a_tensor_takes_only_layouts_that_fit(void **state) {
     layouts[2] = tsh_shard_units(1, 5);
     layouts[3] = tsh_shard_segments(1, 5, 1);
     for (i = 0; i < 4; i++) {
-        assert_null(tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 12), &layouts[i]));
+        assert_null(tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 12), layouts[i]));
         EXPECT(TSH_ERR_LAYOUT, texts[i]);
     }
     unit_close(ctx);

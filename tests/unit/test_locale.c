@@ -30,7 +30,7 @@ typedef struct text {
     char at[1 << 16];
 } text;
 
-static void take(void *user, const char *message) {
+static void take(const char *message, void *user) {
     tsh_text_add(((text *)user)->at, sizeof(text), "%s\n", message);
 }
 
@@ -64,12 +64,12 @@ static void print_all(text *out) {
     tsh_tensor *x, *y;
     memset(out, 0, sizeof *out);
     memset(&desc, 0, sizeof desc);
-    desc.logger.fn = take;
+    desc.logger.log = take;
     desc.logger.user = out;
     assert_int_equal(tsh_open(&desc, &ctx), TSH_OK);
     (void)tsh_add_linear(tsh_root(ctx), "m", &wide);
     optim = tsh_optim_new(tsh_root(ctx), &adam);
-    x = tsh_tensor_from(ctx, TSH_F32, tsh_shape2(1, 4), NULL, numbers);
+    x = tsh_tensor_from(ctx, TSH_F32, tsh_shape2(1, 4), tsh_replicated(), numbers);
     assert_int_equal(tsh_profile(ctx, 1), TSH_OK);
     y = tsh_mean(tsh_mean(tsh_forward(tsh_root(ctx), x), 1, 0), 0, 0);
     assert_int_equal(tsh_backward(ctx, y), TSH_OK);

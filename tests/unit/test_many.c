@@ -76,7 +76,7 @@ static void time_grows_with_the_number_of_parameters(void **state) {
 
 /* A tied parameter is counted once from every root that reaches it twice. */
 static void ties_are_counted_once(void **state) {
-    const tsh_linear_desc desc = {.in = 4, .out = 4, .no_bias = 1};
+    const tsh_linear_desc desc = {.in = 4, .out = 4, .bias = TSH_NO};
     const char *const names[] = {"a", "b", "c"};
     tsh_ctx *ctx = unit_open(NULL);
     tsh_module *box[2], *layer[2][3];

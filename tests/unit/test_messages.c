@@ -38,7 +38,7 @@ static float value_of(int which, int64_t i, int absolute) {
 
 static tsh_tensor *leaf(tsh_ctx *ctx, tsh_dtype dtype, int which, tsh_shape shape,
                         tsh_layout layout, int absolute) {
-    tsh_tensor *t = tsh_tensor_new(ctx, dtype, shape, &layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, dtype, shape, layout);
     float values[SENT_MOST];
     uint16_t halves[SENT_MOST];
     int64_t n = 1;
@@ -53,7 +53,7 @@ static tsh_tensor *leaf(tsh_ctx *ctx, tsh_dtype dtype, int which, tsh_shape shap
 }
 
 static void read_whole(tsh_ctx *ctx, tsh_tensor *t, double *to) {
-    tsh_tensor *whole = t ? tsh_full(tsh_cast(t, TSH_REAL)) : NULL;
+    tsh_tensor *whole = t ? tsh_full_tensor(tsh_cast(t, TSH_REAL)) : NULL;
     for (int64_t i = 0; whole && i < tsh_numel(whole); i++)
         to[i] = (double)((tsh_real *)tsh_data(ctx, whole))[i];
 }
@@ -68,12 +68,12 @@ static tsh_tensor *chain(mode m, tsh_tensor *x, tsh_tensor *const *w) {
     if (m == SEQUENCE) {
         y = tshi_linear_run(tsh_redistribute(x, rows), w[0], w[1], NULL, 1);
         y = tshi_linear_run(y, w[2], w[3], &given, 0);
-        return tsh_full(y);
+        return tsh_full_tensor(y);
     }
     y = tsh_linear(tsh_tp_copy(x, TSH_SUM), w[0], w[1]); /* whose partial dx becomes a sum */
     y = tsh_matmul(y, tsh_transpose(w[2], 0, 1));        /* P */
     y = tsh_redistribute(tsh_redistribute(y, rows), tsh_sharded(1)); /* scatter, all to all */
-    return tsh_add(tsh_full(y), w[3]);                                /* gather */
+    return tsh_add(tsh_full_tensor(y), w[3]);                                /* gather */
 }
 
 static void run(tsh_ctx *ctx, mode m, tsh_dtype dtype, int absolute, results *r) {
@@ -89,8 +89,8 @@ static void run(tsh_ctx *ctx, mode m, tsh_dtype dtype, int absolute, results *r)
     tsh_tensor *y, *act;
     tsh_requires_grad(seed, 0);
     memcpy(before, ctx->tp.stats.bytes, sizeof before);
-    act = tsh_retain(tsh_scale(x, 1)); /* an activation, not a leaf */
-    y = tsh_retain(chain(m, act, w));
+    act = tsh_retain_grad(tsh_scale(x, 1)); /* an activation, not a leaf */
+    y = tsh_retain_grad(chain(m, act, w));
     (void)tsh_backward(ctx, tsh_sum(tsh_mul(y, seed), TSH_ALL, 0));
     for (int k = 0; k < TSH_COLL_KINDS; k++) r->bytes[k] = ctx->tp.stats.bytes[k] - before[k];
     read_whole(ctx, y, r->value[0]);

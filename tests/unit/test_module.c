@@ -11,7 +11,7 @@ static tsh_module *model(tsh_ctx *ctx) {
     static const char *const names[] = {"0", "1"};
     tsh_embedding_desc wte = {.count = 7, .dim = 4};
     tsh_layer_norm_desc ln = {.dim = 4};
-    tsh_linear_desc up = {.in = 4, .out = 6}, head = {.in = 4, .out = 7, .no_bias = 1};
+    tsh_linear_desc up = {.in = 4, .out = 6}, head = {.in = 4, .out = 7, .bias = TSH_NO};
     tsh_module *root = tsh_root(ctx), *h, *block;
     int i;
     (void)tsh_add_embedding(root, "wte", &wte);
@@ -114,10 +114,10 @@ static void parameters_are_found_by_name_and_path(void **state) {
     (void)state;
     assert_ptr_equal(tsh_param(up, "weight"), tsh_param(root, "h.1.up.weight"));
     assert_ptr_equal(tsh_param(up, "bias"), tsh_param(tsh_find(root, "h"), "1.up.bias"));
-    assert_int_equal(tsh_dim(tsh_param(up, "weight"), 0), 6);
-    assert_int_equal(tsh_dim(tsh_param(up, "weight"), 1), 4);
-    assert_int_equal(tsh_dim(tsh_param(up, "bias"), 0), 6);
-    assert_int_equal(tsh_dim(tsh_param(root, "wte.weight"), 0), 7);
+    assert_int_equal(tsh_size(tsh_param(up, "weight"), 0), 6);
+    assert_int_equal(tsh_size(tsh_param(up, "weight"), 1), 4);
+    assert_int_equal(tsh_size(tsh_param(up, "bias"), 0), 6);
+    assert_int_equal(tsh_size(tsh_param(root, "wte.weight"), 0), 7);
     assert_null(tsh_param(root, "head.bias"));
     EXPECT(TSH_ERR_ARGUMENT, "tsh_param: \"\" has no parameter \"head.bias\"");
     assert_null(tsh_param(up, "weights"));
@@ -165,7 +165,7 @@ static void parameters_are_visited_in_order(void **state) {
 static void layers_name_their_parameters_and_values(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     tsh_module *root = tsh_root(ctx);
-    tsh_layer_norm_desc ln = {.dim = 2}, bare = {.dim = 2, .no_bias = 1};
+    tsh_layer_norm_desc ln = {.dim = 2}, bare = {.dim = 2, .bias = TSH_NO};
     tsh_linear_desc d = {.in = 1, .out = 2};
     (void)state;
     d.weight_init.kind = d.bias_init.kind = TSH_INIT_CONSTANT;
@@ -230,7 +230,7 @@ static void a_tied_parameter_counts_once(void **state) {
 
 static void both_uses_of_a_tied_parameter_give_gradients(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
-    tsh_linear_desc d = {.in = 2, .out = 2, .no_bias = 1};
+    tsh_linear_desc d = {.in = 2, .out = 2, .bias = TSH_NO};
     tsh_module *root = tsh_root(ctx), *a, *b;
     (void)state;
     d.weight_init.kind = TSH_INIT_ONES;
@@ -249,7 +249,7 @@ static void both_uses_of_a_tied_parameter_give_gradients(void **state) {
 
 static void ties_may_be_chained(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
-    tsh_linear_desc d = {.in = 2, .out = 2, .no_bias = 1};
+    tsh_linear_desc d = {.in = 2, .out = 2, .bias = TSH_NO};
     tsh_module *root = tsh_root(ctx), *a = tsh_add_linear(root, "a", &d),
                *b = tsh_add_linear(root, "b", &d), *c = tsh_add_linear(root, "c", &d);
     (void)state;
@@ -355,7 +355,7 @@ static void containers_run_their_children_in_order(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     tsh_linear_desc doubled = constant(2, 0), next = constant(1, 1);
     tsh_module *root = tsh_root(ctx), *inner;
-    tsh_tensor *x = tsh_filled(ctx, tsh_shape1(1), 5);
+    tsh_tensor *x = tsh_full(ctx, tsh_shape1(1), 5);
     (void)state;
     assert_ptr_equal(tsh_forward(root, x), x); /* no children */
     (void)tsh_add_linear(root, "double", &doubled);
@@ -376,8 +376,8 @@ static void a_container_s_forward_gets_inputs_and_user(void **state) {
     tsh_tensor *in[2];
     (void)state;
     (void)tsh_add_linear(module, "next", &next);
-    in[0] = tsh_filled(ctx, tsh_shape1(1), 2);
-    in[1] = tsh_filled(ctx, tsh_shape1(1), 10);
+    in[0] = tsh_full(ctx, tsh_shape1(1), 2);
+    in[1] = tsh_full(ctx, tsh_shape1(1), 10);
     EXPECT_TEXT(tsh_forward_n(module, in, 2), "(1) R: 16");
     EXPECT_TEXT(tsh_forward(module, in[0]), "(1) R: 9");
     EXPECT_TEXT(tsh_forward(tsh_root(ctx), in[0]), "(1) R: 9"); /* also as a child */
@@ -455,7 +455,7 @@ static void patterns_match_whole_names(void **state) {
 static void expect_layout(tsh_module *root, const char *path, const char *want) {
     char text[64];
     tsh_layout layout = tsh_layout_of(tsh_param(root, path));
-    assert_string_equal(tsh_layout_text(&layout, text, sizeof text), want);
+    assert_string_equal(tsh_layout_text(layout, text, sizeof text), want);
 }
 
 static void plans_give_layers_their_layouts(void **state) {
@@ -563,7 +563,7 @@ static int slices_values(tsh_ctx *ctx, void *user) {
     CHECK(tsh_parallelize(root, plan, COUNT(plan)) == TSH_OK, "parallelize");
     for (i = 0; i < v.count; i++)
         CHECK(tsh_hash(ctx, v.seen[i]) == before[i], "parameter %d changed", i);
-    CHECK(tsh_local_dim(tsh_param(root, "head.weight"), 1) <= 2, "a piece");
+    CHECK(tsh_local_size(tsh_param(root, "head.weight"), 1) <= 2, "a piece");
     CHECK(tsh_mem_stats(ctx).now[TSH_MEM_PARAMETERS] <= whole, "not more memory");
     CHECK_OK();
     return 0;

@@ -19,7 +19,7 @@ static tsh_tensor *weighed(tsh_ctx *ctx, tsh_tensor *p, const double *c) {
     int64_t e;
     for (e = 0; values && e < tsh_numel(t); e++) values[e] = (tsh_real)c[e];
     t = tsh_redistribute(t, tsh_layout_of(p));
-    return tsh_full(tsh_sum(tsh_mul(p, t), TSH_ALL, 0));
+    return tsh_full_tensor(tsh_sum(tsh_mul(p, t), TSH_ALL, 0));
 }
 
 static void give(tsh_ctx *ctx, tsh_tensor *p, const double *c) {
@@ -233,7 +233,7 @@ static void groups_match_below_the_module(void **state) {
 /* A weight that belongs elsewhere keeps its whole path. */
 static void groups_know_tied_weights_by_their_path(void **state) {
     const tsh_embedding_desc table = {.count = 3, .dim = 2};
-    const tsh_linear_desc head = {.in = 2, .out = 3, .no_bias = 1};
+    const tsh_linear_desc head = {.in = 2, .out = 3, .bias = TSH_NO};
     tsh_ctx *ctx = unit_open(NULL);
     tsh_module *wte = tsh_add_embedding(tsh_root(ctx), "table", &table),
                *part = tsh_add_module(tsh_root(ctx), "ta", NULL);
@@ -315,7 +315,7 @@ static tsh_module *mixed(tsh_ctx *ctx) {
     tsh_embedding_desc wte = {.count = 7, .dim = 6};
     tsh_layer_norm_desc ln = {.dim = 6};
     tsh_linear_desc up = {.in = 6, .out = 9}, down = {.in = 9, .out = 6},
-                    head = {.in = 6, .out = 7, .no_bias = 1};
+                    head = {.in = 6, .out = 7, .bias = TSH_NO};
     tsh_module *root = tsh_root(ctx);
     (void)tsh_add_embedding(root, "wte", &wte);
     (void)tsh_add_layer_norm(root, "ln", &ln);
@@ -546,7 +546,7 @@ static void a_gradient_that_is_not_finite_skips_every_rank(void **state) {
             }
 }
 
-static void count_line(void *user, const char *message) {
+static void count_line(const char *message, void *user) {
     if (strstr(message, "tsh_optim_step")) ++*(int *)user;
 }
 
@@ -585,7 +585,7 @@ static int uses_pending(tsh_ctx *ctx, void *user) {
     (void)tsh_add_linear(root, "up", &d);
     optim = tsh_optim_new(root, NULL);
     x = tsh_redistribute(tsh_ones(ctx, tsh_shape2(4, 2)), rows); /* so ln's are partial sums */
-    (void)tsh_backward_with(ctx, tsh_full(tsh_sum(tsh_forward(ln, x), TSH_ALL, 0)), &defer);
+    (void)tsh_backward_with(ctx, tsh_full_tensor(tsh_sum(tsh_forward(ln, x), TSH_ALL, 0)), &defer);
     if (what == 0) CHECK(tsh_optim_step(optim) != TSH_OK, "step");
     if (what == 1) CHECK(tsh_clip_grad_norm(root, 1, NULL) != TSH_OK, "clip");
     if (what == 2) CHECK(!tsh_grad(tsh_param(ln, "bias")), "read");
@@ -607,7 +607,8 @@ static int syncs_pending(tsh_ctx *ctx, void *user) {
     for (k = 0; k < 3; k++) { /* micro-batches: 4 rows, of dp rank r weighed r + 1 */
         x = tsh_redistribute(tsh_ones(ctx, tsh_shape2(4, 2)), tsh_sharded(0));
         x = tsh_scale(tsh_forward(ln, x), 1 + tsh_dp(ctx)->rank);
-        CHECK(tsh_backward_with(ctx, tsh_full(tsh_sum(x, TSH_ALL, 0)), &defer) == TSH_OK, "");
+        CHECK(tsh_backward_with(ctx, tsh_full_tensor(tsh_sum(x, TSH_ALL, 0)), &defer) == TSH_OK,
+              "");
     }
     CHECK(tsh_sync_grads(ctx) == TSH_OK, "sync");
     CHECK(tsh_optim_step(optim) == TSH_OK, "step");
@@ -746,7 +747,7 @@ static void rounding_is_right_on_average(void **state) {
  * may be quantised or get a new one, and the other goes on. */
 static void an_optimiser_is_freed(void **state) {
     const tsh_optim_desc adam = {.kind = TSH_ADAM, .lr = 0.5, .grad_dtype = TSH_BF16};
-    const tsh_linear_desc linear = {.in = 32, .out = 3, .no_bias = 1, .dtype = TSH_BF16};
+    const tsh_linear_desc linear = {.in = 32, .out = 3, .bias = TSH_NO, .dtype = TSH_BF16};
     tsh_ctx *ctx = unit_open(NULL);
     tsh_module *both = vectors(ctx), *layer = tsh_add_linear(tsh_root(ctx), "up", &linear);
     tsh_tensor *weight = tsh_param(layer, "weight"), *bias = tsh_param(both, "bias");

@@ -81,7 +81,7 @@ static void nan_and_infinity_stay(void **state) {
 
 /* A weight of random bytes, -128 and the extreme nibbles among them, with scales in [2^-7, 1). */
 static tsh_tensor *random_weight(tsh_ctx *ctx, tsh_dtype dtype, int64_t outs, int64_t ins) {
-    tsh_tensor *w = tsh_tensor_new(ctx, dtype, tsh_shape2(outs, ins), NULL);
+    tsh_tensor *w = tsh_tensor_new(ctx, dtype, tsh_shape2(outs, ins), tsh_replicated());
     unsigned char *at = (unsigned char *)tsh_data(ctx, w);
     const size_t size = tsh_dtype_size(dtype), n = tshi_dtype_bytes(dtype, outs * ins);
     assert_non_null(at);
@@ -194,10 +194,10 @@ static void inputs_of_any_form(void **state) {
     a = tsh_linear(tsh_zeros(ctx, tsh_shape3(2, 0, 64)), w, NULL);
     assert_int_equal(tsh_numel(a), 0);
     a = tsh_linear(tsh_zeros(ctx, tsh_shape2(3, 64)),
-                   tsh_tensor_new(ctx, TSH_Q4_0, tsh_shape2(0, 64), NULL), NULL);
-    assert_int_equal(tsh_dim(a, 1), 0);
+                   tsh_tensor_new(ctx, TSH_Q4_0, tsh_shape2(0, 64), tsh_replicated()), NULL);
+    assert_int_equal(tsh_size(a, 1), 0);
     a = tsh_linear(tsh_zeros(ctx, tsh_shape2(2, 0)),
-                   tsh_tensor_new(ctx, TSH_Q4_0, tsh_shape2(2, 0), NULL), NULL);
+                   tsh_tensor_new(ctx, TSH_Q4_0, tsh_shape2(2, 0), tsh_replicated()), NULL);
     EXPECT_TEXT(a, "(2, 2) R: 0 0 / 0 0");
     a = tsh_keep(tsh_zeros(ctx, tsh_shape2(1, 64)));
     ((tsh_real *)tsh_data(ctx, a))[40] = (tsh_real)NAN;
@@ -218,7 +218,7 @@ static void gradients_go_to_the_input(void **state) {
         tsh_tensor *w = random_weight(ctx, kinds[k], 24, 64);
         tsh_tensor *x = tsh_requires_grad(random_rows(ctx, 3, 64), 1), *dx, *plain;
         tsh_tensor *g = tsh_keep(tsh_randn(ctx, tsh_shape2(3, 24)));
-        plain = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(24, 64), NULL);
+        plain = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(24, 64), tsh_replicated());
         tshi_dtypes[kinds[k]].load(tsh_data(ctx, w), 1, 24 * 64, tshi_tensor_values(plain));
         (void)tsh_backward(ctx, tsh_sum(tsh_mul(tsh_linear(x, w, NULL), g), TSH_ALL, 0));
         dx = tsh_keep(tsh_grad(x));
@@ -286,7 +286,7 @@ static void other_ops_refuse_them(void **state) {
     EXPECT(TSH_ERR_DTYPE, "tsh_to_string: t is q8_0");
     assert_null(tsh_embedding(tsh_arange(ctx, TSH_I32, 0, 2, 1), w, &longest));
     EXPECT(TSH_ERR_ARGUMENT, "max_norm changes the weight");
-    assert_null(tsh_tensor_new(ctx, TSH_Q4_0, tsh_shape2(4, 48), NULL));
+    assert_null(tsh_tensor_new(ctx, TSH_Q4_0, tsh_shape2(4, 48), tsh_replicated()));
     EXPECT(TSH_ERR_SHAPE, "blocks of 32 of q4_0");
     assert_int_equal(tsh_allreduce(tsh_tp(ctx), bytes, 1, TSH_Q8_0, TSH_SUM), TSH_ERR_ARGUMENT);
     unit_close(ctx);

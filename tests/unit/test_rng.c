@@ -145,7 +145,7 @@ static double expected(const draw *d, uint64_t seed, int64_t e) {
 /* Each rank's piece of a weight (12, 5) is that slice of what one device would draw. */
 static int draws_its_slice(tsh_ctx *ctx, void *user) {
     const draw *d = (const draw *)user;
-    tsh_linear_desc desc = {.in = 5, .out = 12, .no_bias = 1, .weight_init = d->init};
+    tsh_linear_desc desc = {.in = 5, .out = 12, .bias = TSH_NO, .weight_init = d->init};
     tsh_module *layer;
     tsh_tensor *w;
     tsh_layout layout;
@@ -161,7 +161,8 @@ static int draws_its_slice(tsh_ctx *ctx, void *user) {
     CHECK(tsh_materialize(layer) == TSH_OK, "materialize");
     layout = tsh_layout_of(w);
     at = (const tsh_real *)tsh_data(ctx, w);
-    (void)tsh_chunk(&layout, tsh_dim(w, layout.dim), tsh_tp(ctx)->size, tsh_tp(ctx)->rank, range);
+    (void)tsh_shard_range(layout, tsh_size(w, layout.dim), tsh_tp(ctx)->size, tsh_tp(ctx)->rank,
+                          range);
     if (d->style == TSH_ROWWISE) { /* one segment of columns */
         for (row = 0; row < 12; row++)
             for (column = 0; column < range[0].length; column++, at++)
@@ -206,7 +207,7 @@ static void shards_draw_their_slice_of_the_whole(void **state) {
 static int draw_step(tsh_ctx *ctx, uint64_t hash[5]) {
     tsh_module *root = tsh_root(ctx);
     tsh_tensor *x = tsh_ones(ctx, tsh_shape2(6, 10)), *own;
-    own = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 4), NULL);
+    own = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 4), tsh_replicated());
     hash[0] = tsh_hash(ctx, tsh_forward(tsh_find(root, "a.drop"), x));
     hash[1] = tsh_hash(ctx, tsh_forward(tsh_find(root, "b"), tsh_redistribute(x, tsh_sharded(1))));
     hash[2] = tsh_hash(ctx, tsh_dropout(x, 0.5, NULL));

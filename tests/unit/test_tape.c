@@ -58,40 +58,40 @@ static tsh_tensor *graph_only_dead(probe *p) {
 static tsh_tensor *graph_no_grad(probe *p) {
     tsh_tensor *seen;
     tsh_no_grad_begin(p->ctx);
-    seen = tsh_full(tsh_linear(p->in[0], p->in[1], NULL));
+    seen = tsh_full_tensor(tsh_linear(p->in[0], p->in[1], NULL));
     tsh_no_grad_end(p->ctx);
     return tsh_mul(tsh_sum(seen, TSH_ALL, 0), tsh_linear(p->in[0], p->in[1], NULL));
 }
 
 static tsh_tensor *graph_detach(probe *p) {
     tsh_tensor *y = tsh_linear(tsh_detach(p->in[0]), p->in[1], NULL);
-    return tsh_mul(p->in[0], tsh_full(tsh_sum(y, TSH_ALL, 0)));
+    return tsh_mul(p->in[0], tsh_full_tensor(tsh_sum(y, TSH_ALL, 0)));
 }
 
 /* A gathered tensor with a partial consumer and a replicated one. */
 static tsh_tensor *graph_gather(probe *p) {
-    tsh_tensor *x = tsh_full(p->in[0]), *y = tsh_full(tsh_linear(x, p->in[1], NULL));
+    tsh_tensor *x = tsh_full_tensor(p->in[0]), *y = tsh_full_tensor(tsh_linear(x, p->in[1], NULL));
     return tsh_add(y, tsh_sum(x, -1, 1));
 }
 
 static tsh_tensor *graph_gather_replicated(probe *p) {
-    tsh_tensor *x = tsh_full(p->in[0]);
+    tsh_tensor *x = tsh_full_tensor(p->in[0]);
     return tsh_mul(x, x);
 }
 
 static tsh_tensor *graph_gather_clone(probe *p) {
-    return tsh_linear(tsh_clone(tsh_clone(tsh_full(p->in[0]))), p->in[1], NULL);
+    return tsh_linear(tsh_clone(tsh_clone(tsh_full_tensor(p->in[0]))), p->in[1], NULL);
 }
 
 /* The reshape has to copy: what it copies is passed on as it is. */
 static tsh_tensor *graph_gather_reshape(probe *p) {
-    tsh_tensor *x = tsh_transpose(tsh_full(p->in[0]), 1, 2);
+    tsh_tensor *x = tsh_transpose(tsh_full_tensor(p->in[0]), 1, 2);
     return tsh_linear(tsh_reshape(x, tsh_shape2(2, -1)), p->in[1], NULL);
 }
 
 /* Sequence-parallel: gather, column, row, scatter. */
 static tsh_tensor *graph_sequence(probe *p) {
-    tsh_tensor *y = tsh_linear(tsh_full(p->in[0]), p->in[1], NULL);
+    tsh_tensor *y = tsh_linear(tsh_full_tensor(p->in[0]), p->in[1], NULL);
     y = tsh_matmul(y, p->in[2]);
     return p->dense ? y : tsh_redistribute(y, tsh_layout_of(p->in[0]));
 }
@@ -99,7 +99,7 @@ static tsh_tensor *graph_sequence(probe *p) {
 /* Views of one sharded base, each used elsewhere. */
 static tsh_tensor *graph_views(probe *p) {
     tsh_tensor *part[3], *rows;
-    (void)tsh_split_dim(p->in[0], 1, 3, part);
+    (void)tsh_split(p->in[0], 1, 3, part);
     rows = tsh_reshape(p->in[0], tsh_shape3(2, 3, -1));
     return tsh_add(tsh_mul(part[0], part[1]), tsh_sum(rows, 1, 0));
 }
@@ -107,17 +107,17 @@ static tsh_tensor *graph_views(probe *p) {
 /* Two views of one base, one with a partial consumer. */
 static tsh_tensor *graph_view_partial(probe *p) {
     tsh_tensor *top = tsh_slice(p->in[0], 0, 0, 2), *rest = tsh_slice(p->in[0], 0, 2, 2);
-    return tsh_mul(tsh_full(tsh_linear(top, p->in[1], NULL)), tsh_sum(rest, TSH_ALL, 0));
+    return tsh_mul(tsh_full_tensor(tsh_linear(top, p->in[1], NULL)), tsh_sum(rest, TSH_ALL, 0));
 }
 
 static tsh_tensor *graph_clone(probe *p) {
     tsh_tensor *x = tsh_clone(p->in[0]);
-    return tsh_add(tsh_full(tsh_linear(x, p->in[1], NULL)), tsh_sum(x, -1, 1));
+    return tsh_add(tsh_full_tensor(tsh_linear(x, p->in[1], NULL)), tsh_sum(x, -1, 1));
 }
 
 static tsh_tensor *graph_linear(probe *p) {
     tsh_tensor *y = tsh_linear(p->in[0], p->in[1], p->in[2]);
-    return probe_has(p, "gathered") ? tsh_full(y) : y;
+    return probe_has(p, "gathered") ? tsh_full_tensor(y) : y;
 }
 
 static tsh_tensor *graph_product(probe *p) {
@@ -133,7 +133,7 @@ static tsh_tensor *graph_loss(probe *p) {
 }
 
 static tsh_tensor *graph_embedding(probe *p) {
-    return tsh_full(tsh_embedding(p->in[0], p->in[1], NULL));
+    return tsh_full_tensor(tsh_embedding(p->in[0], p->in[1], NULL));
 }
 
 static tsh_tensor *graph_move(probe *p) {
@@ -296,7 +296,7 @@ static int pending(tsh_ctx *ctx, void *user) {
     tsh_optim *optim = tsh_optim_new(tsh_root(ctx), NULL);
     spec s = spec_parse("7,4 S(0)", 1);
     tsh_tensor *x = spec_tensor(ctx, &s, 5); /* rows sharded: the norm's gradients are partial */
-    tsh_tensor *y = tsh_full(tsh_forward(norm, x));
+    tsh_tensor *y = tsh_full_tensor(tsh_forward(norm, x));
     y = tsh_forward(second, tsh_forward(first, y));
     CHECK(tsh_backward_with(ctx, ranks_loss(ctx, y), &defer) == TSH_OK, "backward");
     (void)tsh_barrier(tsh_world(ctx)); /* all are here before one fails */
@@ -380,10 +380,11 @@ static int retained(tsh_ctx *ctx, int dense, capture *got) {
     tsh_tensor *leaf = same_leaf(ctx, dense, "3,4 R", 1, 1);
     tsh_tensor *sharded = same_leaf(ctx, dense, "3,4 S(1)", 1, 2);
     tsh_tensor *w = same_leaf(ctx, dense, "5,4 S(0)", 1, 3);
-    tsh_tensor *x = tsh_retain(tsh_scale(leaf, 2)); /* partial consumers */
-    tsh_tensor *g = tsh_retain(tsh_full(sharded));  /* gathered, with partial consumers */
-    tsh_tensor *c = tsh_retain(tsh_clone(x));       /* a copy, with partial consumers */
-    tsh_tensor *y = tsh_retain(tsh_linear(x, w, NULL));
+    tsh_tensor *x = tsh_retain_grad(tsh_scale(leaf, 2)); /* partial consumers */
+    tsh_tensor *g = tsh_retain_grad(
+        tsh_full_tensor(sharded));                       /* gathered, with partial consumers */
+    tsh_tensor *c = tsh_retain_grad(tsh_clone(x));       /* a copy, with partial consumers */
+    tsh_tensor *y = tsh_retain_grad(tsh_linear(x, w, NULL));
     tsh_tensor *loss = ranks_loss(ctx, tsh_mul(y, tsh_linear(g, w, NULL)));
     loss = tsh_add(loss, column_loss(ctx, c, w, 1));
     CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
@@ -411,12 +412,13 @@ static int holds(tsh_ctx *ctx, tsh_tensor *t, double a, double b) {
  * later, or is retained, is nobody else's. */
 static int sums(tsh_ctx *ctx, void *user) {
     static const tsh_real ones[] = {1, 1}, weights[] = {1, 10};
-    tsh_tensor *x = tsh_requires_grad(tsh_tensor_from(ctx, TSH_REAL, tsh_shape1(2), NULL, ones), 1);
-    tsh_tensor *w = tsh_tensor_from(ctx, TSH_REAL, tsh_shape1(2), NULL, weights);
-    tsh_tensor *a = tsh_retain(tsh_scale(x, 2)), *b = tsh_retain(tsh_scale(x, 3));
+    tsh_tensor *x = tsh_requires_grad(
+        tsh_tensor_from(ctx, TSH_REAL, tsh_shape1(2), tsh_replicated(), ones), 1);
+    tsh_tensor *w = tsh_tensor_from(ctx, TSH_REAL, tsh_shape1(2), tsh_replicated(), weights);
+    tsh_tensor *a = tsh_retain_grad(tsh_scale(x, 2)), *b = tsh_retain_grad(tsh_scale(x, 3));
     tsh_tensor *early = tsh_sub(tsh_add(tsh_scale(a, 5), tsh_reshape(b, tsh_shape1(2))), x);
     tsh_tensor *s = tsh_add(a, b), *view = tsh_reshape(tsh_add(s, s), tsh_shape2(1, 2));
-    tsh_tensor *t = tsh_retain(tsh_add(s, tsh_scale(x, 7)));
+    tsh_tensor *t = tsh_retain_grad(tsh_add(s, tsh_scale(x, 7)));
     tsh_tensor *loss = tsh_mul(tsh_add(tsh_add(t, early), view), w);
     (void)user;
     CHECK(tsh_backward(ctx, tsh_sum(loss, TSH_ALL, 0)) == TSH_OK, "backward");
@@ -439,8 +441,8 @@ static int sums_of_views(tsh_ctx *ctx, void *user) {
     }
     for (form = 0; form < 6; form++) {
         const double sign = form % 2 ? -1 : 1;
-        tsh_tensor *w = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(N, N), NULL, weights);
-        tsh_tensor *leaf = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(N, N), NULL, ones);
+        tsh_tensor *w = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(N, N), tsh_replicated(), weights);
+        tsh_tensor *leaf = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(N, N), tsh_replicated(), ones);
         tsh_tensor *x = tsh_scale(tsh_requires_grad(leaf, 1), 1);
         tsh_tensor *y = form < 2   ? tsh_transpose(x, 0, 1)
                         : form < 4 ? tsh_slice(x, 0, 1, 1)
@@ -481,7 +483,7 @@ static int stale(tsh_ctx *ctx, void *user) {
     (void)tsh_barrier(tsh_world(ctx));
     CHECK(!tsh_neg(y), "y was given back");
     CHECK(ranks_says(ctx, TSH_ERR_STALE, "tsh_neg"), "its sentence");
-    CHECK(ranks_says(ctx, TSH_ERR_STALE, "tsh_retain or tsh_keep"), "the way out");
+    CHECK(ranks_says(ctx, TSH_ERR_STALE, "tsh_retain_grad or tsh_keep"), "the way out");
     return 0;
 }
 
@@ -569,9 +571,10 @@ static tsh_tensor *times_weight(tsh_module *module, tsh_tensor **in, int n, void
 /* An op that saves t's values, one that does not, one of a view, of a detached tensor, of a view
  * that is saved; a checkpoint of t, and one whose layer's weight is t. */
 static int recorded(tsh_ctx *ctx, void *user) {
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 2), NULL), *t, *y = NULL;
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 2), tsh_replicated()), *t,
+               *y = NULL;
     tsh_tensor *w = tsh_requires_grad(tsh_keep(tsh_ones(ctx, tsh_shape2(2, 2))), 1);
-    const tsh_linear_desc d = {.in = 2, .out = 2, .no_bias = 1};
+    const tsh_linear_desc d = {.in = 2, .out = 2, .bias = TSH_NO};
     const tsh_module_desc as_part = {.forward = times_weight, .user = w};
     tsh_module *part = tsh_add_module(tsh_root(ctx), "part", &as_part);
     tsh_tensor *weight = tsh_param(tsh_add_linear(part, "layer", &d), "weight");
@@ -624,13 +627,13 @@ typedef struct flight {
     int seen;
 } flight;
 
-static void flight_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void flight_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     (void)user, (void)n;
     memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
 }
 
-static void flight_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                            const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void flight_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                            const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     flight *f = (flight *)user;
     int64_t e;
     (void)n, (void)out;
@@ -642,7 +645,7 @@ static void flight_backward(void *user, tsh_tensor *const *in, int n, const tsh_
  * recorded before those consumers runs its backward. */
 static int overlap(tsh_ctx *ctx, void *user) {
     flight f = {ctx, -1};
-    tsh_custom_desc desc = {
+    tsh_custom_op_desc desc = {
         .name = "probe", .forward = flight_forward, .backward = flight_backward};
     tsh_tensor *w = same_leaf(ctx, 0, "5,4 S(0)", 1, 3), *x[3], *probe_in, *loss;
     int i;
@@ -668,10 +671,10 @@ typedef struct watch {
 
 static __thread watch watching; /* of this rank */
 
-static void watch_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+static void watch_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha,
                        const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb,
                        int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc,
-                       int threads) {
+                       int threads, void *user) {
     int64_t i, j, l;
     (void)user, (void)threads;
     if (watching.ctx && watching.calls < COUNT(watching.in_flight))
@@ -736,7 +739,7 @@ static int tell(tsh_ctx *ctx, telling how, tsh_optim *optim, tsh_tensor *partial
     case TELL_BACKWARD: CHECK(tsh_backward(ctx, NULL) == TSH_ERR_SHAPE, "it failed"); break;
     case TELL_OPTIM: CHECK(tsh_optim_step(optim) == TSH_ERR_SHAPE, "it failed"); break;
     case TELL_STEP_END: CHECK(tsh_step_end(ctx) == TSH_ERR_SHAPE, "it failed"); break;
-    case TELL_COLLECTIVE: CHECK(!tsh_full(partial), "it failed"); break;
+    case TELL_COLLECTIVE: CHECK(!tsh_full_tensor(partial), "it failed"); break;
     default: return 0;
     }
     CHECK(tsh_comm_error(tsh_world(ctx), &verdict) == TSH_ERR_SHAPE, "%s tells the world",
@@ -753,7 +756,7 @@ static int one_fails(tsh_ctx *ctx, void *user) {
     tsh_module *layer = tsh_add_linear(tsh_root(ctx), "row", &row);
     tsh_optim *optim = tsh_optim_new(layer, NULL);
     tsh_layout sum = tsh_partial();
-    tsh_tensor *partial = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(3), &sum);
+    tsh_tensor *partial = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(3), sum);
     int wrong = tsh_world(ctx)->rank == 1, i;
     (void)tsh_barrier(tsh_world(ctx)); /* all are open before one fails */
     if (wrong) {
@@ -790,15 +793,15 @@ static void a_failing_rank_ends_all_in_one_sentence(void **state) {
 
 /* An error inside a deferred or ordinary backward leaves no request behind and no hang: rank 0
  * fails in a custom op's backward while an all-reduce is in flight. */
-static void failing_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                             const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void failing_backward(tsh_tensor *const *in, int n, const tsh_real *out,
+                             const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     tsh_ctx *ctx = tsh_ctx_of(in[0]);
     (void)user, (void)n, (void)out, (void)grad_out, (void)grad_in;
     if (tsh_world(ctx)->rank == 0) (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "the probe says no");
 }
 
 static int fails_in_backward(tsh_ctx *ctx, void *user) {
-    tsh_custom_desc desc = {
+    tsh_custom_op_desc desc = {
         .name = "probe", .forward = flight_forward, .backward = failing_backward};
     tsh_tensor *w = same_leaf(ctx, 0, "5,4 S(0)", 1, 3);
     tsh_tensor *x = tsh_scale(same_leaf(ctx, 0, "3,4 R", 1, 1), 2), *y = tsh_neg(x), *loss;

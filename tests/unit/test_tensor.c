@@ -29,7 +29,7 @@ static void shapes_are_made(void **state) {
 static void a_tensor_tells_what_it_is(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     tsh_layout layout = tsh_sharded(1);
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I64, tsh_shape3(2, 3, 4), &layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I64, tsh_shape3(2, 3, 4), layout);
     (void)state;
     assert_ptr_equal(tsh_ctx_of(t), ctx);
     assert_int_equal(tsh_dtype_of(t), TSH_I64);
@@ -49,15 +49,15 @@ static void dimensions_may_be_negative(void **state) {
     int d;
     (void)state;
     for (d = 0; d < 3; d++) {
-        assert_int_equal(tsh_dim(t, d), dims[d]);
-        assert_int_equal(tsh_dim(t, d - 3), dims[d]);
-        assert_int_equal(tsh_local_dim(t, d - 3), dims[d]);
+        assert_int_equal(tsh_size(t, d), dims[d]);
+        assert_int_equal(tsh_size(t, d - 3), dims[d]);
+        assert_int_equal(tsh_local_size(t, d - 3), dims[d]);
         assert_int_equal(tsh_stride(t, d), strides[d]);
         assert_int_equal(tsh_stride(t, d - 3), strides[d]);
     }
     for (d = -4; d <= 3; d += 7) {
-        assert_int_equal(tsh_dim(t, d), 0);
-        assert_int_equal(tsh_local_dim(t, d), 0);
+        assert_int_equal(tsh_size(t, d), 0);
+        assert_int_equal(tsh_local_size(t, d), 0);
         assert_int_equal(tsh_stride(t, d), 0);
     }
     unit_close(ctx);
@@ -67,8 +67,8 @@ static void nothing_has_no_shape(void **state) {
     (void)state;
     assert_null(tsh_ctx_of(NULL));
     assert_int_equal(tsh_ndim(NULL), 0);
-    assert_int_equal(tsh_dim(NULL, 0), 0);
-    assert_int_equal(tsh_local_dim(NULL, 0), 0);
+    assert_int_equal(tsh_size(NULL, 0), 0);
+    assert_int_equal(tsh_local_size(NULL, 0), 0);
     assert_int_equal(tsh_stride(NULL, 0), 0);
     assert_int_equal(tsh_numel(NULL), 0);
     assert_int_equal(tsh_local_numel(NULL), 0);
@@ -86,9 +86,10 @@ static void shapes_that_cannot_be_are_refused(void **state) {
     (void)state;
     assert_null(tsh_zeros(ctx, shape));
     EXPECT(TSH_ERR_SHAPE, "dimension 0 is -1");
-    assert_null(tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(INT64_MAX / 2, 4, 4), NULL));
+    assert_null(tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(INT64_MAX / 2, 4, 4), tsh_replicated()));
     EXPECT(TSH_ERR_SHAPE, "tsh_tensor_new: dimension 0 is 4611686018427387903");
-    assert_null(tsh_tensor_new(ctx, TSH_F64, tsh_shape3(1 << 30, 1 << 30, 1 << 30), NULL));
+    assert_null(
+        tsh_tensor_new(ctx, TSH_F64, tsh_shape3(1 << 30, 1 << 30, 1 << 30), tsh_replicated()));
     EXPECT(TSH_ERR_SHAPE, "tsh_tensor_new: dimension ");
     shape.ndim = TSH_MAX_DIMS + 1;
     assert_null(tsh_zeros(ctx, shape));
@@ -101,7 +102,7 @@ static void shapes_that_cannot_be_are_refused(void **state) {
 
 static void empty_tensors_and_scalars_exist(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
-    tsh_tensor *none = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 0), NULL);
+    tsh_tensor *none = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 0), tsh_replicated());
     (void)state;
     assert_int_equal(tsh_numel(none), 0);
     assert_int_equal(tsh_stride(none, 0), 1); /* a size of 0 counts as 1 */
@@ -119,21 +120,22 @@ static void empty_tensors_and_scalars_exist(void **state) {
 static void new_is_zeros_and_from_copies(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     int32_t ids[] = {3, 1, 2};
-    tsh_tensor *t = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(3), NULL, ids);
+    tsh_tensor *t = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(3), tsh_replicated(), ids);
     (void)state;
-    EXPECT_TEXT(tsh_tensor_new(ctx, TSH_I64, tsh_shape2(2, 2), NULL), "(2, 2) R: 0 0 / 0 0");
+    EXPECT_TEXT(tsh_tensor_new(ctx, TSH_I64, tsh_shape2(2, 2), tsh_replicated()),
+                "(2, 2) R: 0 0 / 0 0");
     ids[0] = 9;
     EXPECT_TEXT(t, "(3) R: 3 1 2");
-    assert_null(tsh_tensor_from(ctx, TSH_I32, tsh_shape1(3), NULL, NULL));
+    assert_null(tsh_tensor_from(ctx, TSH_I32, tsh_shape1(3), tsh_replicated(), NULL));
     EXPECT(TSH_ERR_ARGUMENT, "tsh_tensor_from: data is NULL");
-    assert_non_null(tsh_tensor_from(ctx, TSH_I32, tsh_shape1(0), NULL, NULL));
+    assert_non_null(tsh_tensor_from(ctx, TSH_I32, tsh_shape1(0), tsh_replicated(), NULL));
     unit_close(ctx);
 }
 
 static void freed_tensors_give_their_memory_back(void **state) {
     unit_memory memory;
     tsh_ctx *ctx = unit_open_memory(&memory);
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(1000), NULL), *step;
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(1000), tsh_replicated()), *step;
     int64_t held = memory.bytes;
     (void)state;
     tsh_tensor_free(t);
@@ -144,7 +146,7 @@ static void freed_tensors_give_their_memory_back(void **state) {
     step = tsh_ones(ctx, tsh_shape1(3));
     tsh_tensor_free(step); /* a step tensor lives until the step ends */
     EXPECT_TEXT(step, "(3) R: 1 1 1");
-    assert_null(tsh_tensor_from(ctx, TSH_I32, tsh_shape1(1000), NULL, NULL));
+    assert_null(tsh_tensor_from(ctx, TSH_I32, tsh_shape1(1000), tsh_replicated(), NULL));
     EXPECT(TSH_ERR_ARGUMENT, "data is NULL");
     assert_int_equal(tsh_mem_stats(ctx).now[TSH_MEM_TENSORS], 0); /* nor is a failed one kept */
     unit_close(ctx);
@@ -155,7 +157,7 @@ static void step_tensors_are_filled(void **state) {
     (void)state;
     EXPECT_TEXT(tsh_zeros(ctx, tsh_shape2(2, 3)), "(2, 3) R: 0 0 0 / 0 0 0");
     EXPECT_TEXT(tsh_ones(ctx, tsh_shape1(2)), "(2) R: 1 1");
-    EXPECT_TEXT(tsh_filled(ctx, tsh_shape1(2), -2.5), "(2) R: -2.5 -2.5");
+    EXPECT_TEXT(tsh_full(ctx, tsh_shape1(2), -2.5), "(2) R: -2.5 -2.5");
     assert_int_equal(tsh_dtype_of(tsh_randn(ctx, tsh_shape1(2))), TSH_REAL);
     unit_close(ctx);
 }
@@ -204,7 +206,7 @@ static void views_share_memory_and_cost_none(void **state) {
     tsh_tensor *cut = tsh_slice(turned, 0, 1, 2);
     tsh_real *data = (tsh_real *)tsh_data(ctx, x);
     (void)state;
-    assert_int_equal(tsh_split_dim(cube, 1, 3, parts), TSH_OK);
+    assert_int_equal(tsh_split(cube, 1, 3, parts), TSH_OK);
     assert_int_equal(tsh_mem_stats(ctx).step_live, live);
     assert_int_equal(tsh_mem_stats(ctx).calls, calls);
     assert_ptr_equal(tsh_data(ctx, cut), data + 1);
@@ -286,8 +288,8 @@ static void views_refuse_what_is_not_there(void **state) {
     EXPECT(TSH_ERR_SHAPE, "tsh_slice");
     assert_null(tsh_slice(x, 2, 0, 1));
     EXPECT(TSH_ERR_SHAPE, "tsh_slice");
-    assert_int_equal(tsh_split_dim(x, 1, 2, parts), TSH_ERR_SHAPE);
-    EXPECT(TSH_ERR_SHAPE, "tsh_split_dim: a dimension of 3 has no 2 equal parts");
+    assert_int_equal(tsh_split(x, 1, 2, parts), TSH_ERR_SHAPE);
+    EXPECT(TSH_ERR_SHAPE, "tsh_split: a dimension of 3 has no 2 equal parts");
     assert_null(parts[0]);
     assert_null(parts[1]);
     EXPECT_TEXT(tsh_slice(x, 1, 3, 0), "(2, 0) R:");
@@ -321,7 +323,7 @@ static void concat_lays_parts_end_to_end(void **state) {
 static void values_are_read_and_written(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     int64_t in[6] = {1, 2, 3, 4, 5, 6}, out[6] = {0};
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I64, tsh_shape2(2, 3), NULL);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I64, tsh_shape2(2, 3), tsh_replicated());
     tsh_tensor *turned = tsh_transpose(t, 0, 1);
     (void)state;
     assert_int_equal(tsh_write(ctx, t, TSH_LOCAL, in, sizeof in), TSH_OK);
@@ -346,7 +348,7 @@ static void values_are_read_and_written(void **state) {
 static void item_takes_one_element(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     (void)state;
-    EXPECT_NEAR(tsh_item(ctx, tsh_filled(ctx, tsh_shape2(1, 1), 2.5)), 2.5, 0);
+    EXPECT_NEAR(tsh_item(ctx, tsh_full(ctx, tsh_shape2(1, 1), 2.5)), 2.5, 0);
     EXPECT_NEAR(tsh_item(ctx, tsh_arange(ctx, TSH_I64, 7, 8, 1)), 7, 0);
     EXPECT_NEAR(tsh_item(ctx, tsh_slice(tsh_arange(ctx, TSH_I32, 0, 8, 1), 0, 5, 1)), 5, 0);
     assert_true(isnan(tsh_item(ctx, tsh_zeros(ctx, tsh_shape1(2)))));
@@ -398,7 +400,7 @@ static void dtypes_are_checked(void **state) {
     EXPECT(TSH_ERR_ARGUMENT, "tsh_requires_grad");
     assert_null(tsh_add(x, NULL));
     EXPECT(TSH_ERR_ARGUMENT, "tsh_add: b is NULL");
-    assert_null(tsh_tensor_new(ctx, (tsh_dtype)77, tsh_shape1(1), NULL));
+    assert_null(tsh_tensor_new(ctx, (tsh_dtype)77, tsh_shape1(1), tsh_replicated()));
     EXPECT(TSH_ERR_DTYPE, "tsh_tensor_new");
     unit_close(ctx);
 }
@@ -421,7 +423,7 @@ static void text_is_cut_at_its_size(void **state) {
 
 /* ------------------------------------------------------------------- sharded */
 
-/* (5, 6): element (i, j) is 10 i + j. Rank r holds what tsh_chunk says. */
+/* (5, 6): element (i, j) is 10 i + j. Rank r holds what tsh_shard_range says. */
 static int reads_and_writes_sharded(tsh_ctx *ctx, void *user) {
     static const int dims[] = {0, 1, -1};
     int size = tsh_tp(ctx)->size, rank = tsh_tp(ctx)->rank, k, e;
@@ -430,12 +432,12 @@ static int reads_and_writes_sharded(tsh_ctx *ctx, void *user) {
     for (e = 0; e < 30; e++) whole[e] = e / 6 * 10 + e % 6;
     for (k = 0; k < 3; k++) {
         tsh_layout layout = k == 2 ? tsh_shard_segments(-1, 3, 1) : tsh_sharded(dims[k]);
-        tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(5, 6), &layout), *from;
+        tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(5, 6), layout), *from;
         tsh_range range[TSH_MAX_SEGMENTS];
-        int64_t owned = tsh_chunk(&layout, k ? 6 : 5, size, rank, range), i, j;
+        int64_t owned = tsh_shard_range(layout, k ? 6 : 5, size, rank, range), i, j;
         size_t bytes = (size_t)tsh_local_numel(t) * sizeof *piece;
         int s, n = 0;
-        CHECK(tsh_local_dim(t, dims[k]) == owned && tsh_dim(t, dims[k]) == (k ? 6 : 5), "sizes");
+        CHECK(tsh_local_size(t, dims[k]) == owned && tsh_size(t, dims[k]) == (k ? 6 : 5), "sizes");
         CHECK(tsh_write(ctx, t, TSH_GLOBAL, whole, sizeof whole) == TSH_OK, "write");
         CHECK(tsh_read(ctx, t, TSH_LOCAL, piece, bytes) == TSH_OK, "read");
         for (i = 0; i < (k ? 5 : owned); i++)
@@ -450,7 +452,7 @@ static int reads_and_writes_sharded(tsh_ctx *ctx, void *user) {
         CHECK(tsh_write(ctx, t, TSH_LOCAL, piece, bytes) == TSH_OK, "write");
         CHECK(tsh_read(ctx, t, TSH_GLOBAL, back, sizeof back) == TSH_OK, "read");
         for (e = 0; e < 30; e++) CHECK(back[e] == whole[e] + 1, "element %d is %d", e, back[e]);
-        from = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(5, 6), &layout, piece);
+        from = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(5, 6), layout, piece);
         CHECK(tsh_hash(ctx, from) == tsh_hash(ctx, t), "from takes this rank's piece");
         CHECK(tsh_read(ctx, tsh_transpose(t, 0, 1), TSH_GLOBAL, back, sizeof back) == TSH_OK, "");
         for (i = 0; i < 5; i++)
@@ -464,27 +466,27 @@ static int reads_and_writes_sharded(tsh_ctx *ctx, void *user) {
 /* [Q|K|V] split into its segments: views, each sharded as before. */
 static int splits_segments(tsh_ctx *ctx, void *user) {
     tsh_layout layout = tsh_shard_segments(1, 3, 2);
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(2, 18), &layout), *parts[3];
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(2, 18), layout), *parts[3];
     int32_t whole[36], part[12];
     int e, k;
     (void)user;
     for (e = 0; e < 36; e++) whole[e] = e;
     CHECK(tsh_write(ctx, t, TSH_GLOBAL, whole, sizeof whole) == TSH_OK, "write");
-    CHECK(tsh_split_dim(t, -1, 3, parts) == TSH_OK, "split");
+    CHECK(tsh_split(t, -1, 3, parts) == TSH_OK, "split");
     for (k = 0; k < 3; k++) {
-        CHECK(tsh_layout_of(parts[k]).segments == 1 && tsh_dim(parts[k], 1) == 6, "part %d", k);
+        CHECK(tsh_layout_of(parts[k]).segments == 1 && tsh_size(parts[k], 1) == 6, "part %d", k);
         CHECK(tsh_read(ctx, parts[k], TSH_GLOBAL, part, sizeof part) == TSH_OK, "read");
         for (e = 0; e < 12; e++)
             CHECK(part[e] == e / 6 * 18 + 6 * k + e - e / 6 * 6, "part %d, element %d", k, e);
     }
-    CHECK(tsh_dim(tsh_slice(t, 1, 6, 12), 1) == 12, "two segments");
+    CHECK(tsh_size(tsh_slice(t, 1, 6, 12), 1) == 12, "two segments");
     CHECK_OK();
     return 0;
 }
 
 static int cuts_no_segment(tsh_ctx *ctx, void *user) {
     tsh_layout layout = tsh_shard_segments(1, 3, 2);
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(2, 18), &layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(2, 18), layout);
     (void)user;
     (void)tsh_barrier(tsh_world(ctx)); /* nobody fails before all ranks are open */
     CHECK(!tsh_slice(t, 1, 6, 8), "not at a boundary");
@@ -495,7 +497,7 @@ static int cuts_no_segment(tsh_ctx *ctx, void *user) {
 
 static int reads_and_writes_partial(tsh_ctx *ctx, void *user) {
     tsh_layout layout = tsh_partial();
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(2), &layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(2), layout);
     int32_t mine[2] = {1, 0}, sum[2];
     int size = tsh_tp(ctx)->size;
     (void)user;
@@ -517,11 +519,11 @@ static int empties_are_read_and_written(tsh_ctx *ctx, void *user) {
     layouts[1] = tsh_shard_segments(1, 3, 1);
     layouts[2] = tsh_partial();
     for (k = 0; k < 3; k++) {
-        tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(0, 6), &layouts[k]);
+        tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(0, 6), layouts[k]);
         CHECK(tsh_read(ctx, t, TSH_GLOBAL, NULL, 0) == TSH_OK, "read");
         CHECK(tsh_read(ctx, t, TSH_LOCAL, NULL, 0) == TSH_OK, "read");
         CHECK(k == 2 || tsh_write(ctx, t, TSH_GLOBAL, NULL, 0) == TSH_OK, "write");
-        CHECK(tsh_numel(tsh_full(t)) == 0 && tsh_ok(ctx), "full");
+        CHECK(tsh_numel(tsh_full_tensor(t)) == 0 && tsh_ok(ctx), "full");
         CHECK(tsh_transpose(t, 0, 1) && tsh_slice(t, 0, 0, 0), "views");
         CHECK(tsh_hash(ctx, t) == 0, "hash");
     }
@@ -531,7 +533,7 @@ static int empties_are_read_and_written(tsh_ctx *ctx, void *user) {
 
 static int write_refuses_partial(tsh_ctx *ctx, void *user) {
     tsh_layout layout = tsh_partial();
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(2), &layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(2), layout);
     int32_t in[2] = {1, 2};
     (void)user;
     (void)tsh_barrier(tsh_world(ctx));
@@ -542,7 +544,7 @@ static int write_refuses_partial(tsh_ctx *ctx, void *user) {
 
 static int item_refuses_pieces(tsh_ctx *ctx, void *user) {
     tsh_layout layout = tsh_sharded(0);
-    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(1), &layout);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(1), layout);
     (void)user;
     (void)tsh_barrier(tsh_world(ctx));
     CHECK(isnan(tsh_item(ctx, t)), "sharded");
@@ -610,7 +612,7 @@ static void a_handle_used_again_has_its_own_shape(void **state) {
 static void a_view_keeps_the_values_of_a_freed_tensor(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     tsh_real values[4] = {1, 2, 3, 4};
-    tsh_tensor *t = tsh_tensor_from(ctx, TSH_REAL, tsh_shape1(4), NULL, values);
+    tsh_tensor *t = tsh_tensor_from(ctx, TSH_REAL, tsh_shape1(4), tsh_replicated(), values);
     tsh_tensor *view = tsh_slice(t, 0, 1, 2);
     (void)state;
     tsh_tensor_free(t);
@@ -627,7 +629,8 @@ static void a_leaf_may_be_freed_before_backward(void **state) {
     int k;
     (void)state;
     for (k = 0; k < 3; k++) {
-        tsh_tensor *w = tsh_requires_grad(tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 3), NULL), 1);
+        tsh_tensor *w = tsh_requires_grad(
+            tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 3), tsh_replicated()), 1);
         tsh_tensor *y = k == 0   ? tsh_clone(w)
                         : k == 1 ? tsh_reshape(tsh_transpose(w, 0, 1), tsh_shape1(6))
                                  : tsh_mul(w, w);
@@ -671,7 +674,8 @@ static void scopes_nest(void **state) {
 
 static void a_scope_may_not_end_what_is_recorded(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
-    tsh_tensor *w = tsh_requires_grad(tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(2), NULL), 1);
+    tsh_tensor *w = tsh_requires_grad(
+        tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(2), tsh_replicated()), 1);
     (void)state;
     tsh_scope_begin(ctx);
     (void)tsh_neg(w);
@@ -815,7 +819,7 @@ typedef struct page_memory {
     char *next, *end;
 } page_memory;
 
-static void *take_pages(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+static void *take_pages(void *ptr, size_t old_size, size_t new_size, size_t align, void *user) {
     page_memory *memory = (page_memory *)user;
     char *pages = memory->next;
     (void)ptr, (void)old_size, (void)align;

@@ -20,7 +20,7 @@ typedef struct text {
 
 static text written;
 
-static int take(void *user, const char *data, size_t size) {
+static int take(const char *data, size_t size, void *user) {
     text *t = (text *)user;
     if (t->refuse && --t->refuse == 0) return 0;
     if (t->size + size >= TEXT) return 0;
@@ -170,8 +170,8 @@ static int train(tsh_ctx *ctx, void *user) {
     job *j = (job *)user;
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 1e-2};
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
-    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
-    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     tsh_module *gpt = gpt_add(ctx);
     const int rank = tsh_world(ctx)->rank;
     tsh_optim *optim;
@@ -193,7 +193,7 @@ static int train(tsh_ctx *ctx, void *user) {
 }
 
 static void every_rank_has_a_lane(void **state) {
-    const tsh_trace_desc desc = {.write = take, .user = &written};
+    const tsh_trace_desc desc = {.print = take, .user = &written};
     (void)state;
     for (int ranks = 1; ranks <= 3; ranks++) {
         job plain = {NULL, {0}, {0}, 0}, traced = {&desc, {0}, {0}, 0};
@@ -239,7 +239,7 @@ static void every_rank_has_a_lane(void **state) {
 /* A clock that ticks at every look makes all times exact. What runs within something lies within
  * its time. */
 static int steps_nest(tsh_ctx *ctx, void *user) {
-    const tsh_trace_desc desc = {.write = take, .now = tick, .user = &written};
+    const tsh_trace_desc desc = {.print = take, .now = tick, .user = &written};
     const tsh_optim_desc sgd = {.kind = TSH_SGD, .lr = 1};
     const tsh_linear_desc linear = {.in = 3, .out = 2};
     tsh_module *net = tsh_add_linear(tsh_root(ctx), "net", &linear);
@@ -275,7 +275,7 @@ static void an_optimiser_step_nests(void **state) {
 }
 
 static int nests(tsh_ctx *ctx, void *user) {
-    const tsh_trace_desc desc = {.write = take, .now = tick, .user = &written};
+    const tsh_trace_desc desc = {.print = take, .now = tick, .user = &written};
     tsh_tensor *x = tsh_ones(ctx, tsh_shape2(2, 3)), *y;
     (void)user;
     CHECK(tsh_trace_begin(ctx, &desc) == TSH_OK, "begin");
@@ -299,20 +299,20 @@ static void times_are_those_of_the_clock(void **state) {
     assert_false(next_event(&at, &e));
 }
 
-static void triple(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+static void triple(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
     (void)user, (void)in, (void)n;
     *out = 3;
 }
 
-static void triple_back(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
-                        const tsh_real *grad_out, tsh_real *const *grad_in) {
+static void triple_back(tsh_tensor *const *in, int n, const tsh_real *out,
+                        const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
     (void)user, (void)in, (void)n, (void)out, (void)grad_out, (void)grad_in;
 }
 
 /* A name that JSON must escape, and a trace that is full. */
 static int odd(tsh_ctx *ctx, void *user) {
-    const tsh_trace_desc desc = {.write = take, .user = &written, .limit = 2};
-    tsh_custom_desc op = {.name = "a \"b\"\\\n", .forward = triple, .backward = triple_back};
+    const tsh_trace_desc desc = {.print = take, .user = &written, .limit = 2};
+    tsh_custom_op_desc op = {.name = "a \"b\"\\\n", .forward = triple, .backward = triple_back};
     tsh_tensor *x = tsh_ones(ctx, tsh_shape1(1));
     (void)user;
     CHECK(tsh_trace_begin(ctx, &desc) == TSH_OK, "begin");
@@ -363,8 +363,8 @@ static void a_file(void **state) {
 /* ---------------------------------------------------------------------- errors */
 
 static int mistakes(tsh_ctx *ctx, void *user) {
-    const tsh_trace_desc good = {.write = take, .user = &written}, none = {.user = &written};
-    const tsh_trace_desc both = {.path = "x", .write = take};
+    const tsh_trace_desc good = {.print = take, .user = &written}, none = {.user = &written};
+    const tsh_trace_desc both = {.path = "x", .print = take};
     const tsh_trace_desc nowhere = {.path = "/nonexistent/folder/trace.json"};
     (void)user;
     CHECK(tsh_trace_begin(NULL, &good) == TSH_ERR_ARGUMENT, "no ctx");
@@ -396,7 +396,7 @@ static void mistakes_are_told(void **state) {
 
 /* Rank 0 cannot write: the others are done all the same, and are told at their next look. */
 static int refused(tsh_ctx *ctx, void *user) {
-    const tsh_trace_desc desc = {.write = take, .user = &written};
+    const tsh_trace_desc desc = {.print = take, .user = &written};
     tsh_tensor *x = tsh_ones(ctx, tsh_shape1(4));
     const tsh_error *error = tsh_last_error(ctx);
     (void)user;
