@@ -265,8 +265,7 @@ seeds: deps ## the feature parity table with five libraries, each row with its t
 
 PREFIX ?= /usr/local
 # MAJOR.MINOR until 1.0: a program of another minor version does not load the library.
-SONAME := libtshard.so.$(shell sed -n 's/^.define TSHARD_VERSION_M[AJ]*[IN]*OR //p' tshard.h | \
-	paste -sd .)
+SONAME := libtshard.so.$(shell sed -n 's/^.define TSHARD_VERSION_M.*OR //p' tshard.h | paste -sd .)
 
 shared: $(OUT)/$(SONAME) ## build/libtshard.so: the library for other languages
 $(OUT)/$(SONAME): private OPT_release := -O3 -fno-math-errno
@@ -278,6 +277,9 @@ $(OUT)/$(SONAME): backends/package/library.c backends/package/library.map $(HEAD
 install: $(if $(UV),$(LAUNCHER)) $(if $(filter shared,$(MAKECMDGOALS)),$(OUT)/$(SONAME))
 install uninstall: ## headers and launcher, below PREFIX; `make shared install`: the library too
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' backends/package/install.sh $@ $^
+
+release-check: ## is this tree ready to be tagged as a version, and by which command
+	@backends/package/release.sh
 
 # ---- packages ----------------------------------------------------------------
 # Lists and installs Debian's and Ubuntu's; without the right to, prints the command that does.

@@ -5,7 +5,8 @@
 #   install.sh uninstall
 #
 # include/tshard/ holds tshard.h and backends/, so that with -I PREFIX/include/tshard both
-# #include "tshard.h" and #include "backends/tshard_threads.h" work as in the source tree.
+# #include "tshard.h" and #include "backends/tshard_threads.h" work as in the source tree. Beside
+# them is tshard.c, the implementation as a file to compile.
 
 set -eu
 action=$1
@@ -35,6 +36,10 @@ put "$top/tshard.h" include/tshard/tshard.h 644
 for header in "$top"/backends/*.h; do
     put "$header" "include/tshard/backends/${header##*/}" 644
 done
+implementation=$(mktemp)
+trap 'rm -f "$implementation"' EXIT
+sed 's|"\.\./|"backends/|' "$here/library.c" >"$implementation"
+put "$implementation" include/tshard/tshard.c 644
 put "$top/LICENSE" share/doc/tshard/LICENSE 644
 for file in tshardConfig.cmake tshardConfigVersion.cmake; do
     put "$here/$file" "lib/cmake/tshard/$file" 644

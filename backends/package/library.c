@@ -1,4 +1,6 @@
-/* The library, compiled once: for libtshard.so (make shared) and for CMake's tshard::static. */
+/* The library, compiled once, with the threads backend unless TSHARD_NO_THREADS is defined: for
+ * libtshard.so, CMake's tshard::static and Meson's tshard-static. Installed as tshard.c, for
+ * programs that compile it as a file of theirs and define TSHARD_IMPLEMENTATION in none. */
 #define TSHARD_IMPLEMENTATION
 #include "../tshard_backend.h"
 #ifndef TSHARD_NO_THREADS

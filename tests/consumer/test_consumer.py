@@ -110,7 +110,7 @@ def files_below(folder):
 
 
 def make_installs_and_uninstalls(folder):
-    expected = ["include/tshard/tshard.h", "share/doc/tshard/LICENSE",
+    expected = ["include/tshard/tshard.h", "include/tshard/tshard.c", "share/doc/tshard/LICENSE",
                 "lib/pkgconfig/tshard.pc", "lib/cmake/tshard/tshardConfig.cmake",
                 "lib/cmake/tshard/tshardConfigVersion.cmake"]
     expected += ["include/tshard/backends/" + os.path.basename(path)
@@ -143,6 +143,10 @@ def version_is_the_same_everywhere(_):
         latest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", file.read(), re.M)[1]
     check(macros() == front == latest, "macros, top of tshard.h, CHANGELOG:", macros(), front,
           latest)
+    for path, form in (("meson.build", r"version: '(.*?)'"), (
+            os.path.join("backends", "package", "vcpkg", "vcpkg.json"), r'"version": "(.*?)"')):
+        with open(os.path.join(TOP, path), encoding="utf-8") as file:
+            check(re.search(form, file.read())[1] == macros(), path, "has another version")
 
 
 # ---- CMake -------------------------------------------------------------------
@@ -409,11 +413,106 @@ def descriptors_in_every_cxx(folder):
                      + [name])
 
 
+# ---- other build systems and packages -----------------------------------------
+
+
+def tool(name, package):
+    """The path of a command, here or in the project's Python environment."""
+    path = shutil.which(name, path=os.environ.get("PATH", "") + os.pathsep
+                        + os.path.join(TOP, "build", "venv", "bin"))
+    if not path:
+        raise Skipped("%s is not here: %s" % (name, package))
+    return path
+
+
+def installed_c_file(folder):
+    """The .c file beside the installed header, and a program without a macro."""
+    include, program = os.path.join(installed(), "include", "tshard"), os.path.join(folder, "first")
+    must([CC, "-std=c99", "-O0"] + STRICT + ["-I", include, first_example(folder, False),
+                                             os.path.join(include, "tshard.c"), "-o", program,
+                                             "-lm", "-pthread"])
+    check_losses(must([program]))
+
+
+MESON = """project('user', ['c', 'cpp'], default_options: ['cpp_std=c++11'])
+tshard = subproject('tshard')
+executable('first', 'first.c', dependencies: dependency('tshard'))
+executable('library', 'library.c', dependencies: dependency('tshard-static'))
+"""
+
+
+def meson_subproject(folder):
+    """The headers alone, and the implementation as a library."""
+    meson = tool("meson", "apt-get install meson, or pip install meson ninja")
+    os.mkdir(os.path.join(folder, "subprojects"))
+    os.symlink(TOP, os.path.join(folder, "subprojects", "tshard"))
+    os.rename(first_example(folder, False), os.path.join(folder, "library.c"))
+    first_example(folder)
+    with open(os.path.join(folder, "meson.build"), "w", encoding="utf-8") as out:
+        out.write(MESON)
+    build, path = os.path.join(folder, "build"), os.path.dirname(meson) + ":" + os.environ["PATH"]
+    must([meson, "setup", build, folder, "--buildtype=debug"], PATH=path)
+    must([meson, "compile", "-C", build], PATH=path)
+    for program in "first", "library":
+        check_losses(must([os.path.join(build, program)]))
+
+
+def conan_package(folder):
+    """The recipe makes a package; a program finds it by pkg-config."""
+    conan = tool("conan", "pip install conan")
+    needs(pkg_config="pkg-config")
+    home = os.path.join(folder, "conan")
+    must([conan, "profile", "detect"], CONAN_HOME=home)
+    must([conan, "create", os.path.join(TOP, "backends", "package")], CONAN_HOME=home)
+    must([conan, "install", "--requires=tshard/" + macros(), "-g", "PkgConfigDeps", "-of", folder],
+         CONAN_HOME=home)
+    flags = must(["pkg-config", "--cflags", "--libs", "tshard"], PKG_CONFIG_PATH=folder).split()
+    program = os.path.join(folder, "first")
+    must([CC, "-std=c99", "-O0"] + STRICT + [first_example(folder), "-o", program] + flags)
+    check_losses(must([program]))
+
+
+def release_check_says_what_is_missing(folder):
+    """A tree is ready when all versions agree, the changelog has a date, and all is committed."""
+    needs(git="git")
+    tree = os.path.join(folder, "tree")
+    for path in ("tshard.h", "meson.build", "README.md", "CHANGELOG.md",
+                 "backends/package/release.sh", "backends/package/vcpkg/vcpkg.json"):
+        os.makedirs(os.path.dirname(os.path.join(tree, path)), exist_ok=True)
+        shutil.copy(os.path.join(TOP, path), os.path.join(tree, path))
+    changes = os.path.join(tree, "CHANGELOG.md")
+    with open(changes, encoding="utf-8") as file:
+        text = file.read()
+
+    def git(*words):
+        must(["git", "-C", tree, "-c", "user.name=n", "-c", "user.email=e@x"] + list(words))
+
+    def ask(dated):
+        with open(changes, "w", encoding="utf-8") as out:
+            out.write(re.sub(r"^(## \[%s\] - ).*" % re.escape(macros()), r"\g<1>" + dated, text,
+                             flags=re.M))
+        git("add", "-A")
+        git("commit", "-q", "--allow-empty", "-m", "m")
+        return call(["sh", os.path.join(tree, "backends", "package", "release.sh")])
+
+    git("init", "-q")
+    code, said = ask("unreleased")
+    check(code and said.count("not ready") == 1 and "CHANGELOG.md begins" in said, said)
+    code, said = ask("2026-01-31")
+    check(not code and said == "git tag -a v%s -m 'tshard %s'\n" % (macros(), macros()), said)
+    git("tag", "v" + macros())
+    with open(os.path.join(tree, "meson.build"), "a", encoding="utf-8") as out:
+        out.write("\n")
+    code, said = call(["sh", os.path.join(tree, "backends", "package", "release.sh")])
+    check(code and "the tag v" in said and "not committed" in said, said)
+
+
 TESTS = [version_is_the_same_everywhere, make_installs_and_uninstalls, add_subdirectory,
          fetch_content, find_package_installed_by_make, find_package_installed_by_cmake,
          find_package_says_what_is_missing, pkg_config, shared_library_from_python,
          structures_of_python_are_those_of_c, shared_library_has_public_functions_only,
-         other_builds_are_refused, one_layer_is_a_small_program, descriptors_in_every_cxx]
+         other_builds_are_refused, one_layer_is_a_small_program, descriptors_in_every_cxx,
+         installed_c_file, meson_subproject, conan_package, release_check_says_what_is_missing]
 
 if __name__ == "__main__":
     sys.exit(run_tests("consumer", TESTS))
