@@ -28,7 +28,7 @@ static int refer(volatile int always) {
     if (always) result = tsh_mpi_run(NULL, NULL, NULL, sum_to_ten, NULL);
 #endif
 #ifdef WITH_blis
-    if (always) tsh_blis_gemm(NULL, 0, 0, 0, 0, NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 1);
+    if (always) tsh_blis_gemm(0, 0, 0, 0, NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 1, NULL);
 #endif
     (void)always;
     return result;

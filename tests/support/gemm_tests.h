@@ -44,8 +44,8 @@ static matrix matrix_new(int64_t m, int64_t n, int layout, int seed) {
 
 static void multiply(int64_t m, int64_t n, int64_t k, double alpha, const matrix *a,
                      const matrix *b, double beta, const matrix *c) {
-    GEMM(NULL, m, n, k, (tsh_real)alpha, a->data, a->rs, a->cs, b->data, b->rs, b->cs,
-         (tsh_real)beta, c->data, c->rs, c->cs, 1);
+    GEMM(m, n, k, (tsh_real)alpha, a->data, a->rs, a->cs, b->data, b->rs, b->cs,
+         (tsh_real)beta, c->data, c->rs, c->cs, 1, NULL);
 }
 
 /* Every element, and that nothing between them was written. The product is computed once per
@@ -180,7 +180,7 @@ static void empty_products(void **state) {
         free(b.data);
         free(c.data);
     }
-    GEMM(NULL, 0, 0, 0, 1, NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 1);
+    GEMM(0, 0, 0, 1, NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 1, NULL);
 }
 
 /* Lines that are all the same one (stride 0), and lengths of one with any stride. */
@@ -188,13 +188,13 @@ static void odd_strides(void **state) {
     const tsh_real row[3] = {1, 2, 3}, column[2] = {5, 7};
     tsh_real c[4] = {0, 0, 0, 0}, one = 0;
     (void)state;
-    GEMM(NULL, 2, 2, 3, 1, row, 0, 1, row, 1, 0, 0, c, 2, 1, 1); /* [row; row] [row^T row^T] */
+    GEMM(2, 2, 3, 1, row, 0, 1, row, 1, 0, 0, c, 2, 1, 1, NULL); /* [row; row] [row^T row^T] */
     for (int i = 0; i < 4; i++) assert_true(c[i] == 14);
-    GEMM(NULL, 2, 2, 1, 1, column, 1, 0, row, 0, 1, 0, c, 2, 1, 1); /* outer product */
+    GEMM(2, 2, 1, 1, column, 1, 0, row, 0, 1, 0, c, 2, 1, 1, NULL); /* outer product */
     assert_true(c[0] == 5 && c[1] == 10 && c[2] == 7 && c[3] == 14);
-    GEMM(NULL, 2, 2, 1, 1, column, 1, 1, row, 1, 1, 0, c, 1, 2, 1); /* and its transpose */
+    GEMM(2, 2, 1, 1, column, 1, 1, row, 1, 1, 0, c, 1, 2, 1, NULL); /* and its transpose */
     assert_true(c[0] == 5 && c[2] == 10 && c[1] == 7 && c[3] == 14);
-    GEMM(NULL, 1, 1, 3, 1, row, 0, 1, row, 1, 0, 0, &one, 0, 0, 1);
+    GEMM(1, 1, 3, 1, row, 0, 1, row, 1, 0, 0, &one, 0, 0, 1, NULL);
     assert_true(one == 14);
 }
 
