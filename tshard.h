@@ -4056,7 +4056,7 @@ struct tshi_trace {
     tshi_arena arena, books;  /* arena: events; books: what stays until the trace is dropped */
     tshi_event *first, *last; /* the list of events */
     int64_t count, lost;      /* number of events in the list; of events not added */
-    int phase;                /* TSHI_PHASE_..., as the calls of the library set it */
+    int phase; /* TSHI_PHASE_...: what the rank is doing; public functions set it when they begin */
     double flops;             /* operations of matrix products since the last event of an op */
     struct tshi_profile *profile; /* the tables of a profile; NULL: this is a trace */
     /* A stack of the ops that began and have not ended; ops may call other ops. */
@@ -7687,7 +7687,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 TSHI_GEMM_PUT(isa, t->c + i * t->rsc + j, t->d + i * t->rsd + j,                   \
                               TSHI_GEMM_LOAD_##isa(t->sums + i * cols + j))                        \
     }
-#define TSHI_GEMM_PART(isa, mr, size) /* as many parts of `size` rows as fit */                    \
+#define TSHI_GEMM_PART(isa, mr, size) /* computes parts of `size` rows while so many are left */   \
     for (; mr > size && left >= size; left -= size) {                                              \
         if (wide)                                                                                  \
             tshi_gemm_rows_##isa(&part, size, 2);                                                  \
@@ -8748,6 +8748,16 @@ typedef struct tshi_gemm_progress {
 
 enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds between two calls of the callback */
 
+/* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
+typedef struct tshi_product {
+    int64_t m, n, k;        /* sizes of A, B, C and D */
+    tsh_real alpha, beta;   /* beta 0: D is not read */
+    tshi_matrix a, b, d, c; /* D is C, or does not overlap it; its strides may be 0, so that a bias
+                             * is broadcast without a pass of its own */
+    /* called during the product, so that collectives make progress; NULL: nothing is */
+    const tshi_gemm_progress *progress;
+} tshi_product;
+
 /* A product, or the part of one that is being computed: C = alpha A B + D. */
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel; /* computes the tiles */
@@ -9146,49 +9156,52 @@ static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
     }
 }
 
-/* Computes C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread; the parentheses hold
- * shapes. D is C, or does not overlap it. D's strides may be 0, so that a bias is broadcast without
- * a pass of its own. */
-static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
-                          const tshi_gemm_progress *progress, int64_t m, int64_t n, int64_t k,
-                          tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
-                          tshi_matrix d, tshi_matrix c) {
-    const int done = k <= 0 || alpha == 0; /* 1: no product to add */
-    const int pairs = tshi_gemm_pairs(kernel, a, b);
+/* Computes x on one thread. */
+static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_product x) {
+    const int done = x.k <= 0 || x.alpha == 0; /* 1: no product to add */
+    const int pairs = tshi_gemm_pairs(kernel, x.a, x.b);
     tshi_gemm_job job;
-    if (m <= 0 || n <= 0) return;
-    if (done || (beta != 0 && beta != 1)) { /* rare, so it may take its own pass */
-        tshi_gemm_scale(m, n, beta, d, c);
-        beta = 1;
-        d = c;
+    if (x.m <= 0 || x.n <= 0) return;
+    if (done || (x.beta != 0 && x.beta != 1)) { /* rare, so it may take its own pass */
+        tshi_gemm_scale(x.m, x.n, x.beta, x.d, x.c);
+        x.beta = 1;
+        x.d = x.c;
     }
     if (done) return;
-    if (tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr)) { /* as C^T = B^T A^T */
-        tshi_gemm_run(kernel, scratch, progress, n, m, k, alpha, tshi_gemm_transposed(b),
-                      tshi_gemm_transposed(a), beta, tshi_gemm_transposed(d),
-                      tshi_gemm_transposed(c));
-        return;
+    if (tshi_gemm_transposes(x.m, x.n, x.c.row, x.c.column, kernel->nr)) { /* as C^T = B^T A^T */
+        const tshi_product t = {x.n,
+                                x.m,
+                                x.k,
+                                x.alpha,
+                                x.beta,
+                                tshi_gemm_transposed(x.b),
+                                tshi_gemm_transposed(x.a),
+                                tshi_gemm_transposed(x.d),
+                                tshi_gemm_transposed(x.c),
+                                x.progress};
+        x = t;
     }
     job.kernel = kernel;
     job.pack_a = (tsh_real *)scratch;
-    job.pack_b = job.pack_a + tshi_gemm_block_size(kernel, m, k);
-    job.m = m;
-    job.n = n;
-    job.k = k;
-    job.alpha = alpha;
-    job.add = beta != 0;
-    job.a = a;
-    job.b = b;
-    job.d = d;
-    job.c = c;
-    job.form_a = tshi_gemm_form_of(a, pairs);
-    job.form_b = tshi_gemm_form_of(b, pairs);
+    job.pack_b = job.pack_a + tshi_gemm_block_size(kernel, x.m, x.k);
+    job.m = x.m;
+    job.n = x.n;
+    job.k = x.k;
+    job.alpha = x.alpha;
+    job.add = x.beta != 0;
+    job.a = x.a;
+    job.b = x.b;
+    job.d = x.d;
+    job.c = x.c;
+    job.form_a = tshi_gemm_form_of(x.a, pairs);
+    job.form_b = tshi_gemm_form_of(x.b, pairs);
     job.sums = tshi_gemm_matrix(NULL, 0, 0);
     job.stream = 0;
-    job.progress = progress;
+    job.progress = x.progress;
     job.since = 0;
-    tshi_gemm_start(&job, (tsh_real *)(void *)((char *)scratch +
-                                       tshi_gemm_scratch(kernel, m, n, k, c.row, c.column)));
+    tshi_gemm_start(&job,
+                    (tsh_real *)(void *)((char *)scratch + tshi_gemm_scratch(kernel, x.m, x.n, x.k,
+                                                                             x.c.row, x.c.column)));
 }
 
 /* ========================================================================== */
@@ -14634,18 +14647,9 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
 
-/* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
-typedef struct tshi_product {
-    const tsh_ctx *ctx;
-    int64_t m, n, k;                    /* sizes of A, B, C and D */
-    tsh_real alpha, beta;               /* beta 0: D is not read */
-    tshi_matrix a, b, d, c;             /* D is C, or does not overlap it */
-    /* called during the product, so that collectives make progress; NULL: nothing is */
-    const tshi_gemm_progress *progress;
-} tshi_product;
-
 /* A product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
+    const tsh_ctx *ctx;
     tshi_product whole; /* the product that the pieces make up */
     char *scratch;      /* scratch of all pieces, one after the other */
     size_t each;        /* bytes of scratch for a piece */
@@ -14653,12 +14657,10 @@ typedef struct tshi_products {
 } tshi_products;
 
 /* Computes a product on the calling thread. A user's gemm takes no D: C = beta D is set first. */
-static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
-    const tsh_ctx *ctx = x->ctx;
+static void tshi_matmul_alone(const tsh_ctx *ctx, const tshi_product *x, char *scratch) {
     const int apart = x->beta != 0 && x->d.data != x->c.data; /* D is not C */
     if (!ctx->gemm.multiply) {
-        tshi_gemm_run(ctx->gemm_kernel, scratch, x->progress, x->m, x->n, x->k, x->alpha, x->a,
-                      x->b, x->beta, x->d, x->c);
+        tshi_gemm_run(ctx->gemm_kernel, scratch, *x);
         return;
     }
     if (apart) tshi_gemm_scale(x->m, x->n, x->beta, x->d, x->c);
@@ -14679,7 +14681,7 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     part.d = tshi_gemm_from(part.d, i, j);
     part.c = tshi_gemm_from(part.c, i, j);
     if (piece > 0) part.progress = NULL; /* only the rank's own thread, piece 0, may communicate */
-    tshi_matmul_alone(&part, all->scratch + (size_t)piece * all->each);
+    tshi_matmul_alone(all->ctx, &part, all->scratch + (size_t)piece * all->each);
 }
 
 /* Copies the elements of `from`, of shape (rows, columns), to `to`, converted to its dtype. */
@@ -14737,8 +14739,9 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const int few = m <= TSHI_GEMM_FEW_ROWS;
-    const tshi_gemm_progress progress = { /* called during the product */
-        tshi_tape_progress, ctx, few ? tshi_matmul_then(&ctx->order, b.data) : 0};
+    const tshi_gemm_progress progress = {/* called during the product */
+                                         tshi_tape_progress, ctx,
+                                         few ? tshi_matmul_then(&ctx->order, b.data) : 0};
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
                          tshi_gemm_scratch_sums(ctx->gemm_kernel, m, n, k, c);
     const size_t each = (bytes + 63) / 64 * 64; /* bytes per piece: whole cache lines */
@@ -14746,14 +14749,15 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     tshi_block *converted[3]; /* A, B and C as tsh_real, or NULL */
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
     if (pieces == 1 && !ctx->gemm.multiply && scratch && ctx->error.code == TSH_OK) {
-        tshi_gemm_run(ctx->gemm_kernel, scratch, &progress, m, n, k, alpha, a, b, beta, d, c);
+        const tshi_product product = {m, n, k, alpha, beta, a, b, d, c, &progress};
+        tshi_gemm_run(ctx->gemm_kernel, scratch, product);
         return; /* the rest would take longer than a small product */
     }
     const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, 1, &converted[0]); /* shape (m, k) */
     const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, 1, &converted[1]); /* shape (k, n) */
     const tshi_matrix rc = tshi_matmul_converted(ctx, c, m, n, 0, &converted[2]); /* shape (m, n) */
     tshi_products all = {
-        {ctx, m, n, k, alpha, beta, ra, rb, d, rc, &progress}, scratch, each, m >= n};
+        ctx, {m, n, k, alpha, beta, ra, rb, d, rc, &progress}, scratch, each, m >= n};
     if (side && scratch && ctx->error.code == TSH_OK)
         tshi_team_run(pieces, side, unit, tshi_matmul_piece, &all);
     if (converted[2]) tshi_matmul_convert(m, n, rc, c);
@@ -14801,7 +14805,7 @@ static void tshi_matmul_pack(const tshi_gemm_kernel *kernel, tsh_real *to, int w
 /* The part of a product C = A B that is needed, if it has the shape of stairs: the first
  * (columns + i) elements of row i of C. Of row i of A only the first (k + i) elements are not 0. */
 typedef struct tshi_matmul_stairs {
-    int64_t columns, k; /* TSHI_MATMUL_ALL: all */
+    int64_t columns, k; /* each may be TSHI_MATMUL_ALL: every element of every row */
 } tshi_matmul_stairs;
 
 enum { TSHI_MATMUL_ALL = 1 << 30 };
@@ -16435,12 +16439,20 @@ TSHI_KERNEL_FUSED(tshi_attention_cap, tshi_cap);
 static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                   int64_t n) {
     tsh_real *s = h->s;
-    if (h->few)
-        tshi_gemm_run(h->kernel, h->scratch, NULL, m, n, h->d, TSHI_R(h->more->scale),
-                      tshi_gemm_from(h->q, i + r, 0),
-                      tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)), 0,
-                      tshi_attention_tile(h, s), tshi_attention_tile(h, s));
-    else
+    if (h->few) {
+        const tshi_matrix c = tshi_attention_tile(h, s);
+        const tshi_product product = {m,
+                                      n,
+                                      h->d,
+                                      TSHI_R(h->more->scale),
+                                      0,
+                                      tshi_gemm_from(h->q, i + r, 0),
+                                      tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)),
+                                      c,
+                                      c,
+                                      NULL};
+        tshi_gemm_run(h->kernel, h->scratch, product);
+    } else
         tshi_attention_by_keys(h, i + r, m, j, n, h->more->scale,
                                h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
     if (h->more->cap > 0) {
@@ -16786,8 +16798,9 @@ static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t
     tshi_matrix a = tshi_attention_tile(h, p);
     const tshi_matrix o = tshi_gemm_matrix(c, tshi_attention_wide(h->d), 1);
     a.rounds = h->pairs;
-    tshi_gemm_run(h->kernel, h->scratch, NULL, m, h->d, n, 1, a, tshi_gemm_from(h->v, j, 0),
-                  TSHI_R(add), o, o);
+    const tshi_product product = {m, h->d, n,   1, TSHI_R(add), a, tshi_gemm_from(h->v, j, 0),
+                                  o, o,    NULL};
+    tshi_gemm_run(h->kernel, h->scratch, product);
 }
 
 /* Initialises m and l of queries [i, i + m): 0 if there are no sinks, else m is the sink's score,
@@ -17263,7 +17276,8 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     if (!back && visits <= 1) h->blocks = tshi_base_min(h->blocks, 1);
 }
 
-/* Chooses the kernels of the online softmax, and what backward's kernels do with dS. */
+/* Chooses the kernels of the online softmax and, if back is 1, whether backward's kernels scale dS,
+ * the gradient of the scores, and round it. */
 static void tshi_attention_choose(tshi_head *h, int back) {
     const tsh_tensor *mask = h->more->mask;
     h->raw = back && (h->more->cap > 0 || (mask && mask->base->requires_grad));
@@ -17491,7 +17505,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
 }
 
 /* Returns the floating-point operations of the products of all heads: per visible pair of query and
- * key, two products of D in forward (Q K^T, P V) and five in backward. */
+ * key, two dot products of the head's length in forward (for Q K^T and P V) and five in backward. */
 static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     const tsh_tensor *q = all->in[0];
     tshi_head h = all->head;

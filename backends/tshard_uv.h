@@ -1139,7 +1139,7 @@ typedef enum tshi_uv_type {
     /* to the coordinator: the sender has been blocked for 20 ms (tshi_uv_blocked) */
     TSHI_UV_BLOCKED,
     TSHI_UV_CONFIRM, /* from the coordinator: is the receiver still in the wait that it reported? */
-    TSHI_UV_STILL,   /* answer to CONFIRM: 1 if the sender is still in that wait */
+    TSHI_UV_STILL,   /* answer to CONFIRM: 1 if the sender is still in the wait it asks about */
     TSHI_UV_DECISION, /* the world's error */
     TSHI_UV_BYE,      /* the sender shuts down in good order */
     TSHI_UV_AWAIT,    /* bytes that the sender has received so far; it waits for more */
@@ -3105,7 +3105,7 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
-            link->stalled_since = now; /* the first AWAIT without progress */
+            link->stalled_since = now; /* this AWAIT frame is the first since bytes arrived */
         link->peer_got = got;
         link->peer_got_at = now;
         dead = link->stalled_since && now - link->stalled_since >= world->heartbeat;
@@ -4354,9 +4354,10 @@ static int64_t tshi_uv_block(const tshi_uv_op *op, int peer, int64_t offset, int
 /* ========================================================================== */
 /* >>uv-flow                                        MARK: - uv-flow (private) */
 /* Moves bytes on the data connections, in frames: a header and a payload.    */
-/* Each connection has a queue of operations per direction (in, out). One for */
-/* messages also has a queue of clears, frames without a payload: by a clear  */
-/* the receiver tells the sender that it may send the message.                */
+/* Each connection has a queue of operations per direction (in, out). A       */
+/* connection for messages also has a queue of clears. A clear is a frame     */
+/* without a payload, by which the receiver of a message tells the sender     */
+/* that it may send it.                                                       */
 /* Needs: >>uv-algorithm.                                                     */
 /* ========================================================================== */
 

@@ -1156,8 +1156,8 @@ GGUF_API int gguf_file_open(gguf_file *f, const gguf *g,
     return 1;
 }
 
-/* Returns which row of the file holds the given row of the tensor on the hub, see
- * gguf_mark_pairs. */
+/* Files of some models have the rows of a tensor in another order than the model as published on
+ * the Hugging Face hub; see gguf_mark_pairs. Returns which row of the file is the given row there. */
 static int64_t gguf_row(const gguf_tensor *t, int64_t row) {
     const int64_t size = (int64_t)t->head, half = size / 2, i = size ? row % size : 0;
     return size ? row - i + 2 * (i % half) + i / half : row;

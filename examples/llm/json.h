@@ -57,7 +57,7 @@ static int llm_json_string(llm_json_scan *s) {
     return 1;
 }
 
-/* A number, or one of true, false and null. */
+/* Moves s past a number, true, false or null. Returns 0 and sets an error if there is none. */
 static int llm_json_word(llm_json_scan *s) {
     static const char *const words[] = {"true", "false", "null"};
     const size_t n = strcspn(s->at, ",]} \t\r\n:"), digits = strspn(s->at, "+-0123456789.eE");
@@ -82,7 +82,8 @@ static int llm_json_word(llm_json_scan *s) {
 
 static int llm_json_value(llm_json_scan *s, int depth);
 
-/* An object or a list, from its opening bracket to the closing one. */
+/* Moves s past an object (object 1) or a list (0), from its opening bracket to the closing one.
+ * depth: the number of objects and lists around it. Returns 0 and sets an error if it is wrong. */
 static int llm_json_inside(llm_json_scan *s, int object, int depth) {
     const char close = object ? '}' : ']';
     s->at++;

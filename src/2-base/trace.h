@@ -51,7 +51,7 @@ struct tshi_trace {
     tshi_arena arena, books;  /* arena: events; books: what stays until the trace is dropped */
     tshi_event *first, *last; /* the list of events */
     int64_t count, lost;      /* number of events in the list; of events not added */
-    int phase;                /* TSHI_PHASE_..., as the calls of the library set it */
+    int phase; /* TSHI_PHASE_...: what the rank is doing; public functions set it when they begin */
     double flops;             /* operations of matrix products since the last event of an op */
     struct tshi_profile *profile; /* the tables of a profile; NULL: this is a trace */
     /* A stack of the ops that began and have not ended; ops may call other ops. */

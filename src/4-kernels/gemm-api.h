@@ -58,6 +58,16 @@ typedef struct tshi_gemm_progress {
 
 enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds between two calls of the callback */
 
+/* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
+typedef struct tshi_product {
+    int64_t m, n, k;        /* sizes of A, B, C and D */
+    tsh_real alpha, beta;   /* beta 0: D is not read */
+    tshi_matrix a, b, d, c; /* D is C, or does not overlap it; its strides may be 0, so that a bias
+                             * is broadcast without a pass of its own */
+    /* called during the product, so that collectives make progress; NULL: nothing is */
+    const tshi_gemm_progress *progress;
+} tshi_product;
+
 /* A product, or the part of one that is being computed: C = alpha A B + D. */
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel; /* computes the tiles */
@@ -456,47 +466,50 @@ static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
     }
 }
 
-/* Computes C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread; the parentheses hold
- * shapes. D is C, or does not overlap it. D's strides may be 0, so that a bias is broadcast without
- * a pass of its own. */
-static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
-                          const tshi_gemm_progress *progress, int64_t m, int64_t n, int64_t k,
-                          tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
-                          tshi_matrix d, tshi_matrix c) {
-    const int done = k <= 0 || alpha == 0; /* 1: no product to add */
-    const int pairs = tshi_gemm_pairs(kernel, a, b);
+/* Computes x on one thread. */
+static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_product x) {
+    const int done = x.k <= 0 || x.alpha == 0; /* 1: no product to add */
+    const int pairs = tshi_gemm_pairs(kernel, x.a, x.b);
     tshi_gemm_job job;
-    if (m <= 0 || n <= 0) return;
-    if (done || (beta != 0 && beta != 1)) { /* rare, so it may take its own pass */
-        tshi_gemm_scale(m, n, beta, d, c);
-        beta = 1;
-        d = c;
+    if (x.m <= 0 || x.n <= 0) return;
+    if (done || (x.beta != 0 && x.beta != 1)) { /* rare, so it may take its own pass */
+        tshi_gemm_scale(x.m, x.n, x.beta, x.d, x.c);
+        x.beta = 1;
+        x.d = x.c;
     }
     if (done) return;
-    if (tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr)) { /* as C^T = B^T A^T */
-        tshi_gemm_run(kernel, scratch, progress, n, m, k, alpha, tshi_gemm_transposed(b),
-                      tshi_gemm_transposed(a), beta, tshi_gemm_transposed(d),
-                      tshi_gemm_transposed(c));
-        return;
+    if (tshi_gemm_transposes(x.m, x.n, x.c.row, x.c.column, kernel->nr)) { /* as C^T = B^T A^T */
+        const tshi_product t = {x.n,
+                                x.m,
+                                x.k,
+                                x.alpha,
+                                x.beta,
+                                tshi_gemm_transposed(x.b),
+                                tshi_gemm_transposed(x.a),
+                                tshi_gemm_transposed(x.d),
+                                tshi_gemm_transposed(x.c),
+                                x.progress};
+        x = t;
     }
     job.kernel = kernel;
     job.pack_a = (tsh_real *)scratch;
-    job.pack_b = job.pack_a + tshi_gemm_block_size(kernel, m, k);
-    job.m = m;
-    job.n = n;
-    job.k = k;
-    job.alpha = alpha;
-    job.add = beta != 0;
-    job.a = a;
-    job.b = b;
-    job.d = d;
-    job.c = c;
-    job.form_a = tshi_gemm_form_of(a, pairs);
-    job.form_b = tshi_gemm_form_of(b, pairs);
+    job.pack_b = job.pack_a + tshi_gemm_block_size(kernel, x.m, x.k);
+    job.m = x.m;
+    job.n = x.n;
+    job.k = x.k;
+    job.alpha = x.alpha;
+    job.add = x.beta != 0;
+    job.a = x.a;
+    job.b = x.b;
+    job.d = x.d;
+    job.c = x.c;
+    job.form_a = tshi_gemm_form_of(x.a, pairs);
+    job.form_b = tshi_gemm_form_of(x.b, pairs);
     job.sums = tshi_gemm_matrix(NULL, 0, 0);
     job.stream = 0;
-    job.progress = progress;
+    job.progress = x.progress;
     job.since = 0;
-    tshi_gemm_start(&job, (tsh_real *)(void *)((char *)scratch +
-                                       tshi_gemm_scratch(kernel, m, n, k, c.row, c.column)));
+    tshi_gemm_start(&job,
+                    (tsh_real *)(void *)((char *)scratch + tshi_gemm_scratch(kernel, x.m, x.n, x.k,
+                                                                             x.c.row, x.c.column)));
 }

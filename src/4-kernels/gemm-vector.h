@@ -163,7 +163,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 TSHI_GEMM_PUT(isa, t->c + i * t->rsc + j, t->d + i * t->rsd + j,                   \
                               TSHI_GEMM_LOAD_##isa(t->sums + i * cols + j))                        \
     }
-#define TSHI_GEMM_PART(isa, mr, size) /* as many parts of `size` rows as fit */                    \
+#define TSHI_GEMM_PART(isa, mr, size) /* computes parts of `size` rows while so many are left */   \
     for (; mr > size && left >= size; left -= size) {                                              \
         if (wide)                                                                                  \
             tshi_gemm_rows_##isa(&part, size, 2);                                                  \

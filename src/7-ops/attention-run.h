@@ -120,7 +120,8 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     if (!back && visits <= 1) h->blocks = tshi_base_min(h->blocks, 1);
 }
 
-/* Chooses the kernels of the online softmax, and what backward's kernels do with dS. */
+/* Chooses the kernels of the online softmax and, if back is 1, whether backward's kernels scale dS,
+ * the gradient of the scores, and round it. */
 static void tshi_attention_choose(tshi_head *h, int back) {
     const tsh_tensor *mask = h->more->mask;
     h->raw = back && (h->more->cap > 0 || (mask && mask->base->requires_grad));
@@ -348,7 +349,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
 }
 
 /* Returns the floating-point operations of the products of all heads: per visible pair of query and
- * key, two products of D in forward (Q K^T, P V) and five in backward. */
+ * key, two dot products of the head's length in forward (for Q K^T and P V) and five in backward. */
 static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     const tsh_tensor *q = all->in[0];
     tshi_head h = all->head;

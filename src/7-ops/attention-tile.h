@@ -90,8 +90,9 @@ static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t
     tshi_matrix a = tshi_attention_tile(h, p);
     const tshi_matrix o = tshi_gemm_matrix(c, tshi_attention_wide(h->d), 1);
     a.rounds = h->pairs;
-    tshi_gemm_run(h->kernel, h->scratch, NULL, m, h->d, n, 1, a, tshi_gemm_from(h->v, j, 0),
-                  TSHI_R(add), o, o);
+    const tshi_product product = {m, h->d, n,   1, TSHI_R(add), a, tshi_gemm_from(h->v, j, 0),
+                                  o, o,    NULL};
+    tshi_gemm_run(h->kernel, h->scratch, product);
 }
 
 /* Initialises m and l of queries [i, i + m): 0 if there are no sinks, else m is the sink's score,

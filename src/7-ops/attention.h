@@ -352,12 +352,20 @@ TSHI_KERNEL_FUSED(tshi_attention_cap, tshi_cap);
 static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                   int64_t n) {
     tsh_real *s = h->s;
-    if (h->few)
-        tshi_gemm_run(h->kernel, h->scratch, NULL, m, n, h->d, TSHI_R(h->more->scale),
-                      tshi_gemm_from(h->q, i + r, 0),
-                      tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)), 0,
-                      tshi_attention_tile(h, s), tshi_attention_tile(h, s));
-    else
+    if (h->few) {
+        const tshi_matrix c = tshi_attention_tile(h, s);
+        const tshi_product product = {m,
+                                      n,
+                                      h->d,
+                                      TSHI_R(h->more->scale),
+                                      0,
+                                      tshi_gemm_from(h->q, i + r, 0),
+                                      tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)),
+                                      c,
+                                      c,
+                                      NULL};
+        tshi_gemm_run(h->kernel, h->scratch, product);
+    } else
         tshi_attention_by_keys(h, i + r, m, j, n, h->more->scale,
                                h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
     if (h->more->cap > 0) {

@@ -17,18 +17,9 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
 
-/* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
-typedef struct tshi_product {
-    const tsh_ctx *ctx;
-    int64_t m, n, k;                    /* sizes of A, B, C and D */
-    tsh_real alpha, beta;               /* beta 0: D is not read */
-    tshi_matrix a, b, d, c;             /* D is C, or does not overlap it */
-    /* called during the product, so that collectives make progress; NULL: nothing is */
-    const tshi_gemm_progress *progress;
-} tshi_product;
-
 /* A product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
+    const tsh_ctx *ctx;
     tshi_product whole; /* the product that the pieces make up */
     char *scratch;      /* scratch of all pieces, one after the other */
     size_t each;        /* bytes of scratch for a piece */
@@ -36,12 +27,10 @@ typedef struct tshi_products {
 } tshi_products;
 
 /* Computes a product on the calling thread. A user's gemm takes no D: C = beta D is set first. */
-static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
-    const tsh_ctx *ctx = x->ctx;
+static void tshi_matmul_alone(const tsh_ctx *ctx, const tshi_product *x, char *scratch) {
     const int apart = x->beta != 0 && x->d.data != x->c.data; /* D is not C */
     if (!ctx->gemm.multiply) {
-        tshi_gemm_run(ctx->gemm_kernel, scratch, x->progress, x->m, x->n, x->k, x->alpha, x->a,
-                      x->b, x->beta, x->d, x->c);
+        tshi_gemm_run(ctx->gemm_kernel, scratch, *x);
         return;
     }
     if (apart) tshi_gemm_scale(x->m, x->n, x->beta, x->d, x->c);
@@ -62,7 +51,7 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     part.d = tshi_gemm_from(part.d, i, j);
     part.c = tshi_gemm_from(part.c, i, j);
     if (piece > 0) part.progress = NULL; /* only the rank's own thread, piece 0, may communicate */
-    tshi_matmul_alone(&part, all->scratch + (size_t)piece * all->each);
+    tshi_matmul_alone(all->ctx, &part, all->scratch + (size_t)piece * all->each);
 }
 
 /* Copies the elements of `from`, of shape (rows, columns), to `to`, converted to its dtype. */
@@ -120,8 +109,9 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const int few = m <= TSHI_GEMM_FEW_ROWS;
-    const tshi_gemm_progress progress = { /* called during the product */
-        tshi_tape_progress, ctx, few ? tshi_matmul_then(&ctx->order, b.data) : 0};
+    const tshi_gemm_progress progress = {/* called during the product */
+                                         tshi_tape_progress, ctx,
+                                         few ? tshi_matmul_then(&ctx->order, b.data) : 0};
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
                          tshi_gemm_scratch_sums(ctx->gemm_kernel, m, n, k, c);
     const size_t each = (bytes + 63) / 64 * 64; /* bytes per piece: whole cache lines */
@@ -129,14 +119,15 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     tshi_block *converted[3]; /* A, B and C as tsh_real, or NULL */
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
     if (pieces == 1 && !ctx->gemm.multiply && scratch && ctx->error.code == TSH_OK) {
-        tshi_gemm_run(ctx->gemm_kernel, scratch, &progress, m, n, k, alpha, a, b, beta, d, c);
+        const tshi_product product = {m, n, k, alpha, beta, a, b, d, c, &progress};
+        tshi_gemm_run(ctx->gemm_kernel, scratch, product);
         return; /* the rest would take longer than a small product */
     }
     const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, 1, &converted[0]); /* shape (m, k) */
     const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, 1, &converted[1]); /* shape (k, n) */
     const tshi_matrix rc = tshi_matmul_converted(ctx, c, m, n, 0, &converted[2]); /* shape (m, n) */
     tshi_products all = {
-        {ctx, m, n, k, alpha, beta, ra, rb, d, rc, &progress}, scratch, each, m >= n};
+        ctx, {m, n, k, alpha, beta, ra, rb, d, rc, &progress}, scratch, each, m >= n};
     if (side && scratch && ctx->error.code == TSH_OK)
         tshi_team_run(pieces, side, unit, tshi_matmul_piece, &all);
     if (converted[2]) tshi_matmul_convert(m, n, rc, c);
@@ -184,7 +175,7 @@ static void tshi_matmul_pack(const tshi_gemm_kernel *kernel, tsh_real *to, int w
 /* The part of a product C = A B that is needed, if it has the shape of stairs: the first
  * (columns + i) elements of row i of C. Of row i of A only the first (k + i) elements are not 0. */
 typedef struct tshi_matmul_stairs {
-    int64_t columns, k; /* TSHI_MATMUL_ALL: all */
+    int64_t columns, k; /* each may be TSHI_MATMUL_ALL: every element of every row */
 } tshi_matmul_stairs;
 
 enum { TSHI_MATMUL_ALL = 1 << 30 };

@@ -1,9 +1,10 @@
 /* ========================================================================== */
 /* >>uv-flow                                        MARK: - uv-flow (private) */
 /* Moves bytes on the data connections, in frames: a header and a payload.    */
-/* Each connection has a queue of operations per direction (in, out). One for */
-/* messages also has a queue of clears, frames without a payload: by a clear  */
-/* the receiver tells the sender that it may send the message.                */
+/* Each connection has a queue of operations per direction (in, out). A       */
+/* connection for messages also has a queue of clears. A clear is a frame     */
+/* without a payload, by which the receiver of a message tells the sender     */
+/* that it may send it.                                                       */
 /* Needs: >>uv-algorithm.                                                     */
 /* ========================================================================== */
 

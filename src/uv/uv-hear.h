@@ -160,7 +160,7 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
-            link->stalled_since = now; /* the first AWAIT without progress */
+            link->stalled_since = now; /* this AWAIT frame is the first since bytes arrived */
         link->peer_got = got;
         link->peer_got_at = now;
         dead = link->stalled_since && now - link->stalled_since >= world->heartbeat;

@@ -84,13 +84,20 @@ static tshi_matrix seen(const matrix *x) {
     return tshi_gemm_matrix(x->data, x->rs, x->cs);
 }
 
+static void run(const tshi_gemm_kernel *kernel, void *memory, const tshi_gemm_progress *progress,
+                int64_t m, int64_t n, int64_t k, tsh_real alpha, tshi_matrix a, tshi_matrix b,
+                tsh_real beta, tshi_matrix d, tshi_matrix c) {
+    const tshi_product product = {m, n, k, alpha, beta, a, b, d, c, progress};
+    tshi_gemm_run(kernel, memory, product);
+}
+
 /* C = alpha A B + beta D. */
 static void gemm_from(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                       tsh_real alpha, const matrix *a, const matrix *b, tsh_real beta,
                       const matrix *d, const matrix *c) {
     unsigned char *end = scratch + tshi_gemm_scratch(kernel, m, n, k, c->rs, c->cs);
     memset(end, 0xa5, 64);
-    tshi_gemm_run(kernel, scratch, NULL, m, n, k, alpha, seen(a), seen(b), beta, seen(d), seen(c));
+    run(kernel, scratch, NULL, m, n, k, alpha, seen(a), seen(b), beta, seen(d), seen(c));
     for (int i = 0; i < 64; i++) assert_int_equal(end[i], 0xa5);
 }
 
@@ -554,7 +561,7 @@ static void typed_gemm(const tshi_gemm_kernel *kernel, tsh_real alpha, const typ
     from = memory + (64 - (uintptr_t)memory % 64) % 64;
     memset(from, 0xff, size); /* NaN: scratch that is read before it is written shows */
     memset(from + size, 0xa5, 64);
-    tshi_gemm_run(kernel, from, NULL, m, n, k, alpha, a->m, b->m, beta, d->m, c->m);
+    run(kernel, from, NULL, m, n, k, alpha, a->m, b->m, beta, d->m, c->m);
     for (int i = 0; i < 64; i++) assert_int_equal(from[size + (size_t)i], 0xa5);
     free(memory);
     bytes = (unsigned char *)malloc(c->bytes);
@@ -1054,17 +1061,15 @@ static void test_chore(void **state) {
         int count = 0;
         const tshi_gemm_progress progress = {count_chore, &count, 0};
         const int most = (int)(m * n * k / TSHI_GEMM_INTERVAL);
-        tshi_gemm_run(kernel, scratch, &progress, m, n, k, 1, seen(&a), seen(&b), 0, seen(&c),
-                      seen(&c));
+        run(kernel, scratch, &progress, m, n, k, 1, seen(&a), seen(&b), 0, seen(&c), seen(&c));
         check(kernel->name, m, n, k, 1, &a, &b, 0, &c, &c, 0);
         assert_in_range(count, most / 2, most);
         count = 0;
-        tshi_gemm_run(kernel, scratch, &progress, m, n, k, 1, seen(&a), seen(&b), 0, seen(&turned),
-                      seen(&turned));
+        run(kernel, scratch, &progress, m, n, k, 1, seen(&a), seen(&b), 0, seen(&turned),
+            seen(&turned));
         assert_in_range(count, most / 2, most);
         count = 0;
-        tshi_gemm_run(kernel, scratch, &progress, 30, 40, 50, 1, seen(&a), seen(&b), 0, seen(&c),
-                      seen(&c));
+        run(kernel, scratch, &progress, 30, 40, 50, 1, seen(&a), seen(&b), 0, seen(&c), seen(&c));
         assert_int_equal(count, 0);
     }
     free(a.data);
