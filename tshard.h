@@ -5948,8 +5948,8 @@ static TSHI_COLD tsh_ctx *tshi_tensor_refuse_blocks(const char *op, const char *
         op, tshi_tensor_argument(names, i, text), tshi_dtype_name(in[i]->dtype));
 }
 
-/* tshi_tensor_check_any, which also records an error if an input is quantised: for all ops except
- * tsh_linear and tsh_embedding, which take quantised weights. */
+/* Does what tshi_tensor_check_any does, and also records an error if an input is quantised. For all
+ * ops except tsh_linear and tsh_embedding, which take quantised weights. */
 static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check_any(op, names, in, n);
     for (int i = 0; ctx && i < n; i++)
@@ -5957,8 +5957,8 @@ static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor 
     return ctx;
 }
 
-/* tshi_tensor_check_any for functions that take a ctx and a tensor t. If t is NULL or belongs to
- * another ctx, the error is recorded in the ctx that was passed. */
+/* Does what tshi_tensor_check_any does, for functions that take a ctx and a tensor t. If t is NULL
+ * or belongs to another ctx, the error is recorded in the ctx that was passed. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
     if (t && t->ctx == ctx) return tshi_tensor_check_any(op, "t", &t, 1);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
@@ -5966,8 +5966,8 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
     return NULL;
 }
 
-/* tshi_tensor_check for arithmetic: it is also an error if an input's dtype is not one that ops can
- * compute with (tshi_dtype_computes). */
+/* Does what tshi_tensor_check does, for arithmetic: it is also an error if an input's dtype is not
+ * one that ops can compute with (tshi_dtype_computes). */
 TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *names,
                                                  tsh_tensor *const *in, int n) {
     char text[TSHI_TEXT_SIZE];
@@ -5982,8 +5982,8 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *nam
     return ctx;
 }
 
-/* tshi_tensor_check_floating for ops whose weight may also be quantised. in: x, weight and, if n is
- * 3, bias. */
+/* Does what tshi_tensor_check_floating does, for ops whose weight may also be quantised. in: x,
+ * weight and, if n is 3, bias. */
 static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, int n) {
     tsh_tensor *others[2]; /* x, bias */
     if (!in[1] || !tshi_dtype_in_blocks(in[1]->dtype))
@@ -8398,10 +8398,10 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
     return width == 1 ? 4 : width == 4 ? 2 : 1;
 }
 
-/* Computes 8 * groups columns of C, from column `col` on, with A packed to a width of `rows`, of
- * which `valid` exist. Meanwhile it prefetches as many bytes as it reads: B's next columns, or, if
- * there are none (last is 1), the matrix that is read after B. It does so in the order of
- * memory. */
+/* Computes 8 * groups columns of C, from column `col` on, with A packed to a width of `rows`; only
+ * the first `valid` rows exist. Meanwhile it prefetches as many bytes as it reads, at ascending
+ * addresses: B's next columns, or, if there are none (last is 1), the matrix that is read after
+ * B. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const int each, const int rows,
                                                  int groups) {
@@ -10112,7 +10112,8 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
 
 /* Runs a collective of a group of one: copies send to recv. */
 static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
-    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER; /* 1: send goes to recv */
+    /* 1: send is copied to recv */
+    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* no peer */
     if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;                  /* cannot copy */
     if (moves && size.send && coll->send != coll->recv)
@@ -10606,7 +10607,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
                            ctx->buckets.weight);
-    if (in_place && !gathers) { /* the leaf gets its accumulator back */
+    if (in_place && !gathers) { /* the sum is in the accumulator: returns it to the leaf */
         only->gr.block = b->block;
         b->block->refs++;
     }
@@ -11596,7 +11597,7 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena);
     tshi_mem_release(ctx, ctx->rope_table);
     ctx->rope_table = NULL;
-    head = &ctx->handles.step; /* all step tensors */
+    head = &ctx->handles.step; /* the list of all step tensors */
     for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
         tshi_tensor_release(head->next);
     ctx->steps = 0;
@@ -13572,7 +13573,7 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dest.stride = dx.stride;        /* the axis comes last */
     y.block = node->saved[1];       /* the values of the output */
-    dy.block = node->out->gr.block; /* with the strides of y */
+    dy.block = node->out->gr.block; /* a gradient has the strides of its tensor */
     dy.dtype = TSH_REAL;
     rows.x[0] = tshi_kernel_reals(tshi_op_dense_dest(&dx, &dest, &scratch[0]), params->n);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);
@@ -16149,17 +16150,55 @@ typedef struct tshi_attention {
     int64_t behind; /* Tk - Tq, of new keys: query i has the position of new key i + behind */
 } tshi_attention;
 
-/* One head of one row of the batch, with scratch memory of the thread that computes it. In the
- * shapes below, `keys` and ROWS stand for the fields keys and rows, and D32 for d rounded up to a
- * multiple of TSHI_BLOCK. A word of an operand is a tsh_real; if `pairs` is 1, it is a pair of
- * bf16, and the dimension of products that is summed over has half as many words. */
+/* In the shapes of tshi_head and its parts, `keys`, ROWS, d, strip and pitch are fields of
+ * tshi_head (ROWS: rows), and D32 is d rounded up to a multiple of TSHI_BLOCK. A word of an operand
+ * is a tsh_real; if tshi_head.pairs is 1, it is a pair of bf16, and the dimension of products that
+ * is summed over has half as many words. */
+
+/* What backward needs of a head, beside what forward does. */
+typedef struct tshi_head_back {
+    tshi_matrix dq, dk, dv, dout; /* gradients of q, k, v, o; data NULL: not needed */
+    int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
+    int raw; /* 1: tshi_attention_backward_raw multiplies dS by scale and slope, not the kernels */
+    /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
+     * that sees such a key overwrites them */
+    int fresh;
+    tsh_real ds_scale; /* factor by which the kernels of backward multiply dS */
+    tsh_real *rows_do; /* the tile's rows of dO; shape (ROWS, d), in words */
+    /* if pairs: Q and dO in pairs of queries, packed with a feature per column; shape
+     * (ROWS / 2, D32), in words */
+    tsh_real *columns_q, *columns_do;
+    /* if pairs: p and dS in pairs of queries; shape (ROWS / 2, pitch), in words */
+    tsh_real *columns_p, *columns_s;
+    tsh_real *t;          /* shape (ROWS, pitch): dO V^T, then dS */
+    tsh_real *slope;      /* shape (strip, pitch): 1 - (s / cap)^2 */
+    tsh_real *transposed; /* shape (keys, d): a block of dK or dV */
+    /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
+     * each block (keys, D32) */
+    tsh_real *dk_t, *dv_t;
+} tshi_head_back;
+
+/* The mask of a head, in elements of the mask. */
+typedef struct tshi_head_mask {
+    int64_t first, row; /* offset of this head; stride from query to query */
+    const void *values; /* values of the mask; NULL: there is none */
+    tsh_real *grad;     /* gradient of the mask, with the mask's strides; NULL: not needed */
+} tshi_head_mask;
+
+/* The attention sinks of a head: scores that compete with those of the keys. */
+typedef struct tshi_head_sinks {
+    const tsh_real *scores; /* from this head on; NULL: no sinks */
+    int64_t step;           /* stride from a query's sink to the next query's; 0: one for all */
+    tsh_real *grads; /* contribution of each query to the gradient of its sink, shape (tq); NULL:
+                      * not needed */
+} tshi_head_sinks;
+
+/* One head of one row of the batch, with scratch memory of the thread that computes it. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
     const tshi_attention *more; /* options of the call */
     const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
-    tshi_matrix dq, dk, dv, dout; /* their gradients, of the same shapes; data NULL: not needed */
-    int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
     int64_t tq, tk, d;            /* queries; keys of this row of the batch; features per head */
     /* query i sees the keys [from + i, to + i) if `moves` is 1, else [from, to), within [0, tk) */
     int64_t from, to;
@@ -16173,11 +16212,7 @@ typedef struct tshi_head {
     int64_t blocks, packed;
     int pairs;                    /* 1: a word of an operand is a pair of bf16; 0: a tsh_real */
     int few;                      /* 1: so few queries that packing the keys does not pay */
-    int raw; /* 1: tshi_attention_backward_raw multiplies dS by scale and slope, not the kernels */
     int rounded; /* 1: softmax kernels write p, and in backward dS, as pairs of bf16 themselves */
-    /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
-     * that sees such a key overwrites them */
-    int fresh;
     /* (optional, both or none) Faster versions of tshi_kernel_max, and of tshi_kernel_sum_exps in
      * place. exps computes whole blocks: x has space for them, and becomes 0 after its n
      * exponentials. */
@@ -16187,27 +16222,10 @@ typedef struct tshi_head {
     void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
     int64_t width; /* length of a row of all scores, (B, H, Tq, width), for dropout */
-    /* in elements of the mask: offset of this head; stride from query to query */
-    int64_t mask, mask_row;
-    const void *mask_values;      /* values of the mask, or NULL */
-    tsh_real *mask_grad; /* gradient of the mask, with the mask's strides; NULL: not needed */
-    const tsh_real *sinks;        /* scores of the sinks from this head on; NULL: no sinks */
-    /* stride from a query's sink to the next query's; 0: one sink for all queries */
-    int64_t sink_step;
-    /* contribution of each query to the gradient of its sink, shape (tq); NULL: not needed */
-    tsh_real *sink_grads;
-    tsh_real ds_scale;            /* factor by which the kernels of backward multiply dS */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
-    tsh_real *rows_q, *rows_do;   /* the tile's rows of Q, of dO; shape (ROWS, d), in words */
-    /* if pairs: Q and dO in pairs of queries, packed with a feature per column; shape
-     * (ROWS / 2, D32), in words */
-    tsh_real *columns_q, *columns_do;
-    /* if pairs: p and dS in pairs of queries; shape (ROWS / 2, pitch), in words */
-    tsh_real *columns_p, *columns_s;
+    tsh_real *rows_q;             /* the tile's rows of Q; shape (ROWS, d), in words */
     tsh_real *s; /* shape (strip, pitch): scores, then p */
-    tsh_real *t; /* shape (ROWS, pitch): in backward dO V^T, then dS */
-    tsh_real *slope;                  /* shape (strip, pitch): in backward 1 - (s / cap)^2 */
     tsh_real *sum; /* shape (ROWS, D32): rows of O; in backward of O, then of dQ */
     tsh_real *row; /* of the tile's queries: all m, then all l; in backward all delta */
     /* K and V packed with a key per column; shape of each block of keys: (d, keys), in words */
@@ -16215,18 +16233,17 @@ typedef struct tshi_head {
     /* K and V packed with a feature per column; shape of each block of keys: (keys, D32), in
      * words */
     tsh_real *features_k, *features_v;
-    tsh_real *transposed;              /* shape (keys, d): a block of dK or dV */
-    /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
-     * each block (keys, D32) */
-    tsh_real *dk_t, *dv_t;
     char *scratch;                     /* for tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch */
     /* matrices to prefetch after `walk`: `left` of them, the last one first */
     tshi_matrix ahead[8];
     int left;
+    tshi_head_mask mask;
+    tshi_head_sinks sinks;
+    tshi_head_back back;
 } tshi_head;
 
-/* Returns the matrix of scores, in h->s or h->t, that begins at `data`. */
+/* Returns the matrix of scores, in h->s or h->back.t, that begins at `data`. */
 static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
     return tshi_gemm_matrix(data, h->pitch, 1);
 }
@@ -16385,9 +16402,9 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
     const int floating = tshi_dtypes[h->more->mask->dtype].floating;
     const int64_t step = h->more->mask_stride[3];
     for (int64_t r = 0; r < m; r++, s += h->pitch) {
-        const int64_t at = h->mask + (i + r) * h->mask_row + j * step; /* index in the mask */
-        const tsh_real *add = (const tsh_real *)h->mask_values + at;
-        const int32_t *keep = (const int32_t *)h->mask_values + at;
+        const int64_t at = h->mask.first + (i + r) * h->mask.row + j * step; /* index in the mask */
+        const tsh_real *add = (const tsh_real *)h->mask.values + at;
+        const int32_t *keep = (const int32_t *)h->mask.values + at;
         if (floating)
             TSHI_EACH for (int64_t c = 0; c < n; c++) s[c] += add[c * step];
         else
@@ -16456,7 +16473,7 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
         tshi_attention_by_keys(h, i + r, m, j, n, h->more->scale,
                                h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
     if (h->more->cap > 0) {
-        const tshi_cap cap = {s, h->slope, m, h->pitch, TSHI_R(h->more->cap)};
+        const tshi_cap cap = {s, h->back.slope, m, h->pitch, TSHI_R(h->more->cap)};
         tshi_attention_cap[h->ctx->isa](n, NULL, &cap);
     }
     if (h->more->mask) tshi_attention_masked(h, s, i + r, m, j, n);
@@ -16634,13 +16651,13 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float 
     }
 }
 
-/* Sets h->rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to their delta, the dot
- * products of dO and O. The column strides of O and dO are 1. */
+/* Sets h->back.rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to their delta, the
+ * dot products of dO and O. The column strides of O and dO are 1. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h, int64_t i,
                                                              int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
     for (int64_t r = 0; r < m; r++) {
-        const float *dout = tshi_gemm_at(h->dout, i + r, 0);
+        const float *dout = tshi_gemm_at(h->back.dout, i + r, 0);
         const uint16_t *o = (const uint16_t *)tshi_gemm_from(h->o, i + r, 0).data;
         __m512 low = _mm512_setzero_ps(), high = low;
         for (int64_t e = 0; e < d; e += 32) {
@@ -16652,7 +16669,7 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
             low = _mm512_fmadd_ps(a, tshi_gemm_widen(TSHI_GEMM_BF16, _mm512_castsi512_si256(x)),
                                   low);
             high = _mm512_fmadd_ps(b, tshi_gemm_widen(TSHI_GEMM_BF16, second), high);
-            _mm512_mask_storeu_epi32(h->rows_do + r * words + e / 2,
+            _mm512_mask_storeu_epi32(h->back.rows_do + r * words + e / 2,
                                      (__mmask16)tshi_gemm_mask((d - e + 1) / 2),
                                      tshi_gemm_round2(a, b));
         }
@@ -16661,15 +16678,15 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
 }
 
 /* tshi_attention_grad_body for n rows, with results in bf16: p and dS in pairs of queries to
- * columns_p and columns_s, and dS in pairs of keys to the rows of h->t. */
+ * columns_p and columns_s, and dS in pairs of keys to the rows of h->back.t. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;
-    const __m512 scale = _mm512_set1_ps(h->ds_scale);
+    const __m512 scale = _mm512_set1_ps(h->back.ds_scale);
     const __m512i mix = _mm512_loadu_si512(tshi_gemm_mix);
     for (int64_t r = 0; r < n; r += 2) { /* a pair of queries; the second one may not exist */
         const int64_t at = (strip->r + r) / 2 * pitch;
-        float *dx = h->t + (strip->r + r) * pitch;
+        float *dx = h->back.t + (strip->r + r) * pitch;
         __m512 m[2], l[2], nan[2], delta[2], p[2], ds[2];
         int64_t visible[2];
         for (int q = 0; q < 2; q++) {
@@ -16678,8 +16695,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
             l[q] = _mm512_set1_ps(h->log_sum[i]);
             nan[q] = _mm512_sub_ps(l[q], l[q]); /* 0, but NaN if log l is not finite */
             delta[q] = _mm512_set1_ps(h->row[strip->r + row]);
-            visible[q] = r + q < n && (double)h->max[i] >= -DBL_MAX
-                             ? tshi_attention_row(strip, row) : 0;
+            visible[q] = r + q < n && (double)h->max[i] >= -DBL_MAX ? tshi_attention_row(strip, row)
+                                                                    : 0;
         }
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
             /* 1: a query sees some of the 16 keys from e on */
@@ -16694,9 +16711,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
                 ds[q] = _mm512_sub_ps(_mm512_loadu_ps(dx + in), delta[q]);
                 ds[q] = _mm512_maskz_mul_ps(mask, _mm512_mul_ps(p[q], ds[q]), scale);
             }
-            _mm512_storeu_si512(h->columns_p + at + e,
+            _mm512_storeu_si512(h->back.columns_p + at + e,
                                 _mm512_permutexvar_epi16(mix, tshi_gemm_round2(p[0], p[1])));
-            _mm512_storeu_si512(h->columns_s + at + e,
+            _mm512_storeu_si512(h->back.columns_s + at + e,
                                 _mm512_permutexvar_epi16(mix, tshi_gemm_round2(ds[0], ds[1])));
             for (int q = 0; q < 2 && r + q < n; q++)
                 _mm256_storeu_si256((__m256i *)(void *)(dx + q * pitch + e / 2),
@@ -16808,8 +16825,8 @@ static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t
 static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
     const int64_t rows = tshi_attention_wide(h->rows);
     memset(h->row, 0, (size_t)(2 * rows) * sizeof *h->row);
-    for (int64_t r = 0; r < m && h->sinks; r++) {
-        h->row[r] = h->sinks[(i + r) * h->sink_step];
+    for (int64_t r = 0; r < m && h->sinks.scores; r++) {
+        h->row[r] = h->sinks.scores[(i + r) * h->sinks.step];
         h->row[rows + r] = 1; /* l is e^(sink - m) = e^0 */
     }
 }
@@ -16854,7 +16871,7 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
                                            const tshi_head *h) {
     (void)none;
     for (int64_t r = 0; r < n; r++)
-        h->row[r] = tshi_kernel_dot(h->sum + r * h->d, h->rows_do + r * h->d, h->d);
+        h->row[r] = tshi_kernel_dot(h->sum + r * h->d, h->back.rows_do + r * h->d, h->d);
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
@@ -16866,8 +16883,8 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
     const int64_t pitch = h->pitch;
     /* shapes: m, l and delta (n), x and dx (n, pitch) */
     const tsh_real *m = h->max + strip->i, *l = h->log_sum + strip->i, *delta = h->row + strip->r;
-    const tsh_real scale = h->ds_scale;
-    tsh_real *x = h->s, *dx = h->t + strip->r * pitch;
+    const tsh_real scale = h->back.ds_scale;
+    tsh_real *x = h->s, *dx = h->back.t + strip->r * pitch;
     tsh_real y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
     (void)none;
@@ -16898,13 +16915,13 @@ TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_strip *strip,
                                                       const int pairs) {
     const tshi_head *h = strip->h;
-    const __m512 scale = _mm512_set1_ps(h->ds_scale);
+    const __m512 scale = _mm512_set1_ps(h->back.ds_scale);
     for (int64_t r = 0; r < n; r++) {
         const float max = h->max[strip->i + r], log_sum = h->log_sum[strip->i + r];
         const __m512 m = _mm512_set1_ps(max), l = _mm512_set1_ps(log_sum);
         const __m512 nan = _mm512_sub_ps(l, l), delta = _mm512_set1_ps(h->row[strip->r + r]);
         const int64_t visible = (double)max < -DBL_MAX ? 0 : tshi_attention_row(strip, r);
-        float *x = h->s + r * h->pitch, *dx = h->t + (strip->r + r) * h->pitch;
+        float *x = h->s + r * h->pitch, *dx = h->back.t + (strip->r + r) * h->pitch;
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible - e);
             const __m512 v = _mm512_sub_ps(_mm512_sub_ps(_mm512_loadu_ps(x + e), m), l);
@@ -16933,11 +16950,11 @@ TSHI_AVX512 static void tshi_attention_grad_wide(int64_t n, const tshi_strip *st
 /* Packs p and dS of a tile's rows [r, r + m), n keys each, to columns_p and columns_s, in pairs of
  * queries. Then rounds these rows of dS to pairs of keys, in place. */
 static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t m, int64_t n) {
-    tsh_real *const ds = h->t + r * h->pitch;
+    tsh_real *const ds = h->back.t + r * h->pitch;
     const int64_t at = r / 2 * h->pitch;
-    tshi_gemm_pack_matrix(h->kernel, h->columns_p + at, (int)h->pitch, (int)n, m,
+    tshi_gemm_pack_matrix(h->kernel, h->back.columns_p + at, (int)h->pitch, (int)n, m,
                           tshi_gemm_matrix(h->s, 1, h->pitch), TSHI_GEMM_ROUNDED);
-    tshi_gemm_pack_matrix(h->kernel, h->columns_s + at, (int)h->pitch, (int)n, m,
+    tshi_gemm_pack_matrix(h->kernel, h->back.columns_s + at, (int)h->pitch, (int)n, m,
                           tshi_gemm_matrix(ds, 1, h->pitch), TSHI_GEMM_ROUNDED);
     tshi_attention_round(h, ds, m, n);
 }
@@ -16949,12 +16966,12 @@ static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r
                                         int64_t j, int64_t n) {
     const int64_t step = h->more->mask_stride[3];
     const tsh_real scale = TSHI_R(h->more->scale);
-    tsh_real *ds = h->t + r * h->pitch;
+    tsh_real *ds = h->back.t + r * h->pitch;
     for (int64_t a = 0; a < m; a++, ds += h->pitch) {
         const int64_t seen = tshi_base_min(tshi_attention_visible(h, i + r + a) - j, n);
-        const tsh_real *slope = h->slope ? h->slope + a * h->pitch : NULL;
-        if (h->mask_grad) {
-            tsh_real *to = h->mask_grad + h->mask + (i + r + a) * h->mask_row + j * step;
+        const tsh_real *slope = h->back.slope ? h->back.slope + a * h->pitch : NULL;
+        if (h->mask.grad) {
+            tsh_real *to = h->mask.grad + h->mask.first + (i + r + a) * h->mask.row + j * step;
             for (int64_t c = 0; c < seen; c++) to[c * step] += ds[c];
         }
         for (int64_t c = 0; slope && c < seen; c++) ds[c] *= slope[c];
@@ -16969,10 +16986,11 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
                                            int64_t n) {
     const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
     const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, end);
-    tsh_real *t = h->t + r * h->pitch;
+    tsh_real *t = h->back.t + r * h->pitch;
     tshi_attention_scores(h, i, r, m, j, n);
-    tshi_attention_by_keys(h, i + r, m, j, n, 1, h->rows_do + r * tshi_attention_words(h, h->d),
-                           h->keys_v, t); /* dO V^T */
+    tshi_attention_by_keys(h, i + r, m, j, n, 1,
+                           h->back.rows_do + r * tshi_attention_words(h, h->d), h->keys_v,
+                           t); /* dO V^T */
 #if TSHI_GEMM_BF16S
     if (h->rounded) {
         tshi_attention_grad_pairs(m, &strip);
@@ -16986,7 +17004,7 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     else
 #endif
         tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
-    if (h->raw) tshi_attention_backward_raw(h, i, r, m, j, n);
+    if (h->back.raw) tshi_attention_backward_raw(h, i, r, m, j, n);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
@@ -17026,7 +17044,7 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
                                           tshi_matrix to, int over, tsh_real *scratch) {
     const int in_place = tshi_attention_in_place(h, to), cut = tshi_attention_visible(h, i) < j + n;
     const int64_t nr = h->kernel->nr, mr = h->kernel->mr, wide = tshi_attention_wide(h->d);
-    const int64_t earlier = h->fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
+    const int64_t earlier = h->back.fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
     const int64_t step = cut || (earlier > j && earlier < j + n) ? mr : n;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
     scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
@@ -17037,13 +17055,13 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
         /* the first row that sees key j + e */
         int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
-        r = r < 0 ? 0 : r / 2;                             /* in pairs of rows */
+        r = r < 0 ? 0 : r / 2; /* in pairs of rows */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
         tshi_attention_ahead(h);
-        tshi_matmul_tiles(h->kernel, count, h->d, m - 2 * r, 1, left,
-                          tshi_attention_slivers(h, columns + r * nr, nr,
-                                                 nr * tshi_attention_words(h, m)),
-                          add, tshi_gemm_from(c, e, 0), all, &h->walk);
+        tshi_matmul_tiles(
+            h->kernel, count, h->d, m - 2 * r, 1, left,
+            tshi_attention_slivers(h, columns + r * nr, nr, nr * tshi_attention_words(h, m)), add,
+            tshi_gemm_from(c, e, 0), all, &h->walk);
     }
 }
 
@@ -17054,15 +17072,15 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (h->pairs) {
         const tshi_matrix q = tshi_gemm_matrix_of(h->rows_q, TSH_BF16, 1, 2 * words);
-        const tshi_matrix dout = tshi_gemm_matrix_of(h->rows_do, TSH_BF16, 1, 2 * words);
+        const tshi_matrix dout = tshi_gemm_matrix_of(h->back.rows_do, TSH_BF16, 1, 2 * words);
 #if TSHI_GEMM_BF16S
         tshi_attention_delta_pairs(h, i, m);
 #endif
-        tshi_matmul_pack(h->kernel, h->columns_q, (int)nr, d, m, next, q, TSHI_GEMM_PAIRS);
-        tshi_matmul_pack(h->kernel, h->columns_do, (int)nr, d, m, next, dout, TSHI_GEMM_PAIRS);
+        tshi_matmul_pack(h->kernel, h->back.columns_q, (int)nr, d, m, next, q, TSHI_GEMM_PAIRS);
+        tshi_matmul_pack(h->kernel, h->back.columns_do, (int)nr, d, m, next, dout, TSHI_GEMM_PAIRS);
         return;
     }
-    tshi_attention_rows(h, h->rows_do, h->dout, i, m);
+    tshi_attention_rows(h, h->back.rows_do, h->back.dout, i, m);
     tshi_attention_rows(h, h->sum, h->o, i, m);
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
 }
@@ -17084,19 +17102,19 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
 static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                              int64_t n, int over, tshi_matrix c) {
     int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the first row that sees key j */
-    if (h->dv.data && h->pairs)
-        tshi_attention_backward_pairs(h, i, m, j, n, h->columns_do, h->columns_p, h->dv, h->over[2],
-                                      h->dv_t);
-    else if (h->dv.data)
-        tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->s, h->dv_t);
-    if (h->dk.data && h->pairs)
-        tshi_attention_backward_pairs(h, i, m, j, n, h->columns_q, h->columns_s, h->dk, h->over[1],
-                                      h->dk_t);
-    else if (h->dk.data)
-        tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->t, h->dk_t);
+    if (h->back.dv.data && h->pairs)
+        tshi_attention_backward_pairs(h, i, m, j, n, h->back.columns_do, h->back.columns_p,
+                                      h->back.dv, h->back.over[2], h->back.dv_t);
+    else if (h->back.dv.data)
+        tshi_attention_backward_keys(h, i, m, j, n, h->back.rows_do, h->s, h->back.dv_t);
+    if (h->back.dk.data && h->pairs)
+        tshi_attention_backward_pairs(h, i, m, j, n, h->back.columns_q, h->back.columns_s,
+                                      h->back.dk, h->back.over[1], h->back.dk_t);
+    else if (h->back.dk.data)
+        tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->back.t, h->back.dk_t);
     r = r < 0 ? 0 : r - r % h->kernel->mr;
-    if (h->dq.data)
-        tshi_attention_by_features(h, i + r, m - r, j, n, h->t + r * h->pitch, h->features_k,
+    if (h->back.dq.data)
+        tshi_attention_by_features(h, i + r, m - r, j, n, h->back.t + r * h->pitch, h->features_k,
                                    !over, tshi_gemm_from(c, r, 0));
 }
 
@@ -17106,13 +17124,13 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t start = tshi_attention_start(h, i);
     /* not in place if a query sees no key: nothing would write its row of dQ */
     const int seeing = tshi_attention_visible(h, i) > start;
-    const int in_place = tshi_attention_in_place(h, h->dq) && seeing;
-    const tshi_matrix c = in_place ? tshi_gemm_from(h->dq, i, 0)
+    const int in_place = tshi_attention_in_place(h, h->back.dq) && seeing;
+    const tshi_matrix c = in_place ? tshi_gemm_from(h->back.dq, i, 0)
                                    : tshi_gemm_matrix(h->sum, wide, 1);
     tshi_attention_backward_rows(h, i, m);
-    for (int64_t r = i; r < i + m && h->sink_grads; r++) {
-        const tsh_real s = h->sinks[r * h->sink_step] - h->max[r] - h->log_sum[r];
-        h->sink_grads[r] = -h->row[r - i] * TSHI_R(exp((double)s));
+    for (int64_t r = i; r < i + m && h->sinks.grads; r++) {
+        const tsh_real s = h->sinks.scores[r * h->sinks.step] - h->max[r] - h->log_sum[r];
+        h->sinks.grads[r] = -h->row[r - i] * TSHI_R(exp((double)s));
     }
     if (!seeing) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (int64_t j = start; j < last; j += h->keys) {
@@ -17121,17 +17139,17 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
         for (int64_t r = 0, rows; r < m; r += rows) {
             rows = tshi_base_min(h->strip, m - r);
             const int64_t seen = tshi_attention_visible(h, i + r + rows - 1) - j;
-            if (seen > 0)
-                tshi_attention_backward_scores(h, i, r, rows, j, tshi_base_min(n, seen));
+            if (seen > 0) tshi_attention_backward_scores(h, i, r, rows, j, tshi_base_min(n, seen));
         }
         tshi_attention_backward_products(h, i, m, j, n,
-                                         j == start && (!in_place || h->over[0]), c);
+                                         j == start && (!in_place || h->back.over[0]), c);
     }
-    if (h->dq.data && !in_place) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
+    if (h->back.dq.data && !in_place)
+        tshi_attention_add_rows(h, h->back.dq, h->back.over[0], i, m, h->sum, wide);
 }
 
-/* Adds the gradient `from` (h->dk_t or h->dv_t) of a head of k to `to` (dK or dV), shape (tk, d);
- * over 1: overwrites `to`. Does nothing if the products were computed in place. */
+/* Adds the gradient `from` (h->back.dk_t or h->back.dv_t) of a head of k to `to` (dK or dV), shape
+ * (tk, d); over 1: overwrites `to`. Does nothing if the products were computed in place. */
 static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
                                          int over) {
     const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;
@@ -17140,8 +17158,8 @@ static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *fro
         const int64_t n = tshi_base_min(h->keys, h->tk - j);
         const tsh_real *block = from + tshi_attention_block(h, j, wide);
         if (!h->pairs) {
-            tshi_gemm_pack(h->transposed, (int)h->d, (int)h->d, n, block, h->keys, 1);
-            block = h->transposed; /* shape (n, d) */
+            tshi_gemm_pack(h->back.transposed, (int)h->d, (int)h->d, n, block, h->keys, 1);
+            block = h->back.transposed; /* shape (n, d) */
         }
         tshi_attention_add_rows(h, to, over, j, n, block, wide);
     }
@@ -17228,23 +17246,23 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
         tsh_real **to;
         int64_t size; /* in elements; 0: not needed */
     } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
-                 {&h->rows_do, back * h->rows * words},
-                 {&h->columns_q, packed * wide},
-                 {&h->columns_do, packed * wide},
-                 {&h->columns_p, packed * h->pitch},
-                 {&h->columns_s, packed * h->pitch},
+                 {&h->back.rows_do, back * h->rows * words},
+                 {&h->back.columns_q, packed * wide},
+                 {&h->back.columns_do, packed * wide},
+                 {&h->back.columns_p, packed * h->pitch},
+                 {&h->back.columns_s, packed * h->pitch},
                  {&h->s, h->strip * h->pitch},
-                 {&h->t, back * h->rows * h->pitch},
-                 {&h->slope, back * (h->more->cap > 0) * h->strip * h->pitch},
+                 {&h->back.t, back * h->rows * h->pitch},
+                 {&h->back.slope, back * (h->more->cap > 0) * h->strip * h->pitch},
                  {&h->sum, h->rows * wide},
                  {&h->row, 2 * tshi_attention_wide(h->rows)},
                  {&h->keys_k, kept * words},
                  {&h->keys_v, back * kept * words},
                  {&h->features_k, back * some * wide},
                  {&h->features_v, !back * some * wide},
-                 {&h->dk_t, back * kept * gradient},
-                 {&h->dv_t, back * kept * gradient},
-                 {&h->transposed, back * !h->pairs * h->keys * h->d}};
+                 {&h->back.dk_t, back * kept * gradient},
+                 {&h->back.dv_t, back * kept * gradient},
+                 {&h->back.transposed, back * !h->pairs * h->keys * h->d}};
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
@@ -17280,9 +17298,9 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
  * the gradient of the scores, and round it. */
 static void tshi_attention_choose(tshi_head *h, int back) {
     const tsh_tensor *mask = h->more->mask;
-    h->raw = back && (h->more->cap > 0 || (mask && mask->base->requires_grad));
-    h->ds_scale = h->raw ? TSHI_R(1) : TSHI_R(h->more->scale);
-    h->rounded = h->pairs && !h->few && !h->more->dropout && !h->raw;
+    h->back.raw = back && (h->more->cap > 0 || (mask && mask->base->requires_grad));
+    h->back.ds_scale = h->back.raw ? TSHI_R(1) : TSHI_R(h->more->scale);
+    h->rounded = h->pairs && !h->few && !h->more->dropout && !h->back.raw;
 #if TSHI_X86 && TSHI_GEMM_FLOAT
     if (h->ctx->isa == TSHI_ISA_AVX512) h->most = tshi_attention_most_avx512;
     if (h->ctx->isa == TSHI_ISA_AVX512) h->exps = tshi_attention_exps_avx512;
@@ -17394,15 +17412,15 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     const int64_t *stride = h->more->mask_stride, tq = all->head.tq;
     const int merged = all->merged;
     h->first = (uint64_t)((batch * q->dim[1] + head) * tq * h->width);
-    h->mask = batch * stride[0];
-    if (h->more->mask) h->mask += tshi_attention_own_head(h->more->mask, a, head) * stride[1];
-    h->mask_row = stride[merged ? 1 : 2];
+    h->mask.first = batch * stride[0];
+    if (h->more->mask) h->mask.first += tshi_attention_own_head(h->more->mask, a, head) * stride[1];
+    h->mask.row = stride[merged ? 1 : 2];
     if (h->more->sinks) {
         const int64_t step = h->more->sinks->stride[0];
-        h->sinks = all->sinks + tshi_attention_own_head(h->more->sinks, a, head) * step;
-        h->sink_step = merged ? step : 0;
+        h->sinks.scores = all->sinks + tshi_attention_own_head(h->more->sinks, a, head) * step;
+        h->sinks.step = merged ? step : 0;
     }
-    if (all->sink_grads) h->sink_grads = all->sink_grads + (b * q->local[1] + a) * tq;
+    if (all->sink_grads) h->sinks.grads = all->sink_grads + (b * q->local[1] + a) * tq;
     h->max = all->stats + (b * q->local[1] + a) * tq;                       /* shape (tq) */
     h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* shape (tq) */
     h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, merged); /* shape (tq, d) */
@@ -17411,12 +17429,12 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, merged);
     tshi_attention_span(all, h, batch);
     if (merged) h->tq = count;
-    if (merged) h->moves = 0; /* each head's only query sees [from, to) */
+    if (merged) h->moves = 0;  /* each head's only query sees [from, to) */
     if (!all->grad[3]) return; /* forward: no gradients */
-    h->dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
-    h->dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
-    h->dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);
-    h->dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, merged);
+    h->back.dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
+    h->back.dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
+    h->back.dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);
+    h->back.dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, merged);
 }
 
 /* Computes the head that h is set to: in backward all tiles; in forward the tile of index `unit`
@@ -17454,10 +17472,10 @@ static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pai
     tshi_attention_pick(all, &next, b, a, 1);
     h->left = 0;
     h->ahead[h->left++] = next.o;
-    if (all->grad[3]) h->ahead[h->left++] = next.dout;
-    if (all->grad[1]) h->ahead[h->left++] = next.dk;
-    if (all->grad[2]) h->ahead[h->left++] = next.dv;
-    if (all->grad[0]) h->ahead[h->left++] = next.dq;
+    if (all->grad[3]) h->ahead[h->left++] = next.back.dout;
+    if (all->grad[1]) h->ahead[h->left++] = next.back.dk;
+    if (all->grad[2]) h->ahead[h->left++] = next.back.dv;
+    if (all->grad[0]) h->ahead[h->left++] = next.back.dq;
     h->ahead[h->left++] = next.q;
     h->ahead[h->left++] = next.v;
     h->ahead[h->left++] = next.k;
@@ -17489,23 +17507,23 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
         last = all->by_head ? INT64_MAX : c;
         for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
-        h.fresh = h.pairs && all->tiles > 0 && !all->rows && !h.more->window;
-        if (size && !h.fresh) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
-        if (size && !h.fresh) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
+        h.back.fresh = h.pairs && all->tiles > 0 && !all->rows && !h.more->window;
+        if (size && !h.back.fresh) memset(h.back.dk_t, 0, (size_t)size * sizeof *h.back.dk_t);
+        if (size && !h.back.fresh) memset(h.back.dv_t, 0, (size_t)size * sizeof *h.back.dv_t);
         for (; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
             if (!h.few && from % units == 0 && from + units < to)
                 tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
-            h.fresh = 0;
+            h.back.fresh = 0;
         }
-        if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk, h.over[1]);
-        if (back) tshi_attention_backward_done(&h, h.dv_t, h.dv, h.over[2]);
+        if (back) tshi_attention_backward_done(&h, h.back.dk_t, h.back.dk, h.back.over[1]);
+        if (back) tshi_attention_backward_done(&h, h.back.dv_t, h.back.dv, h.back.over[2]);
     }
 }
 
 /* Returns the floating-point operations of the products of all heads: per visible pair of query and
- * key, two dot products of the head's length in forward (for Q K^T and P V) and five in backward. */
+ * key, two dot products of a head's length in forward (Q K^T and P V) and five in backward. */
 static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     const tsh_tensor *q = all->in[0];
     tshi_head h = all->head;
@@ -17577,9 +17595,9 @@ static void tshi_attention_backward(tshi_node *node) {
     tshi_dest dest, sinks;
     tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
     tshi_attention_take(&all, node->aux); /* rows and stats, which forward has stored */
-    if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
+    if (all.head.more->mask) all.head.mask.values = tshi_tape_saved(node, 3);
     if (all.head.more->mask && tshi_tape_dest_zeroed(node, 3, &dest))
-        all.head.mask_grad = dest.data;
+        all.head.mask.grad = dest.data;
     if (all.head.more->sinks) all.sinks = (const tsh_real *)tshi_tape_saved(node, 4);
     if (all.head.more->sinks && tshi_tape_dest_zeroed(node, 4, &sinks))
         grads = tshi_mem_alloc(q->ctx, TSH_MEM_STEP,
@@ -17587,15 +17605,14 @@ static void tshi_attention_backward(tshi_node *node) {
     if (grads) all.sink_grads = (tsh_real *)tshi_mem_data(grads);
     for (int i = 0; i < 3; i++) {
         all.value[i] = tshi_tape_saved(node, i);
-        if (tshi_attention_covers(&all, i)
-                ? tshi_tape_dest(node, i, &dest)
-                : tshi_tape_dest_zeroed(node, i, &dest)) {
+        if (tshi_attention_covers(&all, i) ? tshi_tape_dest(node, i, &dest)
+                                           : tshi_tape_dest_zeroed(node, i, &dest)) {
             all.grad[i] = dest.data;
-            all.head.over[i] = !dest.add;
+            all.head.back.over[i] = !dest.add;
         }
     }
     all.value[3] = tshi_tape_saved(node, node->n);
-    all.grad[3] = tshi_tape_grad(node);               /* dO (B, H, Tq, D) */
+    all.grad[3] = tshi_tape_grad(node); /* dO (B, H, Tq, D) */
     tshi_attention_run(&all);
     if (grads && q->ctx->error.code == TSH_OK) tshi_attention_backward_sinks(&all, &sinks);
     tshi_mem_release(q->ctx, grads);
@@ -17852,7 +17869,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     if (!aux) return NULL;
     tshi_attention_begin(&all, in, out, &more, 0);
     tshi_attention_take(&all, aux);
-    if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
+    if (more.mask) all.head.mask.values = tshi_tensor_at(more.mask);
     if (more.sinks) all.sinks = (const tsh_real *)tshi_tensor_at(more.sinks);
     /* q is a view of (B, Tq, H, D): give `out` the same strides, so merging heads copies nothing */
     if (q->stride[1] < q->stride[2]) {
@@ -17922,8 +17939,9 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
     return x <= -TSHI_R(INFINITY);
 }
 
-/* Operands of the kernels over n rows: X and TARGET (n, classes), MAX and SUM (n), WEIGHT and
- * SCRATCH (classes). The step of X goes from row to row; WEIGHT has step 0. */
+/* Operands of the kernels of the loss, each run over n rows. Shapes: X and TARGET (n, classes), MAX
+ * and SUM (n), WEIGHT and SCRATCH (classes). An operand's step leads from row to row; that of
+ * WEIGHT, which all rows share, is 0. */
 enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
 enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
 enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH }; /* which results tshi_loss_softmax writes */
@@ -19908,7 +19926,7 @@ static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *c
 /* Returns an error, which suggests similar paths, if the rule applies to no module. */
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
-    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* what the tree has instead, for the error */
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* similar paths of the tree, for the error */
     /* it applies to at least one module */
     if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
     /* a module has the path, but its kind does not support the style? */
@@ -20445,7 +20463,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *n
                                    TSHI_NN_SEQUENCE | 1 << TSH_COLWISE, tshi_nn_norm_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     if (module) module->plus_one = desc->plus_one;
-    return module ? tshi_nn_norm(module, desc->dim, desc->eps, 1, desc->dtype) : NULL;
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, 0, desc->dtype) : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
@@ -21481,7 +21499,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
     tsh_layout layouts[TSHI_MODULE_PARAMS];      /* computed to learn which dimension is sharded */
-    int n = layer->n_fused ? layer->n_fused : 1; /* number of segments */
+    int n = layer->n_fused ? layer->n_fused : 1; /* segments of the weight; 1: not fused */
     memset(layouts, 0, sizeof layouts);          /* stays so where the style cuts nothing */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
@@ -23775,7 +23793,7 @@ static int tshi_file_create(tsh_writer *w) {
 #if TSHI_POSIX
     struct stat old;
     const int mode = stat(w->target, &old) == 0 ? 0600 : 0666;
-    int lock, copy; /* copy: the descriptor of w->file, so that the lock outlives its fclose */
+    int lock, copy; /* copy: duplicates the descriptor of w->file: the lock outlives fclose */
     errno = 0;
     lock = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (lock < 0) return errno != EEXIST;

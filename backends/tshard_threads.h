@@ -596,8 +596,8 @@ static int tshi_threads_leave(const tshi_threads_member *member) {
     return TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK;
 }
 
-/* For tshb_call_mismatch. user: a member. Outputs the call that rank r of its group has made as the
- * collective in which the member is. */
+/* Callback of tshb_call_mismatch: outputs the call that rank r of the group has made as the
+ * collective that `user`, a member of the group, executes now. */
 static int tshi_threads_called(const void *user, int r, tshb_call *out) {
     const tshi_threads_member *member = (const tshi_threads_member *)user;
     const tshi_threads_group *group = member->group;

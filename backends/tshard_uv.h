@@ -29,9 +29,9 @@
  * - run every collective of tshard.h with sums in the documented order: a run can be repeated on
  *   the threads backend, in one debugger, with bitwise the same results;
  * - send short arrays directly from each rank to each, and long ones along a ring, in segments that
- *   are summed and forwarded as they arrive; long sums of 16-bit floats, which are rounded once, in
- *   pieces to the rank that sums each, and from it: as many bytes. Bytes that need no sum are not
- *   copied. Every group has its own connections;
+ *   are summed and forwarded as they arrive. Long sums of 16-bit floats are rounded only once, so
+ *   each piece goes directly to the rank that sums it, and its sum back: as many bytes as on a
+ *   ring. Bytes that need no sum are not copied. Every group has its own connections;
  * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
  * - report one error, the same on every rank, that names the rank at fault: at once if a process
  *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different
@@ -349,8 +349,8 @@ enum {
  * handshake refuses it. */
 typedef struct tshi_uv_head {
     uint64_t group, /* id of the group */
-        /* seq: number of the collective in its group; of a message: from this sender to this
-         * receiver */
+        /* seq: number of the collective in its group, or of the message among those from its sender
+         * to its receiver */
         seq,
         digest, bytes; /* hash of the call (0: a message); bytes of payload that follow */
     int64_t count;     /* collective: tsh_coll.count; message: its number of elements */
@@ -668,7 +668,8 @@ typedef struct tshi_uv_conn {
     int64_t until; /* WAITS: when to dial; else: when the handshake times out */
     tshi_uv_hello hello;
     unsigned char in[128], out[128]; /* bytes received; bytes to be sent */
-    /* bytes in `in`; bytes it must have to go on; unsent bytes in `out` */
+    /* in_used: bytes in `in`; in_need: how many of them the next step needs; out_used: bytes in
+     * `out` that are not sent yet */
     size_t in_used, in_need, out_used;
     int welcome;   /* server: 1 if the reply accepts the client */
     char name[80]; /* host:port of the other end */
@@ -816,9 +817,9 @@ static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...)
 
 /* ========================================================================== */
 /* >>uv-check                                      MARK: - uv-check (private) */
-/* CRC32C (Castagnoli; RFC 3720, B.4), reflected: with the processor's        */
-/* instruction for it, in three streams at once, since each has to wait for   */
-/* its predecessor; else with tables, 8 bytes at a time.                      */
+/* Computes CRC32C (Castagnoli; RFC 3720, B.4), reflected. If the processor   */
+/* has an instruction for it, in three streams at once, as instructions of    */
+/* one stream wait for each other; else with tables, 8 bytes at a time.       */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -1303,7 +1304,7 @@ static void tshi_uv_host_text(const tshi_uv_address *address, char *text, size_t
         (void)snprintf(text, room, "?");
 }
 
-/* Writes "127.0.0.1:4000" or "[::1]:4000". */
+/* Writes a host and its port to text: "127.0.0.1:4000" or, for IPv6, "[::1]:4000". */
 static void tshi_uv_name(const char *host, int port, char *text, size_t room) {
     (void)snprintf(text, room, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, port);
 }
@@ -1999,9 +2000,9 @@ static void tshi_uv_send_report(tsh_uv_world *world) {
     if (world->held.group) tshi_uv_ask(world);
 }
 
-/* Stores a report, of this rank or received, in world->held, unless the one there goes first: it
- * has a larger kind, or the same kind and blames a lower rank. If this rank is the coordinator, it
- * still moves data: calls in flight may yet complete. */
+/* Stores an error report, of this rank or received, in world->held, unless the report there has
+ * priority: it is of a larger kind, or of the same kind and does not blame a higher rank. If this
+ * rank is the coordinator, it still moves data: calls in flight may yet complete. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
         (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
@@ -2033,7 +2034,7 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
 
 /* ---- a network that is cut ---- */
 
-/* Returns the length of a gap in ns: a pulse without an event for longer has missed heartbeats. */
+/* Returns the length of a gap in ns: heartbeats are missing if a pulse has no event for longer. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
@@ -2918,8 +2919,8 @@ static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
     return 1;
 }
 
-/* Takes the next step of setting up the new group, and the world, if what it waits for has
- * happened; called at every tick. */
+/* Called at every tick: finishes a new group once it has all its connections, and takes the next
+ * step of forming the world (sends TABLE, READY or GO) once what that step needs has happened. */
 static void tshi_uv_form(tsh_uv_world *world) {
     tshi_uv_group *group = world->making;
     if (group && group->missing == 0) { /* all connections of the group are made */
@@ -2996,7 +2997,7 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         tshi_uv_hold(world, &e);
 }
 
-/* Handles CONFIRM: tells the coordinator whether this rank is still in that wait (STILL). */
+/* Handles CONFIRM, which names a wait of this rank: answers (STILL) whether that wait goes on. */
 static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     uint64_t wait = tshi_uv_field(c, 0, 8); /* number of the wait that is asked about */
     tshi_uv_cursor *out = tshi_uv_write(peer->world, TSHI_UV_STILL);
@@ -3485,8 +3486,8 @@ static void tshi_uv_dial(tshi_uv_conn *conn) {
 
 /* ms between heartbeats; ms of silence after which a heartbeat is overdue */
 enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 };
-/* ms between AWAIT messages; if this thread wakes up more ms late than OVERSLEPT, it starts to
- * count the silence of all peers anew */
+/* AWAIT: ms between two AWAIT messages (tshi_uv_tell_awaited). OVERSLEPT: if this thread wakes up
+ * later than planned by more ms than this, it starts to count the silence of all peers anew. */
 enum { TSHI_UV_AWAIT_MS = 120, TSHI_UV_OVERSLEPT_MS = 1000 };
 
 /* Sends a heartbeat to every peer, if one is due. */
@@ -4092,7 +4093,7 @@ static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
     if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
         span = tshi_uv_window(
             op, tshi_uv_position(op, tshi_uv_first_in(op), out.row, out.step - 1, out.done));
-    else if (out.step > 0 || tshi_uv_sums(op)) /* step 0 of a sum: in send; later: recv */
+    else if (out.step > 0 || tshi_uv_sums(op)) /* a sum's step 0 sends from send, later from recv */
         span = tshi_uv_in_whole(op, out.step ? op->coll.recv : send, out.chunk, out.offset);
     span.size = tshi_uv_min(span.size, out.left);
     return span;

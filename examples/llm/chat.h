@@ -38,7 +38,8 @@ typedef enum chat_place {
     CHAT_IN_LAST   /* within the last message, if it is the user's, before its text */
 } chat_place;
 
-/* Flags: the roles whose texts lose the white space at both ends, and other changes to texts. */
+/* Flags of chat_style.changes: for which roles white space is stripped at both ends of a message's
+ * text, and other changes to texts. */
 enum {
     CHAT_TRIM_SYSTEM = 1 << CHAT_SYSTEM,
     CHAT_TRIM_USER = 1 << CHAT_USER,
@@ -373,9 +374,9 @@ static const char *chat_template(const cJSON *config) {
 }
 
 /* Chooses the style by the texts of tokenizer_config.json (config) and chat_template.jinja, each of
- * which may be NULL; the template of the latter has priority. name: of a style that is taken
- * whatever the template; NULL: none. Returns 0: format->error says why not. Call chat_close in
- * either case. */
+ * which may be NULL; the template of the latter has priority. name: the name of a style to use
+ * in place of the one that fits the template; NULL: none. Returns 0: format->error says why not.
+ * Call chat_close in either case. */
 static int chat_open(chat_format *format, const char *config, const char *jinja,
                      const char *name) {
     const time_t now = time(NULL);

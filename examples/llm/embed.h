@@ -101,9 +101,9 @@ static cJSON *embed_json(embed_model *e, const char *folder, const char *part, c
     return json;
 }
 
-/* Refuses a key of config that is not in `keys`, which have a blank before and after each, unless
- * its value is empty: null, false, 0, "", [] or {}. Returns 0 and an error if it refuses one.
- * where: the file's name for errors. */
+/* Returns 0 and an error if config has a key that is not in `keys` (a list with a blank before and
+ * after each key), unless the key's value is empty: null, false, 0, "", [] or {}. where: the file's
+ * name for errors. */
 static int embed_known(embed_model *e, const char *where, const cJSON *config, const char *keys) {
     const cJSON *item;
     cJSON_ArrayForEach(item, config) {
@@ -338,7 +338,8 @@ static int embed_add_normalize(embed_model *e, const char *folder, const char *p
     return ok && e->error[0] == 0;
 }
 
-/* Adds a module of modules.json, number i, from 0. */
+/* Reads module number i (from 0) of modules.json, and its files. Returns 0 and an error if it
+ * cannot. */
 static int embed_add(embed_model *e, const char *folder, const cJSON *module, int i) {
     const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(module, "type"));
     const char *part = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(module, "path"));
@@ -481,9 +482,9 @@ LLM_API int embed_begin(embed_model *e, const llm_config *c) {
 
 /* -- texts ------------------------------------------------------------------- */
 
-/* Cuts the n ids of a text to e->limit, as `tokenizers` does: removes some of its own ids, which
- * are `content`, `count` of them, and keeps those that begin and end the text. Returns how many ids
- * are left. */
+/* Cuts the n ids of a text to e->limit, as `tokenizers` does: removes ids only from `content`, the
+ * text's `count` ids without special tokens, and keeps the special tokens around them. Returns how
+ * many ids are left. */
 static int64_t embed_cut(const embed_model *e, int32_t *ids, int64_t n, const int32_t *content,
                          int64_t count) {
     int64_t before = 0, keep = e->limit - (n - count), dropped;
@@ -542,7 +543,7 @@ LLM_API int64_t embed_encode(embed_model *e, llm_tokenizer *t, const char *text,
 /* Pools x (n, width), without its first `skip` rows, to one vector, out (width). */
 static void embed_pool(embed_mode mode, const float *x, int64_t n, int64_t skip, int64_t width,
                        double *out) {
-    /* if no row is left, row 0, as in sentence-transformers */
+    /* EMBED_FIRST: takes row 0 if `skip` leaves no row, as sentence-transformers does */
     const int64_t first = skip < n ? skip : 0;
     double sum = 0;
     for (int64_t k = 0; k < width; k++) out[k] = mode == EMBED_MAX ? -(double)INFINITY : 0;

@@ -57,8 +57,8 @@ LLM_FILES_API char *llm_read_all(FILE *file, int64_t max, size_t *length) {
     return NULL;
 }
 
-/* Reads a file of at most max bytes, a regular one, as llm_read_all does. NULL: *why has the
- * sentence, and llm_is_absent(errno) is 1 if there is no such file. */
+/* Reads a regular file of at most max bytes, as llm_read_all does. NULL: *why has the error, and
+ * llm_is_absent(errno) is 1 if there is no such file. */
 LLM_FILES_API char *llm_read(const char *path, int64_t max, size_t *length, tsh_error *why) {
     FILE *file = tsh_file_open(path, max, why);
     char *text = file ? llm_read_all(file, max, length) : NULL;

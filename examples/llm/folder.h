@@ -53,7 +53,7 @@ typedef enum llm_qk_norm { LLM_NO_NORM, LLM_NORM_OF_EACH, LLM_NORM_OF_ALL } llm_
 typedef struct llm_rope {
     int on;       /* 1: the model has rotary positions */
     int64_t dims; /* features of a head that are rotated */
-    /* freqs: of texts of up to `limit` tokens; factor: of cosines and sines, as YaRN has it */
+    /* freqs: frequencies for texts of up to `limit` tokens; factor: multiplies cosines and sines */
     double freqs[LLM_MOST_PAIRS], factor;
     double longer[LLM_MOST_PAIRS]; /* longrope: the frequencies of texts longer than `limit` */
     /* base: theta, freqs[i] = base^(-2 i / dims) before scaling; stretch: the factor by which
@@ -93,16 +93,16 @@ typedef struct llm_config {
     double eps;
     tsh_activation act;
     int turns_part;       /* 1: the family may rotate a part of each head (partial_rotary_factor) */
-    llm_rope rope, local; /* rope: of all layers; if local.on, layers with the sliding window have
-                           * local instead */
+    llm_rope rope, local; /* rope: rotary positions of all layers; but if local.on, layers with the
+                           * sliding window use `local` */
     int tied;             /* 1: the head shares the embedding's weight */
-    char head[96]; /* tied: the head's tensor, if the files have it in place of the embedding's;
-                    * "": they have the embedding's */
+    char head[96]; /* if tied, and the files have the head's tensor but not the embedding's: its
+                    * name; else "" */
     int qkv_bias, out_bias, mlp_bias; /* 1: biases of the projections to q, k and v; of the
                                        * attention's output; of the MLP */
     int parallel;      /* 1: attention and MLP read the same x; 0: the MLP follows the attention */
-    int rows_out;      /* 1: weights are stored (out, in), even those that the hub's files have as
-                        * (in, out): GGUF */
+    int rows_out;      /* 1 (GGUF): all weights are stored (out, in), also those that safetensors
+                        * files of the Hugging Face hub store (in, out) */
     struct gguf *gguf; /* the GGUF file that the model is read from; NULL: it is a folder */
     int variant;       /* for the family's own use, such as flags of its variants */
     double scale;      /* multiplies q k^T; 0: 1 / sqrt(head_size) */
@@ -113,7 +113,7 @@ typedef struct llm_config {
     double score_cap, logit_cap;            /* soft caps c tanh(x / c) of attention scores and of
                                              * logits; 0: none */
     unsigned char no_rope[LLM_MOST_LAYERS]; /* of each layer, 1: it has no rotary positions */
-    tsh_dtype dtype; /* of the weights, as config.json says; TSH_F32 if it does not */
+    tsh_dtype dtype; /* dtype of the weights in config.json; TSH_F32 if the key is missing */
     int broadcast;   /* 1: rank 0 alone has the files, and sends the others their shards */
     int64_t eos[LLM_MOST_EOS]; /* the tokens that end a text */
     int eos_count;
@@ -183,7 +183,8 @@ static double llm_json_number(llm_config *c, const cJSON *item) {
     return 1;
 }
 
-/* Returns the number of llm_config_key, `otherwise` if no key is present (LLM_NEEDED: an error). */
+/* Returns the number that llm_config_key finds; `otherwise` if no key is present (LLM_NEEDED: an
+ * error). */
 static double llm_config_number(llm_config *c, const char *keys, double otherwise) {
     const cJSON *item = llm_config_key(c, keys);
     if (item) return llm_json_number(c, item);
@@ -192,8 +193,8 @@ static double llm_config_number(llm_config *c, const char *keys, double otherwis
     return 1;
 }
 
-/* Returns the number of llm_config_number, which must be a whole one from 0 to 1e9; else an error
- * and 0. */
+/* Same as llm_config_number, for a whole number from 0 to 1e9. Any other number is an error; then
+ * returns 0. */
 static int64_t llm_config_count(llm_config *c, const char *keys, double otherwise) {
     const double value = llm_config_number(c, keys, otherwise);
     if (value >= 0 && value <= 1e9 && floor(value) == value) return (int64_t)value;
@@ -208,7 +209,7 @@ static int llm_config_flag(llm_config *c, const char *keys, int otherwise) {
     return item ? cJSON_IsTrue(item) : otherwise;
 }
 
-/* Refuses a model whose flag `key`, if absent `otherwise`, is not `value`. */
+/* Refuses a model whose flag `key` is not `value`. An absent flag counts as `otherwise`. */
 static void llm_config_must(llm_config *c, const char *key, int value, int otherwise) {
     if (llm_config_flag(c, key, otherwise) != value)
         llm_refuse(c, "config.json: %s is %s, which is not supported for %s", key,
@@ -518,12 +519,12 @@ static void llm_read_rope(llm_config *c, double base, double part) {
 
 /* -- the whole file --------------------------------------------------------- */
 
-/* Reads eos_token_id, the tokens that end a text: a number, or a list of them. If it is absent,
- * c->eos stays. */
 static int llm_is_token(const cJSON *json) {
     return cJSON_IsNumber(json) && json->valuedouble == json->valueint;
 }
 
+/* Reads eos_token_id, the tokens that end a text: a number, or a list of numbers. If the key is
+ * absent, c->eos stays. */
 static void llm_read_eos(llm_config *c, const cJSON *json) {
     const cJSON *eos = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id"), *one;
     if (!eos) return;
@@ -542,9 +543,9 @@ static void llm_read_eos(llm_config *c, const cJSON *json) {
     }
 }
 
-/* Takes over config.json as llm_parse returned it (NULL: with its errno), and reads the keys that
- * all families share. where: the name of the file in errors. Returns 0, with c->error, on
- * failure. */
+/* Takes over json, the parsed config.json (NULL: llm_parse failed, and errno says why), and reads
+ * the keys that all families share. where: the name of the file in errors. Returns 0, with
+ * c->error, on failure. */
 static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
     const char *type, *dtype, *twice;
     c->unread = json;

@@ -78,7 +78,7 @@ LLM_FILES_API int llm_found_for_config(const char *path, char *sentence, size_t 
     if (there) return llm_found_say(path, rows, "config.json", sentence, size);
     if (path[0] == '/' || path[0] == '.' || path[0] == '~' ||
         (slash && (!slash[1] || strchr(slash + 1, '/'))))
-        return 0; /* no name on the hub: those are "name" or "owner/name" */
+        return 0; /* not a model on the Hugging Face hub: those are "name" or "owner/name" */
     (void)snprintf(sentence, size, "there is no folder %.200s; if that is a name on the Hugging Face "
                                    "hub, download it: hf download %.200s --local-dir DIR, and "
                                    "give --model DIR", path, path);

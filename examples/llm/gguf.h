@@ -167,8 +167,8 @@ static size_t gguf_left(const gguf *g) {
     return g->size - g->at;
 }
 
-/* Takes the next n bytes of the file. NULL and an error if it ends before; what: what they are, for
- * the error. */
+/* Returns the next n bytes of the file, and moves g->at past them. NULL and an error if the file
+ * ends before; what: says what the bytes are, for the error. */
 static const unsigned char *gguf_take(gguf *g, uint64_t n, const char *what) {
     const unsigned char *at = g->bytes + g->at;
     if (n > gguf_left(g)) {
@@ -372,7 +372,7 @@ static void gguf_decode_q4_1(const unsigned char *b, float *to) {
     for (i = 0; i < 32; i++) to[i] = d * (float)(b[4 + i % 16] >> (i < 16 ? 0 : 4) & 15) + m;
 }
 
-/* The fifth bit of element i is bit i of a separate word. */
+/* Decodes Q5_0, where the fifth bit of element i is bit i of a separate 4-byte word. */
 static void gguf_decode_q5_0(const unsigned char *b, float *to) {
     const float d = gguf_half(b);
     const uint64_t high = gguf_word(b + 2, 4);
@@ -397,8 +397,8 @@ static void gguf_decode_q8_0(const unsigned char *b, float *to) {
     for (i = 0; i < 32; i++) to[i] = d * (float)(signed char)b[2 + i];
 }
 
-/* The scale and the minimum, 6 bits each, of sub-block j, from 0 to 7, of a block of 256; s: 12
- * bytes. */
+/* Unpacks the scale and the minimum, 6 bits each, of sub-block j (0 to 7) of a block of 256
+ * elements in Q4_K or Q5_K. s: the 12 bytes that hold those of all sub-blocks. */
 static void gguf_part(const unsigned char *s, int j, int *scale, int *min) {
     *scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
     *min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
@@ -429,8 +429,8 @@ static void gguf_decode_q5_k(const unsigned char *b, float *to) {
     gguf_decode_parts(b, b + 48, b + 16, to);
 }
 
-/* Q6_K, two halves of 128 elements: 64 bytes with the lower 4 bits of each half, 32 bytes with the
- * upper 2 bits; every 16 elements have a scale. */
+/* Decodes Q6_K: two halves of 128 elements, each with 64 bytes for the lower 4 bits of its elements
+ * and 32 bytes for the upper 2 bits. Every 16 elements have a scale. */
 static void gguf_decode_q6_k(const unsigned char *b, float *to) {
     const float d = gguf_half(b + 208);
     int i;
@@ -457,8 +457,8 @@ static const gguf_format gguf_formats[] = {
 
 /* -- tensors ---------------------------------------------------------------- */
 
-/* A name of tensors without "blk.N.", the name on the hub, the architectures that have it. hub "":
- * no parameter. */
+/* A tensor's name in GGUF files, without "blk.N.", and in safetensors files of the Hugging Face hub
+ * (hub; "": the tensor is no parameter there). arch: the architectures that have it. */
 typedef struct gguf_name {
     const char *arch, *name, *hub;
 } gguf_name;
@@ -506,8 +506,8 @@ static int gguf_listed(const char *list, const char *word) {
     return 0;
 }
 
-/* Sets t->hub, the tensor's name on the hub. Returns 0 and an error if the architecture has no
- * tensor of this name. */
+/* Sets t->hub, the tensor's name in safetensors files of the Hugging Face hub. Returns 0 and an
+ * error if the architecture has no tensor named t->name. */
 static int gguf_name_tensor(gguf *g, gguf_tensor *t) {
     char name[GGUF_NAME], quote[80], *part = name, *end;
     const char *number = "", *hub, *n;
@@ -632,8 +632,8 @@ static int gguf_take_arch(gguf *g) {
 }
 
 /* Sets t->head of the projections of queries and keys, whose rows llama.cpp stores in the order in
- * which it rotates them: of each head of size D, row 2 j + s in the file is row s D / 2 + j on the
- * hub (s is 0 or 1). */
+ * which it rotates them: of each head of size D, row 2 j + s in the GGUF file is row s D / 2 + j in
+ * the safetensors file (s is 0 or 1). */
 static void gguf_mark_pairs(gguf *g) {
     char key[64];
     int64_t heads, kv, width, size;
@@ -951,8 +951,8 @@ static int gguf_config_factors(gguf *g, cJSON *scaling, const char *tensor, cons
     return !g->error[0];
 }
 
-/* Sets what config.json says of rotary positions: which part of a head is rotated, and the factors
- * of its frequencies. */
+/* Adds to config, the JSON that stands for config.json, what it says of rotary positions: which
+ * part of a head is rotated, and the factors of its frequencies. */
 static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
     const int64_t heads = gguf_arch_count(g, "attention.head_count", -1);
     const int64_t width = gguf_arch_count(g, "embedding_length", -1);
@@ -1163,8 +1163,8 @@ static int64_t gguf_row(const gguf_tensor *t, int64_t row) {
     return size ? row - i + 2 * (i % half) + i / half : row;
 }
 
-/* Copies up to `bytes` bytes of an entry, from its byte `at` on, to the end of the row or block
- * there at most. Returns how many. */
+/* Copies `bytes` bytes of an entry from its byte `at` on, or fewer: it stops at the end of a row,
+ * or of a block if the entry is decoded. Returns how many bytes it copied. */
 static int64_t gguf_copy(const gguf_file *f, const gguf_entry *e, int64_t at, char *to,
                          int64_t bytes) {
     const gguf_tensor *t = e->tensor;

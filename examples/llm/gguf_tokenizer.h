@@ -446,7 +446,8 @@ static int gguf_put_merges(gguf *g, cJSON *model) {
     return !g->error[0];
 }
 
-/* tokenizer.ggml.model "gpt2": byte-level BPE. name: of its pre-tokenizer; NULL: the file's. */
+/* Adds the parts of byte-level BPE (tokenizer.ggml.model "gpt2") to file, and its merges to model.
+ * name: the pre-tokenizer's name; NULL: the one that the GGUF file names. */
 static int gguf_put_bytes(gguf *g, const gguf_words *w, cJSON *file, cJSON *model,
                           const char *name) {
     const gguf_pre *pre = gguf_find_pre(g, name);
@@ -495,7 +496,7 @@ static void gguf_put_spaces(gguf *g, cJSON *file, int prefix) {
     gguf_put_number(g, step, "stop", 0);
 }
 
-/* tokenizer.ggml.model "llama": SentencePiece's BPE, with byte fallback. */
+/* Adds the parts of SentencePiece's BPE with byte fallback (tokenizer.ggml.model "llama"). */
 static int gguf_put_pieces(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
     int32_t id;
     int bytes = 0;
@@ -512,8 +513,8 @@ static int gguf_put_pieces(gguf *g, const gguf_words *w, cJSON *file, cJSON *mod
     return !g->error[0];
 }
 
-/* tokenizer.ggml.model "gemma4": BPE on characters, with merges and byte fallback; texts are split
- * into lines first. */
+/* Adds the parts of BPE on characters with byte fallback (tokenizer.ggml.model "gemma4"): a text is
+ * split into lines first, and the GGUF file has the merges. */
 static int gguf_put_lines(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
     cJSON *step;
     gguf_put_flag(g, model, "byte_fallback", 1);
@@ -562,7 +563,7 @@ static void gguf_put_end(gguf *g, const gguf_words *w, cJSON *o, const char *key
     (void)gguf_push(g, pair, cJSON_CreateNumber((double)gguf_last_word(w, text, strlen(text))));
 }
 
-/* tokenizer.ggml.model "bert": WordPiece. */
+/* Adds the parts of WordPiece (tokenizer.ggml.model "bert"). */
 static int gguf_put_bert(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
     const int lower = gguf_flag(g, "tokenizer.ggml.normalizer.lowercase", 1);
     const char *const begin = gguf_find(g, "tokenizer.ggml.cls_token_id")

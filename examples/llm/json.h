@@ -25,7 +25,7 @@ LLM_JSON_API cJSON *llm_parse(const char *text) {
     return json;
 }
 
-/* Limits: brackets within each other; keys of an object that llm_json_twice looks at. */
+/* DEPTH: deepest nesting of brackets. KEYS: in an object with more keys, none are compared. */
 enum { LLM_JSON_DEPTH = 500, LLM_JSON_KEYS = 512 };
 
 /* at: the position in the text; wrong: the first thing that is wrong there, NULL: nothing so
@@ -43,8 +43,8 @@ static void llm_json_skip(llm_json_scan *s) {
     s->at += strspn(s->at, " \t\r\n");
 }
 
-/* Each of the functions below moves s->at past the thing that it is named for. It returns 0, and
- * sets s->wrong, if that is not there. */
+/* Moves s->at past a string in double quotes. Returns 0 and sets s->wrong if there is none, or if
+ * it has no end. */
 static int llm_json_string(llm_json_scan *s) {
     if (*s->at == '\'') return llm_json_wrong(s, "strings of JSON have double quotes");
     if (*s->at != '"') return llm_json_wrong(s, "a string in double quotes is missing here");
@@ -57,7 +57,7 @@ static int llm_json_string(llm_json_scan *s) {
     return 1;
 }
 
-/* Moves s past a number, true, false or null. Returns 0 and sets an error if there is none. */
+/* Moves s->at past a number, true, false or null. Returns 0 and sets s->wrong if there is none. */
 static int llm_json_word(llm_json_scan *s) {
     static const char *const words[] = {"true", "false", "null"};
     const size_t n = strcspn(s->at, ",]} \t\r\n:"), digits = strspn(s->at, "+-0123456789.eE");
@@ -82,8 +82,9 @@ static int llm_json_word(llm_json_scan *s) {
 
 static int llm_json_value(llm_json_scan *s, int depth);
 
-/* Moves s past an object (object 1) or a list (0), from its opening bracket to the closing one.
- * depth: the number of objects and lists around it. Returns 0 and sets an error if it is wrong. */
+/* Moves s->at past an object (`object` 1) or a list (0), from its opening bracket to the closing
+ * one. depth: the number of objects and lists around it. Returns 0 and sets s->wrong if it is
+ * malformed. */
 static int llm_json_inside(llm_json_scan *s, int object, int depth) {
     const char close = object ? '}' : ']';
     s->at++;

@@ -92,7 +92,7 @@ static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
     desc.norm_all_heads = c->qk_norm == LLM_NORM_OF_ALL;
     desc.attention.causal = c->causal;
     desc.attention.scale = c->scale;
-    /* not causal: keys at a distance of up to c->window */
+    /* distances to keys are below `window`; without a causal mask, c->window is allowed, too */
     desc.attention.window = slides ? c->window + !c->causal : 0;
     desc.attention.soft_cap = c->score_cap;
     tsh_add_attention(parent, name, &desc);

@@ -45,7 +45,7 @@ enum {
 typedef struct llm_job {
     const char *model, *dump, *backend, *dtype, *weights; /* values of flags; NULL: not given */
     const char *tokenizer_file, *pre, *embed, *system, *template_name;
-    text_list prompt_texts, ids, stops, ignored; /* of --prompt, --ids, --stop and --ignore */
+    text_list prompt_texts, ids, stops, ignored; /* values of --prompt, --ids, --stop, --ignore */
     int64_t tp, max_new, threads, context; /* max_new -1, context 0, tp 0: not given */
     int terminal; /* --chat: 1: on a terminal, with threads of this process as ranks */
     int allow_unknown_keys, chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
@@ -55,13 +55,13 @@ typedef struct llm_job {
     chat_format format; /* --chat: the chat template */
     llm_config config;
     const llm_family *family;
-    int32_t *tokens;     /* of all prompts, or of all lines of --embed, one after the other */
+    int32_t *tokens;     /* tokens of all prompts, or of all lines of --embed, in order */
     int64_t *ends, rows; /* ends[i]: index in tokens where text i ends; rows: number of texts */
     int64_t room;        /* most tokens of a text, with those to be generated */
     embed_model vectors; /* --embed: makes a vector of each text; only rank 0 reads it */
     tsh_comm comm; /* TCP: this process's place in the world */
     int joined;    /* 1: comm is open, and run_texts closes it on failure; 0: not, or a ctx does */
-    pthread_mutex_t lock;         /* of error */
+    pthread_mutex_t lock;         /* guards error */
     char error[TSH_MESSAGE_SIZE]; /* the first error of any rank; "": none */
 } llm_job;
 
@@ -266,7 +266,7 @@ static int refuse(llm_job *job, const char *format, ...) {
 /* The logger of the library: records an error in the job, prints a warning to stderr. */
 static void heed(const char *message, void *user) {
     const char *warning = strstr(message, "warning: ");
-    /* advice for C programs */
+    /* where the message has advice for C programs, which is replaced; NULL: it has none */
     const char *unknown = strstr(message, "; .ignore takes names of tensors");
     if (warning) fprintf(stderr, "llm: %s\n", message);
     else if (unknown) refuse((llm_job *)user, "%.*s; --ignore PATTERN passes over tensors that "
@@ -374,7 +374,7 @@ static int read_prompts(llm_job *job) {
         const int64_t n = job->ends[i] - row_begin(job, i);
         if (n > longest) longest = n;
     }
-    /* in prefill their last tokens are a forward of their own, unseen by the others */
+    /* prefill runs the last tokens separately, so the tokens before could not attend to them */
     if (ok && job->rows > 1 && !job->config.causal)
         return !refuse(job, "is_causal is false: such a model takes one prompt at a time");
     job->room = longest + job->max_new;
@@ -400,7 +400,7 @@ typedef struct llm_rank {
     int64_t taken[LLM_MOST_ROWS]; /* tokens that each text generated, without the final eos */
     int32_t done[LLM_MOST_ROWS];  /* 1: the text has ended */
     text_out *out;                /* (rows): the generated texts, which only rank 0 fills in */
-    /* Times in ns: the prompt was begun, its first token was known, the last token was. */
+    /* times in ns: start: the prompt was begun; begun: the first token was known; end: the last */
     int64_t start, begun, end;
 } llm_rank;
 
@@ -844,7 +844,7 @@ static void converse(llm_rank *r) {
 static void run_model(llm_rank *r) {
     llm_job *job = r->job;
     const tsh_dtype weights = job->weights ? llm_dtype_named(job->weights)
-                              : job->dtype ? TSH_F32 /* all in that dtype, a GGUF file's, too */
+                              : job->dtype ? TSH_F32 /* --dtype is for all weights, also of GGUF */
                                            : TSH_DTYPE_DEFAULT;
     tsh_no_grad_begin(r->ctx);
     llm_model_load(&r->model, r->ctx, &job->config, job->family, job->model, r->rows, r->room,

@@ -63,8 +63,8 @@ static int llm_gguf_config(llm_config *c, const char *path) {
     return 0;
 }
 
-/* Adds to c what a GGUF file says by its tensors, not its metadata: factors of the rotary
- * frequencies, and which layers have biases; and how its weights differ from the hub's. */
+/* Sets in c what a GGUF file says by its tensors, not its metadata: factors of the rotary
+ * frequencies, and which layers have biases; and in which form GGUF files store weights. */
 static void llm_gguf_adjust(llm_config *c) {
     const unsigned char *factors = gguf_factors(c->gguf, c->rope.dims / 2);
     for (int64_t i = 0; i < c->rope.dims / 2 && factors; i++) {

@@ -39,7 +39,7 @@ typedef struct text_out {
     int stopped;
     llm_stream stream;
     char *at; /* the text so far, with a zero byte at its end; NULL: none */
-    /* Bytes: of the text, of its buffer, of what was shown. */
+    /* length: bytes of the text; room: bytes of the buffer `at`; shown: bytes already shown */
     size_t length, room, shown;
 } text_out;
 

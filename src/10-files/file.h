@@ -330,7 +330,7 @@ static int tshi_file_create(tsh_writer *w) {
 #if TSHI_POSIX
     struct stat old;
     const int mode = stat(w->target, &old) == 0 ? 0600 : 0666;
-    int lock, copy; /* copy: the descriptor of w->file, so that the lock outlives its fclose */
+    int lock, copy; /* copy: duplicates the descriptor of w->file: the lock outlives fclose */
     errno = 0;
     lock = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (lock < 0) return errno != EEXIST;

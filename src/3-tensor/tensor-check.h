@@ -130,8 +130,8 @@ static TSHI_COLD tsh_ctx *tshi_tensor_refuse_blocks(const char *op, const char *
         op, tshi_tensor_argument(names, i, text), tshi_dtype_name(in[i]->dtype));
 }
 
-/* tshi_tensor_check_any, which also records an error if an input is quantised: for all ops except
- * tsh_linear and tsh_embedding, which take quantised weights. */
+/* Does what tshi_tensor_check_any does, and also records an error if an input is quantised. For all
+ * ops except tsh_linear and tsh_embedding, which take quantised weights. */
 static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check_any(op, names, in, n);
     for (int i = 0; ctx && i < n; i++)
@@ -139,8 +139,8 @@ static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor 
     return ctx;
 }
 
-/* tshi_tensor_check_any for functions that take a ctx and a tensor t. If t is NULL or belongs to
- * another ctx, the error is recorded in the ctx that was passed. */
+/* Does what tshi_tensor_check_any does, for functions that take a ctx and a tensor t. If t is NULL
+ * or belongs to another ctx, the error is recorded in the ctx that was passed. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
     if (t && t->ctx == ctx) return tshi_tensor_check_any(op, "t", &t, 1);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
@@ -148,8 +148,8 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
     return NULL;
 }
 
-/* tshi_tensor_check for arithmetic: it is also an error if an input's dtype is not one that ops can
- * compute with (tshi_dtype_computes). */
+/* Does what tshi_tensor_check does, for arithmetic: it is also an error if an input's dtype is not
+ * one that ops can compute with (tshi_dtype_computes). */
 TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *names,
                                                  tsh_tensor *const *in, int n) {
     char text[TSHI_TEXT_SIZE];
@@ -164,8 +164,8 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *nam
     return ctx;
 }
 
-/* tshi_tensor_check_floating for ops whose weight may also be quantised. in: x, weight and, if n is
- * 3, bias. */
+/* Does what tshi_tensor_check_floating does, for ops whose weight may also be quantised. in: x,
+ * weight and, if n is 3, bias. */
 static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, int n) {
     tsh_tensor *others[2]; /* x, bias */
     if (!in[1] || !tshi_dtype_in_blocks(in[1]->dtype))

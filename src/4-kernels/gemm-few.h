@@ -84,10 +84,10 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
     return width == 1 ? 4 : width == 4 ? 2 : 1;
 }
 
-/* Computes 8 * groups columns of C, from column `col` on, with A packed to a width of `rows`, of
- * which `valid` exist. Meanwhile it prefetches as many bytes as it reads: B's next columns, or, if
- * there are none (last is 1), the matrix that is read after B. It does so in the order of
- * memory. */
+/* Computes 8 * groups columns of C, from column `col` on, with A packed to a width of `rows`; only
+ * the first `valid` rows exist. Meanwhile it prefetches as many bytes as it reads, at ascending
+ * addresses: B's next columns, or, if there are none (last is 1), the matrix that is read after
+ * B. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const int each, const int rows,
                                                  int groups) {

@@ -263,7 +263,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
                            ctx->buckets.weight);
-    if (in_place && !gathers) { /* the leaf gets its accumulator back */
+    if (in_place && !gathers) { /* the sum is in the accumulator: returns it to the leaf */
         only->gr.block = b->block;
         b->block->refs++;
     }

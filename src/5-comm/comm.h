@@ -113,7 +113,8 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
 
 /* Runs a collective of a group of one: copies send to recv. */
 static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
-    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER; /* 1: send goes to recv */
+    /* 1: send is copied to recv */
+    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* no peer */
     if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;                  /* cannot copy */
     if (moves && size.send && coll->send != coll->recv)

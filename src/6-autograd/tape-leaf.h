@@ -115,7 +115,7 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena);
     tshi_mem_release(ctx, ctx->rope_table);
     ctx->rope_table = NULL;
-    head = &ctx->handles.step; /* all step tensors */
+    head = &ctx->handles.step; /* the list of all step tensors */
     for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
         tshi_tensor_release(head->next);
     ctx->steps = 0;

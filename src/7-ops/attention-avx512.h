@@ -153,13 +153,13 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float 
     }
 }
 
-/* Sets h->rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to their delta, the dot
- * products of dO and O. The column strides of O and dO are 1. */
+/* Sets h->back.rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to their delta, the
+ * dot products of dO and O. The column strides of O and dO are 1. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h, int64_t i,
                                                              int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
     for (int64_t r = 0; r < m; r++) {
-        const float *dout = tshi_gemm_at(h->dout, i + r, 0);
+        const float *dout = tshi_gemm_at(h->back.dout, i + r, 0);
         const uint16_t *o = (const uint16_t *)tshi_gemm_from(h->o, i + r, 0).data;
         __m512 low = _mm512_setzero_ps(), high = low;
         for (int64_t e = 0; e < d; e += 32) {
@@ -171,7 +171,7 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
             low = _mm512_fmadd_ps(a, tshi_gemm_widen(TSHI_GEMM_BF16, _mm512_castsi512_si256(x)),
                                   low);
             high = _mm512_fmadd_ps(b, tshi_gemm_widen(TSHI_GEMM_BF16, second), high);
-            _mm512_mask_storeu_epi32(h->rows_do + r * words + e / 2,
+            _mm512_mask_storeu_epi32(h->back.rows_do + r * words + e / 2,
                                      (__mmask16)tshi_gemm_mask((d - e + 1) / 2),
                                      tshi_gemm_round2(a, b));
         }
@@ -180,15 +180,15 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
 }
 
 /* tshi_attention_grad_body for n rows, with results in bf16: p and dS in pairs of queries to
- * columns_p and columns_s, and dS in pairs of keys to the rows of h->t. */
+ * columns_p and columns_s, and dS in pairs of keys to the rows of h->back.t. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;
-    const __m512 scale = _mm512_set1_ps(h->ds_scale);
+    const __m512 scale = _mm512_set1_ps(h->back.ds_scale);
     const __m512i mix = _mm512_loadu_si512(tshi_gemm_mix);
     for (int64_t r = 0; r < n; r += 2) { /* a pair of queries; the second one may not exist */
         const int64_t at = (strip->r + r) / 2 * pitch;
-        float *dx = h->t + (strip->r + r) * pitch;
+        float *dx = h->back.t + (strip->r + r) * pitch;
         __m512 m[2], l[2], nan[2], delta[2], p[2], ds[2];
         int64_t visible[2];
         for (int q = 0; q < 2; q++) {
@@ -197,8 +197,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
             l[q] = _mm512_set1_ps(h->log_sum[i]);
             nan[q] = _mm512_sub_ps(l[q], l[q]); /* 0, but NaN if log l is not finite */
             delta[q] = _mm512_set1_ps(h->row[strip->r + row]);
-            visible[q] = r + q < n && (double)h->max[i] >= -DBL_MAX
-                             ? tshi_attention_row(strip, row) : 0;
+            visible[q] = r + q < n && (double)h->max[i] >= -DBL_MAX ? tshi_attention_row(strip, row)
+                                                                    : 0;
         }
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
             /* 1: a query sees some of the 16 keys from e on */
@@ -213,9 +213,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
                 ds[q] = _mm512_sub_ps(_mm512_loadu_ps(dx + in), delta[q]);
                 ds[q] = _mm512_maskz_mul_ps(mask, _mm512_mul_ps(p[q], ds[q]), scale);
             }
-            _mm512_storeu_si512(h->columns_p + at + e,
+            _mm512_storeu_si512(h->back.columns_p + at + e,
                                 _mm512_permutexvar_epi16(mix, tshi_gemm_round2(p[0], p[1])));
-            _mm512_storeu_si512(h->columns_s + at + e,
+            _mm512_storeu_si512(h->back.columns_s + at + e,
                                 _mm512_permutexvar_epi16(mix, tshi_gemm_round2(ds[0], ds[1])));
             for (int q = 0; q < 2 && r + q < n; q++)
                 _mm256_storeu_si256((__m256i *)(void *)(dx + q * pitch + e / 2),

@@ -7,11 +7,11 @@
 /* Packs p and dS of a tile's rows [r, r + m), n keys each, to columns_p and columns_s, in pairs of
  * queries. Then rounds these rows of dS to pairs of keys, in place. */
 static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t m, int64_t n) {
-    tsh_real *const ds = h->t + r * h->pitch;
+    tsh_real *const ds = h->back.t + r * h->pitch;
     const int64_t at = r / 2 * h->pitch;
-    tshi_gemm_pack_matrix(h->kernel, h->columns_p + at, (int)h->pitch, (int)n, m,
+    tshi_gemm_pack_matrix(h->kernel, h->back.columns_p + at, (int)h->pitch, (int)n, m,
                           tshi_gemm_matrix(h->s, 1, h->pitch), TSHI_GEMM_ROUNDED);
-    tshi_gemm_pack_matrix(h->kernel, h->columns_s + at, (int)h->pitch, (int)n, m,
+    tshi_gemm_pack_matrix(h->kernel, h->back.columns_s + at, (int)h->pitch, (int)n, m,
                           tshi_gemm_matrix(ds, 1, h->pitch), TSHI_GEMM_ROUNDED);
     tshi_attention_round(h, ds, m, n);
 }
@@ -23,12 +23,12 @@ static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r
                                         int64_t j, int64_t n) {
     const int64_t step = h->more->mask_stride[3];
     const tsh_real scale = TSHI_R(h->more->scale);
-    tsh_real *ds = h->t + r * h->pitch;
+    tsh_real *ds = h->back.t + r * h->pitch;
     for (int64_t a = 0; a < m; a++, ds += h->pitch) {
         const int64_t seen = tshi_base_min(tshi_attention_visible(h, i + r + a) - j, n);
-        const tsh_real *slope = h->slope ? h->slope + a * h->pitch : NULL;
-        if (h->mask_grad) {
-            tsh_real *to = h->mask_grad + h->mask + (i + r + a) * h->mask_row + j * step;
+        const tsh_real *slope = h->back.slope ? h->back.slope + a * h->pitch : NULL;
+        if (h->mask.grad) {
+            tsh_real *to = h->mask.grad + h->mask.first + (i + r + a) * h->mask.row + j * step;
             for (int64_t c = 0; c < seen; c++) to[c * step] += ds[c];
         }
         for (int64_t c = 0; slope && c < seen; c++) ds[c] *= slope[c];
@@ -43,10 +43,11 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
                                            int64_t n) {
     const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
     const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, end);
-    tsh_real *t = h->t + r * h->pitch;
+    tsh_real *t = h->back.t + r * h->pitch;
     tshi_attention_scores(h, i, r, m, j, n);
-    tshi_attention_by_keys(h, i + r, m, j, n, 1, h->rows_do + r * tshi_attention_words(h, h->d),
-                           h->keys_v, t); /* dO V^T */
+    tshi_attention_by_keys(h, i + r, m, j, n, 1,
+                           h->back.rows_do + r * tshi_attention_words(h, h->d), h->keys_v,
+                           t); /* dO V^T */
 #if TSHI_GEMM_BF16S
     if (h->rounded) {
         tshi_attention_grad_pairs(m, &strip);
@@ -60,7 +61,7 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     else
 #endif
         tshi_attention_grad[h->ctx->isa](m, NULL, &strip);
-    if (h->raw) tshi_attention_backward_raw(h, i, r, m, j, n);
+    if (h->back.raw) tshi_attention_backward_raw(h, i, r, m, j, n);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
@@ -100,7 +101,7 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
                                           tshi_matrix to, int over, tsh_real *scratch) {
     const int in_place = tshi_attention_in_place(h, to), cut = tshi_attention_visible(h, i) < j + n;
     const int64_t nr = h->kernel->nr, mr = h->kernel->mr, wide = tshi_attention_wide(h->d);
-    const int64_t earlier = h->fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
+    const int64_t earlier = h->back.fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
     const int64_t step = cut || (earlier > j && earlier < j + n) ? mr : n;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
     scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
@@ -111,13 +112,13 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
         /* the first row that sees key j + e */
         int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
-        r = r < 0 ? 0 : r / 2;                             /* in pairs of rows */
+        r = r < 0 ? 0 : r / 2; /* in pairs of rows */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
         tshi_attention_ahead(h);
-        tshi_matmul_tiles(h->kernel, count, h->d, m - 2 * r, 1, left,
-                          tshi_attention_slivers(h, columns + r * nr, nr,
-                                                 nr * tshi_attention_words(h, m)),
-                          add, tshi_gemm_from(c, e, 0), all, &h->walk);
+        tshi_matmul_tiles(
+            h->kernel, count, h->d, m - 2 * r, 1, left,
+            tshi_attention_slivers(h, columns + r * nr, nr, nr * tshi_attention_words(h, m)), add,
+            tshi_gemm_from(c, e, 0), all, &h->walk);
     }
 }
 
@@ -128,15 +129,15 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (h->pairs) {
         const tshi_matrix q = tshi_gemm_matrix_of(h->rows_q, TSH_BF16, 1, 2 * words);
-        const tshi_matrix dout = tshi_gemm_matrix_of(h->rows_do, TSH_BF16, 1, 2 * words);
+        const tshi_matrix dout = tshi_gemm_matrix_of(h->back.rows_do, TSH_BF16, 1, 2 * words);
 #if TSHI_GEMM_BF16S
         tshi_attention_delta_pairs(h, i, m);
 #endif
-        tshi_matmul_pack(h->kernel, h->columns_q, (int)nr, d, m, next, q, TSHI_GEMM_PAIRS);
-        tshi_matmul_pack(h->kernel, h->columns_do, (int)nr, d, m, next, dout, TSHI_GEMM_PAIRS);
+        tshi_matmul_pack(h->kernel, h->back.columns_q, (int)nr, d, m, next, q, TSHI_GEMM_PAIRS);
+        tshi_matmul_pack(h->kernel, h->back.columns_do, (int)nr, d, m, next, dout, TSHI_GEMM_PAIRS);
         return;
     }
-    tshi_attention_rows(h, h->rows_do, h->dout, i, m);
+    tshi_attention_rows(h, h->back.rows_do, h->back.dout, i, m);
     tshi_attention_rows(h, h->sum, h->o, i, m);
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
 }
@@ -158,19 +159,19 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
 static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                              int64_t n, int over, tshi_matrix c) {
     int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the first row that sees key j */
-    if (h->dv.data && h->pairs)
-        tshi_attention_backward_pairs(h, i, m, j, n, h->columns_do, h->columns_p, h->dv, h->over[2],
-                                      h->dv_t);
-    else if (h->dv.data)
-        tshi_attention_backward_keys(h, i, m, j, n, h->rows_do, h->s, h->dv_t);
-    if (h->dk.data && h->pairs)
-        tshi_attention_backward_pairs(h, i, m, j, n, h->columns_q, h->columns_s, h->dk, h->over[1],
-                                      h->dk_t);
-    else if (h->dk.data)
-        tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->t, h->dk_t);
+    if (h->back.dv.data && h->pairs)
+        tshi_attention_backward_pairs(h, i, m, j, n, h->back.columns_do, h->back.columns_p,
+                                      h->back.dv, h->back.over[2], h->back.dv_t);
+    else if (h->back.dv.data)
+        tshi_attention_backward_keys(h, i, m, j, n, h->back.rows_do, h->s, h->back.dv_t);
+    if (h->back.dk.data && h->pairs)
+        tshi_attention_backward_pairs(h, i, m, j, n, h->back.columns_q, h->back.columns_s,
+                                      h->back.dk, h->back.over[1], h->back.dk_t);
+    else if (h->back.dk.data)
+        tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->back.t, h->back.dk_t);
     r = r < 0 ? 0 : r - r % h->kernel->mr;
-    if (h->dq.data)
-        tshi_attention_by_features(h, i + r, m - r, j, n, h->t + r * h->pitch, h->features_k,
+    if (h->back.dq.data)
+        tshi_attention_by_features(h, i + r, m - r, j, n, h->back.t + r * h->pitch, h->features_k,
                                    !over, tshi_gemm_from(c, r, 0));
 }
 
@@ -180,13 +181,13 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t start = tshi_attention_start(h, i);
     /* not in place if a query sees no key: nothing would write its row of dQ */
     const int seeing = tshi_attention_visible(h, i) > start;
-    const int in_place = tshi_attention_in_place(h, h->dq) && seeing;
-    const tshi_matrix c = in_place ? tshi_gemm_from(h->dq, i, 0)
+    const int in_place = tshi_attention_in_place(h, h->back.dq) && seeing;
+    const tshi_matrix c = in_place ? tshi_gemm_from(h->back.dq, i, 0)
                                    : tshi_gemm_matrix(h->sum, wide, 1);
     tshi_attention_backward_rows(h, i, m);
-    for (int64_t r = i; r < i + m && h->sink_grads; r++) {
-        const tsh_real s = h->sinks[r * h->sink_step] - h->max[r] - h->log_sum[r];
-        h->sink_grads[r] = -h->row[r - i] * TSHI_R(exp((double)s));
+    for (int64_t r = i; r < i + m && h->sinks.grads; r++) {
+        const tsh_real s = h->sinks.scores[r * h->sinks.step] - h->max[r] - h->log_sum[r];
+        h->sinks.grads[r] = -h->row[r - i] * TSHI_R(exp((double)s));
     }
     if (!seeing) memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (int64_t j = start; j < last; j += h->keys) {
@@ -195,17 +196,17 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
         for (int64_t r = 0, rows; r < m; r += rows) {
             rows = tshi_base_min(h->strip, m - r);
             const int64_t seen = tshi_attention_visible(h, i + r + rows - 1) - j;
-            if (seen > 0)
-                tshi_attention_backward_scores(h, i, r, rows, j, tshi_base_min(n, seen));
+            if (seen > 0) tshi_attention_backward_scores(h, i, r, rows, j, tshi_base_min(n, seen));
         }
         tshi_attention_backward_products(h, i, m, j, n,
-                                         j == start && (!in_place || h->over[0]), c);
+                                         j == start && (!in_place || h->back.over[0]), c);
     }
-    if (h->dq.data && !in_place) tshi_attention_add_rows(h, h->dq, h->over[0], i, m, h->sum, wide);
+    if (h->back.dq.data && !in_place)
+        tshi_attention_add_rows(h, h->back.dq, h->back.over[0], i, m, h->sum, wide);
 }
 
-/* Adds the gradient `from` (h->dk_t or h->dv_t) of a head of k to `to` (dK or dV), shape (tk, d);
- * over 1: overwrites `to`. Does nothing if the products were computed in place. */
+/* Adds the gradient `from` (h->back.dk_t or h->back.dv_t) of a head of k to `to` (dK or dV), shape
+ * (tk, d); over 1: overwrites `to`. Does nothing if the products were computed in place. */
 static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
                                          int over) {
     const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;
@@ -214,8 +215,8 @@ static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *fro
         const int64_t n = tshi_base_min(h->keys, h->tk - j);
         const tsh_real *block = from + tshi_attention_block(h, j, wide);
         if (!h->pairs) {
-            tshi_gemm_pack(h->transposed, (int)h->d, (int)h->d, n, block, h->keys, 1);
-            block = h->transposed; /* shape (n, d) */
+            tshi_gemm_pack(h->back.transposed, (int)h->d, (int)h->d, n, block, h->keys, 1);
+            block = h->back.transposed; /* shape (n, d) */
         }
         tshi_attention_add_rows(h, to, over, j, n, block, wide);
     }

@@ -72,23 +72,23 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
         tsh_real **to;
         int64_t size; /* in elements; 0: not needed */
     } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
-                 {&h->rows_do, back * h->rows * words},
-                 {&h->columns_q, packed * wide},
-                 {&h->columns_do, packed * wide},
-                 {&h->columns_p, packed * h->pitch},
-                 {&h->columns_s, packed * h->pitch},
+                 {&h->back.rows_do, back * h->rows * words},
+                 {&h->back.columns_q, packed * wide},
+                 {&h->back.columns_do, packed * wide},
+                 {&h->back.columns_p, packed * h->pitch},
+                 {&h->back.columns_s, packed * h->pitch},
                  {&h->s, h->strip * h->pitch},
-                 {&h->t, back * h->rows * h->pitch},
-                 {&h->slope, back * (h->more->cap > 0) * h->strip * h->pitch},
+                 {&h->back.t, back * h->rows * h->pitch},
+                 {&h->back.slope, back * (h->more->cap > 0) * h->strip * h->pitch},
                  {&h->sum, h->rows * wide},
                  {&h->row, 2 * tshi_attention_wide(h->rows)},
                  {&h->keys_k, kept * words},
                  {&h->keys_v, back * kept * words},
                  {&h->features_k, back * some * wide},
                  {&h->features_v, !back * some * wide},
-                 {&h->dk_t, back * kept * gradient},
-                 {&h->dv_t, back * kept * gradient},
-                 {&h->transposed, back * !h->pairs * h->keys * h->d}};
+                 {&h->back.dk_t, back * kept * gradient},
+                 {&h->back.dv_t, back * kept * gradient},
+                 {&h->back.transposed, back * !h->pairs * h->keys * h->d}};
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
@@ -124,9 +124,9 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
  * the gradient of the scores, and round it. */
 static void tshi_attention_choose(tshi_head *h, int back) {
     const tsh_tensor *mask = h->more->mask;
-    h->raw = back && (h->more->cap > 0 || (mask && mask->base->requires_grad));
-    h->ds_scale = h->raw ? TSHI_R(1) : TSHI_R(h->more->scale);
-    h->rounded = h->pairs && !h->few && !h->more->dropout && !h->raw;
+    h->back.raw = back && (h->more->cap > 0 || (mask && mask->base->requires_grad));
+    h->back.ds_scale = h->back.raw ? TSHI_R(1) : TSHI_R(h->more->scale);
+    h->rounded = h->pairs && !h->few && !h->more->dropout && !h->back.raw;
 #if TSHI_X86 && TSHI_GEMM_FLOAT
     if (h->ctx->isa == TSHI_ISA_AVX512) h->most = tshi_attention_most_avx512;
     if (h->ctx->isa == TSHI_ISA_AVX512) h->exps = tshi_attention_exps_avx512;
@@ -238,15 +238,15 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     const int64_t *stride = h->more->mask_stride, tq = all->head.tq;
     const int merged = all->merged;
     h->first = (uint64_t)((batch * q->dim[1] + head) * tq * h->width);
-    h->mask = batch * stride[0];
-    if (h->more->mask) h->mask += tshi_attention_own_head(h->more->mask, a, head) * stride[1];
-    h->mask_row = stride[merged ? 1 : 2];
+    h->mask.first = batch * stride[0];
+    if (h->more->mask) h->mask.first += tshi_attention_own_head(h->more->mask, a, head) * stride[1];
+    h->mask.row = stride[merged ? 1 : 2];
     if (h->more->sinks) {
         const int64_t step = h->more->sinks->stride[0];
-        h->sinks = all->sinks + tshi_attention_own_head(h->more->sinks, a, head) * step;
-        h->sink_step = merged ? step : 0;
+        h->sinks.scores = all->sinks + tshi_attention_own_head(h->more->sinks, a, head) * step;
+        h->sinks.step = merged ? step : 0;
     }
-    if (all->sink_grads) h->sink_grads = all->sink_grads + (b * q->local[1] + a) * tq;
+    if (all->sink_grads) h->sinks.grads = all->sink_grads + (b * q->local[1] + a) * tq;
     h->max = all->stats + (b * q->local[1] + a) * tq;                       /* shape (tq) */
     h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* shape (tq) */
     h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, merged); /* shape (tq, d) */
@@ -255,12 +255,12 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, merged);
     tshi_attention_span(all, h, batch);
     if (merged) h->tq = count;
-    if (merged) h->moves = 0; /* each head's only query sees [from, to) */
+    if (merged) h->moves = 0;  /* each head's only query sees [from, to) */
     if (!all->grad[3]) return; /* forward: no gradients */
-    h->dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
-    h->dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
-    h->dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);
-    h->dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, merged);
+    h->back.dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
+    h->back.dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
+    h->back.dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);
+    h->back.dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, merged);
 }
 
 /* Computes the head that h is set to: in backward all tiles; in forward the tile of index `unit`
@@ -298,10 +298,10 @@ static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pai
     tshi_attention_pick(all, &next, b, a, 1);
     h->left = 0;
     h->ahead[h->left++] = next.o;
-    if (all->grad[3]) h->ahead[h->left++] = next.dout;
-    if (all->grad[1]) h->ahead[h->left++] = next.dk;
-    if (all->grad[2]) h->ahead[h->left++] = next.dv;
-    if (all->grad[0]) h->ahead[h->left++] = next.dq;
+    if (all->grad[3]) h->ahead[h->left++] = next.back.dout;
+    if (all->grad[1]) h->ahead[h->left++] = next.back.dk;
+    if (all->grad[2]) h->ahead[h->left++] = next.back.dv;
+    if (all->grad[0]) h->ahead[h->left++] = next.back.dq;
     h->ahead[h->left++] = next.q;
     h->ahead[h->left++] = next.v;
     h->ahead[h->left++] = next.k;
@@ -333,23 +333,23 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
         last = all->by_head ? INT64_MAX : c;
         for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
-        h.fresh = h.pairs && all->tiles > 0 && !all->rows && !h.more->window;
-        if (size && !h.fresh) memset(h.dk_t, 0, (size_t)size * sizeof *h.dk_t);
-        if (size && !h.fresh) memset(h.dv_t, 0, (size_t)size * sizeof *h.dv_t);
+        h.back.fresh = h.pairs && all->tiles > 0 && !all->rows && !h.more->window;
+        if (size && !h.back.fresh) memset(h.back.dk_t, 0, (size_t)size * sizeof *h.back.dk_t);
+        if (size && !h.back.fresh) memset(h.back.dv_t, 0, (size_t)size * sizeof *h.back.dv_t);
         for (; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
             if (!h.few && from % units == 0 && from + units < to)
                 tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
-            h.fresh = 0;
+            h.back.fresh = 0;
         }
-        if (back) tshi_attention_backward_done(&h, h.dk_t, h.dk, h.over[1]);
-        if (back) tshi_attention_backward_done(&h, h.dv_t, h.dv, h.over[2]);
+        if (back) tshi_attention_backward_done(&h, h.back.dk_t, h.back.dk, h.back.over[1]);
+        if (back) tshi_attention_backward_done(&h, h.back.dv_t, h.back.dv, h.back.over[2]);
     }
 }
 
 /* Returns the floating-point operations of the products of all heads: per visible pair of query and
- * key, two dot products of the head's length in forward (for Q K^T and P V) and five in backward. */
+ * key, two dot products of a head's length in forward (Q K^T and P V) and five in backward. */
 static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     const tsh_tensor *q = all->in[0];
     tshi_head h = all->head;

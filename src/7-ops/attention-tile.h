@@ -100,8 +100,8 @@ static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t
 static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
     const int64_t rows = tshi_attention_wide(h->rows);
     memset(h->row, 0, (size_t)(2 * rows) * sizeof *h->row);
-    for (int64_t r = 0; r < m && h->sinks; r++) {
-        h->row[r] = h->sinks[(i + r) * h->sink_step];
+    for (int64_t r = 0; r < m && h->sinks.scores; r++) {
+        h->row[r] = h->sinks.scores[(i + r) * h->sinks.step];
         h->row[rows + r] = 1; /* l is e^(sink - m) = e^0 */
     }
 }
@@ -146,7 +146,7 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
                                            const tshi_head *h) {
     (void)none;
     for (int64_t r = 0; r < n; r++)
-        h->row[r] = tshi_kernel_dot(h->sum + r * h->d, h->rows_do + r * h->d, h->d);
+        h->row[r] = tshi_kernel_dot(h->sum + r * h->d, h->back.rows_do + r * h->d, h->d);
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
@@ -158,8 +158,8 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
     const int64_t pitch = h->pitch;
     /* shapes: m, l and delta (n), x and dx (n, pitch) */
     const tsh_real *m = h->max + strip->i, *l = h->log_sum + strip->i, *delta = h->row + strip->r;
-    const tsh_real scale = h->ds_scale;
-    tsh_real *x = h->s, *dx = h->t + strip->r * pitch;
+    const tsh_real scale = h->back.ds_scale;
+    tsh_real *x = h->s, *dx = h->back.t + strip->r * pitch;
     tsh_real y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
     (void)none;
@@ -190,13 +190,13 @@ TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_strip *strip,
                                                       const int pairs) {
     const tshi_head *h = strip->h;
-    const __m512 scale = _mm512_set1_ps(h->ds_scale);
+    const __m512 scale = _mm512_set1_ps(h->back.ds_scale);
     for (int64_t r = 0; r < n; r++) {
         const float max = h->max[strip->i + r], log_sum = h->log_sum[strip->i + r];
         const __m512 m = _mm512_set1_ps(max), l = _mm512_set1_ps(log_sum);
         const __m512 nan = _mm512_sub_ps(l, l), delta = _mm512_set1_ps(h->row[strip->r + r]);
         const int64_t visible = (double)max < -DBL_MAX ? 0 : tshi_attention_row(strip, r);
-        float *x = h->s + r * h->pitch, *dx = h->t + (strip->r + r) * h->pitch;
+        float *x = h->s + r * h->pitch, *dx = h->back.t + (strip->r + r) * h->pitch;
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible - e);
             const __m512 v = _mm512_sub_ps(_mm512_sub_ps(_mm512_loadu_ps(x + e), m), l);

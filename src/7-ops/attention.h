@@ -62,17 +62,55 @@ typedef struct tshi_attention {
     int64_t behind; /* Tk - Tq, of new keys: query i has the position of new key i + behind */
 } tshi_attention;
 
-/* One head of one row of the batch, with scratch memory of the thread that computes it. In the
- * shapes below, `keys` and ROWS stand for the fields keys and rows, and D32 for d rounded up to a
- * multiple of TSHI_BLOCK. A word of an operand is a tsh_real; if `pairs` is 1, it is a pair of
- * bf16, and the dimension of products that is summed over has half as many words. */
+/* In the shapes of tshi_head and its parts, `keys`, ROWS, d, strip and pitch are fields of
+ * tshi_head (ROWS: rows), and D32 is d rounded up to a multiple of TSHI_BLOCK. A word of an operand
+ * is a tsh_real; if tshi_head.pairs is 1, it is a pair of bf16, and the dimension of products that
+ * is summed over has half as many words. */
+
+/* What backward needs of a head, beside what forward does. */
+typedef struct tshi_head_back {
+    tshi_matrix dq, dk, dv, dout; /* gradients of q, k, v, o; data NULL: not needed */
+    int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
+    int raw; /* 1: tshi_attention_backward_raw multiplies dS by scale and slope, not the kernels */
+    /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
+     * that sees such a key overwrites them */
+    int fresh;
+    tsh_real ds_scale; /* factor by which the kernels of backward multiply dS */
+    tsh_real *rows_do; /* the tile's rows of dO; shape (ROWS, d), in words */
+    /* if pairs: Q and dO in pairs of queries, packed with a feature per column; shape
+     * (ROWS / 2, D32), in words */
+    tsh_real *columns_q, *columns_do;
+    /* if pairs: p and dS in pairs of queries; shape (ROWS / 2, pitch), in words */
+    tsh_real *columns_p, *columns_s;
+    tsh_real *t;          /* shape (ROWS, pitch): dO V^T, then dS */
+    tsh_real *slope;      /* shape (strip, pitch): 1 - (s / cap)^2 */
+    tsh_real *transposed; /* shape (keys, d): a block of dK or dV */
+    /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
+     * each block (keys, D32) */
+    tsh_real *dk_t, *dv_t;
+} tshi_head_back;
+
+/* The mask of a head, in elements of the mask. */
+typedef struct tshi_head_mask {
+    int64_t first, row; /* offset of this head; stride from query to query */
+    const void *values; /* values of the mask; NULL: there is none */
+    tsh_real *grad;     /* gradient of the mask, with the mask's strides; NULL: not needed */
+} tshi_head_mask;
+
+/* The attention sinks of a head: scores that compete with those of the keys. */
+typedef struct tshi_head_sinks {
+    const tsh_real *scores; /* from this head on; NULL: no sinks */
+    int64_t step;           /* stride from a query's sink to the next query's; 0: one for all */
+    tsh_real *grads; /* contribution of each query to the gradient of its sink, shape (tq); NULL:
+                      * not needed */
+} tshi_head_sinks;
+
+/* One head of one row of the batch, with scratch memory of the thread that computes it. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
     const tshi_attention *more; /* options of the call */
     const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
-    tshi_matrix dq, dk, dv, dout; /* their gradients, of the same shapes; data NULL: not needed */
-    int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
     int64_t tq, tk, d;            /* queries; keys of this row of the batch; features per head */
     /* query i sees the keys [from + i, to + i) if `moves` is 1, else [from, to), within [0, tk) */
     int64_t from, to;
@@ -86,11 +124,7 @@ typedef struct tshi_head {
     int64_t blocks, packed;
     int pairs;                    /* 1: a word of an operand is a pair of bf16; 0: a tsh_real */
     int few;                      /* 1: so few queries that packing the keys does not pay */
-    int raw; /* 1: tshi_attention_backward_raw multiplies dS by scale and slope, not the kernels */
     int rounded; /* 1: softmax kernels write p, and in backward dS, as pairs of bf16 themselves */
-    /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
-     * that sees such a key overwrites them */
-    int fresh;
     /* (optional, both or none) Faster versions of tshi_kernel_max, and of tshi_kernel_sum_exps in
      * place. exps computes whole blocks: x has space for them, and becomes 0 after its n
      * exponentials. */
@@ -100,27 +134,10 @@ typedef struct tshi_head {
     void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
     uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
     int64_t width; /* length of a row of all scores, (B, H, Tq, width), for dropout */
-    /* in elements of the mask: offset of this head; stride from query to query */
-    int64_t mask, mask_row;
-    const void *mask_values;      /* values of the mask, or NULL */
-    tsh_real *mask_grad; /* gradient of the mask, with the mask's strides; NULL: not needed */
-    const tsh_real *sinks;        /* scores of the sinks from this head on; NULL: no sinks */
-    /* stride from a query's sink to the next query's; 0: one sink for all queries */
-    int64_t sink_step;
-    /* contribution of each query to the gradient of its sink, shape (tq); NULL: not needed */
-    tsh_real *sink_grads;
-    tsh_real ds_scale;            /* factor by which the kernels of backward multiply dS */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
-    tsh_real *rows_q, *rows_do;   /* the tile's rows of Q, of dO; shape (ROWS, d), in words */
-    /* if pairs: Q and dO in pairs of queries, packed with a feature per column; shape
-     * (ROWS / 2, D32), in words */
-    tsh_real *columns_q, *columns_do;
-    /* if pairs: p and dS in pairs of queries; shape (ROWS / 2, pitch), in words */
-    tsh_real *columns_p, *columns_s;
+    tsh_real *rows_q;             /* the tile's rows of Q; shape (ROWS, d), in words */
     tsh_real *s; /* shape (strip, pitch): scores, then p */
-    tsh_real *t; /* shape (ROWS, pitch): in backward dO V^T, then dS */
-    tsh_real *slope;                  /* shape (strip, pitch): in backward 1 - (s / cap)^2 */
     tsh_real *sum; /* shape (ROWS, D32): rows of O; in backward of O, then of dQ */
     tsh_real *row; /* of the tile's queries: all m, then all l; in backward all delta */
     /* K and V packed with a key per column; shape of each block of keys: (d, keys), in words */
@@ -128,18 +145,17 @@ typedef struct tshi_head {
     /* K and V packed with a feature per column; shape of each block of keys: (keys, D32), in
      * words */
     tsh_real *features_k, *features_v;
-    tsh_real *transposed;              /* shape (keys, d): a block of dK or dV */
-    /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
-     * each block (keys, D32) */
-    tsh_real *dk_t, *dv_t;
     char *scratch;                     /* for tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch */
     /* matrices to prefetch after `walk`: `left` of them, the last one first */
     tshi_matrix ahead[8];
     int left;
+    tshi_head_mask mask;
+    tshi_head_sinks sinks;
+    tshi_head_back back;
 } tshi_head;
 
-/* Returns the matrix of scores, in h->s or h->t, that begins at `data`. */
+/* Returns the matrix of scores, in h->s or h->back.t, that begins at `data`. */
 static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
     return tshi_gemm_matrix(data, h->pitch, 1);
 }
@@ -298,9 +314,9 @@ static void tshi_attention_masked(const tshi_head *h, tsh_real *s, int64_t i, in
     const int floating = tshi_dtypes[h->more->mask->dtype].floating;
     const int64_t step = h->more->mask_stride[3];
     for (int64_t r = 0; r < m; r++, s += h->pitch) {
-        const int64_t at = h->mask + (i + r) * h->mask_row + j * step; /* index in the mask */
-        const tsh_real *add = (const tsh_real *)h->mask_values + at;
-        const int32_t *keep = (const int32_t *)h->mask_values + at;
+        const int64_t at = h->mask.first + (i + r) * h->mask.row + j * step; /* index in the mask */
+        const tsh_real *add = (const tsh_real *)h->mask.values + at;
+        const int32_t *keep = (const int32_t *)h->mask.values + at;
         if (floating)
             TSHI_EACH for (int64_t c = 0; c < n; c++) s[c] += add[c * step];
         else
@@ -369,7 +385,7 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
         tshi_attention_by_keys(h, i + r, m, j, n, h->more->scale,
                                h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
     if (h->more->cap > 0) {
-        const tshi_cap cap = {s, h->slope, m, h->pitch, TSHI_R(h->more->cap)};
+        const tshi_cap cap = {s, h->back.slope, m, h->pitch, TSHI_R(h->more->cap)};
         tshi_attention_cap[h->ctx->isa](n, NULL, &cap);
     }
     if (h->more->mask) tshi_attention_masked(h, s, i + r, m, j, n);

@@ -26,9 +26,9 @@ static void tshi_attention_backward(tshi_node *node) {
     tshi_dest dest, sinks;
     tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
     tshi_attention_take(&all, node->aux); /* rows and stats, which forward has stored */
-    if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
+    if (all.head.more->mask) all.head.mask.values = tshi_tape_saved(node, 3);
     if (all.head.more->mask && tshi_tape_dest_zeroed(node, 3, &dest))
-        all.head.mask_grad = dest.data;
+        all.head.mask.grad = dest.data;
     if (all.head.more->sinks) all.sinks = (const tsh_real *)tshi_tape_saved(node, 4);
     if (all.head.more->sinks && tshi_tape_dest_zeroed(node, 4, &sinks))
         grads = tshi_mem_alloc(q->ctx, TSH_MEM_STEP,
@@ -36,15 +36,14 @@ static void tshi_attention_backward(tshi_node *node) {
     if (grads) all.sink_grads = (tsh_real *)tshi_mem_data(grads);
     for (int i = 0; i < 3; i++) {
         all.value[i] = tshi_tape_saved(node, i);
-        if (tshi_attention_covers(&all, i)
-                ? tshi_tape_dest(node, i, &dest)
-                : tshi_tape_dest_zeroed(node, i, &dest)) {
+        if (tshi_attention_covers(&all, i) ? tshi_tape_dest(node, i, &dest)
+                                           : tshi_tape_dest_zeroed(node, i, &dest)) {
             all.grad[i] = dest.data;
-            all.head.over[i] = !dest.add;
+            all.head.back.over[i] = !dest.add;
         }
     }
     all.value[3] = tshi_tape_saved(node, node->n);
-    all.grad[3] = tshi_tape_grad(node);               /* dO (B, H, Tq, D) */
+    all.grad[3] = tshi_tape_grad(node); /* dO (B, H, Tq, D) */
     tshi_attention_run(&all);
     if (grads && q->ctx->error.code == TSH_OK) tshi_attention_backward_sinks(&all, &sinks);
     tshi_mem_release(q->ctx, grads);
@@ -301,7 +300,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     if (!aux) return NULL;
     tshi_attention_begin(&all, in, out, &more, 0);
     tshi_attention_take(&all, aux);
-    if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
+    if (more.mask) all.head.mask.values = tshi_tensor_at(more.mask);
     if (more.sinks) all.sinks = (const tsh_real *)tshi_tensor_at(more.sinks);
     /* q is a view of (B, Tq, H, D): give `out` the same strides, so merging heads copies nothing */
     if (q->stride[1] < q->stride[2]) {

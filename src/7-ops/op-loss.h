@@ -49,8 +49,9 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
     return x <= -TSHI_R(INFINITY);
 }
 
-/* Operands of the kernels over n rows: X and TARGET (n, classes), MAX and SUM (n), WEIGHT and
- * SCRATCH (classes). The step of X goes from row to row; WEIGHT has step 0. */
+/* Operands of the kernels of the loss, each run over n rows. Shapes: X and TARGET (n, classes), MAX
+ * and SUM (n), WEIGHT and SCRATCH (classes). An operand's step leads from row to row; that of
+ * WEIGHT, which all rows share, is 0. */
 enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
 enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
 enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH }; /* which results tshi_loss_softmax writes */

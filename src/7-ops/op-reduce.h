@@ -442,7 +442,7 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dest.stride = dx.stride;        /* the axis comes last */
     y.block = node->saved[1];       /* the values of the output */
-    dy.block = node->out->gr.block; /* with the strides of y */
+    dy.block = node->out->gr.block; /* a gradient has the strides of its tensor */
     dy.dtype = TSH_REAL;
     rows.x[0] = tshi_kernel_reals(tshi_op_dense_dest(&dx, &dest, &scratch[0]), params->n);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);

@@ -339,7 +339,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *n
                                    TSHI_NN_SEQUENCE | 1 << TSH_COLWISE, tshi_nn_norm_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     if (module) module->plus_one = desc->plus_one;
-    return module ? tshi_nn_norm(module, desc->dim, desc->eps, 1, desc->dtype) : NULL;
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, 0, desc->dtype) : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {

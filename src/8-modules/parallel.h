@@ -84,7 +84,7 @@ static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *c
 /* Returns an error, which suggests similar paths, if the rule applies to no module. */
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
-    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* what the tree has instead, for the error */
+    char similar[TSH_MESSAGE_SIZE / 2] = ""; /* similar paths of the tree, for the error */
     /* it applies to at least one module */
     if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
     /* a module has the path, but its kind does not support the style? */

@@ -404,7 +404,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
     tsh_layout layouts[TSHI_MODULE_PARAMS];      /* computed to learn which dimension is sharded */
-    int n = layer->n_fused ? layer->n_fused : 1; /* number of segments */
+    int n = layer->n_fused ? layer->n_fused : 1; /* segments of the weight; 1: not fused */
     memset(layouts, 0, sizeof layouts);          /* stays so where the style cuts nothing */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,

@@ -201,7 +201,7 @@ static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
     if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
         span = tshi_uv_window(
             op, tshi_uv_position(op, tshi_uv_first_in(op), out.row, out.step - 1, out.done));
-    else if (out.step > 0 || tshi_uv_sums(op)) /* step 0 of a sum: in send; later: recv */
+    else if (out.step > 0 || tshi_uv_sums(op)) /* a sum's step 0 sends from send, later from recv */
         span = tshi_uv_in_whole(op, out.step ? op->coll.recv : send, out.chunk, out.offset);
     span.size = tshi_uv_min(span.size, out.left);
     return span;

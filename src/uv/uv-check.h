@@ -1,8 +1,8 @@
 /* ========================================================================== */
 /* >>uv-check                                      MARK: - uv-check (private) */
-/* CRC32C (Castagnoli; RFC 3720, B.4), reflected: with the processor's        */
-/* instruction for it, in three streams at once, since each has to wait for   */
-/* its predecessor; else with tables, 8 bytes at a time.                      */
+/* Computes CRC32C (Castagnoli; RFC 3720, B.4), reflected. If the processor   */
+/* has an instruction for it, in three streams at once, as instructions of    */
+/* one stream wait for each other; else with tables, 8 bytes at a time.       */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 

@@ -8,8 +8,8 @@
 
 /* ms between heartbeats; ms of silence after which a heartbeat is overdue */
 enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 };
-/* ms between AWAIT messages; if this thread wakes up more ms late than OVERSLEPT, it starts to
- * count the silence of all peers anew */
+/* AWAIT: ms between two AWAIT messages (tshi_uv_tell_awaited). OVERSLEPT: if this thread wakes up
+ * later than planned by more ms than this, it starts to count the silence of all peers anew. */
 enum { TSHI_UV_AWAIT_MS = 120, TSHI_UV_OVERSLEPT_MS = 1000 };
 
 /* Sends a heartbeat to every peer, if one is due. */

@@ -120,9 +120,9 @@ static void tshi_uv_send_report(tsh_uv_world *world) {
     if (world->held.group) tshi_uv_ask(world);
 }
 
-/* Stores a report, of this rank or received, in world->held, unless the one there goes first: it
- * has a larger kind, or the same kind and blames a lower rank. If this rank is the coordinator, it
- * still moves data: calls in flight may yet complete. */
+/* Stores an error report, of this rank or received, in world->held, unless the report there has
+ * priority: it is of a larger kind, or of the same kind and does not blame a higher rank. If this
+ * rank is the coordinator, it still moves data: calls in flight may yet complete. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
         (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
@@ -154,7 +154,7 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
 
 /* ---- a network that is cut ---- */
 
-/* Returns the length of a gap in ns: a pulse without an event for longer has missed heartbeats. */
+/* Returns the length of a gap in ns: heartbeats are missing if a pulse has no event for longer. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }

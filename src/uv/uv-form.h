@@ -183,8 +183,8 @@ static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
     return 1;
 }
 
-/* Takes the next step of setting up the new group, and the world, if what it waits for has
- * happened; called at every tick. */
+/* Called at every tick: finishes a new group once it has all its connections, and takes the next
+ * step of forming the world (sends TABLE, READY or GO) once what that step needs has happened. */
 static void tshi_uv_form(tsh_uv_world *world) {
     tshi_uv_group *group = world->making;
     if (group && group->missing == 0) { /* all connections of the group are made */

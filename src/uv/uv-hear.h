@@ -51,7 +51,7 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         tshi_uv_hold(world, &e);
 }
 
-/* Handles CONFIRM: tells the coordinator whether this rank is still in that wait (STILL). */
+/* Handles CONFIRM, which names a wait of this rank: answers (STILL) whether that wait goes on. */
 static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     uint64_t wait = tshi_uv_field(c, 0, 8); /* number of the wait that is asked about */
     tshi_uv_cursor *out = tshi_uv_write(peer->world, TSHI_UV_STILL);

@@ -29,9 +29,9 @@
  * - run every collective of tshard.h with sums in the documented order: a run can be repeated on
  *   the threads backend, in one debugger, with bitwise the same results;
  * - send short arrays directly from each rank to each, and long ones along a ring, in segments that
- *   are summed and forwarded as they arrive; long sums of 16-bit floats, which are rounded once, in
- *   pieces to the rank that sums each, and from it: as many bytes. Bytes that need no sum are not
- *   copied. Every group has its own connections;
+ *   are summed and forwarded as they arrive. Long sums of 16-bit floats are rounded only once, so
+ *   each piece goes directly to the rank that sums it, and its sum back: as many bytes as on a
+ *   ring. Bytes that need no sum are not copied. Every group has its own connections;
  * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
  * - report one error, the same on every rank, that names the rank at fault: at once if a process
  *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different

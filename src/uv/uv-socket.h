@@ -80,7 +80,7 @@ static void tshi_uv_host_text(const tshi_uv_address *address, char *text, size_t
         (void)snprintf(text, room, "?");
 }
 
-/* Writes "127.0.0.1:4000" or "[::1]:4000". */
+/* Writes a host and its port to text: "127.0.0.1:4000" or, for IPv6, "[::1]:4000". */
 static void tshi_uv_name(const char *host, int port, char *text, size_t room) {
     (void)snprintf(text, room, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, port);
 }

@@ -88,8 +88,8 @@ enum {
  * handshake refuses it. */
 typedef struct tshi_uv_head {
     uint64_t group, /* id of the group */
-        /* seq: number of the collective in its group; of a message: from this sender to this
-         * receiver */
+        /* seq: number of the collective in its group, or of the message among those from its sender
+         * to its receiver */
         seq,
         digest, bytes; /* hash of the call (0: a message); bytes of payload that follow */
     int64_t count;     /* collective: tsh_coll.count; message: its number of elements */
@@ -407,7 +407,8 @@ typedef struct tshi_uv_conn {
     int64_t until; /* WAITS: when to dial; else: when the handshake times out */
     tshi_uv_hello hello;
     unsigned char in[128], out[128]; /* bytes received; bytes to be sent */
-    /* bytes in `in`; bytes it must have to go on; unsent bytes in `out` */
+    /* in_used: bytes in `in`; in_need: how many of them the next step needs; out_used: bytes in
+     * `out` that are not sent yet */
     size_t in_used, in_need, out_used;
     int welcome;   /* server: 1 if the reply accepts the client */
     char name[80]; /* host:port of the other end */

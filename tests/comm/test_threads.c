@@ -142,18 +142,17 @@ static void test_other_builds(void **state) {
     const tsh_desc desc = {.logger = {log_keep, &log}};
     (void)state;
     runs = 0;
-    assert_int_equal(tsh_threads_run_built(1, sizeof(tsh_real), sizeof desc, 2, &desc, count_runs,
-                                           NULL), 1);
-    assert_int_equal((tsh_threads_run)(2, &desc, count_runs, NULL), 1);
-    assert_int_equal(log.count, 2);
-    for (int i = 0; i < 2; i++)
-        assert_non_null(strstr(log.line[i], "tsh_threads_run: the program was compiled with "
-                                            "tshard.h 0.1, the library is 0."));
+    assert_int_equal(tsh_threads_run_built(7003, sizeof(tsh_real), sizeof desc, 2, &desc,
+                                           count_runs, NULL), 1);
+    assert_int_equal(log.count, 1);
+    assert_non_null(strstr(log.line[0], "tsh_threads_run: the program was compiled with tshard.h "
+                                        "7.3, the library is 0."));
+    assert_int_equal((tsh_threads_run)(2, NULL, count_runs, NULL), 1);
     assert_int_equal(runs, 0);
     assert_int_equal(tshb_same_build("x", TSH_BUILT, &desc), 1);
     assert_int_equal(tshb_same_build("x", TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR,
                                      sizeof(tsh_real), 0, &desc), 0);
-    assert_int_equal(log.count, 3); /* 0 bytes, and yet a tsh_desc */
+    assert_int_equal(log.count, 2); /* 0 bytes, and yet a tsh_desc */
     assert_int_equal(tsh_run_on_built(TSH_BUILT, NULL, NULL, count_runs, NULL, NULL), 1);
     assert_int_equal(tsh_open_built(TSH_BUILT, NULL, NULL), TSH_ERR_ARGUMENT);
 }

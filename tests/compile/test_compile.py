@@ -245,8 +245,7 @@ def tsh_open_finds_inexact_arithmetic(folder):
         text = file.read()
     function = re.search(r"static TSHI_COLD const char \*tshi_context_inexact\(void\) \{.*?\n\}\n",
                          text, re.S)[0]
-    opens = re.search(r"tsh_result tsh_open\(const tsh_desc \*desc, tsh_ctx \*\*out\) \{.*?\n\}\n",
-                      text, re.S)[0]
+    opens = re.search(r"tsh_result tsh_open_built\([^)]*\) \{.*?\n\}\n", text, re.S)[0]
     check("if (tshi_context_inexact())" in opens, "tsh_open does not ask")
     source, program = (os.path.join(folder, name) for name in ("inexact.c", "inexact"))
     with open(source, "w") as out:

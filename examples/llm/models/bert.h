@@ -29,7 +29,7 @@ static void roberta_config(llm_config *c) {
     c->places -= c->skip;
 }
 
-/* x = norm(x + attention(x)); x = norm'(x + mlp(x)) */
+/* Runs a block: x = norm(x + attention(x)); x = norm'(x + mlp(x)). */
 static tsh_tensor *bert_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     tsh_tensor *x = in[0], *y = llm_call(self, "attention", x);
     (void)n, (void)user;

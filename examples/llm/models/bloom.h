@@ -14,8 +14,8 @@ static void bloom_config(llm_config *c) {
     c->variant = llm_config_flag(c, "apply_residual_connection_post_layernorm", 0);
 }
 
-/* x += attention(norm(x)); x += mlp(norm'(x)). If c->variant is 1, attention and MLP are added to
- * the norm's output in place of x. */
+/* Runs a block: x += attention(norm(x)); x += mlp(norm'(x)). If c->variant is 1, attention and MLP
+ * are added to the norm's output in place of x. */
 static tsh_tensor *bloom_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     const llm_net *m = (const llm_net *)user;
     const llm_config *c = m->config;

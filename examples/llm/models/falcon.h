@@ -29,8 +29,8 @@ static void falcon_config(llm_config *c) {
         llm_refuse(c, "config.json: num_kv_heads is %g, with %d heads", kv, (int)c->heads);
 }
 
-/* Parallel: x += attention(norm(x)) + mlp(norm'(x)), where both may be the same norm. Otherwise: x
- * += attention(norm(x)); x += mlp(norm'(x)). */
+/* Runs a block. If c->parallel: x += attention(norm(x)) + mlp(norm'(x)), where both may be the same
+ * norm; otherwise: x += attention(norm(x)); x += mlp(norm'(x)). */
 static tsh_tensor *falcon_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     const llm_config *c = ((const llm_net *)user)->config;
     const int two = (c->variant & FALCON_TWO_NORMS) != 0;

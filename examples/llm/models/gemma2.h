@@ -79,7 +79,7 @@ static void gemma3_config(llm_config *c) {
     gemma3_read_rope(c);
 }
 
-/* x += norm2(attention(norm1(x))); x += norm4(mlp(norm3(x))) */
+/* Runs a block: x += norm2(attention(norm1(x))); x += norm4(mlp(norm3(x))). */
 static tsh_tensor *gemma2_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     tsh_tensor *x = in[0], *y = llm_call(self, "self_attn", llm_call(self, "input_layernorm", x));
     (void)n, (void)user;

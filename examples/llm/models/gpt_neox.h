@@ -30,8 +30,8 @@ static void gpt_neox_config(llm_config *c) {
     gpt_neox_same(c, "partial_rotary_factor", "rotary_pct", 0.25);
 }
 
-/* Parallel: x += attention(norm(x)) + mlp(norm'(x)). Otherwise: x += attention(norm(x)); x +=
- * mlp(norm'(x)). */
+/* Runs a block. If c->parallel: x += attention(norm(x)) + mlp(norm'(x)); otherwise:
+ * x += attention(norm(x)); x += mlp(norm'(x)). */
 static tsh_tensor *gpt_neox_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     const llm_config *c = ((const llm_net *)user)->config;
     tsh_tensor *x = in[0], *y = llm_call(self, "attention", llm_call(self, "input_layernorm", x));

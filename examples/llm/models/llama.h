@@ -21,7 +21,7 @@ static void llama_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-/* x += attention(norm(x)); x += mlp(norm'(x)); of each sum, the second term times branch_scale */
+/* Runs a block: x += s attention(norm(x)); x += s mlp(norm'(x)), where s is branch_scale. */
 static tsh_tensor *llama_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     const llm_config *c = ((const llm_net *)user)->config;
     tsh_tensor *x = in[0], *y = llm_call(self, "self_attn", llm_call(self, "input_layernorm", x));

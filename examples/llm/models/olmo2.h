@@ -11,7 +11,7 @@ static void olmo2_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-/* x += norm(attention(x)); x += norm'(mlp(x)) */
+/* Runs a block: x += norm(attention(x)); x += norm'(mlp(x)). */
 static tsh_tensor *olmo2_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     tsh_tensor *x = in[0];
     (void)n, (void)user;

@@ -16,7 +16,7 @@ static void phi_config(llm_config *c) {
     llm_read_rope(c, 10000, 0.5);
 }
 
-/* x += attention(norm(x)) + mlp(norm(x)) */
+/* Runs a block: x += attention(norm(x)) + mlp(norm(x)). */
 static tsh_tensor *phi_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     tsh_tensor *x = in[0], *y = llm_call(self, "input_layernorm", x);
     (void)n, (void)user;
