@@ -425,10 +425,12 @@
 #define TSH_VERSION_TEXT(major, minor, patch)   TSH_VERSION_QUOTED(major, minor, patch)
 #define TSH_VERSION_QUOTED(major, minor, patch) #major "." #minor "." #patch
 
-#define TSH_MAX_DIMS     6
-#define TSH_MAX_SEGMENTS 4
-#define TSH_MESSAGE_SIZE 512
-#define TSH_PATH_SIZE    192
+enum {
+    TSH_MAX_DIMS = 6,       /* dimensions of a tensor */
+    TSH_MAX_SEGMENTS = 4,   /* segments of a layout */
+    TSH_MESSAGE_SIZE = 512, /* bytes of an error's sentence, with its end */
+    TSH_PATH_SIZE = 192     /* bytes of a parameter's path, with its end */
+};
 
 #ifdef __cplusplus
 extern "C" {
@@ -716,10 +718,12 @@ typedef struct tsh_coll {
 typedef uint64_t tsh_req; /* a started collective; 0: complete already */
 typedef struct tsh_comm tsh_comm;
 
-#define TSH_COMM_ABI    1u
-#define TSH_MESSAGE_BYTES 32768 /* max bytes of a message of rule 9 */
-#define TSH_CAP_ORDERED 1u /* sums in the order of rule 5 */
-#define TSH_CAP_DEATH   2u /* notices when a rank's process dies */
+enum {
+    TSH_COMM_ABI = 1,          /* version of tsh_comm_ops */
+    TSH_MESSAGE_BYTES = 32768, /* max bytes of a message of rule 9 */
+    TSH_CAP_ORDERED = 1,       /* bit of caps: sums in the order of rule 5 */
+    TSH_CAP_DEATH = 2          /* bit of caps: notices when a rank's process dies */
+};
 
 typedef struct tsh_comm_ops {
     uint32_t size, abi; /* sizeof(tsh_comm_ops), TSH_COMM_ABI */
@@ -1243,7 +1247,7 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
  * and -1, also in tsh_transpose. keepdim 1: the result keeps that dimension, with length 1. If x is
  * sharded along dim, the result of sum and mean is P and that of argmax (not with TSH_ALL) is R;
  * the other ops fail with TSH_ERR_LAYOUT. */
-#define TSH_ALL (-1000)
+enum { TSH_ALL = -1000 };
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
 /* Returns the largest value along dim. Its gradient goes to the first element that has it, as in

@@ -83,7 +83,7 @@ TSH_API int64_t tshb_coll_chunk(int64_t n, int size, int k);
  * are equal (up to a chance of 2^-64), and only then. Both must have been accepted by tsh_start. A
  * SEND matches the RECV of its dtype, count and tag; of a SENDRECV, hash the halves
  * (tshb_coll_half). The counts of an ALLTOALL, which differ from rank to rank, are not hashed: they
- * must be compared pair by pair, as tshb_call_mismatch does. */
+ * must be compared pair by pair, as tshb_calls_match does. */
 TSH_API uint64_t tshb_coll_digest(const tsh_coll *coll, int size);
 /* Writes a call as text, such as "all-reduce of 7 f32 (sum)", into `text`, cut to `capacity` bytes.
  * If `other` is not NULL, adds the first of coll's `size` counts that differs from other's. Invalid
@@ -112,16 +112,16 @@ typedef struct tshb_call {
     int counts;      /* length of coll's arrays of counts; 0: they are not known, and may be NULL */
 } tshb_call;
 /* Compares the calls of the `size` ranks of a group. call(user, r, out) fills *out with the call of
- * rank r, or returns 0 if r has made none. Returns 0 if the calls match; else 1, with the world's
+ * rank r, or returns 0 if r has made none. Returns 1 if the calls match; else 0, with the world's
  * error in *error. The call that most ranks have made is taken as right (of several such, that of
  * the lowest rank), and the lowest rank with another call is blamed. If all have called all-to-all
  * with counts that do not fit, the rank with the most counts that disagree is blamed (of several
  * such, the lowest but rank 0). If some ranks have closed the group while others make a call in it,
  * the error is TSH_ERR_LOST, and blames the lowest rank that has closed it. seq, group: number of
  * the collective and id of the group, for the sentence. */
-TSH_API int tshb_call_mismatch(int (*call)(const void *user, int r, tshb_call *out),
-                               const void *user, int size, uint64_t seq, uint64_t group,
-                               tsh_error *error);
+TSH_API int tshb_calls_match(int (*call)(const void *user, int r, tshb_call *out),
+                             const void *user, int size, uint64_t seq, uint64_t group,
+                             tsh_error *error);
 /* Fills *error for a SEND and a RECV (or halves of SENDRECVs) that do not match. from, to: the
  * ranks in the world of sender and receiver; number: number of the message between them; group: the
  * group's id. */
@@ -619,23 +619,23 @@ static void tshi_coll_mismatch(const tsh_coll *a, const tsh_coll *b, int known, 
                         tshb_group_text(group, name, sizeof name));
 }
 
-TSH_API int tshb_call_mismatch(int (*call)(const void *user, int r, tshb_call *out),
-                               const void *user, int size, uint64_t seq, uint64_t group,
-                               tsh_error *error) {
+TSH_API int tshb_calls_match(int (*call)(const void *user, int r, tshb_call *out),
+                             const void *user, int size, uint64_t seq, uint64_t group,
+                             tsh_error *error) {
     tshi_coll_calls all = {call, user, size};
     tshb_call a, b;
     int right = 0, r; /* right: a rank whose call the most ranks have made */
-    if (tshi_coll_left(&all, seq, group, error)) return 1;
+    if (tshi_coll_left(&all, seq, group, error)) return 0;
     for (r = 1; r < size; r++)
         if (tshi_coll_agree(&all, r) > tshi_coll_agree(&all, right)) right = r;
-    if (!call(user, right, &b)) return 0; /* no rank has made a call */
+    if (!call(user, right, &b)) return 1; /* no rank has made a call */
     for (r = 0; r < size; r++)
         if (call(user, r, &a) && a.digest != b.digest) break; /* the lowest rank that differs */
     if (r == size)                                            /* all calls are the same */
-        return b.coll.kind == TSH_ALLTOALL ? tshi_coll_alltoall(&all, seq, group, error) : 0;
+        return b.coll.kind != TSH_ALLTOALL || !tshi_coll_alltoall(&all, seq, group, error);
     tshi_coll_mismatch(&a.coll, &b.coll, a.counts < b.counts ? a.counts : b.counts, a.rank, b.rank,
                        "collective", seq, group, error);
-    return 1;
+    return 0;
 }
 
 TSH_API int tshb_blamed(int a, int b) {
@@ -1080,7 +1080,7 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tshb_ticket *tic
     }
 }
 
-/* For tshb_call_mismatch: copies rank r's call from its header. Returns 1: r has made a call. */
+/* For tshb_calls_match: copies rank r's call from its header. Returns 1: r has made a call. */
 static int tshi_compose_called(const void *user, int r, tshb_call *out) {
     const tshi_compose_op *op = (const tshi_compose_op *)user;
     const tshi_compose_header *header = tshi_compose_header_of(op, r);
@@ -1100,8 +1100,8 @@ static int tshi_compose_match(const tshi_compose_op *op) {
         if (sent->digest == wanted->digest) return 1;
         tshb_message_mismatch(&sent->coll, &wanted->coll, sent->rank, wanted->rank, op->number,
                               group->id, &error);
-    } else if (!tshb_call_mismatch(tshi_compose_called, op, group->size, op->number, group->id,
-                                   &error)) {
+    } else if (tshb_calls_match(tshi_compose_called, op, group->size, op->number, group->id,
+                                &error)) {
         return 1;
     }
     tshi_compose_raise(group->world, &error);

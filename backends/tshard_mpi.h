@@ -666,7 +666,7 @@ static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) 
         tshi_mpi_copy(op, op->into, k, tshi_mpi_length(op, op->into, k), all[k].eager, 0);
 }
 
-/* For tshb_call_mismatch; user: an operation. Outputs rank r's call of the same collective. */
+/* For tshb_calls_match; user: an operation. Outputs rank r's call of the same collective. */
 static int tshi_mpi_called(const void *user, int r, tshb_call *out) {
     const tshi_mpi_op *op = (const tshi_mpi_op *)user;
     size_t n = (size_t)op->group->size;
@@ -682,7 +682,7 @@ static int tshi_mpi_called(const void *user, int r, tshb_call *out) {
 /* Raises an error and returns 1 if the calls of all ranks, or counts if exchanged, do not fit. */
 static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
     tsh_error error;
-    if (!tshb_call_mismatch(tshi_mpi_called, op, group->size, op->seq, group->id, &error)) return 0;
+    if (tshb_calls_match(tshi_mpi_called, op, group->size, op->seq, group->id, &error)) return 0;
     group->broken = 1;
     tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
     return 1;

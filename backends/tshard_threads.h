@@ -596,7 +596,7 @@ static int tshi_threads_leave(const tshi_threads_member *member) {
     return TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK;
 }
 
-/* Callback of tshb_call_mismatch: outputs the call that rank r of the group has made as the
+/* Callback of tshb_calls_match: outputs the call that rank r of the group has made as the
  * collective that `user`, a member of the group, executes now. */
 static int tshi_threads_called(const void *user, int r, tshb_call *out) {
     const tshi_threads_member *member = (const tshi_threads_member *)user;
@@ -612,8 +612,8 @@ static int tshi_threads_called(const void *user, int r, tshb_call *out) {
 static int tshi_threads_mismatch(const tshi_threads_member *member) {
     const tshi_threads_group *group = member->group;
     tsh_error error;
-    if (!tshb_call_mismatch(tshi_threads_called, member, group->size, member->finished, group->id,
-                            &error))
+    if (tshb_calls_match(tshi_threads_called, member, group->size, member->finished, group->id,
+                         &error))
         return 0;
     tshi_threads_raise(group->world, &error);
     return 1;

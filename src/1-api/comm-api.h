@@ -87,10 +87,12 @@ typedef struct tsh_coll {
 typedef uint64_t tsh_req; /* a started collective; 0: complete already */
 typedef struct tsh_comm tsh_comm;
 
-#define TSH_COMM_ABI    1u
-#define TSH_MESSAGE_BYTES 32768 /* max bytes of a message of rule 9 */
-#define TSH_CAP_ORDERED 1u /* sums in the order of rule 5 */
-#define TSH_CAP_DEATH   2u /* notices when a rank's process dies */
+enum {
+    TSH_COMM_ABI = 1,          /* version of tsh_comm_ops */
+    TSH_MESSAGE_BYTES = 32768, /* max bytes of a message of rule 9 */
+    TSH_CAP_ORDERED = 1,       /* bit of caps: sums in the order of rule 5 */
+    TSH_CAP_DEATH = 2          /* bit of caps: notices when a rank's process dies */
+};
 
 typedef struct tsh_comm_ops {
     uint32_t size, abi; /* sizeof(tsh_comm_ops), TSH_COMM_ABI */

@@ -54,7 +54,9 @@
 #define TSH_VERSION_TEXT(major, minor, patch)   TSH_VERSION_QUOTED(major, minor, patch)
 #define TSH_VERSION_QUOTED(major, minor, patch) #major "." #minor "." #patch
 
-#define TSH_MAX_DIMS     6
-#define TSH_MAX_SEGMENTS 4
-#define TSH_MESSAGE_SIZE 512
-#define TSH_PATH_SIZE    192
+enum {
+    TSH_MAX_DIMS = 6,       /* dimensions of a tensor */
+    TSH_MAX_SEGMENTS = 4,   /* segments of a layout */
+    TSH_MESSAGE_SIZE = 512, /* bytes of an error's sentence, with its end */
+    TSH_PATH_SIZE = 192     /* bytes of a parameter's path, with its end */
+};

@@ -63,7 +63,7 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
  * and -1, also in tsh_transpose. keepdim 1: the result keeps that dimension, with length 1. If x is
  * sharded along dim, the result of sum and mean is P and that of argmax (not with TSH_ALL) is R;
  * the other ops fail with TSH_ERR_LAYOUT. */
-#define TSH_ALL (-1000)
+enum { TSH_ALL = -1000 };
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
 /* Returns the largest value along dim. Its gradient goes to the first element that has it, as in

@@ -249,7 +249,7 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
                     first ? ours : theirs, first ? theirs : ours, (double)world->heartbeat / 1e9);
 }
 
-/* Callback of tshb_call_mismatch: sets *out to the call that a rank of the group has given in its
+/* Callback of tshb_calls_match: sets *out to the call that a rank of the group has given in its
  * answer to ASK. Returns 0 if it has given none. */
 static int tshi_uv_called(const void *user, int rank, tshb_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
@@ -311,8 +311,8 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
             return;
         }
         if (e->group && e->kind == TSHI_UV_MISMATCH)
-            (void)tshb_call_mismatch(tshi_uv_called, world, world->size, e->seq, e->group,
-                                     &e->error);
+            (void)tshb_calls_match(tshi_uv_called, world, world->size, e->seq, e->group,
+                                   &e->error);
         if (e->group && e->kind == TSHI_UV_LATE) tshi_uv_find_absent(world, &e->error);
     } else if (now - world->held_since < TSHI_UV_ALONE_MS * TSHI_UV_MS) {
         return;
