@@ -1555,8 +1555,10 @@ typedef enum tsh_style {
                          * if the input is sharded along its features, else COLWISE */
     TSH_SEQUENCE,       /* norms, dropout: the input is redistributed to S(1), the sequence, or
                          * to .input */
-    TSH_PREPARE_INPUT,  /* any module: redistributes inputs to .input, or .inputs, before forward */
-    TSH_PREPARE_OUTPUT, /* any module: redistributes the output to .output after forward */
+    TSH_PREPARE_INPUT,  /* any module: before forward, redistributes its inputs to the rule's .input
+                         * or .inputs */
+    TSH_PREPARE_OUTPUT, /* any module: after forward, redistributes its output to the rule's
+                         * .output */
     TSH_STYLES
 } tsh_style;
 
@@ -1568,7 +1570,7 @@ typedef struct tsh_linear_desc {
     int64_t in, out;
     const tsh_layout *input;  /* as in tsh_plan_rule */
     const tsh_layout *output; /* as in tsh_plan_rule */
-    tsh_choice bias;          /* TSH_USUAL: yes */
+    tsh_choice bias;          /* TSH_NO: no bias; TSH_USUAL: a bias */
     tsh_style style;
     int segments;             /* number of segments of the sharded dimension; 0: 1 */
     int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
@@ -1587,7 +1589,7 @@ typedef struct tsh_classifier_desc {
     tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's weight;
                          * NULL: a new one */
     const tsh_layout *input; /* as in tsh_plan_rule */
-    tsh_choice bias;         /* TSH_USUAL: yes */
+    tsh_choice bias;         /* TSH_NO: no bias; TSH_USUAL: a bias */
     tsh_style style; /* COLWISE: logits are S(-1), for a vocabulary-parallel loss; ROWWISE: R */
     int gather_output;
     tsh_init weight_init;    /* as in tsh_linear_desc */
@@ -1608,7 +1610,7 @@ typedef struct tsh_layer_norm_desc {
     int64_t dim;
     double eps; /* 0: 1e-5; TSH_ZERO: 0 */
     tsh_dtype dtype;
-    tsh_choice bias; /* TSH_USUAL: yes */
+    tsh_choice bias; /* TSH_NO: no bias; TSH_USUAL: a bias */
 } tsh_layer_norm_desc;
 typedef struct tsh_param_desc {
     tsh_init init;            /* default: ZEROS */
@@ -2380,7 +2382,7 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 }
 #endif
 #elif defined(__unix__) || defined(__APPLE__)
-#define TSHI_POSIX 1      /* 1 if these system calls are those of POSIX */
+#define TSHI_POSIX 1      /* 1: the system calls of POSIX are available */
 #include <dirent.h>       /* readdir */
 #include <fcntl.h>        /* open */
 #include <sched.h>        /* struct timespec, which <time.h> hides under -std=c99 */
@@ -2461,8 +2463,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_LANES
 #endif
-/* The same promise before a loop of any length: gcc then omits its second version of the loop, the
- * one for arrays that overlap. (clang relies on TSHI_RESTRICT.) */
+/* Stands before a loop of any length: makes the promise of TSHI_LANES to gcc, which then omits its
+ * second version of the loop, the one for arrays that overlap. (clang relies on TSHI_RESTRICT.) */
 #if defined(__GNUC__) && !defined(__clang__)
 #define TSHI_EACH TSHI_LANES
 #else
@@ -2528,27 +2530,27 @@ typedef struct tshi_node tshi_node;
 typedef struct tshi_op tshi_op;
 
 enum { /* bits of tsh_tensor.flags */
-    TSHI_OWNED = 1,     /* lives until freed; others until the step or scope ends */
+    TSHI_OWNED = 1,     /* owned: lives until it is freed, not until a step or scope ends */
     TSHI_PARAM = 2,     /* a module's parameter */
     TSHI_LEAF = 4,      /* backward keeps its gradient, for the user or an optimiser */
     TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
     TSHI_DEAD = 32,     /* the handle itself was released; it is reused once refs is 0 */
-    TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
-    TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
+    TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of the gradient, or of a moment */
+    TSHI_AVERAGED = 128, /* its gradient is averaged over dp (parameters, tsh_average_grad) */
     TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
     TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
-    TSHI_CACHED = 8192,    /* a weight of keys or values whose layout a cache has */
+    TSHI_CACHED = 8192,    /* a weight of keys or values: a cache relies on its layout */
     TSHI_TIED = 16384      /* a parameter that several modules may share (tsh_tie) */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
 typedef struct tshi_accumulator {
     tshi_block *block; /* one tsh_real per local element of the tensor; NULL: not allocated yet */
-    int live, clean;   /* live 1: the block has a gradient; clean 1: live is 0, block is all 0 */
+    int live, clean;   /* live 1: there is a gradient; clean 1: live is 0, block is all 0 */
 } tshi_accumulator;
 
 struct tsh_tensor {
@@ -2560,7 +2562,7 @@ struct tsh_tensor {
     /* dim: shape of the whole tensor; local: shape of this rank's shard; stride: strides of the
      * shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
-    tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
+    tsh_layout layout; /* resolved by tshi_layout_resolve: has no defaults */
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
     int64_t offset;    /* in elements, from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
@@ -2573,9 +2575,9 @@ struct tsh_tensor {
     int contributions;         /* leaf: number of gradients of either kind still to be added */
     int in_bucket;             /* leaf: 1 while its gradient waits in a bucket to be sent */
     int reducing;      /* 1: the all-reduce of gp was started and not waited for yet */
-    tsh_req req;       /* the request of that all-reduce */
+    tsh_req req;       /* while reducing is 1: the request of the all-reduce of gp */
     int sparse;        /* 1: the gradient is row-sparse: 0 in every row r with marks[r] == 0 */
-    tshi_block *marks; /* int32_t per local row; NULL: never had a row-sparse gradient */
+    tshi_block *marks; /* one int32_t per local row, see sparse; NULL: never needed so far */
     /* The fields from here on are used in a parameter only. */
     const char *path; /* its module's path and its own name: "h.3.mlp.c_fc.weight"; a moment of an
                        * optimiser has that of its parameter */
@@ -2587,30 +2589,30 @@ struct tsh_tensor {
     tshi_block *low; /* uint16_t per local element: the lower halves of the exact float weights of
                       * a bf16 parameter (see tshi_tensor_exact); NULL: all 0 */
     /* The fields below are for an optimiser, which sets the first two. */
-    tsh_dtype grad_dtype;   /* TSH_BF16; or 0 or TSH_REAL: not rounded */
-    const int64_t *updates; /* number of updates so far: keys the rounding of the gradient */
+    tsh_dtype grad_dtype;   /* TSH_BF16: the gradient is rounded to bf16; 0, TSH_REAL: it is not */
+    const int64_t *updates; /* the optimiser's updates so far: they key the gradient's rounding */
     tshi_block *packed;     /* the gradient in bf16, while gr.live is 1 and gr.block is NULL */
-    uint64_t packs;         /* number of times the gradient was packed since it was cleared */
+    uint64_t packs;         /* how often the gradient was rounded to bf16 since tsh_zero_grad */
 };
 
 /* Bit masks over an op's inputs (bit i: input i) and its output (TSHI_OUT). They say which values
  * the op saves for backward, and which inputs have a gradient that is a partial sum. */
 enum {
     TSHI_NONE = 0,
-    TSHI_X = 1, /* unary ops, linear, norms: (x, weight, bias) */
+    TSHI_X = 1, /* inputs of unary ops, linear and norms: (x, weight, bias) */
     TSHI_WEIGHT = 2,
     TSHI_BIAS = 4,
-    TSHI_A = 1, /* binary ops, matmul: (a, b) */
+    TSHI_A = 1, /* inputs of binary ops and matmul: (a, b) */
     TSHI_B = 2,
-    TSHI_COND = 1, /* where: (cond, yes, no) */
+    TSHI_COND = 1, /* inputs of tsh_where: (cond, yes, no) */
     TSHI_YES = 2,
     TSHI_NO = 4,
-    TSHI_Q = 1, /* attention: (q, k, v, mask, sinks) */
+    TSHI_Q = 1, /* inputs of attention: (q, k, v, mask, sinks) */
     TSHI_K = 2,
     TSHI_V = 4,
     TSHI_MASK = 8,
     TSHI_SINKS = 16,
-    TSHI_LOGITS = 1, /* cross-entropy: (logits, target, class weights) */
+    TSHI_LOGITS = 1, /* inputs of cross-entropy: (logits, target, class weights) */
     TSHI_TARGET = 2,
     TSHI_CLASS_WEIGHTS = 4,
     TSHI_OUT = 1 << 30
@@ -2628,7 +2630,7 @@ typedef struct tshi_call {
     const tshi_op *op;
     tsh_tensor *const *in; /* the inputs; an optional one may be NULL */
     int n;                 /* number of inputs */
-    const void *params;    /* op-specific struct with what else its rule depends on; or NULL */
+    const void *params;    /* op-specific struct of the options that the rule reads, or NULL */
 } tshi_call;
 
 /* An op's layout rule: sets output->layout and output->partial from the layouts of the inputs.
@@ -2648,7 +2650,7 @@ enum { /* bits of tshi_op.flags */
 struct tshi_op {
     const char *name;                  /* name of the public function: "tsh_linear" */
     const char *inputs;                /* names of the inputs, separated by blanks; or NULL */
-    tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
+    tshi_rule_fn rule;                 /* the layout rule; NULL: the layout is an argument */
     void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: no gradients */
     unsigned saves;                    /* bit mask of the values that backward reads: TSHI_X, ... */
     unsigned flags;                    /* TSHI_OP_... */
@@ -2674,7 +2676,7 @@ struct tshi_node {
     int leaf_count;      /* length of leaves */
     struct {
         int reached;      /* 1: the loss depends on the output */
-        unsigned partial; /* node.partial, and input 0 if a partial gradient is passed on to it */
+        unsigned partial; /* bits of node.partial; plus input 0 if gp of out is passed on to it */
         unsigned done;    /* bit mask of the inputs whose gradient is complete */
     } progress;           /* state of this node in the running backward pass */
 };
@@ -2692,24 +2694,24 @@ typedef struct tshi_tape {
     int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
     int locked;        /* number of calls in progress that need the tape unchanged: see
                         * tshi_tape_unlocked */
-    int evaluating;    /* as no_grad, but without those that a checkpoint's forward has opened */
+    int evaluating;    /* as no_grad, not counting what a checkpoint's forward opens */
     int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
     double weight;     /* if summed: the number of terms in this rank's losses */
-    int syncing;       /* 1: gradients of leaves are sent as they become ready */
+    int syncing;       /* 1: each gradient of a leaf is sent over dp once it is complete */
 } tshi_tape;
 
 typedef struct tshi_bucket tshi_bucket;
 
 /* The buckets of the backward pass in progress: leaf gradients to be summed over dp. */
 typedef struct tshi_buckets {
-    tshi_arena arena;           /* for all buckets of one backward */
-    tshi_bucket *first, **last; /* list of full buckets, oldest first; where to link the next one */
+    tshi_arena arena;           /* memory of all buckets */
+    tshi_bucket *first, **last; /* first: list of full buckets; last: where to link the next one */
     tshi_bucket *awaited;       /* the oldest bucket whose collective may still run; NULL: none */
     tshi_bucket *open[2];       /* buckets not full yet: [0] to all-reduce, [1] to reduce-scatter */
-    int64_t limit;              /* elements that make a bucket full */
+    int64_t limit;              /* a bucket with at least so many elements is full */
     int hold;                   /* 1: no bucket is sent before backward ends */
-    int summed;                 /* as tshi_tape.summed */
+    int summed;                 /* 1: losses are sums of terms; 0: losses are means */
     double weight;      /* number of terms of this rank's summed losses; once weight_req is
                          * complete: the sum over dp */
     tsh_req weight_req; /* the all-reduce of weight */
@@ -2719,12 +2721,12 @@ typedef struct tshi_buckets {
 typedef struct tshi_micro {
     struct tshi_micro *next; /* next micro-batch in the ctx's list */
     tshi_node *newest;       /* the last node of the micro-batch's tape */
-    tshi_arena arena;        /* the arena of that tape */
+    tshi_arena arena;        /* memory of the micro-batch's nodes */
     tsh_pipeline *pipeline;
     tsh_tensor handles; /* head of a circular list: the step tensors that the forward made */
     tsh_tensor *out;    /* the output, sent to the next stage; on the last stage: the loss */
-    tsh_tensor *input;  /* received from the previous stage; NULL: no gradient has to be sent
-                         * back */
+    tsh_tensor *input;  /* the input from the previous stage; NULL: no gradient has to be
+                         * sent back */
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
@@ -2733,21 +2735,21 @@ typedef struct tshi_trace tshi_trace;
 /* Bits of the warnings, each logged once per ctx; and TSHI_WARN_STEPS: after how many optimiser
  * steps without tsh_step_end TSHI_WARN_STEP may be logged. */
 enum {
-    TSHI_WARN_GRADS = 1,  /* gradients are not zeroed */
-    TSHI_WARN_STEP = 2,   /* steps are not ended */
+    TSHI_WARN_GRADS = 1,  /* backward adds to gradients that were used, but not zeroed */
+    TSHI_WARN_STEP = 2,   /* tsh_step_end is not called */
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
-    TSHI_WARN_LATE = 8,   /* a parameter is younger than its optimiser */
+    TSHI_WARN_LATE = 8,   /* a parameter was added after the optimiser was made */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
-    TSHI_WARN_STEPS = 32 /* not a bit: a number of steps */
+    TSHI_WARN_STEPS = 32 /* not a bit: number of steps before TSHI_WARN_STEP */
 };
 
 /* Everything that the angles of rotary positions depend on (tsh_rope_desc). */
 typedef struct tshi_angles {
     double base, factor;
-    uint64_t freqs, starts;     /* hashes of desc.freqs, 0: angles are computed from base; of
-                                 * desc.starts, 0: none */
-    int64_t pairs, start, rows; /* number of pairs; desc.start; number of positions (rows) in the
-                                 * table */
+    uint64_t freqs, starts;     /* freqs: hash of desc.freqs, 0: angles are computed from base;
+                                 * starts: hash of desc.starts, 0: none */
+    int64_t pairs, start, rows; /* pairs: number of pairs of features; start: desc.start; rows:
+                                 * number of positions in the table */
 } tshi_angles;
 
 /* The order in which matrices are read while a model decodes; it is the same for every token. From
@@ -2768,10 +2770,10 @@ struct tsh_ctx {
     unsigned warned; /* bit mask of the warnings that the logger got: TSHI_WARN_... */
     int steps;       /* optimiser steps since the last tsh_step_end or tsh_scope_end */
     int64_t held;    /* number of step tensors when `steps` was TSHI_WARN_STEPS / 2 */
-    tsh_allocator allocator;             /* the user's or the default one; fn is not NULL */
-    tsh_logger logger;                   /* its fn may be NULL */
-    tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in
-                                          * product is used */
+    tsh_allocator allocator;             /* the user's or the default one; .allocate is not NULL */
+    tsh_logger logger;                   /* the user's; .log may be NULL */
+    tsh_gemm gemm;                       /* the user's matrix product; .multiply NULL: the
+                                          * built-in product is used */
     const tshi_gemm_kernel *gemm_kernel; /* kernel of the built-in product for this CPU */
     tsh_dtype dtype; /* dtype of new parameters */
     tshi_block *gemm_scratch;            /* packed operands of the built-in product; NULL: none
@@ -2781,7 +2783,7 @@ struct tsh_ctx {
     int threads; /* number of threads of this rank, at least 1 */
     tshi_block *rope_table;  /* cosines and sines of the last tsh_rope in this step, or NULL */
     tshi_angles rope_angles; /* the angles of rope_table */
-    uint64_t seed, randn_calls, dropout_calls; /* the numbers of calls so far key the next draws */
+    uint64_t seed, randn_calls, dropout_calls; /* calls so far; they key the next random numbers */
     tsh_mem mem;      /* statistics: what tsh_mem_stats returns */
     tshi_pool pool;   /* the pool of step memory */
     tshi_arena books; /* for small structures that live as long as the ctx */
@@ -2816,8 +2818,8 @@ struct tsh_module {
     tsh_ctx *ctx;
     const char *name, *path; /* "c_fc"; from the root: "h.3.mlp.c_fc"; both "" for the root */
     tsh_module *parent, *first, *last, *next; /* first and last child, next sibling */
-    tsh_forward_fn forward; /* container: the user's; NULL: runs the children one by one */
-    void *user;             /* argument of forward; attention, MLP: what the layer is made of */
+    tsh_forward_fn forward; /* of a container: the user's; NULL: the children run one by one */
+    void *user;             /* argument of forward; of attention and MLP: struct of the layer */
     tsh_tensor *param[TSHI_MODULE_PARAMS];      /* NULL: the module has no such parameter */
     const char *param_name[TSHI_MODULE_PARAMS]; /* "weight", "bias" */
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
@@ -2844,9 +2846,9 @@ static size_t tshi_base_mul(size_t a, size_t b) {
 }
 
 /* Makes a text safe to show in one line, whatever strings of files or of other programs are in it:
- * replaces control characters by '?', and so the Unicode characters that begin a new line or change
- * the direction of writing (U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069). The text is in
- * UTF-8. */
+ * replaces control characters by '?', and also those Unicode characters that begin a new line or
+ * change the direction of writing (U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069). The text is
+ * in UTF-8. */
 static TSHI_COLD void tshi_base_quote(char *text) {
     unsigned char *at = (unsigned char *)text;
     while (*at) {
@@ -2869,7 +2871,7 @@ static int64_t tshi_base_ceil(int64_t a, int64_t b) {
     return (a + b - 1) / b; /* a / b rounded up; a >= 0, b > 0 */
 }
 
-/* Returns the value that an option stands for: `usual` if it is 0, 0 if it is TSH_ZERO. */
+/* Returns the value that an option stands for: `usual` if given is 0, 0 if it is TSH_ZERO. */
 static double tshi_base_option(double given, double usual) {
     return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
 }
@@ -3091,8 +3093,8 @@ TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
         ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
         ctx->error = error;
-        tshi_base_quote(ctx->error.message); /* it was written by another process */
-        ctx->reported = 1; /* the world knows it already */
+        tshi_base_quote(ctx->error.message); /* another process wrote the message */
+        ctx->reported = 1;                   /* the world knows this error already */
         tshi_error_log(ctx, 1);
     }
     return ctx->error.code;
@@ -3146,12 +3148,13 @@ TSH_API int tsh_ok(tsh_ctx *ctx) {
 }
 
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
-    static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"}; /* tsh_open failed */
+    /* the error of ctx NULL: tsh_open had no memory for a ctx */
+    static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"};
     return ctx ? &ctx->error : &none;
 }
 
 TSH_API void tsh_clear_error(tsh_ctx *ctx) {
-    if (!ctx || ctx->reported) return; /* the world's error stays */
+    if (!ctx || ctx->reported) return; /* an error that the world knows stays */
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->logged = 0;
 }
@@ -3175,8 +3178,8 @@ static const char *tshi_env_text(const char *name) {
     return text && text[0] ? text : NULL;
 }
 
-/* Reads a whole number at *at and moves *at past its digits. Returns 0 if there are no digits, it
- * has leading zeros, or it is above high. */
+/* Reads a whole number at *at and moves *at past its digits. Returns 0 if there are no digits,
+ * or if the number has leading zeros or is above high. */
 static int tshi_env_digits(const char **at, int64_t high, int64_t *value) {
     const char *first = *at, *end = first;
     *value = 0;
@@ -3272,7 +3275,8 @@ static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
 }
 
 /* Calls the ctx's allocator (see tsh_allocator_fn) and updates the statistics. Returns NULL and
- * records an error if the allocator does. All memory but that of the ctx itself comes from here. */
+ * records an error if the allocator refuses. All memory but that of the ctx itself comes from
+ * here. */
 static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, size_t new_size) {
     void *block = NULL;
     ctx->mem.calls++;
@@ -3349,10 +3353,11 @@ static void tshi_mem_resize(tshi_pool *pool, tshi_block *block, size_t size) {
     if (!stays) tshi_mem_link(pool, block);
 }
 
-/* Returns the smallest free block of at least `size` bytes, or NULL. Searches from its class up. */
+/* Returns the smallest free block of at least `size` bytes, or NULL. */
 static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     tshi_block *block, *best = NULL;
-    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size); /* bit mask */
+    /* bit mask of the size classes that have free blocks, from the class of `size` up */
+    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size);
     for (; left && !best; left &= left - 1)
         for (block = pool->free[tshi_mem_log2(left & (~left + 1))]; block; block = block->next)
             if (block->size >= size && (!best || block->size < best->size)) best = block;
@@ -3408,7 +3413,7 @@ static tshi_block *tshi_mem_from_pool(tsh_ctx *ctx, size_t size) {
 
 /* Allocates a block of at least `bytes` bytes, with one reference. NULL and an error: no memory. */
 TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
-    /* a size that is always refused */
+    /* replaces a size that overflowed by one that every allocator refuses */
     size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
     tshi_block *block;
     size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
@@ -3671,8 +3676,8 @@ TSHI_INLINE uint16_t tshi_dtype_to_bf16(tsh_real x) {
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : rounded);
 }
 
-/* The bits of exponent and fraction, moved to their places in a float, are the value times 2^-112,
- * also if it is subnormal; so multiply by 2^112. */
+/* Converts an f16 to tsh_real. The bits of exponent and fraction, moved to their places in a float,
+ * are the value times 2^-112, even of a subnormal number; the product with 2^112 is the value. */
 TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7FFFu) << 13;
     const float scaled = tshi_dtype_float_of(rest) * 5192296858534827628530496329220096.0f;
@@ -3753,8 +3758,8 @@ TSHI_DTYPE_SHORT(f16)
 
 /* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
 
-/* Elements of a block. A block begins with its scale, a little-endian f16; in q4_1 the minimum,
- * another f16, comes next. */
+/* Elements of a quantised block. A block begins with its scale, a little-endian f16; in q4_1 the
+ * minimum, another f16, comes next. */
 enum { TSHI_DTYPE_BLOCK = 32 };
 
 static float tshi_dtype_scale(const unsigned char *block) {
@@ -3806,8 +3811,8 @@ static void tshi_dtype_store_q8_0(void *data, int64_t step, int64_t n, const tsh
     }
 }
 
-/* Byte i of a block's values has element i in its low 4 bits and element i + 16 in its high 4
- * bits. */
+/* Dequantises n elements: element = scale * (bits - 8). Byte i of a block's values has the bits of
+ * element i in its low half and those of element i + 16 in its high half. */
 static void tshi_dtype_load_q4_0(const void *data, int64_t step, int64_t n, tsh_real *to) {
     const unsigned char *block = (const unsigned char *)data;
     (void)step;
@@ -3825,7 +3830,7 @@ static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh
     float x[TSHI_DTYPE_BLOCK];
     (void)step;
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 18, from += TSHI_DTYPE_BLOCK) {
-        const float extreme = tshi_dtype_extreme(from, x); /* is quantised to -8 */
+        const float extreme = tshi_dtype_extreme(from, x); /* the value that becomes -8 */
         const float inverse = tshi_dtype_put_scale(block, extreme / -8);
         int bits[TSHI_DTYPE_BLOCK];
         for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] *= inverse;
@@ -3837,7 +3842,7 @@ static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh
     }
 }
 
-/* As q4_0, but an element is scale * bits + minimum. */
+/* Dequantises n elements: element = scale * bits + minimum. The bits lie as in q4_0. */
 static void tshi_dtype_load_q4_1(const void *data, int64_t step, int64_t n, tsh_real *to) {
     const unsigned char *block = (const unsigned char *)data;
     (void)step;
@@ -3972,7 +3977,8 @@ static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh
         const char *at = (const char *)from + tshi_dtype_bytes(source, e);
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
         in->load(at, 1, m, run);
-        if (in->get && in->size > (int)sizeof *run && out->size < (int)sizeof *run) /* from f64 */
+        /* from 64 bits to 16: avoids rounding first to float and then to 16 bits */
+        if (in->get && in->size > (int)sizeof *run && out->size < (int)sizeof *run)
             for (int i = 0; i < m; i++)
                 run[i] = TSHI_R(tshi_dtype_float_of(tshi_dtype_odd_bits(in->get(at, i))));
         out->store((char *)to + tshi_dtype_bytes(target, e), 1, m, run);
@@ -4044,14 +4050,14 @@ typedef struct tshi_event {
     int64_t bytes; /* bytes read and written; of a collective, as in tsh_comm_stats; 0: not known */
     double flops;  /* floating-point operations of matrix products: two per multiply-add */
     int kind, phase;          /* TSHI_TRACE_FORWARD, ...; TSHI_PHASE_FORWARD, ... */
-    struct tshi_event *below; /* used by >>profile only */
+    struct tshi_event *below; /* for tshi_profile_fold: the event below on its stack */
 } tshi_event;
 
 /* A collective that was started and not waited for yet. */
 typedef struct tshi_flight {
     const tsh_comm *comm; /* NULL: the entry is free */
     tsh_req req;          /* identifies the collective in tshi_trace_waited */
-    tshi_event *event;    /* the event of its start */
+    tshi_event *event;    /* the event added when the collective started */
 } tshi_flight;
 
 struct tshi_trace {
@@ -4062,13 +4068,13 @@ struct tshi_trace {
     int64_t count, lost;      /* number of events in the list; of events not added */
     int phase; /* TSHI_PHASE_...: what the rank is doing; public functions set it when they begin */
     double flops;             /* operations of matrix products since the last event of an op */
-    struct tshi_profile *profile; /* the tables of a profile; NULL: this is a trace */
+    struct tshi_profile *profile; /* the tables of a profile; NULL: the trace is none */
     /* A stack of the ops that began and have not ended; ops may call other ops. */
     struct {
         const char *name; /* name of the op */
         int64_t begin;    /* when it began, in nanoseconds */
     } open[TSHI_TRACE_OPEN];
-    int depth; /* number of entries on the stack */
+    int depth; /* number of entries of `open` in use */
     tshi_flight flight[TSHI_TRACE_FLIGHTS];
 };
 
@@ -4104,8 +4110,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     event->kind = kind;
     event->phase = trace->ctx->tape.evaluating ? TSHI_PHASE_EVALUATION : trace->phase;
     if (kind == TSHI_TRACE_FORWARD || kind == TSHI_TRACE_BACKWARD) {
-        event->flops = trace->flops; /* without those of ops that it called: their events have
-                                      * them */
+        event->flops = trace->flops; /* without those of ops that this op called: they are in
+                                      * the events of those ops */
         trace->flops = 0;
     }
     *(trace->last ? &trace->last->next : &trace->first) = event;
@@ -4117,7 +4123,7 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
 /* Pushes an op that begins on the stack. A function that checks inputs but records no output is
  * pushed, too, and is popped when an op below it ends. */
 static void tshi_trace_open(tshi_trace *trace, const char *op) {
-    if (trace->depth == TSHI_TRACE_OPEN) { /* full: forget the oldest */
+    if (trace->depth == TSHI_TRACE_OPEN) { /* the stack is full: forget the oldest op */
         memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
         trace->depth--;
     }
@@ -4207,7 +4213,7 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
     const tshi_arena events = ctx->trace->arena, books = ctx->trace->books;
     ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = NULL;
     tshi_mem_close(ctx, TSH_MEM_BOOKS, events.first);
-    tshi_mem_close(ctx, TSH_MEM_BOOKS, books.first); /* the trace itself lies in it */
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, books.first); /* this arena holds the trace itself */
 }
 
 /* ========================================================================== */
@@ -4236,9 +4242,8 @@ typedef struct tshi_profile_row {
     struct tshi_profile_row *next;
     char name[TSHI_PROFILE_NAME];
     int64_t calls;
-    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* [phase]: nanoseconds, without those of events
-                                            * inside */
-    int64_t wait, bytes;                   /* as in tshi_event */
+    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* [phase]: nanoseconds, without events inside others */
+    int64_t wait, bytes;                   /* sums of the events' wait and bytes, see tshi_event */
     double flops;
     size_t held[TSHI_PROFILE_KINDS]; /* bytes, by kind of memory; in rows of modules only */
 } tshi_profile_row;
@@ -4340,7 +4345,7 @@ static void tshi_profile_fold(tshi_trace *trace) {
     tshi_mem_reset(&trace->arena);
     trace->first = trace->last = NULL;
     trace->count = trace->depth = 0;
-    memset(trace->flight, 0, sizeof trace->flight); /* the events that these point to are freed */
+    memset(trace->flight, 0, sizeof trace->flight); /* the events of flights are freed */
 }
 
 /* Measures the step memory of each module, if the pool is fuller than at any earlier call. */
@@ -4362,8 +4367,8 @@ static void tshi_profile_measure(tshi_trace *trace) {
     }
 }
 
-/* Called when a backward begins, and (ended 1) when a step has ended. Does nothing without a
- * profile. */
+/* Measures step memory when a backward begins or a step has ended. ended 1: a step has ended, whose
+ * events are also added to the rows. Does nothing without a profile. */
 static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
     tshi_profile *profile = trace ? trace->profile : NULL;
     tshi_profile_row *row;
@@ -4456,7 +4461,7 @@ static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row,
  * library. */
 static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *outside) {
     tshi_profile_row *row, *most, sum = tshi_profile_sum(ctx->trace->profile->ops);
-    int64_t before = INT64_MAX, next; /* time of the row that was logged last */
+    int64_t before = INT64_MAX, next; /* before: time of the last row logged; next: of the next */
     tsh_log_message(&ctx->logger, "%-30s %7s %9s %9s %9s %8s  %s", "op", "calls", "forward",
                     "backward", "update", "share", "   rate");
     do {
@@ -4479,7 +4484,7 @@ static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *out
     tshi_profile_log_op(ctx, &sum, 1);
 }
 
-/* Returns the bytes in the unit of the table: MB, or kB if all is below 10 MB. */
+/* Returns the bytes in the unit of the table: MB, or kB if the ctx holds < 10 MB. */
 static double tshi_profile_unit(const tsh_ctx *ctx, size_t bytes) {
     return (double)bytes / (ctx->mem.total < 10000000 ? 1e3 : 1e6);
 }
@@ -4634,7 +4639,8 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
-/* Returns how many threads one call of tsh_desc.gemm may use. With OpenMP 1: pieces call it. */
+/* Returns how many threads one call of tsh_desc.gemm may use. With OpenMP 1: the rank's threads
+ * call it concurrently. */
 static int tshi_team_spare(const tsh_ctx *ctx) {
 #if defined(_OPENMP)
     (void)ctx;
@@ -4755,9 +4761,9 @@ static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
-/* Sets *has to 1 if c is in the set at p, else to 0: "[qkv]", "[0-9]" or, for all characters but
- * these, "[!qkv]". Returns the distance to the closing bracket; 0 if there is none, and the bracket
- * at p is then an ordinary character. */
+/* Sets *has to 1 if c is in the set that begins at p, else to 0. Sets are, for example, "[qkv]",
+ * "[0-9]" and "[!qkv]", all characters but q, k and v. Returns the distance from p to the closing
+ * bracket. If there is none, returns 0: the bracket at p is then an ordinary character. */
 static int tshi_glob_set(const char *p, const char *p_end, char c, int *has) {
     const char *at = p + 1;
     const int others = at < p_end && *at == '!';
@@ -4770,7 +4776,7 @@ static int tshi_glob_set(const char *p, const char *p_end, char c, int *has) {
     return at < p_end ? (int)(at - p) : 0;
 }
 
-enum { TSHI_GLOB_CAPTURES = 8 }; /* wildcards of a pattern whose text is kept */
+enum { TSHI_GLOB_CAPTURES = 8 }; /* max wildcards of a pattern whose matched texts are kept */
 
 /* The texts that the wildcards * and ** of a pattern match in a path, in order: [from, to). */
 typedef struct tshi_captures {
@@ -4806,7 +4812,7 @@ static int tshi_glob_name(const char *p, const char *p_end, const char *s, const
     return s == s_end;
 }
 
-/* As tshi_glob_match; appends the texts of the wildcards to captures. */
+/* Does what tshi_glob_match does, and appends the texts that wildcards match to captures. */
 static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures) {
     const char *pe = p, *se = s;                       /* ends of the first names */
     while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
@@ -4851,9 +4857,9 @@ static int tshi_glob_replace(const char *to, const tshi_captures *captures, char
             k++;
         }
         to += 1 + many;
-        /* ** matches no name: skip its dot, */
+        /* ** stands for no name: skip the dot after it */
         if (many && !length && *to == '.') to++;
-        /* or, at the end, the dot before it */
+        /* ** at the end stands for no name: remove the dot before it */
         if (many && !length && !*to && n && out[n - 1] == '.') n--;
         if (n + length >= size) return 0;
         memcpy(out + n, from, length);
@@ -5022,7 +5028,7 @@ static int tshi_layout_identical(const tsh_layout *a, const tsh_layout *b) {
            memcmp(a->segment, b->segment, sizeof a->segment) == 0;
 }
 
-/* tsh_layout_text; layout NULL: "R". */
+/* Does what tsh_layout_text does, for a pointer. layout NULL: writes "R". */
 static char *tshi_layout_text(const tsh_layout *layout, char *text, size_t size) {
     if (!size || !text) return text;
     text[0] = '\0';
@@ -5138,7 +5144,7 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->gp.block);
     tshi_mem_release(t->ctx, t->marks);
     t->block = t->marks = NULL;
-    if (t->flags & TSHI_OWNED) { /* step tensors never have these two */
+    if (t->flags & TSHI_OWNED) { /* step tensors never have low and packed */
         tshi_mem_release(t->ctx, t->low);
         tshi_mem_release(t->ctx, t->packed);
         t->low = t->packed = NULL;
@@ -5170,7 +5176,7 @@ static void tshi_tensor_release(tsh_tensor *t) {
     tshi_tensor_drop_values(t);
     if (t->flags & TSHI_OWNED)
         memset((char *)t + TSHI_TENSOR_STEP, 0, sizeof *t - TSHI_TENSOR_STEP);
-    t->requires_grad = 0; /* backward computes no gradient of it */
+    t->requires_grad = 0;    /* backward computes no gradient of t */
     t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
     t->next = t->prev = t;
@@ -5368,8 +5374,8 @@ static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) 
     return t;
 }
 
-/* Returns a view of x whose values are in `block`. It shares x's gradients, and has x's shape and
- * strides until the caller changes them. */
+/* Returns a view of x whose values are in `block`. The view shares x's gradients, and has x's shape
+ * and strides until the caller changes them. */
 static tsh_tensor *tshi_tensor_view_of(const tsh_tensor *x, tshi_block *block) {
     tsh_tensor *t = tshi_tensor_detached(x, block);
     if (!t) return NULL;
@@ -5378,8 +5384,8 @@ static tsh_tensor *tshi_tensor_view_of(const tsh_tensor *x, tshi_block *block) {
     return t;
 }
 
-/* Returns a view of x that shares x's values and gradients. It has x's shape and strides until the
- * caller changes them. */
+/* Returns a view of x that shares x's values and gradients. The view has x's shape and strides
+ * until the caller changes them. */
 static tsh_tensor *tshi_tensor_view(const tsh_tensor *x) {
     return tshi_tensor_view_of(x, x->block);
 }
@@ -5394,7 +5400,7 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be 
 
 /* -- runs ------------------------------------------------------------------- */
 
-/* Iterates over the runs of a shard: the stretches of elements that are consecutive in the whole
+/* An iterator over the runs of a shard: the stretches of elements that are consecutive in the whole
  * tensor (row-major). Columns 2 and 3 of a (2, 4) tensor are the runs [2, 4) and [6, 8). A row is
  * the elements that share the indices before the sharded dimension. */
 typedef struct tshi_runs {
@@ -5428,7 +5434,7 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     return run;
 }
 
-/* Moves on to the next run; the first call moves to the first run. Returns 0 if there is none. */
+/* Moves on to the next run; the first call moves to the first run. Returns 0 at the end. */
 static int tshi_tensor_next_run(tshi_runs *run) {
     while (run->row < run->to) {
         const tsh_range *range = &run->range[run->segment];
@@ -5445,7 +5451,7 @@ static int tshi_tensor_next_run(tshi_runs *run) {
     return 0;
 }
 
-/* As tshi_tensor_next_run, but visits only the local elements [from, to). */
+/* Does what tshi_tensor_next_run does, but visits only the local elements [from, to). */
 static int tshi_tensor_next_run_in(tshi_runs *run, int64_t from, int64_t to) {
     while (tshi_tensor_next_run(run)) {
         const int64_t skip = from > run->local ? from - run->local : 0;
@@ -5516,8 +5522,8 @@ TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
     return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
 }
 
-/* The inverse of tshi_tensor_join: sets *value to x rounded to bf16, and *low to the lower 16 bits
- * of x. */
+/* Undoes tshi_tensor_join: sets *value to x rounded to bf16, and *low to the lower 16 bits of x, as
+ * a float. */
 TSHI_INLINE void tshi_tensor_split(tsh_real x, uint16_t *value, uint16_t *low) {
     const uint32_t all = tshi_dtype_float_bits((float)x);
     const uint32_t bits = (all & 0x7FFFFFFFu) > 0x7F800000u ? (all & 0xFFFF0000u) | 0x400000u : all;
@@ -5598,7 +5604,7 @@ static void tshi_tensor_forget_exact(const tsh_tensor *t) {
  * depend on the degree of tp. tshi_init_resolve first reduces all kinds to the six named below. */
 typedef struct tshi_tensor_filling {
     uint64_t key, stream; /* key: the ctx's seed; stream: random number stream (see >>rng) */
-    /* its kind is CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
+    /* init.kind is CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
     tsh_init init;
     double from, to; /* TRUNC_NORMAL: the normal CDF at init.low and at init.high */
     /* ORTHOGONAL, DIRAC: the whole tensor as a matrix: rows is dim 0, cols the product of the
@@ -5684,7 +5690,7 @@ static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op, tshi_t
     return TSH_OK;
 }
 
-/* v -= (q . v) q for vectors of length n: makes v orthogonal to the unit vector q. */
+/* Computes v -= (q . v) q, n elements each: makes v orthogonal to the unit vector q. */
 static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
     double lane[8] = {0}; /* 8 partial sums of q . v, one per SIMD lane; added in a fixed order */
     int64_t i;
@@ -5780,10 +5786,10 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
     return TSH_OK;
 }
 
-/* Sets a parameter to initial values; allocates it first if necessary. If it fails, the parameter
- * keeps its values, or stays without. */
+/* Sets a parameter to initial values; allocates it first if necessary. After an error, the
+ * parameter has the values that it had before, or is still not allocated. */
 static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
-    int had = t->block != NULL; /* 1: it was allocated before */
+    int had = t->block != NULL; /* 1: t was allocated before */
     if (!had)
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
@@ -5805,7 +5811,7 @@ static tsh_result tshi_init_apply(tsh_tensor *t) {
     if (result != TSH_OK || row < 0) return result;
     const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
-           /* the exact weights are 0, too: t->low was cleared above */
+           /* the exact weights are 0, too: tshi_init_fill_param cleared t->low */
            tshi_dtype_bytes(t->dtype, width));
     return TSH_OK;
 }
@@ -5989,7 +5995,7 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *nam
 /* Does what tshi_tensor_check_floating does, for ops whose weight may also be quantised. in: x,
  * weight and, if n is 3, bias. */
 static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, int n) {
-    tsh_tensor *others[2]; /* x, bias */
+    tsh_tensor *others[2]; /* the inputs other than the weight: x, bias */
     if (!in[1] || !tshi_dtype_in_blocks(in[1]->dtype))
         return tshi_tensor_check_floating(op, "x weight bias", in, n);
     others[0] = in[0];
@@ -6004,7 +6010,8 @@ static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, 
 static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     tsh_dtype dtype = in[0]->dtype;
     for (int i = 1; i < n; i++) {
-        const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size; /* > 0: wider */
+        /* by > 0: input i is wider than dtype */
+        const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size;
         if (in[i]->dtype != dtype) dtype = by > 0 ? in[i]->dtype : by < 0 ? dtype : TSH_REAL;
     }
     return dtype;
@@ -6306,7 +6313,7 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     m = bits ^ ((bits ^ tshi_math_bits(x * 8388608.0f)) & tiny); /* subnormal x: times 2^23 */
     k = (m - 0x3F3504F3u) & 0xFF800000u;            /* n << 23; 0 from sqrt 1/2 to sqrt 2 */
     f = tshi_math_float(m - k) - 1.0f;              /* 1 + f is x / 2^n */
-    e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* 0x0B800000: 23 << 23 */
+    e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* 23 << 23: undoes the factor 2^23 */
     p = tshi_math_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
                         1.4219224e-1f, fused);
     p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f, fused);
@@ -6314,7 +6321,7 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     sum = whole + f;
     rest = tshi_math_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
-    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* + f^2 (P(f) f - 1/2) */
+    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* adds f^2 (P(f) f - 1/2) */
     /* log 0 is -infinity, log infinity is infinity, all else that is special is NaN */
     special = tshi_math_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
     special = tshi_math_pick(bits == 0x7F800000u, bits, special);
@@ -6425,10 +6432,10 @@ TSHI_INLINE float tshi_math_mills(float a, int fused) {
     return tshi_math_fma(r, g, 0.5f, fused);
 }
 
-/* Returns y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. The relative error
- * must be small, as y may be 0. z is a^2 rounded, low is a^2 - z, and -a^2 / 2 = n ln 2 + r / 2.
- * M's coefficients hold a factor 2^-24 and the power of 2 a factor 2^24, so that the power is not a
- * denormal number and the product is rounded only once. */
+/* Returns y - a Phi(-a) for a from 0.6875 to 14.4. (At 14.4, a Phi(-a) rounds to 0.) The relative
+ * error must be small, as y may be 0. z is a^2 rounded, low is a^2 - z, and r / 2 is what n ln 2
+ * leaves of -a^2 / 2. M's coefficients hold a factor 2^-24 and the power of 2 a factor 2^24, so
+ * that the power is not a denormal number and the product is rounded only once. */
 TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
     const float u = (a - 1.5625f) / (a + 3.03125f);                     /* small where M is steep */
     const float cut = tshi_math_float(tshi_math_bits(a) & 0xFFFFF000u); /* upper bits of a */
@@ -6441,7 +6448,7 @@ TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
                         -4.12072465e-9f, fused);
     m = tshi_math_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
                         fused);
-    r = tshi_math_fma(n, -1.38671875f, -z, fused); /* 2 ln 2 in two parts */
+    r = tshi_math_fma(n, -1.38671875f, -z, fused); /* r = -z - 2 n ln 2, in two parts */
     r = tshi_math_fma(n, 4.2438888e-4f, r, fused) - low;
     p = tshi_math_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
                         1.2499998e-1f, fused);
@@ -6451,9 +6458,9 @@ TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
     return tshi_math_fma(-m, p, y, fused);
 }
 
-/* gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and NaN
- * take the first form, so gelu(-infinity) is NaN, as -infinity times 0 is. The result has the sign
- * bit of x; a result that rounds to 0 would lack it otherwise. */
+/* Returns gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and
+ * NaN take the first form, so gelu(-infinity) is NaN, as -infinity times 0 is. The result has the
+ * sign bit of x; a result that rounds to 0 would lack it otherwise. */
 TSHI_INLINE tsh_real tshi_math_gelu(tsh_real v, int fused) {
     const float x = (float)v;
     const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* bits of |x| */
@@ -6487,7 +6494,8 @@ TSHI_INLINE tsh_real tshi_math_gelu_derivative(tsh_real v, int fused) {
 }
 
 /* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a), for a up to 3.95 (from
- * 3.88 on it is 1). With -P = n ln 2 + r that is 1 - 2^n - 2^n (e^r - 1). The sign is as x's. */
+ * 3.88 on erf(a) is 1). With -P = n ln 2 + r, erf(a) is 1 - 2^n - 2^n (e^r - 1); erf(x) has the
+ * sign of x. */
 TSHI_INLINE tsh_real tshi_math_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu); /* min(|x|, 3.95) */
@@ -6512,7 +6520,8 @@ TSHI_INLINE tsh_real tshi_math_gelu_power(tsh_real x, int fused) {
                          fused);
 }
 
-/* d/dx of x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: s + x s (1 - s) d(2u)/dx. */
+/* Returns the derivative of gelu_tanh, x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: this is
+ * s + x s (1 - s) d(2u)/dx. */
 TSHI_INLINE tsh_real tshi_math_gelu_tanh_derivative(tsh_real x, int fused) {
     tsh_real s = TSHI_R(1) / (TSHI_R(1) + tshi_math_gelu_power(x, fused));
     tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* d(2u)/dx */
@@ -6558,7 +6567,7 @@ TSHI_INLINE tsh_real tshi_math_silu_derivative(tsh_real x, int fused) {
  * name[TSHI_ISAS]; the caller takes name[ctx->isa]. A body has plain loops, which the compiler
  * vectorises. */
 typedef struct tshi_operand {
-    void *data; /* the first element; NULL: not used */
+    void *data; /* address of the first element; NULL: the operand is not used */
     /* stride from element to element, in elements; in kernels of rows: from row to row */
     int64_t step;
     tsh_dtype dtype; /* type of the elements */
@@ -6566,7 +6575,8 @@ typedef struct tshi_operand {
 
 typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *params);
 
-enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS }; /* index of a kernel table */
+/* instruction sets, the best one last: index into a kernel table; TSHI_ISAS: their number */
+enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 
 #if TSHI_X86
 /* attributes of functions compiled for AVX2 and for AVX-512; processors with AVX2 have F16C */
@@ -6588,7 +6598,7 @@ static int tshi_kernel_isa(void) {
 }
 #endif
 
-/* Defines name_isa: the body compiled for one instruction set. */
+/* Defines the function name_isa: name_body, compiled for the instruction set isa. */
 #define TSHI_KERNEL_ISA(name, isa, TARGET, ...)                                                    \
     TARGET static void name##_##isa(int64_t n, const tshi_operand *x, const void *params) {        \
         (void)params;                                                                              \
@@ -6602,8 +6612,9 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params)                         \
     TSHI_KERNEL_TABLE(name)
 
-/* TSHI_KERNEL for bodies with a fourth argument, `fused`: 1 if the instruction set computes
- * a * b + c in one instruction (FMA). TSHI_FUSED is 1 if the compiler's own target does. */
+/* TSHI_KERNEL_FUSED is TSHI_KERNEL for bodies with a fourth argument, `fused`: 1 if the instruction
+ * set computes a * b + c in one instruction (FMA). TSHI_FUSED: 1 if the compiler's default
+ * target does so. */
 #if defined(__FP_FAST_FMAF)
 #define TSHI_FUSED 1
 #else
@@ -6716,8 +6727,8 @@ TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, i
     return pad;
 }
 
-/* tshi_kernel_store for a y that is not of tsh_real. If add is 1 and y has step 0, y is one
- * element, to which the sum of the block is added. */
+/* Does what tshi_kernel_store does, for a y that is not of tsh_real. If add is 1 and y has step 0,
+ * y is one element, to which the sum of the block is added. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
@@ -6725,9 +6736,9 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     char *at = (char *)y->data + e * y->step * row->size;         /* address of the first value */
     tsh_real sum[TSHI_BLOCK];
     int i;
-    if (add) row->load(at, y->step, m, sum); /* reads the values to add to */
+    if (add) row->load(at, y->step, m, sum); /* reads the values to which block is added */
     for (i = 0; i < m && add && y->step; i++) sum[i] += block[i];
-    for (i = 0; i < m && add && !y->step; i++) /* sum[i] continues sum[i - 1] */
+    for (i = 0; i < m && add && !y->step; i++) /* y is one element: the sums run on */
         sum[i] = sum[i ? i - 1 : 0] + block[i];
     row->store(at, y->step, m, add ? sum : block);
 }
@@ -6742,7 +6753,9 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_round_to(y, e, n, block, add);
 }
 
-/* tshi_kernel_load for an operand of integers: converts the block to int64_t, always in pad. */
+/* Returns the block that begins at element e of x, which has n elements of an integer dtype, in
+ * pad, converted to int64_t. If fewer than TSHI_BLOCK are left, pad repeats the block's first
+ * value. */
 TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int64_t e, int64_t n,
                                                      int64_t *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
@@ -6760,9 +6773,9 @@ TSHI_APART void tshi_kernel_pad(const tsh_real *x, int64_t n, tsh_real rest, tsh
     for (i = 0; i < n; i++) pad[i] = x[i];
 }
 
-/* Adds a block to the lanes. Sums, dot products and maxima of a row are loops over a function like
- * this one, called once per block. It is called for the last block, which is padded, after the
- * loop, so that the lanes stay in registers. */
+/* Adds a block to the lanes (32 partial sums). Sums, dot products and maxima of a row are loops
+ * over a function like this one, called once per block. It is called for the last block, which is
+ * padded, after the loop, so that the lanes stay in registers. */
 TSHI_INLINE void tshi_kernel_sum_step(tsh_real *lane, const tsh_real *x) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i];
@@ -6782,7 +6795,7 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     return tshi_kernel_fold(lane);
 }
 
-/* Adds the products of two blocks to the lanes. */
+/* Adds the products of two blocks, element by element, to the lanes (32 partial sums). */
 TSHI_INLINE void tshi_kernel_dot_step(tsh_real *lane, const tsh_real *x, const tsh_real *y) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i] * y[i];
@@ -6808,7 +6821,7 @@ TSHI_INLINE tsh_real tshi_kernel_larger(tsh_real x, tsh_real y) {
     return ((x > y) | (x != x)) ? x : y;
 }
 
-/* Raises each lane to the block's value if that is larger or NaN. */
+/* Updates the lanes, 32 running maxima: sets lane[i] to x[i] if x[i] is larger or NaN. */
 TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
     int i;
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] = tshi_kernel_larger(x[i], lane[i]);
@@ -6849,7 +6862,8 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     return tshi_kernel_max_fold(lane);
 }
 
-/* Sets y = e^(x - max) for a block of values x <= max, and adds y to the lanes. */
+/* Sets y = e^(x - max) for a block of values x <= max, and adds y to the lanes (32 partial
+ * sums). */
 TSHI_INLINE void tshi_kernel_exps_block(tsh_real *lane, const tsh_real *x, tsh_real max,
                                         tsh_real *y, int fused) {
     int i;
@@ -6857,8 +6871,8 @@ TSHI_INLINE void tshi_kernel_exps_block(tsh_real *lane, const tsh_real *x, tsh_r
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-/* Adds e^(x - max) of n values x <= max to the lanes, and stores these terms in y unless y is
- * NULL. */
+/* Adds e^(x - max) of n values x <= max to the lanes (32 partial sums), and stores these terms in y
+ * unless y is NULL. */
 TSHI_INLINE void tshi_kernel_add_exps(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real max,
                                       tsh_real *y, int fused) {
     tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
@@ -6910,7 +6924,7 @@ static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
 
 /* -- loops ------------------------------------------------------------------ */
 
-enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* max operands of a tshi_loop, a tshi_rows */
+enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* max operands of a tshi_loop; of a tshi_rows */
 
 /* A loop over an iteration space of ndim dimensions, along each of which every operand has a
  * stride. */
@@ -6918,7 +6932,7 @@ typedef struct tshi_loop {
     const tsh_ctx *ctx;        /* the rank's context: its threads run the loop */
     int ndim, n;               /* number of dimensions; number of operands */
     int64_t dim[TSH_MAX_DIMS]; /* length of each dimension on this rank */
-    int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS]; /* in elements; 0: broadcast */
+    int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS]; /* per operand, in elements; 0: broadcast */
     tshi_operand x[TSHI_MAX_OPERANDS]; /* operands; their steps are set during the loop */
     /* the kernel to call; tshi_kernel_run sets this field and those below */
     tshi_kernel_fn kernel;
@@ -6975,7 +6989,7 @@ static void tshi_kernel_walk(const tshi_loop *loop) {
     for (;;) {
         loop->kernel(inner >= 0 ? loop->dim[inner] : 1, x, loop->params);
         for (d = inner - 1; d >= 0; d--) { /* increments the index as an odometer does */
-            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d has ended */
+            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d is at its end */
             for (i = 0; i < loop->n; i++)
                 tshi_kernel_move(&x[i], loop->stride[i][d] * (back ? 1 - back : 1));
             if (!back) break;
@@ -6999,7 +7013,7 @@ static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
  * dimension that is long enough and along which operand 0 has a stride other than 0, so no two
  * threads write to the same element. */
 TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
-    enum { MIN_ELEMENTS = 1 << 15 }; /* fewer per thread would not pay */
+    enum { MIN_ELEMENTS = 1 << 15 }; /* min elements per thread: fewer would not pay */
     int64_t count = 1;
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
@@ -7010,7 +7024,7 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
     pieces = tshi_team_parts(loop->ctx, count, MIN_ELEMENTS);
     for (d = 0; d < loop->ndim && (!loop->stride[0][d] || loop->dim[d] < pieces); d++) continue;
     loop->cut = d;
-    if (pieces == 1 || d == loop->ndim) /* no dimension can be divided */
+    if (pieces == 1 || d == loop->ndim) /* one piece, or no dimension to divide */
         tshi_kernel_walk(loop);
     else
         tshi_team_run(pieces, loop->dim[d], d == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece, loop);
@@ -7049,7 +7063,7 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
 
 /* Returns how many pieces, at most one per thread, to cut `rows` rows of `length` elements into. */
 static int tshi_kernel_parts(const tsh_ctx *ctx, int64_t rows, int64_t length) {
-    enum { MIN_ELEMENTS = 1 << 14 }; /* fewer per thread would not pay */
+    enum { MIN_ELEMENTS = 1 << 14 }; /* min elements per thread: fewer would not pay */
     return tshi_team_parts(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
 }
 
@@ -7059,11 +7073,11 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
                   rows);
 }
 
-/* to = from: copies n elements of one dtype, as unsigned integers of the dtype's size if there is
- * such a type. */
+/* Copies n elements of one dtype from `from` to `to`. TSHI_KERNEL_MOVE copies them as unsigned
+ * integers of the dtype's size; if there is no such type, memcpy is called for each element. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
-        typedef type TSHI_MAY_ALIAS bits; /* floats of this size, too */                           \
+        typedef type TSHI_MAY_ALIAS bits; /* may alias floats of this size */                      \
         bits *TSHI_RESTRICT y = (bits *)to->data;                                                  \
         const bits *TSHI_RESTRICT x = (const bits *)from->data;                                    \
         TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                   \
@@ -7085,8 +7099,8 @@ TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const t
 }
 #undef TSHI_KERNEL_MOVE
 
-/* to = from: copies n elements and converts their dtype: exactly between integers, else through
- * tsh_real. */
+/* Copies n elements from `from` to `to` and converts their dtype: exactly between integers, else
+ * through tsh_real. */
 TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_operand *from) {
     enum { BLOCK = 256 }; /* elements converted at a time */
     const tshi_dtype *y = &tshi_dtypes[to->dtype], *x = &tshi_dtypes[from->dtype];
@@ -7122,7 +7136,7 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
 static void tshi_kernel_narrow(void *values, int64_t n, tsh_dtype dtype) {
     const tshi_operand to = tshi_kernel_operand(values, 1, dtype);
     const tshi_operand from = tshi_kernel_operand(values, 1, TSH_REAL);
-    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads a block, then writes it */
+    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads each block before writing it */
 }
 
 static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
@@ -7150,7 +7164,8 @@ static tshi_block *tshi_kernel_rounded(tsh_ctx *ctx, const tsh_real *values, int
     return block;
 }
 
-/* memcpy by blocks of constant size, which need no call: libc's memcpy is slower for short runs. */
+/* Does what memcpy does, by blocks of constant size, which need no call: libc's memcpy is slower
+ * for short runs. */
 TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
     enum { BLOCK = 128 };
     size_t at;
@@ -7273,14 +7288,14 @@ typedef struct tshi_noise {
     int64_t element;      /* global index of the kernel's first element; the others follow it */
 } tshi_noise;
 
-/* Random words that were drawn last: word[i] is that of the element with global index first + i. */
+/* The random words drawn last: word[i] is the one of the element with global index first + i. */
 typedef struct tshi_words {
     uint32_t word[TSHI_RNG_WORDS];
-    int64_t first; /* negative: none were drawn yet */
+    int64_t first; /* global index of word[0]'s element; negative: none were drawn yet */
 } tshi_words;
 
-/* Returns the random words of TSHI_BLOCK elements, from the kernel's element e on: from `drawn` if
- * it has them, else draws them. */
+/* Returns the random words of TSHI_BLOCK elements, from the kernel's element e on. Takes them from
+ * `drawn` if it has them, else draws them and keeps them in `drawn`. */
 TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e,
                                               tshi_words *drawn) {
     const int64_t at = noise->element + e;
@@ -7291,9 +7306,9 @@ TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e
     return drawn->word + (at - drawn->first);
 }
 
-/* Rounds a block to bf16 and stores it as elements e, e + 1, ... of y, which has n elements,
- * contiguous and of bf16. The random bits for block[i] are the 16 bits of word[i] from bit `shift`
- * on. */
+/* Rounds a block stochastically to bf16 and stores it as elements e, e + 1, ... of y, which has n
+ * contiguous elements of bf16. The random bits for block[i] are the 16 bits of word[i] from bit
+ * `shift` on. */
 TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int64_t n,
                                           const tsh_real *block, const uint32_t *word, int shift) {
     uint16_t rounded[TSHI_BLOCK];
@@ -7378,10 +7393,11 @@ TSHI_KERNEL(tshi_kernel_random, tshi_noise);
 #define TSHI_GEMM_BF16S 0
 #endif
 
-/* A strided matrix. A and B may have any dtype that ops compute with: packing converts them. D is
- * of tsh_real. So is C if it is the same memory as D; else C, too, may have any such dtype. */
+/* A strided matrix. In C = A B + D, the matrices A and B may have any dtype that ops compute with:
+ * packing converts them. D is of tsh_real. C is of tsh_real if it shares D's memory, else of any
+ * dtype that ops compute with. */
 typedef struct tshi_matrix {
-    void *data;          /* element (0, 0) */
+    void *data;          /* address of element (0, 0) */
     int64_t row, column; /* row stride and column stride, in elements */
     tsh_dtype dtype;     /* type of the elements */
     /* 1: the elements are tsh_real, but a product with a bf16 matrix may round them to bf16 */
@@ -7425,15 +7441,15 @@ typedef struct tshi_gemm_walk {
     int64_t step, along, left;     /* step, along: in bytes; left: passes to come */
 } tshi_gemm_walk;
 
-/* The forms to which packing converts matrices. They consist of words of the size of tsh_real, in
- * which micro-kernels compute. */
+/* The forms to which packing converts matrices. A packed matrix consists of words of the size of
+ * tsh_real, on which micro-kernels compute: one element or a pair of bf16 each. */
 typedef enum tshi_gemm_form {
     TSHI_GEMM_REALS,  /* tsh_real as it is */
     TSHI_GEMM_BF16,   /* bf16 converted to tsh_real */
     TSHI_GEMM_F16,    /* f16 converted to tsh_real */
     TSHI_GEMM_OTHER,  /* another dtype converted to tsh_real */
-    TSHI_GEMM_PAIRS,  /* bf16: a word has elements 2p (the low half) and 2p + 1 of a sum over k */
-    TSHI_GEMM_ROUNDED /* tsh_real rounded to bf16, in pairs */
+    TSHI_GEMM_PAIRS,  /* bf16: a word has elements 2p (its low half) and 2p + 1 along k */
+    TSHI_GEMM_ROUNDED /* tsh_real rounded to bf16, two in a word as for PAIRS */
 } tshi_gemm_form;
 
 /* A word of A as micro-kernels read it: a tsh_real, or a pair of bf16 (stored as two uint16_t,
@@ -7443,7 +7459,7 @@ typedef tsh_real TSHI_MAY_ALIAS tshi_gemm_word;
 /* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. With packed
  * pairs, k counts words. */
 typedef struct tshi_gemm_tile {
-    int64_t k;               /* number of products in each sum */
+    int64_t k;               /* length of each sum, in words of A; `few`: in elements */
     const tshi_gemm_word *a; /* A, shape (rows, k) */
     int64_t rsa, csa;        /* row stride and column stride of A */
     const tsh_real *b;       /* B, shape (k, cols) */
@@ -7451,10 +7467,10 @@ typedef struct tshi_gemm_tile {
     /* `few`, `stream`: form to which the elements of B, which is not packed, are converted */
     tshi_gemm_form form;
     int64_t slice;        /* `few`: length of a slice of k; `stream`: all of k; both in elements */
-    int64_t after;        /* `few`: number of B's columns after the tile's, which it prefetches */
+    int64_t after;        /* `few`: number of columns of B after the tile's, to prefetch */
     uintptr_t then;       /* `few`: address of the matrix that is read after B; 0: unknown */
     tsh_real alpha;       /* factor of A B */
-    int add;              /* 0: D is 0 and not read */
+    int add;              /* 1: D is added; 0: D is not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
     int64_t rsd;          /* row stride of D */
     tsh_real *c;          /* C, shape (rows, cols) */
@@ -7467,7 +7483,7 @@ typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
 /* A micro-kernel and its block sizes: one row of the table tshi_gemm_kernels. */
 struct tshi_gemm_kernel {
-    const char *name; /* for tests and benchmarks */
+    const char *name; /* name in tests and benchmarks */
     int mr, nr;       /* rows and columns of a tile */
     int mc, kc, nc;   /* max block sizes of m, k, n: multiples of mr, of 32 and of nr */
     int isa;          /* the instruction set that it needs: TSHI_ISA_... */
@@ -7485,7 +7501,7 @@ struct tshi_gemm_kernel {
     /* (optional) `tile` for A and B packed in pairs of bf16; needs AVX512_BF16 */
     tshi_gemm_tile_fn pairs;
     /* (optional) Does what tshi_gemm_pack_matrix does if m has a unit stride and the function
-     * supports `form`: mostly that of 16-bit elements. Returns 1, or 0 if it cannot. */
+     * supports `form` (mostly forms of 16-bit elements). Returns 1 if it has packed m, else 0. */
     int (*pack)(tsh_real *dst, int width, int valid, int64_t k, const tshi_matrix *m,
                 tshi_gemm_form form);
     /* (optional) Converts n values to a 16-bit dtype and stores them contiguously. */
@@ -7494,16 +7510,16 @@ struct tshi_gemm_kernel {
 
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* max mr * nr of any kernel */
-    TSHI_GEMM_THIN = 2,       /* max rows of products computed one sliver of B at a time */
-    TSHI_GEMM_FEW_ROWS = 8,   /* max rows for `few` */
+    TSHI_GEMM_THIN = 2,       /* max rows of products that are computed nr columns at a time */
+    TSHI_GEMM_FEW_ROWS = 8,   /* max rows of products that `few` computes */
     TSHI_GEMM_NEAR = 8192,    /* min bytes that `few` and `stream` prefetch ahead */
     TSHI_GEMM_AHEAD = 32768,  /* max bytes that `few` prefetches beyond the next 16 columns */
     TSHI_GEMM_SUMS = 1024,    /* rows of C computed at a time if sums are kept apart from C */
     TSHI_GEMM_STRETCH = 32,   /* steps of k between two prefetches in a tile */
-    TSHI_GEMM_FETCH = 4,      /* cache lines of B's next sliver per prefetch */
-    TSHI_GEMM_FETCH_C = 2,    /* rows of C per prefetch */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of B that a tile prefetches at a time */
+    TSHI_GEMM_FETCH_C = 2,    /* rows of C that a tile prefetches at a time */
     TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
-    TSHI_GEMM_FEW = 6,        /* max rows for `stream`, which needs contiguous rows of B */
+    TSHI_GEMM_FEW = 6,        /* max rows of products that `stream` computes */
     TSHI_GEMM_STEPS = 8       /* steps of k that `stream` takes at a time */
 };
 
@@ -7565,7 +7581,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         c0[i] = TSHI_GEMM_SUM_##isa(x, b0, c0[i]);                                                 \
         if (vecs > 1) c1[i] = TSHI_GEMM_SUM_##isa(x, b1, c1[i]);                                   \
     }
-#define TSHI_GEMM_PUT(isa, c, d, v) /* C = alpha v + D, one register */                            \
+#define TSHI_GEMM_PUT(isa, c, d, v) /* stores one register of C: alpha v + D */                    \
     TSHI_GEMM_STORE_##isa(c, TSHI_GEMM_FMA_##isa(alpha, v, add ? TSHI_GEMM_LOAD_##isa(d) : zero));
 #define TSHI_GEMM_OUT(isa, i, g) /* stores row i of the tile */                                    \
     if (rows > i) {                                                                                \
@@ -7589,9 +7605,9 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const tsh_real *b = t->b;                                                                  \
         const tsh_real *c = t->c; /* next row of C to prefetch */                                  \
         const TSHI_GEMM_VEC_##isa zero = {0};                                                      \
-        TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr]; /* c0, c1: sums of the tile */              \
+        TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr]; /* c0[i], c1[i]: sums of row i */           \
         ROWS(TSHI_GEMM_ZERO, isa)                                                                  \
-        (void)a2, (void)a3; /* not read in tiles of 6 rows */                                      \
+        (void)a2, (void)a3; /* a2 and a3 are not read in tiles of 6 rows */                        \
         for (int64_t p = t->k, rest; p > 0;) {                                                     \
             rest = p > TSHI_GEMM_STRETCH ? p - TSHI_GEMM_STRETCH : 0;                              \
             for (int i = 0; i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(t->walk);                    \
@@ -7629,10 +7645,10 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 tshi_gemm_rows_##isa(t, mr, 1);                                                    \
             return;                                                                                \
         }                                                                                          \
-        TSHI_GEMM_PART(isa, mr, 8) /* 8 rows at a time */                                          \
-        TSHI_GEMM_PART(isa, mr, 4) /* 4 rows at a time */                                          \
-        TSHI_GEMM_PART(isa, mr, 2) /* 2 rows at a time */                                          \
-        TSHI_GEMM_PART(isa, mr, 1) /* the last row */                                              \
+        TSHI_GEMM_PART(isa, mr, 8) /* computes 8 rows at a time */                                 \
+        TSHI_GEMM_PART(isa, mr, 4) /* computes 4 rows at a time */                                 \
+        TSHI_GEMM_PART(isa, mr, 2) /* computes 2 rows at a time */                                 \
+        TSHI_GEMM_PART(isa, mr, 1) /* computes the last row */                                     \
     }
 /* Defines tshi_gemm_stream_form_isa, which reads B once, in the order of memory, and meanwhile
  * keeps the sums of all columns in memory. With few rows of A there is little to compute, and the
@@ -7650,8 +7666,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size;                 \
         const int64_t step = each * row, reach = TSHI_GEMM_NEAR / (each * cols * size) + 1;        \
         const char *b = (const char *)t->b + p * step;                                             \
-        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: words of A, by step */  \
-        /* next: bytes from a row that is read to one that is prefetched, maybe outside B */       \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: A by row and step */    \
+        /* next: bytes from the row of B that is read to the row prefetched, maybe outside B */    \
         const uintptr_t next = (uintptr_t)(step * (steps > reach ? steps : reach));                \
         TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y[q]: register of B in step q */           \
         for (int i = 0; i < rows; i++)                                                             \
@@ -7691,7 +7707,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 TSHI_GEMM_PUT(isa, t->c + i * t->rsc + j, t->d + i * t->rsd + j,                   \
                               TSHI_GEMM_LOAD_##isa(t->sums + i * cols + j))                        \
     }
-#define TSHI_GEMM_PART(isa, mr, size) /* computes parts of `size` rows while so many are left */   \
+#define TSHI_GEMM_PART(isa, mr, size) /* computes parts of `size` rows while as many are left */   \
     for (; mr > size && left >= size; left -= size) {                                              \
         if (wide)                                                                                  \
             tshi_gemm_rows_##isa(&part, size, 2);                                                  \
@@ -7750,7 +7766,7 @@ static void tshi_gemm_stream_v128(const tshi_gemm_tile *t, int rows, int cols) {
 #define TSHI_GEMM_SUM_avx2   TSHI_GEMM_FMA_avx2
 TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
 #if TSHI_GEMM_FLOAT
-/* Converts 8 values of bf16 or f16, by form, to float. */
+/* Converts the 8 values at `at`, f16 or bf16 as form says, to float. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_gemm_widen8(const tshi_gemm_form form, const void *at) {
     const __m128i x = _mm_loadu_si128((const __m128i *)at);
     if (form == TSHI_GEMM_F16) return _mm256_cvtph_ps(x);
@@ -7758,7 +7774,7 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_gemm_widen8(const tshi_gemm_form form, const v
 }
 #define TSHI_GEMM_SHORT_avx2(form, at, second) tshi_gemm_widen8(form, at)
 #else
-#define TSHI_GEMM_SHORT_avx2(form, at, second) y[q] /* not used */
+#define TSHI_GEMM_SHORT_avx2(form, at, second) y[q] /* not used: tsh_real is double */
 #endif
 TSHI_GEMM_STREAM(avx2, TSHI_AVX2)
 TSHI_AVX2 static void tshi_gemm_stream_avx2(const tshi_gemm_tile *t, int rows, int cols) {
@@ -7776,7 +7792,7 @@ TSHI_AVX2 static void tshi_gemm_stream_avx2(const tshi_gemm_tile *t, int rows, i
 #define TSHI_GEMM_SUM_avx512   TSHI_GEMM_FMA_avx512
 TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
 #if TSHI_GEMM_FLOAT
-/* Converts 16 values of bf16 or f16, by form, to float. */
+/* Converts the 16 values in x, f16 or bf16 as form says, to float. */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_widen(const tshi_gemm_form form, __m256i x) {
     return form == TSHI_GEMM_F16 ? _mm512_cvtph_ps(x)
                                  : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x),
@@ -7785,7 +7801,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_widen(const tshi_gemm_form form, __m256
 #define TSHI_GEMM_SHORT_avx512(form, at, second)                                                   \
     tshi_gemm_widen(form, _mm256_loadu_si256((const __m256i *)(const void *)(at)))
 #else
-#define TSHI_GEMM_SHORT_avx512(form, at, second) y[q] /* not used */
+#define TSHI_GEMM_SHORT_avx512(form, at, second) y[q] /* not used: tsh_real is double */
 #endif
 TSHI_GEMM_STREAM(avx512, TSHI_AVX512)
 TSHI_AVX512 static void tshi_gemm_stream_avx512(const tshi_gemm_tile *t, int rows, int cols) {
@@ -7795,8 +7811,8 @@ TSHI_AVX512 static void tshi_gemm_stream_avx512(const tshi_gemm_tile *t, int row
         tshi_gemm_stream_form_avx512(t, rows, cols, TSHI_GEMM_BF16);
 }
 
-/* tshi_gemm_kernel.stream for AVX-512. If the last columns fill only half a register, AVX2 computes
- * them. */
+/* Implements tshi_gemm_kernel.stream with AVX-512. If the last columns fill only half a register,
+ * AVX2 computes them. */
 static void tshi_gemm_stream_x86(const tshi_gemm_tile *t, int rows, int cols) {
     const int whole = cols / (64 / (int)sizeof(tsh_real)) * (64 / (int)sizeof(tsh_real));
     const int64_t size = t->form == TSHI_GEMM_REALS ? (int64_t)sizeof(tsh_real) : 2;
@@ -7842,8 +7858,8 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Uses SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
 
-/* Packs 4 steps of `lanes` contiguous lanes (inc = 1). more: 1 if at least 8 steps follow; steps 8
- * to 11 are then prefetched. */
+/* Packs 4 steps of k of `lanes` rows of A (or columns of B) whose elements of one step are
+ * contiguous in src. ld: floats from step to step. more: 1 to prefetch steps 8 to 11. */
 TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int lanes,
                                      const float *TSHI_RESTRICT src, int64_t ld, int more) {
     for (int i = 0; i < lanes; i += 4) {
@@ -7853,8 +7869,9 @@ TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int la
     }
 }
 
-/* Packs up to 16 steps, a cache line of each lane, by transposing 4 x 4 values. more: 1 to prefetch
- * the cache line after the next. */
+/* Packs up to 16 steps of k, a cache line from each of `lanes` rows of A (or columns of B), by
+ * transposing 4 x 4 values. inc: floats from row to row. more: 1 to prefetch the cache line after
+ * the next. */
 TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int lanes,
                                         int64_t steps, const float *TSHI_RESTRICT src, int64_t inc,
                                         int more) {
@@ -7875,7 +7892,7 @@ TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int
 }
 
 /* Packs a sliver: dst[p * width + i] = src[i * inc + p * ld] if i < valid, else 0, for p < k,
- * i < width. */
+ * i < width. i: row of A or column of B; p: index of k. */
 TSHI_OUTLINE void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
@@ -7902,12 +7919,13 @@ TSHI_OUTLINE void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int val
 }
 #endif
 
-/* Returns the number of packed words of a row of k elements. */
+/* Returns how many words, of the size of tsh_real, a row of k elements takes when packed. */
 static int64_t tshi_gemm_words(tshi_gemm_form form, int64_t k) {
     return form >= TSHI_GEMM_PAIRS ? (k + 1) / 2 : k;
 }
 
-/* Packs pairs of bf16: dst[p * width + i] has elements (i, 2p) and (i, 2p + 1) of m. */
+/* Packs the first `valid` rows of m as pairs of bf16: dst[p * width + i] has elements (i, 2p) and
+ * (i, 2p + 1) of m, and 0 for those that do not exist. */
 static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
                                  const tshi_matrix *m) {
     const int64_t size = tshi_dtypes[m->dtype].size;
@@ -7992,8 +8010,9 @@ static const uint16_t tshi_gemm_mix[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  2
                                            21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                            11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-/* Returns the next 16 packed words of a row. src: the row's next elements; left: number of elements
- * from there to the end of the row, after which words are 0. */
+/* Returns the next 16 words of a row in packed form: a float or a pair of bf16 each. src: the row's
+ * next elements; left: number of elements from src to the end of the row, after which words are
+ * 0. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
                                                   int64_t left) {
@@ -8009,9 +8028,9 @@ TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src
     return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16((__mmask16)mask, src));
 }
 
-/* Returns one packed word of each of 16 rows, 0 for rows that are not in mask. src: one element of
- * each row, contiguous. next: bytes from there to the rows' next elements, the second ones of
- * pairs; 0: there are none, and 0 takes their place. */
+/* Returns one word of each of 16 rows in packed form: a float or a pair of bf16; 0 for rows that
+ * are not in mask. src: one element of each row, contiguous. next: bytes from src to the rows' next
+ * elements, the second ones of pairs; 0: the rows end, and the second ones are 0. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
@@ -8034,7 +8053,7 @@ TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *
 #define TSHI_GEMM_SHORT_bf16(form, at, second)                                                     \
     tshi_gemm_load_column(TSHI_GEMM_PAIRS, at, (__mmask16)-1, second)
 TSHI_GEMM_STREAM(bf16, TSHI_GEMM_TARGET_BF16)
-/* tshi_gemm_kernel.stream for AVX512_BF16. */
+/* Implements tshi_gemm_kernel.stream with AVX512_BF16. */
 TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t, int rows,
                                                         int cols) {
     if (t->form == TSHI_GEMM_PAIRS)
@@ -8044,8 +8063,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t,
 }
 #endif
 
-/* Transposes the 16 x 16 words in r[0] to r[15]: first 4 x 4 words within 128-bit quarters of
- * registers, then the quarters. */
+/* Macros that transpose the 16 x 16 words in r[0] to r[15]. WORDS4 transposes 4 x 4 words within
+ * each 128-bit quarter of four registers, QUARTERS4 the quarters of four registers; TRANSPOSE16
+ * does both for all registers. */
 #define TSHI_GEMM_WORDS4(a, b, c, d)                                                               \
     t0 = _mm512_unpacklo_ps(r[a], r[b]), t1 = _mm512_unpackhi_ps(r[a], r[b]);                      \
     t2 = _mm512_unpacklo_ps(r[c], r[d]), t3 = _mm512_unpackhi_ps(r[c], r[d]);                      \
@@ -8064,31 +8084,30 @@ TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t,
 #define TSHI_GEMM_EACH16(X)                                                                        \
     X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
-/* Loads the next 16 packed words of each of 16 rows, whose elements are contiguous, to r[0] to
- * r[15]; 0 for rows from `rows` on, which do not exist. inc: bytes from row to row; left: number of
- * elements that each row has left. */
+/* Loads 16 rows, whose elements are contiguous, to r[0] to r[15], converted to packed form: 16
+ * words of each, a float or a pair of bf16 per word. Rows from `rows` on do not exist and count as
+ * 0. inc: bytes from row to row; left: number of elements that each row has left. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *r, const char *src,
-                                     int64_t rows, int64_t inc, int64_t left) {
+                                     int64_t rows, int64_t inc, int64_t left){
 #define TSHI_GEMM_ROW(l)                                                                           \
     {                                                                                              \
         const char *row = src + (l < rows ? l * inc : 0);                                          \
         r[l] = tshi_gemm_load_row(form, row, l < rows ? left : 0);                                 \
         TSHI_PREFETCH((const void *)((uintptr_t)row + 128));                                       \
     }
-    TSHI_GEMM_EACH16(TSHI_GEMM_ROW)
-}
+    TSHI_GEMM_EACH16(TSHI_GEMM_ROW)}
 
-/* Packs rows whose elements are contiguous; inc: bytes from row to row. */
+/* Packs `valid` rows whose elements are contiguous. inc: bytes from row to row. */
 TSHI_GEMM_TARGET_PACK
-static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid, int64_t k,
-                                 const char *src, int64_t inc) {
+    static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid,
+                                     int64_t k, const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
     const int64_t size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
     __m512 r[16], t0, t1, t2, t3;
-    for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* 16 words of each row */
+    for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* packs 16 words of each row */
         const int64_t words = tshi_gemm_words(form, tshi_base_min(k - q, 16 * each));
-        for (int i = 0; i < width; i += 16) { /* 16 rows */
+        for (int i = 0; i < width; i += 16) { /* packs 16 rows */
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
             const char *from = src + (i < valid ? i * inc : 0) + q * size;
 #define TSHI_GEMM_ROWS(form)                                                                       \
@@ -8126,7 +8145,7 @@ TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
         }
 }
 
-/* tshi_gemm_kernel.pack for AVX-512. */
+/* Implements tshi_gemm_kernel.pack with AVX-512. */
 TSHI_GEMM_TARGET_PACK static int tshi_gemm_pack_avx512(float *dst, int width, int valid, int64_t k,
                                                        const tshi_matrix *m, tshi_gemm_form form) {
     const char *src = (const char *)m->data;
@@ -8150,7 +8169,7 @@ TSHI_GEMM_TARGET_PACK static int tshi_gemm_pack_avx512(float *dst, int width, in
     return 0;
 }
 
-/* tshi_gemm_kernel.store for AVX-512. */
+/* Implements tshi_gemm_kernel.store with AVX-512. */
 TSHI_AVX512 static void tshi_gemm_store_avx512(void *to, const float *from, int n,
                                                tsh_dtype dtype) {
     for (int i = 0; i < n; i += 16) {
@@ -8177,10 +8196,10 @@ TSHI_AVX512 static void tshi_gemm_store_avx512(void *to, const float *from, int 
 /* ========================================================================== */
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Transposes 4 contiguous words of each of 8 columns: lane c of y[w] becomes word w of column c.
- * inc: bytes from column to column. */
+/* Loads 4 contiguous words, of 4 bytes, of each of 8 columns of B and transposes them: lane c of
+ * y[w] becomes word w of column c. inc: bytes from column to column. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_words(const char *b, int64_t inc, __m256 *y) {
-#define TSHI_GEMM_FEW_WORDS(c) /* 4 words of columns c and c + 4 */                                \
+#define TSHI_GEMM_FEW_WORDS(c) /* loads 4 words of columns c and c + 4 */                          \
     _mm256_insertf128_ps(                                                                          \
         _mm256_castps128_ps256(_mm_loadu_ps((const float *)(const void *)(b + (c)*inc))),          \
         _mm_loadu_ps((const float *)(const void *)(b + ((c) + 4) * inc)), 1)
@@ -8194,9 +8213,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_words(const char *b, int64_t inc, __m25
     y[3] = _mm256_shuffle_ps(u1, u3, 0xee);
 }
 
-/* Converts one word of each of 8 columns to floats. A word of bf16 or f16 has two elements: the
- * first ones go to z[0], the second ones to z[1]. Otherwise a word is a float, and both are set to
- * it. */
+/* Converts y, a 4-byte word of each of 8 columns, to floats. A word of bf16 or f16 has two
+ * elements: the first ones go to z[0], the second ones to z[1]. Otherwise a word is a float, and
+ * z[0] and z[1] are both set to y. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_floats(const tshi_gemm_form form, __m256 y, __m256 *z) {
     __m256i x = _mm256_castps_si256(y);
     z[0] = z[1] = y;
@@ -8225,12 +8244,12 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_put8(float *to, int64_t n, __m256 x) {
     for (int64_t i = 0; i < n; i++) to[i] = lanes[i];
 }
 
-/* Packs rows whose 16-bit elements are contiguous, as floats, 8 elements of 8 rows at a time; inc:
- * bytes from row to row. If the sliver has fewer than 8 rows, each step still stores a whole
- * register: the next step overwrites what is too much. */
+/* Packs rows whose 16-bit elements are contiguous, as floats, 8 elements of 8 rows at a time. inc:
+ * bytes from row to row. If width < 8, a step of k still stores 8 floats, of which the next step
+ * overwrites those beyond width. */
 TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int width, int valid,
                                             int64_t k, const char *src, int64_t inc) {
-    char tail[8][16]; /* a part with fewer than 8 rows or elements, padded with 0 */
+    char tail[8][16]; /* copy of a part with fewer than 8 rows or elements, padded with 0 */
     for (int i = 0; i < width; i += 8) {
         const int rows = valid - i < 8 ? valid - i : 8;
         for (int64_t q = 0, n; q < k; q += n) {
@@ -8246,7 +8265,7 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(p, x) /* stores step q + p */                                              \
+#define TSHI_GEMM_WORD8(p, x) /* stores x: step q + p of k */                                      \
     if ((p) < n)                                                                                   \
         tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
                        width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
@@ -8276,7 +8295,7 @@ TSHI_AVX2 static void tshi_gemm_pack_across8(tshi_gemm_form form, float *dst, in
         }
 }
 
-/* tshi_gemm_kernel.pack for AVX2. */
+/* Implements tshi_gemm_kernel.pack with AVX2. */
 TSHI_AVX2 static int tshi_gemm_pack_avx2(float *dst, int width, int valid, int64_t k,
                                          const tshi_matrix *m, tshi_gemm_form form) {
     const char *src = (const char *)m->data;
@@ -8289,7 +8308,7 @@ TSHI_AVX2 static int tshi_gemm_pack_avx2(float *dst, int width, int valid, int64
     return 1;
 }
 
-/* tshi_gemm_kernel.store for AVX2. */
+/* Implements tshi_gemm_kernel.store with AVX2. */
 TSHI_AVX2 static void tshi_gemm_store_avx2(void *to, const float *from, int n, tsh_dtype dtype) {
     for (int i = 0; i < n; i += 8) {
         float some[8] = {0, 0, 0, 0, 0, 0, 0, 0};
@@ -8341,8 +8360,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_step(const int rows, const float *a, __
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)
 }
 
-/* Adds the products with 4 words of each of 8 columns of B to the sums. each: elements of a word; a
- * constant after inlining. */
+/* Adds to the sums the products of A and 4 words of each of 8 columns of B. A word has 4 bytes.
+ * each: elements of a word, a constant after inlining. inc: bytes from column to column. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int each, const int rows,
                                               const float *a, const char *b, int64_t inc,
                                               __m256 *acc) {
@@ -8365,7 +8384,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col,
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN8)
 }
 
-/* Ends a slice of k: out += alpha acc, then acc = 0. */
+/* Ends a slice of k: in each row i, adds alpha times acc[i], the sums of the slice, to out[i], and
+ * sets acc[i] to 0. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_slice(const tshi_gemm_tile *t, const int rows,
                                                __m256 *acc, __m256 *out) {
     const __m256 alpha = _mm256_set1_ps(t->alpha);
@@ -8396,8 +8416,8 @@ TSHI_OUTLINE void tshi_gemm_few_last(float *to_a, const float *a, int64_t n, cha
     }
 }
 
-/* Returns the largest number of groups of 8 columns that are computed side by side: more would not
- * fit into registers. */
+/* Returns the largest number of groups of 8 columns that are computed side by side if A is packed
+ * to a width of `width`: more groups would not fit into registers. */
 TSHI_INLINE int tshi_gemm_few_groups(int width) {
     return width == 1 ? 4 : width == 4 ? 2 : 1;
 }
@@ -8405,7 +8425,7 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
 /* Computes 8 * groups columns of C, from column `col` on, with A packed to a width of `rows`; only
  * the first `valid` rows exist. Meanwhile it prefetches as many bytes as it reads, at ascending
  * addresses: B's next columns, or, if there are none (last is 1), the matrix that is read after
- * B. */
+ * B. each: elements of B per 4 bytes. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const int each, const int rows,
                                                  int groups) {
@@ -8414,29 +8434,34 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     const int most = tshi_gemm_few_groups(rows);
     int64_t inc = t->csb * size;
     const char *const begin = (const char *)t->b + col * inc;
-    /* per group: the address at which it reads B next */
+    /* per group of 8 columns: the address at which B is read next */
     const char *b[4] = {NULL, NULL, NULL, NULL};
-    uintptr_t ahead = !last      ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
+    uintptr_t ahead = !last     ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
                       : t->then ? t->then
                                 : (uintptr_t)begin;
     const tshi_gemm_word *a = t->a;
     float a_end[64];
     char b_end[32][16];
-    __m256 acc[4][8], out[4][8]; /* per group; acc: sums of a slice of k; out: sums of C */
+    __m256 acc[4][8], out[4][8]; /* by group and row: acc: sums of a slice of k; out: of C */
 #define TSHI_GEMM_FEW_GROUPS(X)                                                                    \
-    X(0) if (most > 1 && groups > 1) { X(1) } if (most > 2 && groups > 2) { X(2) X(3) }
-#define TSHI_GEMM_FEW_D(g)                                                                         \
-    tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);                              \
-    b[g] = begin + 8 * g * inc;                                                                    \
+    X(0) if (most > 1 && groups > 1) {                                                             \
+        X(1)                                                                                       \
+    }                                                                                              \
+    if (most > 2 && groups > 2) {                                                                  \
+        X(2) X(3)                                                                                  \
+    }
+#define TSHI_GEMM_FEW_D(g)                                                                           \
+    tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);                                \
+    b[g] = begin + 8 * g * inc;                                                                      \
     /* hides from gcc that b[g] is computed from b[0]: it would address all 32 columns relative to \
-     * b[0] and have too few registers for the offsets */                                          \
+     * b[0] and have too few registers for the offsets */ \
     __asm__("" : "+r"(b[g]));
 #define TSHI_GEMM_FEW_QUAD(g)                                                                      \
     tshi_gemm_few_quad(t->form, each, rows, a, b[g], inc, acc[g]);                                 \
     b[g] += 16;
-#define TSHI_GEMM_FEW_LAST(g) b[g] = b_end[8 * g];
+#define TSHI_GEMM_FEW_LAST(g)  b[g] = b_end[8 * g];
 #define TSHI_GEMM_FEW_ALPHA(g) tshi_gemm_few_slice(t, rows, acc[g], out[g]);
-#define TSHI_GEMM_FEW_C(g) tshi_gemm_few_end(t, col + 8 * g, valid, rows, out[g]);
+#define TSHI_GEMM_FEW_C(g)     tshi_gemm_few_end(t, col + 8 * g, valid, rows, out[g]);
     TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_D)
     for (int64_t p = 0, left; p < t->k; p += t->slice) {
         left = tshi_base_min(t->slice, t->k - p);
@@ -8456,9 +8481,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_C)
 }
 
-/* tshi_gemm_kernel.few for AVX2. */
+/* Implements tshi_gemm_kernel.few with AVX2. */
 TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int cols) {
-    enum { MOST = 24 << 10 }; /* max bytes of columns side by side: fewer long ones are faster */
+    enum { MOST = 24 << 10 }; /* max bytes of columns side by side: if long, fewer are faster */
     const int width = tshi_gemm_few_width(rows);
     /* bytes: size of 8 columns of B */
     const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2);
@@ -8494,7 +8519,7 @@ static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
 /* Returns the first (second is 0) or the second elements (second is 1) of 16 pairs of 16-bit
- * elements, as floats. words: as tshi_gemm_few_part stores them. */
+ * elements, as floats. words: the pairs, in the order in which tshi_gemm_few_part stores them. */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_few_half(const tshi_gemm_form form, const float *words,
                                               const int second) {
     const __m512i x = _mm512_load_si512(words);
@@ -8531,7 +8556,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const
     }
 }
 
-/* Transposes the first cache line of each column: all parts of tshi_gemm_few_part in one call. */
+/* Transposes the first cache line of each of 16 columns of B to `to`: does all 8 parts of
+ * tshi_gemm_few_part. inc: bytes from column to column. */
 TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to, const char *b,
                                                   int64_t inc) {
     const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);
@@ -8540,8 +8566,8 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_FIRST)
 }
 
-/* Transposes the first 8 floats of each of 16 columns; those from index k on count as 0. column:
- * floats from column to column. */
+/* Transposes the first 8 floats of each of 16 columns of B to `to`; those from index k on count as
+ * 0. column: floats from column to column. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int64_t k,
                                                  int64_t column) {
     const __mmask8 mask = (__mmask8)tshi_gemm_mask(k);
@@ -8559,7 +8585,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int6
     }
 }
 
-/* Transposes the last k elements of each of 16 columns: less than a cache line. */
+/* Transposes the last k elements, less than a cache line, of each of 16 columns of B to `to`.
+ * column: elements from column to column. */
 TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, const void *b,
                                                  int64_t k, int64_t column) {
     const tshi_matrix m = tshi_gemm_matrix_of(tshi_kernel_unconst(b), TSH_F16, column, 1);
@@ -8570,7 +8597,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 }
 
 #define TSHI_GEMM_FEW_SUM_avx512(sum, x, y) sum = _mm512_fmadd_ps(_mm512_set1_ps(x), y, sum)
-/* In assembly, because gcc 12 would broadcast x to all lanes by a separate instruction. */
+/* This is assembly, because gcc 12 would broadcast x to all lanes by a separate instruction. */
 #define TSHI_GEMM_FEW_SUM_bf16(sum, x, y)                                                          \
     __asm__("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(x), "v"(y))
 #define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds x[i] y to the sums of row i */                     \
@@ -8580,7 +8607,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
     TSHI_GEMM_FEW_ADD(isa, 2, x, y) TSHI_GEMM_FEW_ADD(isa, 3, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
-#define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products with word s of a cache line */             \
+#define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products of A and word s of the 16 lines */         \
     if (form == TSHI_GEMM_REALS || form == TSHI_GEMM_PAIRS) {                                      \
         const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
         TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
@@ -8590,16 +8617,16 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
         TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
     }
-#define TSHI_GEMM_FEW_PART(isa, p) /* part p of transposing the next line, two words of this */    \
+#define TSHI_GEMM_FEW_PART(isa, p) /* does part p of transposing, and adds words 2p, 2p + 1 */     \
     tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
     TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
     TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)
 #define TSHI_GEMM_FEW_CLEAR(i) acc[i] = zero;
-#define TSHI_GEMM_FEW_BEGIN(i) /* reads D, row i */                                                \
+#define TSHI_GEMM_FEW_BEGIN(i) /* begins row i of C: sets out to D or 0 */                         \
     if (rows > i) out[i] = t->add && valid > i ? _mm512_loadu_ps(t->d + i * t->rsd + col) : zero;
-#define TSHI_GEMM_FEW_SLICE(i) /* ends a slice of k: out += alpha acc */                           \
+#define TSHI_GEMM_FEW_SLICE(i) /* ends a slice of k: adds alpha acc[i] to the sums of row i */     \
     if (rows > i) out[i] = _mm512_fmadd_ps(alpha, acc[i], out[i]);
-#define TSHI_GEMM_FEW_END(i) /* stores C, row i */                                                 \
+#define TSHI_GEMM_FEW_END(i) /* stores row i of C */                                               \
     if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
 
 /* Defines two functions. tshi_gemm_few_rows_isa computes 16 columns of C, from column col on, with
@@ -8620,7 +8647,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
                                  ? (int64_t)TSHI_GEMM_NEAR                                         \
                                  : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                        \
         uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */   \
-        uintptr_t ahead = /* where the 1024 bytes that were prefetched last begin */               \
+        uintptr_t ahead = /* address of the 1024 bytes that were prefetched last */                \
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
         const tshi_gemm_word *a = t->a;                                                            \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
@@ -8702,8 +8729,8 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
 /* -- the table ------------------------------------------------------------ */
 
 /* One row per micro-kernel (columns: struct tshi_gemm_kernel), the best one first; the last one
- * runs on every processor. Block sizes: mc * kc floats fill at most half of an L2 cache, kc * nr an
- * L1 cache; nc limits the scratch memory. */
+ * runs on every processor. Block sizes: a block of A (mc * kc floats) fills at most half of an L2
+ * cache, nr columns of B (kc * nr floats) at most an L1 cache; nc limits the scratch memory. */
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_GEMM_BF16S
     {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
@@ -8747,28 +8774,28 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
 typedef struct tshi_gemm_progress {
     void (*fn)(void *user);
     void *user;     /* argument of fn */
-    uintptr_t then; /* address of the matrix that is read after B: see tshi_gemm_tile.then */
+    uintptr_t then; /* address of the matrix that is read after B, to prefetch it; 0: unknown */
 } tshi_gemm_progress;
 
 enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds between two calls of the callback */
 
 /* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
 typedef struct tshi_product {
-    int64_t m, n, k;        /* sizes of A, B, C and D */
-    tsh_real alpha, beta;   /* beta 0: D is not read */
+    int64_t m, n, k;        /* sizes: A is (m, k), B (k, n), C and D (m, n) */
+    tsh_real alpha, beta;   /* factors of A B and of D; beta 0: D is not read */
     tshi_matrix a, b, d, c; /* D is C, or does not overlap it; its strides may be 0, so that a bias
                              * is broadcast without a pass of its own */
-    /* called during the product, so that collectives make progress; NULL: nothing is */
+    /* callback during a long product, so that collectives make progress; NULL: none */
     const tshi_gemm_progress *progress;
 } tshi_product;
 
 /* A product, or the part of one that is being computed: C = alpha A B + D. */
 typedef struct tshi_gemm_job {
-    const tshi_gemm_kernel *kernel; /* computes the tiles */
+    const tshi_gemm_kernel *kernel; /* the micro-kernel, which computes the tiles of C */
     tsh_real *pack_a, *pack_b;      /* scratch memory: a packed block of A, a packed panel of B */
     int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
     tsh_real alpha;                 /* factor of the product A B */
-    int add;                        /* 0: D is 0 and not read */
+    int add;                        /* 1: D is added; 0: D is not read */
     tshi_matrix a, b, d, c;         /* the matrices; D may be C */
     tshi_gemm_form form_a, form_b;  /* element forms of A and B after packing */
     /* scratch: sums of a panel of C before the last slice of k; data NULL: they are kept in C */
@@ -8803,7 +8830,7 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
 }
 
 /* Returns the length of a slice of k, in elements: whole cache lines, so that slices of an aligned
- * row are aligned. */
+ * row are aligned. form: that of A after packing. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
     const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
     return k <= max ? max : tshi_gemm_even(k, max, 32);
@@ -8857,11 +8884,12 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
         tshi_gemm_store(kernel, c, i, 0, buffer + i * width, cols);
 }
 
-/* Returns the cache lines, to be prefetched, of B's sliver that begins at column j and is packed
- * next; none if j >= n. A tile prefetches only a few of them at a time: processors ignore more, or
- * stall. */
+/* Returns the cache lines to prefetch: those of the nr columns of B that begin at column j and are
+ * packed next; none if j >= n. A tile prefetches only a few of them at a time: processors ignore
+ * more, or stall. */
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
-    const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size; /* values per line */
+    /* line: elements of B in a cache line of 64 bytes */
+    const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size;
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
     const int across = job->b.column == 1; /* 1: a cache line is part of a row of B, not a column */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
@@ -8901,19 +8929,19 @@ static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t co
     t->slice = job->k;
     t->d = tshi_gemm_at(job->d, 0, 0);
     t->c = tshi_gemm_at(job->c, 0, 0);
-    t->sums = job->pack_b; /* pack_b is not in use yet */
+    t->sums = job->pack_b; /* the memory of packed B is not in use yet */
     job->kernel->stream(t, (int)job->m, (int)columns);
     job->since += job->m * columns * job->k;
 }
 
 /* Computes columns j to j + cols - 1 of C, in tiles of up to mr rows and `width` >= cols columns.
- * The caller has set the fields of t for A and B. next: distance in words between rows of A; the
- * tile that begins at row i reads A from t->a + i * next on, packed or not. */
+ * The caller has set the fields of t for A and B. next: distance between rows of A in elements of
+ * t->a: the tile that begins at row i reads A from t->a + i * next on, packed or not. */
 static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
                              tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
     const tshi_gemm_word *a = t->a;
     const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
-                       job->c.dtype == TSH_REAL; /* tiles are written in place */
+                       job->c.dtype == TSH_REAL; /* 1: tiles are written to C in place */
     for (int64_t i = 0; i < job->m; i += mr) {
         const int rows = (int)tshi_base_min(mr, job->m - i);
         t->a = a + i * next;
@@ -8939,21 +8967,21 @@ static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
 
 /* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), where m <= mc
  * and k is one slice. first: 1 for the first block of rows, which packs the panel; last: 1 for the
- * last block. If both are 1, all slivers of the panel are packed into the same memory, one after
- * the other. */
+ * last block. If both are 1, all slivers of the panel (nr columns each) are packed into the same
+ * memory, one after the other. */
 static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
-    /* pack_a: 0: A is read in place */
+    /* 1: the block of A is packed; 0: it is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
-    /* words of a packed row of A or column of B */
+    /* number of tsh_real that a row of A or a column of B takes when packed */
     const int64_t words = tshi_gemm_words(job->form_a, job->k);
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
     const int64_t streamed = job->stream ? job->n / unit * unit : 0;
     const tshi_gemm_tile_fn tile = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
-    tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* no cache lines yet */
+    tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* no cache lines to prefetch yet */
     tshi_gemm_tile t;
     for (int64_t i = 0; pack_a && i < job->m; i += mr)
         tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, mr,
@@ -8968,7 +8996,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     t.rsa = pack_a ? 1 : job->a.row;
     t.csa = pack_a ? mr : job->a.column;
     t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
-    if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* few rows of A */
+    if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* A has few rows */
     for (int64_t j = streamed; j < job->n; j += nr) {
         const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
@@ -9090,11 +9118,12 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
 }
 
 /* Returns 1 if it is better to compute C^T = B^T A^T: a tile is fast if C's rows are contiguous and
- * at least as long as the tile is wide. */
+ * at least as long as the tile is wide. rsc, csc: row and column stride of C; nr: width of a
+ * tile. */
 static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, int nr) {
     if (n < m && n <= nr / 4) return 1;
     if (m < n && m <= nr / 4) return 0;
-    return csc != 1 && rsc == 1; /* columns are contiguous, rows are not */
+    return csc != 1 && rsc == 1; /* C's columns are contiguous, its rows are not */
 }
 
 /* Returns the number of tsh_real that packed A needs, as a block or for `few`, rounded up to a
@@ -9160,13 +9189,14 @@ static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
     }
 }
 
-/* Computes x on one thread. */
+/* Computes the product x on one thread. scratch: memory of as many bytes as tshi_gemm_scratch and
+ * tshi_gemm_scratch_sums ask for, together. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_product x) {
-    const int done = x.k <= 0 || x.alpha == 0; /* 1: no product to add */
+    const int done = x.k <= 0 || x.alpha == 0; /* 1: alpha A B adds nothing */
     const int pairs = tshi_gemm_pairs(kernel, x.a, x.b);
     tshi_gemm_job job;
     if (x.m <= 0 || x.n <= 0) return;
-    if (done || (x.beta != 0 && x.beta != 1)) { /* rare, so it may take its own pass */
+    if (done || (x.beta != 0 && x.beta != 1)) { /* rare, so scaling D may take its own pass */
         tshi_gemm_scale(x.m, x.n, x.beta, x.d, x.c);
         x.beta = 1;
         x.d = x.c;
@@ -9234,8 +9264,8 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_pr
  * block is moved while products with the current one are added, and the time is that of reading
  * W. */
 enum {
-    TSHI_QUANT_COLUMNS = 16, /* columns of a tile */
-    TSHI_QUANT_STRIP = 8,    /* blocks that are moved to tiles at a time */
+    TSHI_QUANT_COLUMNS = 16, /* columns of Y, and rows of W, per tile */
+    TSHI_QUANT_STRIP = 8,    /* blocks of each row of W that are moved to tiles at a time */
     TSHI_QUANT_WIDE = 4,     /* tiles computed side by side if X has many rows */
     TSHI_QUANT_FEW = 8,      /* rows of X that use a tile each time it is loaded */
     TSHI_QUANT_Q8 = 34,      /* bytes of a block of TSH_Q8_0 */
@@ -9247,7 +9277,7 @@ enum {
 typedef struct tshi_quant_tile {
     /* w[i][c][j]: element 4 i + j of row c, plus 128 (TSH_Q8_0) or 8 (TSH_Q4_0) */
     unsigned char w[8][16][4];
-    float scale[16], min[16]; /* min: of TSH_Q4_1 only */
+    float scale[16], min[16]; /* scale and minimum of each row; min: TSH_Q4_1 only */
 } tshi_quant_tile;
 
 /* A block of 32 elements of a row of X, quantised. */
@@ -9260,13 +9290,13 @@ typedef struct tshi_quant_input {
 /* What a kernel reads of W: `count` successive blocks of each of 16 rows. */
 typedef struct tshi_quant_source {
     const unsigned char *w; /* first block of the first row */
-    int64_t row;            /* bytes from row to row */
-    int rows;               /* number of rows; if below 16, the last one stands in for the others */
+    int64_t row;            /* bytes from row to row of W */
+    int rows;               /* number of rows left in W; if below 16, the last one is repeated */
     int count, size;        /* number of blocks per row; bytes of a block */
     uintptr_t ahead;        /* address from which as many bytes are prefetched as are read */
 } tshi_quant_source;
 
-/* Moves from->count blocks of 16 rows of W to as many tiles. */
+/* Moves from->count blocks of each of 16 rows of W to from->count tiles. */
 typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
 /* Adds products with from->count blocks of 16 rows of W to the sums of 16 columns of Y, for 1 to 8
  * rows of X. w: the blocks as tiles; NULL: reads from->w instead (not all kernels can). x[8 b + r]:
@@ -9330,7 +9360,7 @@ typedef struct tshi_quant_dword {
     signed char q[4];
 } tshi_quant_dword;
 
-static int32_t tshi_quant_four(const signed char *q) { /* four bytes as one integer */
+static int32_t tshi_quant_four(const signed char *q) { /* returns four bytes as one integer */
     int32_t four;
     memcpy(&four, q, sizeof four);
     return four;
@@ -9358,7 +9388,8 @@ static int32_t tshi_quant_four(const signed char *q) { /* four bytes as one inte
 #define TSHI_QUANT_256(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
 #define TSHI_QUANT_TO(at)  ((__m256i *)(void *)(at))
 
-/* Loads the f16 scales of one block of each of 8 rows, as floats. row: bytes from row to row. */
+/* Loads the f16 scales (or minima) of one block of each of 8 rows, as floats. w: the first row's;
+ * row: bytes from row to row. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int64_t row) {
     const __m128i s01 = _mm_unpacklo_epi16(TSHI_QUANT_32(w), TSHI_QUANT_32(w + row));
     const __m128i s23 = _mm_unpacklo_epi16(TSHI_QUANT_32(w + 2 * row), TSHI_QUANT_32(w + 3 * row));
@@ -9417,7 +9448,8 @@ TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant
  * signed bytes and adds neighbouring products to 16 bits, with saturation. If bits is 8, it
  * multiplies |w| by q with w's sign: two products are at most 2 * 128 * 127, and are added as 32
  * bits. If bits is 4, it multiplies w (TSH_Q4_0: w + 8) by q: two products are at most
- * 2 * 15 * 127, so that 16-bit sums have space for a whole block. */
+ * 2 * 15 * 127, so that 16-bit sums have space for a whole block. magnitude: |w|, read if bits is
+ * 8. */
 TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, __m256i w,
                                                   __m256i magnitude, __m256i q) {
     if (bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
@@ -9448,7 +9480,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
     for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8) {
         const unsigned char *w = from->w + c * row;
         const tshi_quant_input *y = x;
-        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* prefetches the next 8 rows */
+        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* address of the next 8 rows */
         __m256 sum = _mm256_loadu_ps(sums + c);
         for (int b = 0; b < from->count; b++, w += size, y += TSHI_QUANT_FEW) {
             __m256i n = _mm256_setzero_si256(), z[4];
@@ -9465,8 +9497,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
         n = tshi_quant_add_avx2(bits, n, _mm256_and_si256(z[i], low), low, TSHI_QUANT_X(i));       \
         n = tshi_quant_add_avx2(bits, n, high, low, TSHI_QUANT_X(4 + i));                          \
     }
-                TSHI_QUANT_ROWS(0) TSHI_QUANT_ROWS(1) TSHI_QUANT_ROWS(2) TSHI_QUANT_ROWS(3)
-                TSHI_QUANT_TRANSPOSE(256, z);
+                TSHI_QUANT_ROWS(0)
+                TSHI_QUANT_ROWS(1) TSHI_QUANT_ROWS(2) TSHI_QUANT_ROWS(3)
+                    TSHI_QUANT_TRANSPOSE(256, z);
                 TSHI_QUANT_ONE(0) TSHI_QUANT_ONE(1) TSHI_QUANT_ONE(2) TSHI_QUANT_ONE(3)
             }
             const __m256 scale = tshi_quant_scales_avx2(w, row);
@@ -9516,14 +9549,14 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
                                           const tshi_quant_input *x, float *sums, int64_t stride,
                                           int rows) {
     const int has_min = from->size == TSHI_QUANT_Q4_1;
-#define TSHI_QUANT_SOME(some) /* takes `some` rows at a time, while as many are left */            \
+#define TSHI_QUANT_SOME(some) /* takes `some` rows of X at a time, while as many are left */       \
     for (; rows >= some; rows -= some, x += some, sums += some * stride)                           \
         for (int b = 0; b < from->count; b++)                                                      \
             if (from->size == TSHI_QUANT_Q8)                                                       \
                 tshi_quant_rows_avx2(w + b, 8, some, 0, x + TSHI_QUANT_FEW * b, sums, stride);     \
             else                                                                                   \
                 tshi_quant_rows_avx2(w + b, 4, some, has_min, x + TSHI_QUANT_FEW * b, sums, stride);
-    if (!w) { /* no tiles: one row of X */
+    if (!w) { /* no tiles: X has one row */
         if (from->size == TSHI_QUANT_Q8)
             tshi_quant_one_avx2(from, 8, x, sums);
         else
@@ -9554,7 +9587,8 @@ static short tshi_quant_two(const unsigned char *scale) {
     return two;
 }
 
-/* Loads the f16 scales of one block of each of 16 rows, as floats. row: bytes from row to row. */
+/* Loads the f16 scales (or minima) of one block of each of 16 rows, as floats. w: the first row's;
+ * row: bytes from row to row. */
 TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int64_t row) {
     __m128i low = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(0));
     __m128i high = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(8));
@@ -9644,8 +9678,8 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
     s[i] = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
 #define TSHI_QUANT_BEGIN(i)                                                                        \
     if (width > i) n[i] = _mm512_set1_epi32(x[i].offset);
-/* Adds the products with four elements of row i of X. In assembly, because gcc 12 would broadcast
- * them to all lanes by a separate instruction. */
+/* Adds the products of w4, weights, and four elements of row i of X to n[i]. This is assembly,
+ * because gcc 12 would broadcast the four elements to all lanes by a separate instruction. */
 #define TSHI_QUANT_ADD(i)                                                                          \
     if (width > i)                                                                                 \
         __asm__("vpdpbusd %1%{1to16%}, %2, %0"                                                     \
@@ -9668,7 +9702,7 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
 #define TSHI_QUANT_PUT(i)                                                                          \
     if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
 
-/* tshi_quant_dot_fn for up to 8 rows of X. bits: bits per weight of from->w, 8 or 4; 0: reads
+/* Does the work of a tshi_quant_dot_fn. bits: bits per weight of from->w, 8 or 4; 0: reads
  * `tile` instead. width: 1, 4 or 8, at least `rows`. Both are constants after inlining. */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
                                                       const tshi_quant_source *from,
@@ -9764,7 +9798,7 @@ TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
 /* Needs: >>team >>tensor >>gemm >>quant-vnni.                                */
 /* ========================================================================== */
 
-/* Best kernels last. */
+/* The kernels of quantised products, the best one last. */
 static const tshi_quant_kernel tshi_quant_kernels[] = {
     {"c", tshi_quant_move_c, tshi_quant_dot_c, 0},
 #if TSHI_X86
@@ -9816,7 +9850,7 @@ static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input
 typedef struct tshi_quant_job {
     const tshi_quant_kernel *kernel;
     const unsigned char *w;    /* W, shape (outs, blocks); a block has `size` bytes */
-    const tshi_quant_input *x; /* X, shape (rows / 8, rounded up; blocks; 8) */
+    const tshi_quant_input *x; /* X quantised, shape (rows / 8 rounded up, blocks, 8) */
     const tshi_matrix *bias;   /* b, broadcast to (rows, outs); NULL: there is none */
     tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
@@ -9825,7 +9859,8 @@ typedef struct tshi_quant_job {
     size_t each;    /* bytes of scratch per piece */
 } tshi_quant_job;
 
-/* Computes 16 * tiles columns of X W^T, from column `first` on, to `sums`. tile: scratch. */
+/* Computes 16 * tiles columns of X W^T, from column `first` on, to `sums`. tile: scratch for tiles
+ * of W. */
 static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile, float *sums,
                                int64_t first, int tiles) {
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
@@ -9857,7 +9892,7 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
     }
 }
 
-/* Adds a bias to n elements of a row of Y. */
+/* Adds a bias to n elements of a row of Y. y, bias: from the first of these elements on. */
 static void tshi_quant_bias(tsh_real *TSHI_RESTRICT y, int64_t n, tshi_matrix bias) {
     const tsh_real *b = (const tsh_real *)bias.data;
     int64_t c = 0;
@@ -9902,7 +9937,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
     const int64_t eights = tshi_base_ceil(rows, TSHI_QUANT_FEW);
     const size_t each = sizeof(tshi_quant_input) * TSHI_QUANT_FEW;
-    const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64; /* tiles follow */
+    const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64; /* bytes of X */
     const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
     const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
     const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
@@ -9922,12 +9957,12 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
         for (int64_t b = 0; b < blocks; b++) {
             from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
                        values);
-            tshi_quant_block(values,
-                             job.size == TSHI_QUANT_Q8   ? 128
-                             : job.size == TSHI_QUANT_Q4 ? 8
-                                                         : 0,
-                             &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW +
-                                 i % TSHI_QUANT_FEW]);
+            tshi_quant_block(
+                values,
+                job.size == TSHI_QUANT_Q8   ? 128
+                : job.size == TSHI_QUANT_Q4 ? 8
+                                            : 0,
+                &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW + i % TSHI_QUANT_FEW]);
         }
     job.kernel = tshi_quant_pick(w->ctx->isa);
     job.w = (const unsigned char *)tshi_tensor_at(w);
@@ -9970,7 +10005,8 @@ static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
     "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
     "send",       "receive",    "send-receive",   "barrier",   "split"};
 
-/* first bit of the highest byte of a group's id: 't', 'd' or 'p' for tp, dp or pp, else 0 */
+/* Position of the lowest bit of the top byte of a group's id. This byte is 't', 'd' or 'p' for a
+ * group of tp, dp or pp, else 0. */
 enum { TSHI_COLL_AXIS = 56 };
 
 /* Returns 1 for kinds between two ranks; these are numbered per pair of ranks, not per group. */
@@ -10065,7 +10101,7 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
         break;
     case TSH_BARRIER: break; /* no buffers */
     case TSH_SPLIT:
-    case TSH_COLL_KINDS: size.send = -1; break; /* tsh_start refuses these */
+    case TSH_COLL_KINDS: size.send = -1; break; /* tsh_start refuses these kinds */
     }
     return size;
 }
@@ -10103,11 +10139,11 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    /* as a reduce-scatter and an all-gather */
+    /* counts as a reduce-scatter and an all-gather */
     case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
-    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
+    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes the buffer on */
     case TSH_ALLTOALL:
         return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
     default: return comm->size > 1 ? send : 0; /* sends its whole buffer */
@@ -10125,8 +10161,8 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
     return TSH_OK;
 }
 
-/* Compares the models of the group's ranks if this rank's has changed since they were last
- * compared. */
+/* Compares the models of the group's ranks if this rank's model has changed since the last
+ * comparison. */
 static tsh_result tshi_comm_compare(tsh_comm *comm) {
     tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
     if (!ctx) return TSH_OK;
@@ -10142,8 +10178,8 @@ TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
-/* Returns a tsh_coll with these buffers and this dtype. count: of a kind that has a single count;
- * of other kinds 0. */
+/* Returns a tsh_coll with these buffers and this dtype. count: number of elements, of a kind with a
+ * single count; of other kinds 0. */
 static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
                                tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
@@ -10250,14 +10286,14 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
-    /* these kinds are numbered by the backend */
+    /* the backend numbers the collectives between two ranks */
     pairwise = tshi_coll_pairwise(coll->kind);
     coll->seq = pairwise ? 0 : comm->next_seq; /* number of the collective in its group */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
-    if (*req) comm->in_flight++; /* *req is 0: complete already */
+    if (*req) comm->in_flight++; /* *req 0: the collective is complete already */
     bytes = tshi_comm_bytes(comm, coll, size);
     comm->stats.calls[coll->kind]++; /* counts for tsh_comm_stats */
     comm->stats.bytes[coll->kind] += bytes;
@@ -10312,7 +10348,7 @@ static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int 
     } else if (color >= 0) {
         out->size = 1; /* a group of one */
     }
-    comm->next_seq++; /* numbered like a collective */
+    comm->next_seq++; /* a split is numbered like a collective */
     comm->stats.calls[TSH_SPLIT]++;
     return TSH_OK;
 }
@@ -10332,7 +10368,7 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    /* code is not that of an error */
+    /* code is no error code */
     if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
     memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
     /* rank -1: the backend fills it in */
@@ -10366,8 +10402,8 @@ enum { TSHI_BUCKET_BYTES = 1 << 20 }; /* default of tsh_desc.bucket_bytes: 1 MiB
 static const char tshi_bucket_what[] = "a bucket of gradients or parameters over dp";
 
 typedef struct tshi_bucket_entry {
-    struct tshi_bucket_entry *next; /* the leaf added after this one */
-    tsh_tensor *leaf; /* a tensor: the bucket sends its gradient or (all-gather) its values */
+    struct tshi_bucket_entry *next; /* entry of the leaf added after this one */
+    tsh_tensor *leaf; /* the tensor whose gradient or (all-gather) values are sent */
 } tshi_bucket_entry;
 
 /* The message of a bucket with several leaves is a matrix of shape (ranks of dp, width): row k
@@ -10540,7 +10576,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     const int64_t n = tsh_local_numel(leaf);
     tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
     tshi_bucket_entry *p;
-    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* it is in a bucket already */
+    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* leaf is in a bucket already */
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
@@ -10605,7 +10641,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = tshi_bucket_only(b);
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    /* 1: the leaf's own memory was sent */
+    /* in_place 1: the message was the leaf's own memory */
     int k, in_place = only && (gathers || !only->gr.block);
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
@@ -10631,7 +10667,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
  * leaves. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    /* the last bucket of its kind, not full */
+    /* closes the buckets that are not full */
     if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
@@ -10676,7 +10712,8 @@ static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
 
 /* Appends a node for a call of op, which made `out` from n inputs, and takes references to the
  * values that backward reads. partial: bits of the inputs whose gradient is a partial sum. params:
- * bytes of the op's options, which the caller copies to node->params. NULL without memory. */
+ * bytes of the op's options, which the caller copies to node->params. Returns NULL if there
+ * is no memory. */
 static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                 unsigned partial, size_t params) {
     tsh_ctx *ctx = out->ctx;
@@ -10801,19 +10838,19 @@ static int tshi_tape_accepts_partial(const tshi_node *node) {
     return (node->op->flags & wanted) != 0;
 }
 
-/* Returns the saved values of input i (i = n: of the output). Their strides are those of that
- * tensor. */
+/* Returns the saved values of input i (i = n: of the output). They have the strides of that
+ * input or output. */
 static void *tshi_tape_saved(const tshi_node *node, int i) {
     const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
     return (char *)tshi_mem_data(node->saved[i]) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
-/* As tshi_tape_saved, but returns the values as tsh_real, and their strides: in place, or converted
- * to *scratch, which the caller releases. Returns NULL without memory. */
+/* Does what tshi_tape_saved does, but returns the values as tsh_real, in place or converted to
+ * *scratch, which the caller releases; and sets `stride`. Returns NULL if there is no memory. */
 static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *stride,
                                        tshi_block **scratch) {
     tsh_tensor saved = *(i < node->n ? node->in[i] : node->out);
-    saved.block = node->saved[i]; /* t's own block may be released already */
+    saved.block = node->saved[i]; /* the tensor's own block may be released already */
     return tshi_kernel_reals_of(&saved, stride, scratch);
 }
 
@@ -10825,14 +10862,14 @@ static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *st
 
 /* Where a contribution to the gradient of an input goes. */
 typedef struct tshi_dest {
-    tsh_real *data;        /* the first element */
-    const int64_t *stride; /* the input's strides, in elements */
-    int add;               /* 0: overwrite what is there; 1: add to it */
+    tsh_real *data;        /* where the gradient of the input's first local element goes */
+    const int64_t *stride; /* strides of data in elements, which are those of the input */
+    int add;               /* 0: the contribution overwrites data; 1: it is added to data */
 } tshi_dest;
 
 /* Gradients of leaves with tsh_optim_desc.grad_dtype are packed: after each contribution,
  * tshi_tape_pack rounds them to bf16 and frees the accumulator. gr.live is 1 then, but gr.block is
- * NULL. tshi_tape_allocate undoes it, for the next contribution. */
+ * NULL. tshi_tape_allocate unpacks them, for the next contribution. */
 
 /* Returns t's gradient in gr as an operand: of tsh_real, or bf16 while it is packed. */
 static tshi_operand tshi_tape_operand(const tsh_tensor *t) {
@@ -10841,7 +10878,7 @@ static tshi_operand tshi_tape_operand(const tsh_tensor *t) {
 }
 
 /* Allocates acc, an accumulator of base, if it has no memory yet; a packed gradient is unpacked.
- * Returns 0 without memory. */
+ * Returns 0 if there is no memory. */
 static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     const int64_t n = tsh_local_numel(base);
     if (acc->block) return 1;
@@ -10852,7 +10889,7 @@ static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     return acc->block != NULL;
 }
 
-/* Runs on one thread: packs the local elements [from, to) of a leaf's gradient. */
+/* Rounds the local elements [from, to) of a leaf's gradient to bf16. Runs on any thread. */
 static void tshi_tape_pack_part(void *job, int thread, int64_t from, int64_t to) {
     const tsh_tensor *t = (const tsh_tensor *)job;
     tshi_runs run = tshi_tensor_own_runs(t);
@@ -10945,8 +10982,9 @@ TSHI_OUTLINE int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     return tshi_tape_dest_in(t, tshi_tape_accumulator(node, i), dest);
 }
 
-/* As tshi_tape_dest, for an op that reads each saved value of input i before it writes the gradient
- * of that element: the gradient overwrites the saved values, if nothing else refers to them. */
+/* Does what tshi_tape_dest does, for an op that reads each saved value of input i before it writes
+ * the gradient of that element: the gradient overwrites the saved values, if nothing else refers to
+ * them. */
 static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
@@ -10959,7 +10997,7 @@ static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     return tshi_tape_dest(node, i, dest);
 }
 
-/* As tshi_tape_dest, for an op that can only add: fills a new accumulator with zeros first. */
+/* Does what tshi_tape_dest does, for an op that can only add: first zeroes a new accumulator. */
 TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
     if (!tshi_tape_dest(node, i, dest)) return 0;
     if (!dest->add) tshi_tape_zero(node->in[i]->base, tshi_tape_accumulator(node, i));
@@ -10967,10 +11005,10 @@ TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) 
     return 1;
 }
 
-/* As tshi_tape_dest, for an op that adds to only a few rows of a leaf of shape (rows, ...). The op
- * must set (*marks)[row] = 1 for each local row that it adds to. *marks NULL: the gradient is
- * dense, and no row is to be marked. The accumulator is filled with zeros first, unless it is known
- * to contain zeros. */
+/* Does what tshi_tape_dest does, for an op that adds to only a few rows of a leaf of shape (rows,
+ * ...). The op must set (*marks)[row] = 1 for each local row that it adds to. *marks NULL: the
+ * gradient is dense, and no row is to be marked. The accumulator is filled with zeros first, unless
+ * it is known to contain zeros. */
 static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t **marks) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
@@ -11022,8 +11060,9 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                                           const tshi_accumulator *acc, const char *what,
                                           const char *name, int length) {
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
+    /* NULL: nothing to check; a packed gradient was checked before it was packed */
     const tsh_real *grad = acc->live && acc->block ? (const tsh_real *)tshi_mem_data(acc->block)
-                                                   : NULL; /* a packed one was checked before */
+                                                   : NULL;
     if (!grad ||
         !tshi_tape_not_finite(t, grad + (t->offset - t->base->offset), TSH_REAL, t->stride, found))
         return 1;
@@ -11031,8 +11070,8 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                     length, name, tshi_tensor_text(t, form), found) == TSH_OK;
 }
 
-/* As tshi_tape_check_grad, for the gradient of input i after the node's contribution. Skips gp
- * while its all-reduce runs. */
+/* Does what tshi_tape_check_grad does, for the gradient of input i after the node's contribution.
+ * Skips gp while its all-reduce runs. */
 static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
     int length;
@@ -11044,8 +11083,8 @@ static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
 /* Marks the node's gradient of input i as complete. If the input is a leaf, counts one contribution
  * to it (tshi_tape_deliver). If it is another tensor and this was its last partial contribution,
  * starts the all-reduce of its gp, which runs while backward goes on. An op whose backward has more
- * work to do after this gradient calls it early; tshi_tape_walk calls it for all inputs that are
- * left. */
+ * work to do after this gradient calls this function early; tshi_tape_walk calls it for all other
+ * inputs. */
 static void tshi_tape_input_done(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;
@@ -11074,7 +11113,7 @@ static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x
     tshi_kernel_add[ctx->isa](n, operands, NULL);
 }
 
-/* Adds gp, which is complete, to gr, and empties gp. If gr is empty, swaps the two. */
+/* Adds t's gp, which is complete, to t's gr, and empties gp. If gr is empty, swaps the two. */
 static void tshi_tape_merge(tsh_tensor *t) {
     if (!t->gp.live) return;
     if (t->gr.live) {
@@ -11131,7 +11170,7 @@ static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, con
     tshi_kernel_run(&loop, dest->add ? tshi_kernel_add[t->ctx->isa] : tshi_kernel_copy, NULL);
 }
 
-/* Backward of an op whose gradient of input i equals the gradient of its output. The input's
+/* Does the backward of an op whose gradient of input i equals that of its output. The input's
  * accumulator shares the memory of the output's, without a copy, if it has no memory yet and no
  * later input has the same base. */
 static void tshi_tape_identity(tshi_node *node, int i) {
@@ -11193,8 +11232,8 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     }
 }
 
-/* Releases the values of step tensors that were created at this scope depth or deeper, except of
- * the loss and of retained tensors. Nodes hold references to the values that backward reads. */
+/* Releases the values of step tensors that were created at scope depth `depth` or deeper, except
+ * of the loss and of retained tensors. Nodes hold references to the values that backward reads. */
 static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
     tsh_tensor *t, *head = &ctx->handles.step;
     for (t = head->next; t != head; t = t->next) {
@@ -11209,7 +11248,7 @@ static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int d
 static void tshi_tape_release_node(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     tsh_tensor *out = node->out;
-    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req); /* still in flight after an error */
+    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req); /* an error has left it in flight */
     out->reducing = out->partial_contributions = 0;
     for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
     tshi_mem_release(ctx, node->aux);
@@ -11262,7 +11301,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             const int64_t begin = tshi_trace_now(ctx->trace);
             const int64_t bytes = ctx->trace ? tshi_tape_backward_bytes(node) : 0;
             node->op->backward(node);
-            /* those the op has not marked done */
+            /* completes the inputs that the op itself has not */
             for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i);
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
@@ -11327,7 +11366,8 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (t->sparse && (t->flags & TSHI_CHUNKED))
             (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                            "tsh_backward: the gradient of \"%s\" is row-sparse, which .zero of its "
-                           "optimiser cannot cut; leave one of both out", t->path);
+                           "optimiser cannot cut; leave one of both out",
+                           t->path);
         else if (tshi_tape_allocate(t, &t->gr))
             tshi_bucket_add_grad(t);
     }
@@ -11337,7 +11377,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* not divided in a bucket */
+        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket divides it */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
         tshi_tape_pack(t);
@@ -11409,7 +11449,8 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     if (!(weight >= 0) || weight > DBL_MAX || (weight > 0 && !summed))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                        "tsh_backward: weight %g of a loss; it is that of a sum (.summed = 1), and "
-                       "not below 0", weight);
+                       "not below 0",
+                       weight);
     else if (live && tape->pending && tape->summed != summed)
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_backward: micro-batches of one step are all means or all sums "
@@ -11422,7 +11463,7 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
             "to them; tsh_zero_grads first",
             chunked ? "lie in chunks (.zero)" : "are divided already (.summed)");
     if (ctx->error.code != TSH_OK) return 0;
-    /* sum over the micro-batches so far */
+    /* number of terms in all micro-batches so far */
     tape->weight = (live && tape->pending ? tape->weight : 0) + weight;
     tape->summed = summed;
     return 1;
@@ -11459,7 +11500,7 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
     tshi_tape_warn(ctx);
-    /* of tensors created at any scope depth */
+    /* depth 0: releases the values of step tensors of all scopes */
     tshi_tape_release_values(ctx, loss, 0);
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena); /* frees the nodes */
@@ -11566,7 +11607,7 @@ static void tshi_tape_clear_rows(tsh_tensor *base) {
     tsh_real *data = (tsh_real *)tshi_mem_data(base->gr.block);
     for (r = 0; r < base->local[0]; r++)
         if (marks[r]) memset(data + r * width, 0, (size_t)width * sizeof *data);
-    base->gr.clean = 1; /* tshi_tape_dest_rows need not zero it */
+    base->gr.clean = 1; /* tshi_tape_dest_rows need not zero the gradient */
 }
 
 /* Returns the memory of a leaf's gradient to the pool of step memory. */
@@ -11582,7 +11623,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
     tsh_tensor *base = t ? t->base : NULL;
     if (!base) return;
     if (base->sparse && base->gr.live && !base->gp.live) tshi_tape_clear_rows(base);
-    /* no gradient; its memory is kept, or returned to the pool below */
+    /* marks the gradient as empty; its memory is kept, or returned to the pool below */
     base->gr.live = base->gp.live = base->sparse = 0;
     base->packs = 0;
     base->flags &= ~(unsigned)TSHI_USED;
@@ -11597,7 +11638,7 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     if (!ctx) return TSH_ERR_ARGUMENT;
     tshi_profile_step(ctx->trace, 1);
     if (!tshi_tape_unlocked(ctx, "tsh_step_end")) return ctx->error.code;
-    /* nodes that no backward has released */
+    /* releases the nodes that no backward has released */
     tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena);
     tshi_mem_release(ctx, ctx->rope_table);
     ctx->rope_table = NULL;
@@ -11651,7 +11692,7 @@ static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned
     int i, length, count = 0;
     for (i = 0; i < node->n; i++) {
         const char *name = tshi_tensor_name(node->op->inputs, i, &length);
-        /* bit not set, or an optional input that the caller left out */
+        /* skips inputs whose bit is not set, and optional ones that the caller left out */
         if (!(bits >> i & 1u) || !node->in[i]) continue;
         (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
         if (!node->op->inputs) (void)fprintf(file, "%d", i); /* unnamed inputs: their index */
@@ -11835,7 +11876,7 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
 }
 
 /* Allocates a ctx and copies the options of desc, or their defaults. Its groups have one rank until
- * tshi_context_groups. Returns NULL without memory. */
+ * tshi_context_groups. Returns NULL if there is no memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     tsh_allocator allocator = desc->allocator;
     if (!allocator.allocate) allocator.allocate = tshi_mem_libc;
@@ -11853,7 +11894,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
-    /* elements that make a bucket full */
+    /* number of elements from which on a bucket is full */
     ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
@@ -11935,7 +11976,7 @@ TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t siz
     tsh_error refusal;
     const int same = tshi_context_same_build("tsh_open", version, real, size, desc, &refusal);
     if (!same) tshi_context_log_refusal(desc, version, &refusal);
-    if (desc && !same) usual.comm = desc->comm; /* has its place in every version */
+    if (desc && !same) usual.comm = desc->comm; /* tsh_desc begins with comm in every version */
     if (!desc || !same) desc = &usual;
     if (!out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
@@ -12024,7 +12065,7 @@ TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *co
     int result = 1;
     const int same = tshi_context_same_build("tsh_run_on", version, real, size, desc, NULL);
     if (desc && same) mine = *desc;
-    if (desc) mine.logger = desc->logger; /* has its place in every version */
+    if (desc) mine.logger = desc->logger; /* every version of tsh_desc has logger at this place */
     if (same && (!comm || !fn)) {
         const char *missing = comm ? "fn" : "comm";
         tsh_log_message(&mine.logger, "tsh_run_on: %s is NULL", missing);
@@ -12037,7 +12078,7 @@ TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *co
         result = fn(ctx, user);
     else if (error && ctx) /* tsh_open failed */
         *error = *tsh_last_error(ctx);
-    else if (error) /* there is no ctx */
+    else if (error) /* tsh_open made no ctx */
         (void)tsh_error_set(error, TSH_ERR_MEMORY, mine.comm.rank, "no memory for a ctx");
     if (!ctx) tsh_comm_close(comm); /* no ctx owns the comm */
     tsh_close(ctx);
@@ -12095,7 +12136,7 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
                     call->op->name, why, tshi_tensor_text(x, text), x->ctx->tp.size) == TSH_OK;
 }
 
-/* The rule of ops whose output has the layout of the first input, whatever that is. */
+/* Applies the rule of ops whose output has the layout of the first input, whatever that is. */
 static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
     (void)call, (void)output; /* unused */
     return 1;
@@ -12121,8 +12162,8 @@ static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind 
     return NULL;
 }
 
-/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: 1 if the op is
- * linear in these inputs, so that they may be P. */
+/* Applies the rule of an elementwise op. sums: bits of the inputs that are P; allowed: 1 if the op
+ * is linear in these inputs, so that they may be P. */
 static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
     const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* NULL: none is sharded */
@@ -12166,13 +12207,13 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
         const unsigned sums = tshi_rule_sums(call);                                                \
         return tshi_rule_elementwise(call, sums, (allowed), output);                               \
     }
-TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))             /* a + b, a - b. P P: P. */
-TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B) /* P R: P, dB P. R P: P, dA P. */
-TSHI_RULE_LINEAR(divide, sums == TSHI_A)                     /* a / b. P R: P, dB P. */
-TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))        /* cond ? yes : no. R P P: P. */
+TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))             /* a + b, a - b: both may be P */
+TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B) /* a b: either may be P */
+TSHI_RULE_LINEAR(divide, sums == TSHI_A)                     /* a / b: a may be P */
+TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))        /* yes and no may both be P */
 #undef TSHI_RULE_LINEAR
 
-/* The rule of ops that are not linear. Refuses P: f(a + b) is not f(a) + f(b). */
+/* Applies the rule of ops that are not linear. Refuses P: f(a + b) is not f(a) + f(b). */
 static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
     const unsigned sums = tshi_rule_sums(call);
     if (sums && call->n == 1)
@@ -12193,7 +12234,7 @@ static int tshi_rule_is_sharded(const tsh_tensor *x, int axis) {
     return x->layout.kind == TSH_SHARDED && (axis < 0 || axis == x->layout.dim);
 }
 
-/* The rule of sums. R: R. P: P. S along the reduced dimension: P. S along another: S. */
+/* Applies the rule of sums. R: R. P: P. S along the reduced dimension: P. S along another: S. */
 static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
     const tshi_rule_axis *along = (const tshi_rule_axis *)call->params;
     tsh_layout *layout = &output->layout;
@@ -12204,8 +12245,8 @@ static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* The rule of max, softmax and other ops that need all values along the dimension. Refuses P, and S
- * along this dimension. */
+/* Applies the rule of max, softmax and other ops that need all values along the dimension. Refuses
+ * P, and S along this dimension. */
 static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0];
     if (x->layout.kind == TSH_PARTIAL ||
@@ -12215,8 +12256,8 @@ static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     return tshi_rule_sum(call, output);
 }
 
-/* The rule of argmax. S along the reduced dimension: R, since the ranks exchange the maxima of
- * their shards. Otherwise as tshi_rule_whole. */
+/* Applies the rule of argmax. S along the reduced dimension: R, since the ranks exchange the maxima
+ * of their shards. Otherwise does what tshi_rule_whole does. */
 static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     if (axis < 0 || !tshi_rule_is_sharded(call->in[0], axis)) return tshi_rule_whole(call, output);
@@ -12224,8 +12265,9 @@ static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* The rule of concatenation along dimension d, to which params points. All parts S(d): S(d), with
- * the segments of all parts. Else all parts must have one layout, which is the output's. */
+/* Applies the rule of concatenation along dimension d, to which params points. All parts S(d):
+ * S(d), with the segments of all parts. Else all parts must have one layout, which is the
+ * output's. */
 static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     tsh_tensor *const *in = call->in;
     tsh_layout *layout = &output->layout;
@@ -12263,34 +12305,34 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     const tsh_layout *la = &a->layout, *lb = &b->layout;
     tsh_layout *out = &output->layout;
     const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
-    /* 1: A is sharded; 1: B is sharded */
+    /* sa: 1 if A is sharded; sb: 1 if B is sharded */
     const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
     const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
     /* bit of the input that is R, if any */
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B;
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {       /* P R, R P; P P is refused */
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* refused if A and B are P */
         *out = tsh_partial();
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
     if (sa && sb) output->partial = TSHI_NONE;      /* no input is R */
-    if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k) */
+    if (sa && sb && da == nd - 1 && db == nd - 2) { /* both are sharded along k */
         *out = tsh_partial();
         return same;
     }
     *out = sa ? *la : *lb;
     out->dim = sa ? da : db; /* the dimension of the sharded input */
-    if (sa && sb)            /* S(batch) S(batch) */
+    if (sa && sb)            /* both are sharded along a batch dimension */
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
-    if (sa && da == nd - 2) return 1; /* S(m) R */
-    if (sb && db == nd - 1) return 1; /* R S(n) */
+    if (sa && da == nd - 2) return 1; /* A is sharded along m, B is R */
+    if (sb && db == nd - 1) return 1; /* A is R, B is sharded along n */
     if (out->dim >= nd - 2) return 0; /* only one input is sharded along k */
     /* b: from here on the input that is R, which must be broadcast along the batch dimension */
     if (sb) b = a;
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
-/* The rule of matmul. */
+/* Applies the rule of matmul, or fails and says which layouts fit. */
 static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
     return tshi_rule_products(call->in[0], call->in[1], output) ||
            tshi_rule_refuse(call, call->in[0], call->in[1],
@@ -12300,11 +12342,12 @@ static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
 
 /* Options of a linear layer for sequence parallelism. */
 typedef struct tshi_rule_sequence {
-    const tsh_layout *give; /* the layout of a row-parallel output; NULL: R */
-    int regather;           /* a column-parallel input may be S(seq): the op gathers it */
+    const tsh_layout *give; /* the layout of a row-parallel output; NULL: replicated */
+    int regather;           /* 1: a column-parallel op gathers an input sharded along seq */
 } tshi_rule_sequence;
 
-/* The rule of linear. y = x W^T + b, with shapes x (..., in), W (out, in), b (out), y (..., out).
+/* Applies the rule of linear, y = x W^T + b. Shapes: x (..., in), W (out, in), b (out),
+ * y (..., out).
  * W R: y has the layout of x. If x is S, but not S(-1), or P without b: dW and db are P.
  * W S(0), column-parallel: x R: y S(-1), dx P. x S(seq), which the op gathers: y S(-1).
  * W S(1), row-parallel: x S(-1): y R, or y S(seq) and db P. */
@@ -12342,13 +12385,13 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     } else if (row) { /* each rank sums over some input features */
         output->layout = sequence->give ? *sequence->give : tsh_replicated();
         output->partial = sequence->give ? TSHI_BIAS : TSHI_NONE;
-    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has rows or a part of x */
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has rows, or a partial sum, of x */
         output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
     return 1;
 }
 
-/* The rule of embedding: looks up rows of W, of shape (rows, features), by ids.
+/* Applies the rule of embedding, which looks up rows of W, of shape (rows, features), by ids.
  * ids R, W R: R.  ids S, W R: S, dW P.  ids R, W S(1): S(-1).
  * ids R, W S(0): P, because a rank outputs 0 for rows that it does not hold. */
 static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
@@ -12373,8 +12416,8 @@ static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
                   tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
 }
 
-/* The rule of norms over the last dimension. Weight and bias R or NULL: x R: R. x S, but not S(-1):
- * S, dW and db P. Weight and bias S(0) or NULL: x S(-1) with the same shards: S(-1). */
+/* Applies the rule of norms over the last dimension. Weight and bias R or NULL: x R: R. x S, but
+ * not S(-1): S, dW and db P. Weight and bias S(0) or NULL: x S(-1) with the same shards: S(-1). */
 static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int last = x->ndim - 1;
@@ -12388,7 +12431,7 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
     }
-    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* w, b: NULL where they fit */
+    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* w NULL: its layout fits */
     if (b && b->layout.kind == TSH_REPLICATED) b = NULL;
     if (w || b)
         return tshi_rule_refuse(call, x, w ? w : b,
@@ -12398,8 +12441,8 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* The rule of rope, which rotates pairs of features: the output has the layout of x, which may be
- * any but S(-1). */
+/* Applies the rule of rope, which rotates pairs of features: the output has the layout of x, which
+ * may be any but S(-1). */
 static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
     (void)output;
     return !tshi_rule_is_sharded(call->in[0], call->in[0]->ndim - 1) ||
@@ -12418,8 +12461,8 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
 }
 
-/* The rule of attention. Shapes: q (B, heads, queries, D), k and v (B, k heads, keys, D), output as
- * q.
+/* Applies the rule of attention. Shapes: q and output (B, heads, queries, D), k and v (B, k heads,
+ * keys, D).
  * q, k, v R: R.  q, k, v S(0): S(0).  q S(1), k and v R: S(1), dk and dv P.
  * q, k, v S(1): S(1), if every rank's query heads use only heads of k that this rank holds. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
@@ -12461,7 +12504,7 @@ static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
     return dim && logits->ndim > 1 ? 1 : logits->ndim - 1;
 }
 
-/* The rule of cross-entropy. The logits have a dimension of classes; the others are rows.
+/* Applies the rule of cross-entropy. The logits have a dimension of classes; the others are rows.
  * Logits R or S(classes), target R: R. Logits and target S(rows): P; S if losses are not reduced.
  * A target of probabilities may have the layout of the logits, too. The weight per class is R, or
  * sharded as the classes. *params: the tsh_cross_entropy_desc. */
@@ -12515,9 +12558,9 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
 /* Needs: >>tape-grad >>rule.                                                 */
 /* ========================================================================== */
 
-/* Records a call of op, as tshi_tape_record does, with a copy of its options. aux (may be NULL): a
- * block that backward reads. The node owns it from then on; if no node is recorded, as after an
- * error, aux is released here. */
+/* Records a call of op, as tshi_tape_record does, with a copy of its options: `bytes` bytes at
+ * params. aux: a block that backward reads, or NULL. The node owns aux from then on; if no node is
+ * recorded, as after an error, aux is released here. */
 static void tshi_op_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                            unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
     tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
@@ -12537,7 +12580,7 @@ static void tshi_op_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const
 static tsh_real *tshi_op_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
                                     tshi_block **scratch) {
     int64_t stride[TSH_MAX_DIMS];
-    int d, direct = !dest->add; /* direct: the kernel writes to dest */
+    int d, direct = !dest->add; /* direct: 1 if the kernel writes to dest itself */
     tshi_tensor_strides(x->local, x->ndim, stride);
     for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
     *scratch = NULL;
@@ -12671,7 +12714,7 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
 /* The parameters of the backward kernels of elementwise ops. */
 typedef struct tshi_backward_params {
     double c; /* the op's scalar */
-    int add;  /* 1: add to the gradient, 0: write it */
+    int add;  /* 1: adds to the gradient, 0: overwrites it */
 } tshi_backward_params;
 
 /* A unary or binary op, or tsh_where: its tshi_op and its kernels. */
@@ -12679,7 +12722,7 @@ typedef struct tshi_map_row {
     tshi_op op;    /* the first field, because backward casts node->op to tshi_map_row */
     /* bit i: the gradient of input i is that of the output, if input i is not broadcast */
     unsigned pass;
-    /* kernels per instruction set; backward: one table per input */
+    /* tables of kernels, one per instruction set; `backward` has a table for each input */
     const tshi_kernel_fn *forward, *backward[3];
 } tshi_map_row;
 
@@ -12701,7 +12744,7 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0 */
     tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1 */
     for (k = 0; k < node->n; k++) {
-        const int from = node->saved[k] ? k : node->n; /* index n: the output */
+        const int from = node->saved[k] ? k : node->n; /* which saved values; n: the output's */
         const tsh_tensor *v = from < node->n ? node->in[from] : out;
         if (node->saved[from])
             tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
@@ -12846,11 +12889,12 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* Defines the op y = (a OP b), 1 or 0, and its public function. Compares integers as int64_t. */
+/* Sets a block of results y to (a OP b), 1 or 0; `type` is that of the values of a and b. */
 #define TSHI_COMPARE_LOOP(type, OP)                                                                \
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
         y[i] = ((const type *)as)[i] OP((const type *)bs)[i];                                      \
     }
+/* Defines the op y = (a OP b), 1 or 0, and its public function. Compares integers as int64_t. */
 #define TSHI_COMPARE(name, OP)                                                                     \
     TSHI_INLINE void tshi_map_##name##_body(int64_t n, const tshi_operand *x,                      \
                                             const double *none) {                                  \
@@ -12907,7 +12951,8 @@ TSHI_COMPARE(ge, >=)
 #undef TSHI_COMPARE
 #undef TSHI_COMPARE_LOOP
 
-/* y = m ? a : b. (An integer m other than 0 converts to a tsh_real other than 0.) */
+/* The kernels of tsh_where: y = m ? a : b, and the gradients of a and b. (An integer m other than 0
+ * converts to a tsh_real other than 0.) */
 TSHI_MAP_KERNEL(tshi_map_where, double, 0, 0, 3, m, a, b, m != 0 ? a : b)
 TSHI_MAP_KERNEL(tshi_map_where_da, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? g : 0)
 TSHI_MAP_KERNEL(tshi_map_where_db, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? 0 : g)
@@ -12930,8 +12975,8 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
                         tshi_map_where[ctx->isa], 0);
 }
 
-/* Backward of ops whose output equals input 0, apart from the dtype: dx = dy. (Gradients are
- * tsh_real, whatever the dtypes are.) */
+/* Computes dx = dy, the backward of ops whose output equals input 0, apart from the dtype.
+ * (Gradients are tsh_real, whatever the dtypes are.) */
 static void tshi_map_same_backward(tshi_node *node) {
     tshi_tape_identity(node, 0);
 }
@@ -12965,7 +13010,7 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
 
 /* A dropout mask: element e is kept or not depending on key, stream and e only. */
 typedef struct tshi_dropout {
-    uint64_t key, stream; /* of the random generator Philox */
+    uint64_t key, stream; /* key and stream of the random generator Philox */
     double p;             /* probability that an element becomes 0 */
 } tshi_dropout;
 
@@ -12975,7 +13020,7 @@ typedef struct tshi_dropout_run {
     const tsh_real *x;        /* this rank's values, dense */
     tsh_real *y;              /* where this rank's results go; may be x */
     int isa;                  /* which kernel runs: TSHI_ISA_... */
-    int64_t first;            /* global index of the first element */
+    int64_t first;            /* global index of the first element of a call of the kernel */
 } tshi_dropout_run;
 
 /* Returns the next mask of owner, the module that applies dropout. Its stream is a hash of owner's
@@ -12995,11 +13040,11 @@ static tshi_dropout tshi_dropout_next_mask(tsh_ctx *ctx, double p, tsh_module *o
 enum { TSHI_DROPOUT_DRAW = 32 }; /* random words that the x86 kernels draw at a time */
 
 #if TSHI_X86
-/* As tshi_rng_words for TSHI_DROPOUT_DRAW words, with Philox's 32-bit counters in 64-bit lanes,
- * whose upper halves are ignored: each of Philox's products is then one instruction. Compilers do
- * not find that by themselves. The order of the lanes is such that unpacking puts the words in the
- * order of tshi_rng_words. bytes: size of a vector; reg: its type; op: calls an intrinsic by name;
- * last, the lanes' order. */
+/* Defines a function that draws TSHI_DROPOUT_DRAW words as tshi_rng_words does, with Philox's
+ * 32-bit counters in 64-bit lanes, whose upper halves are ignored: each of Philox's products is
+ * then one instruction, which compilers do not find by themselves. The order of the lanes is such
+ * that unpacking puts the words in the order of tshi_rng_words. bytes: size of a vector; reg: its
+ * type; op: calls an intrinsic by name; last, the lanes' order. */
 #define TSHI_DROPOUT_WORDS(isa, TARGET, bytes, reg, op, ...)                                       \
     typedef uint64_t tshi_dropout_##isa __attribute__((vector_size(bytes), may_alias));            \
     TARGET TSHI_INLINE void tshi_dropout_words_##isa(uint64_t key, uint64_t stream,                \
@@ -13028,7 +13073,8 @@ enum { TSHI_DROPOUT_DRAW = 32 }; /* random words that the x86 kernels draw at a 
             memcpy(word + i + (bytes) / 4, &c1, bytes);                                            \
         }                                                                                          \
     }
-/* The form with a mask, here of all lanes: without it gcc 12 warns of its own header. */
+/* These call an intrinsic by name. AVX-512 takes its form with a mask, here of all lanes, because
+ * gcc 12 warns of its own header at the form without. */
 #define TSHI_MAP_256(name, a, b) _mm256_##name(a, b)
 #define TSHI_MAP_512(name, a, b) _mm512_maskz_##name(0xFF, a, b)
 TSHI_DROPOUT_WORDS(avx2, TSHI_AVX2, 32, __m256i, TSHI_MAP_256, 0, 2, 1, 3)
@@ -13037,7 +13083,7 @@ TSHI_DROPOUT_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2
 #undef TSHI_MAP_512
 #undef TSHI_DROPOUT_WORDS
 #else
-#define tshi_dropout_words_avx2   tshi_rng_words /* not x86: no such kernels */
+#define tshi_dropout_words_avx2   tshi_rng_words /* not x86: draws words without vectors */
 #define tshi_dropout_words_avx512 tshi_rng_words
 #endif
 #define tshi_dropout_words_portable tshi_rng_words
@@ -13146,10 +13192,10 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
 
 /* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
-    double c;   /* sum: 1; mean: 1 / (number of elements summed) */
+    double c;   /* factor of a sum: 1, in tsh_mean 1 / (number of elements summed) */
     int64_t n;  /* local length of the reduced dimension; if all are: number of local elements */
     int axis;   /* the reduced dimension; -1: all */
-    int is_log; /* softmax: 1 for log_softmax */
+    int is_log; /* 1: tsh_log_softmax, 0: tsh_softmax or another op */
 } tshi_reduce_params;
 
 /* The plan of one reduction. The local input is an array of shape (outer, n, inner), reduced along
@@ -13212,10 +13258,11 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_reduce_sum, tshi_reduce_params);
 
-/* Fills in the strides that broadcast out to x's shape: 0 along reduced dimensions. */
+/* Fills in the strides that broadcast out to x's shape: 0 along the reduced dimension `axis`, or
+ * along all dimensions if axis is -1. */
 static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
                                int64_t *stride) {
-    int d, o = 0; /* o: the dimension of out that stands for d */
+    int d, o = 0; /* o: the dimension of out that corresponds to x's dimension d */
     for (d = 0; d < x->ndim; d++) {
         int reduced = axis < 0 || d == axis;
         stride[d] = reduced ? 0 : out->stride[o];
@@ -13248,8 +13295,8 @@ static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_re
     for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
 }
 
-/* dx = c dy, broadcast along the reduced dimensions; c is 1 for a sum, and 1 / (number of elements)
- * for a mean. */
+/* Computes dx = c dy, broadcast along the reduced dimensions; c is 1 for a sum, and 1 / (number of
+ * elements) for a mean. */
 static void tshi_reduce_sum_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_tensor *x = node->in[0];
@@ -13263,7 +13310,7 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    /* as operand v, which the kernel does not read */
+    /* the kernel's operand v, which its formula does not read */
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
     back.c = params->c;
     back.add = dest.add;
@@ -13275,7 +13322,7 @@ static const tshi_op tshi_reduce_sum_op = {
 static const tshi_op tshi_reduce_mean_op = {
     "tsh_mean", "x", tshi_rule_sum, tshi_reduce_sum_backward, TSHI_NONE, 0};
 
-/* Runs tsh_sum, or tsh_mean if `mean`. */
+/* Runs tsh_sum, or tsh_mean if `mean` is 1. */
 static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
@@ -13310,7 +13357,7 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
 /* Returns a handle of t's values with the axis moved to the last dimension; axis -1: with t's own
  * order. */
 static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
-    tsh_tensor rows = *t; /* takes no reference to the block */
+    tsh_tensor rows = *t; /* a copy that holds no reference to t's block */
     int d;
     for (d = axis; d >= 0 && d < t->ndim - 1; d++) { /* shifts later dimensions left */
         rows.dim[d] = t->dim[d + 1];
@@ -13323,7 +13370,8 @@ static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
     return rows;
 }
 
-/* As tshi_kernel_output, but the buffer is row-major: *scratch if out itself is not. */
+/* Returns a buffer for out's values as tshi_kernel_output does, but a row-major one: in *scratch if
+ * out itself is not row-major. */
 static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
     if (tshi_tensor_is_dense(out)) return tshi_kernel_output(out, scratch);
     *scratch = tshi_mem_alloc(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
@@ -13398,7 +13446,7 @@ typedef enum tshi_largest {
 /* The largest value of a rank's shard of a row. */
 typedef struct tshi_best {
     double value;
-    int64_t place; /* global index; -1: the shard is empty */
+    int64_t place; /* global index of the value along the row; -1: the shard is empty */
 } tshi_best;
 
 /* Replaces the local maximum of each of n rows, and its local index, by the largest value on all
@@ -13410,8 +13458,8 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                                        (size_t)((size + 1) * n) * sizeof(tshi_best) +
                                            (size_t)size * sizeof(int64_t));
-    tshi_best *own, *all;  /* shapes (n), (P, n) */
-    int64_t *counts, i, r; /* counts: (P) */
+    tshi_best *own, *all;  /* best of each row: this rank's, shape (n); all ranks', (size, n) */
+    int64_t *counts, i, r; /* counts: words that each rank sends, shape (size) */
     if (!block) return;
     own = (tshi_best *)tshi_mem_data(block);
     all = own + n;
@@ -13457,7 +13505,8 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tsh_real *max = NULL; /* where the maxima go; NULL: not needed */
     void *place;          /* int64_t indices: in out, or in aux for backward */
     const int argmax = what != TSHI_LARGEST_VALUE;
-    /* cut: the dimension is sharded over several ranks; keeps: maxima are in scratch */
+    /* cut: 1 if the dimension is sharded over several ranks; keeps: 1 if the maxima go to scratch
+     * (`unrounded`) */
     int cut, keeps;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
@@ -13501,7 +13550,8 @@ TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
     return tshi_reduce_max(&tshi_reduce_max_op, x, dim, keepdim, TSHI_LARGEST_VALUE);
 }
 
-/* tsh_sample with temperature 0 of logits R or S(-1). */
+/* Runs tsh_sample with temperature 0, for logits that are replicated or sharded along the last
+ * dimension. */
 static tsh_tensor *tshi_reduce_greedy(tsh_tensor *logits) {
     return tshi_reduce_max(&tshi_reduce_greedy_op, logits, -1, 0, TSHI_LARGEST_FINITE);
 }
@@ -13540,7 +13590,8 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax, tshi_reduce_params);
 
-/* Backward of the kernel above. Operands: dx, y and dy, dense rows of p->n values. */
+/* Computes the backward of softmax or log_softmax of rows. Operands: dx, y and dy, dense rows of
+ * p->n values. */
 TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand *operand,
                                                const tshi_reduce_params *p, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
@@ -13565,11 +13616,11 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
 
-/* Runs the kernel above on rows of dx, y (saved) and dy. */
+/* Backward of both softmaxes: runs tshi_reduce_softmax_grad on rows of dx, y (saved) and dy. */
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* gives dx's strides */
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* has dx's strides */
     tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
     tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
     tshi_block *scratch[3]; /* dense copies of dx, y, dy, or NULL */
@@ -13593,7 +13644,7 @@ static const tshi_op tshi_reduce_softmax_op = {
 static const tshi_op tshi_reduce_log_softmax_op = {
     "tsh_log_softmax", "x", tshi_rule_whole, tshi_reduce_softmax_backward, TSHI_OUT, 0};
 
-/* Runs tsh_softmax, or tsh_log_softmax if is_log. */
+/* Runs tsh_softmax, or tsh_log_softmax if is_log is 1. */
 static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
     tsh_shape shape = tsh_shape_of(x);
@@ -13651,7 +13702,8 @@ TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
     if (!ctx) return NULL;
     out = tshi_tensor_view(x);
     for (d = 0; out && d < x->ndim; d++) {
-        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1; /* dimension d of the view */
+        /* the dimension of x that becomes dimension d of the view; -1: there is none */
+        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1;
         if (from < 0 || (seen >> from & 1u))
             return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                    "tsh_permute: entry %d does not name a new dimension of %d", d,
@@ -13684,13 +13736,13 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
 /* -- slices ----------------------------------------------------------------- */
 
 /* Narrows out, a view, to elements [start, start + length) of its sharded dimension d. Returns 0 if
- * they are not whole segments: no layout describes the ranks' shards of other parts. */
+ * these are not whole segments: of a part of a segment, no layout describes the ranks' shards. */
 static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
     tsh_layout *layout = &out->layout;
     const tsh_segment *segment = layout->segment;
     const int64_t end = start + length;
     tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range of each segment */
-    int64_t at = 0, local = 0;         /* at: where segment s starts; local: this rank's elements */
+    int64_t at = 0, local = 0;         /* start of segment s; this rank's elements that are kept */
     int s, kept = 0;                   /* kept: number of segments in [start, end) */
     (void)tshi_layout_own(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
@@ -13730,7 +13782,8 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     out = tshi_tensor_view(x);
     if (!out) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim == d && (start || length != x->dim[d])) {
-        if (length > 0 && start % length == 0 && x->dim[d] % length == 0) /* as [Q|K|V] */
+        /* the slice is one of several equal parts, such as Q of [Q|K|V] */
+        if (length > 0 && start % length == 0 && x->dim[d] % length == 0)
             tshi_view_hint_fused(x, x->dim[d] / length, hint, sizeof hint);
         if (!tshi_view_segments(out, d, start, length))
             return tshi_error_null(
@@ -13750,7 +13803,7 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
 TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
     int64_t length = tsh_size(x, dim); /* length of the dimension that is split */
     int i;
-    for (i = 0; i < n && parts; i++) parts[i] = NULL; /* NULL after an error */
+    for (i = 0; i < n && parts; i++) parts[i] = NULL; /* after an error, all parts are NULL */
     if (!tshi_tensor_check("tsh_split", "x", &x, 1))
         return x ? x->ctx->error.code : TSH_ERR_ARGUMENT;
     if (tshi_tensor_axis(x, dim) < 0)
@@ -13758,8 +13811,8 @@ TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) 
                         x->ndim);
     if (n < 1 || !parts || length % n)
         return tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                        "tsh_split: a dimension of %lld has no %d equal parts",
-                        (long long)length, n);
+                        "tsh_split: a dimension of %lld has no %d equal parts", (long long)length,
+                        n);
     for (i = 0; i < n; i++) parts[i] = tsh_slice(x, dim, i * (length / n), length / n);
     return x->ctx->error.code;
 }
@@ -13770,7 +13823,7 @@ TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) 
 static void tshi_view_concat_backward(tshi_node *node) {
     int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
-    int64_t at = 0; /* where the part starts in dy, along dim */
+    int64_t at = 0; /* where part i starts in dy, along dim */
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *part = node->in[i];
         tshi_dest dest;
@@ -13781,20 +13834,20 @@ static void tshi_view_concat_backward(tshi_node *node) {
     }
 }
 
-/* Returns 1 if part i can be joined to part 0 along dimension d: its other sizes are the same, and
- * so is its dtype, unless ops compute with both; else 0 and an error. */
+/* Returns 1 if part i can be joined to part 0 along dimension d: all other sizes are equal, and the
+ * dtypes are equal or both are ones that ops compute with; else 0 and an error. */
 static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    int e, fits = p->ndim == first->ndim; /* fits: 1 if the sizes do */
+    int e, fits = p->ndim == first->ndim; /* fits: 1 if all sizes except that of d are equal */
     for (e = 0; e < first->ndim && fits; e++) fits = e == d || p->dim[e] == first->dim[e];
-    if (fits && (p->dtype == first->dtype || (tshi_dtype_computes(p->dtype) &&
-                                              tshi_dtype_computes(first->dtype))))
+    if (fits && (p->dtype == first->dtype ||
+                 (tshi_dtype_computes(p->dtype) && tshi_dtype_computes(first->dtype))))
         return 1;
     (void)tsh_fail(p->ctx, fits ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
                    "tsh_concat: part %d, %s %s, does not go with %s %s along dimension %d", i,
-                   tshi_dtype_name(p->dtype), tshi_tensor_text(p, a),
-                   tshi_dtype_name(first->dtype), tshi_tensor_text(first, b), d);
+                   tshi_dtype_name(p->dtype), tshi_tensor_text(p, a), tshi_dtype_name(first->dtype),
+                   tshi_tensor_text(first, b), d);
     return 0;
 }
 
@@ -13839,7 +13892,8 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
 
 /* -- reshape ---------------------------------------------------------------- */
 
-/* Computes the size of shape that is -1, if any. Returns 0 if x's number of elements differs. */
+/* Computes the size of shape that is -1, if any. Returns 0 if shape cannot have as many elements as
+ * x. */
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int64_t total = tsh_numel(x), known = 1; /* known: product of the sizes given */
     int d, open = -1;                        /* open: the dimension whose size is -1 */
@@ -13901,11 +13955,11 @@ static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     for (s = 1; s < layout->segments && same; s++)
         same = layout->segment[s].length == layout->segment[0].length &&
                layout->segment[s].unit == layout->segment[0].unit;
-    if (same) { /* sharded along the next dimension, of D */
+    if (same) { /* the dimension after that of the segments is the sharded one */
         layout->segments = 1;
         b0++;
     }
-    layout->dim = b0; /* its sizes are those of d times inner / divisor */
+    layout->dim = b0; /* its segments are as long as those of d, times inner / divisor */
     divisor = tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1);
     for (s = 0; s < layout->segments; s++) {
         tsh_segment *segment = &layout->segment[s];
@@ -13916,14 +13970,14 @@ static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     return 1;
 }
 
-/* tshi_view_shards for an empty x, whose sizes have the product 0. If the sharded dimension has
- * length 0, it becomes the corresponding dimension of length 0; else the one that it would become
- * if all sizes of 0 were 1. */
+/* Does what tshi_view_shards does, for an x without elements. If the sharded dimension has length
+ * 0, it becomes the corresponding dimension of length 0; else the one that it would become if all
+ * sizes of 0 were 1. */
 static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *shape,
                                          tsh_layout *layout) {
     tsh_tensor from = *x; /* x's shape and the new one, with 1 for each size of 0 */
     tsh_shape to = *shape;
-    int d, zeros = 0; /* number of sizes of 0 up to and with that of the sharded dimension */
+    int d, zeros = 0; /* number of sizes of 0 in x, up to and including the sharded dimension's */
     for (d = 0; d < x->ndim; d++) {
         if (!x->dim[d] && d <= x->layout.dim) zeros++;
         if (!x->dim[d]) from.dim[d] = 1;
@@ -13950,10 +14004,10 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
  * into fused parts or heads: (3 H D) to (3, H, D), (H D) to (H, D). */
 static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape *shape, char *hint,
                                            size_t size) {
-    int a0 = 0, a1 = 0, b0 = 0, b1 = 0, heads; /* heads: the dimension of shape that has them */
+    int a0 = 0, a1 = 0, b0 = 0, b1 = 0, heads; /* heads: which dimension of shape counts heads */
     if (!tsh_numel(x)) return;
     tshi_view_group(x, shape, x->layout.dim, &a0, &a1, &b0, &b1);
-    if (a1 - a0 != 1 || b1 - b0 < 2) return; /* other dimensions are merged with it */
+    if (a1 - a0 != 1 || b1 - b0 < 2) return; /* the sharded dimension is merged, or not split */
     if (b1 - b0 > 2 || shape->dim[b0] == 3) tshi_view_hint_fused(x, shape->dim[b0], hint, size);
     heads = b0 + (x->layout.segments > 1 && b1 - b0 > 2);
     if (!*hint)
@@ -13964,11 +14018,11 @@ static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape 
                      (long long)tshi_tensor_product(shape->dim + heads + 1, b1 - heads - 1));
 }
 
-/* Fills in strides with which x's local values have the local sizes `to`. Returns 0 if no strides
- * do: then x must be copied. */
+/* Fills in the strides with which x's local values have the ndim local sizes `to`. Returns 0 if
+ * there are no such strides: then x must be copied. */
 static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, int64_t *stride) {
-    int64_t run = 1, step = 1;         /* run: elements at equal distance `step` */
-    /* the next dimension of x, of `to`, from the last one down */
+    int64_t run = 1, step = 1; /* run: number of elements that lie `step` apart */
+    /* i: the next dimension of x, j: of `to`, both from the last one down */
     int i = x->ndim - 1, j = ndim - 1;
     tshi_tensor_strides(to, ndim, stride);
     if (!tsh_local_numel(x)) return 1; /* no values: any strides do */
@@ -14043,16 +14097,16 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
  * Input and output are dense. The collectives take the shards of all ranks in rank order. With
  * fused segments (q, k, v in one weight) a shard is not one run of memory: it is reordered. */
 
-/* An array seen as (outer, length, inner): a layout cuts its middle dimension. */
+/* An array seen as `outer` rows of shape (length, inner): a layout cuts the dimension `length`. */
 typedef struct tshi_cut {
-    int64_t outer, length, inner; /* sizes of the three dimensions */
-    const tsh_layout *layout;     /* a sharded one: cuts `length` */
+    int64_t outer, length, inner; /* sizes of the array's three dimensions */
+    const tsh_layout *layout;     /* the layout that cuts the array: a sharded one */
     int size;                     /* number of ranks of tp */
     size_t width;                 /* bytes of an element */
 } tshi_cut;
 
-/* Returns how `layout` cuts an array. form has the global shape. other NULL: the array is whole;
- * else it is this rank's shard by the layout `other`. */
+/* Returns how `layout` cuts an array. other NULL: the array is a whole tensor; else it is this
+ * rank's shard of a tensor by the layout `other`. form has the tensor's global shape. */
 static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *layout,
                                       const tsh_layout *other, tsh_dtype dtype) {
     const tsh_comm *tp = &form->ctx->tp;
@@ -14071,15 +14125,15 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
     return cut;
 }
 
-/* Returns how many elements of an outer row are in `rank`'s shard; 0 if there is no outer row,
- * because collectives take blocks = 0 (tsh_coll.blocks) for 1. */
+/* Returns how many elements of one outer row (an index of cut->outer) are in `rank`'s shard; 0 if
+ * there is no outer row, because collectives take blocks = 0 (tsh_coll.blocks) for 1. */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
     if (!cut->outer) return 0;
     return tshi_layout_own(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
 }
 
-/* Copies rank's shard between the array `whole` and `shard`, whose outer rows begin `pitch`
- * elements apart. to_shard 1: to shard; 0: to whole. */
+/* Copies `rank`'s shard from its places in the array `whole` to the memory `shard` (to_shard 1), or
+ * back (0). In `shard`, the outer rows (indices of cut->outer) begin `pitch` elements apart. */
 static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, char *shard,
                                     int64_t pitch, int to_shard) {
     tsh_range range[TSH_MAX_SEGMENTS]; /* the shard's part of each segment */
@@ -14101,9 +14155,9 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
     }
 }
 
-/* Copies between the array `whole` and `shards`, the shards of all ranks in rank order. by_row 1:
- * each outer row has a part for each rank; 0: one shard follows the other. to_shards 1: to shards;
- * 0: to whole. */
+/* Copies the array `whole` to `shards`, the shards of all ranks in rank order (to_shards 1), or
+ * back (0). by_row 1: each outer row (an index of cut->outer) of `shards` has a part of every
+ * shard; 0: each shard is contiguous. */
 static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
                                     int to_shards) {
     int r;
@@ -14115,17 +14169,19 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
     }
 }
 
-/* S to R by all-gather (gather 1), or P to S by reduce-scatter (gather 0). form has the global
- * shape; `layout` is the sharded one. */
+/* Changes a layout from sharded to replicated by an all-gather (gather 1), or from a partial sum to
+ * sharded by a reduce-scatter (gather 0). form has the global shape; `layout` is the sharded one of
+ * the two layouts. */
 static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *layout, int gather, tsh_dtype dtype,
                                          const void *in, void *out) {
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
-    const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of `counts` */
+    const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of the array `counts` */
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
-    int64_t *counts; /* elements of each rank in an outer row */
-    void *ordered = gather ? out : tshi_kernel_unconst(in); /* whole array, in rank order */
+    int64_t *counts; /* number of elements that each rank has in an outer row */
+    /* the whole array; in each outer row, the elements of rank 0 come first, then of rank 1, ... */
+    void *ordered = gather ? out : tshi_kernel_unconst(in);
     int r;
     if (!scratch) return TSH_ERR_MEMORY;
     counts = (int64_t *)tshi_mem_data(scratch);
@@ -14145,17 +14201,18 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* S(i) to S(j) by all-to-all: every rank cuts its shard along j into a part for each rank, and
- * joins the parts that it receives along i. form has the global shape. */
+/* Changes a layout from S(i), sharded along dimension i, to S(j) by an all-to-all: every rank cuts
+ * its shard along j into a part for each rank, and joins the parts that it receives along i. form
+ * has the global shape. */
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
-    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* in, cut along j */
-    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* out, cut along i */
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* cuts `in` along j */
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* joins `out` along i */
     const size_t counted = (size_t)cut.size * sizeof(int64_t);
-    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* no shard is longer */
+    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* enough for a shard of any size */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
-    int64_t *send, *recv;  /* elements to and from each rank */
+    int64_t *send, *recv;  /* number of elements sent to, and received from, each rank */
     char *sent, *received; /* data to and from all ranks, in rank order */
     int r;
     if (!scratch) return TSH_ERR_MEMORY;
@@ -14173,8 +14230,9 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* Moves dense local values from one layout to another, by the table above: `in` has the layout
- * `from`, `out` gets the layout `to`. form has the global shape. A collective over tp, or none. */
+/* Changes the layout of dense local values: `in` has the layout `from`, `out` gets the layout `to`.
+ * form has the global shape. Calls one collective over tp, or none if each rank already has all the
+ * values that it needs. */
 static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layout *from,
                                          const tsh_layout *to, tsh_dtype dtype, const void *in,
                                          void *out) {
@@ -14220,9 +14278,9 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     const int64_t n = from->kind == TSH_SHARDED ? tsh_local_numel(form) : tsh_numel(form);
     tsh_dtype dtype = from->kind == TSH_REPLICATED ? TSH_REAL /* nothing is sent */
                                                    : tshi_tape_sent_as(x);
-    tshi_block *scratch, *sent = NULL; /* sent: g, if it is sent in another dtype */
+    tshi_block *scratch, *sent = NULL; /* sent: g rounded to the dtype that is sent, or NULL */
     tshi_dest dest;
-    tsh_real *dx; /* dense gradient, of layout `to` */
+    tsh_real *dx; /* dense gradient of input 0, in the layout `to` */
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dx = tshi_op_dense_dest(x, &dest, &scratch);
     if (dx && dtype != TSH_REAL) sent = tshi_kernel_rounded(x->ctx, g, n, dtype);
@@ -14236,13 +14294,14 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     tshi_mem_release(x->ctx, sent);
 }
 
-/* Backward of the three ops below. After an all-gather (the last two), a complete gradient (gr) is
- * sliced, a partial one (gp) reduce-scattered, which costs less than to all-reduce and slice it. */
+/* Computes the backward of tsh_redistribute and tsh_tp_gather. After an all-gather, a complete
+ * gradient (gr) is sliced, and a partial sum (gp) is reduce-scattered, which costs less than to
+ * all-reduce and slice it. */
 static void tshi_redistribute_backward(tshi_node *node) {
     const tsh_tensor *out = node->out;
     const tsh_layout sum = tsh_partial(), whole = tsh_replicated();
     const tsh_layout *from = out->layout.kind == TSH_SHARDED ? &out->layout : &whole;
-    /* layout of input 0, as seen in the output's shape */
+    /* layout of the gradient of input 0: R, or S along a dimension of the output */
     const tsh_layout *to = (const tsh_layout *)node->params;
     if (out->gr.live)
         tshi_redistribute_back(node, out, from, to, (tsh_real *)tshi_mem_data(out->gr.block));
@@ -14257,9 +14316,9 @@ static const tshi_op tshi_redistribute_all_gather_op = {
 static const tshi_op tshi_redistribute_gather_op = {
     "tsh_tp_gather", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
 
-/* Redistributes x to `layout` and records op. shape: the output's global shape; from: x's layout in
- * this shape (tsh_tp_gather takes a replicated x for a shard). Backward gives x a sharded gradient
- * if `from` is sharded, else a replicated one. */
+/* Redistributes x to `layout` and records op. shape: the output's global shape; from: the layout
+ * that x is taken to have (tsh_tp_gather takes each rank's replicated x for a shard of the output).
+ * Backward gives x a sharded gradient if `from` is sharded, else a replicated one. */
 static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const tsh_layout *from,
                                          const tsh_shape *shape, const tsh_layout *layout) {
     tsh_tensor *out = tshi_tensor_out(x->ctx, op->name, x->dtype, shape, layout);
@@ -14289,7 +14348,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
                                tshi_tensor_text(x, a), tshi_layout_text(&layout, b, sizeof b));
     if (tshi_layout_identical(&x->layout, &layout)) return x;
     if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
-        tsh_tensor *out = tshi_tensor_view(x); /* no values move */
+        tsh_tensor *out = tshi_tensor_view(x); /* each rank already has its values */
         if (out) out->layout = layout;
         return out;
     }
@@ -14328,8 +14387,8 @@ static int tshi_redistribute_may_change(const tsh_tensor *t) {
     return 0;
 }
 
-/* One step of tsh_set_layout, in which the old or the new layout is not sharded. Changes the sizes
- * and the layout in *form, but no values. Fails if the ranks' shards would have different
+/* Does one step of tsh_set_layout, in which the old or the new layout is not sharded: changes the
+ * sizes and the layout in *form, but no values. Fails if the ranks' shards would have different
  * lengths. */
 static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
     tsh_ctx *ctx = form->ctx;
@@ -14337,11 +14396,11 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_tensor next = *form; /* what form becomes */
-    int64_t held, owned; /* length along d: that each shard must have; that rank r's shard has */
+    int64_t held, owned;     /* the length along d that all shards must have; that rank r's has */
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
     if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
     if (layout.kind == TSH_SHARDED && fits) { /* d becomes as long as all shards together */
-        fits = form->dim[d] <= INT64_MAX / 64 / ctx->tp.size; /* no overflow */
+        fits = form->dim[d] <= INT64_MAX / 64 / ctx->tp.size; /* 0: sizes could overflow */
         next.dim[d] *= fits ? ctx->tp.size : 1;
     }
     if (fits) fits = tshi_layout_resolve(&layout, next.ndim, next.dim);
@@ -14382,7 +14441,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
         tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size)) {
         if (tshi_layout_identical(&t->layout, &resolved)) return t;
-        form.layout = resolved; /* the same shards in other units */
+        form.layout = resolved; /* another layout that gives every rank the same shard */
     } else {
         if (t->layout.kind != TSH_REPLICATED && layout.kind != TSH_REPLICATED)
             (void)tshi_redistribute_declare(&form, tsh_replicated());
@@ -14401,8 +14460,9 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     return out;
 }
 
-/* Checks the input x of a tsh_tp_... function: replicated; or sharded if `sharded` is 1; or a
- * partial sum if `partial` is 1. Returns x's ctx; NULL and an error if x is none of these. */
+/* Checks that x, the input of the tsh_tp_... function named op, is replicated; it may also be
+ * sharded if `sharded` is 1, or a partial sum if `partial` is 1. Returns x's ctx; NULL and an error
+ * if x has another layout. */
 static tsh_ctx *tshi_redistribute_takes(const char *op, tsh_tensor *x, int sharded, int partial) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx;
@@ -14428,7 +14488,7 @@ static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
     return axis;
 }
 
-/* Returns 1 if redop can reduce x's dtype (TSH_AVG: floating ones only), else 0 and an error. */
+/* Returns 1 if redop can reduce x's dtype (TSH_AVG: floating dtypes only), else 0 and an error. */
 static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redop redop) {
     if ((unsigned)redop <= (unsigned)TSH_AVG &&
         (redop != TSH_AVG || tshi_dtypes[x->dtype].floating))
@@ -14438,7 +14498,8 @@ static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redo
     return 0;
 }
 
-/* Backward of tsh_tp_copy: dx = the all-reduce, by the redop, of this rank's gradient of out. */
+/* Computes the backward of tsh_tp_copy: dx is the all-reduce, by the op's redop, of the gradients
+ * of out on all ranks. */
 static void tshi_redistribute_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_redop op = *(const tsh_redop *)node->params;
@@ -14469,7 +14530,7 @@ TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
     tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_copy", x, 0, 0);
     tsh_tensor *out;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_copy", x, op)) return NULL;
-    if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x; /* acts only in backward */
+    if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x; /* no gradient to reduce */
     out = tshi_redistribute_window("tsh_tp_copy", &x);
     if (!out) return NULL;
     tshi_op_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, &op, sizeof op, NULL);
@@ -14584,7 +14645,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes) {
     tsh_layout whole = tsh_replicated();
-    tshi_block *scratch; /* this rank's slice, dense */
+    tshi_block *scratch; /* holds this rank's slice of the values to write, dense */
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (!tshi_values_io("tsh_write", ctx, t, extent, in, bytes)) return ctx->error.code;
     if (!(t->base->flags & TSHI_OWNED))
@@ -14623,9 +14684,9 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
         return text;
     tsh_text_add(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
-        int64_t run = 1; /* elements of a row, a matrix, ... */
+        int64_t run = 1; /* number of elements in a row, then in a matrix, ... */
         for (d = t->ndim - 1; d > 0 && e; d--)
-            /* a row, a matrix, ... ends */
+            /* writes a slash before the first element of each further row, matrix, ... */
             if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /");
         tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
@@ -14672,7 +14733,7 @@ static void tshi_matmul_alone(const tsh_ctx *ctx, const tshi_product *x, char *s
     ctx->gemm.multiply(x->m, x->n, x->k, x->alpha, (const tsh_real *)x->a.data, x->a.row,
                        x->a.column, (const tsh_real *)x->b.data, x->b.row, x->b.column,
                        apart ? TSHI_R(1) : x->beta, (tsh_real *)x->c.data, x->c.row, x->c.column,
-                       tshi_team_spare(ctx), ctx->gemm.user); /* spare: threads it may use */
+                       tshi_team_spare(ctx), ctx->gemm.user); /* spare: threads the gemm may use */
 }
 
 /* A tshi_team_fn: computes the rows or columns [from, to) of C. */
@@ -14724,16 +14785,16 @@ static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
     return *then;
 }
 
-/* C = alpha A B + beta D by the rank's threads; shapes as in tshi_product. The longer side of C is
- * divided among threads, so that little of A and B is packed twice, at multiples of ROWS or
- * COLUMNS, which are whole tiles of every micro-kernel. If `transposed` is 1, the built-in gemm
- * computes C^T. */
+/* Computes C = alpha A B + beta D by the rank's threads; shapes: A (m, k), B (k, n), the others
+ * (m, n). The longer side of C is divided among threads, so that little of A and B is packed twice,
+ * at multiples of ROWS or COLUMNS, which are whole tiles of every micro-kernel. If `transposed` is
+ * 1, the built-in gemm computes C^T. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
     enum {
-        ROWS = 12,         /* m is cut at multiples of it: whole tiles (n, if C^T is computed) */
-        COLUMNS = 32,      /* n is cut at multiples of it (m, if C^T is computed) */
+        ROWS = 12,         /* m (n, if C^T is computed) is cut at multiples of ROWS */
+        COLUMNS = 32,      /* n (m, if C^T is computed) is cut at multiples of COLUMNS */
         SIDE = 96,         /* least number of rows or columns per thread */
         MIN_WORK = 1 << 20 /* least number of multiply-adds per thread */
     };
@@ -14756,7 +14817,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     if (pieces == 1 && !ctx->gemm.multiply && scratch && ctx->error.code == TSH_OK) {
         const tshi_product product = {m, n, k, alpha, beta, a, b, d, c, &progress};
         tshi_gemm_run(ctx->gemm_kernel, scratch, product);
-        return; /* the rest would take longer than a small product */
+        return; /* the code below would take longer than a small product */
     }
     const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, 1, &converted[0]); /* shape (m, k) */
     const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, 1, &converted[1]); /* shape (k, n) */
@@ -14775,7 +14836,7 @@ static int tshi_matmul_rounds(const tsh_tensor *out, const tsh_tensor *a, const 
     return out->dtype == TSH_BF16 && a->dtype == TSH_BF16 && b->dtype == TSH_BF16;
 }
 
-/* C = alpha A B + beta C; shapes: A (m, k), B (k, n), C (m, n). */
+/* Computes C = alpha A B + beta C; shapes: A (m, k), B (k, n), C (m, n). */
 static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                              tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
     tshi_matmul_run(ctx, m, n, k, alpha, a, b, beta, c, c);
@@ -14783,23 +14844,24 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* -- tiles, for ops that pack by themselves -------------------------------- */
 
-/* Operand A of tshi_matmul_tiles, packed in strips of mr rows: word (i, p) is
+/* Operand A of tshi_matmul_tiles, packed in strips of mr rows: element (i, p), or pair of bf16, is
  * data[i / mr * mr * next + i % mr * row + p * column]. */
 typedef struct tshi_matmul_strips {
     const tsh_real *data;
     int64_t row, column, next;
 } tshi_matmul_strips;
 
-/* Operand B of tshi_matmul_tiles, packed in slivers of nr columns: word (p, j) is data[p * row +
- * j / nr * next + j % nr]. form: of B and A: TSHI_GEMM_REALS or TSHI_GEMM_PAIRS. */
+/* Operand B of tshi_matmul_tiles, packed in slivers of nr columns: element (p, j), or pair of bf16,
+ * is data[p * row + j / nr * next + j % nr]. form: what elements of B and A are: TSHI_GEMM_REALS or
+ * TSHI_GEMM_PAIRS. */
 typedef struct tshi_matmul_slivers {
     const tsh_real *data;
     int64_t row, next;
     tshi_gemm_form form;
 } tshi_matmul_slivers;
 
-/* Packs the rows of x, shape (n, k), as rows of A or columns of B: in slivers of `width` rows that
- * begin `next` words apart. The last sliver is filled up with zeros. */
+/* Packs the rows of x, shape (n, k), as rows of A or columns of B: in groups of `width` rows that
+ * begin `next` tsh_real (or pairs of bf16) apart. The last group is filled up with zeros. */
 static void tshi_matmul_pack(const tshi_gemm_kernel *kernel, tsh_real *to, int width, int64_t n,
                              int64_t k, int64_t next, tshi_matrix x, tshi_gemm_form form) {
     for (int64_t j = 0; j < n; j += width)
@@ -14815,10 +14877,10 @@ typedef struct tshi_matmul_stairs {
 
 enum { TSHI_MATMUL_ALL = 1 << 30 };
 
-/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). The rows of C have
- * space for a multiple of nr / 2 elements. Elements outside the stairs are not computed, or become
- * any number. The order of each sum is that of tshi_gemm_run for a k of one slice. Prefetches the
- * cache lines of `walk` meanwhile. */
+/* Computes C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). The rows of C
+ * have space for a multiple of nr / 2 elements. Elements outside the stairs are not computed, or
+ * become any number. The order of each sum is that of tshi_gemm_run for a k of one slice.
+ * Prefetches the cache lines of `walk` meanwhile. */
 static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                               tsh_real alpha, tshi_matmul_strips a, tshi_matmul_slivers b, int add,
                               tshi_matrix c, tshi_matmul_stairs stairs, tshi_gemm_walk *walk) {
@@ -14861,7 +14923,7 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
 /* The matrices in a tensor's last two dimensions: one for each index of out's batch dimensions. */
 typedef struct tshi_batches {
     tshi_matrix first;            /* the matrix at batch index 0 */
-    int64_t stride[TSH_MAX_DIMS]; /* along out's batch dimensions; 0 where the tensor broadcasts */
+    int64_t stride[TSH_MAX_DIMS]; /* strides over out's batches; 0 where the tensor broadcasts */
 } tshi_batches;
 
 /* Returns the matrices in `data`: t's values or its gradient, of the given strides. */
@@ -14869,14 +14931,14 @@ static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dty
                                         const int64_t *stride, const tsh_tensor *out) {
     const int64_t *last = stride + t->ndim - 2; /* strides of rows and columns */
     tshi_batches all;
-    int d, skip = out->ndim - t->ndim; /* batch dimensions that t lacks */
+    int d, skip = out->ndim - t->ndim; /* skip: number of batch dimensions that t lacks */
     all.first = tshi_gemm_matrix_of(data, dtype, last[0], last[1]);
     for (d = 0; d < out->ndim - 2; d++)
         all.stride[d] = d < skip || t->dim[d - skip] == 1 ? 0 : stride[d - skip];
     return all;
 }
 
-/* Returns the matrix of the batch with this row-major, local index. */
+/* Returns the matrix at the row-major, local index `index` of out's batch dimensions. */
 static tshi_matrix tshi_matmul_batch(const tshi_batches *all, const tsh_tensor *out,
                                      int64_t index) {
     tshi_matrix m = all->first;
@@ -14889,7 +14951,7 @@ static tshi_matrix tshi_matmul_batch(const tshi_batches *all, const tsh_tensor *
     return m;
 }
 
-/* C = A B + beta C for all batches of out; shapes: A (m, k), B (k, n), C (m, n). */
+/* Computes C = A B + beta C for all batches of out; shapes: A (m, k), B (k, n), C (m, n). */
 static void tshi_matmul_batched(const tsh_tensor *out, int64_t m, int64_t n, int64_t k,
                                 const tshi_batches *a, const tshi_batches *b, tsh_real beta,
                                 const tshi_batches *c) {
@@ -14951,7 +15013,7 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     tsh_tensor *in[2] = {a, b}, *out;
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_matmul", "a b", in, 2);
     tshi_output output;
-    tshi_batches as, bs, cs; /* A, B and C of all batches */
+    tshi_batches as, bs, cs; /* the matrices A, B and C of all batches */
     if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     out = tshi_tensor_out(ctx, "tsh_matmul", a->dtype, &output.shape, &output.layout);
@@ -15009,8 +15071,8 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
     return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
 }
 
-/* dX = dY W if X was gathered: a rank's dX (rows, in) is a partial sum, which is reduce-scattered
- * to X's shards. Shapes: dy (rows, out), mw (out, in). */
+/* Computes dX = dY W if forward has gathered X: each rank's dX (rows, in) is a partial sum, which
+ * is reduce-scattered to X's shards. Shapes: dy (rows, out), mw (out, in). */
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
     tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
     const tsh_layout sum = tsh_partial();
@@ -15085,8 +15147,8 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Computes Y in out. The product adds the bias, unless it is a partial sum: then it is rounded to
- * Y's dtype and summed over ranks, and the bias is added once, after that. */
+/* Computes Y in out. The product adds the bias, unless each rank's product is a partial sum: then
+ * this is rounded to Y's dtype and summed over ranks, and the bias is added once, after that. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
@@ -15147,16 +15209,16 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
 static const tshi_op tshi_linear_op = {
     "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
 
-/* tsh_linear with sequence parallelism. give: the layout of a row-parallel output (NULL: R).
- * regather 1: all-gathers the input of a column-parallel weight along the sequence. */
+/* Runs tsh_linear, also with sequence parallelism. give: the layout of a row-parallel output (NULL:
+ * R). regather 1: all-gathers the input of a column-parallel weight along the sequence. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_op;
     tsh_tensor *in[3] = {x, w, b}, *out; /* shapes (.., in), (out, in), (out) or NULL; (.., out) */
     tsh_ctx *ctx = tshi_tensor_check_weight("tsh_linear", in, b ? 3 : 2);
     const tshi_rule_sequence sequence = {give, regather};
-    const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1; /* row-parallel */
-    const int several = ctx && ctx->tp.size > 1; /* more than one rank */
+    const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1; /* 1: row-parallel */
+    const int several = ctx && ctx->tp.size > 1; /* 1: tp has more than one rank */
     const tshi_linear how = {several && row && !give, several && give, several && regather};
     tshi_output output;
     if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||
@@ -15182,9 +15244,10 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
 /* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
-/* Shapes: W (V, D), ids (..), out (.., D). If W is sharded along V, an id whose row is on another
- * rank gives zeros, and out is a partial sum. The node's aux is an array: the local row of every id
- * (-1: on another rank, or padding); then, if by_count is 1, how often each id occurs. */
+/* The params of the node. Shapes: W (V, D), ids (..), out (.., D). If W is sharded along V, an id
+ * whose row is on another rank gives zeros, and out is a partial sum. The node's aux is an array:
+ * the local row of every id (-1: on another rank, or padding); then, if by_count is 1, how often
+ * each id occurs. */
 typedef struct tshi_lookup {
     int64_t count, width; /* number of local ids; local columns of W */
     int by_count, sparse; /* 1 if the option is on: scale_grad_by_freq; sparse */
@@ -15277,13 +15340,13 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
     return sum;
 }
 
-/* As torch.embedding_renorm_: multiplies the rows that are looked up and whose p-norm is above
- * max_norm by max_norm / (norm + 1e-7). counts[r] > 0: local row r is looked up. The counts are
- * first reduced over dp, as all replicas must change the same rows. */
+/* Does what torch.embedding_renorm_ does: multiplies the rows that are looked up and whose p-norm
+ * is above max_norm by max_norm / (norm + 1e-7). counts[r] > 0: local row r is looked up. The
+ * counts are first reduced over dp, as all replicas must change the same rows. */
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
-    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm; /* norm: one per row used */
-    int64_t r, j, n = 0; /* n: number of rows looked up */
+    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm; /* norm: of each row used */
+    int64_t r, j, n = 0;                                         /* n: number of rows looked up */
     tshi_block *block;
     if (ctx->dp.size > 1)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, counts, w->local[0], TSH_I64, TSH_MAX),
@@ -15314,8 +15377,8 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
     tshi_mem_release(ctx, block);
 }
 
-/* Before the lookup: counts how often each row occurs. For scale_grad_by_freq, writes the count of
- * every id after the rows in row[]; for max_norm, scales rows of w. */
+/* Prepares the lookup: counts how often each row of w is looked up. For scale_grad_by_freq, writes
+ * the count of every id after the rows in row[]; for max_norm, scales rows of w. */
 static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
                                    const tsh_lookup_desc *desc, int64_t *row) {
     tsh_ctx *ctx = w->ctx;
@@ -15495,7 +15558,7 @@ TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, ts
     }
 }
 
-/* One row of n features: y = (x - mean) rstd w + b; b may be NULL. stats: mean, rstd. */
+/* Normalises one row of n features: y = (x - mean) rstd w + b; b may be NULL. stats: mean, rstd. */
 TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w, const tsh_real *b,
                                const tsh_real *stats, int64_t n) {
     const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *bs;
@@ -15526,7 +15589,8 @@ typedef struct tshi_norm {
     tshi_norm_pass pass;
 } tshi_norm;
 
-/* Forward kernel of n rows: y (n, d) and stats (n, 2) from x (n, d), w (d) and b (d) or NULL. */
+/* The operands of the forward kernel, which computes y (n, d) and stats (n, 2), the mean and rstd
+ * of each row, from x (n, d), w (d) and b (d) or NULL. */
 enum { TSHI_NORM_Y, TSHI_NORM_X, TSHI_NORM_W, TSHI_NORM_B, TSHI_NORM_STATS, TSHI_NORM_OPERANDS };
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
     const tshi_operand *from = &operand[TSHI_NORM_X], *to = &operand[TSHI_NORM_Y];
@@ -15597,7 +15661,7 @@ TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_rea
     }
 }
 
-/* One row of n features: dw += dy xh and db += dy. */
+/* Adds one row of n features to the gradients: dw += dy xh, with xh = (x - mean) rstd; db += dy. */
 TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
                                         const tsh_real *stats, int64_t n,
                                         tsh_real *TSHI_RESTRICT dw, tsh_real *TSHI_RESTRICT db) {
@@ -15609,8 +15673,8 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
     }
 }
 
-/* One row of n features: dx = (h - mean(h) - xh mean(h xh)) rstd; add 1: dx += that. means:
- * mean(h), mean(h xh). */
+/* Computes dx of one row of n features: (h - mean(h) - xh mean(h xh)) rstd, where h = w dy and
+ * xh = (x - mean) rstd. add 1: adds this to dx, 0: overwrites dx. means: mean(h), mean(h xh). */
 TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
                                     const tsh_real *dy, const tsh_real *stats,
                                     const tsh_real *means, int64_t n, int add) {
@@ -15628,8 +15692,9 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
     }
 }
 
-/* One row of d features: writes mean(h) and mean(h xh) to `means`. If the features are sharded,
- * writes this rank's part of each: its sum divided by the number of all features. */
+/* Writes mean(h) and mean(h xh) of one row to `means`, where h = w dy and xh = (x - mean) rstd. If
+ * the features are sharded, writes this rank's part of each mean: the sum over its features,
+ * divided by the number of all features. */
 TSHI_INLINE void tshi_norm_means(const tsh_real *x, const tsh_real *w, const tsh_real *dy,
                                  const tsh_real *stats, const tshi_norm *p, tsh_real *means) {
     tsh_real lane[2 * TSHI_BLOCK], pad[3][TSHI_BLOCK];
@@ -15648,9 +15713,9 @@ TSHI_INLINE void tshi_norm_means(const tsh_real *x, const tsh_real *w, const tsh
     means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(p->all);
 }
 
-/* Backward kernel of n rows. Skips dx if it is NULL; skips dw and db if dw is NULL. Operands: X, W,
- * STATS as in forward, DX in the place of Y, DY in the place of B, then DW and DB, and the MEANS of
- * h and of h xh, used if the features are sharded. */
+/* The operands of the backward kernel of n rows: X, W and STATS as in forward, DX in the place of
+ * Y, DY in the place of B, then DW and DB, and the MEANS of h and of h xh, used if the features are
+ * sharded. The kernel skips dx if DX is NULL, and dw and db if DW is NULL. */
 enum { TSHI_NORM_DX = TSHI_NORM_Y, TSHI_NORM_DY = TSHI_NORM_B, TSHI_NORM_DW = TSHI_NORM_OPERANDS };
 enum { TSHI_NORM_DB = TSHI_NORM_DW + 1, TSHI_NORM_MEANS, TSHI_NORM_GRAD_OPERANDS };
 TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
@@ -15806,7 +15871,7 @@ static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     return 1;
 }
 
-/* Runs the rows of work forward, in two passes if the features are sharded. */
+/* Normalises the rows of work, in two passes if the features are sharded. */
 static void tshi_norm_forward(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p) {
     tsh_real *stats = (tsh_real *)work->x[TSHI_NORM_STATS].data; /* shape (rows, 2) */
     if (p->cut) {
@@ -15827,7 +15892,7 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     /* shapes: x and out (.., d), weight and bias (d) or NULL */
     tsh_tensor *in[] = {x, weight, bias}, *out;
     tsh_ctx *ctx = tshi_norm_check(op, in);
-    tshi_norm p = *options; /* features are filled in below */
+    tshi_norm p = *options; /* d, all and cut are filled in below */
     tshi_output output;
     tshi_block *stats, *scratch[3] = {NULL, NULL, NULL}, *unrounded;
     tsh_real *values[3] = {NULL, NULL, NULL}, *y; /* x (rows, d), weight, bias (d); y (rows, d) */
@@ -15899,24 +15964,25 @@ TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
 /* Needs: >>op.                                                               */
 /* ========================================================================== */
 
-/* x is (.., T, D). Pair i of the row at position t is rotated by the angle u = t base^(-2 i /
- * dims), or t freqs[i]: (a, b) becomes factor (a cos u - b sin u, b cos u + a sin u). Features from
- * `dims` on are not changed. Backward rotates the gradient by -u. */
+/* The parameters of tsh_rope's kernel, and the params of its node. x is (.., T, D). Pair i of the
+ * row at position t is rotated by the angle u = t base^(-2 i / dims), or t freqs[i]: (a, b) becomes
+ * factor (a cos u - b sin u, b cos u + a sin u). Features from `dims` on are not changed. Backward
+ * rotates the gradient by -u. */
 typedef struct tshi_rope {
     int64_t pairs;        /* number of pairs: dims / 2 */
     int by_batch;         /* 1: each index of x's first dimension has positions of its own */
-    int64_t next;         /* from the a of one pair to the a of the next, in features */
-    int64_t gap;          /* from a to b of a pair, in features */
+    int64_t next;         /* distance from the a of one pair to that of the next, in features */
+    int64_t gap;          /* distance from a to b of a pair, in features */
     double sign;          /* sign of the angle: 1, in backward -1 */
     int add;              /* 1: y += ..., 0: y = ... */
-    int64_t gap_x, gap_y; /* gap in elements of x; of y */
+    int64_t gap_x, gap_y; /* the same distance in elements of x's memory; of y's */
 } tshi_rope;
 
-/* Rotates n pairs. Operands: y and x, each from the a of the first pair on; the table of the
- * position, `pairs` cosines followed by `pairs` sines. */
+/* Rotates n pairs (a, b). Operands: y and x, each beginning with the first pair's a; the table of
+ * the position, `pairs` cosines followed by `pairs` sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
-    /* begins with the a of the first pair, as x does */
+    /* y and x point to the first element (a) of the first pair (a, b) */
     tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *TSHI_RESTRICT table = (const tsh_real *)operand[2].data;
@@ -15935,8 +16001,9 @@ TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_rope_pairs, tshi_rope);
 
-/* Rotates the pairs of x to y and copies, or adds, the features after the pairs. x and y have t's
- * local shape and the strides sx and sy. table: see tshi_rope_table. */
+/* Writes x to y, its pairs rotated and the features after the pairs as they are; if rope->add is 1,
+ * adds to y instead. x and y have t's local shape and the strides sx and sy. table: see
+ * tshi_rope_table. */
 static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
                              const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
     const int last = t->ndim - 1, isa = t->ctx->isa;
@@ -16000,10 +16067,10 @@ static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int
     }
 }
 
-/* Returns a new reference to the table of all local positions, shape (texts, rows, 2, pairs).
- * texts: 1 or, if desc has starts, the local length of x's first dimension. The ctx keeps the
- * table, unless positions are sharded, because k and the other layers need the same. NULL: no
- * memory. */
+/* Returns a new reference to the table of cosines and sines of all local positions, shape (texts,
+ * rows, 2, pairs). texts: 1 or, if desc has starts, the local length of x's first dimension. The
+ * ctx keeps the table, unless positions are sharded, because k and the other layers need the same.
+ * NULL: no memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, const tsh_rope_desc *desc) {
     const int64_t rows = x->local[x->ndim - 2], texts = desc->starts ? x->local[0] : 1;
     tsh_ctx *ctx = x->ctx;
@@ -16068,7 +16135,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     tshi_output output;
     tshi_rope rope = {0, 0, 0, 0, 1, 0, 0, 0}; /* sign is 1 */
     tshi_block *table, *scratch, *unrounded;
-    tsh_real *values, *y; /* x and y, shape (.., T, D) */
+    tsh_real *values, *y; /* the values of x and of the output, shape (.., T, D) */
     int64_t stride[TSH_MAX_DIMS];
     tsh_tensor *out;
     if (!desc) desc = &usual;
@@ -16151,15 +16218,15 @@ typedef struct tshi_attention {
     int64_t mask_stride[4]; /* strides over (B, H, Tq, Tk); 0 where the mask broadcasts */
     tshi_keys keys;         /* keys of each row of the batch; if ragged: of its longest row */
     int ragged; /* 1: each row of the batch has a tshi_keys of its own (tshi_heads.rows) */
-    int64_t behind; /* Tk - Tq, of new keys: query i has the position of new key i + behind */
+    int64_t behind; /* new keys minus queries: query i has the position of new key i + behind */
 } tshi_attention;
 
-/* In the shapes of tshi_head and its parts, `keys`, ROWS, d, strip and pitch are fields of
- * tshi_head (ROWS: rows), and D32 is d rounded up to a multiple of TSHI_BLOCK. A word of an operand
- * is a tsh_real; if tshi_head.pairs is 1, it is a pair of bf16, and the dimension of products that
- * is summed over has half as many words. */
+/* In the shapes of tshi_head and its parts, keys, rows, d, strip and pitch are fields of tshi_head,
+ * and "d padded" is d rounded up to a multiple of TSHI_BLOCK. A word of an operand is a tsh_real;
+ * if tshi_head.pairs is 1, it is a pair of bf16, and the dimension of products that is summed over
+ * has half as many words. */
 
-/* What backward needs of a head, beside what forward does. */
+/* The fields of tshi_head that only backward needs. */
 typedef struct tshi_head_back {
     tshi_matrix dq, dk, dv, dout; /* gradients of q, k, v, o; data NULL: not needed */
     int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
@@ -16168,31 +16235,31 @@ typedef struct tshi_head_back {
      * that sees such a key overwrites them */
     int fresh;
     tsh_real ds_scale; /* factor by which the kernels of backward multiply dS */
-    tsh_real *rows_do; /* the tile's rows of dO; shape (ROWS, d), in words */
-    /* if pairs: Q and dO in pairs of queries, packed with a feature per column; shape
-     * (ROWS / 2, D32), in words */
+    tsh_real *rows_do; /* the tile's rows of dO, shape (rows, d); if pairs: (rows, d / 2) pairs */
+    /* if pairs: Q and dO, packed with a feature per column, as (rows / 2, d padded) pairs of bf16,
+     * each of two queries */
     tsh_real *columns_q, *columns_do;
-    /* if pairs: p and dS in pairs of queries; shape (ROWS / 2, pitch), in words */
+    /* if pairs: p and dS as (rows / 2, pitch) pairs of bf16, each of two queries */
     tsh_real *columns_p, *columns_s;
-    tsh_real *t;          /* shape (ROWS, pitch): dO V^T, then dS */
+    tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS */
     tsh_real *slope;      /* shape (strip, pitch): 1 - (s / cap)^2 */
     tsh_real *transposed; /* shape (keys, d): a block of dK or dV */
     /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
-     * each block (keys, D32) */
+     * each block has shape (keys, d padded to a multiple of TSHI_BLOCK) */
     tsh_real *dk_t, *dv_t;
 } tshi_head_back;
 
-/* The mask of a head, in elements of the mask. */
+/* The mask of a head. Its offset and strides count elements of the mask. */
 typedef struct tshi_head_mask {
-    int64_t first, row; /* offset of this head; stride from query to query */
-    const void *values; /* values of the mask; NULL: there is none */
+    int64_t first, row; /* offset of this head's first score; stride from query to query */
+    const void *values; /* values of the mask; NULL: there is no mask */
     tsh_real *grad;     /* gradient of the mask, with the mask's strides; NULL: not needed */
 } tshi_head_mask;
 
 /* The attention sinks of a head: scores that compete with those of the keys. */
 typedef struct tshi_head_sinks {
-    const tsh_real *scores; /* from this head on; NULL: no sinks */
-    int64_t step;           /* stride from a query's sink to the next query's; 0: one for all */
+    const tsh_real *scores; /* scores of the sinks, from this head's on; NULL: no sinks */
+    int64_t step;           /* stride from query to query; 0: one sink for all queries */
     tsh_real *grads; /* contribution of each query to the gradient of its sink, shape (tq); NULL:
                       * not needed */
 } tshi_head_sinks;
@@ -16214,30 +16281,34 @@ typedef struct tshi_head {
     int64_t pitch;
     /* blocks of packed keys that scratch has space for; blocks that are packed already */
     int64_t blocks, packed;
-    int pairs;                    /* 1: a word of an operand is a pair of bf16; 0: a tsh_real */
+    int pairs;                    /* 1: operands of products are pairs of bf16; 0: tsh_real */
     int few;                      /* 1: so few queries that packing the keys does not pay */
     int rounded; /* 1: softmax kernels write p, and in backward dS, as pairs of bf16 themselves */
-    /* (optional, both or none) Faster versions of tshi_kernel_max, and of tshi_kernel_sum_exps in
-     * place. exps computes whole blocks: x has space for them, and becomes 0 after its n
-     * exponentials. */
+    /* faster versions of tshi_kernel_max (most) and of tshi_kernel_sum_exps in place (exps); NULL
+     * if there are none. exps computes whole blocks of TSHI_BLOCK values: x has space for them, and
+     * its elements after the n exponentials become 0 */
     tsh_real (*most)(const tsh_real *x, int64_t n);
     tsh_real (*exps)(tsh_real *x, int64_t n, tsh_real max);
-    /* (optional) multiplies n values by `by` and stores them as bf16 */
+    /* multiplies n values by `by` and stores them as bf16; NULL: there is no such kernel */
     void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
-    uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
-    int64_t width; /* length of a row of all scores, (B, H, Tq, width), for dropout */
+    uint64_t first;               /* global index of this head's score (0, 0), for dropout masks */
+    int64_t width; /* scores per query, as dropout masks count them: all are (B, H, Tq, width) */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
-    tsh_real *rows_q;             /* the tile's rows of Q; shape (ROWS, d), in words */
+    /* the tile's rows of Q, shape (rows, d); if pairs: (rows, d / 2) pairs of bf16 */
+    tsh_real *rows_q;
     tsh_real *s; /* shape (strip, pitch): scores, then p */
-    tsh_real *sum; /* shape (ROWS, D32): rows of O; in backward of O, then of dQ */
-    tsh_real *row; /* of the tile's queries: all m, then all l; in backward all delta */
-    /* K and V packed with a key per column; shape of each block of keys: (d, keys), in words */
+    /* the tile's rows of O (in backward of O, then of dQ), shape (rows, d padded to a multiple of
+     * TSHI_BLOCK) */
+    tsh_real *sum;
+    tsh_real *row; /* forward: m of each query of the tile, then l of each; backward: delta */
+    /* K and V packed with a key per column; shape of each block of keys: (d, keys), or, in pairs of
+     * bf16, (d / 2, keys) */
     tsh_real *keys_k, *keys_v;
-    /* K and V packed with a feature per column; shape of each block of keys: (keys, D32), in
-     * words */
+    /* K and V packed with a feature per column; shape of each block of keys: (keys, d padded to a
+     * multiple of TSHI_BLOCK), or, in pairs of bf16, (keys / 2, d padded) */
     tsh_real *features_k, *features_v;
-    char *scratch;                     /* for tshi_gemm_run */
+    char *scratch;                     /* scratch memory of tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch */
     /* matrices to prefetch after `walk`: `left` of them, the last one first */
     tshi_matrix ahead[8];
@@ -16252,7 +16323,7 @@ static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
     return tshi_gemm_matrix(data, h->pitch, 1);
 }
 
-/* Returns the end of the keys that query i sees: it sees no key from this index on. */
+/* Returns the end of the keys that query i sees: the query sees no key from this index on. */
 static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
     const int64_t visible = h->moves ? h->to + i : h->to;
     return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
@@ -16264,32 +16335,33 @@ static int64_t tshi_attention_hidden(const tshi_head *h, int64_t i) {
     return hidden < 0 ? 0 : tshi_base_min(hidden, h->tk);
 }
 
-/* Returns the first key of the first block that a tile of queries from i on needs. */
+/* Returns the index of the first key of the first block of keys that the tile at query i needs. */
 static int64_t tshi_attention_start(const tshi_head *h, int64_t i) {
     const int64_t hidden = tshi_attention_hidden(h, i);
     return hidden ? hidden / h->keys * h->keys : 0;
 }
 
-/* Returns which part is needed of products of queries from i on and keys from j on: the first
- * (seen + r) scores of row r, whose keys the query sees; in a sum over keys as many terms. */
+/* Returns which part of a product of queries from i on and keys from j on is needed. If its columns
+ * are keys: the first (seen + r) scores of row r, whose keys the query sees; if it sums over keys:
+ * as many terms. */
 static tshi_matmul_stairs tshi_attention_stairs(const tshi_head *h, int64_t i, int64_t j) {
     const int64_t seen = h->moves ? h->to + i - j : (int64_t)TSHI_MATMUL_ALL;
     const tshi_matmul_stairs stairs = {seen, seen};
     return stairs;
 }
 
-/* Returns D32: d rounded up to a multiple of TSHI_BLOCK. */
+/* Returns d rounded up to a multiple of TSHI_BLOCK. */
 static int64_t tshi_attention_wide(int64_t d) {
     return tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
 }
 
-/* Returns the number of words that n elements of an operand take. */
+/* Returns how many words n elements of an operand take: n, or (n + 1) / 2 if words are pairs. */
 static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Copies rows [i, i + m) of x to `to`, shape (m, d), in words. If words are pairs and d is odd, the
- * second element of a row's last pair is 0. */
+/* Copies rows [i, i + m) of x to `to`, shape (m, d), as tsh_real or, if h->pairs is 1, as pairs of
+ * bf16: then, if d is odd, the second element of a row's last pair is 0. */
 static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
                                 int64_t m) {
     const int64_t words = tshi_attention_words(h, h->d);
@@ -16311,9 +16383,9 @@ static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int
     }
 }
 
-/* Returns the offset of the block that begins at key j in a packed array with `size` words per key;
- * 0 if only one block is kept. For features_k and features_v, j counts words of keys, and `size` is
- * per such word. */
+/* Returns the offset, in words, of the block of keys that begins at key j in a packed array of
+ * `size` words per key; 0 if the array keeps only one block. Where a word is a pair of keys (in
+ * features_k, features_v), j and `size` count pairs of keys in place of keys. */
 static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size) {
     return h->blocks > 1 ? j * size : 0;
 }
@@ -16336,7 +16408,7 @@ static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x
             kernel->nr, d, n, nr * tshi_attention_words(h, h->keys), tshi_gemm_transposed(x), form);
 }
 
-/* Packs the block of keys that begins at key j, of k and v, if no tile has needed it yet. */
+/* Packs the block of k and v that begins at key j, unless an earlier tile has packed it. */
 static void tshi_attention_pack(tshi_head *h, int64_t j) {
     if (h->packed > j / h->keys) return;
     h->packed = j / h->keys + 1;
@@ -16344,7 +16416,7 @@ static void tshi_attention_pack(tshi_head *h, int64_t j) {
     tshi_attention_pack_one(h, j, h->v, h->keys_v, h->features_v);
 }
 
-/* If the walk has ended, sets it to the next matrix of h->ahead. */
+/* If all cache lines of h->walk are prefetched, makes the next matrix of h->ahead the walk. */
 static void tshi_attention_ahead(tshi_head *h) {
     tshi_gemm_walk *w = &h->walk;
     tshi_matrix x;
@@ -16356,19 +16428,20 @@ static void tshi_attention_ahead(tshi_head *h) {
     w->step = 64; /* bytes of a cache line */
     w->last = w->at + (x.column == 1 ? (h->d * size - 1) / 64 * 64 : 0);
     w->along = x.row * size;
-    w->left = tshi_base_min(h->tq, h->tk) - 1; /* a pass per row; matrices have tq or tk rows */
+    w->left = tshi_base_min(h->tq, h->tk) - 1; /* rows after the first: of tq or tk rows */
 }
 
-/* Returns packed words as operand B of tshi_matmul_tiles, in slivers of nr columns. row, next:
- * words from row to row, from sliver to sliver. */
+/* Returns `data` as operand B of tshi_matmul_tiles: packed in groups of nr columns of B (slivers).
+ * row: distance from one row of a group to the next row; next: from one group to the next group;
+ * both in tsh_real or, if h->pairs is 1, in pairs of bf16. */
 static tshi_matmul_slivers tshi_attention_slivers(const tshi_head *h, const tsh_real *data,
                                                   int64_t row, int64_t next) {
     const tshi_matmul_slivers b = {data, row, next, h->pairs ? TSHI_GEMM_PAIRS : TSHI_GEMM_REALS};
     return b;
 }
 
-/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on. packed: h->keys_k or h->keys_v. A
- * and C are rows of a tile, from query i on. */
+/* Computes C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed in h->keys_k or
+ * h->keys_v (`packed`). A and C are rows of a tile, from query i on. */
 static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                    double alpha, const tsh_real *a, const tsh_real *packed,
                                    tsh_real *c) {
@@ -16383,8 +16456,8 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j
                       tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
-/* C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on. packed:
- * h->features_k or h->features_v. A and C are rows of a tile, from query i on. */
+/* Computes C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on, packed in
+ * h->features_k or h->features_v (`packed`). A and C are rows of a tile, from query i on. */
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                        const tsh_real *a, const tsh_real *packed, int add,
                                        tshi_matrix c) {
@@ -16484,8 +16557,8 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
     if (h->more->window) tshi_attention_hide(h, s, i + r, m, j, n);
 }
 
-/* Applies dropout to what queries [i, i + m) see of the keys [j, j + n). tile points to the element
- * of query i and key j. */
+/* Applies dropout to the values in h->s or h->back.t of queries [i, i + m) and of those of the keys
+ * [j, j + n) that each query sees. tile points to the value of query i and key j. */
 static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m,
                                    int64_t j, int64_t n) {
     tshi_dropout_run run;
@@ -16511,8 +16584,8 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
 typedef struct tshi_strip {
     const tshi_head *h; /* the head that the tile belongs to */
     int64_t i, r;       /* the query of the strip's first row, and that row's index in the tile */
-    int64_t n, most;    /* keys that are computed; keys that exist */
-    int64_t visible;    /* keys that its first row sees; negative: the first rows see none */
+    int64_t n, most;    /* number of keys that are computed; of these, keys that exist */
+    int64_t visible;    /* keys that row 0 of the strip sees; negative: the first rows see none */
     /* 1 if causal or with a window: every row sees one key more than the row before */
     int64_t each;
 } tshi_strip;
@@ -16523,7 +16596,7 @@ TSHI_INLINE int64_t tshi_attention_row(const tshi_strip *strip, int64_t r) {
     return visible < 0 ? 0 : visible < strip->most ? visible : strip->most;
 }
 
-/* 1: later tiles see more keys, so a unit of forward is an early and a late tile */
+/* Returns the strip that begins with row r of the tile at query i, and has n keys from key j on. */
 static tshi_strip tshi_attention_strip_at(const tshi_head *h, int64_t i, int64_t r, int64_t j,
                                           int64_t n) {
     const int64_t visible = (h->moves ? h->to + i + r : h->to) - j;
@@ -16531,7 +16604,7 @@ static tshi_strip tshi_attention_strip_at(const tshi_head *h, int64_t i, int64_t
     return strip;
 }
 
-/* y = x times `by`, n values; y may be x. */
+/* Multiplies n values of x by `by` and writes them to y, which may be x. */
 TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
     TSHI_LANES for (int64_t e = 0; e < n; e++) y[e] = x[e] * by;
 }
@@ -16547,7 +16620,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_attention_load(const float *x, int64_t left, _
     *b = _mm512_mask_loadu_ps(none, (__mmask16)(mask >> 16), x + 16);
 }
 
-/* tshi_kernel_max for AVX-512. */
+/* Returns the maximum of n values, or NaN if one is NaN, as tshi_kernel_max does, with AVX-512. */
 TSHI_AVX512 static float tshi_attention_most_avx512(const float *x, int64_t n) {
     __m512 most = _mm512_set1_ps(-INFINITY), a, b;
     __mmask16 nan = 0;
@@ -16559,7 +16632,7 @@ TSHI_AVX512 static float tshi_attention_most_avx512(const float *x, int64_t n) {
     return nan ? NAN : _mm512_reduce_max_ps(most);
 }
 
-/* tshi_math_exp_below of 16 values. */
+/* Returns e^v of 16 values v <= 0, as tshi_math_exp_below does for one. */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp(__m512 v) {
     const __m512i bits = _mm512_castps_si512(v), least = _mm512_set1_epi32((int)0xC2AE0000u);
     const __m512 shift = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
@@ -16590,7 +16663,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_short(__m512 v) {
     return _mm512_scalef_ps(p, x); /* times 2^n */
 }
 
-/* tshi_kernel_fold of 32 lanes: the first 16 in low, the others in high. */
+/* Adds up 32 lanes as tshi_kernel_fold does: the first 16 are in low, the others in high. */
 TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     const __m512 a = _mm512_add_ps(low, high);
     const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -16599,7 +16672,8 @@ TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
 
-/* tshi_kernel_sum_exps for AVX-512, in place. */
+/* Replaces n values x by e^(x - max) and returns their sum, as tshi_kernel_sum_exps does, with
+ * AVX-512. */
 TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float max) {
     const __m512 m = _mm512_set1_ps(max);
     __m512 low = _mm512_setzero_ps(), high = low, a, b;
@@ -16617,8 +16691,8 @@ TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float m
 #endif
 
 #if TSHI_GEMM_BF16S
-/* tshi_attention_exps_avx512 with tshi_attention_exp_short. rounded 1: stores the exponentials as
- * bf16, in the first half of their memory. */
+/* Does what tshi_attention_exps_avx512 does, with the faster, less exact tshi_attention_exp_short.
+ * rounded 1: stores the exponentials as bf16, in the first half of their memory. */
 TSHI_GEMM_TARGET_BF16 TSHI_INLINE float tshi_attention_exps_short(float *x, int64_t n, float max,
                                                                   const int rounded) {
     const __m512 m = _mm512_set1_ps(max);
@@ -16645,7 +16719,7 @@ TSHI_GEMM_TARGET_BF16 static float tshi_attention_exps_bf16(float *x, int64_t n,
     return tshi_attention_exps_short(x, n, max, 0);
 }
 
-/* tshi_head.put for AVX512_BF16. */
+/* Multiplies n values by `by` and stores them as bf16, with AVX512_BF16 (tshi_head.put). */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float *x, int64_t n,
                                                           float by) {
     for (int64_t e = 0; e < n; e += 16) {
@@ -16681,8 +16755,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
     }
 }
 
-/* tshi_attention_grad_body for n rows, with results in bf16: p and dS in pairs of queries to
- * columns_p and columns_s, and dS in pairs of keys to the rows of h->back.t. */
+/* Does what tshi_attention_grad_body does for n rows, but writes bf16: p and dS in pairs of queries
+ * to columns_p and columns_s, and dS in pairs of keys to the rows of h->back.t. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;
@@ -16733,9 +16807,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
 /* Needs: >>attention-avx512.                                                 */
 /* ========================================================================== */
 
-/* Online softmax of n rows of a strip. In each row, m becomes the maximum so far; l and o, the row
- * of O so far, are multiplied by e^(old m - m); the scores x become e^(x - m), and their sum is
- * added to l. */
+/* Computes the online softmax of n rows of a strip. In each row, m becomes the maximum so far; l
+ * and o, the row of O so far, are multiplied by e^(old m - m); the scores x become e^(x - m), and
+ * the sum of these is added to l. */
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
                                             const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
@@ -16765,7 +16839,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     for (r = 0, x = h->s; r < n; r++, x += pitch) {
         const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
-        if (!seen || (double)m[r] < -DBL_MAX) { /* or the mask excludes every key so far */
+        if (!seen || (double)m[r] < -DBL_MAX) { /* no key is seen, or all are masked */
             memset(x, 0, (size_t)end * sizeof *x);
             continue;
         }
@@ -16783,14 +16857,14 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     const tshi_head *h = strip->h;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t width = tshi_base_ceil(h->d, TSHI_BLOCK) * TSHI_BLOCK;
-    const tsh_real *m = h->row, *l = m + rows; /* shapes (n), (n) */
+    const tsh_real *m = h->row, *l = m + rows;                       /* shapes (n), (n) */
     tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: 1 / l */
     tsh_real *o = h->sum;                                            /* shape (n, width) */
     const int direct = h->o.dtype == TSH_REAL && h->o.column == 1;   /* 1: writes O in place */
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            /* read in any case, so that the loop is vectorised */
+            /* l and m are read even if not needed, so that the loop is vectorised */
             const tsh_real sum = l[e + i], most = m[e + i];
             max[i] = sum == 0 ? -TSHI_R(INFINITY) : most;
             back[i] = sum == 0 ? TSHI_R(1) : sum; /* avoids 1 / 0 */
@@ -16812,8 +16886,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_strip);
 
-/* C (m, d) = p V over the keys [j, j + n), plus C if `add` is 1: for so few queries that packing V
- * does not pay. */
+/* Computes C (m, d) = p V over the keys [j, j + n), plus C if `add` is 1. Is for so few queries
+ * that packing V does not pay. */
 static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *p,
                                int add, tsh_real *c) {
     tshi_matrix a = tshi_attention_tile(h, p);
@@ -16835,13 +16909,13 @@ static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
     }
 }
 
-/* Forward of a tile: m queries from query i on. */
+/* Computes the rows of O of a tile, which has the m queries from query i on. */
 static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     /* end of the keys that the last query sees */
     const int64_t last = tshi_attention_visible(h, i + m - 1);
     const int64_t start = tshi_attention_start(h, i), wide = tshi_attention_wide(h->d);
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
-    int64_t j, r, n, rows; /* queries and keys of a strip */
+    int64_t j, r, n, rows; /* n, rows: numbers of keys and queries of a strip */
     tshi_attention_first(h, i, m);
     if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (tshi_attention_visible(h, i) <= start)
@@ -16879,8 +16953,8 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
-/* Backward of the softmax, n rows of a strip: the scores in s become p, and dO V^T in t becomes
- * scale dS; both are 0 where a query does not see a key. */
+/* Computes the backward of the softmax for n rows of a strip: the scores in h->s become p, and
+ * dO V^T in h->back.t becomes dS times ds_scale; both are 0 where a query does not see a key. */
 TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
                                           const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
@@ -16898,7 +16972,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
         const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(strip, r);
         for (int64_t e = 0; e < strip->n; e += TSHI_BLOCK) {
             const int left = visible - (int)e; /* number of visible keys from e on */
-            if (left <= 0) {                   /* none */
+            if (left <= 0) {                   /* no key is visible */
                 for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = 0;
                 for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = 0;
                 continue;
@@ -16914,8 +16988,8 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* tshi_attention_grad_body for AVX-512. pairs 1: p will be rounded to bf16, so a short exponential
- * is exact enough. */
+/* Does what tshi_attention_grad_body does, with AVX-512. pairs 1: p will be rounded to bf16, so the
+ * less exact tshi_attention_exp_short suffices. */
 TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_strip *strip,
                                                       const int pairs) {
     const tshi_head *h = strip->h;
@@ -16963,9 +17037,8 @@ static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t 
     tshi_attention_round(h, ds, m, n);
 }
 
-/* Adds dS to the gradient of the mask: of rows [r, r + m) of the tile at query i, and keys
- * [j, j + n). Then multiplies dS by what the kernels left out: the slope of a soft cap, and
- * scale. */
+/* Adds dS, of rows [r, r + m) of the tile at query i and keys [j, j + n), to the gradient of the
+ * mask. Then multiplies dS by what the kernels left out: the slope of a soft cap, and scale. */
 static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     const int64_t step = h->more->mask_stride[3];
@@ -17013,8 +17086,9 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
 
-/* C^T (d, n) += A^T P for keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P have the m
- * rows of a tile that begins at query i. Skips rows that see none of the keys of a sliver. */
+/* Adds A^T P to C^T (d, n) for keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P have the
+ * m rows of the tile that begins at query i. Computes nr keys at a time, and skips the rows that
+ * see none of these. */
 static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                          const tsh_real *a, const tsh_real *p, tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
@@ -17035,14 +17109,14 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
 }
 
 /* Returns 1 if products of pairs are added to the gradient `to` in place: its rows are contiguous,
- * and whole halves of slivers. */
+ * and their length d is a multiple of half of nr, the columns that a micro-kernel computes. */
 static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
     return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
-/* tshi_attention_backward_keys for pairs of bf16: C (n, d) += P^T A. columns: A
- * (columns_do or columns_q); p: P (columns_p or columns_s); to: dV or dK; over 1: overwrites `to`;
- * scratch: dv_t or dk_t, where C is if it is not computed in place. */
+/* Does what tshi_attention_backward_keys does, for pairs of bf16: adds P^T A to C (n, d). columns:
+ * A (columns_do or columns_q); p: P (columns_p or columns_s); to: dV or dK; over 1: overwrites
+ * `to`; scratch: dv_t or dk_t, where C is if it is not computed in place. */
 static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                           const tsh_real *columns, const tsh_real *p,
                                           tshi_matrix to, int over, tsh_real *scratch) {
@@ -17069,7 +17143,7 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
     }
 }
 
-/* Loads the rows of Q and dO of a tile, and computes delta. */
+/* Loads the rows of Q and dO of a tile, queries [i, i + m), and computes their delta. */
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
     const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
@@ -17122,11 +17196,11 @@ static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m,
                                    !over, tshi_gemm_from(c, r, 0));
 }
 
-/* Backward of a tile: m queries from query i on. */
+/* Computes the backward of a tile, which has the m queries from query i on. */
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
     const int64_t start = tshi_attention_start(h, i);
-    /* not in place if a query sees no key: nothing would write its row of dQ */
+    /* 1: all queries see a key; 0: dQ is not computed in place, as nothing writes some rows */
     const int seeing = tshi_attention_visible(h, i) > start;
     const int in_place = tshi_attention_in_place(h, h->back.dq) && seeing;
     const tshi_matrix c = in_place ? tshi_gemm_from(h->back.dq, i, 0)
@@ -17186,7 +17260,7 @@ static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64
  * heads of k in backward, is divided into pieces, one per thread, each with scratch memory of its
  * own. */
 typedef struct tshi_heads {
-    tshi_head head;             /* what is the same for all heads; each piece copies it */
+    tshi_head head;             /* the fields that all heads have in common; each piece copies it */
     tsh_tensor *const *in;      /* q, k, v */
     tsh_tensor *out;            /* shape (B, H, Tq, D) */
     void *value[4];             /* values of q, k, v, out */
@@ -17206,17 +17280,17 @@ typedef struct tshi_heads {
     int merged;
     /* 1: later tiles see more keys, so a unit of forward is an early and a late tile */
     int balanced;
-    /* order of the items: 1: all rows of the batch for one head of k, then for the next; 0: all
-     * heads of k for one row, then for the next */
+    /* order in which pairs of a batch row and a head of k are computed: 1: all rows for one head,
+     * then for the next head; 0: all heads for one row, then for the next row */
     int by_head;
-    /* number of consecutive items that one thread computes, in order, because they add to the same
-     * gradient of a mask */
+    /* number of consecutive items (see tshi_attention_piece) that one thread computes, in order,
+     * because they add to the same gradient of a mask */
     int64_t together;
     /* local heads of k that this rank's query heads use: the first one, and how many */
     int64_t first, groups;
     /* per head: tiles; units of work in forward, which are tiles or (balanced) pairs of them */
     int64_t tiles, units;
-    tshi_block *block;          /* holds scratch */
+    tshi_block *block;          /* the memory of `scratch` */
 } tshi_heads;
 
 /* Returns 1 if threads that compute different heads may add to the gradients of a and b at the same
@@ -17233,14 +17307,14 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
     if (!distance) return a->local[1] == b->local[1];
     if (low_end >= distance) return 0;
-    /* both must fit between two batches (d = 0) and between two rows (d = 2) */
+    /* the heads of a and b must fit between two batches (d = 0) and between two rows (d = 2) */
     for (int d = 0; d <= 2; d += 2)
         if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
     return 1;
 }
 
-/* Returns how many elements of scratch a piece needs. Unless `base` is NULL, sets h's pointers to
- * their places in it. */
+/* Returns how many elements of scratch a piece needs in forward (back 0) or backward (1). Unless
+ * `base`, where the scratch begins, is NULL, sets h's pointers to their places in it. */
 static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
     const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
@@ -17276,7 +17350,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
 }
 
 /* Sets the sizes of tiles, how many blocks of keys are packed and kept, and the numbers of tiles
- * and units per head. */
+ * and units per head, for forward (back 0) or backward (1). */
 static void tshi_attention_plan(tshi_heads *all, int back) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     tshi_head *h = &all->head;
@@ -17331,8 +17405,9 @@ static void tshi_attention_share(tshi_heads *all, int back) {
     if (all->together < 1) all->together = 1;
 }
 
-/* Fills in all fields but rows, stats, and those of values and gradients, and allocates scratch.
- * After an error tshi_attention_run computes nothing. */
+/* Fills in the fields of *all, except rows, stats, and those of values and gradients, and allocates
+ * scratch, for forward (back 0) or backward (1). After an error tshi_attention_run computes
+ * nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                  const tshi_attention *more, int back) {
     enum { MIN_WORK = 1 << 18 };       /* least number of multiply-adds of Q K^T per thread */
@@ -17504,7 +17579,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     for (; from < to; from++) {
         int64_t b, c;
         const int64_t size = back * h.blocks * h.keys *
-                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* size of dk_t, of dv_t */
+                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* length of dk_t, dv_t */
         tshi_attention_pair(all, from / units, &b, &c);
         if (pair != from / units) h.packed = 0; /* a new pair: none of its keys is packed yet */
         pair = from / units;
@@ -17542,7 +17617,7 @@ static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     return pairs * (double)q->local[1] * 2 * (double)h.d * (all->grad[3] ? 5 : 2);
 }
 
-/* Computes all heads, then releases scratch. */
+/* Computes all heads on the rank's threads, then releases scratch. */
 static void tshi_attention_run(tshi_heads *all) {
     tsh_ctx *ctx = all->head.ctx;
     if (ctx->trace) ctx->trace->flops += tshi_attention_flops(all);
@@ -17658,7 +17733,7 @@ static int tshi_attention_holds(const char *names, tsh_tensor *const *in, tsh_te
 static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
     char text[TSHI_TEXT_SIZE], sizes[TSHI_TEXT_SIZE];
-    int64_t dim[4]; /* shape (B, H, Tq, keys) */
+    int64_t dim[4]; /* the shape to which the mask broadcasts: (B, H, Tq, keys) */
     const tsh_tensor *q = in[0];
     int d, fits = mask->ndim <= 4;
     if (!tshi_attention_holds("q k v mask", in, mask)) return 0;
@@ -17836,7 +17911,7 @@ static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache,
 }
 
 /* Allocates what forward leaves for backward: the keys of each row if the batch is ragged, then m
- * and log l of each query. added: new keys. NULL: an error. */
+ * and log l of each query. added: number of new keys (Tk). NULL: an error. */
 static tshi_block *tshi_attention_aux(const tsh_tensor *q, const tsh_attention_desc *desc,
                                       const tshi_attention *more, int64_t added) {
     const size_t rows = more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys) : 0;
@@ -17883,7 +17958,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     for (int i = 0; i < 3; i++) all.value[i] = tshi_tensor_at(in[i]);
     all.value[3] = tshi_tensor_at(out);
     tshi_attention_run(&all);
-    in[3] = more.mask; /* the node saves them */
+    in[3] = more.mask; /* mask and sinks become inputs of the node, which saves them */
     in[4] = more.sinks;
     for (int i = 3; i < 5; i++)
         if (q->layout.kind == TSH_SHARDED && in[i] && in[i]->layout.kind == TSH_REPLICATED)
@@ -17931,14 +18006,14 @@ typedef struct tshi_loss {
     double divisor;                /* out = sum of the row losses / divisor */
     /* What backward reads, in the node's aux: */
     int64_t *local;          /* local index of class y; -1: on another rank; -2: ignored row */
-    tsh_real *max, *log_sum; /* m and log S of each row */
-    tsh_real *own, *uniform; /* A and e / V of each row */
+    tsh_real *max, *log_sum; /* of each row: m, its maximum; log S, where S = sum e^(x - m) */
+    tsh_real *own, *uniform; /* of each row: A; e / V (label smoothing / classes) */
     tsh_real *scale;         /* factor of the softmax in dx: a + 2 z (m + log S) */
 } tshi_loss;
 
 /* -- kernels ---------------------------------------------------------------- */
 
-/* Returns 1 if a class with logit x is padding. */
+/* Returns 1 if a class with logit x is padding: x is -infinity. */
 TSHI_INLINE int tshi_loss_padding(tsh_real x) {
     return x <= -TSHI_R(INFINITY);
 }
@@ -17954,8 +18029,8 @@ typedef struct tshi_loss_work {
     int which; /* tshi_loss_softmax: TSHI_LOSS_M, S or BOTH; tshi_loss_term: TSHI_LOSS_A, ... */
 } tshi_loss_work;
 
-/* Writes *m and returns S of a row of n logits, in one pass: it takes PART logits at a time, and
- * scales the sum so far when m grows. */
+/* Sets *m to the maximum of a row of n logits and returns S, the sum of e^(x - m), in one pass:
+ * takes PART logits at a time, and scales the sum so far when m grows. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };                                /* logits per step */
     tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY); /* lane: partial sums of S; max: m so far */
@@ -17974,7 +18049,8 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
     return tshi_kernel_fold(lane) + (max - max); /* NaN if m is not finite */
 }
 
-/* Kernel of n rows: writes m, or S from m, or both, as `which` says. */
+/* Writes m, the maximum, or S, the sum of e^(x - m), or both of each of n rows of logits, as
+ * work->which says. S alone is computed from the given m. */
 TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
                                         const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* shape (n, classes) */
@@ -17991,7 +18067,8 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_softmax, tshi_loss_work);
 
-/* Kernel of n rows: writes one of A, B, Q, V, W, from x and m. WEIGHT and TARGET may be NULL. */
+/* Writes one of the sums A, B, Q, V, W of the loss (work->which) for each of n rows, from the
+ * logits x and their maximum m. The operands WEIGHT and TARGET may be NULL. */
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;      /* shape (n, classes) */
@@ -18024,8 +18101,8 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 
-/* Kernel of one row of n classes: dx = g e^(x - m - log S), or dx += that if add is 1. Operands: dx
- * and x, which may be the same memory. */
+/* The parameters of the kernel that computes dx = g e^(x - m - log S) for a row of n classes. Its
+ * operands are dx and x, which may be the same memory. */
 typedef struct tshi_loss_row {
     double g, max, log_sum; /* g_i times scale; m_i; log S_i */
     int add;                /* 1: dx += ..., 0: dx = ... */
@@ -18045,8 +18122,8 @@ TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_grad, tshi_loss_row);
 
-/* Kernel of one row of n classes: dx -= g w_c ((1 - e) t_c + e / V), where padding has no e / V.
- * Operands: dx, x, w, t, all (n); w and t may be NULL. */
+/* The parameters of the kernel that subtracts g w_c ((1 - e) t_c + e / V) from dx_c for a row of n
+ * classes, without e / V for padding. Operands: dx, x, w, t, all (n); w and t may be NULL. */
 typedef struct tshi_loss_shares {
     double own, uniform; /* g (1 - e); g e / V */
 } tshi_loss_shares;
@@ -18072,7 +18149,7 @@ typedef struct tshi_loss_job {
     const tshi_node *node;
     tshi_dest dest;            /* where dx goes */
     const tsh_real *x, *t, *w; /* shapes (rows, classes), the same or NULL, (classes) or NULL */
-    int64_t step;              /* elements between rows of x */
+    int64_t step;              /* elements from row to row of x */
 } tshi_loss_job;
 
 /* A tshi_team_fn: computes the rows [from, to) of dx. */
@@ -18226,7 +18303,7 @@ static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
     const int axis = tshi_rule_classes(in[0], desc->dim), last = in[0]->ndim - 1;
     const int cut = in[0]->layout.kind == TSH_SHARDED && in[0]->layout.dim == axis;
-    tsh_layout classes = in[0]->layout;                  /* will be that of the class weights */
+    tsh_layout classes = in[0]->layout;                  /* becomes the class weights' layout */
     tsh_tensor *x = in[0] = tshi_loss_turn(in[0], axis); /* shape (.., V) */
     memset(loss, 0, sizeof *loss);
     loss->probs = tshi_dtypes[in[1]->dtype].floating;
@@ -18298,7 +18375,8 @@ static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
     tshi_mem_release(x->ctx, scratch);
 }
 
-/* Runs a kernel over all rows by the rank's threads. x: its operands; which: what it computes. */
+/* Runs a kernel over all rows by the rank's threads. x: the kernel's operands; which: what it
+ * computes (tshi_loss_work.which). */
 static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_kernel_fn *kernel,
                           const tshi_operand *x, int which) {
     const tshi_loss_work params = {loss->classes, which};
@@ -18393,7 +18471,7 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
 static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tsh_real *losses,
                              tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;
-    double total = 0, count = 0; /* sum of the losses; sum of the weights */
+    double total = 0, count = 0; /* sum of the row losses; what a mean divides them by */
     for (int64_t i = 0; i < loss->rows; i++) total += (double)losses[i];
     if (loss->desc.reduction == TSH_REDUCE_MEAN) {
         for (int64_t i = 0; i < loss->rows; i++) count += (double)loss->own[i];
@@ -18565,12 +18643,12 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
     if (best < 0 || max > DBL_MAX || !(temperature > 0)) return max > DBL_MAX ? -1 : best;
     if (desc->top_k > 0 && desc->top_k < n) least = tshi_sample_kth(z, n, desc->top_k, scratch);
     for (i = 0; i < n; i++) {
-        z[i] = z[i] < least ? 0 : exp((z[i] - max) / temperature); /* 1 for the largest */
+        z[i] = z[i] < least ? 0 : exp((z[i] - max) / temperature); /* the largest becomes 1 */
         total += z[i];
     }
     least = desc->min_p;
     if (desc->top_p > 0 && desc->top_p < 1) {
-        /* all weights below this one together are less than what top_p may leave out */
+        /* the weights below `bound` together are less than what top_p may leave out */
         const double bound = (1 - desc->top_p) * total / (double)n;
         const int64_t count = tshi_sample_copy(z, n, bound, scratch);
         const double top = tshi_sample_threshold(scratch, count, desc->top_p * total, 0);
@@ -18616,7 +18694,8 @@ static int tshi_sample_check(tsh_tensor *logits, const tsh_sample_desc *desc) {
     return 1;
 }
 
-/* Draws the ids of all rows of x (.., V), replicated. previous: (.., n), replicated, or NULL. */
+/* Draws an id from each row of the logits x, shape (.., V). previous: the ids that get the penalty,
+ * shape (.., n), or NULL. Both are replicated. */
 static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
                              const tsh_sample_desc *desc, int64_t *ids) {
     tsh_ctx *ctx = x->ctx;
@@ -18694,7 +18773,7 @@ enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum number of inputs */
 
 /* The params of a custom op's node. op.name points to the caller's string. */
 typedef struct tshi_custom {
-    tshi_op op;           /* made from desc for this call */
+    tshi_op op;           /* the op, made from the caller's descriptor for this call */
     tsh_custom_op_desc desc; /* a copy of the caller's descriptor */
 } tshi_custom;
 
@@ -18781,7 +18860,7 @@ enum { TSHI_MODULE_QUANTISES = 1 << 30 };
 /* A kind of layer; one constant per layer type, shared by all its modules. */
 typedef struct tshi_kind {
     const char *name; /* "linear": used in reports, errors and tsh_plan_rule.kind */
-    /* in: n input tensors; returns the output */
+    /* runs a module of this kind. in: the n input tensors; returns the output */
     tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
     /* Flags: 1 << style if the kind supports the style; TSHI_MODULE_QUANTISES. Every kind supports
      * the PREPARE styles, which have no flag. */
@@ -18842,7 +18921,8 @@ static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
     return before.module == at->module && before.slot == at->slot;
 }
 
-/* As tshi_module_step, but returns a tied parameter only once: in the first module that has it. */
+/* Does what tshi_module_step does, but returns a tied parameter only once: in the first module that
+ * has it. */
 static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
     while (tshi_module_step(root, at) && !tshi_module_first(root, at)) continue;
     return at->param;
@@ -18905,7 +18985,7 @@ typedef struct tshi_module_calls {
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
     uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
-    /* shape (modules + 1): one per module, in pre-order, and a zeroed one */
+    /* shape (modules + 1): one entry per module, in pre-order, and a zeroed one at the end */
     tshi_module_calls *each;
 } tshi_rng_counts;
 
@@ -18991,7 +19071,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
                                  out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
     tshi_tape_mark(ctx, y);                       /* marks the nodes that y depends on */
-    tshi_tape_release_values(ctx, y, ctx->depth); /* of all but y; nodes hold what they need */
+    tshi_tape_release_values(ctx, y, ctx->depth); /* frees all but y's; nodes hold what they read */
     tshi_tape_walk(ctx);                          /* runs backward of the ops */
 }
 
@@ -19012,14 +19092,14 @@ static void tshi_recompute_replay(tshi_node *node) {
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL; /* recomputed inputs and output */
     int i, no_grad = ctx->tape.no_grad;           /* no_grad: restored at the end */
     now = tshi_recompute_save_counts(before->module);
-    if (!now) return; /* no memory */
+    if (!now) return;                           /* no memory */
     tshi_recompute_restore_counts(ctx, before); /* draws the same dropout masks */
-    ctx->tape.newest = NULL; /* starts an empty tape */
+    ctx->tape.newest = NULL;                    /* starts an empty tape */
     ctx->tape.no_grad = 0; /* record even if the caller is in a no_grad scope */
-    tsh_scope_begin(ctx); /* its end frees all recomputed tensors */
+    tsh_scope_begin(ctx);  /* its end frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
-        /* shares the gradients of `in` */
+        /* x[i] shares the gradients of `in` */
         x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL;
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
@@ -19182,7 +19262,7 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
     for (r = 0; r < size; r++) {
         for (same = k = 0; k < size && (!holds || holds[r]); k++)
             same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
-        if (same > max) best = r; /* the first rank whose hash is so frequent */
+        if (same > max) best = r; /* no rank before r has so frequent a hash */
         if (same > max) max = same;
     }
     return best;
@@ -19262,7 +19342,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
 static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->changes++;
     ctx->compare = tshi_module_compare; /* a pointer, since >>comm is defined before this section */
-    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* checked by tshi_comm_compare */
+    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* read by tshi_comm_compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
     if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
 }
@@ -19312,7 +19392,7 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
 
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
-    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* created by the first call */
+    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* the first call has created it */
     ctx->root = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
@@ -19447,8 +19527,8 @@ static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
     return 1;
 }
 
-/* Gives a parameter or moment another layout: redistributes its values (a collective over tp if
- * they are allocated) and frees its gradients. On failure t is as before. */
+/* Gives a parameter, or a moment of an optimiser, another layout: redistributes its values (a
+ * collective over tp if they are allocated) and frees its gradients. On failure t is as before. */
 static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;            /* shape, layout and block as they were */
     tsh_shape shape = tsh_shape_of(t); /* the global shape, which does not change */
@@ -19566,7 +19646,8 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     return NULL;
 }
 
-/* Returns the parameter at a path below `module` and sets *owner to its module; or NULL. */
+/* Returns the parameter at a path below `module` and sets *owner to its module. Returns NULL if
+ * there is none. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
     /* the dot before the parameter's name; NULL: path is only that name */
     const char *dot = strrchr(path, '.');
@@ -19684,8 +19765,8 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
     if (!tshi_module_may_replace(old, source)) return module->ctx->error.code;
     tshi_module_changed(module->ctx); /* makes the ranks compare their models again */
     source->flags |= TSHI_TIED;
-    while (tshi_module_step(module->ctx->root, &at))
-        if (at.param == old) at.module->param[at.slot] = source; /* in every module that has old */
+    while (tshi_module_step(module->ctx->root, &at)) /* replaces old in every module that has it */
+        if (at.param == old) at.module->param[at.slot] = source;
     tshi_tensor_release(old);
     return TSH_OK;
 }
@@ -19786,7 +19867,7 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
 /* The buffer of tsh_rng_state consists of 8-byte words: TSHI_STATE_WORDS words, then dropout_calls
  * of each module in pre-order. */
 enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, TSHI_STATE_DROPOUT,
-       TSHI_STATE_WORDS }; /* index of each word; their number */
+       TSHI_STATE_WORDS }; /* index of each word before dropout_calls; their number */
 
 /* The bytes "tshrng01" as a little-endian word. */
 static const uint64_t tshi_module_magic = 0x3130676E72687374u;
@@ -19864,9 +19945,9 @@ enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARA
 /* The rules of a plan that apply to one module, and what follows from them. */
 typedef struct tshi_choice {
     tsh_module *module;                                /* the module that the rules apply to */
-    /* index: purpose; NULL: no rule of that purpose */
+    /* rule[p]: the rule of purpose p (TSHI_PARALLEL_...); NULL: none */
     const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES];
-    tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of its parameters */
+    tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of the module's parameters */
 } tshi_choice;
 
 /* Returns the purpose of a rule, a TSHI_PARALLEL_ constant. */
@@ -19931,9 +20012,9 @@ static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *c
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
     char similar[TSH_MESSAGE_SIZE / 2] = ""; /* similar paths of the tree, for the error */
-    /* it applies to at least one module */
+    /* the rule applies to at least one module */
     if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
-    /* a module has the path, but its kind does not support the style? */
+    /* looks for modules that have the path, but whose kind does not support the style */
     for (int c = 0; c < n && !*similar; c++) {
         const tsh_module *m = choices[c].module;
         if (tshi_glob_match(rule->path, tshi_module_below(root, m->path)))
@@ -20156,7 +20237,7 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
  * (default S(1)). Returns NULL and sets an error if there is not exactly one, or if it does not
  * have the layout that the plan declared. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* texts for the error */
+    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* for the error: x; the declared layout */
     tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
     tsh_tensor *x = in[0];
     if (n != 1 || !x)
@@ -20184,7 +20265,8 @@ static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
     return layout;
 }
 
-/* Layout of the weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
+/* Sets the layout of the weight (count, dim): ROWWISE shards the vocabulary, COLWISE the
+ * features. */
 static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                       tsh_layout *layouts) {
     (void)module;
@@ -20236,8 +20318,8 @@ static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int d
     if (dim == 1) layouts[1] = tsh_replicated();
 }
 
-/* tshi_kind.layouts of linear and classifier: COLWISE shards the output features, ROWWISE the input
- * features. */
+/* Sets the layouts of a linear or classifier (tshi_kind.layouts): COLWISE shards the output
+ * features, ROWWISE the input features. */
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
     if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
@@ -20260,9 +20342,9 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
     }
 }
 
-/* y (.., out) = x (.., in) w^T + bias, with w (out, in). If w is sharded along out, the layer is
- * column-parallel: x must be R, or is S(seq) and all-gathered. If w is sharded along in, it is
- * row-parallel: x is sharded along its features. */
+/* Computes y (.., out) = x (.., in) w^T + bias, with w (out, in). If w is sharded along out, the
+ * layer is column-parallel: x must be R, or is S(seq) and all-gathered. If w is sharded along in,
+ * it is row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
     /* output layout to ask of the op itself; NULL: none */
@@ -20299,14 +20381,14 @@ static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc 
     tshi_module_param(module, 0, "weight", desc->dtype, shape,
                       tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
                       desc->in);
-    /* frees the new weight */
+    /* puts `weight` in place of the new weight, which is freed */
     if (weight && module->param[0]) (void)tsh_tie(module, "weight", weight);
     if (desc->bias != TSH_NO)
         tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
-    rule.segments = desc->segments;           /* number of segments */
-    rule.unit = desc->unit;                   /* features that stay together */
+    rule.segments = desc->segments;           /* segments of the sharded dimension; 0: 1 */
+    rule.unit = desc->unit;                   /* features of a unit, never split; 0: 1 */
     rule.gather_output = desc->gather_output; /* COLWISE: all-gather the output */
     rule.input = desc->input;
     rule.output = desc->output;
@@ -20332,7 +20414,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_NN_LINEAR,
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    tsh_linear_desc linear; /* the same options as those of a linear */
+    tsh_linear_desc linear; /* the options in desc, as those of a linear */
     if (!module) return NULL;
     memset(&linear, 0, sizeof linear);
     linear.in = desc->in;
@@ -20352,8 +20434,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
 
 /* -- embedding -------------------------------------------------------------- */
 
-/* ids (..) -> (.., dim), with weight (count, dim). The output of a sharded table is redistributed
- * to R, unless the plan declares an output layout. */
+/* Looks up ids (..) -> (.., dim) in a weight (count, dim). The output of a sharded table is
+ * redistributed to R, unless the plan declares an output layout. */
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ids = tshi_nn_input(module, in, n), *w = module->param[0];
     tsh_tensor *y = ids ? tsh_embedding(ids, w, &module->lookup) : NULL;
@@ -20410,7 +20492,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
 
 /* -- norms, dropout --------------------------------------------------------- */
 
-/* Styles of dropout; norms also support COLWISE. */
+/* The styles that dropout supports; norms also support COLWISE. */
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
 /* Forward of a layer norm: x (.., dim) -> (.., dim). */
@@ -20431,8 +20513,8 @@ static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, 
     return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
 }
 
-/* tshi_kind.layouts of norms: COLWISE shards weight and bias, for inputs that are sharded along
- * their features. */
+/* Sets the layouts of a norm (tshi_kind.layouts): COLWISE shards weight and bias, for inputs that
+ * are sharded along their features. */
 static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                  tsh_layout *layouts) {
     (void)module;
@@ -20444,7 +20526,7 @@ static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *
 static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int has_bias,
                                 tsh_dtype dtype) {
     const tsh_init_kind first = module->plus_one ? TSH_INIT_ZEROS : TSH_INIT_ONES;
-    module->number = eps; /* eps: read by the forward */
+    module->number = eps; /* the forward reads eps from there */
     tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim), tshi_init_make(first, 0, 0), 0);
     if (has_bias)
         tshi_module_param(module, 1, "bias", dtype, tsh_shape1(dim),
@@ -20485,7 +20567,8 @@ static tsh_tensor *tshi_nn_param_forward(tsh_module *module, tsh_tensor **in, in
     return tshi_nn_input(module, in, n);
 }
 
-/* tshi_kind.layouts of bare parameters: ROWWISE shards the first dimension, COLWISE the last. */
+/* Sets the layout of a bare parameter (tshi_kind.layouts): ROWWISE shards the first dimension,
+ * COLWISE the last. */
 static void tshi_nn_param_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                   tsh_layout *layouts) {
     if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
@@ -20543,7 +20626,7 @@ TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
 
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y) {
     tsh_tensor *sum = tsh_add(x ? *x : NULL, y), *out = tsh_forward(module, sum);
-    if (x) *x = out ? sum : NULL; /* NULL after an error */
+    if (x) *x = out ? sum : NULL; /* *x is NULL after an error */
     return out;
 }
 
@@ -20587,17 +20670,17 @@ static tsh_module *tshi_layers_finish(tsh_module *module) {
 typedef struct tshi_attention_layer {
     /* the user's options, with defaults in place of counts that are 0 */
     tsh_attention_layer_desc desc;
-    tsh_rope_desc rope;            /* desc.rope points to it, or is NULL */
+    tsh_rope_desc rope; /* copy of the options to which desc.rope points; unused if that is NULL */
     tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: the layer has no such child */
     tsh_module *sinks;          /* child that holds the parameter "sinks"; NULL: none */
-    tsh_cache *cache;           /* NULL: no cache is attached */
+    tsh_cache *cache;           /* the cache attached to the layer; NULL: none */
     tsh_tensor *keys, *values;  /* cached keys and values, (B, Hkv, length, D) */
     tsh_tensor *held;           /* (B), i64: number of positions cached of each row */
 } tshi_attention_layer;
 
 struct tsh_cache {
     tsh_cache *next;    /* in the list ctx->caches */
-    tsh_module *module; /* serves the attention layers below it; NULL: the handle is free */
+    tsh_module *module; /* the attention layers below it use the cache; NULL: the handle is free */
     int64_t batch, length, longest; /* number of rows; capacity of a row in positions; number of
                                      * positions that the longest row has in the cache */
     /* (B), i64: number of positions of each row in a forward, the rest being padding; NULL: no
@@ -20621,7 +20704,7 @@ static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
 static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_tensor **qkv) {
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t kv = desc->kv_heads, group = desc->heads / kv, d = desc->head_dim;
-    /* size along dim 2 of one head in every group */
+    /* elements along dim 2 that one head of every group takes */
     const int64_t unit = desc->by_group ? 1 : kv * d;
     const tsh_shape whole = tsh_shape_of(y);
     int64_t at = 0; /* number of heads per group split off so far */
@@ -20637,7 +20720,7 @@ static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_
 }
 
 /* Returns x (B, T, heads D) as (B, heads, T, D), normalised by `norm`, which may be NULL. together
- * 1: over the features of all heads; 0: over the d features of each head. */
+ * 1: the norm is over the features of all heads; 0: over the d features of each head. */
 static tsh_tensor *tshi_layers_heads(tsh_tensor *x, int64_t d, tsh_module *norm, int together) {
     if (x && norm && together) x = tsh_forward(norm, x);
     if (!x) return NULL;
@@ -20784,7 +20867,7 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
     const tsh_attention_layer_desc *desc = &a->desc;
     const char *const given[3] = {desc->q, desc->k, desc->v};
     const int64_t d = desc->head_dim, kv = desc->kv_heads, group = desc->heads / kv;
-    /* 1: k and v stay replicated */
+    /* 1: k and v stay replicated: fewer key heads than query heads and than ranks */
     const int whole = kv < desc->heads && kv < module->ctx->tp.size;
     /* segments of [Q|K|V]; query heads that share a key head stay on one rank */
     tsh_segment cut[3];
@@ -20828,7 +20911,7 @@ static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t d = desc->head_dim, kv = desc->kv_heads;
-    /* as in tshi_layers_add_linears */
+    /* 1: k stays replicated: fewer key heads than query heads and than ranks */
     const int whole = kv < desc->heads && kv < module->ctx->tp.size;
     tsh_plan_rule rule = tshi_parallel_rule(TSH_COLWISE);
     for (int i = 0; i < 2 && module->ctx->error.code == TSH_OK; i++) {
@@ -20883,7 +20966,7 @@ typedef struct tshi_mlp_layer {
 /* Forward of an MLP, x (.., dim) -> (.., dim): down(f(up x)) or, if gated, down(f(gate x) up x). */
 static tsh_tensor *tshi_layers_mlp(tsh_module *module, tsh_tensor **in, int n) {
     const tshi_mlp_layer *mlp = (const tshi_mlp_layer *)module->user;
-    /* outputs of gate and up */
+    /* part: outputs of gate and up */
     tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL};
     if (!x) return NULL;
     if (!mlp->up) {
@@ -20904,7 +20987,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_ctx *ctx = module ? module->ctx : NULL;
     const int fused = ctx && desc->gated && desc->fused;
-    tsh_segment cut[2]; /* segments of [gate|up] */
+    tsh_segment cut[2]; /* segments of a fused [gate|up] */
     tsh_linear_desc like;
     tshi_mlp_layer *mlp;
     if (!ctx) return NULL;
@@ -20921,7 +21004,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     if (!mlp || ctx->error.code != TSH_OK) return tshi_layers_finish(module);
     mlp->activation = activations[desc->activation];
     cut[0].length = cut[1].length = desc->hidden;
-    /* 32: length of a block of quantised weights */
+    /* units of 32 features, the length of a block of quantised weights, if these divide hidden */
     cut[0].unit = cut[1].unit = desc->hidden % 32 ? 1 : 32;
     memset(&like, 0, sizeof like);
     like.reversed = desc->reversed;
@@ -20930,9 +21013,12 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     like.dtype = desc->dtype;
     like.bias = desc->bias == TSH_YES ? TSH_YES : TSH_NO;
     if (desc->gated)
-        mlp->gate = tshi_layers_linear(
-            module, fused ? desc->fused : desc->gate ? desc->gate : "gate_proj", &like, desc->dim,
-            (1 + fused) * desc->hidden, TSH_COLWISE, cut, 1 + fused);
+        mlp->gate = tshi_layers_linear(module,
+                                       fused        ? desc->fused
+                                       : desc->gate ? desc->gate
+                                                    : "gate_proj",
+                                       &like, desc->dim, (1 + fused) * desc->hidden, TSH_COLWISE,
+                                       cut, 1 + fused);
     if (!fused)
         mlp->up = tshi_layers_linear(module, desc->up ? desc->up : "up_proj", &like, desc->dim,
                                      desc->hidden, TSH_COLWISE, cut, 1);
@@ -20972,7 +21058,7 @@ static void tshi_layers_mark(const tsh_cache *cache) {
  * length, head_dim). */
 static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_cache *cache,
                                int64_t batch, tsh_dtype dtype) {
-    const tsh_tensor *w = tshi_layers_weight(a, 1); /* the keys are sharded like its outputs */
+    const tsh_tensor *w = tshi_layers_weight(a, 1); /* keys are sharded like w's outputs */
     const tsh_layout layout = w->layout.kind == TSH_SHARDED ? tsh_sharded(1) : tsh_replicated();
     const tsh_shape shape = tsh_shape4(batch, a->desc.kv_heads, cache->length, a->desc.head_dim);
     if (a->cache) {
@@ -21169,7 +21255,7 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 /* The layer lists of an attention, for tsh_policy. Entries after the last layer are zeros, which
  * end a list. */
 typedef struct tshi_attention_lists {
-    tsh_policy_heads heads[2];       /* [0] of self-attention, [1] of cross-attention */
+    tsh_policy_heads heads[2];       /* numbers of heads: [0] self-attention, [1] cross-attention */
     /* column-parallel layers (q, k, v); row-parallel output layers */
     tsh_policy_layer qkv[7], out[3];
 } tshi_attention_lists;
@@ -21341,8 +21427,8 @@ typedef struct tshi_policy_pass {
     int divide;                                /* 1: the third pass */
 } tshi_policy_pass;
 
-/* Sets an error that begins with the policy and the current block; the rest as printf. Returns
- * 0. */
+/* Sets an error that begins with the policy and the current block; format and what follows are as
+ * for printf. Returns 0. */
 TSH_PRINTF(3, 4)
 static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const char *format,
                             ...) {
@@ -21405,7 +21491,7 @@ static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_polic
                                 "value heads and divide %lld hidden features",
                                 (long long)c->heads, at->heads, (long long)c->kv,
                                 (long long)c->hidden);
-    /* only if query heads share key heads */
+    /* 1 if query heads share key heads, of which there are fewer than ranks */
     c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size;
     c->group = c->whole ? 1 : c->heads / c->kv;
     return 1;
@@ -21440,7 +21526,7 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
     if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
         int queries = !layer->kv && (s == 0 || !grouped); /* 1: segment s holds query heads */
-        segment[s].length = queries ? c.heads : c.kv;     /* in heads until the end */
+        segment[s].length = queries ? c.heads : c.kv;     /* in heads, later in features */
         segment[s].unit = queries ? c.group : 1;
         total += segment[s].length;
     }
@@ -21496,15 +21582,15 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
     return owner[0] ? owner[0] : owner[1]; /* a layer may have only one of them */
 }
 
-/* Appends the rule for m, which is what `layer` names, to the plan. style: used if layer->replace
+/* Appends to the plan the rule for m, the module that `layer` names. style: used if layer->replace
  * is 0. Returns 0 and sets an error if the model does not fit the policy. */
 static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
     tsh_layout layouts[TSHI_MODULE_PARAMS];      /* computed to learn which dimension is sharded */
-    int n = layer->n_fused ? layer->n_fused : 1; /* segments of the weight; 1: not fused */
-    memset(layouts, 0, sizeof layouts);          /* stays so where the style cuts nothing */
+    int n = layer->n_fused ? layer->n_fused : 1; /* segments of the fused weight; 1: not fused */
+    memset(layouts, 0, sizeof layouts);          /* stays zero if the style shards nothing */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "stores \"%s\" %s, but the policy says %s: see "
@@ -21575,7 +21661,7 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
     int blocks = 0;                  /* number of blocks that match */
-    for (p = family; p; p = p->next) /* p: of encoders, then of decoders */
+    for (p = family; p; p = p->next) /* p: policy of encoders, then of decoders */
         for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
             if (!p->blocks || !tshi_glob_match(p->blocks, path)) continue;
@@ -21645,15 +21731,16 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
 
 /* The state of one parameter. Moments are allocated at the first update. */
 typedef struct tshi_moments {
-    tsh_tensor *param, *first, *second; /* Adam's m and v; SGD's momentum is `first` */
-    double lr_scale, weight_decay;      /* as set by tsh_optim_group */
+    /* first, second: Adam's m and v; SGD with momentum has `first` alone; NULL: not allocated */
+    tsh_tensor *param, *first, *second;
+    double lr_scale, weight_decay;      /* factor of desc.lr; decay: see tsh_optim_group */
     int64_t steps;                      /* number of updates of this parameter so far */
 } tshi_moments;
 
 struct tsh_optim {
-    tsh_module *module;  /* its parameters are optimised */
-    tsh_optim_desc desc; /* with defaults filled in */
-    tsh_optim_info info; /* what tsh_optim_state returns, except lr */
+    tsh_module *module;  /* the module whose parameters are optimised */
+    tsh_optim_desc desc; /* the description, with defaults filled in */
+    tsh_optim_info info; /* what tsh_optim_state returns, except that it takes lr from desc */
     /* `count` entries: the state of each parameter, in the order of the module tree */
     tshi_moments *each;
     int count;           /* number of parameters; a tied one counts once */
@@ -21678,7 +21765,7 @@ TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, in
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
-    /* sum: at first over the elements after the last full block */
+    /* sum: of the squares after the last full block; in the end, of all squares */
     double partial[TSHI_BLOCK], sum = 0;
     tsh_real pad[TSHI_BLOCK];
     int64_t e;
@@ -21702,7 +21789,7 @@ enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
 /* The job of tshi_optim_sum_part, shared by all threads. */
 typedef struct tshi_squares {
-    tshi_operand x; /* the n elements */
+    tshi_operand x; /* the n elements whose squares are summed */
     int64_t n;
     double *sums;          /* one sum per unit of TSHI_OPTIM_BLOCK elements */
     tshi_kernel_fn kernel; /* tshi_optim_squares for this CPU */
@@ -21746,9 +21833,10 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "norm of gradients: that of \"%s\" is pending (.defer); call tsh_sync_grads "
-                       "before tsh_optim_step or tsh_clip_grad_norm", param->path);
+                       "before tsh_optim_step or tsh_clip_grad_norm",
+                       param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* another stage adds it */
+    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* left to another stage */
     for (int k = 0; k < ctx->dp.size; k++) {
         tshi_operand grad = tshi_tape_operand(param);
         if (chunked && k != ctx->dp.rank) continue;
@@ -21767,7 +21855,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tshi_walk at = {NULL, NULL, 0};
     /* sums[k]: over chunk k of all gradients, k < dp.size; sum: over all chunks */
     double *sums, sum = 0;
-    int k, chunked = 0;    /* chunked: 1 if a parameter is TSHI_CHUNKED */
+    int k, chunked = 0; /* chunked: 1 if a parameter is TSHI_CHUNKED */
     *norm = 0;
     if (!scratch) return ctx->error.code;
     sums = (double *)tshi_mem_data(scratch);
@@ -21776,7 +21864,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
         chunked |= !at.param->absent && (at.param->flags & TSHI_CHUNKED);
     while (tshi_module_step_once(module, &at))
         if (!at.param->absent) tshi_optim_add_squares(at.param, chunked, sums);
-    if (tsh_ok(ctx) && chunked) /* sums[k] is 0 on all ranks but k */
+    if (tsh_ok(ctx) && chunked) /* sums[k] is 0 on all ranks of dp but rank k */
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
     for (k = 0; k < ctx->dp.size; k++) sum += sums[k];
@@ -21808,7 +21896,7 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
     if (norm) *norm = before;
     factor = tshi_optim_clip_factor(before, max_norm);
     while (factor < 1 && tshi_module_step_once(module, &at)) {
-        if (!at.param->gr.live) continue; /* no gradient */
+        if (!at.param->gr.live) continue; /* the parameter has no gradient */
         x[0] = x[1] = tshi_tape_operand(at.param);
         tshi_map_scale_forward[at.param->ctx->isa](tsh_local_numel(at.param), x, &factor);
     }
@@ -21829,13 +21917,14 @@ enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_
 /* The parameters of an update's kernel. */
 typedef struct tshi_update {
     double clip, decay; /* SGD and Adam: the gradient is g = clip grad + decay x */
-    double lr, momentum;                   /* SGD */
+    double lr, momentum;                   /* SGD: learning rate; factor of the old momentum */
     int nesterov;                          /* SGD: 1: Nesterov momentum */
     double keep, b1, b2, step, root, eps;  /* Adam: see tshi_optim_adam_body */
-    /* random 1: the moments are bf16 and rounded at random; rounds 1: so is the parameter */
+    /* random 1: the moments are stored in bf16 with stochastic rounding; rounds 1: the parameter is
+     * stored in bf16 with stochastic rounding, and no exact weights are kept */
     int random, rounds;
-    tshi_noise noise; /* keys the random rounding of the moments */
-    uint64_t stream;  /* replaces noise.stream for the rounding of the parameter */
+    tshi_noise noise; /* key of the random numbers that round the moments */
+    uint64_t stream;  /* replaces noise.stream in the key when the parameter is rounded */
 } tshi_update;
 
 /* Loads a block of the parameter: its exact float weights if the optimiser keeps them. */
@@ -22034,7 +22123,7 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh_dtype dtype) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
-    tsh_tensor *m = *moment; /* NULL: not created yet */
+    tsh_tensor *m = *moment; /* the moment; NULL: not created yet */
     if (m) {
         tshi_optim_relayout(m, &param->layout);
         return ctx->error.code == TSH_OK ? m : NULL;
@@ -22128,17 +22217,18 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
 
 /* -- the optimisers --------------------------------------------------------- */
 
-/* One update of one parameter, in the form that a row of tshi_optims gets it in. */
+/* One update of one parameter: the argument of an optimiser's update function (tshi_optims). */
 typedef struct tshi_turn {
-    const tsh_optim_desc *desc; /* the optimiser's */
+    const tsh_optim_desc *desc; /* the optimiser's description */
     const tsh_tensor *t;        /* the parameter; t->dim: its global shape */
     double lr, decay;           /* learning rate and weight decay of this parameter */
-    int64_t step;               /* 1 for the first update */
+    int64_t step;               /* number of this update of the parameter, from 1 on */
     /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the row asks for
      * whole parameters, they are global tensors, row-major and of tsh_real, and the update writes
      * to X and the moments. Otherwise they are what tshi_optim_run reads and writes. */
     tshi_operand *x;
-    tshi_update params; /* clip, the gradient's factor, is set, and what rounding needs */
+    /* set already: clip, by which the gradient is multiplied, and the fields for random rounding */
+    tshi_update params;
 } tshi_turn;
 
 static void tshi_optim_update_sgd(tshi_turn *turn) {
@@ -22152,15 +22242,15 @@ static void tshi_optim_update_sgd(tshi_turn *turn) {
 static void tshi_optim_update_adam(tshi_turn *turn) {
     const tsh_optim_desc *d = turn->desc;
     tshi_update *p = &turn->params;
-    const int decoupled = d->kind == TSH_ADAMW; /* it decays x itself, not through the gradient */
+    const int decoupled = d->kind == TSH_ADAMW; /* 1: decay x itself, not through the gradient */
     p->decay = decoupled ? 0 : turn->decay;
     p->keep = decoupled ? 1 - turn->lr * turn->decay : 1;
     p->b1 = d->beta1;
     p->b2 = d->beta2;
     p->eps = d->eps;
-    p->step = turn->lr / (1 - pow(d->beta1, (double)turn->step)); /* bias corrections */
+    p->step = turn->lr / (1 - pow(d->beta1, (double)turn->step)); /* corrects the bias of m */
     p->root = 1 / sqrt(1 - pow(d->beta2, (double)turn->step));
-    /* as torch.optim.SparseAdam, which adds eps to sqrt(v) without bias correction */
+    /* does what torch.optim.SparseAdam does: adds eps to sqrt(v) before the bias is corrected */
     if (turn->t->sparse) {
         p->step /= p->root;
         p->root = 1;
@@ -22172,7 +22262,7 @@ static void tshi_optim_update_adam(tshi_turn *turn) {
  * the elements that this rank updates, in any order, or, with `whole`, the parameter as if it were
  * neither sharded nor chunked; tshi_optim_whole gathers it. */
 typedef struct tshi_optim_row {
-    const char *name; /* in tsh_summary and in files */
+    const char *name; /* the optimiser's name in tsh_summary and in files */
     int moments;      /* number of moments, 0 to 2 */
     int momentum;     /* 1: no moment unless desc.momentum is above 0 */
     int whole;        /* 1: the update needs whole parameters */
@@ -22189,7 +22279,7 @@ enum { TSHI_OPTIMS = sizeof tshi_optims / sizeof tshi_optims[0] };
 
 /* -- whole parameters ------------------------------------------------------- */
 
-/* Kernel: x = the operand of the gradient. */
+/* Kernel: stores the values of the operand TSHI_OPTIM_GRAD in the operand TSHI_OPTIM_X. */
 TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
                                         const tshi_update *p) {
     tsh_real pad[TSHI_BLOCK];
@@ -22208,7 +22298,7 @@ static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_oper
     const tsh_layout replicated = tsh_replicated();
     const tsh_tensor *t = turn->t;
     const int64_t first = tshi_optim_first(t), count = tshi_optim_count(t);
-    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* operand i in the place of the parameter */
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands, operand i in place of the parameter */
     tsh_real pad[TSHI_BLOCK];
     memcpy(part, x, sizeof part);
     part[TSHI_OPTIM_X] = x[i];
@@ -22257,7 +22347,7 @@ static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
     shard = values + TSHI_OPTIM_LOW * n;
     memset(whole, 0, sizeof whole);
     for (int i = 0; i < TSHI_OPTIM_LOW && ctx->error.code == TSH_OK; i++) {
-        if (!own[i].data) continue; /* there is no such moment */
+        if (!own[i].data) continue; /* operand i is a moment that this optimiser does not have */
         whole[i] = tshi_kernel_operand(values + i * n, 1, TSH_REAL);
         (void)tshi_optim_gather_whole(turn, own, i, shard, values + i * n);
     }
@@ -22422,10 +22512,10 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         if (at.param->flags & TSHI_BUFFER) continue;
         optim->count++;
         each->param = at.param;
-        each->lr_scale = 1; /* unless tsh_optim_group changes it */
+        each->lr_scale = 1; /* the default, which tsh_optim_group changes */
         each->weight_decay = optim->desc.weight_decay;
     }
-    /* tshi_optim_warn_late is called in the first step */
+    /* -1: the first step calls tshi_optim_warn_late */
     optim->changes = -1;
     tshi_optim_warn_blocks(module, optim->count);
     optim->older = ctx->optims; /* prepend to the ctx's list */
@@ -22451,7 +22541,7 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
     tshi_optim_claim_all(optim->module->ctx->optims);
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
-        /* 1: its gradient is a chunk */
+        /* 1: the parameter's gradient has been cut to this rank's chunk */
         const int chunked = optim->desc.zero && param->ctx->dp.size > 1;
         if (!(param->flags & TSHI_OPTIMISED) || (chunked && !(param->flags & TSHI_CHUNKED)))
             tsh_zero_grad(param);
@@ -22494,7 +22584,7 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
 /* Updates every parameter that has a gradient. With .zero, parameters are queued in buckets, whose
  * all-gathers run during the next updates. */
 static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
-    const int chunked = optim->desc.zero && ctx->dp.size > 1; /* ZeRO is in effect */
+    const int chunked = optim->desc.zero && ctx->dp.size > 1; /* 1: update this rank's chunks */
     if (chunked) tshi_bucket_begin(ctx, 0);
     for (int i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -22512,9 +22602,10 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     if (chunked) tshi_bucket_end(ctx); /* waits for the all-gathers */
 }
 
-/* Clips and updates. If the norm is not finite, the step is skipped, counted and logged instead. */
+/* Clips the gradients and updates the parameters. If the norm of the gradients is not finite, does
+ * neither, but counts and logs a skipped step. */
 static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
-    double norm, max = optim->desc.clip_norm; /* max 0: no clipping */
+    double norm, max = optim->desc.clip_norm; /* max: the norm to clip to; 0: no clipping */
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
     optim->info.norm = norm; /* the norm before clipping */
     if (norm <= DBL_MAX) {   /* false for NaN and infinity */
@@ -22622,7 +22713,7 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
  * along the input features. */
 static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
     tsh_tensor t = *m->param[0];
-    if (m->reversed) { /* swaps both dimensions */
+    if (m->reversed) { /* the layer stores (in, out): swap the two dimensions */
         t.dim[0] = m->param[0]->dim[1];
         t.dim[1] = m->param[0]->dim[0];
         t.local[0] = m->param[0]->local[1];
@@ -22634,9 +22725,9 @@ static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
     return t;
 }
 
-/* Returns 1 if the weight of m can be quantised: all layers that share it accept that, no optimiser
- * updates it, no recorded op uses it, and no quantisation block is cut by sharding. Else 0 and an
- * error. */
+/* Returns 1 if the weight of m can be quantised: all layers that share it can use a quantised
+ * weight, no optimiser updates it, no recorded op uses it, and no quantisation block is cut by
+ * sharding. Else returns 0 and sets an error. */
 static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
     tsh_tensor *t = m->param[0];
     const tsh_tensor form = tshi_quantize_form(m, dtype);
@@ -22702,7 +22793,7 @@ static void tshi_quantize_apply(tsh_module *m, tsh_dtype dtype) {
     memcpy(t->stride, form.stride, sizeof t->stride);
     t->requires_grad = 0;
     t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER; /* no optimiser updates it */
-    while (tshi_module_step(m->ctx->root, &at)) /* all layers that share it */
+    while (tshi_module_step(m->ctx->root, &at)) /* finds all layers that share the weight */
         if (at.param == t) at.module->reversed = 0;
 }
 
@@ -22724,7 +22815,7 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
                 !tshi_glob_match(pattern, tshi_module_below(module, m->path)))
                 continue;
             matched++;
-            if (tshi_dtype_in_blocks(m->param[0]->dtype)) continue; /* is quantised already */
+            if (tshi_dtype_in_blocks(m->param[0]->dtype)) continue; /* m is quantised already */
             if (!apply)
                 (void)tshi_quantize_check(m, dtype);
             else
@@ -22783,7 +22874,7 @@ typedef struct tshi_tie {
 struct tsh_pipeline {
     tsh_ctx *ctx;
     tsh_module *container;    /* the module whose children are assigned to stages */
-    tsh_pipeline_desc desc;   /* as given to tsh_pipeline_new */
+    tsh_pipeline_desc desc;   /* the description given to tsh_pipeline_new */
     int *counts;              /* number of children of the container, one entry per stage */
     int stage, last;          /* stage: index of this rank's stage; last: index of the last stage */
     tsh_module *child;        /* the first child of this stage */
@@ -22823,12 +22914,13 @@ static void tshi_pipeline_end_sends(tsh_pipeline *p, int block) {
  * reference to block; releases it on failure. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
-    /* [0] to earlier stages, [1] to later ones */
+    /* queue[0] has the sends to earlier stages, queue[1] those to later ones */
     tshi_send_queue *queue = &p->queue[to > p->stage];
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
     tshi_pipeline_end_sends(p, 0);
-    if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue); /* full */
+    /* a full queue: wait for the oldest send, which makes room */
+    if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue);
     coll.send = data;
     coll.count = n;
     coll.send_to = to;
@@ -22951,7 +23043,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
 /* Exchanges the tape (nodes and arena) of the micro-batch and that of the ctx. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     tshi_tape *tape = &ctx->tape;
-    tshi_node *newest = tape->newest; /* of the ctx, while swapping */
+    tshi_node *newest = tape->newest; /* newest node of the ctx's tape before the exchange */
     tshi_arena arena = tape->arena;
     tape->newest = micro->newest;
     tape->arena = micro->arena;
@@ -22968,7 +23060,7 @@ static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tens
     t = last->flags & TSHI_DEAD ? &ctx->handles.step : last;
     for (t = t->next; t != &ctx->handles.step; t = next) {
         next = t->next;
-        if (t->flags & TSHI_RETAIN) continue; /* stays with the step */
+        if (t->flags & TSHI_RETAIN) continue; /* the user retains t */
         t->prev->next = t->next;              /* unlink from the step */
         t->next->prev = t->prev;
         tshi_tensor_insert(&micro->handles, t);
@@ -23016,7 +23108,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     const int64_t n = tsh_local_numel(y);
     int64_t stride[TSH_MAX_DIMS]; /* strides of a dense shard */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
-    tsh_real *grad; /* this rank's shard, dense */
+    tsh_real *grad; /* gradient of this rank's shard of y, dense */
     tshi_dest dest;
     if (!block) return;
     grad = (tsh_real *)tshi_mem_data(block);
@@ -23078,7 +23170,7 @@ static void tshi_pipeline_run(tsh_pipeline *p) {
     for (int b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
         /* one forward, as long as micro-batches are left */
         if (f < m) tshi_pipeline_forward(p, f++);
-        if (b == m - 1) tshi_tape_sync_begin(p->ctx); /* gradients are complete after it */
+        if (b == m - 1) tshi_tape_sync_begin(p->ctx); /* the last backward completes gradients */
         tshi_pipeline_backward(p, b);
     }
 }
@@ -23184,7 +23276,8 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
         if (tie->holds[pipeline->stage] && tie->param->requires_grad && ctx->error.code == TSH_OK)
             tshi_pipeline_sum_tied(pipeline, tie);
     tshi_pipeline_broadcast_totals(pipeline);
-    if (summed) ctx->tape.weight += pipeline->total[1]; /* tshi_tape_sync divides by it */
+    /* tshi_tape_sync divides the gradients by the number of terms of all losses */
+    if (summed) ctx->tape.weight += pipeline->total[1];
     (void)tshi_tape_sync(ctx);
     return tshi_pipeline_mean_loss(pipeline, loss);
 }
@@ -23224,7 +23317,8 @@ static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
     const int stages = p->last + 1;
-    int s, children = 0, sum = 0; /* sum: of the stages' counts, so far */
+    /* children: number of the container's children; sum: sum of the stages' counts so far */
+    int s, children = 0, sum = 0;
     for (const tsh_module *child = p->container->first; child; child = child->next) children++;
     for (s = 0; s < stages; s++) {
         p->counts[s] = counts ? counts[s] : children / stages;
@@ -23282,7 +23376,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     }
     param->absent = tie->holders && !tie->holds[p->stage];
     if (param->absent) tshi_tensor_drop_values(param);
-    if (tie->holders < 2) return; /* not tied across stages */
+    if (tie->holders < 2) return; /* the parameter is not tied across stages */
     tie->param = param;
     tie->next = p->ties;
     p->ties = tie;
@@ -23454,7 +23548,8 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s %s\n", "parameter", "kind", "dtype",
                   "global shape", "layout", "local shape", "bytes");
     while (tshi_module_step(module, &at)) {
-        if (!tshi_summary_line(module, &at, file)) continue; /* tied, or on another stage */
+        /* tied to an earlier parameter, or on another stage: not in the totals */
+        if (!tshi_summary_line(module, &at, file)) continue;
         total += tsh_numel(at.param);
         local += tsh_local_numel(at.param);
         bytes += tshi_dtype_bytes(at.param->dtype, tsh_local_numel(at.param));
@@ -23473,8 +23568,8 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
 /* ========================================================================== */
 
 /* A save writes a temporary file, syncs it to disk and renames it over the old one, so a save that
- * is killed leaves the old file whole. On a system that lacks a call, its function does nothing and
- * returns success. */
+ * is killed leaves the old file whole. A function below whose system call is missing on a system
+ * does nothing there and returns success. */
 
 /* age in seconds from which tshi_file_sweep removes other hosts' files */
 enum { TSHI_FILE_STALE = 3600 };
@@ -23491,7 +23586,7 @@ static const char *tshi_file_kind_of(const struct stat *info) {
 #endif
 
 /* Returns the type of the file at a path, such as "a FIFO", with symbolic links followed; NULL: a
- * regular file, or none. Does not open the file, which could block (a FIFO) or rewind (a tape
+ * regular file, or no file. Does not open the file: that could block (a FIFO) or rewind it (a tape
  * drive). */
 static const char *tshi_file_kind(const char *path) {
 #if defined(_WIN32)
@@ -23577,14 +23672,14 @@ static int tshi_file_seek(FILE *file, int64_t to) {
 static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
 #if TSHI_POSIX
     const int max = 40; /* max links to follow, as on Linux */
-    /* slash: the last one in `to`; name: where the link's name begins in `to` */
+    /* slash: the last "/" in `to`; name: where the link's name begins in `to` */
     char *slash, *name;
     ssize_t n;
     int links; /* number of links followed */
     strcpy(to, path);
     for (links = 0; (n = readlink(to, link, size)) >= 0; links++) {
         slash = strrchr(to, '/');
-        name = link[0] == '/' || !slash ? to : slash + 1; /* an absolute link replaces all */
+        name = link[0] == '/' || !slash ? to : slash + 1; /* absolute: replaces the whole path */
         errno = links == max ? ELOOP : ENAMETOOLONG;
         if (links == max || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
         memcpy(name, link, (size_t)n);
@@ -23621,7 +23716,7 @@ static int tshi_file_lock(int descriptor) {
  * "<target>.tmp-<8 digits of the host><8 digits>". */
 static void tshi_file_sweep(const char *target, const char *mine, int lock, char *path) {
 #ifdef LOCK_EX
-    const char *slash = strrchr(target, '/'); /* the last slash; NULL: the current folder */
+    const char *slash = strrchr(target, '/'); /* NULL: target is in the current folder */
     const size_t folder = slash ? (size_t)(slash - target) + 1 : 0, digits = 16;
     const size_t length = strlen(mine + folder), prefix = length - digits;
     struct stat now, then; /* stat of the caller's own file and of the one found */
@@ -23635,8 +23730,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
         const char *name = entry->d_name;
         int file;
         if (strlen(name) != length || memcmp(name, mine + folder, prefix) != 0 ||
-            strspn(name + prefix, "0123456789abcdef") != digits ||
-            strcmp(name, mine + folder) == 0)
+            strspn(name + prefix, "0123456789abcdef") != digits || strcmp(name, mine + folder) == 0)
             continue;
         strcpy(path + folder, name);
         file = open(path, O_WRONLY | O_NONBLOCK); /* opened for its lock only */
@@ -23797,7 +23891,8 @@ static int tshi_file_create(tsh_writer *w) {
 #if TSHI_POSIX
     struct stat old;
     const int mode = stat(w->target, &old) == 0 ? 0600 : 0666;
-    int lock, copy; /* copy: duplicates the descriptor of w->file: the lock outlives fclose */
+    /* lock: descriptor that holds the lock; copy: its duplicate, which fclose of w->file closes */
+    int lock, copy;
     errno = 0;
     lock = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (lock < 0) return errno != EEXIST;
@@ -23883,8 +23978,8 @@ static void tshi_file_cut(const tsh_writer *w) {
 #endif
 }
 
-/* Appends bytes to the file, unless w->error is set. With w->rows, a write that fails leaves none
- * of them in the file. */
+/* Appends bytes to the file, unless w->error is set. With w->rows, if the write fails, removes what
+ * it has written of these bytes. */
 static void tshi_file_put(tsh_writer *w, const void *data, size_t bytes) {
     if (w->error.code != TSH_OK || !tshi_file_fits(w, w->size + (int64_t)bytes)) return;
     errno = 0;
@@ -24001,11 +24096,11 @@ enum {
 
 /* A tensor of a file, as the file's header describes it. */
 typedef struct tshi_io_entry {
-    /* must be the first field, as in tshi_io_pair: tshi_io_by_name compares both */
+    /* name of the tensor; the first field here and in tshi_io_pair, as tshi_io_by_name requires */
     const char *name;
-    /* byte offsets of its values, from the first value of the file; its shape */
+    /* begin, end: byte offsets of its values, from the first value of the file; dim: its shape */
     int64_t begin, end, dim[TSH_MAX_DIMS];
-    int ndim;          /* number of dimensions; beyond TSH_MAX_DIMS, dim has only the first */
+    int ndim;          /* number of dimensions, of which dim holds at most TSH_MAX_DIMS */
     const char *dtype; /* name of its dtype in the file */
     int taken;         /* 1: matched with a tensor of the model */
     int source;            /* index of its file in tshi_io.source */
@@ -24021,12 +24116,13 @@ typedef struct tshi_io_pair {
 
 /* A file to load from. */
 typedef struct tshi_io_source {
-    const char *path;     /* must be the first field: tshi_io_by_name compares it */
+    const char *path;     /* path of the file; the first field, as tshi_io_by_name requires */
     const char *file;     /* its path in the index; NULL: there is no index */
     int64_t data; /* position of its first value in bytes; 0: its header has not been read */
     uint64_t stamp;       /* hash of inode, size and time, see tshi_load_stamp */
-    tshi_io_entry *entry; /* its tensors; its metadata (pair); both sorted by name */
-    tshi_io_pair *pair;
+    tshi_io_entry *entry; /* the file's tensors, sorted by name */
+    tshi_io_pair *pair;   /* the file's metadata, sorted by key */
+    /* number of tensors; number of keys */
     size_t entries, pairs;
 } tshi_io_source;
 
@@ -24042,7 +24138,7 @@ typedef struct tshi_io_count {
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
     const char *prefix, *path;   /* the name in the file is prefix + path */
-    /* moment: one of its moments; NULL: the item is the parameter itself */
+    /* moment: points to .first or .second of its tshi_moments; NULL: the item is the parameter */
     tsh_tensor *param, **moment;
     const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
     tsh_dtype dtype;             /* dtype of the model's tensor */
@@ -24051,7 +24147,7 @@ typedef struct tshi_io_item {
     const tshi_io_entry *entry;  /* loading: the tensor of the files that matches; NULL: none */
 } tshi_io_item;
 
-/* One save or load. */
+/* The state of one save or load. */
 typedef struct tshi_io {
     tsh_ctx *ctx;
     tsh_module *root;       /* the module to save or load */
@@ -24063,14 +24159,14 @@ typedef struct tshi_io {
     const tsh_rename *rename;  /* tsh_file_desc.rename */
     const char *const *ignore; /* tsh_file_desc.ignore */
     int broadcast; /* 1: rank 0 reads for all (.broadcast, and there are other ranks) */
-    const tsh_file_desc *reader; /* its .read supplies the bytes; NULL: they are read from files */
-    FILE *file;                    /* open for reading; NULL: not open */
+    const tsh_file_desc *reader; /* its .read_at gives the files' bytes; NULL: `file` gives them */
+    FILE *file;                    /* the file being read; NULL: none is open */
     tsh_writer writer;             /* on the rank that saves: the new file */
     /* hash of the model (saving, or loading with .broadcast) or of the files (loading); must be the
      * same on all ranks */
     uint64_t hash;
     tshi_arena arena;              /* memory of this save or load */
-    tshi_io_item *item;            /* shape (items): all tensors */
+    tshi_io_item *item;            /* shape (items): all tensors to save or load */
     tshi_io_count *count; /* shape (counts): counters of the generators, then of the optimiser */
     /* number of items; of counters; of those that are the generators' */
     int items, counts, generators;
@@ -24086,11 +24182,11 @@ typedef struct tshi_io {
     /* for loading: */
     const char *given; /* the user's path; meanwhile `path` is that of the file being read */
     tshi_io_source *source;     /* shape (sources): the files to load from */
-    const tshi_io_source *open; /* the source being read, by `file` or .read; NULL: none */
+    const tshi_io_source *open; /* the source being read, by `file` or .read_at; NULL: none */
     int sources, index;         /* number of files; 1 while an index is parsed */
     int prefixed;               /* 1: the files have a tensor whose name begins with the prefix */
     tshi_io_pair *map;          /* shape (maps): the index's names of tensors and their files */
-    size_t maps;
+    size_t maps;                /* number of tensors in the index */
     tshi_io_item **order; /* shape (items): the items in the order of their values in the files */
     int64_t *share;       /* .broadcast: what tshi_load_share exchanges, see there */
     int32_t *peer, *holds;
@@ -24191,7 +24287,7 @@ static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op
 static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_comm *world = &ctx->world;
-    /* world.size - rank if this rank has an error, else 0; hash; -hash */
+    /* max[0]: world.size - rank if this rank has an error, else 0; max[1]: hash; max[2]: -hash */
     int64_t max[3] = {0, 0, 0};
     tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, max, max, 3, TSH_I64);
     /* timeout for slow disks: 8 MiB per second; capped, since a file's header may claim any size */
@@ -24453,8 +24549,8 @@ static int tshi_io_is_writer(const tsh_ctx *ctx) {
     return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
-/* Returns 1 if tsh_load can read a tensor of that name: it is UTF-8, and does not look like a
- * moment's. Else returns 0 and sets an error. */
+/* Returns 1 if tsh_load can read a tensor whose name is `path`: the name is UTF-8, and does not
+ * begin as the names of moments do. Else returns 0 and sets an error. */
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
@@ -24491,8 +24587,8 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
     return word;
 }
 
-/* Adds bytes of the file to the hash of all values. Words go to four hashes in turn, whose
- * multiplications the processor overlaps. */
+/* Adds `left` bytes of values to the hash of all values. Words of 8 bytes go to four hashes in
+ * turn, whose multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     uint64_t *hash = io->hashes;
     size_t h; /* index of the hash that takes the next word */
@@ -24834,8 +24930,9 @@ static long tshi_io_hex(tshi_io *io) {
     return value;
 }
 
-/* Parses what follows the "\" of "\u0041" and writes that character as UTF-8 at out. Returns the
- * end of the output; NULL for another escape, half a surrogate pair, or NUL. */
+/* Parses what follows the "\" of an escape like "\u0041" and writes the character that it stands
+ * for as UTF-8 at out. Returns the end of the output; NULL for another kind of escape, half a
+ * surrogate pair, or NUL. */
 static char *tshi_io_unicode(tshi_io *io, char *out) {
     long code = tshi_io_hex(io), low; /* code: code point; low: second half of a surrogate pair */
     int n, i;
@@ -25030,7 +25127,7 @@ static void tshi_io_read_pairs(tshi_io *io, const char *what) {
 static void tshi_io_read_entries(tshi_io *io, size_t n) {
     const char *end = io->at + n, *name;
     int more, metadata = 0; /* metadata: 1 after __metadata__ was read */
-    /* blanks may not precede it either */
+    /* the format allows no blanks before the { */
     if (*io->at != '{') (void)tshi_io_bad(io, "there is no {");
     for (more = tshi_io_open(io, "{}", ""); more; more = tshi_io_next(io, '}')) {
         name = tshi_io_key(io);
@@ -25143,7 +25240,7 @@ static int tshi_io_finite(const tshi_dtype *dtype, const char *values, size_t by
 }
 
 /* Adds the number of NaN among `count` values to found[0] and that of infinite values to found[1].
- * For both, x - x is not 0. */
+ * x - x is 0 for finite x only. */
 static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
                                       int64_t *found) {
     enum { BLOCK = 256 };
@@ -25216,7 +25313,8 @@ static const char *tshi_io_rename(tshi_io *io, const char *name) {
 enum { TSHI_LOAD_AHEAD = 1 << 16 }; /* bytes that tshi_load_read_run reads ahead */
 
 #if TSHI_POSIX
-/* As pread, which is declared only if the program asks for POSIX.1-2008 (_POSIX_C_SOURCE). */
+/* Does what pread does. Uses lseek and read where pread is not declared, since the program has not
+ * asked for POSIX.1-2008 (_POSIX_C_SOURCE). */
 static ssize_t tshi_load_pread(int file, void *to, size_t bytes, off_t at) {
 #if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200809L
     return pread(file, to, bytes, at);
@@ -25231,7 +25329,7 @@ static ssize_t tshi_load_pread(int file, void *to, size_t bytes, off_t at) {
 static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t bytes) {
     size_t got = 0;
 #if TSHI_POSIX
-    const int fits = (int64_t)(off_t)at == at; /* 0: beyond an off_t of 32 bits */
+    const int fits = (int64_t)(off_t)at == at; /* 0: an off_t of 32 bits cannot hold `at` */
     ssize_t n = fits ? 1 : -1;
     if (!fits) errno = EOVERFLOW;
     while (got < bytes && n > 0) {
@@ -25250,8 +25348,8 @@ static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t byte
     return got;
 }
 
-/* Reads `bytes` bytes from position `at` of the file or of io->reader. Returns 0 if the file ends
- * before, or on an error. */
+/* Reads `bytes` bytes from position `at` of the file or of io->reader. Returns 0 if the file has
+ * fewer bytes, or on an error. */
 static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     errno = 0;
     if (io->reader) {
@@ -25332,8 +25430,8 @@ static int tshi_load_leave(tshi_io *io) {
 }
 
 /* Opens the file of `source`, unless it is open, and closes the one before: a model may have more
- * files than a process may open. The stream is unbuffered, so that a read takes no bytes beside its
- * own. Returns 0 and sets an error if the file cannot be opened, or is no longer the one whose
+ * files than a process may open. The stream is unbuffered: a buffer would read more than is asked
+ * for. Returns 0 and sets an error if the file cannot be opened, or is no longer the one whose
  * header was read. */
 static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     const char *kind;
@@ -25377,9 +25475,9 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
         return tshi_load_foreign(io) ? 0 : tshi_load_read_error(io, what);
     n = (size_t)value;          /* fits a size_t: at most TSHI_IO_HEADER */
     *data = 8 + (int64_t)value; /* values follow the header */
-    /* Limits: as many as fit into n bytes, plus one in which parsing ends with an error. The
-     * shortest are "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata,
-     * "":"", */
+    /* Upper limits of the numbers of tensors and of metadata's keys: as many as fit into n bytes,
+     * plus one in which parsing ends with an error. The shortest tensor is
+     * "":{"dtype":"U8","shape":[],"data_offsets":[0,0]}, the shortest key and text are "":"", */
     max_entries = n / 49 + 1;
     max_pairs = n / 6 + 1;
     io->text = io->at = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, n + 1);
@@ -25465,7 +25563,8 @@ static int tshi_load_read_index(tshi_io *io) {
         return tshi_load_read_error(io, "it became shorter while it was read");
     tshi_io_hash(io, io->text, (size_t)n);
     for (i = 0; i < (size_t)n; i++) quotes += io->text[i] == '"';
-    io->pairs = 0; /* length of the map: an entry has four quotes, a damaged last one fewer */
+    io->pairs = 0;
+    /* space for the pairs: each has four quotes; one more for a last pair that is incomplete */
     io->map = io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                               (quotes / 4 + 1) * sizeof *io->pair);
     if (!io->map) return 0;
@@ -25526,7 +25625,7 @@ static void tshi_load_index(tshi_io *io, const char *path) {
     if (tshi_load_use(io, &index))
         (void)tshi_load_take_index(io, slash ? (size_t)(slash - path) + 1 : 0);
     io->index = 0;
-    if (io->open == &index) (void)tshi_load_leave(io); /* after an error */
+    if (io->open == &index) (void)tshi_load_leave(io); /* an error has left the index open */
 }
 
 /* Sets io->source to all *.safetensors of the folder io->given, sorted by name. Returns 0 if there
@@ -26077,9 +26176,9 @@ static int tshi_load_prepare(tshi_io *io) {
 enum { TSHI_LOAD_SHARED = 4 }; /* number of int64 per item that tshi_load_share broadcasts */
 
 /* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each item,
- * whether the files have it, and its dtype, file and offset there; and the counters. By an
- * all-gather over the world it learns which ranks are in the first replica, and at which place of
- * tp and pp (io->peer); by one over pp, which stages hold which item (io->holds). */
+ * whether the files have it, and its dtype, file and offset there; and the counters. An all-gather
+ * over the world tells which ranks are in the first replica, and at which place of tp and pp
+ * (io->peer); an all-gather over pp tells which stages hold which item (io->holds). */
 static tsh_result tshi_load_share(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
@@ -26221,12 +26320,12 @@ static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t lo
  * rank 0 reads for all ranks: bytes that it reads for one rank lie among those that it reads for
  * another, and the gaps between short runs (rows of a shard of columns) cost less than a system
  * call for each run. So it reads TSHI_LOAD_AHEAD bytes at once into io->ahead and copies runs from
- * there. Other ranks, and a user's .read, which may have to compute the bytes, read no more than
- * they need. Returns 0 as tshi_load_read. */
+ * there. Other ranks, and a user's .read_at, which may compute the bytes, read no more than
+ * they need. Returns what tshi_load_read returns. */
 static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t at, char *to,
                               size_t bytes) {
     const int64_t last = tshi_base_min(entry->end, at + TSHI_LOAD_AHEAD);
-    /* 1: near the last run, as rows are */
+    /* 1: this run is near the last one, as with adjacent rows of a shard of columns */
     const int close = at - io->ahead_run <= TSHI_LOAD_AHEAD / 4;
     io->ahead_run = at;
     if (!io->ahead || !close || bytes > TSHI_LOAD_AHEAD / 4)
@@ -26341,7 +26440,7 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
     tsh_ctx *ctx = io->ctx;
     const int reads = !io->broadcast || ctx->world.rank == 0;
     const int64_t all = tsh_local_numel(item->param), step = tshi_load_step(io, item);
-    /* 1: values need no conversion, so are read into t */
+    /* 1: the values need no conversion, so they are read straight into t */
     const int direct = t && item->file == t->dtype;
     tshi_runs run = tshi_tensor_runs(item->param, ctx->tp.rank, 0, tsh_numel(item->param));
     int64_t found[2] = {0, 0}, e, n; /* found: number of NaN, number of infinite values */
@@ -26369,7 +26468,7 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
-            tshi_tensor_release(*item->moment); /* has the parameter's old layout: replaced below */
+            tshi_tensor_release(*item->moment); /* it has an old layout: created anew below */
             *item->moment = NULL;
         }
         t = tshi_optim_moment(t, item->moment, item->dtype); /* creates the moment if needed */
@@ -26405,7 +26504,7 @@ static tsh_result tshi_load_all(tshi_io *io) {
     int i;
     if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
     io->path = io->given;
-    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* nothing has been changed */
+    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* the model is unchanged */
     if (io->broadcast && tshi_load_share(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->items && (io->broadcast || ctx->error.code == TSH_OK); i++)
         if (tshi_load_item(io, io->order[i]) != TSH_OK) break;
@@ -26490,7 +26589,8 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
-    /* path of the parameter; "" or such as "the first moments of ", for the error */
+    /* path: of the parameter; what: stands before the path in errors: "" for the parameter itself,
+     * "the first moments of " or "the second moments of " */
     const char *path, *what;
     int64_t hash;               /* hash of this rank's values; 0: this rank has no values */
     int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; on all ranks of dp */
@@ -26506,7 +26606,8 @@ typedef struct tshi_replicas {
 } tshi_replicas;
 
 /* Counts the tensor t, which is param or one of its moments; if all->each is not NULL, also lists
- * it. With `holds`, a tensor without values is listed, too: all ranks of pp need the same list. */
+ * it. t without values (NULL: not created) is left out if holds is NULL, else listed, since all
+ * ranks of pp need the same list. what, holds: see tshi_replica. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
@@ -26518,7 +26619,7 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->path = param->path;
     r->what = what;
     r->holds = holds;
-    if (!found) return; /* hash 0, not compared over tp or dp */
+    if (!found) return; /* no values: hash 0, not compared over tp or dp */
     r->over_tp = t->layout.kind == TSH_REPLICATED;
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED); /* chunks differ between ranks */
     const uint64_t hash = r->over_dp
@@ -26526,7 +26627,7 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
                               : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
     const uint64_t low = t->low ? tshi_check_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
-                                : 0; /* hash of the low halves of exact weights */
+                                : 0;            /* hash of the low halves of exact weights */
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
@@ -26561,9 +26662,11 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = ""; /* "1, 3": the ranks that differ */
-    /* this rank's hashes (n); those of all ranks (size, n); counts (size) */
+    /* mine: this rank's hashes, shape (n); theirs: those of all ranks, shape (size, n); counts: the
+     * number of hashes that each rank sends, shape (size) */
     int64_t *mine, *theirs, *counts;
-    int i, r, usual, differ = 0; /* usual: a rank of the majority; differ: how many do not agree */
+    /* usual: a rank of the majority; differ: number of ranks whose hash differs from its hash */
+    int i, r, usual, differ = 0;
     if (!block) {
         tshi_error_report(ctx); /* the other ranks wait in the all-gather */
         return;
@@ -26574,7 +26677,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     for (i = 0; i < n; i++) {
         const tshi_replica *one = &all->each[i];
         const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
-        mine[i] = equal ? one->hash : 0; /* not to be compared: 0 on all ranks */
+        mine[i] = equal ? one->hash : 0; /* 0 on all ranks if not to be compared over comm */
     }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
@@ -26605,7 +26708,7 @@ static void tshi_check_agree(tsh_ctx *ctx) {
     if (!ctx->reported &&
         tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), op) == TSH_OK &&
         found && tshi_io_take_error(ctx, found, op) == TSH_OK)
-        (void)tsh_barrier(world); /* all have the error before any goes on */
+        (void)tsh_barrier(world); /* all ranks have the error before any of them goes on */
 }
 
 /* Compares parameters and moments over tp and dp; tied 1: those that are tied across stages over
@@ -26662,7 +26765,7 @@ TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
 /* The arguments of tsh_gradcheck. */
 typedef struct tshi_gradcheck {
     tsh_ctx *ctx;
-    tsh_gradcheck_fn fn; /* returns the loss */
+    tsh_gradcheck_fn fn; /* the user's function, which returns the loss */
     tsh_tensor **in;     /* shape (n): inputs of fn, which are leaves */
     int n;               /* number of inputs */
     void *user;          /* passed to fn */
@@ -26783,7 +26886,7 @@ static void tshi_trace_file_flush(tshi_trace_file *out) {
     message->used = 0; /* the message is empty again */
 }
 
-/* Appends to the text; writes or sends it whenever it is full. */
+/* Appends text to out->message; writes or sends the message whenever it is full. */
 static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     for (; *text; text++) {
         if (out->message.used == (int64_t)sizeof out->message.text) tshi_trace_file_flush(out);
@@ -26858,7 +26961,7 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
 TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!desc || !desc->path == !desc->print)
-        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_trace_begin: takes either a path or write");
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_trace_begin: takes either a path or print");
     (void)tshi_trace_new(ctx, "tsh_trace_begin", desc);
     return ctx->error.code;
 }
@@ -26874,8 +26977,8 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     }
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
-    ctx->world.trace = NULL; /* the collectives below are not traced */
-    if (ctx->world.rank == 0 && out.desc.path) /* its error is reported at the end */
+    ctx->world.trace = NULL;                   /* the collectives below are not traced */
+    if (ctx->world.rank == 0 && out.desc.path) /* an error of opening is reported at the end */
         (void)tsh_writer_open(&out.writer, out.desc.path, 0);
     tshi_trace_file_row(&out);
     tshi_trace_file_flush(&out); /* the rest of this rank's text */
@@ -26887,8 +26990,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     if (ctx->world.rank == 0 && out.desc.path &&
         tsh_writer_close(&out.writer, ctx->error.code == TSH_OK) != TSH_OK)
         return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: %s", out.writer.error.message);
-    if (out.refused)
-        return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: the text cannot be written");
+    if (out.refused) return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: the text cannot be written");
     return ctx->error.code;
 }
 

@@ -179,7 +179,7 @@ static void tshi_threads_monitor_destroy(tshi_threads_monitor *monitor) {
     (void)monitor;
 }
 
-static unsigned __stdcall tshi_threads_begin(void *argument) { /* runs the thread */
+static unsigned __stdcall tshi_threads_begin(void *argument) { /* a thread's main function */
     tshi_threads_thread *thread = (tshi_threads_thread *)argument;
     (void)thread->body(thread->argument);
     return 0;
@@ -219,7 +219,7 @@ static void tshi_threads_signal(tshi_threads_monitor *monitor) {
  * tsh_now() has reached `until`, else 0, also after a spurious wakeup. Sleeps for whole
  * milliseconds, a minute at most. */
 static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t until) {
-    int64_t left = until - tsh_now(); /* in ns; below in ms */
+    int64_t left = until - tsh_now(); /* time left in ns; below in ms */
     if (left <= 0) return 1;
     left = left / 1000000 + 1;
     (void)SleepConditionVariableSRW((struct _RTL_CONDITION_VARIABLE *)&monitor->condition,
@@ -290,7 +290,7 @@ static void tshi_threads_monitor_destroy(tshi_threads_monitor *monitor) {
 
 static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*body)(void *),
                                      void *argument) {
-    /* 0: the system cannot start a thread */
+    /* returns 0 if the system cannot start a thread */
     return pthread_create(thread, NULL, body, argument) == 0;
 }
 
@@ -416,8 +416,8 @@ typedef struct tshi_threads_pair {
 typedef struct TSHI_THREADS_APART tshi_threads_mailbox {
     uint64_t posted; /* atomic, written only by the sender: how many messages it has posted */
     unsigned char record[TSHI_THREADS_PAIRWISE]; /* message n uses entry n % PAIRWISE */
-    TSHI_THREADS_APART uint64_t wanted; /* atomic, written only by the receiver: number of
-                                         * receives */
+    TSHI_THREADS_APART uint64_t wanted; /* atomic, written only by the receiver: how many receives
+                                         * it has started */
     uint64_t taken; /* used only by the receiver: how many messages it has copied */
 } tshi_threads_mailbox;
 
@@ -464,7 +464,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_rank {
     tshi_threads_member *root;    /* this rank's member in the group of the whole world */
     tshi_threads_member *blocked; /* under the world's lock: the member in whose group this rank
                                    * has waited for over 20 ms; NULL: none */
-    tsh_req blocked_req;          /* the request that it waits for */
+    tsh_req blocked_req;          /* the request that this rank waits for; valid with `blocked` */
     int taken;                    /* 1 once tsh_threads_comm has handed out the comm */
 } tshi_threads_rank;
 
@@ -511,7 +511,8 @@ static int tshi_threads_posted(const tshi_threads_group *group, int m, uint64_t 
 /* Needs: >>threads-types.                                                      */
 /* ========================================================================== */
 
-static void tshi_threads_wake(tshi_threads_rank *rank) { /* wakes it if it sleeps or is about to */
+/* Wakes a rank if it sleeps or is about to. */
+static void tshi_threads_wake(tshi_threads_rank *rank) {
     if (!TSHI_THREADS_GET(&rank->asleep)) return;
     tshi_threads_lock(&rank->wake);
     rank->woken = 1;
@@ -580,8 +581,9 @@ static tsh_result tshi_threads_settle(const tsh_threads_world *world) {
     return (tsh_result)TSHI_THREADS_GET(&world->failed);
 }
 
-/* Call before touching buffers of peers; tshi_threads_leave ends this. In between no rank returns
- * with an error. Returns 1; or 0 if the world has failed, and buffers must not be touched. */
+/* Begins a section in which this rank may touch buffers of its peers; tshi_threads_leave ends it.
+ * Meanwhile no rank returns with an error. Returns 1; 0 if the world has failed, so that buffers
+ * must not be touched. */
 static int tshi_threads_enter(const tshi_threads_member *member) {
     tshi_threads_rank *self = tshi_threads_self(member);
     TSHI_THREADS_PUT(&self->working, 1);
@@ -590,7 +592,7 @@ static int tshi_threads_enter(const tshi_threads_member *member) {
     return 0;
 }
 
-/* Ends what tshi_threads_enter began. Returns 1 if the world has not failed. */
+/* Ends the section that tshi_threads_enter began. Returns 1 if the world has not failed. */
 static int tshi_threads_leave(const tshi_threads_member *member) {
     TSHI_THREADS_PUT(&tshi_threads_self(member)->working, 0);
     return TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK;
@@ -680,8 +682,9 @@ static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
                                    const tsh_coll *coll) {
     const int eager = tshi_threads_call_of(member, number)->eager, size = member->group->size;
     for (int k = eager ? 0 : member->rank; k < (eager ? size : member->rank + 1); k++) {
-        int64_t at = tshb_coll_chunk(coll->count, size, k);         /* index of its first element */
-        int64_t n = tshb_coll_chunk(coll->count, size, k + 1) - at; /* its number of elements */
+        /* at: index of chunk k's first element; n: number of its elements */
+        int64_t at = tshb_coll_chunk(coll->count, size, k);
+        int64_t n = tshb_coll_chunk(coll->count, size, k + 1) - at;
         char *to = eager && n ? (char *)coll->recv + (size_t)at * tsh_dtype_size(coll->dtype)
                               : NULL;
         tshi_threads_sum(member, number, k, at, n, to);
@@ -692,11 +695,10 @@ static void tshi_threads_reduce_scatter(tshi_threads_member *member, uint64_t nu
                                         const tsh_coll *coll) {
     int64_t mine = coll->recv_counts[member->rank]; /* number of elements of a block that this
                                                      * rank receives */
-    /* their offset in the block */
+    /* offset of these elements in the block */
     int64_t before = tshb_coll_before(coll->recv_counts, member->rank);
     /* number of elements of a block of send */
-    int64_t whole = tshb_coll_before(coll->recv_counts,
-                                     member->group->size);
+    int64_t whole = tshb_coll_before(coll->recv_counts, member->group->size);
     for (int64_t b = 0; b < coll->blocks && mine; b++)
         tshi_threads_sum(member, number, member->rank, b * whole + before, mine,
                          (char *)coll->recv + (size_t)(b * mine) * tsh_dtype_size(coll->dtype));
@@ -728,7 +730,7 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
                                  const tsh_coll *coll) {
     const tshi_threads_group *group = member->group;
     size_t width = tsh_dtype_size(coll->dtype);
-    int all_to_all = coll->kind == TSH_ALLTOALL; /* else all-gather */
+    int all_to_all = coll->kind == TSH_ALLTOALL; /* 1: all-to-all; 0: all-gather */
     int64_t row = tshb_coll_before(coll->recv_counts,
                                    group->size); /* number of elements of a block of recv */
     if (all_to_all && tshi_threads_unequal(member, number, coll) && tshi_threads_mismatch(member))
@@ -803,7 +805,7 @@ static int tshi_threads_color(const tshi_threads_group *group, uint64_t number, 
     return ticket.color;
 }
 
-/* Returns the first rank with this color. It makes the color's group. */
+/* Returns the first rank with this color, which makes the color's group. */
 static int tshi_threads_leader(const tshi_threads_group *group, uint64_t number, int color) {
     int r = 0;
     while (tshi_threads_color(group, number, r) != color) r++;
@@ -856,8 +858,8 @@ static int tshi_threads_gathered(tshi_threads_member *member) {
     return member->seen == member->group->size;
 }
 
-/* Returns 1 if every member has done its part of this collective: nobody touches its buffers any
- * more. */
+/* Returns 1 if every member has done its part of collective `number`, so that nobody touches its
+ * buffers any more. */
 static int tshi_threads_all_finished(const tshi_threads_group *group, uint64_t number) {
     for (int m = 0; m < group->size; m++)
         if (TSHI_THREADS_GET(&group->member[m].finished) <= number) return 0;
@@ -865,7 +867,7 @@ static int tshi_threads_all_finished(const tshi_threads_group *group, uint64_t n
 }
 
 static int tshi_threads_fits(tshi_threads_member *member, uint64_t number) {
-    /* equal digests: the calls fit */
+    /* the ranks' calls fit if all their digests are equal */
     uint64_t digest = tshi_threads_slot_of(member, number)->digest;
     for (int m = 0; m < member->group->size; m++)
         if (tshi_threads_slot_of(&member->group->member[m], number)->digest != digest) return 0;
@@ -1064,8 +1066,8 @@ static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
     tshi_threads_raise(group->world, &error);
 }
 
-/* For tshb_coll_cycle; the caller holds the world's lock. Rank r of the world is blocked in a
- * group: returns the world rank of the group's rank i if r waits for it, else -1. */
+/* Callback of tshb_coll_cycle. Returns the world rank of rank i of the group in which rank r of the
+ * world is blocked, if r waits for that rank; else -1. The caller holds the world's lock. */
 static int tshi_threads_awaits(const void *user, int r, int i) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     tshi_threads_member *member = world->rank[r].blocked;
@@ -1075,9 +1077,9 @@ static int tshi_threads_awaits(const void *user, int r, int i) {
     return member->group->ranks[i];
 }
 
-/* For tshb_coll_blame; the caller holds the world's lock. Returns how many ranks, r included, are
- * blocked in the same collective as rank r of the world. Messages count as the same if their pair
- * records have the same index. */
+/* Callback of tshb_coll_blame. Returns how many ranks, r included, are blocked in the same
+ * collective as rank r of the world. Messages count as the same if their pair records have the same
+ * index. The caller holds the world's lock. */
 static int tshi_threads_together(const void *user, int r) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     const tshi_threads_rank *self = &world->rank[r];
@@ -1099,7 +1101,8 @@ static void tshi_threads_tell_cycle(const tsh_threads_world *world, int r, tsh_e
 
 /* Marks this rank as blocked in req; fails the world if ranks wait for each other in a cycle. The
  * cycle is real: a blocked rank goes on only after the rank it waits for starts its part, and on a
- * cycle that rank is blocked as well. Each takes the lock to unmark itself before it returns. */
+ * cycle that rank is blocked as well. A blocked rank takes the lock to unmark itself before its
+ * call returns. */
 static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
     tsh_threads_world *world = member->group->world;
     tshi_threads_rank *self = tshi_threads_self(member);
@@ -1116,7 +1119,7 @@ static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
 }
 
 static void tshi_threads_unblock(tsh_threads_world *world, tshi_threads_rank *self) {
-    if (!self->blocked) return; /* tshi_threads_check_cycle has not marked it */
+    if (!self->blocked) return; /* tshi_threads_check_cycle has not marked this rank */
     tshi_threads_lock(&world->lock);
     self->blocked = NULL;
     tshi_threads_unlock(&world->lock);
@@ -1186,7 +1189,8 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     slot->recv = (char *)coll->recv;
     if (bytes) memcpy(slot->eager, load, bytes);
     member->started = number + 1;
-    if (!eager) member->shared = number + 1;    /* close checks that it is finished */
+    /* tshi_threads_close fails the world unless all ranks have finished this collective by then */
+    if (!eager) member->shared = number + 1;
     TSHI_THREADS_PUT(&slot->stamp, number + 1); /* now peers may read the slot */
     if (TSHI_THREADS_GET(&group->world->sleepers)) {
         int m = 0;
@@ -1222,7 +1226,7 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
         pair->send_number = mailbox->posted;
         TSHI_THREADS_PUT(&pair->sending, 1);
         mailbox->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
-        /* from now on the peer may copy it */
+        /* from now on the peer may copy the message */
         TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1);
         tshi_threads_wake(&member->group->world->rank[member->group->ranks[coll->send_to]]);
     }
@@ -1263,7 +1267,8 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     }
     tshi_threads_unblock(world, tshi_threads_self(member));
     failed = TSHI_THREADS_GET(&world->failed);
-    if (failed != TSH_OK) (void)tshi_threads_settle(world); /* see rule 4 in >>comm-api */
+    /* after an error, waits until no rank touches buffers of peers (rule 4 of >>comm-api) */
+    if (failed != TSH_OK) (void)tshi_threads_settle(world);
     if (pair) pair->used = 0;
     return (tsh_result)failed;
 }
@@ -1365,7 +1370,7 @@ static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
 
-/* Frees a world in which only the first `ready` ranks have a monitor. */
+/* Frees a world; `ready`: number of ranks, the first ones, whose monitor was initialised. */
 static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     while (world->groups) tshi_threads_group_free(world, world->groups);
     for (int r = 0; r < ready; r++) tshi_threads_monitor_destroy(&world->rank[r].wake);

@@ -419,7 +419,7 @@ typedef struct tshi_uv_op {
     tshi_uv_stream clear;
     uint64_t number[2]; /* messages: [0]: number of the one sent; [1]: of the one received */
     char *scratch; /* buffer for received data that is to be summed; kept for the slot's next sum */
-    size_t scratch_size; /* size of scratch in bytes */
+    size_t scratch_size; /* size of the scratch buffer in bytes */
 } tshi_uv_op;
 
 /* A queue of operations, in the order in which they use one direction of a connection. */
@@ -725,7 +725,8 @@ struct tsh_uv_world {
     tshi_uv_report held;
     tshi_uv_blocked blocked; /* what the caller's thread is blocked on */
     uint64_t last;           /* id of the group in which this rank started its latest collective */
-    /* atomic. blocked_new: 1 if `blocked` is to be sent; leaving: 1 if the world is to shut down */
+    /* atomic. blocked_new: 1 if the control thread is to send `blocked` to the coordinator;
+     * leaving: 1 if the world is to shut down */
     int blocked_new, leaving;
     int forming;              /* 1 until the world is complete; written by the control thread */
     tshi_uv_group *requested; /* group whose connections the control thread is to make; or NULL */
@@ -773,7 +774,7 @@ struct tsh_uv_world {
     tsh_error offer;
     int offered_by;     /* rank that sent the offer */
     int64_t offered_at; /* when the first offer arrived; 0: none did */
-    char absent[256];   /* ranks that have not joined, as rank 0's latest MISSING lists them */
+    char absent[256];   /* ranks that have not joined, as the latest MISSING message lists them */
     char obstacle[300]; /* why a connection last failed, for the error of a timeout */
 };
 
@@ -2703,7 +2704,7 @@ static int tshi_uv_server_step(tshi_uv_conn *conn) {
         conn->phase = TSHI_UV_HAS_HELLO;
     }
     if (conn->phase == TSHI_UV_HAS_HELLO) {
-        /* tshi_uv_tend goes on when the table is here */
+        /* the reply must wait for rank 0's address table; then tshi_uv_tend goes on */
         if (!tshi_uv_reply_to_hello(conn)) return 0;
         done = tshi_uv_conn_write(conn);
     }
@@ -2746,7 +2747,7 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
 /* Returns an error if `address` is beyond loopback and no key (nor TSHARD_INSECURE) is set. */
 static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
                                    tsh_error *error) {
-    char host[64]; /* numeric address, for the error */
+    char host[64]; /* the address as numbers, for the error */
     if (world->keyed || world->insecure || tshi_uv_loopback(address)) return TSH_OK;
     tshi_uv_host_text(address, host, sizeof host);
     return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
@@ -2778,7 +2779,7 @@ static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint6
 /* Dials the data connections to the group's lower ranks; the higher ranks dial this rank. */
 static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) {
     for (int r = 0; r < group->rank; r++) {
-        int rank = group->ranks[r]; /* world rank */
+        int rank = group->ranks[r]; /* world rank of member r */
         tshi_uv_address address = world->peer[rank].address;
         /* 0: keep the port of the address table */
         if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]);
@@ -2889,10 +2890,9 @@ static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks
 static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     if (world->tabled) return; /* a second table is ignored */
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
-    for (int r = 1; r < world->size && !c->bad; r++)
-        /* in the table a host is required */
+    for (int r = 1; r < world->size && !c->bad; r++) /* in the table a host is required */
         if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1;
-    if (c->bad) return; /* malformed; tshi_uv_next_message sees that */
+    if (c->bad) return; /* the message is malformed: tshi_uv_next_message ends the connection */
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++) /* lower ranks; the higher ones dial this rank */
         tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address);
@@ -3093,8 +3093,8 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     int64_t now = tsh_now();
     tshi_uv_group *group;
     tshi_uv_link *link = NULL; /* NULL: the group is closed or unknown */
-    tshi_uv_address ends[2];   /* for the error */
-    int dead = 0;              /* 1: reported once the lock is released */
+    tshi_uv_address ends[2];   /* addresses of both ends, for the error */
+    int dead = 0;              /* 1: the connection is dead, to be reported after unlocking */
     uv_mutex_lock(&world->lock);
     group = c->bad ? NULL : tshi_uv_find_group(world, id);
     if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
@@ -3106,7 +3106,7 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
-            link->stalled_since = now; /* this AWAIT frame is the first since bytes arrived */
+            link->stalled_since = now; /* this AWAIT is the first that reports no new bytes */
         link->peer_got = got;
         link->peer_got_at = now;
         dead = link->stalled_since && now - link->stalled_since >= world->heartbeat;
@@ -3186,7 +3186,7 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     unsigned type = (unsigned)tshi_uv_field(&c, 0, 1);
     int right = peer->in.used < TSHI_UV_MESSAGE_HEAD || tshi_uv_check_field(peer, &c, 5);
     if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD) return 0; /* the head is incomplete */
-    /* too long, or unknown */
+    /* the payload is too long, or the type unknown */
     if (right && (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES)) return -1;
     if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL) return 0;
     if (right) { /* the whole message has arrived */
@@ -3341,7 +3341,7 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
         if (kept && conn->dialled) tshi_uv_tell_linked(world, rank);
     }
     if (kept) {
-        conn->fd = -1; /* the peer or the link owns it now */
+        conn->fd = -1; /* the peer or the link owns the socket now */
         tshi_uv_conn_free(conn);
     } else {
         tshi_uv_conn_end(conn); /* if this rank dialled, it dials again */
@@ -3360,7 +3360,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     } else if (done) { /* both ends are authenticated */
         tshi_uv_proven(conn);
     } else if (conn->phase == TSHI_UV_HAS_HELLO) { /* the handshake waits for rank 0's table */
-        (void)uv_poll_stop(poll);                  /* tshi_uv_tend continues it */
+        (void)uv_poll_stop(poll);                  /* tshi_uv_tend continues the handshake */
     } else {
         int writes = conn->out_used || conn->phase == TSHI_UV_CONNECTS;
         (void)uv_poll_start(poll, UV_READABLE | (writes ? UV_WRITABLE : 0), tshi_uv_conn_event);
@@ -3376,11 +3376,11 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
     int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
     conn->fd = fd;
     conn->phase = conn->dialled ? TSHI_UV_CONNECTS : TSHI_UV_AWAITS_HELLO;
-    conn->until = tsh_now() + patience * TSHI_UV_SECOND; /* tshi_uv_tend ends it then */
+    conn->until = tsh_now() + patience * TSHI_UV_SECOND; /* tshi_uv_tend ends the handshake then */
     tshi_uv_address_text(peer, conn->name, sizeof conn->name);
     conn->poll = tshi_uv_watch(&conn->world->control, fd, events, conn, tshi_uv_conn_event);
     if (!conn->poll) {
-        tshi_uv_conn_end(conn); /* no memory */
+        tshi_uv_conn_end(conn); /* there is no memory to watch the socket */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
         randombytes_buf(conn->hello.server_nonce, 32); /* a replayed client hello is refused */
@@ -3429,7 +3429,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
     (void)status;
     (void)events;
-    /* accepts several per event */
+    /* accepts up to TSHI_UV_ACCEPTS connections per event */
     for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) {
         tshi_uv_address from;
         tshi_uv_conn *conn;
@@ -3673,13 +3673,13 @@ static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
 
 static void tshi_uv_tick(tsh_uv_world *world) { /* Does all periodic work that is due now. */
     int64_t now = tsh_now();
-    tshi_uv_beat(world, now);         /* every 250 ms */
-    tshi_uv_tell_awaited(world, now); /* every 120 ms while the caller is blocked */
+    tshi_uv_beat(world, now);         /* sends heartbeats every 250 ms */
+    tshi_uv_tell_awaited(world, now); /* sends AWAIT every 120 ms while the caller is blocked */
     tshi_uv_note_silence(world, now); /* reports peers that have been silent too long */
     tshi_uv_take_offer(world, now);   /* adopts a decision held back, if its time has come */
     tshi_uv_send_report(world);       /* sends the report again if the coordinator has changed */
     tshi_uv_form(world);              /* completes the world or a group */
-    tshi_uv_tend(world, now);         /* continues handshakes, dials */
+    tshi_uv_tend(world, now);         /* continues handshakes, dials the connections that are due */
     tshi_uv_log_counted(world, now);  /* logs refused connections, once a second */
     if (tshi_uv_failed(world) == TSH_OK && world->listener >= 0 && !world->listening &&
         now >= world->accept_at) /* starts or resumes accepting */
@@ -3841,7 +3841,7 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->id = id;
     group->rank = rank;
     group->size = size;
-    group->listener = -1;            /* none yet */
+    group->listener = -1;            /* no listening socket yet */
     group->missing = 2 * (size - 1); /* two connections to every other member */
     /* `size` connections for collectives, then `size` for messages */
     group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
@@ -3850,13 +3850,13 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     for (int i = 0; group->link && i < 2 * size; i++) {
         group->link[i].group = group;
         group->link[i].fd = -1;         /* not connected */
-        group->link[i].peer = i % size; /* rank of the group */
+        group->link[i].peer = i % size; /* the peer's rank in the group */
     }
     if (!group->link || !group->streams || !group->ranks) {
         tshi_uv_group_free(group);
         return NULL;
     }
-    group->ports = group->ranks + n; /* the second half of the array */
+    group->ports = group->ranks + n; /* ports are the second half of that array */
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
         group->op[i].in = group->streams + 2 * i * n; /* one stream per peer and direction */
@@ -4102,14 +4102,14 @@ static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
 /* Finds where byte `at` of a ring's incoming stream is to be stored; size 0: the window is full. */
 static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
     tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), at);
-    int64_t used = op->ready; /* bytes of the stream that have left the window */
+    int64_t used = op->ready; /* bytes received so far whose place in the window is free again */
     tshi_uv_span span;
     if (in.step >= tshi_uv_summed(op)) { /* bytes that are not to be summed go straight into recv */
         span = tshi_uv_in_whole(op, op->coll.recv, in.chunk, in.offset);
     } else {
         if (op->coll.kind == TSH_REDUCE_SCATTER) used = tshi_uv_sent_on(op);
         span = tshi_uv_window(op, at);
-        /* at most the space that is free */
+        /* limits the span to the free space of the window */
         span.size = tshi_uv_min(span.size, used + TSHI_UV_WINDOW - at);
     }
     span.size = tshi_uv_min(span.size, in.left);
@@ -4120,7 +4120,8 @@ static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
  * this rank's own elements; whole elements only. Returns how many bytes were summed. */
 static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     const tsh_coll *coll = &op->coll;
-    /* left: the received partial sums */
+    /* left: the received partial sums; out: where the new sums are stored; right: this rank's own
+     * elements */
     tshi_uv_span left = tshi_uv_window(op, op->ready), out = left;
     tshi_uv_span right = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), in.chunk, in.offset);
     int64_t width = tshi_uv_width(op), most = tshi_uv_min(left.size, right.size);
@@ -4137,7 +4138,7 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
 
 /* Sums what has arrived on a ring, and advances op->ready, the bytes that may be sent on. */
 static void tshi_uv_ring_fold(tshi_uv_op *op) {
-    /* come: bytes received; n: bytes done per round, 0 if no whole element is left */
+    /* come: bytes received; n: bytes that a round summed or kept, 0 if no whole element is left */
     int64_t come = op->in[tshi_uv_prev(op->group)].good, n = 1;
     while (op->ready < come && n) {
         tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
@@ -4277,12 +4278,11 @@ static tshi_uv_span tshi_uv_pieces_at(const tshi_uv_op *op, int peer, int64_t of
     const int own = op->group->rank;
     int64_t part = tshi_uv_length(op, out ? peer : own), row = tshi_uv_row_size(op);
     tshi_uv_span span;
-    if (offset >= part)
-        return tshi_uv_in_whole(op, op->coll.recv, out ? own : peer, offset - part);
+    if (offset >= part) return tshi_uv_in_whole(op, op->coll.recv, out ? own : peer, offset - part);
     if (out) return tshi_uv_in_whole(op, tshi_uv_send_buffer(op), peer, offset);
     span.at = tshi_uv_row(op, peer) + offset % row;
     span.size = tshi_uv_min(row - offset % row, part - offset);
-    /* at most the space that is free */
+    /* limits the span to the free space of the row */
     span.size = tshi_uv_min(span.size, op->ready + row - offset);
     return span;
 }
@@ -4324,7 +4324,9 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
     } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_at(op, peer, offset, out);
     } else {
-        int sends = out && op->algorithm == TSHI_UV_MESSAGE; /* chain, star or message */
+        /* TSHI_UV_CHAIN, _STAR or _MESSAGE: the payload is one contiguous buffer. sends: 1: `send`
+         * of a message; 0: `recv`, from which a broadcast is also sent */
+        int sends = out && op->algorithm == TSHI_UV_MESSAGE;
         span.at = (char *)(sends ? tshi_uv_send_buffer(op) : op->coll.recv) + offset;
         span.size = total - offset;
     }
@@ -4390,7 +4392,7 @@ static tshi_uv_fifo *tshi_uv_in_use(tshi_uv_link *link) {
 static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const char *how) {
     tshi_uv_group *group = link->group;
     tsh_uv_world *world = group->world;
-    int peer = group->ranks[link->peer]; /* world rank */
+    int peer = group->ranks[link->peer]; /* world rank of the peer */
     char text[200];
     tshi_uv_op_text(group, tshi_uv_first(group, fifo), text, sizeof text);
     tshi_uv_report_error(world, TSHI_UV_GONE, 0, 0, TSH_ERR_LOST, peer,
@@ -4453,7 +4455,7 @@ static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
 static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
     const tshi_uv_group *group = link->group;
     const tshi_uv_fifo *fifo = tshi_uv_in_use(link);
-    int a = group->world->rank, b = group->ranks[link->peer]; /* world ranks */
+    int a = group->world->rank, b = group->ranks[link->peer]; /* world ranks of both ends */
     tshi_uv_address ends[2];
     char texts[2][80], text[200] = " of "; /* texts: both ends as host:port; text: the call */
     for (int i = 0; i < 2; i++) {
@@ -4479,7 +4481,7 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
         char name[TSHI_UV_NAME];
         /* seq: number of the earlier one of the two collectives */
         uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq;
-        int a = group->ranks[link->peer], b = group->world->rank; /* world ranks */
+        int a = group->ranks[link->peer], b = group->world->rank; /* world ranks of both ends */
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
             head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
             return 1; /* both called the same collective */
@@ -4491,7 +4493,7 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
     }
     /* a clear has arrived */
     if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) {
-        link->clear[link->cleared++ % TSHI_UV_OPS] = *head; /* the message may be sent */
+        link->clear[link->cleared++ % TSHI_UV_OPS] = *head; /* lets this rank send the message */
         link->heard_done = 0;                               /* expect the next header */
         return 1;
     }
@@ -4506,9 +4508,9 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
 /* What one system call sends or receives: a header, spans of payload, a checksum. */
 typedef struct tshi_uv_batch {
     struct iovec iov[TSHI_UV_IO_SPANS + 2];
-    int used;               /* entries of iov */
-    int head;               /* entries of iov for the header: 0 or 1 */
-    int64_t payload, asked; /* bytes of payload; bytes of all entries */
+    int used;               /* number of valid entries of iov */
+    int head;               /* number of entries of iov that hold the header: 0 or 1 */
+    int64_t payload, asked; /* bytes of payload; bytes of all entries of iov */
 } tshi_uv_batch;
 
 static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {
@@ -4666,13 +4668,14 @@ static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
         link->sent++; /* the message uses up this clear */
         return &link->out;
     }
-    tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer); /* an error: they differ */
+    /* an error: the message and its clear differ */
+    tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer);
     return NULL;
 }
 
 /* Writes once, as much as the socket takes. Returns 0 if nothing could be sent. */
 static int tshi_uv_write_once(tshi_uv_link *link) {
-    /* stays set until the frame is sent */
+    /* link->writing stays set until the whole frame is sent */
     tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
     tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
     tshi_uv_stream *s;
@@ -4847,7 +4850,7 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     else
         /* root, at the chain's end, gets no payload */
         tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
-    /* a frame without payload */
+    /* the previous rank sends a frame without payload */
     if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
     if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes); /* the frame with the payload */
 }
@@ -4920,10 +4923,10 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     if (need > op->scratch_size) {
         free(op->scratch);
         op->scratch = (char *)malloc(need);
-        op->scratch_size = op->scratch ? need : 0; /* kept for later operations of this slot */
+        op->scratch_size = op->scratch ? need : 0; /* later operations of the slot use it again */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
-    /* a point in time, in ns */
+    /* deadline: a point in time, in ns */
     op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     op->used = 1;
     group->active++;
@@ -4965,7 +4968,7 @@ enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 };
 /* What a rank waits for: an operation or, with op NULL, the connections of a group. */
 typedef struct tshi_uv_waiting {
     tshi_uv_group *group; /* group whose operation or connections are awaited */
-    tshi_uv_op *op;       /* NULL: the connections of group */
+    tshi_uv_op *op;       /* the awaited operation; NULL: the connections of group are awaited */
     /* deadline: when the wait times out; begun: when it first slept, 0: not yet */
     int64_t deadline, begun;
     int noted; /* 1: the control thread was told of the wait */
@@ -5054,13 +5057,13 @@ static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     s->seq = op->head.seq;
     s->sends = 0;
     if (op->algorithm == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
-    /* -1: a collective; else the awaited world rank */
+    /* peer: world rank that is awaited; -1: the wait is in a collective */
     s->peer = peer < 0 ? -1 : group->ranks[peer];
     s->members = group->size;
     memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
     tshi_uv_op_text(group, op, s->text, sizeof s->text);
     tshi_uv_list_started(world, s);
-    TSHI_UV_PUT(&world->blocked_new, 1); /* the control thread sends it on */
+    TSHI_UV_PUT(&world->blocked_new, 1); /* lets the control thread report the wait */
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
 }
@@ -5069,7 +5072,7 @@ static void tshi_uv_note_blocked(const tshi_uv_op *op) {
 static void tshi_uv_unblock(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
     world->blocked.wait = 0;
-    TSHI_UV_PUT(&world->blocked_new, 0); /* nothing is to be sent any more */
+    TSHI_UV_PUT(&world->blocked_new, 0); /* cancels the report of the wait, if not sent yet */
     uv_mutex_unlock(&world->lock);
 }
 
@@ -5237,8 +5240,8 @@ static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_t
     while (tickets[leader].color != color) leader++;
     group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n); /* its rank is set below */
     for (int i = 0; group && i < n; i++) {
-        group->ranks[i] = parent->ranks[order[i]]; /* world rank */
-        group->ports[i] = tickets[order[i]].port;  /* where the member listens */
+        group->ranks[i] = parent->ranks[order[i]]; /* world rank of member i */
+        group->ports[i] = tickets[order[i]].port;  /* port on which member i listens */
         if (order[i] == parent->rank) group->rank = i;
     }
     free(order);
@@ -5285,8 +5288,8 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     return tshi_uv_wait_for(group, NULL);
 }
 
-/* Called by all ranks of comm: makes *out the comm of the ranks of this rank's color. color < 0:
- * none. */
+/* Called by all ranks of comm: makes *out the comm of the ranks of this rank's color. A rank with
+ * color < 0 gets no comm. */
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
@@ -5316,7 +5319,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
         return result;
     }
     tshi_uv_add_group(group, comm->ops, out);
-    result = tshi_uv_link_up(group, listener); /* waits until all are connected */
+    result = tshi_uv_link_up(group, listener); /* waits until all members are connected */
     if (result != TSH_OK) tsh_comm_close(out);
     return result;
 }
@@ -5470,7 +5473,7 @@ static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
     const char *why;
     if (tshi_uv_enough_descriptors(world, error) != TSH_OK) return error->code;
     if (world->rank == 0) return tshi_uv_rank0_listens(world, error);
-    world->listener = -1; /* opened by tshi_uv_joined */
+    world->listener = -1; /* no listener yet: tshi_uv_joined opens it */
     world->addresses = tshi_uv_resolve(world->host, world->port, 0, world->address, &why);
     if (!world->addresses)
         return tsh_error_set(error, TSH_ERR_IO, world->rank,

@@ -1,12 +1,12 @@
-/* gguf.h - reads GGUF files, the models of llama.cpp: version 3, little-endian, of the families
- * llama, qwen2, qwen3, gemma, gpt2 and phi3
+/* gguf.h - reads GGUF files (the format of llama.cpp's models; version 3, little-endian) of the
+ * families llama, qwen2, qwen3, gemma, gpt2 and phi3
  *
  *     gguf *g = gguf_open("model.gguf", error, sizeof error);     see gguf_parts.h
- *     cJSON *config = gguf_config(g);              what config.json of a hub folder would say
- *     char *json = gguf_tokenizer(g, NULL);        its tokenizer.json; gguf_open_keys suffices
+ *     cJSON *config = gguf_config(g);              as config.json of the model's folder
+ *     char *json = gguf_tokenizer(g, NULL);        as tokenizer.json; gguf_open_keys suffices
  *     const char *text = gguf_chat_template(g, &length);
- *     gguf_file file;                              its model.safetensors:
- *     gguf_file_open(&file, g, keep, user);        gguf_file_read is tsh_file_desc.read
+ *     gguf_file file;                              as model.safetensors: tsh_load_with takes
+ *     gguf_file_open(&file, g, keep, user);        {.read_at = gguf_file_read, .user = &file}
  *
  * From there on, all is done as for a folder. The file is mapped: reading a part of a tensor
  * touches the pages of that part only. Blocks of Q8_0, Q4_0 and Q4_1 may be kept as they are, since

@@ -17,8 +17,10 @@ typedef enum tsh_style {
                          * if the input is sharded along its features, else COLWISE */
     TSH_SEQUENCE,       /* norms, dropout: the input is redistributed to S(1), the sequence, or
                          * to .input */
-    TSH_PREPARE_INPUT,  /* any module: redistributes inputs to .input, or .inputs, before forward */
-    TSH_PREPARE_OUTPUT, /* any module: redistributes the output to .output after forward */
+    TSH_PREPARE_INPUT,  /* any module: before forward, redistributes its inputs to the rule's .input
+                         * or .inputs */
+    TSH_PREPARE_OUTPUT, /* any module: after forward, redistributes its output to the rule's
+                         * .output */
     TSH_STYLES
 } tsh_style;
 
@@ -30,7 +32,7 @@ typedef struct tsh_linear_desc {
     int64_t in, out;
     const tsh_layout *input;  /* as in tsh_plan_rule */
     const tsh_layout *output; /* as in tsh_plan_rule */
-    tsh_choice bias;          /* TSH_USUAL: yes */
+    tsh_choice bias;          /* TSH_NO: no bias; TSH_USUAL: a bias */
     tsh_style style;
     int segments;             /* number of segments of the sharded dimension; 0: 1 */
     int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
@@ -49,7 +51,7 @@ typedef struct tsh_classifier_desc {
     tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's weight;
                          * NULL: a new one */
     const tsh_layout *input; /* as in tsh_plan_rule */
-    tsh_choice bias;         /* TSH_USUAL: yes */
+    tsh_choice bias;         /* TSH_NO: no bias; TSH_USUAL: a bias */
     tsh_style style; /* COLWISE: logits are S(-1), for a vocabulary-parallel loss; ROWWISE: R */
     int gather_output;
     tsh_init weight_init;    /* as in tsh_linear_desc */
@@ -70,7 +72,7 @@ typedef struct tsh_layer_norm_desc {
     int64_t dim;
     double eps; /* 0: 1e-5; TSH_ZERO: 0 */
     tsh_dtype dtype;
-    tsh_choice bias; /* TSH_USUAL: yes */
+    tsh_choice bias; /* TSH_NO: no bias; TSH_USUAL: a bias */
 } tsh_layer_norm_desc;
 typedef struct tsh_param_desc {
     tsh_init init;            /* default: ZEROS */

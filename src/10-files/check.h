@@ -45,7 +45,8 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
-    /* path of the parameter; "" or such as "the first moments of ", for the error */
+    /* path: of the parameter; what: stands before the path in errors: "" for the parameter itself,
+     * "the first moments of " or "the second moments of " */
     const char *path, *what;
     int64_t hash;               /* hash of this rank's values; 0: this rank has no values */
     int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; on all ranks of dp */
@@ -61,7 +62,8 @@ typedef struct tshi_replicas {
 } tshi_replicas;
 
 /* Counts the tensor t, which is param or one of its moments; if all->each is not NULL, also lists
- * it. With `holds`, a tensor without values is listed, too: all ranks of pp need the same list. */
+ * it. t without values (NULL: not created) is left out if holds is NULL, else listed, since all
+ * ranks of pp need the same list. what, holds: see tshi_replica. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
@@ -73,7 +75,7 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->path = param->path;
     r->what = what;
     r->holds = holds;
-    if (!found) return; /* hash 0, not compared over tp or dp */
+    if (!found) return; /* no values: hash 0, not compared over tp or dp */
     r->over_tp = t->layout.kind == TSH_REPLICATED;
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED); /* chunks differ between ranks */
     const uint64_t hash = r->over_dp
@@ -81,7 +83,7 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
                               : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
     const uint64_t low = t->low ? tshi_check_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
-                                : 0; /* hash of the low halves of exact weights */
+                                : 0;            /* hash of the low halves of exact weights */
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
@@ -116,9 +118,11 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = ""; /* "1, 3": the ranks that differ */
-    /* this rank's hashes (n); those of all ranks (size, n); counts (size) */
+    /* mine: this rank's hashes, shape (n); theirs: those of all ranks, shape (size, n); counts: the
+     * number of hashes that each rank sends, shape (size) */
     int64_t *mine, *theirs, *counts;
-    int i, r, usual, differ = 0; /* usual: a rank of the majority; differ: how many do not agree */
+    /* usual: a rank of the majority; differ: number of ranks whose hash differs from its hash */
+    int i, r, usual, differ = 0;
     if (!block) {
         tshi_error_report(ctx); /* the other ranks wait in the all-gather */
         return;
@@ -129,7 +133,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     for (i = 0; i < n; i++) {
         const tshi_replica *one = &all->each[i];
         const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
-        mine[i] = equal ? one->hash : 0; /* not to be compared: 0 on all ranks */
+        mine[i] = equal ? one->hash : 0; /* 0 on all ranks if not to be compared over comm */
     }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
@@ -160,7 +164,7 @@ static void tshi_check_agree(tsh_ctx *ctx) {
     if (!ctx->reported &&
         tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), op) == TSH_OK &&
         found && tshi_io_take_error(ctx, found, op) == TSH_OK)
-        (void)tsh_barrier(world); /* all have the error before any goes on */
+        (void)tsh_barrier(world); /* all ranks have the error before any of them goes on */
 }
 
 /* Compares parameters and moments over tp and dp; tied 1: those that are tied across stages over
@@ -217,7 +221,7 @@ TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
 /* The arguments of tsh_gradcheck. */
 typedef struct tshi_gradcheck {
     tsh_ctx *ctx;
-    tsh_gradcheck_fn fn; /* returns the loss */
+    tsh_gradcheck_fn fn; /* the user's function, which returns the loss */
     tsh_tensor **in;     /* shape (n): inputs of fn, which are leaves */
     int n;               /* number of inputs */
     void *user;          /* passed to fn */

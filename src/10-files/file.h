@@ -6,8 +6,8 @@
 /* ========================================================================== */
 
 /* A save writes a temporary file, syncs it to disk and renames it over the old one, so a save that
- * is killed leaves the old file whole. On a system that lacks a call, its function does nothing and
- * returns success. */
+ * is killed leaves the old file whole. A function below whose system call is missing on a system
+ * does nothing there and returns success. */
 
 /* age in seconds from which tshi_file_sweep removes other hosts' files */
 enum { TSHI_FILE_STALE = 3600 };
@@ -24,7 +24,7 @@ static const char *tshi_file_kind_of(const struct stat *info) {
 #endif
 
 /* Returns the type of the file at a path, such as "a FIFO", with symbolic links followed; NULL: a
- * regular file, or none. Does not open the file, which could block (a FIFO) or rewind (a tape
+ * regular file, or no file. Does not open the file: that could block (a FIFO) or rewind it (a tape
  * drive). */
 static const char *tshi_file_kind(const char *path) {
 #if defined(_WIN32)
@@ -110,14 +110,14 @@ static int tshi_file_seek(FILE *file, int64_t to) {
 static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
 #if TSHI_POSIX
     const int max = 40; /* max links to follow, as on Linux */
-    /* slash: the last one in `to`; name: where the link's name begins in `to` */
+    /* slash: the last "/" in `to`; name: where the link's name begins in `to` */
     char *slash, *name;
     ssize_t n;
     int links; /* number of links followed */
     strcpy(to, path);
     for (links = 0; (n = readlink(to, link, size)) >= 0; links++) {
         slash = strrchr(to, '/');
-        name = link[0] == '/' || !slash ? to : slash + 1; /* an absolute link replaces all */
+        name = link[0] == '/' || !slash ? to : slash + 1; /* absolute: replaces the whole path */
         errno = links == max ? ELOOP : ENAMETOOLONG;
         if (links == max || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
         memcpy(name, link, (size_t)n);
@@ -154,7 +154,7 @@ static int tshi_file_lock(int descriptor) {
  * "<target>.tmp-<8 digits of the host><8 digits>". */
 static void tshi_file_sweep(const char *target, const char *mine, int lock, char *path) {
 #ifdef LOCK_EX
-    const char *slash = strrchr(target, '/'); /* the last slash; NULL: the current folder */
+    const char *slash = strrchr(target, '/'); /* NULL: target is in the current folder */
     const size_t folder = slash ? (size_t)(slash - target) + 1 : 0, digits = 16;
     const size_t length = strlen(mine + folder), prefix = length - digits;
     struct stat now, then; /* stat of the caller's own file and of the one found */
@@ -168,8 +168,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
         const char *name = entry->d_name;
         int file;
         if (strlen(name) != length || memcmp(name, mine + folder, prefix) != 0 ||
-            strspn(name + prefix, "0123456789abcdef") != digits ||
-            strcmp(name, mine + folder) == 0)
+            strspn(name + prefix, "0123456789abcdef") != digits || strcmp(name, mine + folder) == 0)
             continue;
         strcpy(path + folder, name);
         file = open(path, O_WRONLY | O_NONBLOCK); /* opened for its lock only */
@@ -330,7 +329,8 @@ static int tshi_file_create(tsh_writer *w) {
 #if TSHI_POSIX
     struct stat old;
     const int mode = stat(w->target, &old) == 0 ? 0600 : 0666;
-    int lock, copy; /* copy: duplicates the descriptor of w->file: the lock outlives fclose */
+    /* lock: descriptor that holds the lock; copy: its duplicate, which fclose of w->file closes */
+    int lock, copy;
     errno = 0;
     lock = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (lock < 0) return errno != EEXIST;
@@ -416,8 +416,8 @@ static void tshi_file_cut(const tsh_writer *w) {
 #endif
 }
 
-/* Appends bytes to the file, unless w->error is set. With w->rows, a write that fails leaves none
- * of them in the file. */
+/* Appends bytes to the file, unless w->error is set. With w->rows, if the write fails, removes what
+ * it has written of these bytes. */
 static void tshi_file_put(tsh_writer *w, const void *data, size_t bytes) {
     if (w->error.code != TSH_OK || !tshi_file_fits(w, w->size + (int64_t)bytes)) return;
     errno = 0;

@@ -64,7 +64,7 @@ static void tshi_io_read_pairs(tshi_io *io, const char *what) {
 static void tshi_io_read_entries(tshi_io *io, size_t n) {
     const char *end = io->at + n, *name;
     int more, metadata = 0; /* metadata: 1 after __metadata__ was read */
-    /* blanks may not precede it either */
+    /* the format allows no blanks before the { */
     if (*io->at != '{') (void)tshi_io_bad(io, "there is no {");
     for (more = tshi_io_open(io, "{}", ""); more; more = tshi_io_next(io, '}')) {
         name = tshi_io_key(io);
@@ -177,7 +177,7 @@ static int tshi_io_finite(const tshi_dtype *dtype, const char *values, size_t by
 }
 
 /* Adds the number of NaN among `count` values to found[0] and that of infinite values to found[1].
- * For both, x - x is not 0. */
+ * x - x is 0 for finite x only. */
 static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
                                       int64_t *found) {
     enum { BLOCK = 256 };

@@ -59,8 +59,9 @@ static long tshi_io_hex(tshi_io *io) {
     return value;
 }
 
-/* Parses what follows the "\" of "\u0041" and writes that character as UTF-8 at out. Returns the
- * end of the output; NULL for another escape, half a surrogate pair, or NUL. */
+/* Parses what follows the "\" of an escape like "\u0041" and writes the character that it stands
+ * for as UTF-8 at out. Returns the end of the output; NULL for another kind of escape, half a
+ * surrogate pair, or NUL. */
 static char *tshi_io_unicode(tshi_io *io, char *out) {
     long code = tshi_io_hex(io), low; /* code: code point; low: second half of a surrogate pair */
     int n, i;

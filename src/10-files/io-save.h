@@ -98,8 +98,8 @@ static int tshi_io_is_writer(const tsh_ctx *ctx) {
     return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
-/* Returns 1 if tsh_load can read a tensor of that name: it is UTF-8, and does not look like a
- * moment's. Else returns 0 and sets an error. */
+/* Returns 1 if tsh_load can read a tensor whose name is `path`: the name is UTF-8, and does not
+ * begin as the names of moments do. Else returns 0 and sets an error. */
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
@@ -136,8 +136,8 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
     return word;
 }
 
-/* Adds bytes of the file to the hash of all values. Words go to four hashes in turn, whose
- * multiplications the processor overlaps. */
+/* Adds `left` bytes of values to the hash of all values. Words of 8 bytes go to four hashes in
+ * turn, whose multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     uint64_t *hash = io->hashes;
     size_t h; /* index of the hash that takes the next word */

@@ -27,11 +27,11 @@ enum {
 
 /* A tensor of a file, as the file's header describes it. */
 typedef struct tshi_io_entry {
-    /* must be the first field, as in tshi_io_pair: tshi_io_by_name compares both */
+    /* name of the tensor; the first field here and in tshi_io_pair, as tshi_io_by_name requires */
     const char *name;
-    /* byte offsets of its values, from the first value of the file; its shape */
+    /* begin, end: byte offsets of its values, from the first value of the file; dim: its shape */
     int64_t begin, end, dim[TSH_MAX_DIMS];
-    int ndim;          /* number of dimensions; beyond TSH_MAX_DIMS, dim has only the first */
+    int ndim;          /* number of dimensions, of which dim holds at most TSH_MAX_DIMS */
     const char *dtype; /* name of its dtype in the file */
     int taken;         /* 1: matched with a tensor of the model */
     int source;            /* index of its file in tshi_io.source */
@@ -47,12 +47,13 @@ typedef struct tshi_io_pair {
 
 /* A file to load from. */
 typedef struct tshi_io_source {
-    const char *path;     /* must be the first field: tshi_io_by_name compares it */
+    const char *path;     /* path of the file; the first field, as tshi_io_by_name requires */
     const char *file;     /* its path in the index; NULL: there is no index */
     int64_t data; /* position of its first value in bytes; 0: its header has not been read */
     uint64_t stamp;       /* hash of inode, size and time, see tshi_load_stamp */
-    tshi_io_entry *entry; /* its tensors; its metadata (pair); both sorted by name */
-    tshi_io_pair *pair;
+    tshi_io_entry *entry; /* the file's tensors, sorted by name */
+    tshi_io_pair *pair;   /* the file's metadata, sorted by key */
+    /* number of tensors; number of keys */
     size_t entries, pairs;
 } tshi_io_source;
 
@@ -68,7 +69,7 @@ typedef struct tshi_io_count {
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
     const char *prefix, *path;   /* the name in the file is prefix + path */
-    /* moment: one of its moments; NULL: the item is the parameter itself */
+    /* moment: points to .first or .second of its tshi_moments; NULL: the item is the parameter */
     tsh_tensor *param, **moment;
     const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
     tsh_dtype dtype;             /* dtype of the model's tensor */
@@ -77,7 +78,7 @@ typedef struct tshi_io_item {
     const tshi_io_entry *entry;  /* loading: the tensor of the files that matches; NULL: none */
 } tshi_io_item;
 
-/* One save or load. */
+/* The state of one save or load. */
 typedef struct tshi_io {
     tsh_ctx *ctx;
     tsh_module *root;       /* the module to save or load */
@@ -89,14 +90,14 @@ typedef struct tshi_io {
     const tsh_rename *rename;  /* tsh_file_desc.rename */
     const char *const *ignore; /* tsh_file_desc.ignore */
     int broadcast; /* 1: rank 0 reads for all (.broadcast, and there are other ranks) */
-    const tsh_file_desc *reader; /* its .read supplies the bytes; NULL: they are read from files */
-    FILE *file;                    /* open for reading; NULL: not open */
+    const tsh_file_desc *reader; /* its .read_at gives the files' bytes; NULL: `file` gives them */
+    FILE *file;                    /* the file being read; NULL: none is open */
     tsh_writer writer;             /* on the rank that saves: the new file */
     /* hash of the model (saving, or loading with .broadcast) or of the files (loading); must be the
      * same on all ranks */
     uint64_t hash;
     tshi_arena arena;              /* memory of this save or load */
-    tshi_io_item *item;            /* shape (items): all tensors */
+    tshi_io_item *item;            /* shape (items): all tensors to save or load */
     tshi_io_count *count; /* shape (counts): counters of the generators, then of the optimiser */
     /* number of items; of counters; of those that are the generators' */
     int items, counts, generators;
@@ -112,11 +113,11 @@ typedef struct tshi_io {
     /* for loading: */
     const char *given; /* the user's path; meanwhile `path` is that of the file being read */
     tshi_io_source *source;     /* shape (sources): the files to load from */
-    const tshi_io_source *open; /* the source being read, by `file` or .read; NULL: none */
+    const tshi_io_source *open; /* the source being read, by `file` or .read_at; NULL: none */
     int sources, index;         /* number of files; 1 while an index is parsed */
     int prefixed;               /* 1: the files have a tensor whose name begins with the prefix */
     tshi_io_pair *map;          /* shape (maps): the index's names of tensors and their files */
-    size_t maps;
+    size_t maps;                /* number of tensors in the index */
     tshi_io_item **order; /* shape (items): the items in the order of their values in the files */
     int64_t *share;       /* .broadcast: what tshi_load_share exchanges, see there */
     int32_t *peer, *holds;
@@ -217,7 +218,7 @@ static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op
 static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_comm *world = &ctx->world;
-    /* world.size - rank if this rank has an error, else 0; hash; -hash */
+    /* max[0]: world.size - rank if this rank has an error, else 0; max[1]: hash; max[2]: -hash */
     int64_t max[3] = {0, 0, 0};
     tsh_coll coll = tshi_comm_coll(TSH_ALLREDUCE, max, max, 3, TSH_I64);
     /* timeout for slow disks: 8 MiB per second; capped, since a file's header may claim any size */

@@ -14,7 +14,8 @@
 enum { TSHI_LOAD_AHEAD = 1 << 16 }; /* bytes that tshi_load_read_run reads ahead */
 
 #if TSHI_POSIX
-/* As pread, which is declared only if the program asks for POSIX.1-2008 (_POSIX_C_SOURCE). */
+/* Does what pread does. Uses lseek and read where pread is not declared, since the program has not
+ * asked for POSIX.1-2008 (_POSIX_C_SOURCE). */
 static ssize_t tshi_load_pread(int file, void *to, size_t bytes, off_t at) {
 #if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200809L
     return pread(file, to, bytes, at);
@@ -29,7 +30,7 @@ static ssize_t tshi_load_pread(int file, void *to, size_t bytes, off_t at) {
 static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t bytes) {
     size_t got = 0;
 #if TSHI_POSIX
-    const int fits = (int64_t)(off_t)at == at; /* 0: beyond an off_t of 32 bits */
+    const int fits = (int64_t)(off_t)at == at; /* 0: an off_t of 32 bits cannot hold `at` */
     ssize_t n = fits ? 1 : -1;
     if (!fits) errno = EOVERFLOW;
     while (got < bytes && n > 0) {
@@ -48,8 +49,8 @@ static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t byte
     return got;
 }
 
-/* Reads `bytes` bytes from position `at` of the file or of io->reader. Returns 0 if the file ends
- * before, or on an error. */
+/* Reads `bytes` bytes from position `at` of the file or of io->reader. Returns 0 if the file has
+ * fewer bytes, or on an error. */
 static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     errno = 0;
     if (io->reader) {
@@ -130,8 +131,8 @@ static int tshi_load_leave(tshi_io *io) {
 }
 
 /* Opens the file of `source`, unless it is open, and closes the one before: a model may have more
- * files than a process may open. The stream is unbuffered, so that a read takes no bytes beside its
- * own. Returns 0 and sets an error if the file cannot be opened, or is no longer the one whose
+ * files than a process may open. The stream is unbuffered: a buffer would read more than is asked
+ * for. Returns 0 and sets an error if the file cannot be opened, or is no longer the one whose
  * header was read. */
 static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     const char *kind;
@@ -175,9 +176,9 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
         return tshi_load_foreign(io) ? 0 : tshi_load_read_error(io, what);
     n = (size_t)value;          /* fits a size_t: at most TSHI_IO_HEADER */
     *data = 8 + (int64_t)value; /* values follow the header */
-    /* Limits: as many as fit into n bytes, plus one in which parsing ends with an error. The
-     * shortest are "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata,
-     * "":"", */
+    /* Upper limits of the numbers of tensors and of metadata's keys: as many as fit into n bytes,
+     * plus one in which parsing ends with an error. The shortest tensor is
+     * "":{"dtype":"U8","shape":[],"data_offsets":[0,0]}, the shortest key and text are "":"", */
     max_entries = n / 49 + 1;
     max_pairs = n / 6 + 1;
     io->text = io->at = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, n + 1);
@@ -263,7 +264,8 @@ static int tshi_load_read_index(tshi_io *io) {
         return tshi_load_read_error(io, "it became shorter while it was read");
     tshi_io_hash(io, io->text, (size_t)n);
     for (i = 0; i < (size_t)n; i++) quotes += io->text[i] == '"';
-    io->pairs = 0; /* length of the map: an entry has four quotes, a damaged last one fewer */
+    io->pairs = 0;
+    /* space for the pairs: each has four quotes; one more for a last pair that is incomplete */
     io->map = io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                               (quotes / 4 + 1) * sizeof *io->pair);
     if (!io->map) return 0;
@@ -324,7 +326,7 @@ static void tshi_load_index(tshi_io *io, const char *path) {
     if (tshi_load_use(io, &index))
         (void)tshi_load_take_index(io, slash ? (size_t)(slash - path) + 1 : 0);
     io->index = 0;
-    if (io->open == &index) (void)tshi_load_leave(io); /* after an error */
+    if (io->open == &index) (void)tshi_load_leave(io); /* an error has left the index open */
 }
 
 /* Sets io->source to all *.safetensors of the folder io->given, sorted by name. Returns 0 if there

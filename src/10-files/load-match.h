@@ -388,9 +388,9 @@ static int tshi_load_prepare(tshi_io *io) {
 enum { TSHI_LOAD_SHARED = 4 }; /* number of int64 per item that tshi_load_share broadcasts */
 
 /* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each item,
- * whether the files have it, and its dtype, file and offset there; and the counters. By an
- * all-gather over the world it learns which ranks are in the first replica, and at which place of
- * tp and pp (io->peer); by one over pp, which stages hold which item (io->holds). */
+ * whether the files have it, and its dtype, file and offset there; and the counters. An all-gather
+ * over the world tells which ranks are in the first replica, and at which place of tp and pp
+ * (io->peer); an all-gather over pp tells which stages hold which item (io->holds). */
 static tsh_result tshi_load_share(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;

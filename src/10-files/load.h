@@ -46,12 +46,12 @@ static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t lo
  * rank 0 reads for all ranks: bytes that it reads for one rank lie among those that it reads for
  * another, and the gaps between short runs (rows of a shard of columns) cost less than a system
  * call for each run. So it reads TSHI_LOAD_AHEAD bytes at once into io->ahead and copies runs from
- * there. Other ranks, and a user's .read, which may have to compute the bytes, read no more than
- * they need. Returns 0 as tshi_load_read. */
+ * there. Other ranks, and a user's .read_at, which may compute the bytes, read no more than
+ * they need. Returns what tshi_load_read returns. */
 static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t at, char *to,
                               size_t bytes) {
     const int64_t last = tshi_base_min(entry->end, at + TSHI_LOAD_AHEAD);
-    /* 1: near the last run, as rows are */
+    /* 1: this run is near the last one, as with adjacent rows of a shard of columns */
     const int close = at - io->ahead_run <= TSHI_LOAD_AHEAD / 4;
     io->ahead_run = at;
     if (!io->ahead || !close || bytes > TSHI_LOAD_AHEAD / 4)
@@ -166,7 +166,7 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
     tsh_ctx *ctx = io->ctx;
     const int reads = !io->broadcast || ctx->world.rank == 0;
     const int64_t all = tsh_local_numel(item->param), step = tshi_load_step(io, item);
-    /* 1: values need no conversion, so are read into t */
+    /* 1: the values need no conversion, so they are read straight into t */
     const int direct = t && item->file == t->dtype;
     tshi_runs run = tshi_tensor_runs(item->param, ctx->tp.rank, 0, tsh_numel(item->param));
     int64_t found[2] = {0, 0}, e, n; /* found: number of NaN, number of infinite values */
@@ -194,7 +194,7 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
-            tshi_tensor_release(*item->moment); /* has the parameter's old layout: replaced below */
+            tshi_tensor_release(*item->moment); /* it has an old layout: created anew below */
             *item->moment = NULL;
         }
         t = tshi_optim_moment(t, item->moment, item->dtype); /* creates the moment if needed */
@@ -230,7 +230,7 @@ static tsh_result tshi_load_all(tshi_io *io) {
     int i;
     if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
     io->path = io->given;
-    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* nothing has been changed */
+    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* the model is unchanged */
     if (io->broadcast && tshi_load_share(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->items && (io->broadcast || ctx->error.code == TSH_OK); i++)
         if (tshi_load_item(io, io->order[i]) != TSH_OK) break;

@@ -41,7 +41,7 @@ static void tshi_trace_file_flush(tshi_trace_file *out) {
     message->used = 0; /* the message is empty again */
 }
 
-/* Appends to the text; writes or sends it whenever it is full. */
+/* Appends text to out->message; writes or sends the message whenever it is full. */
 static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     for (; *text; text++) {
         if (out->message.used == (int64_t)sizeof out->message.text) tshi_trace_file_flush(out);
@@ -116,7 +116,7 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
 TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!desc || !desc->path == !desc->print)
-        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_trace_begin: takes either a path or write");
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_trace_begin: takes either a path or print");
     (void)tshi_trace_new(ctx, "tsh_trace_begin", desc);
     return ctx->error.code;
 }
@@ -132,8 +132,8 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     }
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
-    ctx->world.trace = NULL; /* the collectives below are not traced */
-    if (ctx->world.rank == 0 && out.desc.path) /* its error is reported at the end */
+    ctx->world.trace = NULL;                   /* the collectives below are not traced */
+    if (ctx->world.rank == 0 && out.desc.path) /* an error of opening is reported at the end */
         (void)tsh_writer_open(&out.writer, out.desc.path, 0);
     tshi_trace_file_row(&out);
     tshi_trace_file_flush(&out); /* the rest of this rank's text */
@@ -145,7 +145,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     if (ctx->world.rank == 0 && out.desc.path &&
         tsh_writer_close(&out.writer, ctx->error.code == TSH_OK) != TSH_OK)
         return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: %s", out.writer.error.message);
-    if (out.refused)
-        return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: the text cannot be written");
+    if (out.refused) return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: the text cannot be written");
     return ctx->error.code;
 }

@@ -59,7 +59,7 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 }
 #endif
 #elif defined(__unix__) || defined(__APPLE__)
-#define TSHI_POSIX 1      /* 1 if these system calls are those of POSIX */
+#define TSHI_POSIX 1      /* 1: the system calls of POSIX are available */
 #include <dirent.h>       /* readdir */
 #include <fcntl.h>        /* open */
 #include <sched.h>        /* struct timespec, which <time.h> hides under -std=c99 */
@@ -140,8 +140,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_LANES
 #endif
-/* The same promise before a loop of any length: gcc then omits its second version of the loop, the
- * one for arrays that overlap. (clang relies on TSHI_RESTRICT.) */
+/* Stands before a loop of any length: makes the promise of TSHI_LANES to gcc, which then omits its
+ * second version of the loop, the one for arrays that overlap. (clang relies on TSHI_RESTRICT.) */
 #if defined(__GNUC__) && !defined(__clang__)
 #define TSHI_EACH TSHI_LANES
 #else
@@ -207,27 +207,27 @@ typedef struct tshi_node tshi_node;
 typedef struct tshi_op tshi_op;
 
 enum { /* bits of tsh_tensor.flags */
-    TSHI_OWNED = 1,     /* lives until freed; others until the step or scope ends */
+    TSHI_OWNED = 1,     /* owned: lives until it is freed, not until a step or scope ends */
     TSHI_PARAM = 2,     /* a module's parameter */
     TSHI_LEAF = 4,      /* backward keeps its gradient, for the user or an optimiser */
     TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
     TSHI_DEAD = 32,     /* the handle itself was released; it is reused once refs is 0 */
-    TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
-    TSHI_AVERAGED = 128, /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
+    TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of the gradient, or of a moment */
+    TSHI_AVERAGED = 128, /* its gradient is averaged over dp (parameters, tsh_average_grad) */
     TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
     TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
-    TSHI_CACHED = 8192,    /* a weight of keys or values whose layout a cache has */
+    TSHI_CACHED = 8192,    /* a weight of keys or values: a cache relies on its layout */
     TSHI_TIED = 16384      /* a parameter that several modules may share (tsh_tie) */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
 typedef struct tshi_accumulator {
     tshi_block *block; /* one tsh_real per local element of the tensor; NULL: not allocated yet */
-    int live, clean;   /* live 1: the block has a gradient; clean 1: live is 0, block is all 0 */
+    int live, clean;   /* live 1: there is a gradient; clean 1: live is 0, block is all 0 */
 } tshi_accumulator;
 
 struct tsh_tensor {
@@ -239,7 +239,7 @@ struct tsh_tensor {
     /* dim: shape of the whole tensor; local: shape of this rank's shard; stride: strides of the
      * shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
-    tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
+    tsh_layout layout; /* resolved by tshi_layout_resolve: has no defaults */
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
     int64_t offset;    /* in elements, from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
@@ -252,9 +252,9 @@ struct tsh_tensor {
     int contributions;         /* leaf: number of gradients of either kind still to be added */
     int in_bucket;             /* leaf: 1 while its gradient waits in a bucket to be sent */
     int reducing;      /* 1: the all-reduce of gp was started and not waited for yet */
-    tsh_req req;       /* the request of that all-reduce */
+    tsh_req req;       /* while reducing is 1: the request of the all-reduce of gp */
     int sparse;        /* 1: the gradient is row-sparse: 0 in every row r with marks[r] == 0 */
-    tshi_block *marks; /* int32_t per local row; NULL: never had a row-sparse gradient */
+    tshi_block *marks; /* one int32_t per local row, see sparse; NULL: never needed so far */
     /* The fields from here on are used in a parameter only. */
     const char *path; /* its module's path and its own name: "h.3.mlp.c_fc.weight"; a moment of an
                        * optimiser has that of its parameter */
@@ -266,30 +266,30 @@ struct tsh_tensor {
     tshi_block *low; /* uint16_t per local element: the lower halves of the exact float weights of
                       * a bf16 parameter (see tshi_tensor_exact); NULL: all 0 */
     /* The fields below are for an optimiser, which sets the first two. */
-    tsh_dtype grad_dtype;   /* TSH_BF16; or 0 or TSH_REAL: not rounded */
-    const int64_t *updates; /* number of updates so far: keys the rounding of the gradient */
+    tsh_dtype grad_dtype;   /* TSH_BF16: the gradient is rounded to bf16; 0, TSH_REAL: it is not */
+    const int64_t *updates; /* the optimiser's updates so far: they key the gradient's rounding */
     tshi_block *packed;     /* the gradient in bf16, while gr.live is 1 and gr.block is NULL */
-    uint64_t packs;         /* number of times the gradient was packed since it was cleared */
+    uint64_t packs;         /* how often the gradient was rounded to bf16 since tsh_zero_grad */
 };
 
 /* Bit masks over an op's inputs (bit i: input i) and its output (TSHI_OUT). They say which values
  * the op saves for backward, and which inputs have a gradient that is a partial sum. */
 enum {
     TSHI_NONE = 0,
-    TSHI_X = 1, /* unary ops, linear, norms: (x, weight, bias) */
+    TSHI_X = 1, /* inputs of unary ops, linear and norms: (x, weight, bias) */
     TSHI_WEIGHT = 2,
     TSHI_BIAS = 4,
-    TSHI_A = 1, /* binary ops, matmul: (a, b) */
+    TSHI_A = 1, /* inputs of binary ops and matmul: (a, b) */
     TSHI_B = 2,
-    TSHI_COND = 1, /* where: (cond, yes, no) */
+    TSHI_COND = 1, /* inputs of tsh_where: (cond, yes, no) */
     TSHI_YES = 2,
     TSHI_NO = 4,
-    TSHI_Q = 1, /* attention: (q, k, v, mask, sinks) */
+    TSHI_Q = 1, /* inputs of attention: (q, k, v, mask, sinks) */
     TSHI_K = 2,
     TSHI_V = 4,
     TSHI_MASK = 8,
     TSHI_SINKS = 16,
-    TSHI_LOGITS = 1, /* cross-entropy: (logits, target, class weights) */
+    TSHI_LOGITS = 1, /* inputs of cross-entropy: (logits, target, class weights) */
     TSHI_TARGET = 2,
     TSHI_CLASS_WEIGHTS = 4,
     TSHI_OUT = 1 << 30
@@ -307,7 +307,7 @@ typedef struct tshi_call {
     const tshi_op *op;
     tsh_tensor *const *in; /* the inputs; an optional one may be NULL */
     int n;                 /* number of inputs */
-    const void *params;    /* op-specific struct with what else its rule depends on; or NULL */
+    const void *params;    /* op-specific struct of the options that the rule reads, or NULL */
 } tshi_call;
 
 /* An op's layout rule: sets output->layout and output->partial from the layouts of the inputs.
@@ -327,7 +327,7 @@ enum { /* bits of tshi_op.flags */
 struct tshi_op {
     const char *name;                  /* name of the public function: "tsh_linear" */
     const char *inputs;                /* names of the inputs, separated by blanks; or NULL */
-    tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
+    tshi_rule_fn rule;                 /* the layout rule; NULL: the layout is an argument */
     void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: no gradients */
     unsigned saves;                    /* bit mask of the values that backward reads: TSHI_X, ... */
     unsigned flags;                    /* TSHI_OP_... */
@@ -353,7 +353,7 @@ struct tshi_node {
     int leaf_count;      /* length of leaves */
     struct {
         int reached;      /* 1: the loss depends on the output */
-        unsigned partial; /* node.partial, and input 0 if a partial gradient is passed on to it */
+        unsigned partial; /* bits of node.partial; plus input 0 if gp of out is passed on to it */
         unsigned done;    /* bit mask of the inputs whose gradient is complete */
     } progress;           /* state of this node in the running backward pass */
 };
@@ -371,24 +371,24 @@ typedef struct tshi_tape {
     int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
     int locked;        /* number of calls in progress that need the tape unchanged: see
                         * tshi_tape_unlocked */
-    int evaluating;    /* as no_grad, but without those that a checkpoint's forward has opened */
+    int evaluating;    /* as no_grad, not counting what a checkpoint's forward opens */
     int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
     double weight;     /* if summed: the number of terms in this rank's losses */
-    int syncing;       /* 1: gradients of leaves are sent as they become ready */
+    int syncing;       /* 1: each gradient of a leaf is sent over dp once it is complete */
 } tshi_tape;
 
 typedef struct tshi_bucket tshi_bucket;
 
 /* The buckets of the backward pass in progress: leaf gradients to be summed over dp. */
 typedef struct tshi_buckets {
-    tshi_arena arena;           /* for all buckets of one backward */
-    tshi_bucket *first, **last; /* list of full buckets, oldest first; where to link the next one */
+    tshi_arena arena;           /* memory of all buckets */
+    tshi_bucket *first, **last; /* first: list of full buckets; last: where to link the next one */
     tshi_bucket *awaited;       /* the oldest bucket whose collective may still run; NULL: none */
     tshi_bucket *open[2];       /* buckets not full yet: [0] to all-reduce, [1] to reduce-scatter */
-    int64_t limit;              /* elements that make a bucket full */
+    int64_t limit;              /* a bucket with at least so many elements is full */
     int hold;                   /* 1: no bucket is sent before backward ends */
-    int summed;                 /* as tshi_tape.summed */
+    int summed;                 /* 1: losses are sums of terms; 0: losses are means */
     double weight;      /* number of terms of this rank's summed losses; once weight_req is
                          * complete: the sum over dp */
     tsh_req weight_req; /* the all-reduce of weight */
@@ -398,12 +398,12 @@ typedef struct tshi_buckets {
 typedef struct tshi_micro {
     struct tshi_micro *next; /* next micro-batch in the ctx's list */
     tshi_node *newest;       /* the last node of the micro-batch's tape */
-    tshi_arena arena;        /* the arena of that tape */
+    tshi_arena arena;        /* memory of the micro-batch's nodes */
     tsh_pipeline *pipeline;
     tsh_tensor handles; /* head of a circular list: the step tensors that the forward made */
     tsh_tensor *out;    /* the output, sent to the next stage; on the last stage: the loss */
-    tsh_tensor *input;  /* received from the previous stage; NULL: no gradient has to be sent
-                         * back */
+    tsh_tensor *input;  /* the input from the previous stage; NULL: no gradient has to be
+                         * sent back */
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
@@ -412,21 +412,21 @@ typedef struct tshi_trace tshi_trace;
 /* Bits of the warnings, each logged once per ctx; and TSHI_WARN_STEPS: after how many optimiser
  * steps without tsh_step_end TSHI_WARN_STEP may be logged. */
 enum {
-    TSHI_WARN_GRADS = 1,  /* gradients are not zeroed */
-    TSHI_WARN_STEP = 2,   /* steps are not ended */
+    TSHI_WARN_GRADS = 1,  /* backward adds to gradients that were used, but not zeroed */
+    TSHI_WARN_STEP = 2,   /* tsh_step_end is not called */
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
-    TSHI_WARN_LATE = 8,   /* a parameter is younger than its optimiser */
+    TSHI_WARN_LATE = 8,   /* a parameter was added after the optimiser was made */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
-    TSHI_WARN_STEPS = 32 /* not a bit: a number of steps */
+    TSHI_WARN_STEPS = 32 /* not a bit: number of steps before TSHI_WARN_STEP */
 };
 
 /* Everything that the angles of rotary positions depend on (tsh_rope_desc). */
 typedef struct tshi_angles {
     double base, factor;
-    uint64_t freqs, starts;     /* hashes of desc.freqs, 0: angles are computed from base; of
-                                 * desc.starts, 0: none */
-    int64_t pairs, start, rows; /* number of pairs; desc.start; number of positions (rows) in the
-                                 * table */
+    uint64_t freqs, starts;     /* freqs: hash of desc.freqs, 0: angles are computed from base;
+                                 * starts: hash of desc.starts, 0: none */
+    int64_t pairs, start, rows; /* pairs: number of pairs of features; start: desc.start; rows:
+                                 * number of positions in the table */
 } tshi_angles;
 
 /* The order in which matrices are read while a model decodes; it is the same for every token. From
@@ -447,10 +447,10 @@ struct tsh_ctx {
     unsigned warned; /* bit mask of the warnings that the logger got: TSHI_WARN_... */
     int steps;       /* optimiser steps since the last tsh_step_end or tsh_scope_end */
     int64_t held;    /* number of step tensors when `steps` was TSHI_WARN_STEPS / 2 */
-    tsh_allocator allocator;             /* the user's or the default one; fn is not NULL */
-    tsh_logger logger;                   /* its fn may be NULL */
-    tsh_gemm gemm;                       /* the user's matrix product; fn NULL: the built-in
-                                          * product is used */
+    tsh_allocator allocator;             /* the user's or the default one; .allocate is not NULL */
+    tsh_logger logger;                   /* the user's; .log may be NULL */
+    tsh_gemm gemm;                       /* the user's matrix product; .multiply NULL: the
+                                          * built-in product is used */
     const tshi_gemm_kernel *gemm_kernel; /* kernel of the built-in product for this CPU */
     tsh_dtype dtype; /* dtype of new parameters */
     tshi_block *gemm_scratch;            /* packed operands of the built-in product; NULL: none
@@ -460,7 +460,7 @@ struct tsh_ctx {
     int threads; /* number of threads of this rank, at least 1 */
     tshi_block *rope_table;  /* cosines and sines of the last tsh_rope in this step, or NULL */
     tshi_angles rope_angles; /* the angles of rope_table */
-    uint64_t seed, randn_calls, dropout_calls; /* the numbers of calls so far key the next draws */
+    uint64_t seed, randn_calls, dropout_calls; /* calls so far; they key the next random numbers */
     tsh_mem mem;      /* statistics: what tsh_mem_stats returns */
     tshi_pool pool;   /* the pool of step memory */
     tshi_arena books; /* for small structures that live as long as the ctx */
@@ -495,8 +495,8 @@ struct tsh_module {
     tsh_ctx *ctx;
     const char *name, *path; /* "c_fc"; from the root: "h.3.mlp.c_fc"; both "" for the root */
     tsh_module *parent, *first, *last, *next; /* first and last child, next sibling */
-    tsh_forward_fn forward; /* container: the user's; NULL: runs the children one by one */
-    void *user;             /* argument of forward; attention, MLP: what the layer is made of */
+    tsh_forward_fn forward; /* of a container: the user's; NULL: the children run one by one */
+    void *user;             /* argument of forward; of attention and MLP: struct of the layer */
     tsh_tensor *param[TSHI_MODULE_PARAMS];      /* NULL: the module has no such parameter */
     const char *param_name[TSHI_MODULE_PARAMS]; /* "weight", "bias" */
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
@@ -523,9 +523,9 @@ static size_t tshi_base_mul(size_t a, size_t b) {
 }
 
 /* Makes a text safe to show in one line, whatever strings of files or of other programs are in it:
- * replaces control characters by '?', and so the Unicode characters that begin a new line or change
- * the direction of writing (U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069). The text is in
- * UTF-8. */
+ * replaces control characters by '?', and also those Unicode characters that begin a new line or
+ * change the direction of writing (U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069). The text is
+ * in UTF-8. */
 static TSHI_COLD void tshi_base_quote(char *text) {
     unsigned char *at = (unsigned char *)text;
     while (*at) {
@@ -548,7 +548,7 @@ static int64_t tshi_base_ceil(int64_t a, int64_t b) {
     return (a + b - 1) / b; /* a / b rounded up; a >= 0, b > 0 */
 }
 
-/* Returns the value that an option stands for: `usual` if it is 0, 0 if it is TSH_ZERO. */
+/* Returns the value that an option stands for: `usual` if given is 0, 0 if it is TSH_ZERO. */
 static double tshi_base_option(double given, double usual) {
     return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
 }

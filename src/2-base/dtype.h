@@ -173,8 +173,8 @@ TSHI_INLINE uint16_t tshi_dtype_to_bf16(tsh_real x) {
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : rounded);
 }
 
-/* The bits of exponent and fraction, moved to their places in a float, are the value times 2^-112,
- * also if it is subnormal; so multiply by 2^112. */
+/* Converts an f16 to tsh_real. The bits of exponent and fraction, moved to their places in a float,
+ * are the value times 2^-112, even of a subnormal number; the product with 2^112 is the value. */
 TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = (uint32_t)(h & 0x7FFFu) << 13;
     const float scaled = tshi_dtype_float_of(rest) * 5192296858534827628530496329220096.0f;
@@ -255,8 +255,8 @@ TSHI_DTYPE_SHORT(f16)
 
 /* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
 
-/* Elements of a block. A block begins with its scale, a little-endian f16; in q4_1 the minimum,
- * another f16, comes next. */
+/* Elements of a quantised block. A block begins with its scale, a little-endian f16; in q4_1 the
+ * minimum, another f16, comes next. */
 enum { TSHI_DTYPE_BLOCK = 32 };
 
 static float tshi_dtype_scale(const unsigned char *block) {
@@ -308,8 +308,8 @@ static void tshi_dtype_store_q8_0(void *data, int64_t step, int64_t n, const tsh
     }
 }
 
-/* Byte i of a block's values has element i in its low 4 bits and element i + 16 in its high 4
- * bits. */
+/* Dequantises n elements: element = scale * (bits - 8). Byte i of a block's values has the bits of
+ * element i in its low half and those of element i + 16 in its high half. */
 static void tshi_dtype_load_q4_0(const void *data, int64_t step, int64_t n, tsh_real *to) {
     const unsigned char *block = (const unsigned char *)data;
     (void)step;
@@ -327,7 +327,7 @@ static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh
     float x[TSHI_DTYPE_BLOCK];
     (void)step;
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 18, from += TSHI_DTYPE_BLOCK) {
-        const float extreme = tshi_dtype_extreme(from, x); /* is quantised to -8 */
+        const float extreme = tshi_dtype_extreme(from, x); /* the value that becomes -8 */
         const float inverse = tshi_dtype_put_scale(block, extreme / -8);
         int bits[TSHI_DTYPE_BLOCK];
         for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] *= inverse;
@@ -339,7 +339,7 @@ static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh
     }
 }
 
-/* As q4_0, but an element is scale * bits + minimum. */
+/* Dequantises n elements: element = scale * bits + minimum. The bits lie as in q4_0. */
 static void tshi_dtype_load_q4_1(const void *data, int64_t step, int64_t n, tsh_real *to) {
     const unsigned char *block = (const unsigned char *)data;
     (void)step;
@@ -474,7 +474,8 @@ static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh
         const char *at = (const char *)from + tshi_dtype_bytes(source, e);
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
         in->load(at, 1, m, run);
-        if (in->get && in->size > (int)sizeof *run && out->size < (int)sizeof *run) /* from f64 */
+        /* from 64 bits to 16: avoids rounding first to float and then to 16 bits */
+        if (in->get && in->size > (int)sizeof *run && out->size < (int)sizeof *run)
             for (int i = 0; i < m; i++)
                 run[i] = TSHI_R(tshi_dtype_float_of(tshi_dtype_odd_bits(in->get(at, i))));
         out->store((char *)to + tshi_dtype_bytes(target, e), 1, m, run);

@@ -10,8 +10,8 @@ static const char *tshi_env_text(const char *name) {
     return text && text[0] ? text : NULL;
 }
 
-/* Reads a whole number at *at and moves *at past its digits. Returns 0 if there are no digits, it
- * has leading zeros, or it is above high. */
+/* Reads a whole number at *at and moves *at past its digits. Returns 0 if there are no digits,
+ * or if the number has leading zeros or is above high. */
 static int tshi_env_digits(const char **at, int64_t high, int64_t *value) {
     const char *first = *at, *end = first;
     *value = 0;

@@ -105,8 +105,8 @@ TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
         ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
         ctx->error = error;
-        tshi_base_quote(ctx->error.message); /* it was written by another process */
-        ctx->reported = 1; /* the world knows it already */
+        tshi_base_quote(ctx->error.message); /* another process wrote the message */
+        ctx->reported = 1;                   /* the world knows this error already */
         tshi_error_log(ctx, 1);
     }
     return ctx->error.code;
@@ -160,12 +160,13 @@ TSH_API int tsh_ok(tsh_ctx *ctx) {
 }
 
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
-    static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"}; /* tsh_open failed */
+    /* the error of ctx NULL: tsh_open had no memory for a ctx */
+    static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"};
     return ctx ? &ctx->error : &none;
 }
 
 TSH_API void tsh_clear_error(tsh_ctx *ctx) {
-    if (!ctx || ctx->reported) return; /* the world's error stays */
+    if (!ctx || ctx->reported) return; /* an error that the world knows stays */
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->logged = 0;
 }

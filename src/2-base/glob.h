@@ -5,9 +5,9 @@
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
-/* Sets *has to 1 if c is in the set at p, else to 0: "[qkv]", "[0-9]" or, for all characters but
- * these, "[!qkv]". Returns the distance to the closing bracket; 0 if there is none, and the bracket
- * at p is then an ordinary character. */
+/* Sets *has to 1 if c is in the set that begins at p, else to 0. Sets are, for example, "[qkv]",
+ * "[0-9]" and "[!qkv]", all characters but q, k and v. Returns the distance from p to the closing
+ * bracket. If there is none, returns 0: the bracket at p is then an ordinary character. */
 static int tshi_glob_set(const char *p, const char *p_end, char c, int *has) {
     const char *at = p + 1;
     const int others = at < p_end && *at == '!';
@@ -20,7 +20,7 @@ static int tshi_glob_set(const char *p, const char *p_end, char c, int *has) {
     return at < p_end ? (int)(at - p) : 0;
 }
 
-enum { TSHI_GLOB_CAPTURES = 8 }; /* wildcards of a pattern whose text is kept */
+enum { TSHI_GLOB_CAPTURES = 8 }; /* max wildcards of a pattern whose matched texts are kept */
 
 /* The texts that the wildcards * and ** of a pattern match in a path, in order: [from, to). */
 typedef struct tshi_captures {
@@ -56,7 +56,7 @@ static int tshi_glob_name(const char *p, const char *p_end, const char *s, const
     return s == s_end;
 }
 
-/* As tshi_glob_match; appends the texts of the wildcards to captures. */
+/* Does what tshi_glob_match does, and appends the texts that wildcards match to captures. */
 static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures) {
     const char *pe = p, *se = s;                       /* ends of the first names */
     while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
@@ -101,9 +101,9 @@ static int tshi_glob_replace(const char *to, const tshi_captures *captures, char
             k++;
         }
         to += 1 + many;
-        /* ** matches no name: skip its dot, */
+        /* ** stands for no name: skip the dot after it */
         if (many && !length && *to == '.') to++;
-        /* or, at the end, the dot before it */
+        /* ** at the end stands for no name: remove the dot before it */
         if (many && !length && !*to && n && out[n - 1] == '.') n--;
         if (n + length >= size) return 0;
         memcpy(out + n, from, length);

@@ -54,7 +54,8 @@ static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
 }
 
 /* Calls the ctx's allocator (see tsh_allocator_fn) and updates the statistics. Returns NULL and
- * records an error if the allocator does. All memory but that of the ctx itself comes from here. */
+ * records an error if the allocator refuses. All memory but that of the ctx itself comes from
+ * here. */
 static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, size_t new_size) {
     void *block = NULL;
     ctx->mem.calls++;
@@ -131,10 +132,11 @@ static void tshi_mem_resize(tshi_pool *pool, tshi_block *block, size_t size) {
     if (!stays) tshi_mem_link(pool, block);
 }
 
-/* Returns the smallest free block of at least `size` bytes, or NULL. Searches from its class up. */
+/* Returns the smallest free block of at least `size` bytes, or NULL. */
 static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     tshi_block *block, *best = NULL;
-    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size); /* bit mask */
+    /* bit mask of the size classes that have free blocks, from the class of `size` up */
+    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size);
     for (; left && !best; left &= left - 1)
         for (block = pool->free[tshi_mem_log2(left & (~left + 1))]; block; block = block->next)
             if (block->size >= size && (!best || block->size < best->size)) best = block;
@@ -190,7 +192,7 @@ static tshi_block *tshi_mem_from_pool(tsh_ctx *ctx, size_t size) {
 
 /* Allocates a block of at least `bytes` bytes, with one reference. NULL and an error: no memory. */
 TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
-    /* a size that is always refused */
+    /* replaces a size that overflowed by one that every allocator refuses */
     size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
     tshi_block *block;
     size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;

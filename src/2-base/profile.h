@@ -24,9 +24,8 @@ typedef struct tshi_profile_row {
     struct tshi_profile_row *next;
     char name[TSHI_PROFILE_NAME];
     int64_t calls;
-    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* [phase]: nanoseconds, without those of events
-                                            * inside */
-    int64_t wait, bytes;                   /* as in tshi_event */
+    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* [phase]: nanoseconds, without events inside others */
+    int64_t wait, bytes;                   /* sums of the events' wait and bytes, see tshi_event */
     double flops;
     size_t held[TSHI_PROFILE_KINDS]; /* bytes, by kind of memory; in rows of modules only */
 } tshi_profile_row;
@@ -128,7 +127,7 @@ static void tshi_profile_fold(tshi_trace *trace) {
     tshi_mem_reset(&trace->arena);
     trace->first = trace->last = NULL;
     trace->count = trace->depth = 0;
-    memset(trace->flight, 0, sizeof trace->flight); /* the events that these point to are freed */
+    memset(trace->flight, 0, sizeof trace->flight); /* the events of flights are freed */
 }
 
 /* Measures the step memory of each module, if the pool is fuller than at any earlier call. */
@@ -150,8 +149,8 @@ static void tshi_profile_measure(tshi_trace *trace) {
     }
 }
 
-/* Called when a backward begins, and (ended 1) when a step has ended. Does nothing without a
- * profile. */
+/* Measures step memory when a backward begins or a step has ended. ended 1: a step has ended, whose
+ * events are also added to the rows. Does nothing without a profile. */
 static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
     tshi_profile *profile = trace ? trace->profile : NULL;
     tshi_profile_row *row;
@@ -244,7 +243,7 @@ static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row,
  * library. */
 static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *outside) {
     tshi_profile_row *row, *most, sum = tshi_profile_sum(ctx->trace->profile->ops);
-    int64_t before = INT64_MAX, next; /* time of the row that was logged last */
+    int64_t before = INT64_MAX, next; /* before: time of the last row logged; next: of the next */
     tsh_log_message(&ctx->logger, "%-30s %7s %9s %9s %9s %8s  %s", "op", "calls", "forward",
                     "backward", "update", "share", "   rate");
     do {
@@ -267,7 +266,7 @@ static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *out
     tshi_profile_log_op(ctx, &sum, 1);
 }
 
-/* Returns the bytes in the unit of the table: MB, or kB if all is below 10 MB. */
+/* Returns the bytes in the unit of the table: MB, or kB if the ctx holds < 10 MB. */
 static double tshi_profile_unit(const tsh_ctx *ctx, size_t bytes) {
     return (double)bytes / (ctx->mem.total < 10000000 ? 1e3 : 1e6);
 }

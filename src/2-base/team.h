@@ -35,7 +35,8 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
-/* Returns how many threads one call of tsh_desc.gemm may use. With OpenMP 1: pieces call it. */
+/* Returns how many threads one call of tsh_desc.gemm may use. With OpenMP 1: the rank's threads
+ * call it concurrently. */
 static int tshi_team_spare(const tsh_ctx *ctx) {
 #if defined(_OPENMP)
     (void)ctx;

@@ -35,14 +35,14 @@ typedef struct tshi_event {
     int64_t bytes; /* bytes read and written; of a collective, as in tsh_comm_stats; 0: not known */
     double flops;  /* floating-point operations of matrix products: two per multiply-add */
     int kind, phase;          /* TSHI_TRACE_FORWARD, ...; TSHI_PHASE_FORWARD, ... */
-    struct tshi_event *below; /* used by >>profile only */
+    struct tshi_event *below; /* for tshi_profile_fold: the event below on its stack */
 } tshi_event;
 
 /* A collective that was started and not waited for yet. */
 typedef struct tshi_flight {
     const tsh_comm *comm; /* NULL: the entry is free */
     tsh_req req;          /* identifies the collective in tshi_trace_waited */
-    tshi_event *event;    /* the event of its start */
+    tshi_event *event;    /* the event added when the collective started */
 } tshi_flight;
 
 struct tshi_trace {
@@ -53,13 +53,13 @@ struct tshi_trace {
     int64_t count, lost;      /* number of events in the list; of events not added */
     int phase; /* TSHI_PHASE_...: what the rank is doing; public functions set it when they begin */
     double flops;             /* operations of matrix products since the last event of an op */
-    struct tshi_profile *profile; /* the tables of a profile; NULL: this is a trace */
+    struct tshi_profile *profile; /* the tables of a profile; NULL: the trace is none */
     /* A stack of the ops that began and have not ended; ops may call other ops. */
     struct {
         const char *name; /* name of the op */
         int64_t begin;    /* when it began, in nanoseconds */
     } open[TSHI_TRACE_OPEN];
-    int depth; /* number of entries on the stack */
+    int depth; /* number of entries of `open` in use */
     tshi_flight flight[TSHI_TRACE_FLIGHTS];
 };
 
@@ -95,8 +95,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     event->kind = kind;
     event->phase = trace->ctx->tape.evaluating ? TSHI_PHASE_EVALUATION : trace->phase;
     if (kind == TSHI_TRACE_FORWARD || kind == TSHI_TRACE_BACKWARD) {
-        event->flops = trace->flops; /* without those of ops that it called: their events have
-                                      * them */
+        event->flops = trace->flops; /* without those of ops that this op called: they are in
+                                      * the events of those ops */
         trace->flops = 0;
     }
     *(trace->last ? &trace->last->next : &trace->first) = event;
@@ -108,7 +108,7 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
 /* Pushes an op that begins on the stack. A function that checks inputs but records no output is
  * pushed, too, and is popped when an op below it ends. */
 static void tshi_trace_open(tshi_trace *trace, const char *op) {
-    if (trace->depth == TSHI_TRACE_OPEN) { /* full: forget the oldest */
+    if (trace->depth == TSHI_TRACE_OPEN) { /* the stack is full: forget the oldest op */
         memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
         trace->depth--;
     }
@@ -198,5 +198,5 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
     const tshi_arena events = ctx->trace->arena, books = ctx->trace->books;
     ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = NULL;
     tshi_mem_close(ctx, TSH_MEM_BOOKS, events.first);
-    tshi_mem_close(ctx, TSH_MEM_BOOKS, books.first); /* the trace itself lies in it */
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, books.first); /* this arena holds the trace itself */
 }

@@ -8,7 +8,7 @@
  * depend on the degree of tp. tshi_init_resolve first reduces all kinds to the six named below. */
 typedef struct tshi_tensor_filling {
     uint64_t key, stream; /* key: the ctx's seed; stream: random number stream (see >>rng) */
-    /* its kind is CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
+    /* init.kind is CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
     tsh_init init;
     double from, to; /* TRUNC_NORMAL: the normal CDF at init.low and at init.high */
     /* ORTHOGONAL, DIRAC: the whole tensor as a matrix: rows is dim 0, cols the product of the
@@ -94,7 +94,7 @@ static tsh_result tshi_init_truncate(const tsh_tensor *t, const char *op, tshi_t
     return TSH_OK;
 }
 
-/* v -= (q . v) q for vectors of length n: makes v orthogonal to the unit vector q. */
+/* Computes v -= (q . v) q, n elements each: makes v orthogonal to the unit vector q. */
 static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
     double lane[8] = {0}; /* 8 partial sums of q . v, one per SIMD lane; added in a fixed order */
     int64_t i;
@@ -190,10 +190,10 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
     return TSH_OK;
 }
 
-/* Sets a parameter to initial values; allocates it first if necessary. If it fails, the parameter
- * keeps its values, or stays without. */
+/* Sets a parameter to initial values; allocates it first if necessary. After an error, the
+ * parameter has the values that it had before, or is still not allocated. */
 static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
-    int had = t->block != NULL; /* 1: it was allocated before */
+    int had = t->block != NULL; /* 1: t was allocated before */
     if (!had)
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
@@ -215,7 +215,7 @@ static tsh_result tshi_init_apply(tsh_tensor *t) {
     if (result != TSH_OK || row < 0) return result;
     const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
-           /* the exact weights are 0, too: t->low was cleared above */
+           /* the exact weights are 0, too: tshi_init_fill_param cleared t->low */
            tshi_dtype_bytes(t->dtype, width));
     return TSH_OK;
 }

@@ -157,7 +157,7 @@ static int tshi_layout_identical(const tsh_layout *a, const tsh_layout *b) {
            memcmp(a->segment, b->segment, sizeof a->segment) == 0;
 }
 
-/* tsh_layout_text; layout NULL: "R". */
+/* Does what tsh_layout_text does, for a pointer. layout NULL: writes "R". */
 static char *tshi_layout_text(const tsh_layout *layout, char *text, size_t size) {
     if (!size || !text) return text;
     text[0] = '\0';

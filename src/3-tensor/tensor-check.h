@@ -167,7 +167,7 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, const char *nam
 /* Does what tshi_tensor_check_floating does, for ops whose weight may also be quantised. in: x,
  * weight and, if n is 3, bias. */
 static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, int n) {
-    tsh_tensor *others[2]; /* x, bias */
+    tsh_tensor *others[2]; /* the inputs other than the weight: x, bias */
     if (!in[1] || !tshi_dtype_in_blocks(in[1]->dtype))
         return tshi_tensor_check_floating(op, "x weight bias", in, n);
     others[0] = in[0];
@@ -182,7 +182,8 @@ static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, 
 static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     tsh_dtype dtype = in[0]->dtype;
     for (int i = 1; i < n; i++) {
-        const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size; /* > 0: wider */
+        /* by > 0: input i is wider than dtype */
+        const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size;
         if (in[i]->dtype != dtype) dtype = by > 0 ? in[i]->dtype : by < 0 ? dtype : TSH_REAL;
     }
     return dtype;

@@ -17,8 +17,8 @@ TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
     return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
 }
 
-/* The inverse of tshi_tensor_join: sets *value to x rounded to bf16, and *low to the lower 16 bits
- * of x. */
+/* Undoes tshi_tensor_join: sets *value to x rounded to bf16, and *low to the lower 16 bits of x, as
+ * a float. */
 TSHI_INLINE void tshi_tensor_split(tsh_real x, uint16_t *value, uint16_t *low) {
     const uint32_t all = tshi_dtype_float_bits((float)x);
     const uint32_t bits = (all & 0x7FFFFFFFu) > 0x7F800000u ? (all & 0xFFFF0000u) | 0x400000u : all;

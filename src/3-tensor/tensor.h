@@ -94,7 +94,7 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->gp.block);
     tshi_mem_release(t->ctx, t->marks);
     t->block = t->marks = NULL;
-    if (t->flags & TSHI_OWNED) { /* step tensors never have these two */
+    if (t->flags & TSHI_OWNED) { /* step tensors never have low and packed */
         tshi_mem_release(t->ctx, t->low);
         tshi_mem_release(t->ctx, t->packed);
         t->low = t->packed = NULL;
@@ -126,7 +126,7 @@ static void tshi_tensor_release(tsh_tensor *t) {
     tshi_tensor_drop_values(t);
     if (t->flags & TSHI_OWNED)
         memset((char *)t + TSHI_TENSOR_STEP, 0, sizeof *t - TSHI_TENSOR_STEP);
-    t->requires_grad = 0; /* backward computes no gradient of it */
+    t->requires_grad = 0;    /* backward computes no gradient of t */
     t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
     t->next = t->prev = t;
@@ -324,8 +324,8 @@ static tsh_tensor *tshi_tensor_detached(const tsh_tensor *x, tshi_block *block) 
     return t;
 }
 
-/* Returns a view of x whose values are in `block`. It shares x's gradients, and has x's shape and
- * strides until the caller changes them. */
+/* Returns a view of x whose values are in `block`. The view shares x's gradients, and has x's shape
+ * and strides until the caller changes them. */
 static tsh_tensor *tshi_tensor_view_of(const tsh_tensor *x, tshi_block *block) {
     tsh_tensor *t = tshi_tensor_detached(x, block);
     if (!t) return NULL;
@@ -334,8 +334,8 @@ static tsh_tensor *tshi_tensor_view_of(const tsh_tensor *x, tshi_block *block) {
     return t;
 }
 
-/* Returns a view of x that shares x's values and gradients. It has x's shape and strides until the
- * caller changes them. */
+/* Returns a view of x that shares x's values and gradients. The view has x's shape and strides
+ * until the caller changes them. */
 static tsh_tensor *tshi_tensor_view(const tsh_tensor *x) {
     return tshi_tensor_view_of(x, x->block);
 }
@@ -350,7 +350,7 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be 
 
 /* -- runs ------------------------------------------------------------------- */
 
-/* Iterates over the runs of a shard: the stretches of elements that are consecutive in the whole
+/* An iterator over the runs of a shard: the stretches of elements that are consecutive in the whole
  * tensor (row-major). Columns 2 and 3 of a (2, 4) tensor are the runs [2, 4) and [6, 8). A row is
  * the elements that share the indices before the sharded dimension. */
 typedef struct tshi_runs {
@@ -384,7 +384,7 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     return run;
 }
 
-/* Moves on to the next run; the first call moves to the first run. Returns 0 if there is none. */
+/* Moves on to the next run; the first call moves to the first run. Returns 0 at the end. */
 static int tshi_tensor_next_run(tshi_runs *run) {
     while (run->row < run->to) {
         const tsh_range *range = &run->range[run->segment];
@@ -401,7 +401,7 @@ static int tshi_tensor_next_run(tshi_runs *run) {
     return 0;
 }
 
-/* As tshi_tensor_next_run, but visits only the local elements [from, to). */
+/* Does what tshi_tensor_next_run does, but visits only the local elements [from, to). */
 static int tshi_tensor_next_run_in(tshi_runs *run, int64_t from, int64_t to) {
     while (tshi_tensor_next_run(run)) {
         const int64_t skip = from > run->local ? from - run->local : 0;

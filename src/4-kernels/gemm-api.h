@@ -8,8 +8,8 @@
 /* -- the table ------------------------------------------------------------ */
 
 /* One row per micro-kernel (columns: struct tshi_gemm_kernel), the best one first; the last one
- * runs on every processor. Block sizes: mc * kc floats fill at most half of an L2 cache, kc * nr an
- * L1 cache; nc limits the scratch memory. */
+ * runs on every processor. Block sizes: a block of A (mc * kc floats) fills at most half of an L2
+ * cache, nr columns of B (kc * nr floats) at most an L1 cache; nc limits the scratch memory. */
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_GEMM_BF16S
     {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
@@ -53,28 +53,28 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
 typedef struct tshi_gemm_progress {
     void (*fn)(void *user);
     void *user;     /* argument of fn */
-    uintptr_t then; /* address of the matrix that is read after B: see tshi_gemm_tile.then */
+    uintptr_t then; /* address of the matrix that is read after B, to prefetch it; 0: unknown */
 } tshi_gemm_progress;
 
 enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds between two calls of the callback */
 
 /* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
 typedef struct tshi_product {
-    int64_t m, n, k;        /* sizes of A, B, C and D */
-    tsh_real alpha, beta;   /* beta 0: D is not read */
+    int64_t m, n, k;        /* sizes: A is (m, k), B (k, n), C and D (m, n) */
+    tsh_real alpha, beta;   /* factors of A B and of D; beta 0: D is not read */
     tshi_matrix a, b, d, c; /* D is C, or does not overlap it; its strides may be 0, so that a bias
                              * is broadcast without a pass of its own */
-    /* called during the product, so that collectives make progress; NULL: nothing is */
+    /* callback during a long product, so that collectives make progress; NULL: none */
     const tshi_gemm_progress *progress;
 } tshi_product;
 
 /* A product, or the part of one that is being computed: C = alpha A B + D. */
 typedef struct tshi_gemm_job {
-    const tshi_gemm_kernel *kernel; /* computes the tiles */
+    const tshi_gemm_kernel *kernel; /* the micro-kernel, which computes the tiles of C */
     tsh_real *pack_a, *pack_b;      /* scratch memory: a packed block of A, a packed panel of B */
     int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
     tsh_real alpha;                 /* factor of the product A B */
-    int add;                        /* 0: D is 0 and not read */
+    int add;                        /* 1: D is added; 0: D is not read */
     tshi_matrix a, b, d, c;         /* the matrices; D may be C */
     tshi_gemm_form form_a, form_b;  /* element forms of A and B after packing */
     /* scratch: sums of a panel of C before the last slice of k; data NULL: they are kept in C */
@@ -109,7 +109,7 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
 }
 
 /* Returns the length of a slice of k, in elements: whole cache lines, so that slices of an aligned
- * row are aligned. */
+ * row are aligned. form: that of A after packing. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
     const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
     return k <= max ? max : tshi_gemm_even(k, max, 32);
@@ -163,11 +163,12 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
         tshi_gemm_store(kernel, c, i, 0, buffer + i * width, cols);
 }
 
-/* Returns the cache lines, to be prefetched, of B's sliver that begins at column j and is packed
- * next; none if j >= n. A tile prefetches only a few of them at a time: processors ignore more, or
- * stall. */
+/* Returns the cache lines to prefetch: those of the nr columns of B that begin at column j and are
+ * packed next; none if j >= n. A tile prefetches only a few of them at a time: processors ignore
+ * more, or stall. */
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
-    const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size; /* values per line */
+    /* line: elements of B in a cache line of 64 bytes */
+    const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size;
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
     const int across = job->b.column == 1; /* 1: a cache line is part of a row of B, not a column */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
@@ -207,19 +208,19 @@ static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t co
     t->slice = job->k;
     t->d = tshi_gemm_at(job->d, 0, 0);
     t->c = tshi_gemm_at(job->c, 0, 0);
-    t->sums = job->pack_b; /* pack_b is not in use yet */
+    t->sums = job->pack_b; /* the memory of packed B is not in use yet */
     job->kernel->stream(t, (int)job->m, (int)columns);
     job->since += job->m * columns * job->k;
 }
 
 /* Computes columns j to j + cols - 1 of C, in tiles of up to mr rows and `width` >= cols columns.
- * The caller has set the fields of t for A and B. next: distance in words between rows of A; the
- * tile that begins at row i reads A from t->a + i * next on, packed or not. */
+ * The caller has set the fields of t for A and B. next: distance between rows of A in elements of
+ * t->a: the tile that begins at row i reads A from t->a + i * next on, packed or not. */
 static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
                              tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
     const tshi_gemm_word *a = t->a;
     const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
-                       job->c.dtype == TSH_REAL; /* tiles are written in place */
+                       job->c.dtype == TSH_REAL; /* 1: tiles are written to C in place */
     for (int64_t i = 0; i < job->m; i += mr) {
         const int rows = (int)tshi_base_min(mr, job->m - i);
         t->a = a + i * next;
@@ -245,21 +246,21 @@ static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
 
 /* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), where m <= mc
  * and k is one slice. first: 1 for the first block of rows, which packs the panel; last: 1 for the
- * last block. If both are 1, all slivers of the panel are packed into the same memory, one after
- * the other. */
+ * last block. If both are 1, all slivers of the panel (nr columns each) are packed into the same
+ * memory, one after the other. */
 static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
-    /* pack_a: 0: A is read in place */
+    /* 1: the block of A is packed; 0: it is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
-    /* words of a packed row of A or column of B */
+    /* number of tsh_real that a row of A or a column of B takes when packed */
     const int64_t words = tshi_gemm_words(job->form_a, job->k);
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
     const int64_t streamed = job->stream ? job->n / unit * unit : 0;
     const tshi_gemm_tile_fn tile = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
-    tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* no cache lines yet */
+    tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* no cache lines to prefetch yet */
     tshi_gemm_tile t;
     for (int64_t i = 0; pack_a && i < job->m; i += mr)
         tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, mr,
@@ -274,7 +275,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     t.rsa = pack_a ? 1 : job->a.row;
     t.csa = pack_a ? mr : job->a.column;
     t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
-    if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* few rows of A */
+    if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* A has few rows */
     for (int64_t j = streamed; j < job->n; j += nr) {
         const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
@@ -396,11 +397,12 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
 }
 
 /* Returns 1 if it is better to compute C^T = B^T A^T: a tile is fast if C's rows are contiguous and
- * at least as long as the tile is wide. */
+ * at least as long as the tile is wide. rsc, csc: row and column stride of C; nr: width of a
+ * tile. */
 static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, int nr) {
     if (n < m && n <= nr / 4) return 1;
     if (m < n && m <= nr / 4) return 0;
-    return csc != 1 && rsc == 1; /* columns are contiguous, rows are not */
+    return csc != 1 && rsc == 1; /* C's columns are contiguous, its rows are not */
 }
 
 /* Returns the number of tsh_real that packed A needs, as a block or for `few`, rounded up to a
@@ -466,13 +468,14 @@ static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
     }
 }
 
-/* Computes x on one thread. */
+/* Computes the product x on one thread. scratch: memory of as many bytes as tshi_gemm_scratch and
+ * tshi_gemm_scratch_sums ask for, together. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_product x) {
-    const int done = x.k <= 0 || x.alpha == 0; /* 1: no product to add */
+    const int done = x.k <= 0 || x.alpha == 0; /* 1: alpha A B adds nothing */
     const int pairs = tshi_gemm_pairs(kernel, x.a, x.b);
     tshi_gemm_job job;
     if (x.m <= 0 || x.n <= 0) return;
-    if (done || (x.beta != 0 && x.beta != 1)) { /* rare, so it may take its own pass */
+    if (done || (x.beta != 0 && x.beta != 1)) { /* rare, so scaling D may take its own pass */
         tshi_gemm_scale(x.m, x.n, x.beta, x.d, x.c);
         x.beta = 1;
         x.d = x.c;

@@ -5,10 +5,10 @@
 /* ========================================================================== */
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Transposes 4 contiguous words of each of 8 columns: lane c of y[w] becomes word w of column c.
- * inc: bytes from column to column. */
+/* Loads 4 contiguous words, of 4 bytes, of each of 8 columns of B and transposes them: lane c of
+ * y[w] becomes word w of column c. inc: bytes from column to column. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_words(const char *b, int64_t inc, __m256 *y) {
-#define TSHI_GEMM_FEW_WORDS(c) /* 4 words of columns c and c + 4 */                                \
+#define TSHI_GEMM_FEW_WORDS(c) /* loads 4 words of columns c and c + 4 */                          \
     _mm256_insertf128_ps(                                                                          \
         _mm256_castps128_ps256(_mm_loadu_ps((const float *)(const void *)(b + (c)*inc))),          \
         _mm_loadu_ps((const float *)(const void *)(b + ((c) + 4) * inc)), 1)
@@ -22,9 +22,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_words(const char *b, int64_t inc, __m25
     y[3] = _mm256_shuffle_ps(u1, u3, 0xee);
 }
 
-/* Converts one word of each of 8 columns to floats. A word of bf16 or f16 has two elements: the
- * first ones go to z[0], the second ones to z[1]. Otherwise a word is a float, and both are set to
- * it. */
+/* Converts y, a 4-byte word of each of 8 columns, to floats. A word of bf16 or f16 has two
+ * elements: the first ones go to z[0], the second ones to z[1]. Otherwise a word is a float, and
+ * z[0] and z[1] are both set to y. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_floats(const tshi_gemm_form form, __m256 y, __m256 *z) {
     __m256i x = _mm256_castps_si256(y);
     z[0] = z[1] = y;
@@ -53,12 +53,12 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_put8(float *to, int64_t n, __m256 x) {
     for (int64_t i = 0; i < n; i++) to[i] = lanes[i];
 }
 
-/* Packs rows whose 16-bit elements are contiguous, as floats, 8 elements of 8 rows at a time; inc:
- * bytes from row to row. If the sliver has fewer than 8 rows, each step still stores a whole
- * register: the next step overwrites what is too much. */
+/* Packs rows whose 16-bit elements are contiguous, as floats, 8 elements of 8 rows at a time. inc:
+ * bytes from row to row. If width < 8, a step of k still stores 8 floats, of which the next step
+ * overwrites those beyond width. */
 TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int width, int valid,
                                             int64_t k, const char *src, int64_t inc) {
-    char tail[8][16]; /* a part with fewer than 8 rows or elements, padded with 0 */
+    char tail[8][16]; /* copy of a part with fewer than 8 rows or elements, padded with 0 */
     for (int i = 0; i < width; i += 8) {
         const int rows = valid - i < 8 ? valid - i : 8;
         for (int64_t q = 0, n; q < k; q += n) {
@@ -74,7 +74,7 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(p, x) /* stores step q + p */                                              \
+#define TSHI_GEMM_WORD8(p, x) /* stores x: step q + p of k */                                      \
     if ((p) < n)                                                                                   \
         tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
                        width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
@@ -104,7 +104,7 @@ TSHI_AVX2 static void tshi_gemm_pack_across8(tshi_gemm_form form, float *dst, in
         }
 }
 
-/* tshi_gemm_kernel.pack for AVX2. */
+/* Implements tshi_gemm_kernel.pack with AVX2. */
 TSHI_AVX2 static int tshi_gemm_pack_avx2(float *dst, int width, int valid, int64_t k,
                                          const tshi_matrix *m, tshi_gemm_form form) {
     const char *src = (const char *)m->data;
@@ -117,7 +117,7 @@ TSHI_AVX2 static int tshi_gemm_pack_avx2(float *dst, int width, int valid, int64
     return 1;
 }
 
-/* tshi_gemm_kernel.store for AVX2. */
+/* Implements tshi_gemm_kernel.store with AVX2. */
 TSHI_AVX2 static void tshi_gemm_store_avx2(void *to, const float *from, int n, tsh_dtype dtype) {
     for (int i = 0; i < n; i += 8) {
         float some[8] = {0, 0, 0, 0, 0, 0, 0, 0};

@@ -39,8 +39,9 @@ static const uint16_t tshi_gemm_mix[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  2
                                            21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                            11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-/* Returns the next 16 packed words of a row. src: the row's next elements; left: number of elements
- * from there to the end of the row, after which words are 0. */
+/* Returns the next 16 words of a row in packed form: a float or a pair of bf16 each. src: the row's
+ * next elements; left: number of elements from src to the end of the row, after which words are
+ * 0. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
                                                   int64_t left) {
@@ -56,9 +57,9 @@ TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src
     return tshi_gemm_widen(form, _mm256_maskz_loadu_epi16((__mmask16)mask, src));
 }
 
-/* Returns one packed word of each of 16 rows, 0 for rows that are not in mask. src: one element of
- * each row, contiguous. next: bytes from there to the rows' next elements, the second ones of
- * pairs; 0: there are none, and 0 takes their place. */
+/* Returns one word of each of 16 rows in packed form: a float or a pair of bf16; 0 for rows that
+ * are not in mask. src: one element of each row, contiguous. next: bytes from src to the rows' next
+ * elements, the second ones of pairs; 0: the rows end, and the second ones are 0. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
@@ -81,7 +82,7 @@ TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *
 #define TSHI_GEMM_SHORT_bf16(form, at, second)                                                     \
     tshi_gemm_load_column(TSHI_GEMM_PAIRS, at, (__mmask16)-1, second)
 TSHI_GEMM_STREAM(bf16, TSHI_GEMM_TARGET_BF16)
-/* tshi_gemm_kernel.stream for AVX512_BF16. */
+/* Implements tshi_gemm_kernel.stream with AVX512_BF16. */
 TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t, int rows,
                                                         int cols) {
     if (t->form == TSHI_GEMM_PAIRS)
@@ -91,8 +92,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t,
 }
 #endif
 
-/* Transposes the 16 x 16 words in r[0] to r[15]: first 4 x 4 words within 128-bit quarters of
- * registers, then the quarters. */
+/* Macros that transpose the 16 x 16 words in r[0] to r[15]. WORDS4 transposes 4 x 4 words within
+ * each 128-bit quarter of four registers, QUARTERS4 the quarters of four registers; TRANSPOSE16
+ * does both for all registers. */
 #define TSHI_GEMM_WORDS4(a, b, c, d)                                                               \
     t0 = _mm512_unpacklo_ps(r[a], r[b]), t1 = _mm512_unpackhi_ps(r[a], r[b]);                      \
     t2 = _mm512_unpacklo_ps(r[c], r[d]), t3 = _mm512_unpackhi_ps(r[c], r[d]);                      \
@@ -111,31 +113,30 @@ TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t,
 #define TSHI_GEMM_EACH16(X)                                                                        \
     X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
-/* Loads the next 16 packed words of each of 16 rows, whose elements are contiguous, to r[0] to
- * r[15]; 0 for rows from `rows` on, which do not exist. inc: bytes from row to row; left: number of
- * elements that each row has left. */
+/* Loads 16 rows, whose elements are contiguous, to r[0] to r[15], converted to packed form: 16
+ * words of each, a float or a pair of bf16 per word. Rows from `rows` on do not exist and count as
+ * 0. inc: bytes from row to row; left: number of elements that each row has left. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *r, const char *src,
-                                     int64_t rows, int64_t inc, int64_t left) {
+                                     int64_t rows, int64_t inc, int64_t left){
 #define TSHI_GEMM_ROW(l)                                                                           \
     {                                                                                              \
         const char *row = src + (l < rows ? l * inc : 0);                                          \
         r[l] = tshi_gemm_load_row(form, row, l < rows ? left : 0);                                 \
         TSHI_PREFETCH((const void *)((uintptr_t)row + 128));                                       \
     }
-    TSHI_GEMM_EACH16(TSHI_GEMM_ROW)
-}
+    TSHI_GEMM_EACH16(TSHI_GEMM_ROW)}
 
-/* Packs rows whose elements are contiguous; inc: bytes from row to row. */
+/* Packs `valid` rows whose elements are contiguous. inc: bytes from row to row. */
 TSHI_GEMM_TARGET_PACK
-static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid, int64_t k,
-                                 const char *src, int64_t inc) {
+    static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid,
+                                     int64_t k, const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
     const int64_t size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
     __m512 r[16], t0, t1, t2, t3;
-    for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* 16 words of each row */
+    for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* packs 16 words of each row */
         const int64_t words = tshi_gemm_words(form, tshi_base_min(k - q, 16 * each));
-        for (int i = 0; i < width; i += 16) { /* 16 rows */
+        for (int i = 0; i < width; i += 16) { /* packs 16 rows */
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
             const char *from = src + (i < valid ? i * inc : 0) + q * size;
 #define TSHI_GEMM_ROWS(form)                                                                       \
@@ -173,7 +174,7 @@ TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
         }
 }
 
-/* tshi_gemm_kernel.pack for AVX-512. */
+/* Implements tshi_gemm_kernel.pack with AVX-512. */
 TSHI_GEMM_TARGET_PACK static int tshi_gemm_pack_avx512(float *dst, int width, int valid, int64_t k,
                                                        const tshi_matrix *m, tshi_gemm_form form) {
     const char *src = (const char *)m->data;
@@ -197,7 +198,7 @@ TSHI_GEMM_TARGET_PACK static int tshi_gemm_pack_avx512(float *dst, int width, in
     return 0;
 }
 
-/* tshi_gemm_kernel.store for AVX-512. */
+/* Implements tshi_gemm_kernel.store with AVX-512. */
 TSHI_AVX512 static void tshi_gemm_store_avx512(void *to, const float *from, int n,
                                                tsh_dtype dtype) {
     for (int i = 0; i < n; i += 16) {

@@ -23,8 +23,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_step(const int rows, const float *a, __
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)
 }
 
-/* Adds the products with 4 words of each of 8 columns of B to the sums. each: elements of a word; a
- * constant after inlining. */
+/* Adds to the sums the products of A and 4 words of each of 8 columns of B. A word has 4 bytes.
+ * each: elements of a word, a constant after inlining. inc: bytes from column to column. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int each, const int rows,
                                               const float *a, const char *b, int64_t inc,
                                               __m256 *acc) {
@@ -47,7 +47,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col,
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN8)
 }
 
-/* Ends a slice of k: out += alpha acc, then acc = 0. */
+/* Ends a slice of k: in each row i, adds alpha times acc[i], the sums of the slice, to out[i], and
+ * sets acc[i] to 0. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_slice(const tshi_gemm_tile *t, const int rows,
                                                __m256 *acc, __m256 *out) {
     const __m256 alpha = _mm256_set1_ps(t->alpha);
@@ -78,8 +79,8 @@ TSHI_OUTLINE void tshi_gemm_few_last(float *to_a, const float *a, int64_t n, cha
     }
 }
 
-/* Returns the largest number of groups of 8 columns that are computed side by side: more would not
- * fit into registers. */
+/* Returns the largest number of groups of 8 columns that are computed side by side if A is packed
+ * to a width of `width`: more groups would not fit into registers. */
 TSHI_INLINE int tshi_gemm_few_groups(int width) {
     return width == 1 ? 4 : width == 4 ? 2 : 1;
 }
@@ -87,7 +88,7 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
 /* Computes 8 * groups columns of C, from column `col` on, with A packed to a width of `rows`; only
  * the first `valid` rows exist. Meanwhile it prefetches as many bytes as it reads, at ascending
  * addresses: B's next columns, or, if there are none (last is 1), the matrix that is read after
- * B. */
+ * B. each: elements of B per 4 bytes. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const int each, const int rows,
                                                  int groups) {
@@ -96,29 +97,34 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     const int most = tshi_gemm_few_groups(rows);
     int64_t inc = t->csb * size;
     const char *const begin = (const char *)t->b + col * inc;
-    /* per group: the address at which it reads B next */
+    /* per group of 8 columns: the address at which B is read next */
     const char *b[4] = {NULL, NULL, NULL, NULL};
-    uintptr_t ahead = !last      ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
+    uintptr_t ahead = !last     ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
                       : t->then ? t->then
                                 : (uintptr_t)begin;
     const tshi_gemm_word *a = t->a;
     float a_end[64];
     char b_end[32][16];
-    __m256 acc[4][8], out[4][8]; /* per group; acc: sums of a slice of k; out: sums of C */
+    __m256 acc[4][8], out[4][8]; /* by group and row: acc: sums of a slice of k; out: of C */
 #define TSHI_GEMM_FEW_GROUPS(X)                                                                    \
-    X(0) if (most > 1 && groups > 1) { X(1) } if (most > 2 && groups > 2) { X(2) X(3) }
-#define TSHI_GEMM_FEW_D(g)                                                                         \
-    tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);                              \
-    b[g] = begin + 8 * g * inc;                                                                    \
+    X(0) if (most > 1 && groups > 1) {                                                             \
+        X(1)                                                                                       \
+    }                                                                                              \
+    if (most > 2 && groups > 2) {                                                                  \
+        X(2) X(3)                                                                                  \
+    }
+#define TSHI_GEMM_FEW_D(g)                                                                           \
+    tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);                                \
+    b[g] = begin + 8 * g * inc;                                                                      \
     /* hides from gcc that b[g] is computed from b[0]: it would address all 32 columns relative to \
-     * b[0] and have too few registers for the offsets */                                          \
+     * b[0] and have too few registers for the offsets */ \
     __asm__("" : "+r"(b[g]));
 #define TSHI_GEMM_FEW_QUAD(g)                                                                      \
     tshi_gemm_few_quad(t->form, each, rows, a, b[g], inc, acc[g]);                                 \
     b[g] += 16;
-#define TSHI_GEMM_FEW_LAST(g) b[g] = b_end[8 * g];
+#define TSHI_GEMM_FEW_LAST(g)  b[g] = b_end[8 * g];
 #define TSHI_GEMM_FEW_ALPHA(g) tshi_gemm_few_slice(t, rows, acc[g], out[g]);
-#define TSHI_GEMM_FEW_C(g) tshi_gemm_few_end(t, col + 8 * g, valid, rows, out[g]);
+#define TSHI_GEMM_FEW_C(g)     tshi_gemm_few_end(t, col + 8 * g, valid, rows, out[g]);
     TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_D)
     for (int64_t p = 0, left; p < t->k; p += t->slice) {
         left = tshi_base_min(t->slice, t->k - p);
@@ -138,9 +144,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     TSHI_GEMM_FEW_GROUPS(TSHI_GEMM_FEW_C)
 }
 
-/* tshi_gemm_kernel.few for AVX2. */
+/* Implements tshi_gemm_kernel.few with AVX2. */
 TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int cols) {
-    enum { MOST = 24 << 10 }; /* max bytes of columns side by side: fewer long ones are faster */
+    enum { MOST = 24 << 10 }; /* max bytes of columns side by side: if long, fewer are faster */
     const int width = tshi_gemm_few_width(rows);
     /* bytes: size of 8 columns of B */
     const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2);
@@ -176,7 +182,7 @@ static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
 /* Returns the first (second is 0) or the second elements (second is 1) of 16 pairs of 16-bit
- * elements, as floats. words: as tshi_gemm_few_part stores them. */
+ * elements, as floats. words: the pairs, in the order in which tshi_gemm_few_part stores them. */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_few_half(const tshi_gemm_form form, const float *words,
                                               const int second) {
     const __m512i x = _mm512_load_si512(words);
@@ -213,7 +219,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const
     }
 }
 
-/* Transposes the first cache line of each column: all parts of tshi_gemm_few_part in one call. */
+/* Transposes the first cache line of each of 16 columns of B to `to`: does all 8 parts of
+ * tshi_gemm_few_part. inc: bytes from column to column. */
 TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to, const char *b,
                                                   int64_t inc) {
     const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);
@@ -222,8 +229,8 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_FIRST)
 }
 
-/* Transposes the first 8 floats of each of 16 columns; those from index k on count as 0. column:
- * floats from column to column. */
+/* Transposes the first 8 floats of each of 16 columns of B to `to`; those from index k on count as
+ * 0. column: floats from column to column. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int64_t k,
                                                  int64_t column) {
     const __mmask8 mask = (__mmask8)tshi_gemm_mask(k);
@@ -241,7 +248,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_eight(float *to, const float *b, int6
     }
 }
 
-/* Transposes the last k elements of each of 16 columns: less than a cache line. */
+/* Transposes the last k elements, less than a cache line, of each of 16 columns of B to `to`.
+ * column: elements from column to column. */
 TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form, const void *b,
                                                  int64_t k, int64_t column) {
     const tshi_matrix m = tshi_gemm_matrix_of(tshi_kernel_unconst(b), TSH_F16, column, 1);
@@ -252,7 +260,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 }
 
 #define TSHI_GEMM_FEW_SUM_avx512(sum, x, y) sum = _mm512_fmadd_ps(_mm512_set1_ps(x), y, sum)
-/* In assembly, because gcc 12 would broadcast x to all lanes by a separate instruction. */
+/* This is assembly, because gcc 12 would broadcast x to all lanes by a separate instruction. */
 #define TSHI_GEMM_FEW_SUM_bf16(sum, x, y)                                                          \
     __asm__("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(x), "v"(y))
 #define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds x[i] y to the sums of row i */                     \
@@ -262,7 +270,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
     TSHI_GEMM_FEW_ADD(isa, 2, x, y) TSHI_GEMM_FEW_ADD(isa, 3, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
-#define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products with word s of a cache line */             \
+#define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products of A and word s of the 16 lines */         \
     if (form == TSHI_GEMM_REALS || form == TSHI_GEMM_PAIRS) {                                      \
         const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
         TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
@@ -272,16 +280,16 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
         TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
     }
-#define TSHI_GEMM_FEW_PART(isa, p) /* part p of transposing the next line, two words of this */    \
+#define TSHI_GEMM_FEW_PART(isa, p) /* does part p of transposing, and adds words 2p, 2p + 1 */     \
     tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
     TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
     TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)
 #define TSHI_GEMM_FEW_CLEAR(i) acc[i] = zero;
-#define TSHI_GEMM_FEW_BEGIN(i) /* reads D, row i */                                                \
+#define TSHI_GEMM_FEW_BEGIN(i) /* begins row i of C: sets out to D or 0 */                         \
     if (rows > i) out[i] = t->add && valid > i ? _mm512_loadu_ps(t->d + i * t->rsd + col) : zero;
-#define TSHI_GEMM_FEW_SLICE(i) /* ends a slice of k: out += alpha acc */                           \
+#define TSHI_GEMM_FEW_SLICE(i) /* ends a slice of k: adds alpha acc[i] to the sums of row i */     \
     if (rows > i) out[i] = _mm512_fmadd_ps(alpha, acc[i], out[i]);
-#define TSHI_GEMM_FEW_END(i) /* stores C, row i */                                                 \
+#define TSHI_GEMM_FEW_END(i) /* stores row i of C */                                               \
     if (rows > i && valid > i) _mm512_storeu_ps(t->c + i * t->rsc + col, out[i]);
 
 /* Defines two functions. tshi_gemm_few_rows_isa computes 16 columns of C, from column col on, with
@@ -302,7 +310,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
                                  ? (int64_t)TSHI_GEMM_NEAR                                         \
                                  : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                        \
         uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */   \
-        uintptr_t ahead = /* where the 1024 bytes that were prefetched last begin */               \
+        uintptr_t ahead = /* address of the 1024 bytes that were prefetched last */                \
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
         const tshi_gemm_word *a = t->a;                                                            \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \

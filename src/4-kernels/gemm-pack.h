@@ -19,8 +19,8 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Uses SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
 
-/* Packs 4 steps of `lanes` contiguous lanes (inc = 1). more: 1 if at least 8 steps follow; steps 8
- * to 11 are then prefetched. */
+/* Packs 4 steps of k of `lanes` rows of A (or columns of B) whose elements of one step are
+ * contiguous in src. ld: floats from step to step. more: 1 to prefetch steps 8 to 11. */
 TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int lanes,
                                      const float *TSHI_RESTRICT src, int64_t ld, int more) {
     for (int i = 0; i < lanes; i += 4) {
@@ -30,8 +30,9 @@ TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int la
     }
 }
 
-/* Packs up to 16 steps, a cache line of each lane, by transposing 4 x 4 values. more: 1 to prefetch
- * the cache line after the next. */
+/* Packs up to 16 steps of k, a cache line from each of `lanes` rows of A (or columns of B), by
+ * transposing 4 x 4 values. inc: floats from row to row. more: 1 to prefetch the cache line after
+ * the next. */
 TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int lanes,
                                         int64_t steps, const float *TSHI_RESTRICT src, int64_t inc,
                                         int more) {
@@ -52,7 +53,7 @@ TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int
 }
 
 /* Packs a sliver: dst[p * width + i] = src[i * inc + p * ld] if i < valid, else 0, for p < k,
- * i < width. */
+ * i < width. i: row of A or column of B; p: index of k. */
 TSHI_OUTLINE void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
@@ -79,12 +80,13 @@ TSHI_OUTLINE void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int val
 }
 #endif
 
-/* Returns the number of packed words of a row of k elements. */
+/* Returns how many words, of the size of tsh_real, a row of k elements takes when packed. */
 static int64_t tshi_gemm_words(tshi_gemm_form form, int64_t k) {
     return form >= TSHI_GEMM_PAIRS ? (k + 1) / 2 : k;
 }
 
-/* Packs pairs of bf16: dst[p * width + i] has elements (i, 2p) and (i, 2p + 1) of m. */
+/* Packs the first `valid` rows of m as pairs of bf16: dst[p * width + i] has elements (i, 2p) and
+ * (i, 2p + 1) of m, and 0 for those that do not exist. */
 static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
                                  const tshi_matrix *m) {
     const int64_t size = tshi_dtypes[m->dtype].size;

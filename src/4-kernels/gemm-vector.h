@@ -37,7 +37,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         c0[i] = TSHI_GEMM_SUM_##isa(x, b0, c0[i]);                                                 \
         if (vecs > 1) c1[i] = TSHI_GEMM_SUM_##isa(x, b1, c1[i]);                                   \
     }
-#define TSHI_GEMM_PUT(isa, c, d, v) /* C = alpha v + D, one register */                            \
+#define TSHI_GEMM_PUT(isa, c, d, v) /* stores one register of C: alpha v + D */                    \
     TSHI_GEMM_STORE_##isa(c, TSHI_GEMM_FMA_##isa(alpha, v, add ? TSHI_GEMM_LOAD_##isa(d) : zero));
 #define TSHI_GEMM_OUT(isa, i, g) /* stores row i of the tile */                                    \
     if (rows > i) {                                                                                \
@@ -61,9 +61,9 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const tsh_real *b = t->b;                                                                  \
         const tsh_real *c = t->c; /* next row of C to prefetch */                                  \
         const TSHI_GEMM_VEC_##isa zero = {0};                                                      \
-        TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr]; /* c0, c1: sums of the tile */              \
+        TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr]; /* c0[i], c1[i]: sums of row i */           \
         ROWS(TSHI_GEMM_ZERO, isa)                                                                  \
-        (void)a2, (void)a3; /* not read in tiles of 6 rows */                                      \
+        (void)a2, (void)a3; /* a2 and a3 are not read in tiles of 6 rows */                        \
         for (int64_t p = t->k, rest; p > 0;) {                                                     \
             rest = p > TSHI_GEMM_STRETCH ? p - TSHI_GEMM_STRETCH : 0;                              \
             for (int i = 0; i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(t->walk);                    \
@@ -101,10 +101,10 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 tshi_gemm_rows_##isa(t, mr, 1);                                                    \
             return;                                                                                \
         }                                                                                          \
-        TSHI_GEMM_PART(isa, mr, 8) /* 8 rows at a time */                                          \
-        TSHI_GEMM_PART(isa, mr, 4) /* 4 rows at a time */                                          \
-        TSHI_GEMM_PART(isa, mr, 2) /* 2 rows at a time */                                          \
-        TSHI_GEMM_PART(isa, mr, 1) /* the last row */                                              \
+        TSHI_GEMM_PART(isa, mr, 8) /* computes 8 rows at a time */                                 \
+        TSHI_GEMM_PART(isa, mr, 4) /* computes 4 rows at a time */                                 \
+        TSHI_GEMM_PART(isa, mr, 2) /* computes 2 rows at a time */                                 \
+        TSHI_GEMM_PART(isa, mr, 1) /* computes the last row */                                     \
     }
 /* Defines tshi_gemm_stream_form_isa, which reads B once, in the order of memory, and meanwhile
  * keeps the sums of all columns in memory. With few rows of A there is little to compute, and the
@@ -122,8 +122,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size;                 \
         const int64_t step = each * row, reach = TSHI_GEMM_NEAR / (each * cols * size) + 1;        \
         const char *b = (const char *)t->b + p * step;                                             \
-        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: words of A, by step */  \
-        /* next: bytes from a row that is read to one that is prefetched, maybe outside B */       \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: A by row and step */    \
+        /* next: bytes from the row of B that is read to the row prefetched, maybe outside B */    \
         const uintptr_t next = (uintptr_t)(step * (steps > reach ? steps : reach));                \
         TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y[q]: register of B in step q */           \
         for (int i = 0; i < rows; i++)                                                             \
@@ -163,7 +163,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 TSHI_GEMM_PUT(isa, t->c + i * t->rsc + j, t->d + i * t->rsd + j,                   \
                               TSHI_GEMM_LOAD_##isa(t->sums + i * cols + j))                        \
     }
-#define TSHI_GEMM_PART(isa, mr, size) /* computes parts of `size` rows while so many are left */   \
+#define TSHI_GEMM_PART(isa, mr, size) /* computes parts of `size` rows while as many are left */   \
     for (; mr > size && left >= size; left -= size) {                                              \
         if (wide)                                                                                  \
             tshi_gemm_rows_##isa(&part, size, 2);                                                  \
@@ -222,7 +222,7 @@ static void tshi_gemm_stream_v128(const tshi_gemm_tile *t, int rows, int cols) {
 #define TSHI_GEMM_SUM_avx2   TSHI_GEMM_FMA_avx2
 TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
 #if TSHI_GEMM_FLOAT
-/* Converts 8 values of bf16 or f16, by form, to float. */
+/* Converts the 8 values at `at`, f16 or bf16 as form says, to float. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_gemm_widen8(const tshi_gemm_form form, const void *at) {
     const __m128i x = _mm_loadu_si128((const __m128i *)at);
     if (form == TSHI_GEMM_F16) return _mm256_cvtph_ps(x);
@@ -230,7 +230,7 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_gemm_widen8(const tshi_gemm_form form, const v
 }
 #define TSHI_GEMM_SHORT_avx2(form, at, second) tshi_gemm_widen8(form, at)
 #else
-#define TSHI_GEMM_SHORT_avx2(form, at, second) y[q] /* not used */
+#define TSHI_GEMM_SHORT_avx2(form, at, second) y[q] /* not used: tsh_real is double */
 #endif
 TSHI_GEMM_STREAM(avx2, TSHI_AVX2)
 TSHI_AVX2 static void tshi_gemm_stream_avx2(const tshi_gemm_tile *t, int rows, int cols) {
@@ -248,7 +248,7 @@ TSHI_AVX2 static void tshi_gemm_stream_avx2(const tshi_gemm_tile *t, int rows, i
 #define TSHI_GEMM_SUM_avx512   TSHI_GEMM_FMA_avx512
 TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
 #if TSHI_GEMM_FLOAT
-/* Converts 16 values of bf16 or f16, by form, to float. */
+/* Converts the 16 values in x, f16 or bf16 as form says, to float. */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_widen(const tshi_gemm_form form, __m256i x) {
     return form == TSHI_GEMM_F16 ? _mm512_cvtph_ps(x)
                                  : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x),
@@ -257,7 +257,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_widen(const tshi_gemm_form form, __m256
 #define TSHI_GEMM_SHORT_avx512(form, at, second)                                                   \
     tshi_gemm_widen(form, _mm256_loadu_si256((const __m256i *)(const void *)(at)))
 #else
-#define TSHI_GEMM_SHORT_avx512(form, at, second) y[q] /* not used */
+#define TSHI_GEMM_SHORT_avx512(form, at, second) y[q] /* not used: tsh_real is double */
 #endif
 TSHI_GEMM_STREAM(avx512, TSHI_AVX512)
 TSHI_AVX512 static void tshi_gemm_stream_avx512(const tshi_gemm_tile *t, int rows, int cols) {
@@ -267,8 +267,8 @@ TSHI_AVX512 static void tshi_gemm_stream_avx512(const tshi_gemm_tile *t, int row
         tshi_gemm_stream_form_avx512(t, rows, cols, TSHI_GEMM_BF16);
 }
 
-/* tshi_gemm_kernel.stream for AVX-512. If the last columns fill only half a register, AVX2 computes
- * them. */
+/* Implements tshi_gemm_kernel.stream with AVX-512. If the last columns fill only half a register,
+ * AVX2 computes them. */
 static void tshi_gemm_stream_x86(const tshi_gemm_tile *t, int rows, int cols) {
     const int whole = cols / (64 / (int)sizeof(tsh_real)) * (64 / (int)sizeof(tsh_real));
     const int64_t size = t->form == TSHI_GEMM_REALS ? (int64_t)sizeof(tsh_real) : 2;

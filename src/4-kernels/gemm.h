@@ -56,10 +56,11 @@
 #define TSHI_GEMM_BF16S 0
 #endif
 
-/* A strided matrix. A and B may have any dtype that ops compute with: packing converts them. D is
- * of tsh_real. So is C if it is the same memory as D; else C, too, may have any such dtype. */
+/* A strided matrix. In C = A B + D, the matrices A and B may have any dtype that ops compute with:
+ * packing converts them. D is of tsh_real. C is of tsh_real if it shares D's memory, else of any
+ * dtype that ops compute with. */
 typedef struct tshi_matrix {
-    void *data;          /* element (0, 0) */
+    void *data;          /* address of element (0, 0) */
     int64_t row, column; /* row stride and column stride, in elements */
     tsh_dtype dtype;     /* type of the elements */
     /* 1: the elements are tsh_real, but a product with a bf16 matrix may round them to bf16 */
@@ -103,15 +104,15 @@ typedef struct tshi_gemm_walk {
     int64_t step, along, left;     /* step, along: in bytes; left: passes to come */
 } tshi_gemm_walk;
 
-/* The forms to which packing converts matrices. They consist of words of the size of tsh_real, in
- * which micro-kernels compute. */
+/* The forms to which packing converts matrices. A packed matrix consists of words of the size of
+ * tsh_real, on which micro-kernels compute: one element or a pair of bf16 each. */
 typedef enum tshi_gemm_form {
     TSHI_GEMM_REALS,  /* tsh_real as it is */
     TSHI_GEMM_BF16,   /* bf16 converted to tsh_real */
     TSHI_GEMM_F16,    /* f16 converted to tsh_real */
     TSHI_GEMM_OTHER,  /* another dtype converted to tsh_real */
-    TSHI_GEMM_PAIRS,  /* bf16: a word has elements 2p (the low half) and 2p + 1 of a sum over k */
-    TSHI_GEMM_ROUNDED /* tsh_real rounded to bf16, in pairs */
+    TSHI_GEMM_PAIRS,  /* bf16: a word has elements 2p (its low half) and 2p + 1 along k */
+    TSHI_GEMM_ROUNDED /* tsh_real rounded to bf16, two in a word as for PAIRS */
 } tshi_gemm_form;
 
 /* A word of A as micro-kernels read it: a tsh_real, or a pair of bf16 (stored as two uint16_t,
@@ -121,7 +122,7 @@ typedef tsh_real TSHI_MAY_ALIAS tshi_gemm_word;
 /* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. With packed
  * pairs, k counts words. */
 typedef struct tshi_gemm_tile {
-    int64_t k;               /* number of products in each sum */
+    int64_t k;               /* length of each sum, in words of A; `few`: in elements */
     const tshi_gemm_word *a; /* A, shape (rows, k) */
     int64_t rsa, csa;        /* row stride and column stride of A */
     const tsh_real *b;       /* B, shape (k, cols) */
@@ -129,10 +130,10 @@ typedef struct tshi_gemm_tile {
     /* `few`, `stream`: form to which the elements of B, which is not packed, are converted */
     tshi_gemm_form form;
     int64_t slice;        /* `few`: length of a slice of k; `stream`: all of k; both in elements */
-    int64_t after;        /* `few`: number of B's columns after the tile's, which it prefetches */
+    int64_t after;        /* `few`: number of columns of B after the tile's, to prefetch */
     uintptr_t then;       /* `few`: address of the matrix that is read after B; 0: unknown */
     tsh_real alpha;       /* factor of A B */
-    int add;              /* 0: D is 0 and not read */
+    int add;              /* 1: D is added; 0: D is not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
     int64_t rsd;          /* row stride of D */
     tsh_real *c;          /* C, shape (rows, cols) */
@@ -145,7 +146,7 @@ typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
 /* A micro-kernel and its block sizes: one row of the table tshi_gemm_kernels. */
 struct tshi_gemm_kernel {
-    const char *name; /* for tests and benchmarks */
+    const char *name; /* name in tests and benchmarks */
     int mr, nr;       /* rows and columns of a tile */
     int mc, kc, nc;   /* max block sizes of m, k, n: multiples of mr, of 32 and of nr */
     int isa;          /* the instruction set that it needs: TSHI_ISA_... */
@@ -163,7 +164,7 @@ struct tshi_gemm_kernel {
     /* (optional) `tile` for A and B packed in pairs of bf16; needs AVX512_BF16 */
     tshi_gemm_tile_fn pairs;
     /* (optional) Does what tshi_gemm_pack_matrix does if m has a unit stride and the function
-     * supports `form`: mostly that of 16-bit elements. Returns 1, or 0 if it cannot. */
+     * supports `form` (mostly forms of 16-bit elements). Returns 1 if it has packed m, else 0. */
     int (*pack)(tsh_real *dst, int width, int valid, int64_t k, const tshi_matrix *m,
                 tshi_gemm_form form);
     /* (optional) Converts n values to a 16-bit dtype and stores them contiguously. */
@@ -172,16 +173,16 @@ struct tshi_gemm_kernel {
 
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* max mr * nr of any kernel */
-    TSHI_GEMM_THIN = 2,       /* max rows of products computed one sliver of B at a time */
-    TSHI_GEMM_FEW_ROWS = 8,   /* max rows for `few` */
+    TSHI_GEMM_THIN = 2,       /* max rows of products that are computed nr columns at a time */
+    TSHI_GEMM_FEW_ROWS = 8,   /* max rows of products that `few` computes */
     TSHI_GEMM_NEAR = 8192,    /* min bytes that `few` and `stream` prefetch ahead */
     TSHI_GEMM_AHEAD = 32768,  /* max bytes that `few` prefetches beyond the next 16 columns */
     TSHI_GEMM_SUMS = 1024,    /* rows of C computed at a time if sums are kept apart from C */
     TSHI_GEMM_STRETCH = 32,   /* steps of k between two prefetches in a tile */
-    TSHI_GEMM_FETCH = 4,      /* cache lines of B's next sliver per prefetch */
-    TSHI_GEMM_FETCH_C = 2,    /* rows of C per prefetch */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of B that a tile prefetches at a time */
+    TSHI_GEMM_FETCH_C = 2,    /* rows of C that a tile prefetches at a time */
     TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
-    TSHI_GEMM_FEW = 6,        /* max rows for `stream`, which needs contiguous rows of B */
+    TSHI_GEMM_FEW = 6,        /* max rows of products that `stream` computes */
     TSHI_GEMM_STEPS = 8       /* steps of k that `stream` takes at a time */
 };
 

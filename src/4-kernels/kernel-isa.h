@@ -28,7 +28,7 @@
  * name[TSHI_ISAS]; the caller takes name[ctx->isa]. A body has plain loops, which the compiler
  * vectorises. */
 typedef struct tshi_operand {
-    void *data; /* the first element; NULL: not used */
+    void *data; /* address of the first element; NULL: the operand is not used */
     /* stride from element to element, in elements; in kernels of rows: from row to row */
     int64_t step;
     tsh_dtype dtype; /* type of the elements */
@@ -36,7 +36,8 @@ typedef struct tshi_operand {
 
 typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *params);
 
-enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS }; /* index of a kernel table */
+/* instruction sets, the best one last: index into a kernel table; TSHI_ISAS: their number */
+enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 
 #if TSHI_X86
 /* attributes of functions compiled for AVX2 and for AVX-512; processors with AVX2 have F16C */
@@ -58,7 +59,7 @@ static int tshi_kernel_isa(void) {
 }
 #endif
 
-/* Defines name_isa: the body compiled for one instruction set. */
+/* Defines the function name_isa: name_body, compiled for the instruction set isa. */
 #define TSHI_KERNEL_ISA(name, isa, TARGET, ...)                                                    \
     TARGET static void name##_##isa(int64_t n, const tshi_operand *x, const void *params) {        \
         (void)params;                                                                              \
@@ -72,8 +73,9 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params)                         \
     TSHI_KERNEL_TABLE(name)
 
-/* TSHI_KERNEL for bodies with a fourth argument, `fused`: 1 if the instruction set computes
- * a * b + c in one instruction (FMA). TSHI_FUSED is 1 if the compiler's own target does. */
+/* TSHI_KERNEL_FUSED is TSHI_KERNEL for bodies with a fourth argument, `fused`: 1 if the instruction
+ * set computes a * b + c in one instruction (FMA). TSHI_FUSED: 1 if the compiler's default
+ * target does so. */
 #if defined(__FP_FAST_FMAF)
 #define TSHI_FUSED 1
 #else

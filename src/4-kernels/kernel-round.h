@@ -14,14 +14,14 @@ typedef struct tshi_noise {
     int64_t element;      /* global index of the kernel's first element; the others follow it */
 } tshi_noise;
 
-/* Random words that were drawn last: word[i] is that of the element with global index first + i. */
+/* The random words drawn last: word[i] is the one of the element with global index first + i. */
 typedef struct tshi_words {
     uint32_t word[TSHI_RNG_WORDS];
-    int64_t first; /* negative: none were drawn yet */
+    int64_t first; /* global index of word[0]'s element; negative: none were drawn yet */
 } tshi_words;
 
-/* Returns the random words of TSHI_BLOCK elements, from the kernel's element e on: from `drawn` if
- * it has them, else draws them. */
+/* Returns the random words of TSHI_BLOCK elements, from the kernel's element e on. Takes them from
+ * `drawn` if it has them, else draws them and keeps them in `drawn`. */
 TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e,
                                               tshi_words *drawn) {
     const int64_t at = noise->element + e;
@@ -32,9 +32,9 @@ TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e
     return drawn->word + (at - drawn->first);
 }
 
-/* Rounds a block to bf16 and stores it as elements e, e + 1, ... of y, which has n elements,
- * contiguous and of bf16. The random bits for block[i] are the 16 bits of word[i] from bit `shift`
- * on. */
+/* Rounds a block stochastically to bf16 and stores it as elements e, e + 1, ... of y, which has n
+ * contiguous elements of bf16. The random bits for block[i] are the 16 bits of word[i] from bit
+ * `shift` on. */
 TSHI_INLINE void tshi_kernel_store_random(const tshi_operand *y, int64_t e, int64_t n,
                                           const tsh_real *block, const uint32_t *word, int shift) {
     uint16_t rounded[TSHI_BLOCK];

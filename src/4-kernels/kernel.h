@@ -99,8 +99,8 @@ TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, i
     return pad;
 }
 
-/* tshi_kernel_store for a y that is not of tsh_real. If add is 1 and y has step 0, y is one
- * element, to which the sum of the block is added. */
+/* Does what tshi_kernel_store does, for a y that is not of tsh_real. If add is 1 and y has step 0,
+ * y is one element, to which the sum of the block is added. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
@@ -108,9 +108,9 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     char *at = (char *)y->data + e * y->step * row->size;         /* address of the first value */
     tsh_real sum[TSHI_BLOCK];
     int i;
-    if (add) row->load(at, y->step, m, sum); /* reads the values to add to */
+    if (add) row->load(at, y->step, m, sum); /* reads the values to which block is added */
     for (i = 0; i < m && add && y->step; i++) sum[i] += block[i];
-    for (i = 0; i < m && add && !y->step; i++) /* sum[i] continues sum[i - 1] */
+    for (i = 0; i < m && add && !y->step; i++) /* y is one element: the sums run on */
         sum[i] = sum[i ? i - 1 : 0] + block[i];
     row->store(at, y->step, m, add ? sum : block);
 }
@@ -125,7 +125,9 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_round_to(y, e, n, block, add);
 }
 
-/* tshi_kernel_load for an operand of integers: converts the block to int64_t, always in pad. */
+/* Returns the block that begins at element e of x, which has n elements of an integer dtype, in
+ * pad, converted to int64_t. If fewer than TSHI_BLOCK are left, pad repeats the block's first
+ * value. */
 TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int64_t e, int64_t n,
                                                      int64_t *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
@@ -143,9 +145,9 @@ TSHI_APART void tshi_kernel_pad(const tsh_real *x, int64_t n, tsh_real rest, tsh
     for (i = 0; i < n; i++) pad[i] = x[i];
 }
 
-/* Adds a block to the lanes. Sums, dot products and maxima of a row are loops over a function like
- * this one, called once per block. It is called for the last block, which is padded, after the
- * loop, so that the lanes stay in registers. */
+/* Adds a block to the lanes (32 partial sums). Sums, dot products and maxima of a row are loops
+ * over a function like this one, called once per block. It is called for the last block, which is
+ * padded, after the loop, so that the lanes stay in registers. */
 TSHI_INLINE void tshi_kernel_sum_step(tsh_real *lane, const tsh_real *x) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i];
@@ -165,7 +167,7 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     return tshi_kernel_fold(lane);
 }
 
-/* Adds the products of two blocks to the lanes. */
+/* Adds the products of two blocks, element by element, to the lanes (32 partial sums). */
 TSHI_INLINE void tshi_kernel_dot_step(tsh_real *lane, const tsh_real *x, const tsh_real *y) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i] * y[i];
@@ -191,7 +193,7 @@ TSHI_INLINE tsh_real tshi_kernel_larger(tsh_real x, tsh_real y) {
     return ((x > y) | (x != x)) ? x : y;
 }
 
-/* Raises each lane to the block's value if that is larger or NaN. */
+/* Updates the lanes, 32 running maxima: sets lane[i] to x[i] if x[i] is larger or NaN. */
 TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
     int i;
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] = tshi_kernel_larger(x[i], lane[i]);
@@ -232,7 +234,8 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     return tshi_kernel_max_fold(lane);
 }
 
-/* Sets y = e^(x - max) for a block of values x <= max, and adds y to the lanes. */
+/* Sets y = e^(x - max) for a block of values x <= max, and adds y to the lanes (32 partial
+ * sums). */
 TSHI_INLINE void tshi_kernel_exps_block(tsh_real *lane, const tsh_real *x, tsh_real max,
                                         tsh_real *y, int fused) {
     int i;
@@ -240,8 +243,8 @@ TSHI_INLINE void tshi_kernel_exps_block(tsh_real *lane, const tsh_real *x, tsh_r
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-/* Adds e^(x - max) of n values x <= max to the lanes, and stores these terms in y unless y is
- * NULL. */
+/* Adds e^(x - max) of n values x <= max to the lanes (32 partial sums), and stores these terms in y
+ * unless y is NULL. */
 TSHI_INLINE void tshi_kernel_add_exps(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real max,
                                       tsh_real *y, int fused) {
     tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
@@ -293,7 +296,7 @@ static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
 
 /* -- loops ------------------------------------------------------------------ */
 
-enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* max operands of a tshi_loop, a tshi_rows */
+enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* max operands of a tshi_loop; of a tshi_rows */
 
 /* A loop over an iteration space of ndim dimensions, along each of which every operand has a
  * stride. */
@@ -301,7 +304,7 @@ typedef struct tshi_loop {
     const tsh_ctx *ctx;        /* the rank's context: its threads run the loop */
     int ndim, n;               /* number of dimensions; number of operands */
     int64_t dim[TSH_MAX_DIMS]; /* length of each dimension on this rank */
-    int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS]; /* in elements; 0: broadcast */
+    int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS]; /* per operand, in elements; 0: broadcast */
     tshi_operand x[TSHI_MAX_OPERANDS]; /* operands; their steps are set during the loop */
     /* the kernel to call; tshi_kernel_run sets this field and those below */
     tshi_kernel_fn kernel;
@@ -358,7 +361,7 @@ static void tshi_kernel_walk(const tshi_loop *loop) {
     for (;;) {
         loop->kernel(inner >= 0 ? loop->dim[inner] : 1, x, loop->params);
         for (d = inner - 1; d >= 0; d--) { /* increments the index as an odometer does */
-            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d has ended */
+            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d is at its end */
             for (i = 0; i < loop->n; i++)
                 tshi_kernel_move(&x[i], loop->stride[i][d] * (back ? 1 - back : 1));
             if (!back) break;
@@ -382,7 +385,7 @@ static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
  * dimension that is long enough and along which operand 0 has a stride other than 0, so no two
  * threads write to the same element. */
 TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
-    enum { MIN_ELEMENTS = 1 << 15 }; /* fewer per thread would not pay */
+    enum { MIN_ELEMENTS = 1 << 15 }; /* min elements per thread: fewer would not pay */
     int64_t count = 1;
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
@@ -393,7 +396,7 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
     pieces = tshi_team_parts(loop->ctx, count, MIN_ELEMENTS);
     for (d = 0; d < loop->ndim && (!loop->stride[0][d] || loop->dim[d] < pieces); d++) continue;
     loop->cut = d;
-    if (pieces == 1 || d == loop->ndim) /* no dimension can be divided */
+    if (pieces == 1 || d == loop->ndim) /* one piece, or no dimension to divide */
         tshi_kernel_walk(loop);
     else
         tshi_team_run(pieces, loop->dim[d], d == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece, loop);
@@ -432,7 +435,7 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
 
 /* Returns how many pieces, at most one per thread, to cut `rows` rows of `length` elements into. */
 static int tshi_kernel_parts(const tsh_ctx *ctx, int64_t rows, int64_t length) {
-    enum { MIN_ELEMENTS = 1 << 14 }; /* fewer per thread would not pay */
+    enum { MIN_ELEMENTS = 1 << 14 }; /* min elements per thread: fewer would not pay */
     return tshi_team_parts(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
 }
 
@@ -442,11 +445,11 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
                   rows);
 }
 
-/* to = from: copies n elements of one dtype, as unsigned integers of the dtype's size if there is
- * such a type. */
+/* Copies n elements of one dtype from `from` to `to`. TSHI_KERNEL_MOVE copies them as unsigned
+ * integers of the dtype's size; if there is no such type, memcpy is called for each element. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
-        typedef type TSHI_MAY_ALIAS bits; /* floats of this size, too */                           \
+        typedef type TSHI_MAY_ALIAS bits; /* may alias floats of this size */                      \
         bits *TSHI_RESTRICT y = (bits *)to->data;                                                  \
         const bits *TSHI_RESTRICT x = (const bits *)from->data;                                    \
         TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                   \
@@ -468,8 +471,8 @@ TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const t
 }
 #undef TSHI_KERNEL_MOVE
 
-/* to = from: copies n elements and converts their dtype: exactly between integers, else through
- * tsh_real. */
+/* Copies n elements from `from` to `to` and converts their dtype: exactly between integers, else
+ * through tsh_real. */
 TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_operand *from) {
     enum { BLOCK = 256 }; /* elements converted at a time */
     const tshi_dtype *y = &tshi_dtypes[to->dtype], *x = &tshi_dtypes[from->dtype];
@@ -505,7 +508,7 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
 static void tshi_kernel_narrow(void *values, int64_t n, tsh_dtype dtype) {
     const tshi_operand to = tshi_kernel_operand(values, 1, dtype);
     const tshi_operand from = tshi_kernel_operand(values, 1, TSH_REAL);
-    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads a block, then writes it */
+    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads each block before writing it */
 }
 
 static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
@@ -533,7 +536,8 @@ static tshi_block *tshi_kernel_rounded(tsh_ctx *ctx, const tsh_real *values, int
     return block;
 }
 
-/* memcpy by blocks of constant size, which need no call: libc's memcpy is slower for short runs. */
+/* Does what memcpy does, by blocks of constant size, which need no call: libc's memcpy is slower
+ * for short runs. */
 TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
     enum { BLOCK = 128 };
     size_t at;

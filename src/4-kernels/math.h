@@ -163,7 +163,7 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     m = bits ^ ((bits ^ tshi_math_bits(x * 8388608.0f)) & tiny); /* subnormal x: times 2^23 */
     k = (m - 0x3F3504F3u) & 0xFF800000u;            /* n << 23; 0 from sqrt 1/2 to sqrt 2 */
     f = tshi_math_float(m - k) - 1.0f;              /* 1 + f is x / 2^n */
-    e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* 0x0B800000: 23 << 23 */
+    e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* 23 << 23: undoes the factor 2^23 */
     p = tshi_math_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
                         1.4219224e-1f, fused);
     p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f, fused);
@@ -171,7 +171,7 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     sum = whole + f;
     rest = tshi_math_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
-    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* + f^2 (P(f) f - 1/2) */
+    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* adds f^2 (P(f) f - 1/2) */
     /* log 0 is -infinity, log infinity is infinity, all else that is special is NaN */
     special = tshi_math_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
     special = tshi_math_pick(bits == 0x7F800000u, bits, special);
@@ -282,10 +282,10 @@ TSHI_INLINE float tshi_math_mills(float a, int fused) {
     return tshi_math_fma(r, g, 0.5f, fused);
 }
 
-/* Returns y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. The relative error
- * must be small, as y may be 0. z is a^2 rounded, low is a^2 - z, and -a^2 / 2 = n ln 2 + r / 2.
- * M's coefficients hold a factor 2^-24 and the power of 2 a factor 2^24, so that the power is not a
- * denormal number and the product is rounded only once. */
+/* Returns y - a Phi(-a) for a from 0.6875 to 14.4. (At 14.4, a Phi(-a) rounds to 0.) The relative
+ * error must be small, as y may be 0. z is a^2 rounded, low is a^2 - z, and r / 2 is what n ln 2
+ * leaves of -a^2 / 2. M's coefficients hold a factor 2^-24 and the power of 2 a factor 2^24, so
+ * that the power is not a denormal number and the product is rounded only once. */
 TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
     const float u = (a - 1.5625f) / (a + 3.03125f);                     /* small where M is steep */
     const float cut = tshi_math_float(tshi_math_bits(a) & 0xFFFFF000u); /* upper bits of a */
@@ -298,7 +298,7 @@ TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
                         -4.12072465e-9f, fused);
     m = tshi_math_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
                         fused);
-    r = tshi_math_fma(n, -1.38671875f, -z, fused); /* 2 ln 2 in two parts */
+    r = tshi_math_fma(n, -1.38671875f, -z, fused); /* r = -z - 2 n ln 2, in two parts */
     r = tshi_math_fma(n, 4.2438888e-4f, r, fused) - low;
     p = tshi_math_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
                         1.2499998e-1f, fused);
@@ -308,9 +308,9 @@ TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
     return tshi_math_fma(-m, p, y, fused);
 }
 
-/* gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and NaN
- * take the first form, so gelu(-infinity) is NaN, as -infinity times 0 is. The result has the sign
- * bit of x; a result that rounds to 0 would lack it otherwise. */
+/* Returns gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and
+ * NaN take the first form, so gelu(-infinity) is NaN, as -infinity times 0 is. The result has the
+ * sign bit of x; a result that rounds to 0 would lack it otherwise. */
 TSHI_INLINE tsh_real tshi_math_gelu(tsh_real v, int fused) {
     const float x = (float)v;
     const uint32_t bits = tshi_math_bits(x) & 0x7FFFFFFFu;                    /* bits of |x| */
@@ -344,7 +344,8 @@ TSHI_INLINE tsh_real tshi_math_gelu_derivative(tsh_real v, int fused) {
 }
 
 /* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a), for a up to 3.95 (from
- * 3.88 on it is 1). With -P = n ln 2 + r that is 1 - 2^n - 2^n (e^r - 1). The sign is as x's. */
+ * 3.88 on erf(a) is 1). With -P = n ln 2 + r, erf(a) is 1 - 2^n - 2^n (e^r - 1); erf(x) has the
+ * sign of x. */
 TSHI_INLINE tsh_real tshi_math_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu); /* min(|x|, 3.95) */
@@ -369,7 +370,8 @@ TSHI_INLINE tsh_real tshi_math_gelu_power(tsh_real x, int fused) {
                          fused);
 }
 
-/* d/dx of x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: s + x s (1 - s) d(2u)/dx. */
+/* Returns the derivative of gelu_tanh, x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: this is
+ * s + x s (1 - s) d(2u)/dx. */
 TSHI_INLINE tsh_real tshi_math_gelu_tanh_derivative(tsh_real x, int fused) {
     tsh_real s = TSHI_R(1) / (TSHI_R(1) + tshi_math_gelu_power(x, fused));
     tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* d(2u)/dx */

@@ -9,7 +9,7 @@ typedef struct tshi_quant_dword {
     signed char q[4];
 } tshi_quant_dword;
 
-static int32_t tshi_quant_four(const signed char *q) { /* four bytes as one integer */
+static int32_t tshi_quant_four(const signed char *q) { /* returns four bytes as one integer */
     int32_t four;
     memcpy(&four, q, sizeof four);
     return four;
@@ -37,7 +37,8 @@ static int32_t tshi_quant_four(const signed char *q) { /* four bytes as one inte
 #define TSHI_QUANT_256(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
 #define TSHI_QUANT_TO(at)  ((__m256i *)(void *)(at))
 
-/* Loads the f16 scales of one block of each of 8 rows, as floats. row: bytes from row to row. */
+/* Loads the f16 scales (or minima) of one block of each of 8 rows, as floats. w: the first row's;
+ * row: bytes from row to row. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int64_t row) {
     const __m128i s01 = _mm_unpacklo_epi16(TSHI_QUANT_32(w), TSHI_QUANT_32(w + row));
     const __m128i s23 = _mm_unpacklo_epi16(TSHI_QUANT_32(w + 2 * row), TSHI_QUANT_32(w + 3 * row));
@@ -96,7 +97,8 @@ TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant
  * signed bytes and adds neighbouring products to 16 bits, with saturation. If bits is 8, it
  * multiplies |w| by q with w's sign: two products are at most 2 * 128 * 127, and are added as 32
  * bits. If bits is 4, it multiplies w (TSH_Q4_0: w + 8) by q: two products are at most
- * 2 * 15 * 127, so that 16-bit sums have space for a whole block. */
+ * 2 * 15 * 127, so that 16-bit sums have space for a whole block. magnitude: |w|, read if bits is
+ * 8. */
 TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, __m256i w,
                                                   __m256i magnitude, __m256i q) {
     if (bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
@@ -127,7 +129,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
     for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8) {
         const unsigned char *w = from->w + c * row;
         const tshi_quant_input *y = x;
-        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* prefetches the next 8 rows */
+        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* address of the next 8 rows */
         __m256 sum = _mm256_loadu_ps(sums + c);
         for (int b = 0; b < from->count; b++, w += size, y += TSHI_QUANT_FEW) {
             __m256i n = _mm256_setzero_si256(), z[4];
@@ -144,8 +146,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
         n = tshi_quant_add_avx2(bits, n, _mm256_and_si256(z[i], low), low, TSHI_QUANT_X(i));       \
         n = tshi_quant_add_avx2(bits, n, high, low, TSHI_QUANT_X(4 + i));                          \
     }
-                TSHI_QUANT_ROWS(0) TSHI_QUANT_ROWS(1) TSHI_QUANT_ROWS(2) TSHI_QUANT_ROWS(3)
-                TSHI_QUANT_TRANSPOSE(256, z);
+                TSHI_QUANT_ROWS(0)
+                TSHI_QUANT_ROWS(1) TSHI_QUANT_ROWS(2) TSHI_QUANT_ROWS(3)
+                    TSHI_QUANT_TRANSPOSE(256, z);
                 TSHI_QUANT_ONE(0) TSHI_QUANT_ONE(1) TSHI_QUANT_ONE(2) TSHI_QUANT_ONE(3)
             }
             const __m256 scale = tshi_quant_scales_avx2(w, row);
@@ -195,14 +198,14 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
                                           const tshi_quant_input *x, float *sums, int64_t stride,
                                           int rows) {
     const int has_min = from->size == TSHI_QUANT_Q4_1;
-#define TSHI_QUANT_SOME(some) /* takes `some` rows at a time, while as many are left */            \
+#define TSHI_QUANT_SOME(some) /* takes `some` rows of X at a time, while as many are left */       \
     for (; rows >= some; rows -= some, x += some, sums += some * stride)                           \
         for (int b = 0; b < from->count; b++)                                                      \
             if (from->size == TSHI_QUANT_Q8)                                                       \
                 tshi_quant_rows_avx2(w + b, 8, some, 0, x + TSHI_QUANT_FEW * b, sums, stride);     \
             else                                                                                   \
                 tshi_quant_rows_avx2(w + b, 4, some, has_min, x + TSHI_QUANT_FEW * b, sums, stride);
-    if (!w) { /* no tiles: one row of X */
+    if (!w) { /* no tiles: X has one row */
         if (from->size == TSHI_QUANT_Q8)
             tshi_quant_one_avx2(from, 8, x, sums);
         else

@@ -4,7 +4,7 @@
 /* Needs: >>team >>tensor >>gemm >>quant-vnni.                                */
 /* ========================================================================== */
 
-/* Best kernels last. */
+/* The kernels of quantised products, the best one last. */
 static const tshi_quant_kernel tshi_quant_kernels[] = {
     {"c", tshi_quant_move_c, tshi_quant_dot_c, 0},
 #if TSHI_X86
@@ -56,7 +56,7 @@ static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input
 typedef struct tshi_quant_job {
     const tshi_quant_kernel *kernel;
     const unsigned char *w;    /* W, shape (outs, blocks); a block has `size` bytes */
-    const tshi_quant_input *x; /* X, shape (rows / 8, rounded up; blocks; 8) */
+    const tshi_quant_input *x; /* X quantised, shape (rows / 8 rounded up, blocks, 8) */
     const tshi_matrix *bias;   /* b, broadcast to (rows, outs); NULL: there is none */
     tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
@@ -65,7 +65,8 @@ typedef struct tshi_quant_job {
     size_t each;    /* bytes of scratch per piece */
 } tshi_quant_job;
 
-/* Computes 16 * tiles columns of X W^T, from column `first` on, to `sums`. tile: scratch. */
+/* Computes 16 * tiles columns of X W^T, from column `first` on, to `sums`. tile: scratch for tiles
+ * of W. */
 static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile, float *sums,
                                int64_t first, int tiles) {
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
@@ -97,7 +98,7 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
     }
 }
 
-/* Adds a bias to n elements of a row of Y. */
+/* Adds a bias to n elements of a row of Y. y, bias: from the first of these elements on. */
 static void tshi_quant_bias(tsh_real *TSHI_RESTRICT y, int64_t n, tshi_matrix bias) {
     const tsh_real *b = (const tsh_real *)bias.data;
     int64_t c = 0;
@@ -142,7 +143,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
     const int64_t eights = tshi_base_ceil(rows, TSHI_QUANT_FEW);
     const size_t each = sizeof(tshi_quant_input) * TSHI_QUANT_FEW;
-    const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64; /* tiles follow */
+    const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64; /* bytes of X */
     const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
     const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
     const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
@@ -162,12 +163,12 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
         for (int64_t b = 0; b < blocks; b++) {
             from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
                        values);
-            tshi_quant_block(values,
-                             job.size == TSHI_QUANT_Q8   ? 128
-                             : job.size == TSHI_QUANT_Q4 ? 8
-                                                         : 0,
-                             &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW +
-                                 i % TSHI_QUANT_FEW]);
+            tshi_quant_block(
+                values,
+                job.size == TSHI_QUANT_Q8   ? 128
+                : job.size == TSHI_QUANT_Q4 ? 8
+                                            : 0,
+                &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW + i % TSHI_QUANT_FEW]);
         }
     job.kernel = tshi_quant_pick(w->ctx->isa);
     job.w = (const unsigned char *)tshi_tensor_at(w);

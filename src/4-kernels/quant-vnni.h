@@ -15,7 +15,8 @@ static short tshi_quant_two(const unsigned char *scale) {
     return two;
 }
 
-/* Loads the f16 scales of one block of each of 16 rows, as floats. row: bytes from row to row. */
+/* Loads the f16 scales (or minima) of one block of each of 16 rows, as floats. w: the first row's;
+ * row: bytes from row to row. */
 TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int64_t row) {
     __m128i low = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(0));
     __m128i high = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(8));
@@ -105,8 +106,8 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
     s[i] = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
 #define TSHI_QUANT_BEGIN(i)                                                                        \
     if (width > i) n[i] = _mm512_set1_epi32(x[i].offset);
-/* Adds the products with four elements of row i of X. In assembly, because gcc 12 would broadcast
- * them to all lanes by a separate instruction. */
+/* Adds the products of w4, weights, and four elements of row i of X to n[i]. This is assembly,
+ * because gcc 12 would broadcast the four elements to all lanes by a separate instruction. */
 #define TSHI_QUANT_ADD(i)                                                                          \
     if (width > i)                                                                                 \
         __asm__("vpdpbusd %1%{1to16%}, %2, %0"                                                     \
@@ -129,7 +130,7 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
 #define TSHI_QUANT_PUT(i)                                                                          \
     if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
 
-/* tshi_quant_dot_fn for up to 8 rows of X. bits: bits per weight of from->w, 8 or 4; 0: reads
+/* Does the work of a tshi_quant_dot_fn. bits: bits per weight of from->w, 8 or 4; 0: reads
  * `tile` instead. width: 1, 4 or 8, at least `rows`. Both are constants after inlining. */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
                                                       const tshi_quant_source *from,

@@ -24,8 +24,8 @@
  * block is moved while products with the current one are added, and the time is that of reading
  * W. */
 enum {
-    TSHI_QUANT_COLUMNS = 16, /* columns of a tile */
-    TSHI_QUANT_STRIP = 8,    /* blocks that are moved to tiles at a time */
+    TSHI_QUANT_COLUMNS = 16, /* columns of Y, and rows of W, per tile */
+    TSHI_QUANT_STRIP = 8,    /* blocks of each row of W that are moved to tiles at a time */
     TSHI_QUANT_WIDE = 4,     /* tiles computed side by side if X has many rows */
     TSHI_QUANT_FEW = 8,      /* rows of X that use a tile each time it is loaded */
     TSHI_QUANT_Q8 = 34,      /* bytes of a block of TSH_Q8_0 */
@@ -37,7 +37,7 @@ enum {
 typedef struct tshi_quant_tile {
     /* w[i][c][j]: element 4 i + j of row c, plus 128 (TSH_Q8_0) or 8 (TSH_Q4_0) */
     unsigned char w[8][16][4];
-    float scale[16], min[16]; /* min: of TSH_Q4_1 only */
+    float scale[16], min[16]; /* scale and minimum of each row; min: TSH_Q4_1 only */
 } tshi_quant_tile;
 
 /* A block of 32 elements of a row of X, quantised. */
@@ -50,13 +50,13 @@ typedef struct tshi_quant_input {
 /* What a kernel reads of W: `count` successive blocks of each of 16 rows. */
 typedef struct tshi_quant_source {
     const unsigned char *w; /* first block of the first row */
-    int64_t row;            /* bytes from row to row */
-    int rows;               /* number of rows; if below 16, the last one stands in for the others */
+    int64_t row;            /* bytes from row to row of W */
+    int rows;               /* number of rows left in W; if below 16, the last one is repeated */
     int count, size;        /* number of blocks per row; bytes of a block */
     uintptr_t ahead;        /* address from which as many bytes are prefetched as are read */
 } tshi_quant_source;
 
-/* Moves from->count blocks of 16 rows of W to as many tiles. */
+/* Moves from->count blocks of each of 16 rows of W to from->count tiles. */
 typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
 /* Adds products with from->count blocks of 16 rows of W to the sums of 16 columns of Y, for 1 to 8
  * rows of X. w: the blocks as tiles; NULL: reads from->w instead (not all kernels can). x[8 b + r]:

@@ -18,8 +18,8 @@ enum { TSHI_BUCKET_BYTES = 1 << 20 }; /* default of tsh_desc.bucket_bytes: 1 MiB
 static const char tshi_bucket_what[] = "a bucket of gradients or parameters over dp";
 
 typedef struct tshi_bucket_entry {
-    struct tshi_bucket_entry *next; /* the leaf added after this one */
-    tsh_tensor *leaf; /* a tensor: the bucket sends its gradient or (all-gather) its values */
+    struct tshi_bucket_entry *next; /* entry of the leaf added after this one */
+    tsh_tensor *leaf; /* the tensor whose gradient or (all-gather) values are sent */
 } tshi_bucket_entry;
 
 /* The message of a bucket with several leaves is a matrix of shape (ranks of dp, width): row k
@@ -192,7 +192,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     const int64_t n = tsh_local_numel(leaf);
     tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
     tshi_bucket_entry *p;
-    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* it is in a bucket already */
+    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* leaf is in a bucket already */
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
@@ -257,7 +257,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = tshi_bucket_only(b);
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    /* 1: the leaf's own memory was sent */
+    /* in_place 1: the message was the leaf's own memory */
     int k, in_place = only && (gathers || !only->gr.block);
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
@@ -283,7 +283,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
  * leaves. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    /* the last bucket of its kind, not full */
+    /* closes the buckets that are not full */
     if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);

@@ -8,7 +8,8 @@ static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
     "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
     "send",       "receive",    "send-receive",   "barrier",   "split"};
 
-/* first bit of the highest byte of a group's id: 't', 'd' or 'p' for tp, dp or pp, else 0 */
+/* Position of the lowest bit of the top byte of a group's id. This byte is 't', 'd' or 'p' for a
+ * group of tp, dp or pp, else 0. */
 enum { TSHI_COLL_AXIS = 56 };
 
 /* Returns 1 for kinds between two ranks; these are numbered per pair of ranks, not per group. */

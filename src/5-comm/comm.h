@@ -62,7 +62,7 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
         break;
     case TSH_BARRIER: break; /* no buffers */
     case TSH_SPLIT:
-    case TSH_COLL_KINDS: size.send = -1; break; /* tsh_start refuses these */
+    case TSH_COLL_KINDS: size.send = -1; break; /* tsh_start refuses these kinds */
     }
     return size;
 }
@@ -100,11 +100,11 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    /* as a reduce-scatter and an all-gather */
+    /* counts as a reduce-scatter and an all-gather */
     case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
-    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes it on */
+    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes the buffer on */
     case TSH_ALLTOALL:
         return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
     default: return comm->size > 1 ? send : 0; /* sends its whole buffer */
@@ -122,8 +122,8 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
     return TSH_OK;
 }
 
-/* Compares the models of the group's ranks if this rank's has changed since they were last
- * compared. */
+/* Compares the models of the group's ranks if this rank's model has changed since the last
+ * comparison. */
 static tsh_result tshi_comm_compare(tsh_comm *comm) {
     tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
     if (!ctx) return TSH_OK;
@@ -139,8 +139,8 @@ TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
-/* Returns a tsh_coll with these buffers and this dtype. count: of a kind that has a single count;
- * of other kinds 0. */
+/* Returns a tsh_coll with these buffers and this dtype. count: number of elements, of a kind with a
+ * single count; of other kinds 0. */
 static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
                                tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
@@ -247,14 +247,14 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
-    /* these kinds are numbered by the backend */
+    /* the backend numbers the collectives between two ranks */
     pairwise = tshi_coll_pairwise(coll->kind);
     coll->seq = pairwise ? 0 : comm->next_seq; /* number of the collective in its group */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
-    if (*req) comm->in_flight++; /* *req is 0: complete already */
+    if (*req) comm->in_flight++; /* *req 0: the collective is complete already */
     bytes = tshi_comm_bytes(comm, coll, size);
     comm->stats.calls[coll->kind]++; /* counts for tsh_comm_stats */
     comm->stats.bytes[coll->kind] += bytes;
@@ -309,7 +309,7 @@ static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int 
     } else if (color >= 0) {
         out->size = 1; /* a group of one */
     }
-    comm->next_seq++; /* numbered like a collective */
+    comm->next_seq++; /* a split is numbered like a collective */
     comm->stats.calls[TSH_SPLIT]++;
     return TSH_OK;
 }
@@ -329,7 +329,7 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    /* code is not that of an error */
+    /* code is no error code */
     if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
     memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
     /* rank -1: the backend fills it in */

@@ -67,7 +67,7 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
 }
 
 /* Allocates a ctx and copies the options of desc, or their defaults. Its groups have one rank until
- * tshi_context_groups. Returns NULL without memory. */
+ * tshi_context_groups. Returns NULL if there is no memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     tsh_allocator allocator = desc->allocator;
     if (!allocator.allocate) allocator.allocate = tshi_mem_libc;
@@ -85,7 +85,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
-    /* elements that make a bucket full */
+    /* number of elements from which on a bucket is full */
     ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
@@ -167,7 +167,7 @@ TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t siz
     tsh_error refusal;
     const int same = tshi_context_same_build("tsh_open", version, real, size, desc, &refusal);
     if (!same) tshi_context_log_refusal(desc, version, &refusal);
-    if (desc && !same) usual.comm = desc->comm; /* has its place in every version */
+    if (desc && !same) usual.comm = desc->comm; /* tsh_desc begins with comm in every version */
     if (!desc || !same) desc = &usual;
     if (!out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
@@ -256,7 +256,7 @@ TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *co
     int result = 1;
     const int same = tshi_context_same_build("tsh_run_on", version, real, size, desc, NULL);
     if (desc && same) mine = *desc;
-    if (desc) mine.logger = desc->logger; /* has its place in every version */
+    if (desc) mine.logger = desc->logger; /* every version of tsh_desc has logger at this place */
     if (same && (!comm || !fn)) {
         const char *missing = comm ? "fn" : "comm";
         tsh_log_message(&mine.logger, "tsh_run_on: %s is NULL", missing);
@@ -269,7 +269,7 @@ TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *co
         result = fn(ctx, user);
     else if (error && ctx) /* tsh_open failed */
         *error = *tsh_last_error(ctx);
-    else if (error) /* there is no ctx */
+    else if (error) /* tsh_open made no ctx */
         (void)tsh_error_set(error, TSH_ERR_MEMORY, mine.comm.rank, "no memory for a ctx");
     if (!ctx) tsh_comm_close(comm); /* no ctx owns the comm */
     tsh_close(ctx);

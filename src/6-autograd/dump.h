@@ -21,7 +21,7 @@ static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned
     int i, length, count = 0;
     for (i = 0; i < node->n; i++) {
         const char *name = tshi_tensor_name(node->op->inputs, i, &length);
-        /* bit not set, or an optional input that the caller left out */
+        /* skips inputs whose bit is not set, and optional ones that the caller left out */
         if (!(bits >> i & 1u) || !node->in[i]) continue;
         (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
         if (!node->op->inputs) (void)fprintf(file, "%d", i); /* unnamed inputs: their index */

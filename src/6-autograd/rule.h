@@ -44,7 +44,7 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
                     call->op->name, why, tshi_tensor_text(x, text), x->ctx->tp.size) == TSH_OK;
 }
 
-/* The rule of ops whose output has the layout of the first input, whatever that is. */
+/* Applies the rule of ops whose output has the layout of the first input, whatever that is. */
 static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
     (void)call, (void)output; /* unused */
     return 1;
@@ -70,8 +70,8 @@ static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind 
     return NULL;
 }
 
-/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: 1 if the op is
- * linear in these inputs, so that they may be P. */
+/* Applies the rule of an elementwise op. sums: bits of the inputs that are P; allowed: 1 if the op
+ * is linear in these inputs, so that they may be P. */
 static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
     const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* NULL: none is sharded */
@@ -115,13 +115,13 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
         const unsigned sums = tshi_rule_sums(call);                                                \
         return tshi_rule_elementwise(call, sums, (allowed), output);                               \
     }
-TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))             /* a + b, a - b. P P: P. */
-TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B) /* P R: P, dB P. R P: P, dA P. */
-TSHI_RULE_LINEAR(divide, sums == TSHI_A)                     /* a / b. P R: P, dB P. */
-TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))        /* cond ? yes : no. R P P: P. */
+TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))             /* a + b, a - b: both may be P */
+TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B) /* a b: either may be P */
+TSHI_RULE_LINEAR(divide, sums == TSHI_A)                     /* a / b: a may be P */
+TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))        /* yes and no may both be P */
 #undef TSHI_RULE_LINEAR
 
-/* The rule of ops that are not linear. Refuses P: f(a + b) is not f(a) + f(b). */
+/* Applies the rule of ops that are not linear. Refuses P: f(a + b) is not f(a) + f(b). */
 static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
     const unsigned sums = tshi_rule_sums(call);
     if (sums && call->n == 1)
@@ -142,7 +142,7 @@ static int tshi_rule_is_sharded(const tsh_tensor *x, int axis) {
     return x->layout.kind == TSH_SHARDED && (axis < 0 || axis == x->layout.dim);
 }
 
-/* The rule of sums. R: R. P: P. S along the reduced dimension: P. S along another: S. */
+/* Applies the rule of sums. R: R. P: P. S along the reduced dimension: P. S along another: S. */
 static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
     const tshi_rule_axis *along = (const tshi_rule_axis *)call->params;
     tsh_layout *layout = &output->layout;
@@ -153,8 +153,8 @@ static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* The rule of max, softmax and other ops that need all values along the dimension. Refuses P, and S
- * along this dimension. */
+/* Applies the rule of max, softmax and other ops that need all values along the dimension. Refuses
+ * P, and S along this dimension. */
 static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0];
     if (x->layout.kind == TSH_PARTIAL ||
@@ -164,8 +164,8 @@ static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     return tshi_rule_sum(call, output);
 }
 
-/* The rule of argmax. S along the reduced dimension: R, since the ranks exchange the maxima of
- * their shards. Otherwise as tshi_rule_whole. */
+/* Applies the rule of argmax. S along the reduced dimension: R, since the ranks exchange the maxima
+ * of their shards. Otherwise does what tshi_rule_whole does. */
 static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     if (axis < 0 || !tshi_rule_is_sharded(call->in[0], axis)) return tshi_rule_whole(call, output);
@@ -173,8 +173,9 @@ static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* The rule of concatenation along dimension d, to which params points. All parts S(d): S(d), with
- * the segments of all parts. Else all parts must have one layout, which is the output's. */
+/* Applies the rule of concatenation along dimension d, to which params points. All parts S(d):
+ * S(d), with the segments of all parts. Else all parts must have one layout, which is the
+ * output's. */
 static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     tsh_tensor *const *in = call->in;
     tsh_layout *layout = &output->layout;
@@ -212,34 +213,34 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     const tsh_layout *la = &a->layout, *lb = &b->layout;
     tsh_layout *out = &output->layout;
     const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
-    /* 1: A is sharded; 1: B is sharded */
+    /* sa: 1 if A is sharded; sb: 1 if B is sharded */
     const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
     const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
     /* bit of the input that is R, if any */
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B;
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {       /* P R, R P; P P is refused */
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* refused if A and B are P */
         *out = tsh_partial();
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
     if (sa && sb) output->partial = TSHI_NONE;      /* no input is R */
-    if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k) */
+    if (sa && sb && da == nd - 1 && db == nd - 2) { /* both are sharded along k */
         *out = tsh_partial();
         return same;
     }
     *out = sa ? *la : *lb;
     out->dim = sa ? da : db; /* the dimension of the sharded input */
-    if (sa && sb)            /* S(batch) S(batch) */
+    if (sa && sb)            /* both are sharded along a batch dimension */
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
-    if (sa && da == nd - 2) return 1; /* S(m) R */
-    if (sb && db == nd - 1) return 1; /* R S(n) */
+    if (sa && da == nd - 2) return 1; /* A is sharded along m, B is R */
+    if (sb && db == nd - 1) return 1; /* A is R, B is sharded along n */
     if (out->dim >= nd - 2) return 0; /* only one input is sharded along k */
     /* b: from here on the input that is R, which must be broadcast along the batch dimension */
     if (sb) b = a;
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
-/* The rule of matmul. */
+/* Applies the rule of matmul, or fails and says which layouts fit. */
 static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
     return tshi_rule_products(call->in[0], call->in[1], output) ||
            tshi_rule_refuse(call, call->in[0], call->in[1],
@@ -249,11 +250,12 @@ static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
 
 /* Options of a linear layer for sequence parallelism. */
 typedef struct tshi_rule_sequence {
-    const tsh_layout *give; /* the layout of a row-parallel output; NULL: R */
-    int regather;           /* a column-parallel input may be S(seq): the op gathers it */
+    const tsh_layout *give; /* the layout of a row-parallel output; NULL: replicated */
+    int regather;           /* 1: a column-parallel op gathers an input sharded along seq */
 } tshi_rule_sequence;
 
-/* The rule of linear. y = x W^T + b, with shapes x (..., in), W (out, in), b (out), y (..., out).
+/* Applies the rule of linear, y = x W^T + b. Shapes: x (..., in), W (out, in), b (out),
+ * y (..., out).
  * W R: y has the layout of x. If x is S, but not S(-1), or P without b: dW and db are P.
  * W S(0), column-parallel: x R: y S(-1), dx P. x S(seq), which the op gathers: y S(-1).
  * W S(1), row-parallel: x S(-1): y R, or y S(seq) and db P. */
@@ -291,13 +293,13 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     } else if (row) { /* each rank sums over some input features */
         output->layout = sequence->give ? *sequence->give : tsh_replicated();
         output->partial = sequence->give ? TSHI_BIAS : TSHI_NONE;
-    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has rows or a part of x */
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has rows, or a partial sum, of x */
         output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
     return 1;
 }
 
-/* The rule of embedding: looks up rows of W, of shape (rows, features), by ids.
+/* Applies the rule of embedding, which looks up rows of W, of shape (rows, features), by ids.
  * ids R, W R: R.  ids S, W R: S, dW P.  ids R, W S(1): S(-1).
  * ids R, W S(0): P, because a rank outputs 0 for rows that it does not hold. */
 static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
@@ -322,8 +324,8 @@ static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
                   tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
 }
 
-/* The rule of norms over the last dimension. Weight and bias R or NULL: x R: R. x S, but not S(-1):
- * S, dW and db P. Weight and bias S(0) or NULL: x S(-1) with the same shards: S(-1). */
+/* Applies the rule of norms over the last dimension. Weight and bias R or NULL: x R: R. x S, but
+ * not S(-1): S, dW and db P. Weight and bias S(0) or NULL: x S(-1) with the same shards: S(-1). */
 static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int last = x->ndim - 1;
@@ -337,7 +339,7 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
     }
-    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* w, b: NULL where they fit */
+    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* w NULL: its layout fits */
     if (b && b->layout.kind == TSH_REPLICATED) b = NULL;
     if (w || b)
         return tshi_rule_refuse(call, x, w ? w : b,
@@ -347,8 +349,8 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* The rule of rope, which rotates pairs of features: the output has the layout of x, which may be
- * any but S(-1). */
+/* Applies the rule of rope, which rotates pairs of features: the output has the layout of x, which
+ * may be any but S(-1). */
 static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
     (void)output;
     return !tshi_rule_is_sharded(call->in[0], call->in[0]->ndim - 1) ||
@@ -367,8 +369,8 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
 }
 
-/* The rule of attention. Shapes: q (B, heads, queries, D), k and v (B, k heads, keys, D), output as
- * q.
+/* Applies the rule of attention. Shapes: q and output (B, heads, queries, D), k and v (B, k heads,
+ * keys, D).
  * q, k, v R: R.  q, k, v S(0): S(0).  q S(1), k and v R: S(1), dk and dv P.
  * q, k, v S(1): S(1), if every rank's query heads use only heads of k that this rank holds. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
@@ -410,7 +412,7 @@ static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
     return dim && logits->ndim > 1 ? 1 : logits->ndim - 1;
 }
 
-/* The rule of cross-entropy. The logits have a dimension of classes; the others are rows.
+/* Applies the rule of cross-entropy. The logits have a dimension of classes; the others are rows.
  * Logits R or S(classes), target R: R. Logits and target S(rows): P; S if losses are not reduced.
  * A target of probabilities may have the layout of the logits, too. The weight per class is R, or
  * sharded as the classes. *params: the tsh_cross_entropy_desc. */

@@ -41,8 +41,8 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     }
 }
 
-/* Releases the values of step tensors that were created at this scope depth or deeper, except of
- * the loss and of retained tensors. Nodes hold references to the values that backward reads. */
+/* Releases the values of step tensors that were created at scope depth `depth` or deeper, except
+ * of the loss and of retained tensors. Nodes hold references to the values that backward reads. */
 static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
     tsh_tensor *t, *head = &ctx->handles.step;
     for (t = head->next; t != head; t = t->next) {
@@ -57,7 +57,7 @@ static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int d
 static void tshi_tape_release_node(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     tsh_tensor *out = node->out;
-    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req); /* still in flight after an error */
+    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req); /* an error has left it in flight */
     out->reducing = out->partial_contributions = 0;
     for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
     tshi_mem_release(ctx, node->aux);
@@ -110,7 +110,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             const int64_t begin = tshi_trace_now(ctx->trace);
             const int64_t bytes = ctx->trace ? tshi_tape_backward_bytes(node) : 0;
             node->op->backward(node);
-            /* those the op has not marked done */
+            /* completes the inputs that the op itself has not */
             for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i);
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
@@ -175,7 +175,8 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (t->sparse && (t->flags & TSHI_CHUNKED))
             (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                            "tsh_backward: the gradient of \"%s\" is row-sparse, which .zero of its "
-                           "optimiser cannot cut; leave one of both out", t->path);
+                           "optimiser cannot cut; leave one of both out",
+                           t->path);
         else if (tshi_tape_allocate(t, &t->gr))
             tshi_bucket_add_grad(t);
     }
@@ -185,7 +186,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* not divided in a bucket */
+        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket divides it */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
         tshi_tape_pack(t);
@@ -257,7 +258,8 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     if (!(weight >= 0) || weight > DBL_MAX || (weight > 0 && !summed))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                        "tsh_backward: weight %g of a loss; it is that of a sum (.summed = 1), and "
-                       "not below 0", weight);
+                       "not below 0",
+                       weight);
     else if (live && tape->pending && tape->summed != summed)
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_backward: micro-batches of one step are all means or all sums "
@@ -270,7 +272,7 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
             "to them; tsh_zero_grads first",
             chunked ? "lie in chunks (.zero)" : "are divided already (.summed)");
     if (ctx->error.code != TSH_OK) return 0;
-    /* sum over the micro-batches so far */
+    /* number of terms in all micro-batches so far */
     tape->weight = (live && tape->pending ? tape->weight : 0) + weight;
     tape->summed = summed;
     return 1;
@@ -307,7 +309,7 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
     tshi_tape_warn(ctx);
-    /* of tensors created at any scope depth */
+    /* depth 0: releases the values of step tensors of all scopes */
     tshi_tape_release_values(ctx, loss, 0);
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena); /* frees the nodes */

@@ -6,14 +6,14 @@
 
 /* Where a contribution to the gradient of an input goes. */
 typedef struct tshi_dest {
-    tsh_real *data;        /* the first element */
-    const int64_t *stride; /* the input's strides, in elements */
-    int add;               /* 0: overwrite what is there; 1: add to it */
+    tsh_real *data;        /* where the gradient of the input's first local element goes */
+    const int64_t *stride; /* strides of data in elements, which are those of the input */
+    int add;               /* 0: the contribution overwrites data; 1: it is added to data */
 } tshi_dest;
 
 /* Gradients of leaves with tsh_optim_desc.grad_dtype are packed: after each contribution,
  * tshi_tape_pack rounds them to bf16 and frees the accumulator. gr.live is 1 then, but gr.block is
- * NULL. tshi_tape_allocate undoes it, for the next contribution. */
+ * NULL. tshi_tape_allocate unpacks them, for the next contribution. */
 
 /* Returns t's gradient in gr as an operand: of tsh_real, or bf16 while it is packed. */
 static tshi_operand tshi_tape_operand(const tsh_tensor *t) {
@@ -22,7 +22,7 @@ static tshi_operand tshi_tape_operand(const tsh_tensor *t) {
 }
 
 /* Allocates acc, an accumulator of base, if it has no memory yet; a packed gradient is unpacked.
- * Returns 0 without memory. */
+ * Returns 0 if there is no memory. */
 static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     const int64_t n = tsh_local_numel(base);
     if (acc->block) return 1;
@@ -33,7 +33,7 @@ static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     return acc->block != NULL;
 }
 
-/* Runs on one thread: packs the local elements [from, to) of a leaf's gradient. */
+/* Rounds the local elements [from, to) of a leaf's gradient to bf16. Runs on any thread. */
 static void tshi_tape_pack_part(void *job, int thread, int64_t from, int64_t to) {
     const tsh_tensor *t = (const tsh_tensor *)job;
     tshi_runs run = tshi_tensor_own_runs(t);
@@ -126,8 +126,9 @@ TSHI_OUTLINE int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     return tshi_tape_dest_in(t, tshi_tape_accumulator(node, i), dest);
 }
 
-/* As tshi_tape_dest, for an op that reads each saved value of input i before it writes the gradient
- * of that element: the gradient overwrites the saved values, if nothing else refers to them. */
+/* Does what tshi_tape_dest does, for an op that reads each saved value of input i before it writes
+ * the gradient of that element: the gradient overwrites the saved values, if nothing else refers to
+ * them. */
 static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
@@ -140,7 +141,7 @@ static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     return tshi_tape_dest(node, i, dest);
 }
 
-/* As tshi_tape_dest, for an op that can only add: fills a new accumulator with zeros first. */
+/* Does what tshi_tape_dest does, for an op that can only add: first zeroes a new accumulator. */
 TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
     if (!tshi_tape_dest(node, i, dest)) return 0;
     if (!dest->add) tshi_tape_zero(node->in[i]->base, tshi_tape_accumulator(node, i));
@@ -148,10 +149,10 @@ TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) 
     return 1;
 }
 
-/* As tshi_tape_dest, for an op that adds to only a few rows of a leaf of shape (rows, ...). The op
- * must set (*marks)[row] = 1 for each local row that it adds to. *marks NULL: the gradient is
- * dense, and no row is to be marked. The accumulator is filled with zeros first, unless it is known
- * to contain zeros. */
+/* Does what tshi_tape_dest does, for an op that adds to only a few rows of a leaf of shape (rows,
+ * ...). The op must set (*marks)[row] = 1 for each local row that it adds to. *marks NULL: the
+ * gradient is dense, and no row is to be marked. The accumulator is filled with zeros first, unless
+ * it is known to contain zeros. */
 static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t **marks) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
@@ -203,8 +204,9 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                                           const tshi_accumulator *acc, const char *what,
                                           const char *name, int length) {
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
+    /* NULL: nothing to check; a packed gradient was checked before it was packed */
     const tsh_real *grad = acc->live && acc->block ? (const tsh_real *)tshi_mem_data(acc->block)
-                                                   : NULL; /* a packed one was checked before */
+                                                   : NULL;
     if (!grad ||
         !tshi_tape_not_finite(t, grad + (t->offset - t->base->offset), TSH_REAL, t->stride, found))
         return 1;
@@ -212,8 +214,8 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                     length, name, tshi_tensor_text(t, form), found) == TSH_OK;
 }
 
-/* As tshi_tape_check_grad, for the gradient of input i after the node's contribution. Skips gp
- * while its all-reduce runs. */
+/* Does what tshi_tape_check_grad does, for the gradient of input i after the node's contribution.
+ * Skips gp while its all-reduce runs. */
 static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
     int length;
@@ -225,8 +227,8 @@ static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
 /* Marks the node's gradient of input i as complete. If the input is a leaf, counts one contribution
  * to it (tshi_tape_deliver). If it is another tensor and this was its last partial contribution,
  * starts the all-reduce of its gp, which runs while backward goes on. An op whose backward has more
- * work to do after this gradient calls it early; tshi_tape_walk calls it for all inputs that are
- * left. */
+ * work to do after this gradient calls this function early; tshi_tape_walk calls it for all other
+ * inputs. */
 static void tshi_tape_input_done(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;
@@ -255,7 +257,7 @@ static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x
     tshi_kernel_add[ctx->isa](n, operands, NULL);
 }
 
-/* Adds gp, which is complete, to gr, and empties gp. If gr is empty, swaps the two. */
+/* Adds t's gp, which is complete, to t's gr, and empties gp. If gr is empty, swaps the two. */
 static void tshi_tape_merge(tsh_tensor *t) {
     if (!t->gp.live) return;
     if (t->gr.live) {
@@ -312,7 +314,7 @@ static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, con
     tshi_kernel_run(&loop, dest->add ? tshi_kernel_add[t->ctx->isa] : tshi_kernel_copy, NULL);
 }
 
-/* Backward of an op whose gradient of input i equals the gradient of its output. The input's
+/* Does the backward of an op whose gradient of input i equals that of its output. The input's
  * accumulator shares the memory of the output's, without a copy, if it has no memory yet and no
  * later input has the same base. */
 static void tshi_tape_identity(tshi_node *node, int i) {

@@ -80,7 +80,7 @@ static void tshi_tape_clear_rows(tsh_tensor *base) {
     tsh_real *data = (tsh_real *)tshi_mem_data(base->gr.block);
     for (r = 0; r < base->local[0]; r++)
         if (marks[r]) memset(data + r * width, 0, (size_t)width * sizeof *data);
-    base->gr.clean = 1; /* tshi_tape_dest_rows need not zero it */
+    base->gr.clean = 1; /* tshi_tape_dest_rows need not zero the gradient */
 }
 
 /* Returns the memory of a leaf's gradient to the pool of step memory. */
@@ -96,7 +96,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
     tsh_tensor *base = t ? t->base : NULL;
     if (!base) return;
     if (base->sparse && base->gr.live && !base->gp.live) tshi_tape_clear_rows(base);
-    /* no gradient; its memory is kept, or returned to the pool below */
+    /* marks the gradient as empty; its memory is kept, or returned to the pool below */
     base->gr.live = base->gp.live = base->sparse = 0;
     base->packs = 0;
     base->flags &= ~(unsigned)TSHI_USED;
@@ -111,7 +111,7 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     if (!ctx) return TSH_ERR_ARGUMENT;
     tshi_profile_step(ctx->trace, 1);
     if (!tshi_tape_unlocked(ctx, "tsh_step_end")) return ctx->error.code;
-    /* nodes that no backward has released */
+    /* releases the nodes that no backward has released */
     tshi_tape_clear(&ctx->tape.newest, &ctx->tape.arena);
     tshi_mem_release(ctx, ctx->rope_table);
     ctx->rope_table = NULL;

@@ -26,7 +26,8 @@ static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
 
 /* Appends a node for a call of op, which made `out` from n inputs, and takes references to the
  * values that backward reads. partial: bits of the inputs whose gradient is a partial sum. params:
- * bytes of the op's options, which the caller copies to node->params. NULL without memory. */
+ * bytes of the op's options, which the caller copies to node->params. Returns NULL if there
+ * is no memory. */
 static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                 unsigned partial, size_t params) {
     tsh_ctx *ctx = out->ctx;
@@ -151,18 +152,18 @@ static int tshi_tape_accepts_partial(const tshi_node *node) {
     return (node->op->flags & wanted) != 0;
 }
 
-/* Returns the saved values of input i (i = n: of the output). Their strides are those of that
- * tensor. */
+/* Returns the saved values of input i (i = n: of the output). They have the strides of that
+ * input or output. */
 static void *tshi_tape_saved(const tshi_node *node, int i) {
     const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
     return (char *)tshi_mem_data(node->saved[i]) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
-/* As tshi_tape_saved, but returns the values as tsh_real, and their strides: in place, or converted
- * to *scratch, which the caller releases. Returns NULL without memory. */
+/* Does what tshi_tape_saved does, but returns the values as tsh_real, in place or converted to
+ * *scratch, which the caller releases; and sets `stride`. Returns NULL if there is no memory. */
 static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *stride,
                                        tshi_block **scratch) {
     tsh_tensor saved = *(i < node->n ? node->in[i] : node->out);
-    saved.block = node->saved[i]; /* t's own block may be released already */
+    saved.block = node->saved[i]; /* the tensor's own block may be released already */
     return tshi_kernel_reals_of(&saved, stride, scratch);
 }

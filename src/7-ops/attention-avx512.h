@@ -9,8 +9,8 @@
 typedef struct tshi_strip {
     const tshi_head *h; /* the head that the tile belongs to */
     int64_t i, r;       /* the query of the strip's first row, and that row's index in the tile */
-    int64_t n, most;    /* keys that are computed; keys that exist */
-    int64_t visible;    /* keys that its first row sees; negative: the first rows see none */
+    int64_t n, most;    /* number of keys that are computed; of these, keys that exist */
+    int64_t visible;    /* keys that row 0 of the strip sees; negative: the first rows see none */
     /* 1 if causal or with a window: every row sees one key more than the row before */
     int64_t each;
 } tshi_strip;
@@ -21,7 +21,7 @@ TSHI_INLINE int64_t tshi_attention_row(const tshi_strip *strip, int64_t r) {
     return visible < 0 ? 0 : visible < strip->most ? visible : strip->most;
 }
 
-/* 1: later tiles see more keys, so a unit of forward is an early and a late tile */
+/* Returns the strip that begins with row r of the tile at query i, and has n keys from key j on. */
 static tshi_strip tshi_attention_strip_at(const tshi_head *h, int64_t i, int64_t r, int64_t j,
                                           int64_t n) {
     const int64_t visible = (h->moves ? h->to + i + r : h->to) - j;
@@ -29,7 +29,7 @@ static tshi_strip tshi_attention_strip_at(const tshi_head *h, int64_t i, int64_t
     return strip;
 }
 
-/* y = x times `by`, n values; y may be x. */
+/* Multiplies n values of x by `by` and writes them to y, which may be x. */
 TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
     TSHI_LANES for (int64_t e = 0; e < n; e++) y[e] = x[e] * by;
 }
@@ -45,7 +45,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_attention_load(const float *x, int64_t left, _
     *b = _mm512_mask_loadu_ps(none, (__mmask16)(mask >> 16), x + 16);
 }
 
-/* tshi_kernel_max for AVX-512. */
+/* Returns the maximum of n values, or NaN if one is NaN, as tshi_kernel_max does, with AVX-512. */
 TSHI_AVX512 static float tshi_attention_most_avx512(const float *x, int64_t n) {
     __m512 most = _mm512_set1_ps(-INFINITY), a, b;
     __mmask16 nan = 0;
@@ -57,7 +57,7 @@ TSHI_AVX512 static float tshi_attention_most_avx512(const float *x, int64_t n) {
     return nan ? NAN : _mm512_reduce_max_ps(most);
 }
 
-/* tshi_math_exp_below of 16 values. */
+/* Returns e^v of 16 values v <= 0, as tshi_math_exp_below does for one. */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp(__m512 v) {
     const __m512i bits = _mm512_castps_si512(v), least = _mm512_set1_epi32((int)0xC2AE0000u);
     const __m512 shift = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
@@ -88,7 +88,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_short(__m512 v) {
     return _mm512_scalef_ps(p, x); /* times 2^n */
 }
 
-/* tshi_kernel_fold of 32 lanes: the first 16 in low, the others in high. */
+/* Adds up 32 lanes as tshi_kernel_fold does: the first 16 are in low, the others in high. */
 TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     const __m512 a = _mm512_add_ps(low, high);
     const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -97,7 +97,8 @@ TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
 
-/* tshi_kernel_sum_exps for AVX-512, in place. */
+/* Replaces n values x by e^(x - max) and returns their sum, as tshi_kernel_sum_exps does, with
+ * AVX-512. */
 TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float max) {
     const __m512 m = _mm512_set1_ps(max);
     __m512 low = _mm512_setzero_ps(), high = low, a, b;
@@ -115,8 +116,8 @@ TSHI_AVX512 static float tshi_attention_exps_avx512(float *x, int64_t n, float m
 #endif
 
 #if TSHI_GEMM_BF16S
-/* tshi_attention_exps_avx512 with tshi_attention_exp_short. rounded 1: stores the exponentials as
- * bf16, in the first half of their memory. */
+/* Does what tshi_attention_exps_avx512 does, with the faster, less exact tshi_attention_exp_short.
+ * rounded 1: stores the exponentials as bf16, in the first half of their memory. */
 TSHI_GEMM_TARGET_BF16 TSHI_INLINE float tshi_attention_exps_short(float *x, int64_t n, float max,
                                                                   const int rounded) {
     const __m512 m = _mm512_set1_ps(max);
@@ -143,7 +144,7 @@ TSHI_GEMM_TARGET_BF16 static float tshi_attention_exps_bf16(float *x, int64_t n,
     return tshi_attention_exps_short(x, n, max, 0);
 }
 
-/* tshi_head.put for AVX512_BF16. */
+/* Multiplies n values by `by` and stores them as bf16, with AVX512_BF16 (tshi_head.put). */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float *x, int64_t n,
                                                           float by) {
     for (int64_t e = 0; e < n; e += 16) {
@@ -179,8 +180,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
     }
 }
 
-/* tshi_attention_grad_body for n rows, with results in bf16: p and dS in pairs of queries to
- * columns_p and columns_s, and dS in pairs of keys to the rows of h->back.t. */
+/* Does what tshi_attention_grad_body does for n rows, but writes bf16: p and dS in pairs of queries
+ * to columns_p and columns_s, and dS in pairs of keys to the rows of h->back.t. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;

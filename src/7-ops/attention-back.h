@@ -16,9 +16,8 @@ static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t 
     tshi_attention_round(h, ds, m, n);
 }
 
-/* Adds dS to the gradient of the mask: of rows [r, r + m) of the tile at query i, and keys
- * [j, j + n). Then multiplies dS by what the kernels left out: the slope of a soft cap, and
- * scale. */
+/* Adds dS, of rows [r, r + m) of the tile at query i and keys [j, j + n), to the gradient of the
+ * mask. Then multiplies dS by what the kernels left out: the slope of a soft cap, and scale. */
 static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     const int64_t step = h->more->mask_stride[3];
@@ -66,8 +65,9 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
 
-/* C^T (d, n) += A^T P for keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P have the m
- * rows of a tile that begins at query i. Skips rows that see none of the keys of a sliver. */
+/* Adds A^T P to C^T (d, n) for keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P have the
+ * m rows of the tile that begins at query i. Computes nr keys at a time, and skips the rows that
+ * see none of these. */
 static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                          const tsh_real *a, const tsh_real *p, tsh_real *c) {
     const int cut = tshi_attention_visible(h, i) < j + n;
@@ -88,14 +88,14 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
 }
 
 /* Returns 1 if products of pairs are added to the gradient `to` in place: its rows are contiguous,
- * and whole halves of slivers. */
+ * and their length d is a multiple of half of nr, the columns that a micro-kernel computes. */
 static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
     return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
-/* tshi_attention_backward_keys for pairs of bf16: C (n, d) += P^T A. columns: A
- * (columns_do or columns_q); p: P (columns_p or columns_s); to: dV or dK; over 1: overwrites `to`;
- * scratch: dv_t or dk_t, where C is if it is not computed in place. */
+/* Does what tshi_attention_backward_keys does, for pairs of bf16: adds P^T A to C (n, d). columns:
+ * A (columns_do or columns_q); p: P (columns_p or columns_s); to: dV or dK; over 1: overwrites
+ * `to`; scratch: dv_t or dk_t, where C is if it is not computed in place. */
 static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                           const tsh_real *columns, const tsh_real *p,
                                           tshi_matrix to, int over, tsh_real *scratch) {
@@ -122,7 +122,7 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
     }
 }
 
-/* Loads the rows of Q and dO of a tile, and computes delta. */
+/* Loads the rows of Q and dO of a tile, queries [i, i + m), and computes their delta. */
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
     const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
@@ -175,11 +175,11 @@ static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m,
                                    !over, tshi_gemm_from(c, r, 0));
 }
 
-/* Backward of a tile: m queries from query i on. */
+/* Computes the backward of a tile, which has the m queries from query i on. */
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
     const int64_t start = tshi_attention_start(h, i);
-    /* not in place if a query sees no key: nothing would write its row of dQ */
+    /* 1: all queries see a key; 0: dQ is not computed in place, as nothing writes some rows */
     const int seeing = tshi_attention_visible(h, i) > start;
     const int in_place = tshi_attention_in_place(h, h->back.dq) && seeing;
     const tshi_matrix c = in_place ? tshi_gemm_from(h->back.dq, i, 0)

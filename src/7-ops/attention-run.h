@@ -8,7 +8,7 @@
  * heads of k in backward, is divided into pieces, one per thread, each with scratch memory of its
  * own. */
 typedef struct tshi_heads {
-    tshi_head head;             /* what is the same for all heads; each piece copies it */
+    tshi_head head;             /* the fields that all heads have in common; each piece copies it */
     tsh_tensor *const *in;      /* q, k, v */
     tsh_tensor *out;            /* shape (B, H, Tq, D) */
     void *value[4];             /* values of q, k, v, out */
@@ -28,17 +28,17 @@ typedef struct tshi_heads {
     int merged;
     /* 1: later tiles see more keys, so a unit of forward is an early and a late tile */
     int balanced;
-    /* order of the items: 1: all rows of the batch for one head of k, then for the next; 0: all
-     * heads of k for one row, then for the next */
+    /* order in which pairs of a batch row and a head of k are computed: 1: all rows for one head,
+     * then for the next head; 0: all heads for one row, then for the next row */
     int by_head;
-    /* number of consecutive items that one thread computes, in order, because they add to the same
-     * gradient of a mask */
+    /* number of consecutive items (see tshi_attention_piece) that one thread computes, in order,
+     * because they add to the same gradient of a mask */
     int64_t together;
     /* local heads of k that this rank's query heads use: the first one, and how many */
     int64_t first, groups;
     /* per head: tiles; units of work in forward, which are tiles or (balanced) pairs of them */
     int64_t tiles, units;
-    tshi_block *block;          /* holds scratch */
+    tshi_block *block;          /* the memory of `scratch` */
 } tshi_heads;
 
 /* Returns 1 if threads that compute different heads may add to the gradients of a and b at the same
@@ -55,14 +55,14 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
     if (!distance) return a->local[1] == b->local[1];
     if (low_end >= distance) return 0;
-    /* both must fit between two batches (d = 0) and between two rows (d = 2) */
+    /* the heads of a and b must fit between two batches (d = 0) and between two rows (d = 2) */
     for (int d = 0; d <= 2; d += 2)
         if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
     return 1;
 }
 
-/* Returns how many elements of scratch a piece needs. Unless `base` is NULL, sets h's pointers to
- * their places in it. */
+/* Returns how many elements of scratch a piece needs in forward (back 0) or backward (1). Unless
+ * `base`, where the scratch begins, is NULL, sets h's pointers to their places in it. */
 static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
     const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
@@ -98,7 +98,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
 }
 
 /* Sets the sizes of tiles, how many blocks of keys are packed and kept, and the numbers of tiles
- * and units per head. */
+ * and units per head, for forward (back 0) or backward (1). */
 static void tshi_attention_plan(tshi_heads *all, int back) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     tshi_head *h = &all->head;
@@ -153,8 +153,9 @@ static void tshi_attention_share(tshi_heads *all, int back) {
     if (all->together < 1) all->together = 1;
 }
 
-/* Fills in all fields but rows, stats, and those of values and gradients, and allocates scratch.
- * After an error tshi_attention_run computes nothing. */
+/* Fills in the fields of *all, except rows, stats, and those of values and gradients, and allocates
+ * scratch, for forward (back 0) or backward (1). After an error tshi_attention_run computes
+ * nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                  const tshi_attention *more, int back) {
     enum { MIN_WORK = 1 << 18 };       /* least number of multiply-adds of Q K^T per thread */
@@ -326,7 +327,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     for (; from < to; from++) {
         int64_t b, c;
         const int64_t size = back * h.blocks * h.keys *
-                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* size of dk_t, of dv_t */
+                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* length of dk_t, dv_t */
         tshi_attention_pair(all, from / units, &b, &c);
         if (pair != from / units) h.packed = 0; /* a new pair: none of its keys is packed yet */
         pair = from / units;
@@ -364,7 +365,7 @@ static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     return pairs * (double)q->local[1] * 2 * (double)h.d * (all->grad[3] ? 5 : 2);
 }
 
-/* Computes all heads, then releases scratch. */
+/* Computes all heads on the rank's threads, then releases scratch. */
 static void tshi_attention_run(tshi_heads *all) {
     tsh_ctx *ctx = all->head.ctx;
     if (ctx->trace) ctx->trace->flops += tshi_attention_flops(all);

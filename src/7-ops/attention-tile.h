@@ -4,9 +4,9 @@
 /* Needs: >>attention-avx512.                                                 */
 /* ========================================================================== */
 
-/* Online softmax of n rows of a strip. In each row, m becomes the maximum so far; l and o, the row
- * of O so far, are multiplied by e^(old m - m); the scores x become e^(x - m), and their sum is
- * added to l. */
+/* Computes the online softmax of n rows of a strip. In each row, m becomes the maximum so far; l
+ * and o, the row of O so far, are multiplied by e^(old m - m); the scores x become e^(x - m), and
+ * the sum of these is added to l. */
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
                                             const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
@@ -36,7 +36,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     for (r = 0, x = h->s; r < n; r++, x += pitch) {
         const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
-        if (!seen || (double)m[r] < -DBL_MAX) { /* or the mask excludes every key so far */
+        if (!seen || (double)m[r] < -DBL_MAX) { /* no key is seen, or all are masked */
             memset(x, 0, (size_t)end * sizeof *x);
             continue;
         }
@@ -54,14 +54,14 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     const tshi_head *h = strip->h;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t width = tshi_base_ceil(h->d, TSHI_BLOCK) * TSHI_BLOCK;
-    const tsh_real *m = h->row, *l = m + rows; /* shapes (n), (n) */
+    const tsh_real *m = h->row, *l = m + rows;                       /* shapes (n), (n) */
     tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: 1 / l */
     tsh_real *o = h->sum;                                            /* shape (n, width) */
     const int direct = h->o.dtype == TSH_REAL && h->o.column == 1;   /* 1: writes O in place */
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
-            /* read in any case, so that the loop is vectorised */
+            /* l and m are read even if not needed, so that the loop is vectorised */
             const tsh_real sum = l[e + i], most = m[e + i];
             max[i] = sum == 0 ? -TSHI_R(INFINITY) : most;
             back[i] = sum == 0 ? TSHI_R(1) : sum; /* avoids 1 / 0 */
@@ -83,8 +83,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_strip);
 
-/* C (m, d) = p V over the keys [j, j + n), plus C if `add` is 1: for so few queries that packing V
- * does not pay. */
+/* Computes C (m, d) = p V over the keys [j, j + n), plus C if `add` is 1. Is for so few queries
+ * that packing V does not pay. */
 static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *p,
                                int add, tsh_real *c) {
     tshi_matrix a = tshi_attention_tile(h, p);
@@ -106,13 +106,13 @@ static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
     }
 }
 
-/* Forward of a tile: m queries from query i on. */
+/* Computes the rows of O of a tile, which has the m queries from query i on. */
 static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     /* end of the keys that the last query sees */
     const int64_t last = tshi_attention_visible(h, i + m - 1);
     const int64_t start = tshi_attention_start(h, i), wide = tshi_attention_wide(h->d);
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
-    int64_t j, r, n, rows; /* queries and keys of a strip */
+    int64_t j, r, n, rows; /* n, rows: numbers of keys and queries of a strip */
     tshi_attention_first(h, i, m);
     if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (tshi_attention_visible(h, i) <= start)
@@ -150,8 +150,8 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
-/* Backward of the softmax, n rows of a strip: the scores in s become p, and dO V^T in t becomes
- * scale dS; both are 0 where a query does not see a key. */
+/* Computes the backward of the softmax for n rows of a strip: the scores in h->s become p, and
+ * dO V^T in h->back.t becomes dS times ds_scale; both are 0 where a query does not see a key. */
 TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
                                           const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
@@ -169,7 +169,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
         const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(strip, r);
         for (int64_t e = 0; e < strip->n; e += TSHI_BLOCK) {
             const int left = visible - (int)e; /* number of visible keys from e on */
-            if (left <= 0) {                   /* none */
+            if (left <= 0) {                   /* no key is visible */
                 for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = 0;
                 for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = 0;
                 continue;
@@ -185,8 +185,8 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_strip);
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* tshi_attention_grad_body for AVX-512. pairs 1: p will be rounded to bf16, so a short exponential
- * is exact enough. */
+/* Does what tshi_attention_grad_body does, with AVX-512. pairs 1: p will be rounded to bf16, so the
+ * less exact tshi_attention_exp_short suffices. */
 TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_strip *strip,
                                                       const int pairs) {
     const tshi_head *h = strip->h;

@@ -59,15 +59,15 @@ typedef struct tshi_attention {
     int64_t mask_stride[4]; /* strides over (B, H, Tq, Tk); 0 where the mask broadcasts */
     tshi_keys keys;         /* keys of each row of the batch; if ragged: of its longest row */
     int ragged; /* 1: each row of the batch has a tshi_keys of its own (tshi_heads.rows) */
-    int64_t behind; /* Tk - Tq, of new keys: query i has the position of new key i + behind */
+    int64_t behind; /* new keys minus queries: query i has the position of new key i + behind */
 } tshi_attention;
 
-/* In the shapes of tshi_head and its parts, `keys`, ROWS, d, strip and pitch are fields of
- * tshi_head (ROWS: rows), and D32 is d rounded up to a multiple of TSHI_BLOCK. A word of an operand
- * is a tsh_real; if tshi_head.pairs is 1, it is a pair of bf16, and the dimension of products that
- * is summed over has half as many words. */
+/* In the shapes of tshi_head and its parts, keys, rows, d, strip and pitch are fields of tshi_head,
+ * and "d padded" is d rounded up to a multiple of TSHI_BLOCK. A word of an operand is a tsh_real;
+ * if tshi_head.pairs is 1, it is a pair of bf16, and the dimension of products that is summed over
+ * has half as many words. */
 
-/* What backward needs of a head, beside what forward does. */
+/* The fields of tshi_head that only backward needs. */
 typedef struct tshi_head_back {
     tshi_matrix dq, dk, dv, dout; /* gradients of q, k, v, o; data NULL: not needed */
     int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
@@ -76,31 +76,31 @@ typedef struct tshi_head_back {
      * that sees such a key overwrites them */
     int fresh;
     tsh_real ds_scale; /* factor by which the kernels of backward multiply dS */
-    tsh_real *rows_do; /* the tile's rows of dO; shape (ROWS, d), in words */
-    /* if pairs: Q and dO in pairs of queries, packed with a feature per column; shape
-     * (ROWS / 2, D32), in words */
+    tsh_real *rows_do; /* the tile's rows of dO, shape (rows, d); if pairs: (rows, d / 2) pairs */
+    /* if pairs: Q and dO, packed with a feature per column, as (rows / 2, d padded) pairs of bf16,
+     * each of two queries */
     tsh_real *columns_q, *columns_do;
-    /* if pairs: p and dS in pairs of queries; shape (ROWS / 2, pitch), in words */
+    /* if pairs: p and dS as (rows / 2, pitch) pairs of bf16, each of two queries */
     tsh_real *columns_p, *columns_s;
-    tsh_real *t;          /* shape (ROWS, pitch): dO V^T, then dS */
+    tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS */
     tsh_real *slope;      /* shape (strip, pitch): 1 - (s / cap)^2 */
     tsh_real *transposed; /* shape (keys, d): a block of dK or dV */
     /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
-     * each block (keys, D32) */
+     * each block has shape (keys, d padded to a multiple of TSHI_BLOCK) */
     tsh_real *dk_t, *dv_t;
 } tshi_head_back;
 
-/* The mask of a head, in elements of the mask. */
+/* The mask of a head. Its offset and strides count elements of the mask. */
 typedef struct tshi_head_mask {
-    int64_t first, row; /* offset of this head; stride from query to query */
-    const void *values; /* values of the mask; NULL: there is none */
+    int64_t first, row; /* offset of this head's first score; stride from query to query */
+    const void *values; /* values of the mask; NULL: there is no mask */
     tsh_real *grad;     /* gradient of the mask, with the mask's strides; NULL: not needed */
 } tshi_head_mask;
 
 /* The attention sinks of a head: scores that compete with those of the keys. */
 typedef struct tshi_head_sinks {
-    const tsh_real *scores; /* from this head on; NULL: no sinks */
-    int64_t step;           /* stride from a query's sink to the next query's; 0: one for all */
+    const tsh_real *scores; /* scores of the sinks, from this head's on; NULL: no sinks */
+    int64_t step;           /* stride from query to query; 0: one sink for all queries */
     tsh_real *grads; /* contribution of each query to the gradient of its sink, shape (tq); NULL:
                       * not needed */
 } tshi_head_sinks;
@@ -122,30 +122,34 @@ typedef struct tshi_head {
     int64_t pitch;
     /* blocks of packed keys that scratch has space for; blocks that are packed already */
     int64_t blocks, packed;
-    int pairs;                    /* 1: a word of an operand is a pair of bf16; 0: a tsh_real */
+    int pairs;                    /* 1: operands of products are pairs of bf16; 0: tsh_real */
     int few;                      /* 1: so few queries that packing the keys does not pay */
     int rounded; /* 1: softmax kernels write p, and in backward dS, as pairs of bf16 themselves */
-    /* (optional, both or none) Faster versions of tshi_kernel_max, and of tshi_kernel_sum_exps in
-     * place. exps computes whole blocks: x has space for them, and becomes 0 after its n
-     * exponentials. */
+    /* faster versions of tshi_kernel_max (most) and of tshi_kernel_sum_exps in place (exps); NULL
+     * if there are none. exps computes whole blocks of TSHI_BLOCK values: x has space for them, and
+     * its elements after the n exponentials become 0 */
     tsh_real (*most)(const tsh_real *x, int64_t n);
     tsh_real (*exps)(tsh_real *x, int64_t n, tsh_real max);
-    /* (optional) multiplies n values by `by` and stores them as bf16 */
+    /* multiplies n values by `by` and stores them as bf16; NULL: there is no such kernel */
     void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
-    uint64_t first;               /* global index of score (0, 0) of this head, for dropout */
-    int64_t width; /* length of a row of all scores, (B, H, Tq, width), for dropout */
+    uint64_t first;               /* global index of this head's score (0, 0), for dropout masks */
+    int64_t width; /* scores per query, as dropout masks count them: all are (B, H, Tq, width) */
     tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
     tsh_real *log_sum;            /* shape (tq): log l of each query */
-    tsh_real *rows_q;             /* the tile's rows of Q; shape (ROWS, d), in words */
+    /* the tile's rows of Q, shape (rows, d); if pairs: (rows, d / 2) pairs of bf16 */
+    tsh_real *rows_q;
     tsh_real *s; /* shape (strip, pitch): scores, then p */
-    tsh_real *sum; /* shape (ROWS, D32): rows of O; in backward of O, then of dQ */
-    tsh_real *row; /* of the tile's queries: all m, then all l; in backward all delta */
-    /* K and V packed with a key per column; shape of each block of keys: (d, keys), in words */
+    /* the tile's rows of O (in backward of O, then of dQ), shape (rows, d padded to a multiple of
+     * TSHI_BLOCK) */
+    tsh_real *sum;
+    tsh_real *row; /* forward: m of each query of the tile, then l of each; backward: delta */
+    /* K and V packed with a key per column; shape of each block of keys: (d, keys), or, in pairs of
+     * bf16, (d / 2, keys) */
     tsh_real *keys_k, *keys_v;
-    /* K and V packed with a feature per column; shape of each block of keys: (keys, D32), in
-     * words */
+    /* K and V packed with a feature per column; shape of each block of keys: (keys, d padded to a
+     * multiple of TSHI_BLOCK), or, in pairs of bf16, (keys / 2, d padded) */
     tsh_real *features_k, *features_v;
-    char *scratch;                     /* for tshi_gemm_run */
+    char *scratch;                     /* scratch memory of tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch */
     /* matrices to prefetch after `walk`: `left` of them, the last one first */
     tshi_matrix ahead[8];
@@ -160,7 +164,7 @@ static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
     return tshi_gemm_matrix(data, h->pitch, 1);
 }
 
-/* Returns the end of the keys that query i sees: it sees no key from this index on. */
+/* Returns the end of the keys that query i sees: the query sees no key from this index on. */
 static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
     const int64_t visible = h->moves ? h->to + i : h->to;
     return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
@@ -172,32 +176,33 @@ static int64_t tshi_attention_hidden(const tshi_head *h, int64_t i) {
     return hidden < 0 ? 0 : tshi_base_min(hidden, h->tk);
 }
 
-/* Returns the first key of the first block that a tile of queries from i on needs. */
+/* Returns the index of the first key of the first block of keys that the tile at query i needs. */
 static int64_t tshi_attention_start(const tshi_head *h, int64_t i) {
     const int64_t hidden = tshi_attention_hidden(h, i);
     return hidden ? hidden / h->keys * h->keys : 0;
 }
 
-/* Returns which part is needed of products of queries from i on and keys from j on: the first
- * (seen + r) scores of row r, whose keys the query sees; in a sum over keys as many terms. */
+/* Returns which part of a product of queries from i on and keys from j on is needed. If its columns
+ * are keys: the first (seen + r) scores of row r, whose keys the query sees; if it sums over keys:
+ * as many terms. */
 static tshi_matmul_stairs tshi_attention_stairs(const tshi_head *h, int64_t i, int64_t j) {
     const int64_t seen = h->moves ? h->to + i - j : (int64_t)TSHI_MATMUL_ALL;
     const tshi_matmul_stairs stairs = {seen, seen};
     return stairs;
 }
 
-/* Returns D32: d rounded up to a multiple of TSHI_BLOCK. */
+/* Returns d rounded up to a multiple of TSHI_BLOCK. */
 static int64_t tshi_attention_wide(int64_t d) {
     return tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
 }
 
-/* Returns the number of words that n elements of an operand take. */
+/* Returns how many words n elements of an operand take: n, or (n + 1) / 2 if words are pairs. */
 static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Copies rows [i, i + m) of x to `to`, shape (m, d), in words. If words are pairs and d is odd, the
- * second element of a row's last pair is 0. */
+/* Copies rows [i, i + m) of x to `to`, shape (m, d), as tsh_real or, if h->pairs is 1, as pairs of
+ * bf16: then, if d is odd, the second element of a row's last pair is 0. */
 static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
                                 int64_t m) {
     const int64_t words = tshi_attention_words(h, h->d);
@@ -219,9 +224,9 @@ static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int
     }
 }
 
-/* Returns the offset of the block that begins at key j in a packed array with `size` words per key;
- * 0 if only one block is kept. For features_k and features_v, j counts words of keys, and `size` is
- * per such word. */
+/* Returns the offset, in words, of the block of keys that begins at key j in a packed array of
+ * `size` words per key; 0 if the array keeps only one block. Where a word is a pair of keys (in
+ * features_k, features_v), j and `size` count pairs of keys in place of keys. */
 static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size) {
     return h->blocks > 1 ? j * size : 0;
 }
@@ -244,7 +249,7 @@ static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x
             kernel->nr, d, n, nr * tshi_attention_words(h, h->keys), tshi_gemm_transposed(x), form);
 }
 
-/* Packs the block of keys that begins at key j, of k and v, if no tile has needed it yet. */
+/* Packs the block of k and v that begins at key j, unless an earlier tile has packed it. */
 static void tshi_attention_pack(tshi_head *h, int64_t j) {
     if (h->packed > j / h->keys) return;
     h->packed = j / h->keys + 1;
@@ -252,7 +257,7 @@ static void tshi_attention_pack(tshi_head *h, int64_t j) {
     tshi_attention_pack_one(h, j, h->v, h->keys_v, h->features_v);
 }
 
-/* If the walk has ended, sets it to the next matrix of h->ahead. */
+/* If all cache lines of h->walk are prefetched, makes the next matrix of h->ahead the walk. */
 static void tshi_attention_ahead(tshi_head *h) {
     tshi_gemm_walk *w = &h->walk;
     tshi_matrix x;
@@ -264,19 +269,20 @@ static void tshi_attention_ahead(tshi_head *h) {
     w->step = 64; /* bytes of a cache line */
     w->last = w->at + (x.column == 1 ? (h->d * size - 1) / 64 * 64 : 0);
     w->along = x.row * size;
-    w->left = tshi_base_min(h->tq, h->tk) - 1; /* a pass per row; matrices have tq or tk rows */
+    w->left = tshi_base_min(h->tq, h->tk) - 1; /* rows after the first: of tq or tk rows */
 }
 
-/* Returns packed words as operand B of tshi_matmul_tiles, in slivers of nr columns. row, next:
- * words from row to row, from sliver to sliver. */
+/* Returns `data` as operand B of tshi_matmul_tiles: packed in groups of nr columns of B (slivers).
+ * row: distance from one row of a group to the next row; next: from one group to the next group;
+ * both in tsh_real or, if h->pairs is 1, in pairs of bf16. */
 static tshi_matmul_slivers tshi_attention_slivers(const tshi_head *h, const tsh_real *data,
                                                   int64_t row, int64_t next) {
     const tshi_matmul_slivers b = {data, row, next, h->pairs ? TSHI_GEMM_PAIRS : TSHI_GEMM_REALS};
     return b;
 }
 
-/* C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on. packed: h->keys_k or h->keys_v. A
- * and C are rows of a tile, from query i on. */
+/* Computes C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed in h->keys_k or
+ * h->keys_v (`packed`). A and C are rows of a tile, from query i on. */
 static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                    double alpha, const tsh_real *a, const tsh_real *packed,
                                    tsh_real *c) {
@@ -291,8 +297,8 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j
                       tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
-/* C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on. packed:
- * h->features_k or h->features_v. A and C are rows of a tile, from query i on. */
+/* Computes C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on, packed in
+ * h->features_k or h->features_v (`packed`). A and C are rows of a tile, from query i on. */
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                        const tsh_real *a, const tsh_real *packed, int add,
                                        tshi_matrix c) {
@@ -392,8 +398,8 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
     if (h->more->window) tshi_attention_hide(h, s, i + r, m, j, n);
 }
 
-/* Applies dropout to what queries [i, i + m) see of the keys [j, j + n). tile points to the element
- * of query i and key j. */
+/* Applies dropout to the values in h->s or h->back.t of queries [i, i + m) and of those of the keys
+ * [j, j + n) that each query sees. tile points to the value of query i and key j. */
 static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m,
                                    int64_t j, int64_t n) {
     tshi_dropout_run run;

@@ -85,7 +85,7 @@ static int tshi_attention_holds(const char *names, tsh_tensor *const *in, tsh_te
 static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
     char text[TSHI_TEXT_SIZE], sizes[TSHI_TEXT_SIZE];
-    int64_t dim[4]; /* shape (B, H, Tq, keys) */
+    int64_t dim[4]; /* the shape to which the mask broadcasts: (B, H, Tq, keys) */
     const tsh_tensor *q = in[0];
     int d, fits = mask->ndim <= 4;
     if (!tshi_attention_holds("q k v mask", in, mask)) return 0;
@@ -263,7 +263,7 @@ static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache,
 }
 
 /* Allocates what forward leaves for backward: the keys of each row if the batch is ragged, then m
- * and log l of each query. added: new keys. NULL: an error. */
+ * and log l of each query. added: number of new keys (Tk). NULL: an error. */
 static tshi_block *tshi_attention_aux(const tsh_tensor *q, const tsh_attention_desc *desc,
                                       const tshi_attention *more, int64_t added) {
     const size_t rows = more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys) : 0;
@@ -310,7 +310,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     for (int i = 0; i < 3; i++) all.value[i] = tshi_tensor_at(in[i]);
     all.value[3] = tshi_tensor_at(out);
     tshi_attention_run(&all);
-    in[3] = more.mask; /* the node saves them */
+    in[3] = more.mask; /* mask and sinks become inputs of the node, which saves them */
     in[4] = more.sinks;
     for (int i = 3; i < 5; i++)
         if (q->layout.kind == TSH_SHARDED && in[i] && in[i]->layout.kind == TSH_REPLICATED)

@@ -11,7 +11,7 @@ enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum number of inputs */
 
 /* The params of a custom op's node. op.name points to the caller's string. */
 typedef struct tshi_custom {
-    tshi_op op;           /* made from desc for this call */
+    tshi_op op;           /* the op, made from the caller's descriptor for this call */
     tsh_custom_op_desc desc; /* a copy of the caller's descriptor */
 } tshi_custom;
 

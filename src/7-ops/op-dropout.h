@@ -11,7 +11,7 @@
 
 /* A dropout mask: element e is kept or not depending on key, stream and e only. */
 typedef struct tshi_dropout {
-    uint64_t key, stream; /* of the random generator Philox */
+    uint64_t key, stream; /* key and stream of the random generator Philox */
     double p;             /* probability that an element becomes 0 */
 } tshi_dropout;
 
@@ -21,7 +21,7 @@ typedef struct tshi_dropout_run {
     const tsh_real *x;        /* this rank's values, dense */
     tsh_real *y;              /* where this rank's results go; may be x */
     int isa;                  /* which kernel runs: TSHI_ISA_... */
-    int64_t first;            /* global index of the first element */
+    int64_t first;            /* global index of the first element of a call of the kernel */
 } tshi_dropout_run;
 
 /* Returns the next mask of owner, the module that applies dropout. Its stream is a hash of owner's
@@ -41,11 +41,11 @@ static tshi_dropout tshi_dropout_next_mask(tsh_ctx *ctx, double p, tsh_module *o
 enum { TSHI_DROPOUT_DRAW = 32 }; /* random words that the x86 kernels draw at a time */
 
 #if TSHI_X86
-/* As tshi_rng_words for TSHI_DROPOUT_DRAW words, with Philox's 32-bit counters in 64-bit lanes,
- * whose upper halves are ignored: each of Philox's products is then one instruction. Compilers do
- * not find that by themselves. The order of the lanes is such that unpacking puts the words in the
- * order of tshi_rng_words. bytes: size of a vector; reg: its type; op: calls an intrinsic by name;
- * last, the lanes' order. */
+/* Defines a function that draws TSHI_DROPOUT_DRAW words as tshi_rng_words does, with Philox's
+ * 32-bit counters in 64-bit lanes, whose upper halves are ignored: each of Philox's products is
+ * then one instruction, which compilers do not find by themselves. The order of the lanes is such
+ * that unpacking puts the words in the order of tshi_rng_words. bytes: size of a vector; reg: its
+ * type; op: calls an intrinsic by name; last, the lanes' order. */
 #define TSHI_DROPOUT_WORDS(isa, TARGET, bytes, reg, op, ...)                                       \
     typedef uint64_t tshi_dropout_##isa __attribute__((vector_size(bytes), may_alias));            \
     TARGET TSHI_INLINE void tshi_dropout_words_##isa(uint64_t key, uint64_t stream,                \
@@ -74,7 +74,8 @@ enum { TSHI_DROPOUT_DRAW = 32 }; /* random words that the x86 kernels draw at a 
             memcpy(word + i + (bytes) / 4, &c1, bytes);                                            \
         }                                                                                          \
     }
-/* The form with a mask, here of all lanes: without it gcc 12 warns of its own header. */
+/* These call an intrinsic by name. AVX-512 takes its form with a mask, here of all lanes, because
+ * gcc 12 warns of its own header at the form without. */
 #define TSHI_MAP_256(name, a, b) _mm256_##name(a, b)
 #define TSHI_MAP_512(name, a, b) _mm512_maskz_##name(0xFF, a, b)
 TSHI_DROPOUT_WORDS(avx2, TSHI_AVX2, 32, __m256i, TSHI_MAP_256, 0, 2, 1, 3)
@@ -83,7 +84,7 @@ TSHI_DROPOUT_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2
 #undef TSHI_MAP_512
 #undef TSHI_DROPOUT_WORDS
 #else
-#define tshi_dropout_words_avx2   tshi_rng_words /* not x86: no such kernels */
+#define tshi_dropout_words_avx2   tshi_rng_words /* not x86: draws words without vectors */
 #define tshi_dropout_words_avx512 tshi_rng_words
 #endif
 #define tshi_dropout_words_portable tshi_rng_words

@@ -4,9 +4,10 @@
 /* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
-/* Shapes: W (V, D), ids (..), out (.., D). If W is sharded along V, an id whose row is on another
- * rank gives zeros, and out is a partial sum. The node's aux is an array: the local row of every id
- * (-1: on another rank, or padding); then, if by_count is 1, how often each id occurs. */
+/* The params of the node. Shapes: W (V, D), ids (..), out (.., D). If W is sharded along V, an id
+ * whose row is on another rank gives zeros, and out is a partial sum. The node's aux is an array:
+ * the local row of every id (-1: on another rank, or padding); then, if by_count is 1, how often
+ * each id occurs. */
 typedef struct tshi_lookup {
     int64_t count, width; /* number of local ids; local columns of W */
     int by_count, sparse; /* 1 if the option is on: scale_grad_by_freq; sparse */
@@ -99,13 +100,13 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
     return sum;
 }
 
-/* As torch.embedding_renorm_: multiplies the rows that are looked up and whose p-norm is above
- * max_norm by max_norm / (norm + 1e-7). counts[r] > 0: local row r is looked up. The counts are
- * first reduced over dp, as all replicas must change the same rows. */
+/* Does what torch.embedding_renorm_ does: multiplies the rows that are looked up and whose p-norm
+ * is above max_norm by max_norm / (norm + 1e-7). counts[r] > 0: local row r is looked up. The
+ * counts are first reduced over dp, as all replicas must change the same rows. */
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
-    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm; /* norm: one per row used */
-    int64_t r, j, n = 0; /* n: number of rows looked up */
+    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm; /* norm: of each row used */
+    int64_t r, j, n = 0;                                         /* n: number of rows looked up */
     tshi_block *block;
     if (ctx->dp.size > 1)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, counts, w->local[0], TSH_I64, TSH_MAX),
@@ -136,8 +137,8 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
     tshi_mem_release(ctx, block);
 }
 
-/* Before the lookup: counts how often each row occurs. For scale_grad_by_freq, writes the count of
- * every id after the rows in row[]; for max_norm, scales rows of w. */
+/* Prepares the lookup: counts how often each row of w is looked up. For scale_grad_by_freq, writes
+ * the count of every id after the rows in row[]; for max_norm, scales rows of w. */
 static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
                                    const tsh_lookup_desc *desc, int64_t *row) {
     tsh_ctx *ctx = w->ctx;

@@ -42,8 +42,8 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
     return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
 }
 
-/* dX = dY W if X was gathered: a rank's dX (rows, in) is a partial sum, which is reduce-scattered
- * to X's shards. Shapes: dy (rows, out), mw (out, in). */
+/* Computes dX = dY W if forward has gathered X: each rank's dX (rows, in) is a partial sum, which
+ * is reduce-scattered to X's shards. Shapes: dy (rows, out), mw (out, in). */
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
     tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
     const tsh_layout sum = tsh_partial();
@@ -118,8 +118,8 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Computes Y in out. The product adds the bias, unless it is a partial sum: then it is rounded to
- * Y's dtype and summed over ranks, and the bias is added once, after that. */
+/* Computes Y in out. The product adds the bias, unless each rank's product is a partial sum: then
+ * this is rounded to Y's dtype and summed over ranks, and the bias is added once, after that. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
@@ -180,16 +180,16 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
 static const tshi_op tshi_linear_op = {
     "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
 
-/* tsh_linear with sequence parallelism. give: the layout of a row-parallel output (NULL: R).
- * regather 1: all-gathers the input of a column-parallel weight along the sequence. */
+/* Runs tsh_linear, also with sequence parallelism. give: the layout of a row-parallel output (NULL:
+ * R). regather 1: all-gathers the input of a column-parallel weight along the sequence. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_op;
     tsh_tensor *in[3] = {x, w, b}, *out; /* shapes (.., in), (out, in), (out) or NULL; (.., out) */
     tsh_ctx *ctx = tshi_tensor_check_weight("tsh_linear", in, b ? 3 : 2);
     const tshi_rule_sequence sequence = {give, regather};
-    const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1; /* row-parallel */
-    const int several = ctx && ctx->tp.size > 1; /* more than one rank */
+    const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1; /* 1: row-parallel */
+    const int several = ctx && ctx->tp.size > 1; /* 1: tp has more than one rank */
     const tshi_linear how = {several && row && !give, several && give, several && regather};
     tshi_output output;
     if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||

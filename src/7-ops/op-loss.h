@@ -37,14 +37,14 @@ typedef struct tshi_loss {
     double divisor;                /* out = sum of the row losses / divisor */
     /* What backward reads, in the node's aux: */
     int64_t *local;          /* local index of class y; -1: on another rank; -2: ignored row */
-    tsh_real *max, *log_sum; /* m and log S of each row */
-    tsh_real *own, *uniform; /* A and e / V of each row */
+    tsh_real *max, *log_sum; /* of each row: m, its maximum; log S, where S = sum e^(x - m) */
+    tsh_real *own, *uniform; /* of each row: A; e / V (label smoothing / classes) */
     tsh_real *scale;         /* factor of the softmax in dx: a + 2 z (m + log S) */
 } tshi_loss;
 
 /* -- kernels ---------------------------------------------------------------- */
 
-/* Returns 1 if a class with logit x is padding. */
+/* Returns 1 if a class with logit x is padding: x is -infinity. */
 TSHI_INLINE int tshi_loss_padding(tsh_real x) {
     return x <= -TSHI_R(INFINITY);
 }
@@ -60,8 +60,8 @@ typedef struct tshi_loss_work {
     int which; /* tshi_loss_softmax: TSHI_LOSS_M, S or BOTH; tshi_loss_term: TSHI_LOSS_A, ... */
 } tshi_loss_work;
 
-/* Writes *m and returns S of a row of n logits, in one pass: it takes PART logits at a time, and
- * scales the sum so far when m grows. */
+/* Sets *m to the maximum of a row of n logits and returns S, the sum of e^(x - m), in one pass:
+ * takes PART logits at a time, and scales the sum so far when m grows. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };                                /* logits per step */
     tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY); /* lane: partial sums of S; max: m so far */
@@ -80,7 +80,8 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
     return tshi_kernel_fold(lane) + (max - max); /* NaN if m is not finite */
 }
 
-/* Kernel of n rows: writes m, or S from m, or both, as `which` says. */
+/* Writes m, the maximum, or S, the sum of e^(x - m), or both of each of n rows of logits, as
+ * work->which says. S alone is computed from the given m. */
 TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
                                         const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* shape (n, classes) */
@@ -97,7 +98,8 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_softmax, tshi_loss_work);
 
-/* Kernel of n rows: writes one of A, B, Q, V, W, from x and m. WEIGHT and TARGET may be NULL. */
+/* Writes one of the sums A, B, Q, V, W of the loss (work->which) for each of n rows, from the
+ * logits x and their maximum m. The operands WEIGHT and TARGET may be NULL. */
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;      /* shape (n, classes) */
@@ -130,8 +132,8 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 
-/* Kernel of one row of n classes: dx = g e^(x - m - log S), or dx += that if add is 1. Operands: dx
- * and x, which may be the same memory. */
+/* The parameters of the kernel that computes dx = g e^(x - m - log S) for a row of n classes. Its
+ * operands are dx and x, which may be the same memory. */
 typedef struct tshi_loss_row {
     double g, max, log_sum; /* g_i times scale; m_i; log S_i */
     int add;                /* 1: dx += ..., 0: dx = ... */
@@ -151,8 +153,8 @@ TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_grad, tshi_loss_row);
 
-/* Kernel of one row of n classes: dx -= g w_c ((1 - e) t_c + e / V), where padding has no e / V.
- * Operands: dx, x, w, t, all (n); w and t may be NULL. */
+/* The parameters of the kernel that subtracts g w_c ((1 - e) t_c + e / V) from dx_c for a row of n
+ * classes, without e / V for padding. Operands: dx, x, w, t, all (n); w and t may be NULL. */
 typedef struct tshi_loss_shares {
     double own, uniform; /* g (1 - e); g e / V */
 } tshi_loss_shares;
@@ -178,7 +180,7 @@ typedef struct tshi_loss_job {
     const tshi_node *node;
     tshi_dest dest;            /* where dx goes */
     const tsh_real *x, *t, *w; /* shapes (rows, classes), the same or NULL, (classes) or NULL */
-    int64_t step;              /* elements between rows of x */
+    int64_t step;              /* elements from row to row of x */
 } tshi_loss_job;
 
 /* A tshi_team_fn: computes the rows [from, to) of dx. */
@@ -332,7 +334,7 @@ static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
     const int axis = tshi_rule_classes(in[0], desc->dim), last = in[0]->ndim - 1;
     const int cut = in[0]->layout.kind == TSH_SHARDED && in[0]->layout.dim == axis;
-    tsh_layout classes = in[0]->layout;                  /* will be that of the class weights */
+    tsh_layout classes = in[0]->layout;                  /* becomes the class weights' layout */
     tsh_tensor *x = in[0] = tshi_loss_turn(in[0], axis); /* shape (.., V) */
     memset(loss, 0, sizeof *loss);
     loss->probs = tshi_dtypes[in[1]->dtype].floating;
@@ -404,7 +406,8 @@ static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
     tshi_mem_release(x->ctx, scratch);
 }
 
-/* Runs a kernel over all rows by the rank's threads. x: its operands; which: what it computes. */
+/* Runs a kernel over all rows by the rank's threads. x: the kernel's operands; which: what it
+ * computes (tshi_loss_work.which). */
 static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_kernel_fn *kernel,
                           const tshi_operand *x, int which) {
     const tshi_loss_work params = {loss->classes, which};
@@ -499,7 +502,7 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
 static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tsh_real *losses,
                              tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;
-    double total = 0, count = 0; /* sum of the losses; sum of the weights */
+    double total = 0, count = 0; /* sum of the row losses; what a mean divides them by */
     for (int64_t i = 0; i < loss->rows; i++) total += (double)losses[i];
     if (loss->desc.reduction == TSH_REDUCE_MEAN) {
         for (int64_t i = 0; i < loss->rows; i++) count += (double)loss->own[i];

@@ -63,7 +63,7 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
 /* The parameters of the backward kernels of elementwise ops. */
 typedef struct tshi_backward_params {
     double c; /* the op's scalar */
-    int add;  /* 1: add to the gradient, 0: write it */
+    int add;  /* 1: adds to the gradient, 0: overwrites it */
 } tshi_backward_params;
 
 /* A unary or binary op, or tsh_where: its tshi_op and its kernels. */
@@ -71,7 +71,7 @@ typedef struct tshi_map_row {
     tshi_op op;    /* the first field, because backward casts node->op to tshi_map_row */
     /* bit i: the gradient of input i is that of the output, if input i is not broadcast */
     unsigned pass;
-    /* kernels per instruction set; backward: one table per input */
+    /* tables of kernels, one per instruction set; `backward` has a table for each input */
     const tshi_kernel_fn *forward, *backward[3];
 } tshi_map_row;
 
@@ -93,7 +93,7 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0 */
     tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1 */
     for (k = 0; k < node->n; k++) {
-        const int from = node->saved[k] ? k : node->n; /* index n: the output */
+        const int from = node->saved[k] ? k : node->n; /* which saved values; n: the output's */
         const tsh_tensor *v = from < node->n ? node->in[from] : out;
         if (node->saved[from])
             tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
@@ -238,11 +238,12 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* Defines the op y = (a OP b), 1 or 0, and its public function. Compares integers as int64_t. */
+/* Sets a block of results y to (a OP b), 1 or 0; `type` is that of the values of a and b. */
 #define TSHI_COMPARE_LOOP(type, OP)                                                                \
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
         y[i] = ((const type *)as)[i] OP((const type *)bs)[i];                                      \
     }
+/* Defines the op y = (a OP b), 1 or 0, and its public function. Compares integers as int64_t. */
 #define TSHI_COMPARE(name, OP)                                                                     \
     TSHI_INLINE void tshi_map_##name##_body(int64_t n, const tshi_operand *x,                      \
                                             const double *none) {                                  \
@@ -299,7 +300,8 @@ TSHI_COMPARE(ge, >=)
 #undef TSHI_COMPARE
 #undef TSHI_COMPARE_LOOP
 
-/* y = m ? a : b. (An integer m other than 0 converts to a tsh_real other than 0.) */
+/* The kernels of tsh_where: y = m ? a : b, and the gradients of a and b. (An integer m other than 0
+ * converts to a tsh_real other than 0.) */
 TSHI_MAP_KERNEL(tshi_map_where, double, 0, 0, 3, m, a, b, m != 0 ? a : b)
 TSHI_MAP_KERNEL(tshi_map_where_da, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? g : 0)
 TSHI_MAP_KERNEL(tshi_map_where_db, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? 0 : g)
@@ -322,8 +324,8 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
                         tshi_map_where[ctx->isa], 0);
 }
 
-/* Backward of ops whose output equals input 0, apart from the dtype: dx = dy. (Gradients are
- * tsh_real, whatever the dtypes are.) */
+/* Computes dx = dy, the backward of ops whose output equals input 0, apart from the dtype.
+ * (Gradients are tsh_real, whatever the dtypes are.) */
 static void tshi_map_same_backward(tshi_node *node) {
     tshi_tape_identity(node, 0);
 }

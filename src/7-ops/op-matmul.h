@@ -37,7 +37,7 @@ static void tshi_matmul_alone(const tsh_ctx *ctx, const tshi_product *x, char *s
     ctx->gemm.multiply(x->m, x->n, x->k, x->alpha, (const tsh_real *)x->a.data, x->a.row,
                        x->a.column, (const tsh_real *)x->b.data, x->b.row, x->b.column,
                        apart ? TSHI_R(1) : x->beta, (tsh_real *)x->c.data, x->c.row, x->c.column,
-                       tshi_team_spare(ctx), ctx->gemm.user); /* spare: threads it may use */
+                       tshi_team_spare(ctx), ctx->gemm.user); /* spare: threads the gemm may use */
 }
 
 /* A tshi_team_fn: computes the rows or columns [from, to) of C. */
@@ -89,16 +89,16 @@ static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
     return *then;
 }
 
-/* C = alpha A B + beta D by the rank's threads; shapes as in tshi_product. The longer side of C is
- * divided among threads, so that little of A and B is packed twice, at multiples of ROWS or
- * COLUMNS, which are whole tiles of every micro-kernel. If `transposed` is 1, the built-in gemm
- * computes C^T. */
+/* Computes C = alpha A B + beta D by the rank's threads; shapes: A (m, k), B (k, n), the others
+ * (m, n). The longer side of C is divided among threads, so that little of A and B is packed twice,
+ * at multiples of ROWS or COLUMNS, which are whole tiles of every micro-kernel. If `transposed` is
+ * 1, the built-in gemm computes C^T. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
     enum {
-        ROWS = 12,         /* m is cut at multiples of it: whole tiles (n, if C^T is computed) */
-        COLUMNS = 32,      /* n is cut at multiples of it (m, if C^T is computed) */
+        ROWS = 12,         /* m (n, if C^T is computed) is cut at multiples of ROWS */
+        COLUMNS = 32,      /* n (m, if C^T is computed) is cut at multiples of COLUMNS */
         SIDE = 96,         /* least number of rows or columns per thread */
         MIN_WORK = 1 << 20 /* least number of multiply-adds per thread */
     };
@@ -121,7 +121,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     if (pieces == 1 && !ctx->gemm.multiply && scratch && ctx->error.code == TSH_OK) {
         const tshi_product product = {m, n, k, alpha, beta, a, b, d, c, &progress};
         tshi_gemm_run(ctx->gemm_kernel, scratch, product);
-        return; /* the rest would take longer than a small product */
+        return; /* the code below would take longer than a small product */
     }
     const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, 1, &converted[0]); /* shape (m, k) */
     const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, 1, &converted[1]); /* shape (k, n) */
@@ -140,7 +140,7 @@ static int tshi_matmul_rounds(const tsh_tensor *out, const tsh_tensor *a, const 
     return out->dtype == TSH_BF16 && a->dtype == TSH_BF16 && b->dtype == TSH_BF16;
 }
 
-/* C = alpha A B + beta C; shapes: A (m, k), B (k, n), C (m, n). */
+/* Computes C = alpha A B + beta C; shapes: A (m, k), B (k, n), C (m, n). */
 static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                              tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
     tshi_matmul_run(ctx, m, n, k, alpha, a, b, beta, c, c);
@@ -148,23 +148,24 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* -- tiles, for ops that pack by themselves -------------------------------- */
 
-/* Operand A of tshi_matmul_tiles, packed in strips of mr rows: word (i, p) is
+/* Operand A of tshi_matmul_tiles, packed in strips of mr rows: element (i, p), or pair of bf16, is
  * data[i / mr * mr * next + i % mr * row + p * column]. */
 typedef struct tshi_matmul_strips {
     const tsh_real *data;
     int64_t row, column, next;
 } tshi_matmul_strips;
 
-/* Operand B of tshi_matmul_tiles, packed in slivers of nr columns: word (p, j) is data[p * row +
- * j / nr * next + j % nr]. form: of B and A: TSHI_GEMM_REALS or TSHI_GEMM_PAIRS. */
+/* Operand B of tshi_matmul_tiles, packed in slivers of nr columns: element (p, j), or pair of bf16,
+ * is data[p * row + j / nr * next + j % nr]. form: what elements of B and A are: TSHI_GEMM_REALS or
+ * TSHI_GEMM_PAIRS. */
 typedef struct tshi_matmul_slivers {
     const tsh_real *data;
     int64_t row, next;
     tshi_gemm_form form;
 } tshi_matmul_slivers;
 
-/* Packs the rows of x, shape (n, k), as rows of A or columns of B: in slivers of `width` rows that
- * begin `next` words apart. The last sliver is filled up with zeros. */
+/* Packs the rows of x, shape (n, k), as rows of A or columns of B: in groups of `width` rows that
+ * begin `next` tsh_real (or pairs of bf16) apart. The last group is filled up with zeros. */
 static void tshi_matmul_pack(const tshi_gemm_kernel *kernel, tsh_real *to, int width, int64_t n,
                              int64_t k, int64_t next, tshi_matrix x, tshi_gemm_form form) {
     for (int64_t j = 0; j < n; j += width)
@@ -180,10 +181,10 @@ typedef struct tshi_matmul_stairs {
 
 enum { TSHI_MATMUL_ALL = 1 << 30 };
 
-/* C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). The rows of C have
- * space for a multiple of nr / 2 elements. Elements outside the stairs are not computed, or become
- * any number. The order of each sum is that of tshi_gemm_run for a k of one slice. Prefetches the
- * cache lines of `walk` meanwhile. */
+/* Computes C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). The rows of C
+ * have space for a multiple of nr / 2 elements. Elements outside the stairs are not computed, or
+ * become any number. The order of each sum is that of tshi_gemm_run for a k of one slice.
+ * Prefetches the cache lines of `walk` meanwhile. */
 static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                               tsh_real alpha, tshi_matmul_strips a, tshi_matmul_slivers b, int add,
                               tshi_matrix c, tshi_matmul_stairs stairs, tshi_gemm_walk *walk) {
@@ -226,7 +227,7 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
 /* The matrices in a tensor's last two dimensions: one for each index of out's batch dimensions. */
 typedef struct tshi_batches {
     tshi_matrix first;            /* the matrix at batch index 0 */
-    int64_t stride[TSH_MAX_DIMS]; /* along out's batch dimensions; 0 where the tensor broadcasts */
+    int64_t stride[TSH_MAX_DIMS]; /* strides over out's batches; 0 where the tensor broadcasts */
 } tshi_batches;
 
 /* Returns the matrices in `data`: t's values or its gradient, of the given strides. */
@@ -234,14 +235,14 @@ static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dty
                                         const int64_t *stride, const tsh_tensor *out) {
     const int64_t *last = stride + t->ndim - 2; /* strides of rows and columns */
     tshi_batches all;
-    int d, skip = out->ndim - t->ndim; /* batch dimensions that t lacks */
+    int d, skip = out->ndim - t->ndim; /* skip: number of batch dimensions that t lacks */
     all.first = tshi_gemm_matrix_of(data, dtype, last[0], last[1]);
     for (d = 0; d < out->ndim - 2; d++)
         all.stride[d] = d < skip || t->dim[d - skip] == 1 ? 0 : stride[d - skip];
     return all;
 }
 
-/* Returns the matrix of the batch with this row-major, local index. */
+/* Returns the matrix at the row-major, local index `index` of out's batch dimensions. */
 static tshi_matrix tshi_matmul_batch(const tshi_batches *all, const tsh_tensor *out,
                                      int64_t index) {
     tshi_matrix m = all->first;
@@ -254,7 +255,7 @@ static tshi_matrix tshi_matmul_batch(const tshi_batches *all, const tsh_tensor *
     return m;
 }
 
-/* C = A B + beta C for all batches of out; shapes: A (m, k), B (k, n), C (m, n). */
+/* Computes C = A B + beta C for all batches of out; shapes: A (m, k), B (k, n), C (m, n). */
 static void tshi_matmul_batched(const tsh_tensor *out, int64_t m, int64_t n, int64_t k,
                                 const tshi_batches *a, const tshi_batches *b, tsh_real beta,
                                 const tshi_batches *c) {
@@ -316,7 +317,7 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     tsh_tensor *in[2] = {a, b}, *out;
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_matmul", "a b", in, 2);
     tshi_output output;
-    tshi_batches as, bs, cs; /* A, B and C of all batches */
+    tshi_batches as, bs, cs; /* the matrices A, B and C of all batches */
     if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     out = tshi_tensor_out(ctx, "tsh_matmul", a->dtype, &output.shape, &output.layout);

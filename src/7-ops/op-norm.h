@@ -58,7 +58,7 @@ TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, ts
     }
 }
 
-/* One row of n features: y = (x - mean) rstd w + b; b may be NULL. stats: mean, rstd. */
+/* Normalises one row of n features: y = (x - mean) rstd w + b; b may be NULL. stats: mean, rstd. */
 TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w, const tsh_real *b,
                                const tsh_real *stats, int64_t n) {
     const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *bs;
@@ -89,7 +89,8 @@ typedef struct tshi_norm {
     tshi_norm_pass pass;
 } tshi_norm;
 
-/* Forward kernel of n rows: y (n, d) and stats (n, 2) from x (n, d), w (d) and b (d) or NULL. */
+/* The operands of the forward kernel, which computes y (n, d) and stats (n, 2), the mean and rstd
+ * of each row, from x (n, d), w (d) and b (d) or NULL. */
 enum { TSHI_NORM_Y, TSHI_NORM_X, TSHI_NORM_W, TSHI_NORM_B, TSHI_NORM_STATS, TSHI_NORM_OPERANDS };
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
     const tshi_operand *from = &operand[TSHI_NORM_X], *to = &operand[TSHI_NORM_Y];
@@ -160,7 +161,7 @@ TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_rea
     }
 }
 
-/* One row of n features: dw += dy xh and db += dy. */
+/* Adds one row of n features to the gradients: dw += dy xh, with xh = (x - mean) rstd; db += dy. */
 TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
                                         const tsh_real *stats, int64_t n,
                                         tsh_real *TSHI_RESTRICT dw, tsh_real *TSHI_RESTRICT db) {
@@ -172,8 +173,8 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
     }
 }
 
-/* One row of n features: dx = (h - mean(h) - xh mean(h xh)) rstd; add 1: dx += that. means:
- * mean(h), mean(h xh). */
+/* Computes dx of one row of n features: (h - mean(h) - xh mean(h xh)) rstd, where h = w dy and
+ * xh = (x - mean) rstd. add 1: adds this to dx, 0: overwrites dx. means: mean(h), mean(h xh). */
 TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
                                     const tsh_real *dy, const tsh_real *stats,
                                     const tsh_real *means, int64_t n, int add) {
@@ -191,8 +192,9 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
     }
 }
 
-/* One row of d features: writes mean(h) and mean(h xh) to `means`. If the features are sharded,
- * writes this rank's part of each: its sum divided by the number of all features. */
+/* Writes mean(h) and mean(h xh) of one row to `means`, where h = w dy and xh = (x - mean) rstd. If
+ * the features are sharded, writes this rank's part of each mean: the sum over its features,
+ * divided by the number of all features. */
 TSHI_INLINE void tshi_norm_means(const tsh_real *x, const tsh_real *w, const tsh_real *dy,
                                  const tsh_real *stats, const tshi_norm *p, tsh_real *means) {
     tsh_real lane[2 * TSHI_BLOCK], pad[3][TSHI_BLOCK];
@@ -211,9 +213,9 @@ TSHI_INLINE void tshi_norm_means(const tsh_real *x, const tsh_real *w, const tsh
     means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(p->all);
 }
 
-/* Backward kernel of n rows. Skips dx if it is NULL; skips dw and db if dw is NULL. Operands: X, W,
- * STATS as in forward, DX in the place of Y, DY in the place of B, then DW and DB, and the MEANS of
- * h and of h xh, used if the features are sharded. */
+/* The operands of the backward kernel of n rows: X, W and STATS as in forward, DX in the place of
+ * Y, DY in the place of B, then DW and DB, and the MEANS of h and of h xh, used if the features are
+ * sharded. The kernel skips dx if DX is NULL, and dw and db if DW is NULL. */
 enum { TSHI_NORM_DX = TSHI_NORM_Y, TSHI_NORM_DY = TSHI_NORM_B, TSHI_NORM_DW = TSHI_NORM_OPERANDS };
 enum { TSHI_NORM_DB = TSHI_NORM_DW + 1, TSHI_NORM_MEANS, TSHI_NORM_GRAD_OPERANDS };
 TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
@@ -369,7 +371,7 @@ static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     return 1;
 }
 
-/* Runs the rows of work forward, in two passes if the features are sharded. */
+/* Normalises the rows of work, in two passes if the features are sharded. */
 static void tshi_norm_forward(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p) {
     tsh_real *stats = (tsh_real *)work->x[TSHI_NORM_STATS].data; /* shape (rows, 2) */
     if (p->cut) {
@@ -390,7 +392,7 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     /* shapes: x and out (.., d), weight and bias (d) or NULL */
     tsh_tensor *in[] = {x, weight, bias}, *out;
     tsh_ctx *ctx = tshi_norm_check(op, in);
-    tshi_norm p = *options; /* features are filled in below */
+    tshi_norm p = *options; /* d, all and cut are filled in below */
     tshi_output output;
     tshi_block *stats, *scratch[3] = {NULL, NULL, NULL}, *unrounded;
     tsh_real *values[3] = {NULL, NULL, NULL}, *y; /* x (rows, d), weight, bias (d); y (rows, d) */

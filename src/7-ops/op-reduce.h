@@ -11,10 +11,10 @@
 
 /* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
-    double c;   /* sum: 1; mean: 1 / (number of elements summed) */
+    double c;   /* factor of a sum: 1, in tsh_mean 1 / (number of elements summed) */
     int64_t n;  /* local length of the reduced dimension; if all are: number of local elements */
     int axis;   /* the reduced dimension; -1: all */
-    int is_log; /* softmax: 1 for log_softmax */
+    int is_log; /* 1: tsh_log_softmax, 0: tsh_softmax or another op */
 } tshi_reduce_params;
 
 /* The plan of one reduction. The local input is an array of shape (outer, n, inner), reduced along
@@ -77,10 +77,11 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_reduce_sum, tshi_reduce_params);
 
-/* Fills in the strides that broadcast out to x's shape: 0 along reduced dimensions. */
+/* Fills in the strides that broadcast out to x's shape: 0 along the reduced dimension `axis`, or
+ * along all dimensions if axis is -1. */
 static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
                                int64_t *stride) {
-    int d, o = 0; /* o: the dimension of out that stands for d */
+    int d, o = 0; /* o: the dimension of out that corresponds to x's dimension d */
     for (d = 0; d < x->ndim; d++) {
         int reduced = axis < 0 || d == axis;
         stride[d] = reduced ? 0 : out->stride[o];
@@ -113,8 +114,8 @@ static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_re
     for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
 }
 
-/* dx = c dy, broadcast along the reduced dimensions; c is 1 for a sum, and 1 / (number of elements)
- * for a mean. */
+/* Computes dx = c dy, broadcast along the reduced dimensions; c is 1 for a sum, and 1 / (number of
+ * elements) for a mean. */
 static void tshi_reduce_sum_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_tensor *x = node->in[0];
@@ -128,7 +129,7 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    /* as operand v, which the kernel does not read */
+    /* the kernel's operand v, which its formula does not read */
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
     back.c = params->c;
     back.add = dest.add;
@@ -140,7 +141,7 @@ static const tshi_op tshi_reduce_sum_op = {
 static const tshi_op tshi_reduce_mean_op = {
     "tsh_mean", "x", tshi_rule_sum, tshi_reduce_sum_backward, TSHI_NONE, 0};
 
-/* Runs tsh_sum, or tsh_mean if `mean`. */
+/* Runs tsh_sum, or tsh_mean if `mean` is 1. */
 static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
@@ -175,7 +176,7 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
 /* Returns a handle of t's values with the axis moved to the last dimension; axis -1: with t's own
  * order. */
 static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
-    tsh_tensor rows = *t; /* takes no reference to the block */
+    tsh_tensor rows = *t; /* a copy that holds no reference to t's block */
     int d;
     for (d = axis; d >= 0 && d < t->ndim - 1; d++) { /* shifts later dimensions left */
         rows.dim[d] = t->dim[d + 1];
@@ -188,7 +189,8 @@ static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
     return rows;
 }
 
-/* As tshi_kernel_output, but the buffer is row-major: *scratch if out itself is not. */
+/* Returns a buffer for out's values as tshi_kernel_output does, but a row-major one: in *scratch if
+ * out itself is not row-major. */
 static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
     if (tshi_tensor_is_dense(out)) return tshi_kernel_output(out, scratch);
     *scratch = tshi_mem_alloc(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
@@ -263,7 +265,7 @@ typedef enum tshi_largest {
 /* The largest value of a rank's shard of a row. */
 typedef struct tshi_best {
     double value;
-    int64_t place; /* global index; -1: the shard is empty */
+    int64_t place; /* global index of the value along the row; -1: the shard is empty */
 } tshi_best;
 
 /* Replaces the local maximum of each of n rows, and its local index, by the largest value on all
@@ -275,8 +277,8 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                                        (size_t)((size + 1) * n) * sizeof(tshi_best) +
                                            (size_t)size * sizeof(int64_t));
-    tshi_best *own, *all;  /* shapes (n), (P, n) */
-    int64_t *counts, i, r; /* counts: (P) */
+    tshi_best *own, *all;  /* best of each row: this rank's, shape (n); all ranks', (size, n) */
+    int64_t *counts, i, r; /* counts: words that each rank sends, shape (size) */
     if (!block) return;
     own = (tshi_best *)tshi_mem_data(block);
     all = own + n;
@@ -322,7 +324,8 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     tsh_real *max = NULL; /* where the maxima go; NULL: not needed */
     void *place;          /* int64_t indices: in out, or in aux for backward */
     const int argmax = what != TSHI_LARGEST_VALUE;
-    /* cut: the dimension is sharded over several ranks; keeps: maxima are in scratch */
+    /* cut: 1 if the dimension is sharded over several ranks; keeps: 1 if the maxima go to scratch
+     * (`unrounded`) */
     int cut, keeps;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
@@ -366,7 +369,8 @@ TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
     return tshi_reduce_max(&tshi_reduce_max_op, x, dim, keepdim, TSHI_LARGEST_VALUE);
 }
 
-/* tsh_sample with temperature 0 of logits R or S(-1). */
+/* Runs tsh_sample with temperature 0, for logits that are replicated or sharded along the last
+ * dimension. */
 static tsh_tensor *tshi_reduce_greedy(tsh_tensor *logits) {
     return tshi_reduce_max(&tshi_reduce_greedy_op, logits, -1, 0, TSHI_LARGEST_FINITE);
 }
@@ -405,7 +409,8 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax, tshi_reduce_params);
 
-/* Backward of the kernel above. Operands: dx, y and dy, dense rows of p->n values. */
+/* Computes the backward of softmax or log_softmax of rows. Operands: dx, y and dy, dense rows of
+ * p->n values. */
 TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand *operand,
                                                const tshi_reduce_params *p, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
@@ -430,11 +435,11 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
 
-/* Runs the kernel above on rows of dx, y (saved) and dy. */
+/* Backward of both softmaxes: runs tshi_reduce_softmax_grad on rows of dx, y (saved) and dy. */
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* gives dx's strides */
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* has dx's strides */
     tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
     tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
     tshi_block *scratch[3]; /* dense copies of dx, y, dy, or NULL */
@@ -458,7 +463,7 @@ static const tshi_op tshi_reduce_softmax_op = {
 static const tshi_op tshi_reduce_log_softmax_op = {
     "tsh_log_softmax", "x", tshi_rule_whole, tshi_reduce_softmax_backward, TSHI_OUT, 0};
 
-/* Runs tsh_softmax, or tsh_log_softmax if is_log. */
+/* Runs tsh_softmax, or tsh_log_softmax if is_log is 1. */
 static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
     tsh_shape shape = tsh_shape_of(x);

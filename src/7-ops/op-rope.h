@@ -4,24 +4,25 @@
 /* Needs: >>op.                                                               */
 /* ========================================================================== */
 
-/* x is (.., T, D). Pair i of the row at position t is rotated by the angle u = t base^(-2 i /
- * dims), or t freqs[i]: (a, b) becomes factor (a cos u - b sin u, b cos u + a sin u). Features from
- * `dims` on are not changed. Backward rotates the gradient by -u. */
+/* The parameters of tsh_rope's kernel, and the params of its node. x is (.., T, D). Pair i of the
+ * row at position t is rotated by the angle u = t base^(-2 i / dims), or t freqs[i]: (a, b) becomes
+ * factor (a cos u - b sin u, b cos u + a sin u). Features from `dims` on are not changed. Backward
+ * rotates the gradient by -u. */
 typedef struct tshi_rope {
     int64_t pairs;        /* number of pairs: dims / 2 */
     int by_batch;         /* 1: each index of x's first dimension has positions of its own */
-    int64_t next;         /* from the a of one pair to the a of the next, in features */
-    int64_t gap;          /* from a to b of a pair, in features */
+    int64_t next;         /* distance from the a of one pair to that of the next, in features */
+    int64_t gap;          /* distance from a to b of a pair, in features */
     double sign;          /* sign of the angle: 1, in backward -1 */
     int add;              /* 1: y += ..., 0: y = ... */
-    int64_t gap_x, gap_y; /* gap in elements of x; of y */
+    int64_t gap_x, gap_y; /* the same distance in elements of x's memory; of y's */
 } tshi_rope;
 
-/* Rotates n pairs. Operands: y and x, each from the a of the first pair on; the table of the
- * position, `pairs` cosines followed by `pairs` sines. */
+/* Rotates n pairs (a, b). Operands: y and x, each beginning with the first pair's a; the table of
+ * the position, `pairs` cosines followed by `pairs` sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
-    /* begins with the a of the first pair, as x does */
+    /* y and x point to the first element (a) of the first pair (a, b) */
     tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *TSHI_RESTRICT table = (const tsh_real *)operand[2].data;
@@ -40,8 +41,9 @@ TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_rope_pairs, tshi_rope);
 
-/* Rotates the pairs of x to y and copies, or adds, the features after the pairs. x and y have t's
- * local shape and the strides sx and sy. table: see tshi_rope_table. */
+/* Writes x to y, its pairs rotated and the features after the pairs as they are; if rope->add is 1,
+ * adds to y instead. x and y have t's local shape and the strides sx and sy. table: see
+ * tshi_rope_table. */
 static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
                              const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
     const int last = t->ndim - 1, isa = t->ctx->isa;
@@ -105,10 +107,10 @@ static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int
     }
 }
 
-/* Returns a new reference to the table of all local positions, shape (texts, rows, 2, pairs).
- * texts: 1 or, if desc has starts, the local length of x's first dimension. The ctx keeps the
- * table, unless positions are sharded, because k and the other layers need the same. NULL: no
- * memory. */
+/* Returns a new reference to the table of cosines and sines of all local positions, shape (texts,
+ * rows, 2, pairs). texts: 1 or, if desc has starts, the local length of x's first dimension. The
+ * ctx keeps the table, unless positions are sharded, because k and the other layers need the same.
+ * NULL: no memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, const tsh_rope_desc *desc) {
     const int64_t rows = x->local[x->ndim - 2], texts = desc->starts ? x->local[0] : 1;
     tsh_ctx *ctx = x->ctx;
@@ -173,7 +175,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     tshi_output output;
     tshi_rope rope = {0, 0, 0, 0, 1, 0, 0, 0}; /* sign is 1 */
     tshi_block *table, *scratch, *unrounded;
-    tsh_real *values, *y; /* x and y, shape (.., T, D) */
+    tsh_real *values, *y; /* the values of x and of the output, shape (.., T, D) */
     int64_t stride[TSH_MAX_DIMS];
     tsh_tensor *out;
     if (!desc) desc = &usual;

@@ -24,7 +24,8 @@ TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
     if (!ctx) return NULL;
     out = tshi_tensor_view(x);
     for (d = 0; out && d < x->ndim; d++) {
-        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1; /* dimension d of the view */
+        /* the dimension of x that becomes dimension d of the view; -1: there is none */
+        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1;
         if (from < 0 || (seen >> from & 1u))
             return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                    "tsh_permute: entry %d does not name a new dimension of %d", d,
@@ -57,13 +58,13 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
 /* -- slices ----------------------------------------------------------------- */
 
 /* Narrows out, a view, to elements [start, start + length) of its sharded dimension d. Returns 0 if
- * they are not whole segments: no layout describes the ranks' shards of other parts. */
+ * these are not whole segments: of a part of a segment, no layout describes the ranks' shards. */
 static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
     tsh_layout *layout = &out->layout;
     const tsh_segment *segment = layout->segment;
     const int64_t end = start + length;
     tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range of each segment */
-    int64_t at = 0, local = 0;         /* at: where segment s starts; local: this rank's elements */
+    int64_t at = 0, local = 0;         /* start of segment s; this rank's elements that are kept */
     int s, kept = 0;                   /* kept: number of segments in [start, end) */
     (void)tshi_layout_own(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
@@ -103,7 +104,8 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     out = tshi_tensor_view(x);
     if (!out) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim == d && (start || length != x->dim[d])) {
-        if (length > 0 && start % length == 0 && x->dim[d] % length == 0) /* as [Q|K|V] */
+        /* the slice is one of several equal parts, such as Q of [Q|K|V] */
+        if (length > 0 && start % length == 0 && x->dim[d] % length == 0)
             tshi_view_hint_fused(x, x->dim[d] / length, hint, sizeof hint);
         if (!tshi_view_segments(out, d, start, length))
             return tshi_error_null(
@@ -123,7 +125,7 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
 TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
     int64_t length = tsh_size(x, dim); /* length of the dimension that is split */
     int i;
-    for (i = 0; i < n && parts; i++) parts[i] = NULL; /* NULL after an error */
+    for (i = 0; i < n && parts; i++) parts[i] = NULL; /* after an error, all parts are NULL */
     if (!tshi_tensor_check("tsh_split", "x", &x, 1))
         return x ? x->ctx->error.code : TSH_ERR_ARGUMENT;
     if (tshi_tensor_axis(x, dim) < 0)
@@ -131,8 +133,8 @@ TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) 
                         x->ndim);
     if (n < 1 || !parts || length % n)
         return tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                        "tsh_split: a dimension of %lld has no %d equal parts",
-                        (long long)length, n);
+                        "tsh_split: a dimension of %lld has no %d equal parts", (long long)length,
+                        n);
     for (i = 0; i < n; i++) parts[i] = tsh_slice(x, dim, i * (length / n), length / n);
     return x->ctx->error.code;
 }
@@ -143,7 +145,7 @@ TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) 
 static void tshi_view_concat_backward(tshi_node *node) {
     int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
-    int64_t at = 0; /* where the part starts in dy, along dim */
+    int64_t at = 0; /* where part i starts in dy, along dim */
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *part = node->in[i];
         tshi_dest dest;
@@ -154,20 +156,20 @@ static void tshi_view_concat_backward(tshi_node *node) {
     }
 }
 
-/* Returns 1 if part i can be joined to part 0 along dimension d: its other sizes are the same, and
- * so is its dtype, unless ops compute with both; else 0 and an error. */
+/* Returns 1 if part i can be joined to part 0 along dimension d: all other sizes are equal, and the
+ * dtypes are equal or both are ones that ops compute with; else 0 and an error. */
 static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    int e, fits = p->ndim == first->ndim; /* fits: 1 if the sizes do */
+    int e, fits = p->ndim == first->ndim; /* fits: 1 if all sizes except that of d are equal */
     for (e = 0; e < first->ndim && fits; e++) fits = e == d || p->dim[e] == first->dim[e];
-    if (fits && (p->dtype == first->dtype || (tshi_dtype_computes(p->dtype) &&
-                                              tshi_dtype_computes(first->dtype))))
+    if (fits && (p->dtype == first->dtype ||
+                 (tshi_dtype_computes(p->dtype) && tshi_dtype_computes(first->dtype))))
         return 1;
     (void)tsh_fail(p->ctx, fits ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
                    "tsh_concat: part %d, %s %s, does not go with %s %s along dimension %d", i,
-                   tshi_dtype_name(p->dtype), tshi_tensor_text(p, a),
-                   tshi_dtype_name(first->dtype), tshi_tensor_text(first, b), d);
+                   tshi_dtype_name(p->dtype), tshi_tensor_text(p, a), tshi_dtype_name(first->dtype),
+                   tshi_tensor_text(first, b), d);
     return 0;
 }
 
@@ -212,7 +214,8 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
 
 /* -- reshape ---------------------------------------------------------------- */
 
-/* Computes the size of shape that is -1, if any. Returns 0 if x's number of elements differs. */
+/* Computes the size of shape that is -1, if any. Returns 0 if shape cannot have as many elements as
+ * x. */
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int64_t total = tsh_numel(x), known = 1; /* known: product of the sizes given */
     int d, open = -1;                        /* open: the dimension whose size is -1 */
@@ -274,11 +277,11 @@ static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     for (s = 1; s < layout->segments && same; s++)
         same = layout->segment[s].length == layout->segment[0].length &&
                layout->segment[s].unit == layout->segment[0].unit;
-    if (same) { /* sharded along the next dimension, of D */
+    if (same) { /* the dimension after that of the segments is the sharded one */
         layout->segments = 1;
         b0++;
     }
-    layout->dim = b0; /* its sizes are those of d times inner / divisor */
+    layout->dim = b0; /* its segments are as long as those of d, times inner / divisor */
     divisor = tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1);
     for (s = 0; s < layout->segments; s++) {
         tsh_segment *segment = &layout->segment[s];
@@ -289,14 +292,14 @@ static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     return 1;
 }
 
-/* tshi_view_shards for an empty x, whose sizes have the product 0. If the sharded dimension has
- * length 0, it becomes the corresponding dimension of length 0; else the one that it would become
- * if all sizes of 0 were 1. */
+/* Does what tshi_view_shards does, for an x without elements. If the sharded dimension has length
+ * 0, it becomes the corresponding dimension of length 0; else the one that it would become if all
+ * sizes of 0 were 1. */
 static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *shape,
                                          tsh_layout *layout) {
     tsh_tensor from = *x; /* x's shape and the new one, with 1 for each size of 0 */
     tsh_shape to = *shape;
-    int d, zeros = 0; /* number of sizes of 0 up to and with that of the sharded dimension */
+    int d, zeros = 0; /* number of sizes of 0 in x, up to and including the sharded dimension's */
     for (d = 0; d < x->ndim; d++) {
         if (!x->dim[d] && d <= x->layout.dim) zeros++;
         if (!x->dim[d]) from.dim[d] = 1;
@@ -323,10 +326,10 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
  * into fused parts or heads: (3 H D) to (3, H, D), (H D) to (H, D). */
 static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape *shape, char *hint,
                                            size_t size) {
-    int a0 = 0, a1 = 0, b0 = 0, b1 = 0, heads; /* heads: the dimension of shape that has them */
+    int a0 = 0, a1 = 0, b0 = 0, b1 = 0, heads; /* heads: which dimension of shape counts heads */
     if (!tsh_numel(x)) return;
     tshi_view_group(x, shape, x->layout.dim, &a0, &a1, &b0, &b1);
-    if (a1 - a0 != 1 || b1 - b0 < 2) return; /* other dimensions are merged with it */
+    if (a1 - a0 != 1 || b1 - b0 < 2) return; /* the sharded dimension is merged, or not split */
     if (b1 - b0 > 2 || shape->dim[b0] == 3) tshi_view_hint_fused(x, shape->dim[b0], hint, size);
     heads = b0 + (x->layout.segments > 1 && b1 - b0 > 2);
     if (!*hint)
@@ -337,11 +340,11 @@ static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape 
                      (long long)tshi_tensor_product(shape->dim + heads + 1, b1 - heads - 1));
 }
 
-/* Fills in strides with which x's local values have the local sizes `to`. Returns 0 if no strides
- * do: then x must be copied. */
+/* Fills in the strides with which x's local values have the ndim local sizes `to`. Returns 0 if
+ * there are no such strides: then x must be copied. */
 static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, int64_t *stride) {
-    int64_t run = 1, step = 1;         /* run: elements at equal distance `step` */
-    /* the next dimension of x, of `to`, from the last one down */
+    int64_t run = 1, step = 1; /* run: number of elements that lie `step` apart */
+    /* i: the next dimension of x, j: of `to`, both from the last one down */
     int i = x->ndim - 1, j = ndim - 1;
     tshi_tensor_strides(to, ndim, stride);
     if (!tsh_local_numel(x)) return 1; /* no values: any strides do */

@@ -4,9 +4,9 @@
 /* Needs: >>tape-grad >>rule.                                                 */
 /* ========================================================================== */
 
-/* Records a call of op, as tshi_tape_record does, with a copy of its options. aux (may be NULL): a
- * block that backward reads. The node owns it from then on; if no node is recorded, as after an
- * error, aux is released here. */
+/* Records a call of op, as tshi_tape_record does, with a copy of its options: `bytes` bytes at
+ * params. aux: a block that backward reads, or NULL. The node owns aux from then on; if no node is
+ * recorded, as after an error, aux is released here. */
 static void tshi_op_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                            unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
     tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
@@ -26,7 +26,7 @@ static void tshi_op_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const
 static tsh_real *tshi_op_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
                                     tshi_block **scratch) {
     int64_t stride[TSH_MAX_DIMS];
-    int d, direct = !dest->add; /* direct: the kernel writes to dest */
+    int d, direct = !dest->add; /* direct: 1 if the kernel writes to dest itself */
     tshi_tensor_strides(x->local, x->ndim, stride);
     for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
     *scratch = NULL;

@@ -14,16 +14,16 @@
  * Input and output are dense. The collectives take the shards of all ranks in rank order. With
  * fused segments (q, k, v in one weight) a shard is not one run of memory: it is reordered. */
 
-/* An array seen as (outer, length, inner): a layout cuts its middle dimension. */
+/* An array seen as `outer` rows of shape (length, inner): a layout cuts the dimension `length`. */
 typedef struct tshi_cut {
-    int64_t outer, length, inner; /* sizes of the three dimensions */
-    const tsh_layout *layout;     /* a sharded one: cuts `length` */
+    int64_t outer, length, inner; /* sizes of the array's three dimensions */
+    const tsh_layout *layout;     /* the layout that cuts the array: a sharded one */
     int size;                     /* number of ranks of tp */
     size_t width;                 /* bytes of an element */
 } tshi_cut;
 
-/* Returns how `layout` cuts an array. form has the global shape. other NULL: the array is whole;
- * else it is this rank's shard by the layout `other`. */
+/* Returns how `layout` cuts an array. other NULL: the array is a whole tensor; else it is this
+ * rank's shard of a tensor by the layout `other`. form has the tensor's global shape. */
 static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *layout,
                                       const tsh_layout *other, tsh_dtype dtype) {
     const tsh_comm *tp = &form->ctx->tp;
@@ -42,15 +42,15 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
     return cut;
 }
 
-/* Returns how many elements of an outer row are in `rank`'s shard; 0 if there is no outer row,
- * because collectives take blocks = 0 (tsh_coll.blocks) for 1. */
+/* Returns how many elements of one outer row (an index of cut->outer) are in `rank`'s shard; 0 if
+ * there is no outer row, because collectives take blocks = 0 (tsh_coll.blocks) for 1. */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
     if (!cut->outer) return 0;
     return tshi_layout_own(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
 }
 
-/* Copies rank's shard between the array `whole` and `shard`, whose outer rows begin `pitch`
- * elements apart. to_shard 1: to shard; 0: to whole. */
+/* Copies `rank`'s shard from its places in the array `whole` to the memory `shard` (to_shard 1), or
+ * back (0). In `shard`, the outer rows (indices of cut->outer) begin `pitch` elements apart. */
 static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, char *shard,
                                     int64_t pitch, int to_shard) {
     tsh_range range[TSH_MAX_SEGMENTS]; /* the shard's part of each segment */
@@ -72,9 +72,9 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
     }
 }
 
-/* Copies between the array `whole` and `shards`, the shards of all ranks in rank order. by_row 1:
- * each outer row has a part for each rank; 0: one shard follows the other. to_shards 1: to shards;
- * 0: to whole. */
+/* Copies the array `whole` to `shards`, the shards of all ranks in rank order (to_shards 1), or
+ * back (0). by_row 1: each outer row (an index of cut->outer) of `shards` has a part of every
+ * shard; 0: each shard is contiguous. */
 static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
                                     int to_shards) {
     int r;
@@ -86,17 +86,19 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
     }
 }
 
-/* S to R by all-gather (gather 1), or P to S by reduce-scatter (gather 0). form has the global
- * shape; `layout` is the sharded one. */
+/* Changes a layout from sharded to replicated by an all-gather (gather 1), or from a partial sum to
+ * sharded by a reduce-scatter (gather 0). form has the global shape; `layout` is the sharded one of
+ * the two layouts. */
 static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *layout, int gather, tsh_dtype dtype,
                                          const void *in, void *out) {
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
-    const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of `counts` */
+    const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of the array `counts` */
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
-    int64_t *counts; /* elements of each rank in an outer row */
-    void *ordered = gather ? out : tshi_kernel_unconst(in); /* whole array, in rank order */
+    int64_t *counts; /* number of elements that each rank has in an outer row */
+    /* the whole array; in each outer row, the elements of rank 0 come first, then of rank 1, ... */
+    void *ordered = gather ? out : tshi_kernel_unconst(in);
     int r;
     if (!scratch) return TSH_ERR_MEMORY;
     counts = (int64_t *)tshi_mem_data(scratch);
@@ -116,17 +118,18 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* S(i) to S(j) by all-to-all: every rank cuts its shard along j into a part for each rank, and
- * joins the parts that it receives along i. form has the global shape. */
+/* Changes a layout from S(i), sharded along dimension i, to S(j) by an all-to-all: every rank cuts
+ * its shard along j into a part for each rank, and joins the parts that it receives along i. form
+ * has the global shape. */
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
-    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* in, cut along j */
-    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* out, cut along i */
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* cuts `in` along j */
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* joins `out` along i */
     const size_t counted = (size_t)cut.size * sizeof(int64_t);
-    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* no shard is longer */
+    const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* enough for a shard of any size */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
-    int64_t *send, *recv;  /* elements to and from each rank */
+    int64_t *send, *recv;  /* number of elements sent to, and received from, each rank */
     char *sent, *received; /* data to and from all ranks, in rank order */
     int r;
     if (!scratch) return TSH_ERR_MEMORY;
@@ -144,8 +147,9 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* Moves dense local values from one layout to another, by the table above: `in` has the layout
- * `from`, `out` gets the layout `to`. form has the global shape. A collective over tp, or none. */
+/* Changes the layout of dense local values: `in` has the layout `from`, `out` gets the layout `to`.
+ * form has the global shape. Calls one collective over tp, or none if each rank already has all the
+ * values that it needs. */
 static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layout *from,
                                          const tsh_layout *to, tsh_dtype dtype, const void *in,
                                          void *out) {
@@ -191,9 +195,9 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     const int64_t n = from->kind == TSH_SHARDED ? tsh_local_numel(form) : tsh_numel(form);
     tsh_dtype dtype = from->kind == TSH_REPLICATED ? TSH_REAL /* nothing is sent */
                                                    : tshi_tape_sent_as(x);
-    tshi_block *scratch, *sent = NULL; /* sent: g, if it is sent in another dtype */
+    tshi_block *scratch, *sent = NULL; /* sent: g rounded to the dtype that is sent, or NULL */
     tshi_dest dest;
-    tsh_real *dx; /* dense gradient, of layout `to` */
+    tsh_real *dx; /* dense gradient of input 0, in the layout `to` */
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dx = tshi_op_dense_dest(x, &dest, &scratch);
     if (dx && dtype != TSH_REAL) sent = tshi_kernel_rounded(x->ctx, g, n, dtype);
@@ -207,13 +211,14 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     tshi_mem_release(x->ctx, sent);
 }
 
-/* Backward of the three ops below. After an all-gather (the last two), a complete gradient (gr) is
- * sliced, a partial one (gp) reduce-scattered, which costs less than to all-reduce and slice it. */
+/* Computes the backward of tsh_redistribute and tsh_tp_gather. After an all-gather, a complete
+ * gradient (gr) is sliced, and a partial sum (gp) is reduce-scattered, which costs less than to
+ * all-reduce and slice it. */
 static void tshi_redistribute_backward(tshi_node *node) {
     const tsh_tensor *out = node->out;
     const tsh_layout sum = tsh_partial(), whole = tsh_replicated();
     const tsh_layout *from = out->layout.kind == TSH_SHARDED ? &out->layout : &whole;
-    /* layout of input 0, as seen in the output's shape */
+    /* layout of the gradient of input 0: R, or S along a dimension of the output */
     const tsh_layout *to = (const tsh_layout *)node->params;
     if (out->gr.live)
         tshi_redistribute_back(node, out, from, to, (tsh_real *)tshi_mem_data(out->gr.block));
@@ -228,9 +233,9 @@ static const tshi_op tshi_redistribute_all_gather_op = {
 static const tshi_op tshi_redistribute_gather_op = {
     "tsh_tp_gather", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
 
-/* Redistributes x to `layout` and records op. shape: the output's global shape; from: x's layout in
- * this shape (tsh_tp_gather takes a replicated x for a shard). Backward gives x a sharded gradient
- * if `from` is sharded, else a replicated one. */
+/* Redistributes x to `layout` and records op. shape: the output's global shape; from: the layout
+ * that x is taken to have (tsh_tp_gather takes each rank's replicated x for a shard of the output).
+ * Backward gives x a sharded gradient if `from` is sharded, else a replicated one. */
 static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const tsh_layout *from,
                                          const tsh_shape *shape, const tsh_layout *layout) {
     tsh_tensor *out = tshi_tensor_out(x->ctx, op->name, x->dtype, shape, layout);
@@ -260,7 +265,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
                                tshi_tensor_text(x, a), tshi_layout_text(&layout, b, sizeof b));
     if (tshi_layout_identical(&x->layout, &layout)) return x;
     if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
-        tsh_tensor *out = tshi_tensor_view(x); /* no values move */
+        tsh_tensor *out = tshi_tensor_view(x); /* each rank already has its values */
         if (out) out->layout = layout;
         return out;
     }
@@ -299,8 +304,8 @@ static int tshi_redistribute_may_change(const tsh_tensor *t) {
     return 0;
 }
 
-/* One step of tsh_set_layout, in which the old or the new layout is not sharded. Changes the sizes
- * and the layout in *form, but no values. Fails if the ranks' shards would have different
+/* Does one step of tsh_set_layout, in which the old or the new layout is not sharded: changes the
+ * sizes and the layout in *form, but no values. Fails if the ranks' shards would have different
  * lengths. */
 static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
     tsh_ctx *ctx = form->ctx;
@@ -308,11 +313,11 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_tensor next = *form; /* what form becomes */
-    int64_t held, owned; /* length along d: that each shard must have; that rank r's shard has */
+    int64_t held, owned;     /* the length along d that all shards must have; that rank r's has */
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
     if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
     if (layout.kind == TSH_SHARDED && fits) { /* d becomes as long as all shards together */
-        fits = form->dim[d] <= INT64_MAX / 64 / ctx->tp.size; /* no overflow */
+        fits = form->dim[d] <= INT64_MAX / 64 / ctx->tp.size; /* 0: sizes could overflow */
         next.dim[d] *= fits ? ctx->tp.size : 1;
     }
     if (fits) fits = tshi_layout_resolve(&layout, next.ndim, next.dim);
@@ -353,7 +358,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
         tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size)) {
         if (tshi_layout_identical(&t->layout, &resolved)) return t;
-        form.layout = resolved; /* the same shards in other units */
+        form.layout = resolved; /* another layout that gives every rank the same shard */
     } else {
         if (t->layout.kind != TSH_REPLICATED && layout.kind != TSH_REPLICATED)
             (void)tshi_redistribute_declare(&form, tsh_replicated());
@@ -372,8 +377,9 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     return out;
 }
 
-/* Checks the input x of a tsh_tp_... function: replicated; or sharded if `sharded` is 1; or a
- * partial sum if `partial` is 1. Returns x's ctx; NULL and an error if x is none of these. */
+/* Checks that x, the input of the tsh_tp_... function named op, is replicated; it may also be
+ * sharded if `sharded` is 1, or a partial sum if `partial` is 1. Returns x's ctx; NULL and an error
+ * if x has another layout. */
 static tsh_ctx *tshi_redistribute_takes(const char *op, tsh_tensor *x, int sharded, int partial) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx;
@@ -399,7 +405,7 @@ static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
     return axis;
 }
 
-/* Returns 1 if redop can reduce x's dtype (TSH_AVG: floating ones only), else 0 and an error. */
+/* Returns 1 if redop can reduce x's dtype (TSH_AVG: floating dtypes only), else 0 and an error. */
 static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redop redop) {
     if ((unsigned)redop <= (unsigned)TSH_AVG &&
         (redop != TSH_AVG || tshi_dtypes[x->dtype].floating))
@@ -409,7 +415,8 @@ static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redo
     return 0;
 }
 
-/* Backward of tsh_tp_copy: dx = the all-reduce, by the redop, of this rank's gradient of out. */
+/* Computes the backward of tsh_tp_copy: dx is the all-reduce, by the op's redop, of the gradients
+ * of out on all ranks. */
 static void tshi_redistribute_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_redop op = *(const tsh_redop *)node->params;
@@ -440,7 +447,7 @@ TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
     tsh_ctx *ctx = tshi_redistribute_takes("tsh_tp_copy", x, 0, 0);
     tsh_tensor *out;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_copy", x, op)) return NULL;
-    if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x; /* acts only in backward */
+    if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x; /* no gradient to reduce */
     out = tshi_redistribute_window("tsh_tp_copy", &x);
     if (!out) return NULL;
     tshi_op_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, &op, sizeof op, NULL);

@@ -89,12 +89,12 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
     if (best < 0 || max > DBL_MAX || !(temperature > 0)) return max > DBL_MAX ? -1 : best;
     if (desc->top_k > 0 && desc->top_k < n) least = tshi_sample_kth(z, n, desc->top_k, scratch);
     for (i = 0; i < n; i++) {
-        z[i] = z[i] < least ? 0 : exp((z[i] - max) / temperature); /* 1 for the largest */
+        z[i] = z[i] < least ? 0 : exp((z[i] - max) / temperature); /* the largest becomes 1 */
         total += z[i];
     }
     least = desc->min_p;
     if (desc->top_p > 0 && desc->top_p < 1) {
-        /* all weights below this one together are less than what top_p may leave out */
+        /* the weights below `bound` together are less than what top_p may leave out */
         const double bound = (1 - desc->top_p) * total / (double)n;
         const int64_t count = tshi_sample_copy(z, n, bound, scratch);
         const double top = tshi_sample_threshold(scratch, count, desc->top_p * total, 0);
@@ -140,7 +140,8 @@ static int tshi_sample_check(tsh_tensor *logits, const tsh_sample_desc *desc) {
     return 1;
 }
 
-/* Draws the ids of all rows of x (.., V), replicated. previous: (.., n), replicated, or NULL. */
+/* Draws an id from each row of the logits x, shape (.., V). previous: the ids that get the penalty,
+ * shape (.., n), or NULL. Both are replicated. */
 static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
                              const tsh_sample_desc *desc, int64_t *ids) {
     tsh_ctx *ctx = x->ctx;

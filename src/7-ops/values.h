@@ -44,7 +44,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes) {
     tsh_layout whole = tsh_replicated();
-    tshi_block *scratch; /* this rank's slice, dense */
+    tshi_block *scratch; /* holds this rank's slice of the values to write, dense */
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (!tshi_values_io("tsh_write", ctx, t, extent, in, bytes)) return ctx->error.code;
     if (!(t->base->flags & TSHI_OWNED))
@@ -83,9 +83,9 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
         return text;
     tsh_text_add(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
-        int64_t run = 1; /* elements of a row, a matrix, ... */
+        int64_t run = 1; /* number of elements in a row, then in a matrix, ... */
         for (d = t->ndim - 1; d > 0 && e; d--)
-            /* a row, a matrix, ... ends */
+            /* writes a slash before the first element of each further row, matrix, ... */
             if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /");
         tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }

@@ -38,17 +38,17 @@ static tsh_module *tshi_layers_finish(tsh_module *module) {
 typedef struct tshi_attention_layer {
     /* the user's options, with defaults in place of counts that are 0 */
     tsh_attention_layer_desc desc;
-    tsh_rope_desc rope;            /* desc.rope points to it, or is NULL */
+    tsh_rope_desc rope; /* copy of the options to which desc.rope points; unused if that is NULL */
     tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: the layer has no such child */
     tsh_module *sinks;          /* child that holds the parameter "sinks"; NULL: none */
-    tsh_cache *cache;           /* NULL: no cache is attached */
+    tsh_cache *cache;           /* the cache attached to the layer; NULL: none */
     tsh_tensor *keys, *values;  /* cached keys and values, (B, Hkv, length, D) */
     tsh_tensor *held;           /* (B), i64: number of positions cached of each row */
 } tshi_attention_layer;
 
 struct tsh_cache {
     tsh_cache *next;    /* in the list ctx->caches */
-    tsh_module *module; /* serves the attention layers below it; NULL: the handle is free */
+    tsh_module *module; /* the attention layers below it use the cache; NULL: the handle is free */
     int64_t batch, length, longest; /* number of rows; capacity of a row in positions; number of
                                      * positions that the longest row has in the cache */
     /* (B), i64: number of positions of each row in a forward, the rest being padding; NULL: no
@@ -72,7 +72,7 @@ static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
 static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_tensor **qkv) {
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t kv = desc->kv_heads, group = desc->heads / kv, d = desc->head_dim;
-    /* size along dim 2 of one head in every group */
+    /* elements along dim 2 that one head of every group takes */
     const int64_t unit = desc->by_group ? 1 : kv * d;
     const tsh_shape whole = tsh_shape_of(y);
     int64_t at = 0; /* number of heads per group split off so far */
@@ -88,7 +88,7 @@ static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_
 }
 
 /* Returns x (B, T, heads D) as (B, heads, T, D), normalised by `norm`, which may be NULL. together
- * 1: over the features of all heads; 0: over the d features of each head. */
+ * 1: the norm is over the features of all heads; 0: over the d features of each head. */
 static tsh_tensor *tshi_layers_heads(tsh_tensor *x, int64_t d, tsh_module *norm, int together) {
     if (x && norm && together) x = tsh_forward(norm, x);
     if (!x) return NULL;
@@ -235,7 +235,7 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
     const tsh_attention_layer_desc *desc = &a->desc;
     const char *const given[3] = {desc->q, desc->k, desc->v};
     const int64_t d = desc->head_dim, kv = desc->kv_heads, group = desc->heads / kv;
-    /* 1: k and v stay replicated */
+    /* 1: k and v stay replicated: fewer key heads than query heads and than ranks */
     const int whole = kv < desc->heads && kv < module->ctx->tp.size;
     /* segments of [Q|K|V]; query heads that share a key head stay on one rank */
     tsh_segment cut[3];
@@ -279,7 +279,7 @@ static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t d = desc->head_dim, kv = desc->kv_heads;
-    /* as in tshi_layers_add_linears */
+    /* 1: k stays replicated: fewer key heads than query heads and than ranks */
     const int whole = kv < desc->heads && kv < module->ctx->tp.size;
     tsh_plan_rule rule = tshi_parallel_rule(TSH_COLWISE);
     for (int i = 0; i < 2 && module->ctx->error.code == TSH_OK; i++) {
@@ -334,7 +334,7 @@ typedef struct tshi_mlp_layer {
 /* Forward of an MLP, x (.., dim) -> (.., dim): down(f(up x)) or, if gated, down(f(gate x) up x). */
 static tsh_tensor *tshi_layers_mlp(tsh_module *module, tsh_tensor **in, int n) {
     const tshi_mlp_layer *mlp = (const tshi_mlp_layer *)module->user;
-    /* outputs of gate and up */
+    /* part: outputs of gate and up */
     tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL};
     if (!x) return NULL;
     if (!mlp->up) {
@@ -355,7 +355,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_ctx *ctx = module ? module->ctx : NULL;
     const int fused = ctx && desc->gated && desc->fused;
-    tsh_segment cut[2]; /* segments of [gate|up] */
+    tsh_segment cut[2]; /* segments of a fused [gate|up] */
     tsh_linear_desc like;
     tshi_mlp_layer *mlp;
     if (!ctx) return NULL;
@@ -372,7 +372,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     if (!mlp || ctx->error.code != TSH_OK) return tshi_layers_finish(module);
     mlp->activation = activations[desc->activation];
     cut[0].length = cut[1].length = desc->hidden;
-    /* 32: length of a block of quantised weights */
+    /* units of 32 features, the length of a block of quantised weights, if these divide hidden */
     cut[0].unit = cut[1].unit = desc->hidden % 32 ? 1 : 32;
     memset(&like, 0, sizeof like);
     like.reversed = desc->reversed;
@@ -381,9 +381,12 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     like.dtype = desc->dtype;
     like.bias = desc->bias == TSH_YES ? TSH_YES : TSH_NO;
     if (desc->gated)
-        mlp->gate = tshi_layers_linear(
-            module, fused ? desc->fused : desc->gate ? desc->gate : "gate_proj", &like, desc->dim,
-            (1 + fused) * desc->hidden, TSH_COLWISE, cut, 1 + fused);
+        mlp->gate = tshi_layers_linear(module,
+                                       fused        ? desc->fused
+                                       : desc->gate ? desc->gate
+                                                    : "gate_proj",
+                                       &like, desc->dim, (1 + fused) * desc->hidden, TSH_COLWISE,
+                                       cut, 1 + fused);
     if (!fused)
         mlp->up = tshi_layers_linear(module, desc->up ? desc->up : "up_proj", &like, desc->dim,
                                      desc->hidden, TSH_COLWISE, cut, 1);
@@ -423,7 +426,7 @@ static void tshi_layers_mark(const tsh_cache *cache) {
  * length, head_dim). */
 static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_cache *cache,
                                int64_t batch, tsh_dtype dtype) {
-    const tsh_tensor *w = tshi_layers_weight(a, 1); /* the keys are sharded like its outputs */
+    const tsh_tensor *w = tshi_layers_weight(a, 1); /* keys are sharded like w's outputs */
     const tsh_layout layout = w->layout.kind == TSH_SHARDED ? tsh_sharded(1) : tsh_replicated();
     const tsh_shape shape = tsh_shape4(batch, a->desc.kv_heads, cache->length, a->desc.head_dim);
     if (a->cache) {

@@ -82,7 +82,8 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     return NULL;
 }
 
-/* Returns the parameter at a path below `module` and sets *owner to its module; or NULL. */
+/* Returns the parameter at a path below `module` and sets *owner to its module. Returns NULL if
+ * there is none. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
     /* the dot before the parameter's name; NULL: path is only that name */
     const char *dot = strrchr(path, '.');
@@ -200,8 +201,8 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
     if (!tshi_module_may_replace(old, source)) return module->ctx->error.code;
     tshi_module_changed(module->ctx); /* makes the ranks compare their models again */
     source->flags |= TSHI_TIED;
-    while (tshi_module_step(module->ctx->root, &at))
-        if (at.param == old) at.module->param[at.slot] = source; /* in every module that has old */
+    while (tshi_module_step(module->ctx->root, &at)) /* replaces old in every module that has it */
+        if (at.param == old) at.module->param[at.slot] = source;
     tshi_tensor_release(old);
     return TSH_OK;
 }

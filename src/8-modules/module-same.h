@@ -76,7 +76,7 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
     for (r = 0; r < size; r++) {
         for (same = k = 0; k < size && (!holds || holds[r]); k++)
             same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
-        if (same > max) best = r; /* the first rank whose hash is so frequent */
+        if (same > max) best = r; /* no rank before r has so frequent a hash */
         if (same > max) max = same;
     }
     return best;
@@ -156,7 +156,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
 static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->changes++;
     ctx->compare = tshi_module_compare; /* a pointer, since >>comm is defined before this section */
-    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* checked by tshi_comm_compare */
+    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* read by tshi_comm_compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
     if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
 }

@@ -43,7 +43,7 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
 
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
-    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* created by the first call */
+    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* the first call has created it */
     ctx->root = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
@@ -178,8 +178,8 @@ static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
     return 1;
 }
 
-/* Gives a parameter or moment another layout: redistributes its values (a collective over tp if
- * they are allocated) and frees its gradients. On failure t is as before. */
+/* Gives a parameter, or a moment of an optimiser, another layout: redistributes its values (a
+ * collective over tp if they are allocated) and frees its gradients. On failure t is as before. */
 static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;            /* shape, layout and block as they were */
     tsh_shape shape = tsh_shape_of(t); /* the global shape, which does not change */

@@ -18,7 +18,7 @@ enum { TSHI_MODULE_QUANTISES = 1 << 30 };
 /* A kind of layer; one constant per layer type, shared by all its modules. */
 typedef struct tshi_kind {
     const char *name; /* "linear": used in reports, errors and tsh_plan_rule.kind */
-    /* in: n input tensors; returns the output */
+    /* runs a module of this kind. in: the n input tensors; returns the output */
     tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
     /* Flags: 1 << style if the kind supports the style; TSHI_MODULE_QUANTISES. Every kind supports
      * the PREPARE styles, which have no flag. */
@@ -79,7 +79,8 @@ static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
     return before.module == at->module && before.slot == at->slot;
 }
 
-/* As tshi_module_step, but returns a tied parameter only once: in the first module that has it. */
+/* Does what tshi_module_step does, but returns a tied parameter only once: in the first module that
+ * has it. */
 static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
     while (tshi_module_step(root, at) && !tshi_module_first(root, at)) continue;
     return at->param;

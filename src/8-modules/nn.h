@@ -28,7 +28,7 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
  * (default S(1)). Returns NULL and sets an error if there is not exactly one, or if it does not
  * have the layout that the plan declared. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* texts for the error */
+    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* for the error: x; the declared layout */
     tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
     tsh_tensor *x = in[0];
     if (n != 1 || !x)
@@ -56,7 +56,8 @@ static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
     return layout;
 }
 
-/* Layout of the weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
+/* Sets the layout of the weight (count, dim): ROWWISE shards the vocabulary, COLWISE the
+ * features. */
 static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                       tsh_layout *layouts) {
     (void)module;
@@ -108,8 +109,8 @@ static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int d
     if (dim == 1) layouts[1] = tsh_replicated();
 }
 
-/* tshi_kind.layouts of linear and classifier: COLWISE shards the output features, ROWWISE the input
- * features. */
+/* Sets the layouts of a linear or classifier (tshi_kind.layouts): COLWISE shards the output
+ * features, ROWWISE the input features. */
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
     if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
@@ -132,9 +133,9 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
     }
 }
 
-/* y (.., out) = x (.., in) w^T + bias, with w (out, in). If w is sharded along out, the layer is
- * column-parallel: x must be R, or is S(seq) and all-gathered. If w is sharded along in, it is
- * row-parallel: x is sharded along its features. */
+/* Computes y (.., out) = x (.., in) w^T + bias, with w (out, in). If w is sharded along out, the
+ * layer is column-parallel: x must be R, or is S(seq) and all-gathered. If w is sharded along in,
+ * it is row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
     /* output layout to ask of the op itself; NULL: none */
@@ -171,14 +172,14 @@ static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc 
     tshi_module_param(module, 0, "weight", desc->dtype, shape,
                       tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
                       desc->in);
-    /* frees the new weight */
+    /* puts `weight` in place of the new weight, which is freed */
     if (weight && module->param[0]) (void)tsh_tie(module, "weight", weight);
     if (desc->bias != TSH_NO)
         tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
-    rule.segments = desc->segments;           /* number of segments */
-    rule.unit = desc->unit;                   /* features that stay together */
+    rule.segments = desc->segments;           /* segments of the sharded dimension; 0: 1 */
+    rule.unit = desc->unit;                   /* features of a unit, never split; 0: 1 */
     rule.gather_output = desc->gather_output; /* COLWISE: all-gather the output */
     rule.input = desc->input;
     rule.output = desc->output;
@@ -204,7 +205,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_NN_LINEAR,
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    tsh_linear_desc linear; /* the same options as those of a linear */
+    tsh_linear_desc linear; /* the options in desc, as those of a linear */
     if (!module) return NULL;
     memset(&linear, 0, sizeof linear);
     linear.in = desc->in;
@@ -224,8 +225,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
 
 /* -- embedding -------------------------------------------------------------- */
 
-/* ids (..) -> (.., dim), with weight (count, dim). The output of a sharded table is redistributed
- * to R, unless the plan declares an output layout. */
+/* Looks up ids (..) -> (.., dim) in a weight (count, dim). The output of a sharded table is
+ * redistributed to R, unless the plan declares an output layout. */
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ids = tshi_nn_input(module, in, n), *w = module->param[0];
     tsh_tensor *y = ids ? tsh_embedding(ids, w, &module->lookup) : NULL;
@@ -282,7 +283,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
 
 /* -- norms, dropout --------------------------------------------------------- */
 
-/* Styles of dropout; norms also support COLWISE. */
+/* The styles that dropout supports; norms also support COLWISE. */
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
 /* Forward of a layer norm: x (.., dim) -> (.., dim). */
@@ -303,8 +304,8 @@ static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, 
     return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
 }
 
-/* tshi_kind.layouts of norms: COLWISE shards weight and bias, for inputs that are sharded along
- * their features. */
+/* Sets the layouts of a norm (tshi_kind.layouts): COLWISE shards weight and bias, for inputs that
+ * are sharded along their features. */
 static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                  tsh_layout *layouts) {
     (void)module;
@@ -316,7 +317,7 @@ static void tshi_nn_norm_layouts(const tsh_module *module, const tsh_plan_rule *
 static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int has_bias,
                                 tsh_dtype dtype) {
     const tsh_init_kind first = module->plus_one ? TSH_INIT_ZEROS : TSH_INIT_ONES;
-    module->number = eps; /* eps: read by the forward */
+    module->number = eps; /* the forward reads eps from there */
     tshi_module_param(module, 0, "weight", dtype, tsh_shape1(dim), tshi_init_make(first, 0, 0), 0);
     if (has_bias)
         tshi_module_param(module, 1, "bias", dtype, tsh_shape1(dim),
@@ -357,7 +358,8 @@ static tsh_tensor *tshi_nn_param_forward(tsh_module *module, tsh_tensor **in, in
     return tshi_nn_input(module, in, n);
 }
 
-/* tshi_kind.layouts of bare parameters: ROWWISE shards the first dimension, COLWISE the last. */
+/* Sets the layout of a bare parameter (tshi_kind.layouts): ROWWISE shards the first dimension,
+ * COLWISE the last. */
 static void tshi_nn_param_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                   tsh_layout *layouts) {
     if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
@@ -415,6 +417,6 @@ TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
 
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y) {
     tsh_tensor *sum = tsh_add(x ? *x : NULL, y), *out = tsh_forward(module, sum);
-    if (x) *x = out ? sum : NULL; /* NULL after an error */
+    if (x) *x = out ? sum : NULL; /* *x is NULL after an error */
     return out;
 }

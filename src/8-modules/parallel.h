@@ -18,9 +18,9 @@ enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARA
 /* The rules of a plan that apply to one module, and what follows from them. */
 typedef struct tshi_choice {
     tsh_module *module;                                /* the module that the rules apply to */
-    /* index: purpose; NULL: no rule of that purpose */
+    /* rule[p]: the rule of purpose p (TSHI_PARALLEL_...); NULL: none */
     const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES];
-    tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of its parameters */
+    tsh_layout layout[TSHI_MODULE_PARAMS];             /* new layouts of the module's parameters */
 } tshi_choice;
 
 /* Returns the purpose of a rule, a TSHI_PARALLEL_ constant. */
@@ -85,9 +85,9 @@ static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *c
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
     char similar[TSH_MESSAGE_SIZE / 2] = ""; /* similar paths of the tree, for the error */
-    /* it applies to at least one module */
+    /* the rule applies to at least one module */
     if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
-    /* a module has the path, but its kind does not support the style? */
+    /* looks for modules that have the path, but whose kind does not support the style */
     for (int c = 0; c < n && !*similar; c++) {
         const tsh_module *m = choices[c].module;
         if (tshi_glob_match(rule->path, tshi_module_below(root, m->path)))

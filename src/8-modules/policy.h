@@ -70,7 +70,7 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 /* The layer lists of an attention, for tsh_policy. Entries after the last layer are zeros, which
  * end a list. */
 typedef struct tshi_attention_lists {
-    tsh_policy_heads heads[2];       /* [0] of self-attention, [1] of cross-attention */
+    tsh_policy_heads heads[2];       /* numbers of heads: [0] self-attention, [1] cross-attention */
     /* column-parallel layers (q, k, v); row-parallel output layers */
     tsh_policy_layer qkv[7], out[3];
 } tshi_attention_lists;
@@ -242,8 +242,8 @@ typedef struct tshi_policy_pass {
     int divide;                                /* 1: the third pass */
 } tshi_policy_pass;
 
-/* Sets an error that begins with the policy and the current block; the rest as printf. Returns
- * 0. */
+/* Sets an error that begins with the policy and the current block; format and what follows are as
+ * for printf. Returns 0. */
 TSH_PRINTF(3, 4)
 static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const char *format,
                             ...) {
@@ -306,7 +306,7 @@ static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_polic
                                 "value heads and divide %lld hidden features",
                                 (long long)c->heads, at->heads, (long long)c->kv,
                                 (long long)c->hidden);
-    /* only if query heads share key heads */
+    /* 1 if query heads share key heads, of which there are fewer than ranks */
     c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size;
     c->group = c->whole ? 1 : c->heads / c->kv;
     return 1;
@@ -341,7 +341,7 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
     if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
         int queries = !layer->kv && (s == 0 || !grouped); /* 1: segment s holds query heads */
-        segment[s].length = queries ? c.heads : c.kv;     /* in heads until the end */
+        segment[s].length = queries ? c.heads : c.kv;     /* in heads, later in features */
         segment[s].unit = queries ? c.group : 1;
         total += segment[s].length;
     }
@@ -397,15 +397,15 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
     return owner[0] ? owner[0] : owner[1]; /* a layer may have only one of them */
 }
 
-/* Appends the rule for m, which is what `layer` names, to the plan. style: used if layer->replace
+/* Appends to the plan the rule for m, the module that `layer` names. style: used if layer->replace
  * is 0. Returns 0 and sets an error if the model does not fit the policy. */
 static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
     tsh_layout layouts[TSHI_MODULE_PARAMS];      /* computed to learn which dimension is sharded */
-    int n = layer->n_fused ? layer->n_fused : 1; /* segments of the weight; 1: not fused */
-    memset(layouts, 0, sizeof layouts);          /* stays so where the style cuts nothing */
+    int n = layer->n_fused ? layer->n_fused : 1; /* segments of the fused weight; 1: not fused */
+    memset(layouts, 0, sizeof layouts);          /* stays zero if the style shards nothing */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "stores \"%s\" %s, but the policy says %s: see "
@@ -476,7 +476,7 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
     int blocks = 0;                  /* number of blocks that match */
-    for (p = family; p; p = p->next) /* p: of encoders, then of decoders */
+    for (p = family; p; p = p->next) /* p: policy of encoders, then of decoders */
         for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
             if (!p->blocks || !tshi_glob_match(p->blocks, path)) continue;

@@ -22,7 +22,7 @@ typedef struct tshi_module_calls {
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
     uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
-    /* shape (modules + 1): one per module, in pre-order, and a zeroed one */
+    /* shape (modules + 1): one entry per module, in pre-order, and a zeroed one at the end */
     tshi_module_calls *each;
 } tshi_rng_counts;
 
@@ -108,7 +108,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
                                  out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
     tshi_tape_mark(ctx, y);                       /* marks the nodes that y depends on */
-    tshi_tape_release_values(ctx, y, ctx->depth); /* of all but y; nodes hold what they need */
+    tshi_tape_release_values(ctx, y, ctx->depth); /* frees all but y's; nodes hold what they read */
     tshi_tape_walk(ctx);                          /* runs backward of the ops */
 }
 
@@ -129,14 +129,14 @@ static void tshi_recompute_replay(tshi_node *node) {
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL; /* recomputed inputs and output */
     int i, no_grad = ctx->tape.no_grad;           /* no_grad: restored at the end */
     now = tshi_recompute_save_counts(before->module);
-    if (!now) return; /* no memory */
+    if (!now) return;                           /* no memory */
     tshi_recompute_restore_counts(ctx, before); /* draws the same dropout masks */
-    ctx->tape.newest = NULL; /* starts an empty tape */
+    ctx->tape.newest = NULL;                    /* starts an empty tape */
     ctx->tape.no_grad = 0; /* record even if the caller is in a no_grad scope */
-    tsh_scope_begin(ctx); /* its end frees all recomputed tensors */
+    tsh_scope_begin(ctx);  /* its end frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
-        /* shares the gradients of `in` */
+        /* x[i] shares the gradients of `in` */
         x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL;
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);

@@ -11,15 +11,16 @@
 
 /* The state of one parameter. Moments are allocated at the first update. */
 typedef struct tshi_moments {
-    tsh_tensor *param, *first, *second; /* Adam's m and v; SGD's momentum is `first` */
-    double lr_scale, weight_decay;      /* as set by tsh_optim_group */
+    /* first, second: Adam's m and v; SGD with momentum has `first` alone; NULL: not allocated */
+    tsh_tensor *param, *first, *second;
+    double lr_scale, weight_decay;      /* factor of desc.lr; decay: see tsh_optim_group */
     int64_t steps;                      /* number of updates of this parameter so far */
 } tshi_moments;
 
 struct tsh_optim {
-    tsh_module *module;  /* its parameters are optimised */
-    tsh_optim_desc desc; /* with defaults filled in */
-    tsh_optim_info info; /* what tsh_optim_state returns, except lr */
+    tsh_module *module;  /* the module whose parameters are optimised */
+    tsh_optim_desc desc; /* the description, with defaults filled in */
+    tsh_optim_info info; /* what tsh_optim_state returns, except that it takes lr from desc */
     /* `count` entries: the state of each parameter, in the order of the module tree */
     tshi_moments *each;
     int count;           /* number of parameters; a tied one counts once */
@@ -44,7 +45,7 @@ TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, in
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
-    /* sum: at first over the elements after the last full block */
+    /* sum: of the squares after the last full block; in the end, of all squares */
     double partial[TSHI_BLOCK], sum = 0;
     tsh_real pad[TSHI_BLOCK];
     int64_t e;
@@ -68,7 +69,7 @@ enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
 /* The job of tshi_optim_sum_part, shared by all threads. */
 typedef struct tshi_squares {
-    tshi_operand x; /* the n elements */
+    tshi_operand x; /* the n elements whose squares are summed */
     int64_t n;
     double *sums;          /* one sum per unit of TSHI_OPTIM_BLOCK elements */
     tshi_kernel_fn kernel; /* tshi_optim_squares for this CPU */
@@ -112,9 +113,10 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "norm of gradients: that of \"%s\" is pending (.defer); call tsh_sync_grads "
-                       "before tsh_optim_step or tsh_clip_grad_norm", param->path);
+                       "before tsh_optim_step or tsh_clip_grad_norm",
+                       param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* another stage adds it */
+    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* left to another stage */
     for (int k = 0; k < ctx->dp.size; k++) {
         tshi_operand grad = tshi_tape_operand(param);
         if (chunked && k != ctx->dp.rank) continue;
@@ -133,7 +135,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tshi_walk at = {NULL, NULL, 0};
     /* sums[k]: over chunk k of all gradients, k < dp.size; sum: over all chunks */
     double *sums, sum = 0;
-    int k, chunked = 0;    /* chunked: 1 if a parameter is TSHI_CHUNKED */
+    int k, chunked = 0; /* chunked: 1 if a parameter is TSHI_CHUNKED */
     *norm = 0;
     if (!scratch) return ctx->error.code;
     sums = (double *)tshi_mem_data(scratch);
@@ -142,7 +144,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
         chunked |= !at.param->absent && (at.param->flags & TSHI_CHUNKED);
     while (tshi_module_step_once(module, &at))
         if (!at.param->absent) tshi_optim_add_squares(at.param, chunked, sums);
-    if (tsh_ok(ctx) && chunked) /* sums[k] is 0 on all ranks but k */
+    if (tsh_ok(ctx) && chunked) /* sums[k] is 0 on all ranks of dp but rank k */
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
     for (k = 0; k < ctx->dp.size; k++) sum += sums[k];
@@ -174,7 +176,7 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
     if (norm) *norm = before;
     factor = tshi_optim_clip_factor(before, max_norm);
     while (factor < 1 && tshi_module_step_once(module, &at)) {
-        if (!at.param->gr.live) continue; /* no gradient */
+        if (!at.param->gr.live) continue; /* the parameter has no gradient */
         x[0] = x[1] = tshi_tape_operand(at.param);
         tshi_map_scale_forward[at.param->ctx->isa](tsh_local_numel(at.param), x, &factor);
     }

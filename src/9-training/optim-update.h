@@ -12,13 +12,14 @@ enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_
 /* The parameters of an update's kernel. */
 typedef struct tshi_update {
     double clip, decay; /* SGD and Adam: the gradient is g = clip grad + decay x */
-    double lr, momentum;                   /* SGD */
+    double lr, momentum;                   /* SGD: learning rate; factor of the old momentum */
     int nesterov;                          /* SGD: 1: Nesterov momentum */
     double keep, b1, b2, step, root, eps;  /* Adam: see tshi_optim_adam_body */
-    /* random 1: the moments are bf16 and rounded at random; rounds 1: so is the parameter */
+    /* random 1: the moments are stored in bf16 with stochastic rounding; rounds 1: the parameter is
+     * stored in bf16 with stochastic rounding, and no exact weights are kept */
     int random, rounds;
-    tshi_noise noise; /* keys the random rounding of the moments */
-    uint64_t stream;  /* replaces noise.stream for the rounding of the parameter */
+    tshi_noise noise; /* key of the random numbers that round the moments */
+    uint64_t stream;  /* replaces noise.stream in the key when the parameter is rounded */
 } tshi_update;
 
 /* Loads a block of the parameter: its exact float weights if the optimiser keeps them. */
@@ -217,7 +218,7 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh_dtype dtype) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
-    tsh_tensor *m = *moment; /* NULL: not created yet */
+    tsh_tensor *m = *moment; /* the moment; NULL: not created yet */
     if (m) {
         tshi_optim_relayout(m, &param->layout);
         return ctx->error.code == TSH_OK ? m : NULL;
@@ -311,17 +312,18 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
 
 /* -- the optimisers --------------------------------------------------------- */
 
-/* One update of one parameter, in the form that a row of tshi_optims gets it in. */
+/* One update of one parameter: the argument of an optimiser's update function (tshi_optims). */
 typedef struct tshi_turn {
-    const tsh_optim_desc *desc; /* the optimiser's */
+    const tsh_optim_desc *desc; /* the optimiser's description */
     const tsh_tensor *t;        /* the parameter; t->dim: its global shape */
     double lr, decay;           /* learning rate and weight decay of this parameter */
-    int64_t step;               /* 1 for the first update */
+    int64_t step;               /* number of this update of the parameter, from 1 on */
     /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the row asks for
      * whole parameters, they are global tensors, row-major and of tsh_real, and the update writes
      * to X and the moments. Otherwise they are what tshi_optim_run reads and writes. */
     tshi_operand *x;
-    tshi_update params; /* clip, the gradient's factor, is set, and what rounding needs */
+    /* set already: clip, by which the gradient is multiplied, and the fields for random rounding */
+    tshi_update params;
 } tshi_turn;
 
 static void tshi_optim_update_sgd(tshi_turn *turn) {
@@ -335,15 +337,15 @@ static void tshi_optim_update_sgd(tshi_turn *turn) {
 static void tshi_optim_update_adam(tshi_turn *turn) {
     const tsh_optim_desc *d = turn->desc;
     tshi_update *p = &turn->params;
-    const int decoupled = d->kind == TSH_ADAMW; /* it decays x itself, not through the gradient */
+    const int decoupled = d->kind == TSH_ADAMW; /* 1: decay x itself, not through the gradient */
     p->decay = decoupled ? 0 : turn->decay;
     p->keep = decoupled ? 1 - turn->lr * turn->decay : 1;
     p->b1 = d->beta1;
     p->b2 = d->beta2;
     p->eps = d->eps;
-    p->step = turn->lr / (1 - pow(d->beta1, (double)turn->step)); /* bias corrections */
+    p->step = turn->lr / (1 - pow(d->beta1, (double)turn->step)); /* corrects the bias of m */
     p->root = 1 / sqrt(1 - pow(d->beta2, (double)turn->step));
-    /* as torch.optim.SparseAdam, which adds eps to sqrt(v) without bias correction */
+    /* does what torch.optim.SparseAdam does: adds eps to sqrt(v) before the bias is corrected */
     if (turn->t->sparse) {
         p->step /= p->root;
         p->root = 1;
@@ -355,7 +357,7 @@ static void tshi_optim_update_adam(tshi_turn *turn) {
  * the elements that this rank updates, in any order, or, with `whole`, the parameter as if it were
  * neither sharded nor chunked; tshi_optim_whole gathers it. */
 typedef struct tshi_optim_row {
-    const char *name; /* in tsh_summary and in files */
+    const char *name; /* the optimiser's name in tsh_summary and in files */
     int moments;      /* number of moments, 0 to 2 */
     int momentum;     /* 1: no moment unless desc.momentum is above 0 */
     int whole;        /* 1: the update needs whole parameters */
@@ -372,7 +374,7 @@ enum { TSHI_OPTIMS = sizeof tshi_optims / sizeof tshi_optims[0] };
 
 /* -- whole parameters ------------------------------------------------------- */
 
-/* Kernel: x = the operand of the gradient. */
+/* Kernel: stores the values of the operand TSHI_OPTIM_GRAD in the operand TSHI_OPTIM_X. */
 TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
                                         const tshi_update *p) {
     tsh_real pad[TSHI_BLOCK];
@@ -391,7 +393,7 @@ static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_oper
     const tsh_layout replicated = tsh_replicated();
     const tsh_tensor *t = turn->t;
     const int64_t first = tshi_optim_first(t), count = tshi_optim_count(t);
-    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* operand i in the place of the parameter */
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands, operand i in place of the parameter */
     tsh_real pad[TSHI_BLOCK];
     memcpy(part, x, sizeof part);
     part[TSHI_OPTIM_X] = x[i];
@@ -440,7 +442,7 @@ static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
     shard = values + TSHI_OPTIM_LOW * n;
     memset(whole, 0, sizeof whole);
     for (int i = 0; i < TSHI_OPTIM_LOW && ctx->error.code == TSH_OK; i++) {
-        if (!own[i].data) continue; /* there is no such moment */
+        if (!own[i].data) continue; /* operand i is a moment that this optimiser does not have */
         whole[i] = tshi_kernel_operand(values + i * n, 1, TSH_REAL);
         (void)tshi_optim_gather_whole(turn, own, i, shard, values + i * n);
     }

@@ -117,10 +117,10 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         if (at.param->flags & TSHI_BUFFER) continue;
         optim->count++;
         each->param = at.param;
-        each->lr_scale = 1; /* unless tsh_optim_group changes it */
+        each->lr_scale = 1; /* the default, which tsh_optim_group changes */
         each->weight_decay = optim->desc.weight_decay;
     }
-    /* tshi_optim_warn_late is called in the first step */
+    /* -1: the first step calls tshi_optim_warn_late */
     optim->changes = -1;
     tshi_optim_warn_blocks(module, optim->count);
     optim->older = ctx->optims; /* prepend to the ctx's list */
@@ -146,7 +146,7 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
     tshi_optim_claim_all(optim->module->ctx->optims);
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
-        /* 1: its gradient is a chunk */
+        /* 1: the parameter's gradient has been cut to this rank's chunk */
         const int chunked = optim->desc.zero && param->ctx->dp.size > 1;
         if (!(param->flags & TSHI_OPTIMISED) || (chunked && !(param->flags & TSHI_CHUNKED)))
             tsh_zero_grad(param);
@@ -189,7 +189,7 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
 /* Updates every parameter that has a gradient. With .zero, parameters are queued in buckets, whose
  * all-gathers run during the next updates. */
 static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
-    const int chunked = optim->desc.zero && ctx->dp.size > 1; /* ZeRO is in effect */
+    const int chunked = optim->desc.zero && ctx->dp.size > 1; /* 1: update this rank's chunks */
     if (chunked) tshi_bucket_begin(ctx, 0);
     for (int i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -207,9 +207,10 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     if (chunked) tshi_bucket_end(ctx); /* waits for the all-gathers */
 }
 
-/* Clips and updates. If the norm is not finite, the step is skipped, counted and logged instead. */
+/* Clips the gradients and updates the parameters. If the norm of the gradients is not finite, does
+ * neither, but counts and logs a skipped step. */
 static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
-    double norm, max = optim->desc.clip_norm; /* max 0: no clipping */
+    double norm, max = optim->desc.clip_norm; /* max: the norm to clip to; 0: no clipping */
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
     optim->info.norm = norm; /* the norm before clipping */
     if (norm <= DBL_MAX) {   /* false for NaN and infinity */

@@ -41,7 +41,7 @@ typedef struct tshi_tie {
 struct tsh_pipeline {
     tsh_ctx *ctx;
     tsh_module *container;    /* the module whose children are assigned to stages */
-    tsh_pipeline_desc desc;   /* as given to tsh_pipeline_new */
+    tsh_pipeline_desc desc;   /* the description given to tsh_pipeline_new */
     int *counts;              /* number of children of the container, one entry per stage */
     int stage, last;          /* stage: index of this rank's stage; last: index of the last stage */
     tsh_module *child;        /* the first child of this stage */
@@ -81,12 +81,13 @@ static void tshi_pipeline_end_sends(tsh_pipeline *p, int block) {
  * reference to block; releases it on failure. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
-    /* [0] to earlier stages, [1] to later ones */
+    /* queue[0] has the sends to earlier stages, queue[1] those to later ones */
     tshi_send_queue *queue = &p->queue[to > p->stage];
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
     tshi_pipeline_end_sends(p, 0);
-    if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue); /* full */
+    /* a full queue: wait for the oldest send, which makes room */
+    if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue);
     coll.send = data;
     coll.count = n;
     coll.send_to = to;
@@ -209,7 +210,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
 /* Exchanges the tape (nodes and arena) of the micro-batch and that of the ctx. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     tshi_tape *tape = &ctx->tape;
-    tshi_node *newest = tape->newest; /* of the ctx, while swapping */
+    tshi_node *newest = tape->newest; /* newest node of the ctx's tape before the exchange */
     tshi_arena arena = tape->arena;
     tape->newest = micro->newest;
     tape->arena = micro->arena;
@@ -226,7 +227,7 @@ static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tens
     t = last->flags & TSHI_DEAD ? &ctx->handles.step : last;
     for (t = t->next; t != &ctx->handles.step; t = next) {
         next = t->next;
-        if (t->flags & TSHI_RETAIN) continue; /* stays with the step */
+        if (t->flags & TSHI_RETAIN) continue; /* the user retains t */
         t->prev->next = t->next;              /* unlink from the step */
         t->next->prev = t->prev;
         tshi_tensor_insert(&micro->handles, t);
@@ -274,7 +275,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     const int64_t n = tsh_local_numel(y);
     int64_t stride[TSH_MAX_DIMS]; /* strides of a dense shard */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
-    tsh_real *grad; /* this rank's shard, dense */
+    tsh_real *grad; /* gradient of this rank's shard of y, dense */
     tshi_dest dest;
     if (!block) return;
     grad = (tsh_real *)tshi_mem_data(block);
@@ -336,7 +337,7 @@ static void tshi_pipeline_run(tsh_pipeline *p) {
     for (int b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
         /* one forward, as long as micro-batches are left */
         if (f < m) tshi_pipeline_forward(p, f++);
-        if (b == m - 1) tshi_tape_sync_begin(p->ctx); /* gradients are complete after it */
+        if (b == m - 1) tshi_tape_sync_begin(p->ctx); /* the last backward completes gradients */
         tshi_pipeline_backward(p, b);
     }
 }
@@ -442,7 +443,8 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
         if (tie->holds[pipeline->stage] && tie->param->requires_grad && ctx->error.code == TSH_OK)
             tshi_pipeline_sum_tied(pipeline, tie);
     tshi_pipeline_broadcast_totals(pipeline);
-    if (summed) ctx->tape.weight += pipeline->total[1]; /* tshi_tape_sync divides by it */
+    /* tshi_tape_sync divides the gradients by the number of terms of all losses */
+    if (summed) ctx->tape.weight += pipeline->total[1];
     (void)tshi_tape_sync(ctx);
     return tshi_pipeline_mean_loss(pipeline, loss);
 }
@@ -482,7 +484,8 @@ static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
     const int stages = p->last + 1;
-    int s, children = 0, sum = 0; /* sum: of the stages' counts, so far */
+    /* children: number of the container's children; sum: sum of the stages' counts so far */
+    int s, children = 0, sum = 0;
     for (const tsh_module *child = p->container->first; child; child = child->next) children++;
     for (s = 0; s < stages; s++) {
         p->counts[s] = counts ? counts[s] : children / stages;
@@ -540,7 +543,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     }
     param->absent = tie->holders && !tie->holds[p->stage];
     if (param->absent) tshi_tensor_drop_values(param);
-    if (tie->holders < 2) return; /* not tied across stages */
+    if (tie->holders < 2) return; /* the parameter is not tied across stages */
     tie->param = param;
     tie->next = p->ties;
     p->ties = tie;

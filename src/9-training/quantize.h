@@ -9,7 +9,7 @@
  * along the input features. */
 static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
     tsh_tensor t = *m->param[0];
-    if (m->reversed) { /* swaps both dimensions */
+    if (m->reversed) { /* the layer stores (in, out): swap the two dimensions */
         t.dim[0] = m->param[0]->dim[1];
         t.dim[1] = m->param[0]->dim[0];
         t.local[0] = m->param[0]->local[1];
@@ -21,9 +21,9 @@ static tsh_tensor tshi_quantize_form(const tsh_module *m, tsh_dtype dtype) {
     return t;
 }
 
-/* Returns 1 if the weight of m can be quantised: all layers that share it accept that, no optimiser
- * updates it, no recorded op uses it, and no quantisation block is cut by sharding. Else 0 and an
- * error. */
+/* Returns 1 if the weight of m can be quantised: all layers that share it can use a quantised
+ * weight, no optimiser updates it, no recorded op uses it, and no quantisation block is cut by
+ * sharding. Else returns 0 and sets an error. */
 static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
     tsh_tensor *t = m->param[0];
     const tsh_tensor form = tshi_quantize_form(m, dtype);
@@ -89,7 +89,7 @@ static void tshi_quantize_apply(tsh_module *m, tsh_dtype dtype) {
     memcpy(t->stride, form.stride, sizeof t->stride);
     t->requires_grad = 0;
     t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER; /* no optimiser updates it */
-    while (tshi_module_step(m->ctx->root, &at)) /* all layers that share it */
+    while (tshi_module_step(m->ctx->root, &at)) /* finds all layers that share the weight */
         if (at.param == t) at.module->reversed = 0;
 }
 
@@ -111,7 +111,7 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
                 !tshi_glob_match(pattern, tshi_module_below(module, m->path)))
                 continue;
             matched++;
-            if (tshi_dtype_in_blocks(m->param[0]->dtype)) continue; /* is quantised already */
+            if (tshi_dtype_in_blocks(m->param[0]->dtype)) continue; /* m is quantised already */
             if (!apply)
                 (void)tshi_quantize_check(m, dtype);
             else

@@ -62,7 +62,8 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     (void)fprintf(file, "%-40s %-12s %-5s %-16s %-24s %-16s %s\n", "parameter", "kind", "dtype",
                   "global shape", "layout", "local shape", "bytes");
     while (tshi_module_step(module, &at)) {
-        if (!tshi_summary_line(module, &at, file)) continue; /* tied, or on another stage */
+        /* tied to an earlier parameter, or on another stage: not in the totals */
+        if (!tshi_summary_line(module, &at, file)) continue;
         total += tsh_numel(at.param);
         local += tsh_local_numel(at.param);
         bytes += tshi_dtype_bytes(at.param->dtype, tsh_local_numel(at.param));

@@ -83,7 +83,7 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
         if (kept && conn->dialled) tshi_uv_tell_linked(world, rank);
     }
     if (kept) {
-        conn->fd = -1; /* the peer or the link owns it now */
+        conn->fd = -1; /* the peer or the link owns the socket now */
         tshi_uv_conn_free(conn);
     } else {
         tshi_uv_conn_end(conn); /* if this rank dialled, it dials again */
@@ -102,7 +102,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     } else if (done) { /* both ends are authenticated */
         tshi_uv_proven(conn);
     } else if (conn->phase == TSHI_UV_HAS_HELLO) { /* the handshake waits for rank 0's table */
-        (void)uv_poll_stop(poll);                  /* tshi_uv_tend continues it */
+        (void)uv_poll_stop(poll);                  /* tshi_uv_tend continues the handshake */
     } else {
         int writes = conn->out_used || conn->phase == TSHI_UV_CONNECTS;
         (void)uv_poll_start(poll, UV_READABLE | (writes ? UV_WRITABLE : 0), tshi_uv_conn_event);
@@ -118,11 +118,11 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
     int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
     conn->fd = fd;
     conn->phase = conn->dialled ? TSHI_UV_CONNECTS : TSHI_UV_AWAITS_HELLO;
-    conn->until = tsh_now() + patience * TSHI_UV_SECOND; /* tshi_uv_tend ends it then */
+    conn->until = tsh_now() + patience * TSHI_UV_SECOND; /* tshi_uv_tend ends the handshake then */
     tshi_uv_address_text(peer, conn->name, sizeof conn->name);
     conn->poll = tshi_uv_watch(&conn->world->control, fd, events, conn, tshi_uv_conn_event);
     if (!conn->poll) {
-        tshi_uv_conn_end(conn); /* no memory */
+        tshi_uv_conn_end(conn); /* there is no memory to watch the socket */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
         randombytes_buf(conn->hello.server_nonce, 32); /* a replayed client hello is refused */
@@ -171,7 +171,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
     (void)status;
     (void)events;
-    /* accepts several per event */
+    /* accepts up to TSHI_UV_ACCEPTS connections per event */
     for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) {
         tshi_uv_address from;
         tshi_uv_conn *conn;

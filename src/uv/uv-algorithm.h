@@ -210,14 +210,14 @@ static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
 /* Finds where byte `at` of a ring's incoming stream is to be stored; size 0: the window is full. */
 static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
     tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), at);
-    int64_t used = op->ready; /* bytes of the stream that have left the window */
+    int64_t used = op->ready; /* bytes received so far whose place in the window is free again */
     tshi_uv_span span;
     if (in.step >= tshi_uv_summed(op)) { /* bytes that are not to be summed go straight into recv */
         span = tshi_uv_in_whole(op, op->coll.recv, in.chunk, in.offset);
     } else {
         if (op->coll.kind == TSH_REDUCE_SCATTER) used = tshi_uv_sent_on(op);
         span = tshi_uv_window(op, at);
-        /* at most the space that is free */
+        /* limits the span to the free space of the window */
         span.size = tshi_uv_min(span.size, used + TSHI_UV_WINDOW - at);
     }
     span.size = tshi_uv_min(span.size, in.left);
@@ -228,7 +228,8 @@ static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
  * this rank's own elements; whole elements only. Returns how many bytes were summed. */
 static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     const tsh_coll *coll = &op->coll;
-    /* left: the received partial sums */
+    /* left: the received partial sums; out: where the new sums are stored; right: this rank's own
+     * elements */
     tshi_uv_span left = tshi_uv_window(op, op->ready), out = left;
     tshi_uv_span right = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), in.chunk, in.offset);
     int64_t width = tshi_uv_width(op), most = tshi_uv_min(left.size, right.size);
@@ -245,7 +246,7 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
 
 /* Sums what has arrived on a ring, and advances op->ready, the bytes that may be sent on. */
 static void tshi_uv_ring_fold(tshi_uv_op *op) {
-    /* come: bytes received; n: bytes done per round, 0 if no whole element is left */
+    /* come: bytes received; n: bytes that a round summed or kept, 0 if no whole element is left */
     int64_t come = op->in[tshi_uv_prev(op->group)].good, n = 1;
     while (op->ready < come && n) {
         tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
@@ -385,12 +386,11 @@ static tshi_uv_span tshi_uv_pieces_at(const tshi_uv_op *op, int peer, int64_t of
     const int own = op->group->rank;
     int64_t part = tshi_uv_length(op, out ? peer : own), row = tshi_uv_row_size(op);
     tshi_uv_span span;
-    if (offset >= part)
-        return tshi_uv_in_whole(op, op->coll.recv, out ? own : peer, offset - part);
+    if (offset >= part) return tshi_uv_in_whole(op, op->coll.recv, out ? own : peer, offset - part);
     if (out) return tshi_uv_in_whole(op, tshi_uv_send_buffer(op), peer, offset);
     span.at = tshi_uv_row(op, peer) + offset % row;
     span.size = tshi_uv_min(row - offset % row, part - offset);
-    /* at most the space that is free */
+    /* limits the span to the free space of the row */
     span.size = tshi_uv_min(span.size, op->ready + row - offset);
     return span;
 }
@@ -432,7 +432,9 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
     } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_at(op, peer, offset, out);
     } else {
-        int sends = out && op->algorithm == TSHI_UV_MESSAGE; /* chain, star or message */
+        /* TSHI_UV_CHAIN, _STAR or _MESSAGE: the payload is one contiguous buffer. sends: 1: `send`
+         * of a message; 0: `recv`, from which a broadcast is also sent */
+        int sends = out && op->algorithm == TSHI_UV_MESSAGE;
         span.at = (char *)(sends ? tshi_uv_send_buffer(op) : op->coll.recv) + offset;
         span.size = total - offset;
     }

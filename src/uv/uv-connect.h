@@ -359,7 +359,7 @@ static int tshi_uv_server_step(tshi_uv_conn *conn) {
         conn->phase = TSHI_UV_HAS_HELLO;
     }
     if (conn->phase == TSHI_UV_HAS_HELLO) {
-        /* tshi_uv_tend goes on when the table is here */
+        /* the reply must wait for rank 0's address table; then tshi_uv_tend goes on */
         if (!tshi_uv_reply_to_hello(conn)) return 0;
         done = tshi_uv_conn_write(conn);
     }

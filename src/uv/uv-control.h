@@ -195,13 +195,13 @@ static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
 
 static void tshi_uv_tick(tsh_uv_world *world) { /* Does all periodic work that is due now. */
     int64_t now = tsh_now();
-    tshi_uv_beat(world, now);         /* every 250 ms */
-    tshi_uv_tell_awaited(world, now); /* every 120 ms while the caller is blocked */
+    tshi_uv_beat(world, now);         /* sends heartbeats every 250 ms */
+    tshi_uv_tell_awaited(world, now); /* sends AWAIT every 120 ms while the caller is blocked */
     tshi_uv_note_silence(world, now); /* reports peers that have been silent too long */
     tshi_uv_take_offer(world, now);   /* adopts a decision held back, if its time has come */
     tshi_uv_send_report(world);       /* sends the report again if the coordinator has changed */
     tshi_uv_form(world);              /* completes the world or a group */
-    tshi_uv_tend(world, now);         /* continues handshakes, dials */
+    tshi_uv_tend(world, now);         /* continues handshakes, dials the connections that are due */
     tshi_uv_log_counted(world, now);  /* logs refused connections, once a second */
     if (tshi_uv_failed(world) == TSH_OK && world->listener >= 0 && !world->listening &&
         now >= world->accept_at) /* starts or resumes accepting */

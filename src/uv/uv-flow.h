@@ -36,7 +36,7 @@ static tshi_uv_fifo *tshi_uv_in_use(tshi_uv_link *link) {
 static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const char *how) {
     tshi_uv_group *group = link->group;
     tsh_uv_world *world = group->world;
-    int peer = group->ranks[link->peer]; /* world rank */
+    int peer = group->ranks[link->peer]; /* world rank of the peer */
     char text[200];
     tshi_uv_op_text(group, tshi_uv_first(group, fifo), text, sizeof text);
     tshi_uv_report_error(world, TSHI_UV_GONE, 0, 0, TSH_ERR_LOST, peer,
@@ -99,7 +99,7 @@ static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
 static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
     const tshi_uv_group *group = link->group;
     const tshi_uv_fifo *fifo = tshi_uv_in_use(link);
-    int a = group->world->rank, b = group->ranks[link->peer]; /* world ranks */
+    int a = group->world->rank, b = group->ranks[link->peer]; /* world ranks of both ends */
     tshi_uv_address ends[2];
     char texts[2][80], text[200] = " of "; /* texts: both ends as host:port; text: the call */
     for (int i = 0; i < 2; i++) {
@@ -125,7 +125,7 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
         char name[TSHI_UV_NAME];
         /* seq: number of the earlier one of the two collectives */
         uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq;
-        int a = group->ranks[link->peer], b = group->world->rank; /* world ranks */
+        int a = group->ranks[link->peer], b = group->world->rank; /* world ranks of both ends */
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
             head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
             return 1; /* both called the same collective */
@@ -137,7 +137,7 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
     }
     /* a clear has arrived */
     if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) {
-        link->clear[link->cleared++ % TSHI_UV_OPS] = *head; /* the message may be sent */
+        link->clear[link->cleared++ % TSHI_UV_OPS] = *head; /* lets this rank send the message */
         link->heard_done = 0;                               /* expect the next header */
         return 1;
     }
@@ -152,9 +152,9 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
 /* What one system call sends or receives: a header, spans of payload, a checksum. */
 typedef struct tshi_uv_batch {
     struct iovec iov[TSHI_UV_IO_SPANS + 2];
-    int used;               /* entries of iov */
-    int head;               /* entries of iov for the header: 0 or 1 */
-    int64_t payload, asked; /* bytes of payload; bytes of all entries */
+    int used;               /* number of valid entries of iov */
+    int head;               /* number of entries of iov that hold the header: 0 or 1 */
+    int64_t payload, asked; /* bytes of payload; bytes of all entries of iov */
 } tshi_uv_batch;
 
 static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {
@@ -312,13 +312,14 @@ static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
         link->sent++; /* the message uses up this clear */
         return &link->out;
     }
-    tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer); /* an error: they differ */
+    /* an error: the message and its clear differ */
+    tshi_uv_unfit(link, &sent, wanted, link->group->rank, link->peer);
     return NULL;
 }
 
 /* Writes once, as much as the socket takes. Returns 0 if nothing could be sent. */
 static int tshi_uv_write_once(tshi_uv_link *link) {
-    /* stays set until the frame is sent */
+    /* link->writing stays set until the whole frame is sent */
     tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
     tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
     tshi_uv_stream *s;

@@ -10,7 +10,7 @@
 /* Returns an error if `address` is beyond loopback and no key (nor TSHARD_INSECURE) is set. */
 static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
                                    tsh_error *error) {
-    char host[64]; /* numeric address, for the error */
+    char host[64]; /* the address as numbers, for the error */
     if (world->keyed || world->insecure || tshi_uv_loopback(address)) return TSH_OK;
     tshi_uv_host_text(address, host, sizeof host);
     return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
@@ -42,7 +42,7 @@ static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint6
 /* Dials the data connections to the group's lower ranks; the higher ranks dial this rank. */
 static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) {
     for (int r = 0; r < group->rank; r++) {
-        int rank = group->ranks[r]; /* world rank */
+        int rank = group->ranks[r]; /* world rank of member r */
         tshi_uv_address address = world->peer[rank].address;
         /* 0: keep the port of the address table */
         if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]);
@@ -153,10 +153,9 @@ static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks
 static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     if (world->tabled) return; /* a second table is ignored */
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
-    for (int r = 1; r < world->size && !c->bad; r++)
-        /* in the table a host is required */
+    for (int r = 1; r < world->size && !c->bad; r++) /* in the table a host is required */
         if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1;
-    if (c->bad) return; /* malformed; tshi_uv_next_message sees that */
+    if (c->bad) return; /* the message is malformed: tshi_uv_next_message ends the connection */
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++) /* lower ranks; the higher ones dial this rank */
         tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address);

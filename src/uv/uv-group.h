@@ -31,7 +31,7 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->id = id;
     group->rank = rank;
     group->size = size;
-    group->listener = -1;            /* none yet */
+    group->listener = -1;            /* no listening socket yet */
     group->missing = 2 * (size - 1); /* two connections to every other member */
     /* `size` connections for collectives, then `size` for messages */
     group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
@@ -40,13 +40,13 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     for (int i = 0; group->link && i < 2 * size; i++) {
         group->link[i].group = group;
         group->link[i].fd = -1;         /* not connected */
-        group->link[i].peer = i % size; /* rank of the group */
+        group->link[i].peer = i % size; /* the peer's rank in the group */
     }
     if (!group->link || !group->streams || !group->ranks) {
         tshi_uv_group_free(group);
         return NULL;
     }
-    group->ports = group->ranks + n; /* the second half of the array */
+    group->ports = group->ranks + n; /* ports are the second half of that array */
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
         group->op[i].in = group->streams + 2 * i * n; /* one stream per peer and direction */

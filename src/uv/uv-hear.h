@@ -147,8 +147,8 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     int64_t now = tsh_now();
     tshi_uv_group *group;
     tshi_uv_link *link = NULL; /* NULL: the group is closed or unknown */
-    tshi_uv_address ends[2];   /* for the error */
-    int dead = 0;              /* 1: reported once the lock is released */
+    tshi_uv_address ends[2];   /* addresses of both ends, for the error */
+    int dead = 0;              /* 1: the connection is dead, to be reported after unlocking */
     uv_mutex_lock(&world->lock);
     group = c->bad ? NULL : tshi_uv_find_group(world, id);
     if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
@@ -160,7 +160,7 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
-            link->stalled_since = now; /* this AWAIT frame is the first since bytes arrived */
+            link->stalled_since = now; /* this AWAIT is the first that reports no new bytes */
         link->peer_got = got;
         link->peer_got_at = now;
         dead = link->stalled_since && now - link->stalled_since >= world->heartbeat;
@@ -240,7 +240,7 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     unsigned type = (unsigned)tshi_uv_field(&c, 0, 1);
     int right = peer->in.used < TSHI_UV_MESSAGE_HEAD || tshi_uv_check_field(peer, &c, 5);
     if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD) return 0; /* the head is incomplete */
-    /* too long, or unknown */
+    /* the payload is too long, or the type unknown */
     if (right && (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES)) return -1;
     if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL) return 0;
     if (right) { /* the whole message has arrived */

@@ -89,8 +89,8 @@ static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_t
     while (tickets[leader].color != color) leader++;
     group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n); /* its rank is set below */
     for (int i = 0; group && i < n; i++) {
-        group->ranks[i] = parent->ranks[order[i]]; /* world rank */
-        group->ports[i] = tickets[order[i]].port;  /* where the member listens */
+        group->ranks[i] = parent->ranks[order[i]]; /* world rank of member i */
+        group->ports[i] = tickets[order[i]].port;  /* port on which member i listens */
         if (order[i] == parent->rank) group->rank = i;
     }
     free(order);
@@ -137,8 +137,8 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     return tshi_uv_wait_for(group, NULL);
 }
 
-/* Called by all ranks of comm: makes *out the comm of the ranks of this rank's color. color < 0:
- * none. */
+/* Called by all ranks of comm: makes *out the comm of the ranks of this rank's color. A rank with
+ * color < 0 gets no comm. */
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
@@ -168,7 +168,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
         return result;
     }
     tshi_uv_add_group(group, comm->ops, out);
-    result = tshi_uv_link_up(group, listener); /* waits until all are connected */
+    result = tshi_uv_link_up(group, listener); /* waits until all members are connected */
     if (result != TSH_OK) tsh_comm_close(out);
     return result;
 }

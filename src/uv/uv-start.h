@@ -98,7 +98,7 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     else
         /* root, at the chain's end, gets no payload */
         tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
-    /* a frame without payload */
+    /* the previous rank sends a frame without payload */
     if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
     if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes); /* the frame with the payload */
 }
@@ -171,10 +171,10 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     if (need > op->scratch_size) {
         free(op->scratch);
         op->scratch = (char *)malloc(need);
-        op->scratch_size = op->scratch ? need : 0; /* kept for later operations of this slot */
+        op->scratch_size = op->scratch ? need : 0; /* later operations of the slot use it again */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
-    /* a point in time, in ns */
+    /* deadline: a point in time, in ns */
     op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     op->used = 1;
     group->active++;

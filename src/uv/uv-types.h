@@ -158,7 +158,7 @@ typedef struct tshi_uv_op {
     tshi_uv_stream clear;
     uint64_t number[2]; /* messages: [0]: number of the one sent; [1]: of the one received */
     char *scratch; /* buffer for received data that is to be summed; kept for the slot's next sum */
-    size_t scratch_size; /* size of scratch in bytes */
+    size_t scratch_size; /* size of the scratch buffer in bytes */
 } tshi_uv_op;
 
 /* A queue of operations, in the order in which they use one direction of a connection. */
@@ -464,7 +464,8 @@ struct tsh_uv_world {
     tshi_uv_report held;
     tshi_uv_blocked blocked; /* what the caller's thread is blocked on */
     uint64_t last;           /* id of the group in which this rank started its latest collective */
-    /* atomic. blocked_new: 1 if `blocked` is to be sent; leaving: 1 if the world is to shut down */
+    /* atomic. blocked_new: 1 if the control thread is to send `blocked` to the coordinator;
+     * leaving: 1 if the world is to shut down */
     int blocked_new, leaving;
     int forming;              /* 1 until the world is complete; written by the control thread */
     tshi_uv_group *requested; /* group whose connections the control thread is to make; or NULL */
@@ -512,7 +513,7 @@ struct tsh_uv_world {
     tsh_error offer;
     int offered_by;     /* rank that sent the offer */
     int64_t offered_at; /* when the first offer arrived; 0: none did */
-    char absent[256];   /* ranks that have not joined, as rank 0's latest MISSING lists them */
+    char absent[256];   /* ranks that have not joined, as the latest MISSING message lists them */
     char obstacle[300]; /* why a connection last failed, for the error of a timeout */
 };
 

@@ -12,7 +12,7 @@ enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 };
 /* What a rank waits for: an operation or, with op NULL, the connections of a group. */
 typedef struct tshi_uv_waiting {
     tshi_uv_group *group; /* group whose operation or connections are awaited */
-    tshi_uv_op *op;       /* NULL: the connections of group */
+    tshi_uv_op *op;       /* the awaited operation; NULL: the connections of group are awaited */
     /* deadline: when the wait times out; begun: when it first slept, 0: not yet */
     int64_t deadline, begun;
     int noted; /* 1: the control thread was told of the wait */
@@ -101,13 +101,13 @@ static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     s->seq = op->head.seq;
     s->sends = 0;
     if (op->algorithm == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
-    /* -1: a collective; else the awaited world rank */
+    /* peer: world rank that is awaited; -1: the wait is in a collective */
     s->peer = peer < 0 ? -1 : group->ranks[peer];
     s->members = group->size;
     memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
     tshi_uv_op_text(group, op, s->text, sizeof s->text);
     tshi_uv_list_started(world, s);
-    TSHI_UV_PUT(&world->blocked_new, 1); /* the control thread sends it on */
+    TSHI_UV_PUT(&world->blocked_new, 1); /* lets the control thread report the wait */
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
 }
@@ -116,7 +116,7 @@ static void tshi_uv_note_blocked(const tshi_uv_op *op) {
 static void tshi_uv_unblock(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
     world->blocked.wait = 0;
-    TSHI_UV_PUT(&world->blocked_new, 0); /* nothing is to be sent any more */
+    TSHI_UV_PUT(&world->blocked_new, 0); /* cancels the report of the wait, if not sent yet */
     uv_mutex_unlock(&world->lock);
 }
 

@@ -81,7 +81,7 @@ static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
     const char *why;
     if (tshi_uv_enough_descriptors(world, error) != TSH_OK) return error->code;
     if (world->rank == 0) return tshi_uv_rank0_listens(world, error);
-    world->listener = -1; /* opened by tshi_uv_joined */
+    world->listener = -1; /* no listener yet: tshi_uv_joined opens it */
     world->addresses = tshi_uv_resolve(world->host, world->port, 0, world->address, &why);
     if (!world->addresses)
         return tsh_error_set(error, TSH_ERR_IO, world->rank,

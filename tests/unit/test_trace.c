@@ -372,11 +372,11 @@ static int mistakes(tsh_ctx *ctx, void *user) {
     CHECK(tsh_trace_end(ctx) == TSH_ERR_STATE, "end first");
     CHECK_SAYS(TSH_ERR_STATE, "no trace runs");
     CHECK(tsh_trace_begin(ctx, NULL) == TSH_ERR_ARGUMENT, "no desc");
-    CHECK_SAYS(TSH_ERR_ARGUMENT, "either a path or write");
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "either a path or print");
     CHECK(tsh_trace_begin(ctx, &none) == TSH_ERR_ARGUMENT, "nowhere to go");
-    CHECK_SAYS(TSH_ERR_ARGUMENT, "either a path or write");
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "either a path or print");
     CHECK(tsh_trace_begin(ctx, &both) == TSH_ERR_ARGUMENT, "two ways to go");
-    CHECK_SAYS(TSH_ERR_ARGUMENT, "either a path or write");
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "either a path or print");
     CHECK(tsh_trace_begin(ctx, &nowhere) == TSH_OK, "begin");
     CHECK(tsh_trace_begin(ctx, &good) == TSH_ERR_STATE, "twice");
     CHECK_SAYS(TSH_ERR_STATE, "runs already");
