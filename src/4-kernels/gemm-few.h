@@ -107,17 +107,12 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     char b_end[32][16];
     __m256 acc[4][8], out[4][8]; /* by group and row: acc: sums of a slice of k; out: of C */
 #define TSHI_GEMM_FEW_GROUPS(X)                                                                    \
-    X(0) if (most > 1 && groups > 1) {                                                             \
-        X(1)                                                                                       \
-    }                                                                                              \
-    if (most > 2 && groups > 2) {                                                                  \
-        X(2) X(3)                                                                                  \
-    }
-#define TSHI_GEMM_FEW_D(g)                                                                           \
-    tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);                                \
-    b[g] = begin + 8 * g * inc;                                                                      \
+    X(0) if (most > 1 && groups > 1) { X(1) } if (most > 2 && groups > 2) { X(2) X(3) }
+#define TSHI_GEMM_FEW_D(g)                                                                         \
+    tshi_gemm_few_begin(t, col + 8 * g, valid, rows, acc[g], out[g]);                              \
+    b[g] = begin + 8 * g * inc;                                                                    \
     /* hides from gcc that b[g] is computed from b[0]: it would address all 32 columns relative to \
-     * b[0] and have too few registers for the offsets */ \
+     * b[0] and have too few registers for the offsets */                                          \
     __asm__("" : "+r"(b[g]));
 #define TSHI_GEMM_FEW_QUAD(g)                                                                      \
     tshi_gemm_few_quad(t->form, each, rows, a, b[g], inc, acc[g]);                                 \
