@@ -8265,7 +8265,7 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(p, x) /* stores x: step q + p of k */                                      \
+#define TSHI_GEMM_WORD8(p, x) /* stores x, the words of index q + p along k */                      \
     if ((p) < n)                                                                                   \
         tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
                        width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
@@ -11305,7 +11305,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         }
         node->out->flags |= TSHI_CONSUMED;
         tshi_tape_release_node(node);
-        /* after the release, which frees memory for the packed gradients */
+        /* packs gradients only now: the release above has freed memory for them */
         for (int i = 0; i < node->n; i++)
             if (node->in[i]) tshi_tape_pack(node->in[i]->base);
         tshi_tape_unref_node(node);
@@ -18313,7 +18313,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->desc = *desc;
     loss->cut = cut && x->ctx->tp.size > 1;
     loss->divisor = 1;
-    loss->sums = 2; /* S and B */
+    loss->sums = 2; /* sums that every loss needs: of the exponentials, and TSHI_LOSS_B */
     loss->at[TSHI_LOSS_B] = 1;
     /* otherwise A is w_y, which this rank knows without a sum */
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED))

@@ -1046,7 +1046,8 @@ static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
  * status and value (client: 0, 0), and the fields of hello. */
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status, int64_t value,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
-    /* who, status, value; version and 5 ints; group, job, process; both nonces */
+    /* who (1 byte), status (4), value (8); version and 5 ints of hello (4 each); group, job,
+     * process (8 each); both nonces (32 each) */
     unsigned char bytes[13 + 4 * 6 + 24 + 64];
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
     tshi_uv_hello all = *hello;
@@ -2238,7 +2239,7 @@ static int tshi_uv_awaits(const void *user, int r, int i) {
     if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
     m = s->peer >= 0 ? s->peer : s->member[i];
     other = &all[m].blocked;
-    /* a rank waits for itself only in a message */
+    /* only a send or a receive can make a rank wait for itself; a collective cannot */
     if ((m == r && s->peer < 0) || !other->wait) return -1;
     started = s->peer >= 0 ? tshi_uv_blocked_messages(other, s->group, r, s->sends)
                            : tshi_uv_blocked_started(other, s->group);
@@ -4116,8 +4117,9 @@ static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
     return span;
 }
 
-/* Sums up to `come` received bytes of one step, from op->ready (which is position `in`) on, with
- * this rank's own elements; whole elements only. Returns how many bytes were summed. */
+/* Adds at most `come` received bytes of one step, from op->ready on, to this rank's own elements;
+ * only whole elements are added. in: the position of op->ready in the collective. Returns how many
+ * bytes were added. */
 static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     const tsh_coll *coll = &op->coll;
     /* left: the received partial sums; out: where the new sums are stored; right: this rank's own

@@ -602,7 +602,8 @@ static void generate(llm_rank *r, int64_t most) {
     r->end = tsh_now();
 }
 
-/* Prints several generated texts, each after its number; with --print-ids a line of tokens each. */
+/* Prints several generated texts, each after its number; with --print-ids, a line with the ids of
+ * each text instead. */
 static void print_all(const llm_rank *r) {
     for (int64_t b = 0; b < r->rows; b++) {
         const int32_t *tokens = r->tokens + b * r->room + r->prompt[b];

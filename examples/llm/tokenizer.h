@@ -213,7 +213,7 @@ typedef struct llm_tokenizer {
     /* given: bytes of the call's text; most: how many bytes the steps may make of it, see
      * llm_fits */
     size_t given, most;
-    size_t grown;    /* bytes that the normalizers have made of the call's text so far */
+    size_t grown;    /* bytes that normalizers have written for the text of the current call */
     uint8_t *flags;  /* one byte per code point: LLM_WORD ... of unicode.h */
     uint8_t *breaks; /* one byte per code point: LLM_BREAK_...; NULL: no step needs them */
     /* For NFC: first code point << 32 | second -> the code point that they compose to. */

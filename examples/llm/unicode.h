@@ -17,7 +17,7 @@ enum {
     LLM_NONSPACING = 16,
     LLM_MARK = 32,
     LLM_OTHER = 64,
-    LLM_ACTIVE = 128 /* set by tokenizer.h: NFC or NFD may change it */
+    LLM_ACTIVE = 128 /* NFC or NFD may change the code point; tokenizer.h sets this flag */
 };
 
 /* A row for each code point at which the properties change: code point << 8 | properties. They are

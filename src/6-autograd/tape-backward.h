@@ -119,7 +119,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         }
         node->out->flags |= TSHI_CONSUMED;
         tshi_tape_release_node(node);
-        /* after the release, which frees memory for the packed gradients */
+        /* packs gradients only now: the release above has freed memory for them */
         for (int i = 0; i < node->n; i++)
             if (node->in[i]) tshi_tape_pack(node->in[i]->base);
         tshi_tape_unref_node(node);

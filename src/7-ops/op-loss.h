@@ -349,7 +349,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->desc = *desc;
     loss->cut = cut && x->ctx->tp.size > 1;
     loss->divisor = 1;
-    loss->sums = 2; /* S and B */
+    loss->sums = 2; /* sums that every loss needs: of the exponentials, and TSHI_LOSS_B */
     loss->at[TSHI_LOSS_B] = 1;
     /* otherwise A is w_y, which this rank knows without a sum */
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED))

@@ -224,8 +224,9 @@ static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
     return span;
 }
 
-/* Sums up to `come` received bytes of one step, from op->ready (which is position `in`) on, with
- * this rank's own elements; whole elements only. Returns how many bytes were summed. */
+/* Adds at most `come` received bytes of one step, from op->ready on, to this rank's own elements;
+ * only whole elements are added. in: the position of op->ready in the collective. Returns how many
+ * bytes were added. */
 static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     const tsh_coll *coll = &op->coll;
     /* left: the received partial sums; out: where the new sums are stored; right: this rank's own

@@ -35,7 +35,7 @@ static int tshi_uv_awaits(const void *user, int r, int i) {
     if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
     m = s->peer >= 0 ? s->peer : s->member[i];
     other = &all[m].blocked;
-    /* a rank waits for itself only in a message */
+    /* only a send or a receive can make a rank wait for itself; a collective cannot */
     if ((m == r && s->peer < 0) || !other->wait) return -1;
     started = s->peer >= 0 ? tshi_uv_blocked_messages(other, s->group, r, s->sends)
                            : tshi_uv_blocked_started(other, s->group);

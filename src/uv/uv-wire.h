@@ -118,7 +118,8 @@ static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
  * status and value (client: 0, 0), and the fields of hello. */
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status, int64_t value,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
-    /* who, status, value; version and 5 ints; group, job, process; both nonces */
+    /* who (1 byte), status (4), value (8); version and 5 ints of hello (4 each); group, job,
+     * process (8 each); both nonces (32 each) */
     unsigned char bytes[13 + 4 * 6 + 24 + 64];
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
     tshi_uv_hello all = *hello;

@@ -282,7 +282,8 @@ def main():
     )
     for bit, name in enumerate(FLAGS):
         text += "    LLM_%s = %d,\n" % (name, 1 << bit)
-    text += "    LLM_ACTIVE = 128 /* set by tokenizer.h: NFC or NFD may change it */\n};\n\n"
+    text += ("    LLM_ACTIVE = 128 /* NFC or NFD may change the code point; tokenizer.h sets this "
+             "flag */\n};\n\n")
     text += (
         "/* A row for each code point at which the properties change: code "
         "point << 8 | properties. They are\n"

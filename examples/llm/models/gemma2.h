@@ -72,7 +72,7 @@ static void gemma3_read_rope(llm_config *c) {
 
 static void gemma3_config(llm_config *c) {
     gemma2_options(c, 0, 0, llm_config_count(c, "sliding_window_pattern", 6));
-    if (c->score_cap > 0) /* only some attention functions of transformers apply it */
+    if (c->score_cap > 0) /* in the library transformers, only some functions cap */
         llm_refuse(c, "config.json: attn_logit_softcapping is %g, which is not supported for %s",
                    c->score_cap, c->type);
     c->qk_norm = LLM_NORM_OF_EACH;
