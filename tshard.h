@@ -8265,7 +8265,7 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(p, x) /* stores x, the words of index q + p along k */                      \
+#define TSHI_GEMM_WORD8(p, x) /* stores x, the words of index q + p along k */                     \
     if ((p) < n)                                                                                   \
         tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
                        width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
