@@ -41,7 +41,7 @@ def read(*path):
 
 def patch_of(name):
     if name != "swiglu":
-        return read("tests", "added", name + ".diff")
+        return read("tests", "added", "programs", name + ".diff")
     found = re.findall(r"^```diff\n(--- a/src/.*?)^```$", read("examples", "README.md"),
                        re.M | re.S)
     check(len(found) == 1, "examples/README.md has %d patches of src/" % len(found))
@@ -74,7 +74,7 @@ def works(name):
         call([sys.executable, "src/join.py", "src/rooms", "tshard.h"], folder)
         program, _, _, flags = ADDED[name]
         call([os.environ.get("CC", "cc")] + FLAGS + flags +
-             ["-I.", os.path.join(HERE, program), "-o", name, "-lm", "-pthread"], folder)
+             ["-I.", os.path.join(HERE, "programs", program), "-o", name, "-lm", "-pthread"], folder)
         call(["./" + name], folder)
     test.__name__ = name + "_works"
     return test

@@ -21,7 +21,7 @@ enum { CODES = 256, WIDTH = 64, N = WIDTH * WIDTH };
 static double value_of(int code) {
     const int exponent = code >> 3 & 15, fraction = code & 7;
     const double size = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
-    if ((code & 127) == 127) return NAN;
+    if ((code & 127) == 127) return (double)NAN;
     return code & 128 ? -size : size;
 }
 
