@@ -73,8 +73,9 @@ def works(name):
         call(["patch", "-p1", "--no-backup-if-mismatch"], folder, input=patch_of(name))
         call([sys.executable, "src/join.py", "src/rooms", "tshard.h"], folder)
         program, _, _, flags = ADDED[name]
+        source = os.path.join(HERE, "programs", program)
         call([os.environ.get("CC", "cc")] + FLAGS + flags +
-             ["-I.", os.path.join(HERE, "programs", program), "-o", name, "-lm", "-pthread"], folder)
+             ["-I.", source, "-o", name, "-lm", "-pthread"], folder)
         call(["./" + name], folder)
     test.__name__ = name + "_works"
     return test
