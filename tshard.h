@@ -878,8 +878,8 @@ TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, .
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(const char *message, void *user);
 /* Formats a message, of at most TSH_MESSAGE_SIZE bytes with its final 0, and passes it to
- * logger->log, with control characters as '?'. Does nothing if logger, its log or format is NULL.
- * For backends and runners. */
+ * logger->log, with control characters as '?'. Does nothing if logger,
+ * logger->log or format is NULL. For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* Fills *error (may be NULL) with code, rank and a sentence formatted as by tsh_text_format.
@@ -7516,7 +7516,7 @@ enum {
     TSHI_GEMM_AHEAD = 32768,  /* max bytes that `few` prefetches beyond the next 16 columns */
     TSHI_GEMM_SUMS = 1024,    /* rows of C computed at a time if sums are kept apart from C */
     TSHI_GEMM_STRETCH = 32,   /* steps of k between two prefetches in a tile */
-    TSHI_GEMM_FETCH = 4,      /* cache lines of B that a tile prefetches at a time */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of B per prefetch of a tile */
     TSHI_GEMM_FETCH_C = 2,    /* rows of C that a tile prefetches at a time */
     TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
     TSHI_GEMM_FEW = 6,        /* max rows of products that `stream` computes */
@@ -12337,7 +12337,7 @@ static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
 
 /* Options of a linear layer for sequence parallelism. */
 typedef struct tshi_rule_sequence {
-    const tsh_layout *give; /* the layout of a row-parallel output; NULL: replicated */
+    const tsh_layout *give; /* layout that a row-parallel op gives its output; NULL: R */
     int regather;           /* 1: a column-parallel op gathers an input sharded along seq */
 } tshi_rule_sequence;
 
@@ -12884,7 +12884,8 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* Sets a block of results y to (a OP b), 1 or 0; `type` is that of the values of a and b. */
+/* Sets each element of the block y to 1 if (a OP b) is true, else to 0. type: the C type of a and
+ * b. */
 #define TSHI_COMPARE_LOOP(type, OP)                                                                \
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
         y[i] = ((const type *)as)[i] OP((const type *)bs)[i];                                      \
@@ -14151,8 +14152,8 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
 }
 
 /* Copies the array `whole` to `shards`, the shards of all ranks in rank order (to_shards 1), or
- * back (0). by_row 1: each outer row (an index of cut->outer) of `shards` has a part of every
- * shard; 0: each shard is contiguous. */
+ * back (0). by_row 1: in `shards`, each index before the sharded dimension has its part of all
+ * shards, one after the other; 0: each shard as a whole follows the one before. */
 static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
                                     int to_shards) {
     int r;
@@ -16225,7 +16226,8 @@ typedef struct tshi_attention {
 typedef struct tshi_head_back {
     tshi_matrix dq, dk, dv, dout; /* gradients of q, k, v, o; data NULL: not needed */
     int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
-    int raw; /* 1: tshi_attention_backward_raw multiplies dS by scale and slope, not the kernels */
+    int raw; /* 1: not the kernels but tshi_attention_backward_raw multiplies dS by scale and by
+              * `derivative` */
     /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
      * that sees such a key overwrites them */
     int fresh;
@@ -16237,7 +16239,7 @@ typedef struct tshi_head_back {
     /* if pairs: p and dS as (rows / 2, pitch) pairs of bf16, each of two queries */
     tsh_real *columns_p, *columns_s;
     tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS */
-    tsh_real *slope;      /* shape (strip, pitch): 1 - (s / cap)^2 */
+    tsh_real *derivative;      /* shape (strip, pitch): 1 - (s / cap)^2 */
     tsh_real *transposed; /* shape (keys, d): a block of dK or dV */
     /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
      * each block has shape (keys, d padded to a multiple of TSHI_BLOCK) */
@@ -16495,10 +16497,10 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
     }
 }
 
-/* Parameters of the soft cap's kernel: s = cap tanh(s / cap) for n values in each of m rows; slope
- * becomes the derivative, 1 - tanh^2. */
+/* Parameters of the soft cap's kernel, which replaces s by cap tanh(s / cap), n values in each of m
+ * rows, and sets `derivative` to 1 - tanh^2. */
 typedef struct tshi_cap {
-    tsh_real *s, *slope; /* shapes (m, pitch); slope may be NULL */
+    tsh_real *s, *derivative; /* shapes (m, pitch); derivative may be NULL */
     int64_t m, pitch;
     tsh_real cap;
 } tshi_cap;
@@ -16511,13 +16513,13 @@ TSHI_INLINE void tshi_attention_cap_body(int64_t n, const tshi_operand *none, co
     (void)none;
     for (int64_t r = 0; r < cap->m; r++) {
         tsh_real *s = cap->s + r * cap->pitch;
-        tsh_real *slope = cap->slope ? cap->slope + r * cap->pitch : NULL;
+        tsh_real *derivative = cap->derivative ? cap->derivative + r * cap->pitch : NULL;
         for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* rows have space for whole blocks */
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = s[e + i] / most;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_math_tanh(y[i], fused);
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) s[e + i] = y[i] * most;
-            if (!slope) continue;
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) slope[e + i] = TSHI_R(1) - y[i] * y[i];
+            if (!derivative) continue;
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) derivative[e + i] = TSHI_R(1) - y[i] * y[i];
         }
     }
 }
@@ -16545,7 +16547,7 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
         tshi_attention_by_keys(h, i + r, m, j, n, h->more->scale,
                                h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
     if (h->more->cap > 0) {
-        const tshi_cap cap = {s, h->back.slope, m, h->pitch, TSHI_R(h->more->cap)};
+        const tshi_cap cap = {s, h->back.derivative, m, h->pitch, TSHI_R(h->more->cap)};
         tshi_attention_cap[h->ctx->isa](n, NULL, &cap);
     }
     if (h->more->mask) tshi_attention_masked(h, s, i + r, m, j, n);
@@ -17033,7 +17035,8 @@ static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t 
 }
 
 /* Adds dS, of rows [r, r + m) of the tile at query i and keys [j, j + n), to the gradient of the
- * mask. Then multiplies dS by what the kernels left out: the slope of a soft cap, and scale. */
+ * mask. Then multiplies dS by what the kernels left out: the derivative of a soft cap, and
+ * scale. */
 static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     const int64_t step = h->more->mask_stride[3];
@@ -17041,12 +17044,12 @@ static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r
     tsh_real *ds = h->back.t + r * h->pitch;
     for (int64_t a = 0; a < m; a++, ds += h->pitch) {
         const int64_t seen = tshi_base_min(tshi_attention_visible(h, i + r + a) - j, n);
-        const tsh_real *slope = h->back.slope ? h->back.slope + a * h->pitch : NULL;
+        const tsh_real *derivative = h->back.derivative ? h->back.derivative + a * h->pitch : NULL;
         if (h->mask.grad) {
             tsh_real *to = h->mask.grad + h->mask.first + (i + r + a) * h->mask.row + j * step;
             for (int64_t c = 0; c < seen; c++) to[c * step] += ds[c];
         }
-        for (int64_t c = 0; slope && c < seen; c++) ds[c] *= slope[c];
+        for (int64_t c = 0; derivative && c < seen; c++) ds[c] *= derivative[c];
         tshi_attention_scale(ds, ds, seen, scale);
     }
 }
@@ -17326,7 +17329,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
                  {&h->back.columns_s, packed * h->pitch},
                  {&h->s, h->strip * h->pitch},
                  {&h->back.t, back * h->rows * h->pitch},
-                 {&h->back.slope, back * (h->more->cap > 0) * h->strip * h->pitch},
+                 {&h->back.derivative, back * (h->more->cap > 0) * h->strip * h->pitch},
                  {&h->sum, h->rows * wide},
                  {&h->row, 2 * tshi_attention_wide(h->rows)},
                  {&h->keys_k, kept * words},
@@ -19094,7 +19097,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     tsh_scope_begin(ctx);  /* its end frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
-        /* x[i] shares the gradients of `in` */
+        /* a view: the gradient of x[i] is added to that of the input itself */
         x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL;
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
@@ -21734,7 +21737,7 @@ typedef struct tshi_moments {
 
 struct tsh_optim {
     tsh_module *module;  /* the module whose parameters are optimised */
-    tsh_optim_desc desc; /* the description, with defaults filled in */
+    tsh_optim_desc desc; /* the caller's tsh_optim_desc, with its defaults filled in */
     tsh_optim_info info; /* what tsh_optim_state returns, except that it takes lr from desc */
     /* `count` entries: the state of each parameter, in the order of the module tree */
     tshi_moments *each;

@@ -1142,7 +1142,7 @@ typedef enum tshi_uv_type {
     /* to the coordinator: the sender has been blocked for 20 ms (tshi_uv_blocked) */
     TSHI_UV_BLOCKED,
     TSHI_UV_CONFIRM, /* from the coordinator: is the receiver still in the wait that it reported? */
-    TSHI_UV_STILL,   /* answer to CONFIRM: 1 if the sender is still in the wait it asks about */
+    TSHI_UV_STILL,   /* answers CONFIRM: 1 if the rank is still in the wait that it reported */
     TSHI_UV_DECISION, /* the world's error */
     TSHI_UV_BYE,      /* the sender shuts down in good order */
     TSHI_UV_AWAIT,    /* bytes that the sender has received so far; it waits for more */

@@ -31,8 +31,8 @@ TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, .
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(const char *message, void *user);
 /* Formats a message, of at most TSH_MESSAGE_SIZE bytes with its final 0, and passes it to
- * logger->log, with control characters as '?'. Does nothing if logger, its log or format is NULL.
- * For backends and runners. */
+ * logger->log, with control characters as '?'. Does nothing if logger,
+ * logger->log or format is NULL. For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* Fills *error (may be NULL) with code, rank and a sentence formatted as by tsh_text_format.

@@ -179,7 +179,7 @@ enum {
     TSHI_GEMM_AHEAD = 32768,  /* max bytes that `few` prefetches beyond the next 16 columns */
     TSHI_GEMM_SUMS = 1024,    /* rows of C computed at a time if sums are kept apart from C */
     TSHI_GEMM_STRETCH = 32,   /* steps of k between two prefetches in a tile */
-    TSHI_GEMM_FETCH = 4,      /* cache lines of B that a tile prefetches at a time */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of B per prefetch of a tile */
     TSHI_GEMM_FETCH_C = 2,    /* rows of C that a tile prefetches at a time */
     TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
     TSHI_GEMM_FEW = 6,        /* max rows of products that `stream` computes */

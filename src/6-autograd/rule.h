@@ -250,7 +250,7 @@ static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
 
 /* Options of a linear layer for sequence parallelism. */
 typedef struct tshi_rule_sequence {
-    const tsh_layout *give; /* the layout of a row-parallel output; NULL: replicated */
+    const tsh_layout *give; /* layout that a row-parallel op gives its output; NULL: R */
     int regather;           /* 1: a column-parallel op gathers an input sharded along seq */
 } tshi_rule_sequence;
 

@@ -17,7 +17,8 @@ static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t 
 }
 
 /* Adds dS, of rows [r, r + m) of the tile at query i and keys [j, j + n), to the gradient of the
- * mask. Then multiplies dS by what the kernels left out: the slope of a soft cap, and scale. */
+ * mask. Then multiplies dS by what the kernels left out: the derivative of a soft cap, and
+ * scale. */
 static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     const int64_t step = h->more->mask_stride[3];
@@ -25,12 +26,12 @@ static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r
     tsh_real *ds = h->back.t + r * h->pitch;
     for (int64_t a = 0; a < m; a++, ds += h->pitch) {
         const int64_t seen = tshi_base_min(tshi_attention_visible(h, i + r + a) - j, n);
-        const tsh_real *slope = h->back.slope ? h->back.slope + a * h->pitch : NULL;
+        const tsh_real *derivative = h->back.derivative ? h->back.derivative + a * h->pitch : NULL;
         if (h->mask.grad) {
             tsh_real *to = h->mask.grad + h->mask.first + (i + r + a) * h->mask.row + j * step;
             for (int64_t c = 0; c < seen; c++) to[c * step] += ds[c];
         }
-        for (int64_t c = 0; slope && c < seen; c++) ds[c] *= slope[c];
+        for (int64_t c = 0; derivative && c < seen; c++) ds[c] *= derivative[c];
         tshi_attention_scale(ds, ds, seen, scale);
     }
 }

@@ -79,7 +79,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
                  {&h->back.columns_s, packed * h->pitch},
                  {&h->s, h->strip * h->pitch},
                  {&h->back.t, back * h->rows * h->pitch},
-                 {&h->back.slope, back * (h->more->cap > 0) * h->strip * h->pitch},
+                 {&h->back.derivative, back * (h->more->cap > 0) * h->strip * h->pitch},
                  {&h->sum, h->rows * wide},
                  {&h->row, 2 * tshi_attention_wide(h->rows)},
                  {&h->keys_k, kept * words},

@@ -71,7 +71,8 @@ typedef struct tshi_attention {
 typedef struct tshi_head_back {
     tshi_matrix dq, dk, dv, dout; /* gradients of q, k, v, o; data NULL: not needed */
     int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
-    int raw; /* 1: tshi_attention_backward_raw multiplies dS by scale and slope, not the kernels */
+    int raw; /* 1: not the kernels but tshi_attention_backward_raw multiplies dS by scale and by
+              * `derivative` */
     /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
      * that sees such a key overwrites them */
     int fresh;
@@ -83,7 +84,7 @@ typedef struct tshi_head_back {
     /* if pairs: p and dS as (rows / 2, pitch) pairs of bf16, each of two queries */
     tsh_real *columns_p, *columns_s;
     tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS */
-    tsh_real *slope;      /* shape (strip, pitch): 1 - (s / cap)^2 */
+    tsh_real *derivative;      /* shape (strip, pitch): 1 - (s / cap)^2 */
     tsh_real *transposed; /* shape (keys, d): a block of dK or dV */
     /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
      * each block has shape (keys, d padded to a multiple of TSHI_BLOCK) */
@@ -341,10 +342,10 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
     }
 }
 
-/* Parameters of the soft cap's kernel: s = cap tanh(s / cap) for n values in each of m rows; slope
- * becomes the derivative, 1 - tanh^2. */
+/* Parameters of the soft cap's kernel, which replaces s by cap tanh(s / cap), n values in each of m
+ * rows, and sets `derivative` to 1 - tanh^2. */
 typedef struct tshi_cap {
-    tsh_real *s, *slope; /* shapes (m, pitch); slope may be NULL */
+    tsh_real *s, *derivative; /* shapes (m, pitch); derivative may be NULL */
     int64_t m, pitch;
     tsh_real cap;
 } tshi_cap;
@@ -357,13 +358,13 @@ TSHI_INLINE void tshi_attention_cap_body(int64_t n, const tshi_operand *none, co
     (void)none;
     for (int64_t r = 0; r < cap->m; r++) {
         tsh_real *s = cap->s + r * cap->pitch;
-        tsh_real *slope = cap->slope ? cap->slope + r * cap->pitch : NULL;
+        tsh_real *derivative = cap->derivative ? cap->derivative + r * cap->pitch : NULL;
         for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* rows have space for whole blocks */
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = s[e + i] / most;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_math_tanh(y[i], fused);
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) s[e + i] = y[i] * most;
-            if (!slope) continue;
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) slope[e + i] = TSHI_R(1) - y[i] * y[i];
+            if (!derivative) continue;
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) derivative[e + i] = TSHI_R(1) - y[i] * y[i];
         }
     }
 }
@@ -391,7 +392,7 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
         tshi_attention_by_keys(h, i + r, m, j, n, h->more->scale,
                                h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
     if (h->more->cap > 0) {
-        const tshi_cap cap = {s, h->back.slope, m, h->pitch, TSHI_R(h->more->cap)};
+        const tshi_cap cap = {s, h->back.derivative, m, h->pitch, TSHI_R(h->more->cap)};
         tshi_attention_cap[h->ctx->isa](n, NULL, &cap);
     }
     if (h->more->mask) tshi_attention_masked(h, s, i + r, m, j, n);

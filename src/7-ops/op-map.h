@@ -238,7 +238,8 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* Sets a block of results y to (a OP b), 1 or 0; `type` is that of the values of a and b. */
+/* Sets each element of the block y to 1 if (a OP b) is true, else to 0. type: the C type of a and
+ * b. */
 #define TSHI_COMPARE_LOOP(type, OP)                                                                \
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
         y[i] = ((const type *)as)[i] OP((const type *)bs)[i];                                      \

@@ -73,8 +73,8 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
 }
 
 /* Copies the array `whole` to `shards`, the shards of all ranks in rank order (to_shards 1), or
- * back (0). by_row 1: each outer row (an index of cut->outer) of `shards` has a part of every
- * shard; 0: each shard is contiguous. */
+ * back (0). by_row 1: in `shards`, each index before the sharded dimension has its part of all
+ * shards, one after the other; 0: each shard as a whole follows the one before. */
 static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
                                     int to_shards) {
     int r;

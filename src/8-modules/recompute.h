@@ -136,7 +136,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     tsh_scope_begin(ctx);  /* its end frees all recomputed tensors */
     for (i = 0; i < node->n; i++) {
         tsh_tensor *in = node->in[i];
-        /* x[i] shares the gradients of `in` */
+        /* a view: the gradient of x[i] is added to that of the input itself */
         x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL;
     }
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);

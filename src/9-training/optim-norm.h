@@ -19,7 +19,7 @@ typedef struct tshi_moments {
 
 struct tsh_optim {
     tsh_module *module;  /* the module whose parameters are optimised */
-    tsh_optim_desc desc; /* the description, with defaults filled in */
+    tsh_optim_desc desc; /* the caller's tsh_optim_desc, with its defaults filled in */
     tsh_optim_info info; /* what tsh_optim_state returns, except that it takes lr from desc */
     /* `count` entries: the state of each parameter, in the order of the module tree */
     tshi_moments *each;

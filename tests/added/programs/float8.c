@@ -1,21 +1,9 @@
 /* For test_added.py: TSH_F8, the dtype of one byte that float8.diff adds to tshard.h: conversions,
  * views, elementwise ops, products, collectives, files. */
-#define TSHARD_IMPLEMENTATION
-#include "tshard.h"
-#include "backends/tshard_threads.h"
-#include <stdio.h>
-#include <string.h>
+#include "check.h"
 
 enum { CODES = 256, WIDTH = 64, N = WIDTH * WIDTH };
 #define FILE_NAME "float8.safetensors"
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (condition) break;                                                                      \
-        (void)fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition,                          \
-                      tsh_last_error(ctx)->message);                                               \
-        return 1;                                                                                  \
-    } while (0)
 
 /* The value of a code, by the definition of E4M3. */
 static double value_of(int code) {

@@ -1,11 +1,7 @@
 /* For test_added.py: ADDED, the optimiser that lion.diff or muon.diff adds: its values
  * against a loop in double, and the same bits at every degree of tp and dp, with .zero, and when
  * training goes on at another degree. */
-#define TSHARD_IMPLEMENTATION
-#include "tshard.h"
-#include "backends/tshard_threads.h"
-#include <stdio.h>
-#include <string.h>
+#include "check.h"
 
 enum { ROWS = 7, COLUMNS = 10, N = ROWS * COLUMNS, STEPS = 3 };
 #define RATE     0.02
@@ -13,14 +9,6 @@ enum { ROWS = 7, COLUMNS = 10, N = ROWS * COLUMNS, STEPS = 3 };
 #define MOMENTUM 0.9
 #define BETA     0.99
 #define FILE_NAME "optimiser.safetensors"
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (condition) break;                                                                      \
-        (void)fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition,                          \
-                      tsh_last_error(ctx)->message);                                               \
-        return 1;                                                                                  \
-    } while (0)
 
 static double begin[N], expected[N]; /* the weight before and after STEPS steps */
 static tsh_real first[N];            /* what the first degree tried has computed */
@@ -46,7 +34,8 @@ static void product(int m, int n, int k, double alpha, const double *a, const do
         }
 }
 
-/* Muon's direction: u becomes U, with singular values near 1. */
+/* Replaces u, a momentum of shape (ROWS, COLUMNS), by Muon's update: the matrix with the same
+ * singular vectors and with singular values near 1. */
 static void direction(double *u) {
     double t[N], a[ROWS * ROWS] = {0}, b[ROWS * ROWS], old[N], norm = 0;
     int i, step;

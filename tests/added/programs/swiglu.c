@@ -1,22 +1,10 @@
-/* For test_swiglu.py: checks tsh_swiglu(a, b) = silu(a) b, which the patch of examples/README.md
+/* For test_added.py: checks tsh_swiglu(a, b) = silu(a) b, which the patch of examples/README.md
  * adds to the header: values, gradients, and layouts on two ranks against the ops that it equals.
  */
-#define TSHARD_IMPLEMENTATION
-#include "tshard.h"
-#include "backends/tshard_threads.h"
-#include <stdio.h>
-#include <string.h>
+#include "check.h"
 
 /* Central differences in double with step 1e-5: see test_gradcheck.c. */
 static const double room = 6e-9;
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (condition) break;                                                                      \
-        (void)fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition,                          \
-                      tsh_last_error(ctx)->message);                                               \
-        return 1;                                                                                  \
-    } while (0)
 
 static tsh_tensor *leaf(tsh_ctx *ctx, int64_t rows, int64_t columns) {
     return tsh_requires_grad(tsh_keep(tsh_randn(ctx, tsh_shape2(rows, columns))), 1);
