@@ -407,7 +407,10 @@
 #define TSH_API extern
 #endif
 
-#if defined(__MINGW32__) /* stdio.h says whether printf is that of the C runtime or of mingw */
+/* TSH_PRINTF(fmt, first) makes the compiler check calls as those of printf: parameter number fmt is
+ * the format, first the first value. mingw's stdio.h says which formats its printf takes: those of
+ * Microsoft's C runtime or those of GNU. */
+#if defined(__MINGW32__)
 #define TSH_PRINTF(fmt, first) __attribute__((format(__MINGW_PRINTF_FORMAT, fmt, first)))
 #elif defined(__GNUC__)
 #define TSH_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
@@ -426,10 +429,10 @@
 #define TSH_VERSION_QUOTED(major, minor, patch) #major "." #minor "." #patch
 
 enum {
-    TSH_MAX_DIMS = 6,       /* dimensions of a tensor */
-    TSH_MAX_SEGMENTS = 4,   /* segments of a layout */
-    TSH_MESSAGE_SIZE = 512, /* bytes of an error's sentence, with its end */
-    TSH_PATH_SIZE = 192     /* bytes of a parameter's path, with its end */
+    TSH_MAX_DIMS = 6,       /* max number of dimensions of a tensor */
+    TSH_MAX_SEGMENTS = 4,   /* max number of segments of a sharded dimension (tsh_segment) */
+    TSH_MESSAGE_SIZE = 512, /* max bytes of an error's sentence, with the final 0 */
+    TSH_PATH_SIZE = 192     /* max bytes of a parameter's path, with the final 0 */
 };
 
 #ifdef __cplusplus
@@ -493,7 +496,7 @@ typedef struct tsh_error {
  *     TSH_Q4_0   18 bytes: an f16 scale d, then 32 integers q of 4 bits, 0 to 15;    d (q - 8)
  *     TSH_Q4_1   20 bytes: f16 scale d and minimum m, then 32 q of 4 bits, 0 to 15;  d q + m */
 typedef enum tsh_dtype {
-    TSH_DTYPE_DEFAULT, /* no dtype; in a descriptor: the default that its comment names */
+    TSH_DTYPE_DEFAULT, /* no dtype; in a descriptor: the default that the field's comment names */
     TSH_F32,
     TSH_F64,
     TSH_BF16,
@@ -505,10 +508,10 @@ typedef enum tsh_dtype {
     TSH_Q4_1
 } tsh_dtype;
 
-/* In a descriptor 0 is the default, which the field's comment names. Where 0 is also a value that
- * may be wanted, it is written in one of three ways:
+/* A yes-or-no field of a descriptor. In a descriptor 0 (here TSH_USUAL) is the default, which the
+ * field's comment names. Fields whose value 0 differs from the default are set as follows:
  *
- *     a real number     TSH_ZERO: eps, lr, beta1, beta2, temperature
+ *     a real number     TSH_ZERO means 0: eps, lr, beta1, beta2, temperature
  *     yes or no         TSH_YES, TSH_NO: bias, qkv_bias, out_bias
  *     an integer        another field says whether it is used: padding for padding_idx, ignore for
  *                       ignore_index */
@@ -590,21 +593,21 @@ typedef enum tsh_layout_kind {
  * rank r owns units [min(r c, n), min((r + 1) c, n)). A rank stores its parts of all segments one
  * after the other. */
 typedef struct tsh_segment {
-    int64_t length; /* in elements; 0 in a layout given by the caller: an equal part of the
-                     * dimension */
-    int64_t unit;   /* elements of a unit; 0: 1 */
+    int64_t length; /* length of the segment in elements; 0, in a layout that you pass: an equal
+                     * part of the dimension */
+    int64_t unit;   /* length of a unit in elements; 0 means 1 */
 } tsh_segment;
 
 typedef struct tsh_layout {
     tsh_layout_kind kind;
     int dim;      /* TSH_SHARDED: the sharded dimension; negative: counts from the end */
-    int segments; /* TSH_SHARDED: number of segments; 0: 1 */
+    int segments; /* TSH_SHARDED: number of segments; 0 means 1 */
     tsh_segment segment[TSH_MAX_SEGMENTS];
 } tsh_layout;
 
-/* Returns the layout R. */
+/* Returns the layout R: replicated. */
 TSH_API tsh_layout tsh_replicated(void);
-/* Returns the layout P. */
+/* Returns the layout P: partial sums. */
 TSH_API tsh_layout tsh_partial(void);
 /* Returns S(dim): one segment, units of one element. */
 TSH_API tsh_layout tsh_sharded(int dim);
@@ -678,19 +681,21 @@ TSH_API char *tsh_layout_text(tsh_layout layout, char *text, size_t size);
  * good, it returns TSH_ERR_LOST. progress sends and receives without blocking, close sends what is
  * left. status and abort are those of rule 7. */
 
-/* Kinds of collectives. send, recv: how many elements the buffers of this rank hold, by the fields
- * of tsh_coll; `rank` is this rank of the group. */
+/* Kinds of collectives, and how many elements the buffers send and recv of this rank hold, by the
+ * fields of tsh_coll. `rank` is this rank of the group. */
 typedef enum tsh_coll_kind {
-    TSH_ALLREDUCE,      /* send: count; recv: count */
-    TSH_ALLGATHER,      /* send: recv_counts[rank]; recv: the sum of recv_counts */
-    TSH_REDUCE_SCATTER, /* send: the sum of recv_counts; recv: recv_counts[rank] */
-    TSH_BROADCAST,      /* recv: count, copied from the recv of the root; no send buffer */
-    TSH_ALLTOALL,       /* send_counts[r] to, recv_counts[r] from each rank r, in rank order */
-    TSH_SEND,           /* send: count, to rank send_to */
-    TSH_RECV,           /* recv: count, from rank recv_from */
-    TSH_SENDRECV,       /* SEND of send_counts[0] and RECV of recv_counts[0] at once */
-    TSH_BARRIER,        /* no buffers */
-    TSH_SPLIT,          /* by tsh_comm_split only; tsh_start refuses it */
+    TSH_ALLREDUCE,      /* send and recv hold `count` elements each */
+    TSH_ALLGATHER,      /* send holds recv_counts[rank] elements, recv the sum of recv_counts */
+    TSH_REDUCE_SCATTER, /* send holds the sum of recv_counts, recv holds recv_counts[rank]
+                         * elements */
+    TSH_BROADCAST,      /* recv holds `count` elements, copied from the root's recv; no send
+                         * buffer */
+    TSH_ALLTOALL,       /* sends send_counts[r] to and receives recv_counts[r] from each rank r */
+    TSH_SEND,           /* sends `count` elements to rank send_to */
+    TSH_RECV,           /* receives `count` elements from rank recv_from */
+    TSH_SENDRECV,       /* sends send_counts[0] and receives recv_counts[0] elements at once */
+    TSH_BARRIER,        /* waits for all ranks of the group; no buffers */
+    TSH_SPLIT,          /* splits the group: for tsh_comm_split only; tsh_start refuses it */
     TSH_COLL_KINDS
 } tsh_coll_kind;
 
@@ -698,35 +703,36 @@ typedef enum tsh_redop { TSH_SUM, TSH_PROD, TSH_MIN, TSH_MAX, TSH_AVG } tsh_redo
 
 /* Describes one collective. Counts are in elements of dtype. */
 typedef struct tsh_coll {
-    uint32_t size; /* sizeof(tsh_coll) */
+    uint32_t size; /* sizeof(tsh_coll), which tsh_start checks */
     tsh_coll_kind kind;
     tsh_dtype dtype;
     tsh_redop redop;
     const void *send;
     void *recv;
     int64_t count;
-    const int64_t *send_counts, *recv_counts; /* counts[r]: for rank r of the group */
+    const int64_t *send_counts, *recv_counts; /* entry r: elements for or from rank r */
     int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: send and recv consist of this many
-                     * blocks, each with the counts above; 0: 1. tsh_start sets it to 1 for other
-                     * kinds */
-    int root, send_to, recv_from, tag; /* ranks of the group; tag: equal in SEND and RECV. -1:
-                                        * none */
+                     * blocks, each with as many elements as the counts say; 0 means 1. tsh_start
+                     * sets it to 1 for other kinds */
+    int root, send_to, recv_from, tag; /* ranks of the group; tag: any number, equal in SEND and its
+                                        * RECV. -1: none */
     uint64_t seq;                      /* set by tsh_start: number of the collective in its group */
-    int64_t timeout_ns;                /* time limit from start on; 0: the backend's default */
+    int64_t timeout_ns;                /* time limit in ns from tsh_start on; 0: the backend's
+                                        * default */
 } tsh_coll;
 
-typedef uint64_t tsh_req; /* a started collective; 0: complete already */
+typedef uint64_t tsh_req; /* handle of a started collective; 0: it is complete already */
 typedef struct tsh_comm tsh_comm;
 
 enum {
-    TSH_COMM_ABI = 1,          /* version of tsh_comm_ops */
-    TSH_MESSAGE_BYTES = 32768, /* max bytes of a message of rule 9 */
-    TSH_CAP_ORDERED = 1,       /* bit of caps: sums in the order of rule 5 */
-    TSH_CAP_DEATH = 2          /* bit of caps: notices when a rank's process dies */
+    TSH_COMM_ABI = 1,          /* version of the struct tsh_comm_ops */
+    TSH_MESSAGE_BYTES = 32768, /* max bytes of a message, for backends that only send messages */
+    TSH_CAP_ORDERED = 1,       /* bit of .caps: sums in the documented order (rule 5 above) */
+    TSH_CAP_DEATH = 2          /* bit of .caps: the backend notices when a rank's process dies */
 };
 
 typedef struct tsh_comm_ops {
-    uint32_t size, abi; /* sizeof(tsh_comm_ops), TSH_COMM_ABI */
+    uint32_t size, abi; /* size: sizeof(tsh_comm_ops); abi: TSH_COMM_ABI */
     const char *name;
     uint64_t caps;
     tsh_result (*start)(tsh_comm *comm, const tsh_coll *coll, tsh_req *req);
@@ -734,11 +740,12 @@ typedef struct tsh_comm_ops {
     tsh_result (*wait)(tsh_comm *comm, tsh_req req);
     void (*progress)(tsh_comm *comm);
     tsh_result (*split)(tsh_comm *comm, int color, int key, tsh_comm *out);
-    /* Outputs the world's error; TSH_OK: it has none. */
+    /* Copies the world's error to *error and returns its code; returns TSH_OK if there is none. */
     tsh_result (*status)(tsh_comm *comm, tsh_error *error);
     void (*abort)(tsh_comm *comm, const tsh_error *why);
     void (*close)(tsh_comm *comm);
-    /* Only in a backend of messages (rule 9); else NULL. */
+    /* Sleeps until there may be something to do, for at most ns nanoseconds. NULL in backends that
+     * do every kind of collective; see rule 9. */
     void (*idle)(tsh_comm *comm,
                  int64_t ns);
 } tsh_comm_ops;
@@ -751,7 +758,8 @@ typedef struct tsh_comm_ops {
             prefix##_wait, prefix##_progress, prefix##_split, prefix##_status, prefix##_abort,     \
             prefix##_close, NULL                                                                   \
     }
-/* Initialises the tsh_comm_ops of a backend of messages (rule 9): no test, wait and split. */
+/* Initialises the tsh_comm_ops of a backend that only sends messages (rule 9). It has no functions
+ * test, wait and split. */
 #define TSH_MESSAGE_OPS(prefix, name, caps)                                                        \
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, NULL, NULL,      \
@@ -770,7 +778,7 @@ struct tsh_comm {
     const tsh_comm_ops *ops; /* NULL: a group of one rank, without a backend */
     void *impl;
     int rank, size;
-    uint64_t id; /* the same on all ranks of the group: see tshb_group_text */
+    uint64_t id; /* identifies the group, equally on all its ranks; tshb_group_text names it */
     uint64_t next_seq;
     int in_flight;
     tsh_comm_stats stats;
@@ -789,12 +797,12 @@ struct tsh_comm {
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op);
 /* Gathers counts[r] elements of each rank r, in rank order, into recv on every rank. With `blocks`
- * above 1, send and recv consist of that many blocks, each gathered separately (0: 1). */
+ * above 1, send and recv consist of that many blocks, each gathered separately (0 means 1). */
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype);
 /* Reduces the send buffers of all ranks by op; rank r receives its counts[r] elements of the
  * result. send holds counts[0] + counts[1] + ... elements. With `blocks` above 1, send and recv
- * consist of that many blocks, each scattered separately (0: 1). */
+ * consist of that many blocks, each scattered separately (0 means 1). */
 TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
                                       const int64_t *counts, int64_t blocks, tsh_dtype dtype,
                                       tsh_redop op);
@@ -802,7 +810,7 @@ TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *re
 TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  int root);
 /* Sends send_counts[r] elements to each rank r and receives recv_counts[r] elements from it. Both
- * buffers are in rank order; with `blocks` above 1 they consist of that many such blocks (0: 1). */
+ * buffers are in rank order, and consist of `blocks` such blocks (0 means 1). */
 TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
                                 void *recv, const int64_t *recv_counts, int64_t blocks,
                                 tsh_dtype dtype);
@@ -840,7 +848,8 @@ TSH_API tsh_result tsh_comm_split(tsh_comm *comm, int color, int key, tsh_comm *
 /* Returns the code of the world's error, or TSH_OK, and copies the error to *error if that is not
  * NULL. Never blocks. */
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
-/* Fails the world with this error on every rank, unless it has failed already. */
+/* Makes an error with this code and message the world's error, which every rank gets; does nothing
+ * if the world has an error already. */
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
 /* Releases the comm. Its requests must have been waited for, unless its world has failed. */
 TSH_API void tsh_comm_close(tsh_comm *comm);
@@ -851,7 +860,7 @@ TSH_API void tsh_comm_close(tsh_comm *comm);
 /* Needs: >>comm-api.                                                         */
 /* ========================================================================== */
 
-/* -- error ------------------------------------------------------------------ */
+/* -- errors, messages, version, clock --------------------------------------- */
 
 /* Returns "0.2.0", the TSHARD_VERSION with which the implementation was compiled. In a shared
  * library it may differ from this header's. */
@@ -878,8 +887,8 @@ TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, .
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(const char *message, void *user);
 /* Formats a message, of at most TSH_MESSAGE_SIZE bytes with its final 0, and passes it to
- * logger->log, with control characters as '?'. Does nothing if logger,
- * logger->log or format is NULL. For backends and runners. */
+ * logger->log, with control characters as '?'. Does nothing if logger, logger->log or format is
+ * NULL. For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* Fills *error (may be NULL) with code, rank and a sentence formatted as by tsh_text_format.
@@ -897,16 +906,16 @@ TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) 
 /* Returns the time in nanoseconds on a monotonic clock, or -1 if the system has none. */
 TSH_API int64_t tsh_now(void);
 
-/* -- memory ----------------------------------------------------------------- */
+/* -- memory statistics ------------------------------------------------------ */
 
 typedef enum tsh_mem_kind {
     TSH_MEM_PARAMETERS,
-    TSH_MEM_GRADIENTS, /* of leaves of dtype TSH_REAL; those of other leaves are step memory,
-                        * from backward to tsh_zero_grad */
+    TSH_MEM_GRADIENTS, /* gradients of leaves of dtype TSH_REAL; those of other leaves are step
+                        * memory, from backward to tsh_zero_grad */
     TSH_MEM_OPTIMISER,
-    TSH_MEM_TENSORS, /* owned tensors of no kind above */
+    TSH_MEM_TENSORS, /* other owned tensors, such as those of tsh_tensor_new and tsh_keep */
     TSH_MEM_STEP,    /* the step pool: what ops return, their gradients, scratch */
-    TSH_MEM_BOOKS,   /* handles, tape, modules */
+    TSH_MEM_BOOKS,   /* the library's own data: tensor handles, the tape, modules */
     TSH_MEM_KINDS
 } tsh_mem_kind;
 
@@ -916,23 +925,24 @@ typedef struct tsh_mem {
     size_t now[TSH_MEM_KINDS], peak[TSH_MEM_KINDS];
     /* total: sum of `now`; step_live: the part of the step pool that is in use. */
     size_t total, total_peak, step_live, step_live_peak;
-    /* Calls of the allocator so far. */
+    /* How often the allocator was called so far. */
     uint64_t calls;
 } tsh_mem;
 /* Returns the memory statistics of a ctx. */
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
 
-/* -- context ---------------------------------------------------------------- */
+/* -- opening and closing a ctx, its groups of ranks ------------------------- */
 
-/* The fields up to .logger keep their places in later versions. */
+/* How to open a ctx; all 0: one rank and all defaults. The fields up to .logger keep their places
+ * in later versions. */
 typedef struct tsh_desc {
     tsh_comm comm;     /* all ranks; the ctx owns and closes it. All zero: one rank */
     int tp, pp;        /* degrees of tensor and pipeline parallelism. tp 0: the number of ranks /
-                        * pp; pp 0: 1. The rest, number of ranks / (tp pp), is dp */
+                        * pp; pp 0 means 1. The rest, number of ranks / (tp pp), is dp */
     const char *order; /* how ranks are numbered along the axes, the fastest first; NULL:
                         * "tp-pp-dp". Megatron's is "tp-dp-pp" */
     uint64_t seed;
-    int threads; /* threads of this rank if compiled with OpenMP (-fopenmp); 0: 1. Results are
+    int threads; /* threads of this rank if compiled with OpenMP (-fopenmp); 0 means 1. Results are
                   * bitwise the same for any number of threads */
     tsh_gemm gemm;
     tsh_allocator allocator;
@@ -945,12 +955,12 @@ typedef struct tsh_desc {
     tsh_dtype dtype;     /* dtype of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
 } tsh_desc;
 
-/* What a program was compiled with: the version of tshard.h times 1000, bytes of a tsh_real, bytes
- * of a tsh_desc. tsh_open and the runners are macros that pass it, as the first three arguments, to
- * tsh_open_built and so on, which fail with TSH_ERR_UNSUPPORTED and a sentence if the library was
- * compiled otherwise. The functions of the plain names always fail: those of version 0.1, which
- * passed nothing, reach them. Other languages call tsh_open_built; if desc is NULL, size may be
- * 0. */
+/* Expands to three arguments that say how a program was compiled: the version of tshard.h (1000
+ * times the major version, plus the minor one), bytes of a tsh_real, bytes of a tsh_desc. tsh_open
+ * and the runners are macros that pass them first to tsh_open_built and so on, which fail with
+ * TSH_ERR_UNSUPPORTED and a sentence if the library was compiled otherwise. The functions tsh_open,
+ * tsh_run and so on always fail: only programs compiled with version 0.1, which passed nothing,
+ * reach them. Other languages call tsh_open_built; if desc is NULL, size may be 0. */
 #define TSH_BUILT                                                                                  \
     TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR, sizeof(tsh_real), sizeof(tsh_desc)
 
@@ -962,9 +972,9 @@ TSH_API tsh_result tsh_open_built(int version, size_t real, size_t size, const t
 #define tsh_open(...) tsh_open_built(TSH_BUILT, __VA_ARGS__)
 /* Closes a ctx and frees everything that belongs to it; does nothing if ctx is NULL. */
 TSH_API void tsh_close(tsh_ctx *ctx);
-/* Returns the group of all ranks. These four functions never return NULL. The group of an axis that
- * is not used has size 1. If ctx is NULL they return a group of size 1 whose collectives fail with
- * TSH_ERR_ARGUMENT. */
+/* Returns the group of all ranks. This function and the next three never return NULL. The group of
+ * an axis that is not used has size 1. If ctx is NULL they return a group of size 1 whose
+ * collectives fail with TSH_ERR_ARGUMENT. */
 TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
 /* Returns this rank's tensor-parallel group. */
 TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);
@@ -994,9 +1004,10 @@ TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *co
 /* Needs: >>context-api.                                                      */
 /* ========================================================================== */
 
-/* -- tensors ---------------------------------------------------------------- */
+/* -- making tensors, their properties, initial values ----------------------- */
 
-/* Returns a global shape with these lengths; without any, that of a scalar. */
+/* Returns a global shape with as many dimensions as the name says, of these lengths; tsh_shape0
+ * returns that of a scalar. */
 TSH_API tsh_shape tsh_shape0(void);
 TSH_API tsh_shape tsh_shape1(int64_t a);
 TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
@@ -1026,39 +1037,41 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
 /* Makes a step tensor of standard normal numbers, keyed by the ctx's seed and count of draws. */
 TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape);
 
-/* Returns a property of a tensor: with "local" in the name, and tsh_stride, that of this rank's
- * shard; else that of the whole tensor. A dim may be negative: -1 is the last dimension. A
- * dimension that does not exist gives 0. */
+/* This function and the next nine return a property of t: with "local" in the name, and tsh_stride,
+ * that of this rank's shard; else that of the whole tensor. A dim may be negative: -1 is the last
+ * dimension. A dimension that does not exist gives 0. */
 TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 TSH_API int tsh_ndim(const tsh_tensor *t);
 TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t);
 TSH_API int64_t tsh_size(const tsh_tensor *t, int dim);
 TSH_API int64_t tsh_local_size(const tsh_tensor *t, int dim);
-TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* of the shard, in elements */
+TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* stride of the shard, in elements */
 TSH_API int64_t tsh_numel(const tsh_tensor *t);
 TSH_API int64_t tsh_local_numel(const tsh_tensor *t);
 TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t);
 
-/* Returns a pointer to this rank's shard, not a copy: element (i, j, ...) is at i, j, ... times the
- * strides of tsh_stride. Returns NULL if the shard is empty, and after an error. */
+/* Returns a pointer to this rank's shard, not a copy. Element (i, j, ...) is i tsh_stride(t, 0) + j
+ * tsh_stride(t, 1) + ... elements after it. Returns NULL if the shard is empty, and after an
+ * error. */
 TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t);
 /* Returns the value of a replicated tensor of one element as a double; NaN after an error. */
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t);
 
-/* How to compute initial values. fan_in and fan_out are those of the whole weight (out, in, ..) at
+/* How to compute initial values. a, b, gain, low and high are fields of tsh_init; fan is fan_in or,
+ * if .fan_out is 1, fan_out. fan_in and fan_out are those of the whole weight (out, in, ..) at
  * every degree of tp: in or out, times the product of all further dimensions. The bias of a layer
  * has the fan_in of its weight and no fan_out. */
 typedef enum tsh_init_kind {
-    TSH_INIT_DEFAULT, /* the default of the layer */
+    TSH_INIT_DEFAULT, /* what the layer takes by default */
     TSH_INIT_ZEROS,
     TSH_INIT_ONES,
-    TSH_INIT_CONSTANT,        /* every value is a */
+    TSH_INIT_CONSTANT,        /* every value is tsh_init.a */
     TSH_INIT_UNIFORM,         /* uniform in [a, b) */
     TSH_INIT_NORMAL,          /* normal, mean a, standard deviation b */
     TSH_INIT_KAIMING_UNIFORM, /* uniform in [-s, s), s = gain sqrt(6 / ((1 + a^2) fan)); He et
                                * al. 2015 */
-    TSH_INIT_TRUNC_NORMAL,    /* as NORMAL, truncated to [low, high] */
+    TSH_INIT_TRUNC_NORMAL,    /* normal, mean a, standard deviation b, truncated to [low, high] */
     TSH_INIT_KAIMING_NORMAL,  /* normal, standard deviation gain sqrt(2 / ((1 + a^2) fan)) */
     TSH_INIT_XAVIER_UNIFORM,  /* uniform in [-s, s), s = gain sqrt(6 / (fan_in + fan_out));
                                * Glorot & Bengio 2010 */
@@ -1071,9 +1084,9 @@ typedef enum tsh_init_kind {
 typedef struct tsh_init {
     tsh_init_kind kind;
     double a, b;
-    double gain;      /* kaiming, xavier, orthogonal: a factor; 0: 1 */
-    int fan_out;      /* kaiming: fan is fan_in if 0, fan_out if 1 */
-    double low, high; /* TRUNC_NORMAL: the range; both 0: -2 and 2 */
+    double gain;      /* kaiming, xavier, orthogonal: factor of the values; 0 means 1 */
+    int fan_out;      /* kaiming: fan is fan_in if this is 0, fan_out if 1 */
+    double low, high; /* TRUNC_NORMAL: values lie in [low, high]; both 0: -2 and 2 */
 } tsh_init;
 
 /* Fills a tensor with initial values, as torch.nn.init.<name>_ does. This function and those below
@@ -1082,7 +1095,7 @@ typedef struct tsh_init {
  * (other tensors: the ctx's count of draws). desc->kind is not read; desc NULL: torch's defaults
  * (uniform: 0 to 1; normal: mean 0, standard deviation 1; kaiming: a 0; constant: 0). For
  * orthogonal values, every rank computes the whole matrix in double, in temporary memory. No
- * collective. TSH_ERR_STATE: as tsh_write. */
+ * collective. TSH_ERR_STATE: a recorded op has used t; see tsh_write. */
 TSH_API tsh_result tsh_init_uniform(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_normal(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_trunc_normal(tsh_tensor *t, const tsh_init *desc);
@@ -1100,14 +1113,16 @@ TSH_API tsh_result tsh_init_dirac(tsh_tensor *t, const tsh_init *desc);
 
 /* Stops recording ops for backward until tsh_no_grad_end. Calls may be nested. */
 TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
-/* Ends what tsh_no_grad_begin began. */
+/* Ends the effect of the last tsh_no_grad_begin: after as many ends as begins, ops are recorded
+ * again. */
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
 /* Makes an owned tensor a leaf, for which backward computes a gradient (on 0: no longer). Returns
  * t. */
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
-/* Averages the leaf's gradient over dp (on 1), as is always done for parameters; for weights of
- * your own that every replica holds and trains. on 0: the gradient is that of this rank's own loss.
- * Call it on every rank of dp, before tsh_backward. Returns t; 0 on a parameter is an error. */
+/* Averages the leaf's gradient over dp if on is 1, as is always done for parameters; meant for
+ * weights of your own that every replica holds and trains. If on is 0, the gradient is that of this
+ * rank's own loss. Call it on every rank of dp, before tsh_backward. Returns t; on 0 is an error
+ * for a parameter. */
 TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on);
 /* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (of
  * tsh_reshape, tsh_slice; of tsh_redistribute on one rank) shares the gradient of its base:
@@ -1172,7 +1187,7 @@ TSH_API tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file);
  * the rank. Every value is read once more, also between tsh_no_grad_begin and tsh_no_grad_end. */
 TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on);
 
-/* -- steps ------------------------------------------------------------------ */
+/* -- the ends of steps and scopes ------------------------------------------- */
 
 /* Ends a step: releases all step tensors, and the tape if no backward has cleared it. */
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx);
@@ -1209,10 +1224,11 @@ TSH_API tsh_tensor *tsh_sqrt(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
-/* The error function: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x. */
+/* Returns the error function of each element x: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to
+ * x. */
 TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_gelu(tsh_tensor *x);      /* 0.5 x (1 + erf(x / sqrt 2)) */
-TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* with tanh, as GPT-2; torch:
+TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* approximates GELU by tanh, as in GPT-2; torch:
                                                    * approximate="tanh" */
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);      /* x sigmoid(x) */
 /* Comparisons return TSH_I32 tensors of 1 (true) and 0, without a gradient. The inputs must have
@@ -1282,7 +1298,7 @@ TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
  * of the result; else all must have the same layout. */
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 
-/* -- layouts ---------------------------------------------------------------- */
+/* -- layouts, reading and writing values ------------------------------------ */
 
 /* Returns x with another layout. S to R: all-gather; P to R: all-reduce; P to S: reduce-scatter; S
  * to S along another dimension: all-to-all; R to S: each rank takes its slice; R to P: rank 0 keeps
@@ -1319,7 +1335,7 @@ TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim);
  * one. */
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim);
 /* Copies an owned replicated tensor, such as a batch, from rank 0 of tp to all ranks of tp, in
- * place. One broadcast. TSH_ERR_STATE: as tsh_write. */
+ * place. One broadcast. TSH_ERR_STATE: a recorded op has used t; see tsh_write. */
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t);
 
 typedef enum tsh_extent { TSH_LOCAL, TSH_GLOBAL } tsh_extent;
@@ -1340,12 +1356,12 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 
 /* -- matmul, linear, embedding ---------------------------------------------- */
 
-/* Matrix product (.., m, k) x (.., k, n) -> (.., m, n); leading (batch) dimensions broadcast, as in
- * torch.matmul of two tensors with at least two dimensions. Layouts of a, b -> result: S(k), S(k)
- * -> P; S(m), R -> S(m); R, S(n) -> S(n); P, R or R, P -> P; batch dimensions as in elementwise
- * ops. Dtypes may differ: the result has a's. Two bf16 inputs, and the result's gradient with them,
- * are multiplied as bf16 and summed in float; any other 16-bit input is converted to tsh_real
- * first. */
+/* Returns the matrix product (.., m, k) x (.., k, n) -> (.., m, n); leading (batch) dimensions
+ * broadcast, as in torch.matmul of two tensors with at least two dimensions. Layouts of a, b ->
+ * result, where S(k) is sharded along the dimension of length k: S(k), S(k) -> P; S(m), R -> S(m);
+ * R, S(n) -> S(n); P, R or R, P -> P; batch dimensions as in elementwise ops. Dtypes may differ:
+ * the result has a's. Two bf16 inputs, and the result's gradient with them, are multiplied as bf16
+ * and summed in float; any other 16-bit input is converted to tsh_real first. */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 /* Returns x w^T + b (.., out) for x (.., in), weight w (out, in) and bias b (out) or NULL; torch's
  * F.linear. Column-parallel: w S(0), b S(0), x R; the result is S(-1), and backward all-reduces dx.
@@ -1355,15 +1371,15 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias);
 
 typedef struct tsh_lookup_desc {
-    int padding;            /* 1: row padding_idx of w gets no gradient */
-    int64_t padding_idx;    /* negative counts from the end */
-    double max_norm;        /* rows that are looked up and whose norm is larger are scaled down
-                             * to it, in w; 0: none */
-    double norm_type;       /* p of that p-norm, may be INFINITY; 0: 2 */
+    int padding;            /* 1: row padding_idx of the weight gets no gradient */
+    int64_t padding_idx;    /* row of the weight; negative: counts from the end */
+    double max_norm;        /* rows that are looked up and whose norm is larger are scaled down to
+                             * it, in the weight itself; 0: none */
+    double norm_type;       /* p of the p-norm that max_norm limits, may be INFINITY; 0 means 2 */
     int scale_grad_by_freq; /* 1: the gradient of a row is divided by how often its id occurs in
                              * ids */
-    int sparse;             /* 1: the gradient of w, a leaf, is row-sparse: optimisers update
-                             * only the rows that were looked up */
+    int sparse;             /* 1: the gradient of the weight, a leaf, is row-sparse: optimisers
+                             * update only the rows that were looked up */
 } tsh_lookup_desc;
 /* Looks up rows of the weight w (V, D): ids (..) -> (.., D); torch's F.embedding. ids are TSH_I32
  * or TSH_I64, each in [0, V). desc NULL: no options. Layouts: w R: the result has the layout of
@@ -1376,78 +1392,80 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight, const tsh
 
 /* -- norms, attention, loss ------------------------------------------------- */
 
-/* Layer normalisation over the last dimension (D), with weight and bias (D) or NULL;
+/* Applies layer normalisation over the last dimension (D), with weight and bias (D) or NULL;
  * torch.nn.functional.layer_norm. eps 0: 1e-5; TSH_ZERO: 0. Layouts: x R or S along another
  * dimension, weight and bias R (if x is S, their gradients are partial). Or x S(-1), weight and
  * bias sharded by the same units; then forward runs two all-reduces of one number per row, backward
  * one of two numbers per row. */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
-/* RMS normalisation over the last dimension (D): x weight / sqrt(mean x^2 + eps), weight (D) or
- * NULL: 1; Zhang & Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as in tsh_layer_norm; with x
- * S(-1), forward and backward each run one all-reduce of a number per row. */
+/* Applies RMS normalisation over the last dimension (D): x weight / sqrt(mean x^2 + eps), weight
+ * (D) or NULL: 1; Zhang & Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as in tsh_layer_norm;
+ * with x S(-1), forward and backward each run one all-reduce of a number per row. */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 typedef struct tsh_rms_norm_desc {
     int64_t dim;  /* tsh_add_rms_norm: number of features; the op does not read it */
-    double eps;   /* 0: 1e-6; TSH_ZERO: 0 */
+    double eps;   /* added to mean x^2; 0: 1e-6; TSH_ZERO: 0 */
     int plus_one; /* 1: x (weight + 1) / sqrt(mean x^2 + eps), as in Gemma; a layer's weight is
                    * then initialised to 0; weight NULL counts as 0 */
     tsh_dtype dtype; /* tsh_add_rms_norm: dtype of the weight */
 } tsh_rms_norm_desc;
-/* RMS normalisation with options; desc NULL: tsh_rms_norm with eps 0. */
+/* Applies RMS normalisation with options; desc NULL: as tsh_rms_norm with eps 0. */
 TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
                                       const tsh_rms_norm_desc *desc);
 
 typedef struct tsh_rope_desc {
-    double base;     /* base of the frequencies; 0: 10000 */
-    int64_t dims;    /* number of rotated features, the first of a row; even; 0: all D */
-    int interleaved; /* features of pair i: 0: i and i + dims / 2, as in GPT-NeoX and LLaMA; 1: 2
-                      * i and 2 i + 1, as in GPT-J */
+    double base;     /* base of the rotation frequencies; 0: 10000 */
+    int64_t dims;    /* how many features of a row, from the first, are rotated; even; 0: all */
+    int interleaved; /* 0: pair i is features i and i + dims / 2, as in GPT-NeoX and LLaMA; 1:
+                      * features 2 i and 2 i + 1, as in GPT-J */
     int64_t start;   /* position of the first row of the whole x */
     const double *freqs; /* dims / 2 frequencies, read during the call: the angle of pair i at
                           * position t is t freqs[i], for scalings such as Llama 3's; NULL:
                           * computed from base */
-    double factor;       /* factor of cosines and sines, as YaRN's attention factor; 0: 1 */
+    double factor;       /* cosines and sines are multiplied by it (YaRN's attention factor); 0
+                          * means 1 */
     /* For batches of sequences at different positions: starts[b], added to start, is the position
      * of the first row for index b of x's first dimension. x then has three dimensions or more.
      * Read during the call. NULL: start for all. */
     const int64_t *starts;
 } tsh_rope_desc;
-/* Rotary position embedding (Su et al. 2021) of x (.., T, D): rotates pair i of the row at position
- * t by the angle t base^(-2 i / dims), and multiplies it by factor. It is linear: keeps P, R, and S
- * along any dimension but D; if T is sharded, positions are still global. No collective. Backward
- * rotates by minus the angle. */
+/* Applies rotary position embedding (Su et al. 2021) to x (.., T, D): rotates pair i of the row at
+ * position t by the angle t base^(-2 i / dims), and multiplies it by factor. It is linear: keeps P,
+ * R, and S along any dimension but D; if T is sharded, positions are still global. No collective.
+ * Backward rotates by minus the angle. */
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc);
 
 typedef struct tsh_attention_desc {
-    int causal;        /* 1: query i sees only keys up to i + Tk - Tq */
+    int causal;        /* 1: query i sees only keys up to i + Tk - Tq, of Tk keys and Tq queries */
     double scale;      /* factor of the scores; 0: 1 / sqrt(D) */
     double dropout;    /* dropout probability of the attention weights */
     tsh_module *owner; /* module that keys the dropout mask; NULL: the ctx */
-    /* Broadcasts to (B, H, Tq, Tk); R, or sharded as q's heads. A floating mask is added to the
-     * scores; with a TSH_I32 mask, a query sees a key where it is not 0. If the mask requires a
-     * gradient (T5's bias), this is summed over broadcast dimensions; it is partial if q is sharded
-     * and the mask is R. */
+    /* The mask, broadcast to (B, H, Tq, Tk): batch, heads, queries, keys; R, or sharded as q's
+     * heads; NULL: none. A floating mask is added to the scores; with a TSH_I32 mask, a query sees
+     * a key where it is not 0. If the mask requires a gradient (T5's bias), this is summed over
+     * broadcast dimensions; it is partial if q is sharded and the mask is R. */
     tsh_tensor *mask;
-    /* Key and value cache: owned tensors (B, Hkv, Tmax, D), laid out as k, of any floating dtype no
-     * wider than tsh_real. k and v are rounded to that dtype and appended at position `past`;
-     * queries see keys [0, past + Tk) of the cache. Only without gradients. */
+    /* Key and value cache: owned tensors (B, Hkv, Tmax, D), for up to Tmax positions, laid out as
+     * k, of any floating dtype no wider than tsh_real. k and v are rounded to that dtype and
+     * appended at position `past`; queries see keys [0, past + Tk) of the cache. Only without
+     * gradients. NULL: no cache. */
     tsh_tensor *cache_k, *cache_v;
     int64_t past;
     /* For ragged batches: arrays with an entry for each row of the whole batch, read during the
      * call; NULL: all rows are the same. */
-    const int64_t *pasts;   /* (B): pasts[b] replaces `past` in row b */
-    const int64_t *lengths; /* (B): only the first lengths[b] of the Tk new positions of row b
+    const int64_t *pasts;   /* B entries: pasts[b] replaces `past` in row b of the batch */
+    const int64_t *lengths; /* B entries: only the first lengths[b] of the Tk new positions of row b
                              * belong to its sequence; the others are not appended, and no query
                              * sees them */
-    int64_t window;    /* sliding window: query i, at position p = i + Tk - Tq, sees key j only
-                        * if p - j < window and, unless causal, j - p < window; the cost is T
-                        * window. 0: no window */
+    int64_t window;    /* sliding window: query i, at position p = i + Tk - Tq (Tk keys, Tq
+                        * queries), sees key j only if p - j < window and, unless causal, j - p <
+                        * window; the cost is Tq times window. 0: no window */
     double soft_cap;   /* each scaled score s becomes soft_cap tanh(s / soft_cap), before the
                         * mask (Gemma 2); 0: off */
     tsh_tensor *sinks; /* (H), R or sharded as q's heads: a score per head that is part of every
                         * softmax of that head but has no value (gpt-oss); NULL: none */
 } tsh_attention_desc;
-/* Attention: q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
+/* Computes attention of q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
  * torch.nn.functional.scaled_dot_product_attention. It runs in tiles with an online softmax
  * (Milakov & Gimelshein 2018, Dao et al. 2022). A query that sees no key gets 0. A row of a ragged
  * batch gets the same bits as alone; the results of padding queries are unspecified but finite. H
@@ -1463,19 +1481,19 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
 typedef enum tsh_reduction { TSH_REDUCE_MEAN, TSH_REDUCE_SUM, TSH_REDUCE_NONE } tsh_reduction;
 typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
-    int ignore;           /* which target is ignored: 0: -100, as in torch; 1: ignore_index */
+    int ignore;           /* 0: target -100 is ignored, as in torch; 1: target ignore_index is */
     int64_t ignore_index; /* if ignore is 1: the target to ignore, any integer */
-    int empty_zero;       /* result of a mean whose divisor is 0: 0: NaN, as in torch; 1: 0 */
-    double label_smoothing; /* e, in [0, 1]: each target distribution becomes (1 - e) target + e
-                             * / V */
-    double z_loss;          /* adds z_loss (log sum exp logits)^2 to each row's loss */
+    int empty_zero;       /* a mean whose divisor is 0 is NaN, as in torch, if this is 0; 0 if 1 */
+    double label_smoothing; /* e, in [0, 1]: each target distribution becomes (1 - e) target + e /
+                             * V, where V is the number of classes */
+    double z_loss;          /* z_loss times (log sum exp logits)^2 is added to each row's loss */
     tsh_tensor *weight;     /* (V): a weight per class, R or sharded as the classes, without a
                              * gradient; NULL: 1 */
-    int dim;                /* which dimension of logits is the classes: 0: the last; 1:
-                             * dimension 1, as in torch */
+    int dim;                /* the classes are the last dimension of logits if this is 0,
+                             * dimension 1, as in torch, if 1 */
 } tsh_cross_entropy_desc;
-/* Cross-entropy of logits (.., V) and targets: integers (..) or probabilities (.., V). Returns a
- * scalar, or (..) with TSH_REDUCE_NONE. With .dim = 1, shapes are those of
+/* Returns the cross-entropy of logits (.., V) and targets, integers (..) or probabilities (.., V):
+ * a scalar, or (..) with TSH_REDUCE_NONE. With .dim = 1, shapes are those of
  * torch.nn.functional.cross_entropy: logits (V) or (N, V, d1, ..), target (N, d1, ..) or
  * probabilities of the logits' shape, unreduced (N, d1, ..); logits of three dimensions or more are
  * copied, unless their classes are contiguous in memory. Layouts: logits R; or sharded along the
@@ -1489,20 +1507,22 @@ typedef struct tsh_cross_entropy_desc {
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
 
-/* -- sampling ---------------------------------------------------------------- */
+/* -- sampling token ids ------------------------------------------------------ */
 
-/* Filters of tsh_sample, applied in this order, which is that of transformers. */
+/* Options of tsh_sample. Its filters are applied in the order of these fields, which is that of
+ * transformers. */
 typedef struct tsh_sample_desc {
-    /* Repetition penalty: for each id in .previous, its logit is divided by this if above 0, else
-     * multiplied, once per id; Keskar et al. 2019. 0: 1. */
+    /* Repetition penalty (Keskar et al. 2019): the logit of each id in .previous is divided by it
+     * if the logit is above 0, else multiplied by it; once per id. 0 means 1. */
     double penalty;
     /* (.., n), TSH_I32 or TSH_I64: the last n ids of each row. Entries outside [0, V), such as -1,
      * are skipped. NULL: none. */
     tsh_tensor *previous;
-    double temperature; /* divides the logits; 0: 1. TSH_ZERO: 0, which chooses the largest logit */
+    double temperature; /* divides the logits; 0 means 1. TSH_ZERO: 0, which takes the largest
+                         * logit */
     int64_t top_k;      /* keeps the k largest logits, and those equal to the k-th; 0: all */
     double top_p;       /* keeps the largest probabilities, as few as sum to at least top_p, and
-                         * those equal to the smallest of them (Holtzman et al. 2020); 0: 1 */
+                         * those equal to the smallest of them (Holtzman et al. 2020); 0 means 1 */
     double min_p;       /* keeps probabilities of at least min_p times the largest; 0: all */
     uint64_t seed;      /* seed of row 0; row i is drawn as a single row with seed + i would be */
     int64_t position;   /* index of this draw within its row: use another one for each token of a
@@ -1518,22 +1538,34 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
 
+enum { TSH_MAX_OUTPUTS = 8 }; /* the most outputs of one tsh_custom_op */
+
+/* One output of tsh_custom_op. */
+typedef struct tsh_output {
+    tsh_shape shape;   /* global shape */
+    tsh_layout layout;
+    tsh_dtype dtype;   /* 0: TSH_REAL. No gradient flows through one of integers */
+} tsh_output;
+
 typedef struct tsh_custom_op_desc {
     const char *name;
-    tsh_shape shape;   /* global shape of the output */
-    tsh_layout layout; /* layout of the output */
-    unsigned partial;  /* bit i: what backward adds to the gradient of input i is a partial sum
-                        * over tp */
-    /* Inputs are dense, floating ones of dtype TSH_REAL. forward writes this rank's output to out.
-     * backward adds the gradient of input i to grad_in[i], which is this rank's shard, dense; NULL:
-     * input i needs no gradient. */
-    void (*forward)(tsh_tensor *const *in, int n, tsh_real *out, void *user);
-    void (*backward)(tsh_tensor *const *in, int n, const tsh_real *out,
-                     const tsh_real *grad_out, tsh_real *const *grad_in, void *user);
+    int outputs; /* the number of outputs; 0: 1 */
+    tsh_output out[TSH_MAX_OUTPUTS];
+    unsigned partial; /* bit i: what backward adds to the gradient of input i is a partial sum
+                       * over tp */
+    /* All values are this rank's shards, dense. Floating ones are tsh_real, whatever the dtype of
+     * the tensor: inputs are converted before forward, outputs rounded after it; integers are those
+     * of the dtype. forward writes output k to out[k]. backward reads the gradient of output k in
+     * grad_out[k], NULL if the loss does not depend on it, and adds the gradient of input i to
+     * grad_in[i], NULL if input i needs none. */
+    void (*forward)(tsh_tensor *const *in, int n, void *const *out, void *user);
+    void (*backward)(tsh_tensor *const *in, int n, const void *const *out,
+                     const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user);
     void *user; /* passed to forward and backward; must stay valid until backward */
 } tsh_custom_op_desc;
-/* Runs an op of the caller's own, with 1 to 8 inputs, and records it for backward. */
-TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
+/* Runs an op of the caller's own, with 1 to 8 inputs, and records it for backward. Returns the
+ * first output; writes all desc->outputs of them to out, NULLs after an error. out may be NULL. */
+TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n, tsh_tensor **out,
                                   const tsh_custom_op_desc *desc);
 
 /* ========================================================================== */
@@ -1542,7 +1574,7 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 /* Needs: >>op-api.                                                           */
 /* ========================================================================== */
 
-/* -- modules ---------------------------------------------------------------- */
+/* -- modules: the tree, parameters, layers ---------------------------------- */
 
 typedef tsh_tensor *(*tsh_forward_fn)(tsh_module *module, tsh_tensor **in, int n, void *user);
 
@@ -1568,38 +1600,42 @@ typedef struct tsh_module_desc {
 } tsh_module_desc;
 typedef struct tsh_linear_desc {
     int64_t in, out;
-    const tsh_layout *input;  /* as in tsh_plan_rule */
-    const tsh_layout *output; /* as in tsh_plan_rule */
+    const tsh_layout *input;  /* layout that the input must have; NULL: that of the style (see
+                               * tsh_plan_rule) */
+    const tsh_layout *output; /* layout of the output; NULL: that of the style (see
+                               * tsh_plan_rule) */
     tsh_choice bias;          /* TSH_NO: no bias; TSH_USUAL: a bias */
     tsh_style style;
-    int segments;             /* number of segments of the sharded dimension; 0: 1 */
-    int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
-    int gather_output;        /* 1: COLWISE: the output is all-gathered to R */
+    int segments;             /* number of segments of the sharded dimension; 0 means 1 */
+    int64_t unit;             /* elements of a unit, which is not split (tsh_segment); 0 means 1 */
+    int gather_output;        /* 1, with COLWISE: the output is all-gathered to R */
     int skip_bias_add;        /* 1: forward does not add the bias; the caller adds
                                * tsh_param(module, "bias") */
     int reversed;             /* 1: the weight is stored as (in, out), as in GPT-2's Conv1D */
-    int regather;             /* as in tsh_plan_rule */
+    int regather;             /* 1, with COLWISE and an input S(seq): saves only this rank's shard
+                               * of the input for backward, which gathers it again */
     tsh_init weight_init;     /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Linear */
     tsh_init bias_init;       /* default: UNIFORM in [-s, s), s = 1 / sqrt(in) */
-    tsh_dtype dtype;          /* dtype of the parameters; 0: tsh_desc.dtype. The same in all
-                               * descriptors */
+    tsh_dtype dtype;          /* dtype of the parameters; 0: tsh_desc.dtype, as in the descriptors
+                               * of all layers */
 } tsh_linear_desc;
 typedef struct tsh_classifier_desc {
     int64_t in, classes;
     tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's weight;
                          * NULL: a new one */
-    const tsh_layout *input; /* as in tsh_plan_rule */
+    const tsh_layout *input; /* layout that the input must have; NULL: that of the style */
     tsh_choice bias;         /* TSH_NO: no bias; TSH_USUAL: a bias */
     tsh_style style; /* COLWISE: logits are S(-1), for a vocabulary-parallel loss; ROWWISE: R */
     int gather_output;
-    tsh_init weight_init;    /* as in tsh_linear_desc */
+    tsh_init weight_init;    /* default: that of tsh_linear_desc */
     tsh_init bias_init;
     tsh_dtype dtype; /* dtype of new parameters */
 } tsh_classifier_desc;
 typedef struct tsh_embedding_desc {
     int64_t count, dim; /* rows (vocabulary size) and columns (features) of the weight */
     tsh_style style;
-    const tsh_layout *output; /* as in tsh_plan_rule */
+    const tsh_layout *output; /* layout of the output; NULL: that of the style (see
+                               * tsh_plan_rule) */
     tsh_init init;            /* default: NORMAL with a = 0, b = 1; the padding row is 0 */
     tsh_lookup_desc lookup;   /* options of tsh_embedding */
     tsh_tensor *weight;       /* an existing parameter (count, dim): keeps its layout if sharded,
@@ -1608,15 +1644,16 @@ typedef struct tsh_embedding_desc {
 } tsh_embedding_desc;
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
-    double eps; /* 0: 1e-5; TSH_ZERO: 0 */
+    double eps; /* added to the variance; 0: 1e-5; TSH_ZERO: 0 */
     tsh_dtype dtype;
     tsh_choice bias; /* TSH_NO: no bias; TSH_USUAL: a bias */
 } tsh_layer_norm_desc;
 typedef struct tsh_param_desc {
-    tsh_init init;            /* default: ZEROS */
+    tsh_init init;            /* initial values; default: ZEROS */
     const tsh_layout *layout; /* R or S; NULL: R. A plan may change it later */
     int buffer;               /* 1: a buffer: no gradient, and optimisers leave it alone */
-    tsh_dtype dtype;          /* 0: tsh_desc.dtype; a buffer may also be TSH_I32 or TSH_I64 */
+    tsh_dtype dtype;          /* dtype; 0: tsh_desc.dtype; a buffer may also be TSH_I32 or
+                               * TSH_I64 */
 } tsh_param_desc;
 
 /* Returns the root of the module tree, which is made with the ctx. */
@@ -1713,22 +1750,23 @@ TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
  * the forward of module on it is returned. After an error both are NULL. */
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y);
 
-/* -- parallelize ------------------------------------------------------------ */
+/* -- sharding a model by a plan --------------------------------------------- */
 
-/* One rule of a plan: gives the style to all modules whose path below the root matches. */
+/* One rule of a plan: gives its style to all modules whose path matches. Paths begin below the
+ * module that tsh_parallelize is given. */
 typedef struct tsh_plan_rule {
     const char *path; /* pattern of names separated by dots; *, ? and [qkv], [0-9], [!qkv] match
                        * within a name, ** matches any number of names */
     tsh_style style;
-    int segments;             /* number of segments of the sharded dimension; 0: 1 */
-    int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
-    int gather_output;        /* 1: COLWISE linear: the same as .output = R */
+    int segments;             /* number of segments of the sharded dimension; 0 means 1 */
+    int64_t unit;             /* elements of a unit, which is not split (tsh_segment); 0 means 1 */
+    int gather_output;        /* 1, for a COLWISE linear: the same as .output = R */
     const tsh_layout *input;  /* layout that the input must have, else an error; NULL: that of
                                * the style. SEQUENCE, PREPARE_INPUT: the layout that it is
                                * redistributed to */
     const tsh_layout *output; /* layout of the output; NULL: that of the style. ROWWISE with
                                * S(seq): a reduce-scatter in place of the all-reduce */
-    int regather;     /* 1: COLWISE with an input S(seq): saves only this rank's shard of the
+    int regather;     /* 1, with COLWISE and an input S(seq): saves only this rank's shard of the
                        * input for backward, which gathers it again */
     const char *kind; /* only for modules of this kind, such as "linear" or "embedding"; NULL:
                        * any */
@@ -1779,8 +1817,8 @@ TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
 
 typedef struct tsh_attention_layer_desc {
     int64_t dim;             /* features of the input and of the output */
-    int64_t heads, kv_heads; /* number of query heads; of key and value heads, which divides it;
-                              * 0: the same */
+    int64_t heads, kv_heads; /* heads: number of query heads; kv_heads: of key and value heads,
+                              * which divides heads; 0: as many */
     int64_t head_dim;        /* features of a head; 0: dim / heads */
     tsh_choice qkv_bias, out_bias; /* TSH_YES: the linear layers of q, k and v, and of the output,
                                     * have biases; TSH_USUAL: no */
@@ -1801,10 +1839,11 @@ typedef struct tsh_attention_layer_desc {
                                        * "v_proj", "o_proj" */
     const char *fused; /* name of one linear layer [Q|K|V] that replaces the three; NULL: three
                         * layers */
-    int by_group;      /* 1: the fused layer is ordered by key head: its query heads, the key
-                        * head, the value head */
-    int reversed;      /* as in tsh_linear_desc, for all linear layers */
-    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, for all linear layers */
+    int by_group;      /* 1: the features of the fused layer are ordered by key head: its query
+                        * heads, the key head, the value head */
+    int reversed;      /* 1: the weights of all linear layers are stored as (in, out) */
+    tsh_init weight_init, bias_init; /* initial values in all linear layers; defaults: see
+                                      * tsh_linear_desc */
     tsh_dtype dtype;                 /* dtype of the linear layers' parameters */
 } tsh_attention_layer_desc;
 /* Adds a self-attention layer: x (B, T, dim) -> (B, T, dim). tsh_forward_n takes a mask as second
@@ -1823,14 +1862,15 @@ typedef struct tsh_mlp_desc {
     int64_t dim, hidden; /* dim: features of the input and of the output; hidden: of the layer
                           * between */
     tsh_activation activation;
-    int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020 */
+    int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020; f: the activation */
     tsh_choice bias; /* TSH_YES: all linear layers have biases; TSH_USUAL: no */
     const char *gate, *up, *down; /* names of the linear layers; NULL: "gate_proj", "up_proj",
                                    * "down_proj" */
     const char *fused; /* if gated: name of one linear layer [gate|up] that replaces the two;
                         * NULL: two layers */
-    int reversed;      /* as in tsh_linear_desc, for all linear layers */
-    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, for all linear layers */
+    int reversed;      /* 1: the weights of all linear layers are stored as (in, out) */
+    tsh_init weight_init, bias_init; /* initial values in all linear layers; defaults: see
+                                      * tsh_linear_desc */
     tsh_dtype dtype;                 /* dtype of the linear layers' parameters */
 } tsh_mlp_desc;
 /* Adds an MLP (feed-forward) layer: x (.., dim) -> (.., dim). It is sharded when it is made: gate
@@ -1864,7 +1904,7 @@ TSH_API int64_t tsh_cache_length(const tsh_cache *cache);
  * appended already. */
 TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length);
 
-/* -- policies --------------------------------------------------------------- */
+/* -- policies: plans for families of models --------------------------------- */
 
 /* Sets a named integer of a module, such as its number of heads, or changes its value. */
 TSH_API tsh_result tsh_set_argument(tsh_module *module, const char *name, int64_t value);
@@ -1884,29 +1924,32 @@ typedef struct tsh_policy_heads {
     const char *hidden;   /* argument that counts the features of all query heads, divided as
                            * these are; NULL: none */
 } tsh_policy_heads;
-/* How a policy shards one layer: parallelformers' Layer. */
+/* How a policy shards one layer; the counterpart of parallelformers' Layer. */
 typedef struct tsh_policy_layer {
     const char *weight, *bias; /* paths of a layer's parameters below a block:
                                 * "attn.c_fc.weight"; Python's layer[0] is layer.0. bias NULL:
                                 * the layer need not have one */
-    int n_fused;               /* number of weights fused in one, such as 3 for [Q|K|V]; 0: 1 */
-    tsh_style replace;         /* style; 0: that of the list which holds this entry */
-    int reversed;              /* 1: the weight is stored (in, out); an error if the module is
-                                * not */
+    int n_fused;               /* how many weights are fused in one: 3 in [Q|K|V]; 0 means 1 */
+    tsh_style replace;         /* style of the layer; 0: that of the list in which this entry
+                                * stands */
+    int reversed;              /* 1: the weight is stored (in, out); an error if the module's weight
+                                * is not */
     int ignore_checker;        /* 1: a block may lack the layer; 0: that is an error */
-    const tsh_policy_heads *heads; /* sharded by these whole heads; NULL: anywhere */
-    int kv;                        /* with heads: 1: the layer makes keys, values, or both, but
-                                    * no queries */
+    const tsh_policy_heads *heads; /* heads that stay whole when the layer is sharded; NULL:
+                                    * features are split anywhere */
+    int kv;                        /* 1, if heads is given: the layer makes keys, values, or both,
+                                    * but no queries */
 } tsh_policy_layer;
-/* Which layers of a block are sharded, and how: parallelformers' Policy. Each list ends with an
- * entry of zeros; NULL: an empty list. */
+/* Which layers of a block are sharded, and how; the counterpart of parallelformers' Policy. Each
+ * list ends with an entry of zeros; NULL: an empty list. */
 typedef struct tsh_policy {
     const char *name;
     const char *blocks;               /* pattern of the paths of blocks, as in tsh_plan_rule */
-    const tsh_policy_layer *attn_qkv; /* column-parallel */
-    const tsh_policy_layer *attn_out; /* row-parallel, with a replicated bias */
-    const tsh_policy_layer *mlp_in;   /* column-parallel */
-    const tsh_policy_layer *mlp_out;  /* row-parallel */
+    const tsh_policy_layer *attn_qkv; /* layers that make queries, keys and values:
+                                       * column-parallel */
+    const tsh_policy_layer *attn_out; /* output layer of attention: row-parallel, bias replicated */
+    const tsh_policy_layer *mlp_in;   /* first layers of the MLP: column-parallel */
+    const tsh_policy_layer *mlp_out;  /* last layer of the MLP: row-parallel */
     /* Paths of further arguments below a block, such as a number of features, of which each rank
      * gets its part by torch.chunk's rule. Ends with NULL; NULL: none. */
     const char *const *arguments;
@@ -1933,15 +1976,15 @@ TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *po
 /* Needs: >>module-api.                                                       */
 /* ========================================================================== */
 
-/* -- optimisers ------------------------------------------------------------- */
+/* -- optimisers and learning rates ------------------------------------------ */
 
 typedef enum tsh_optim_kind { TSH_SGD, TSH_ADAM, TSH_ADAMW } tsh_optim_kind;
 typedef struct tsh_optim_desc {
     tsh_optim_kind kind;
-    double lr;                /* 0: 1e-3; TSH_ZERO: 0 */
-    double momentum;          /* SGD; 0: none */
-    int nesterov;             /* SGD: 1: Nesterov momentum */
-    double beta1, beta2, eps; /* Adam, AdamW; 0: 0.9, 0.999, 1e-8; TSH_ZERO: 0 */
+    double lr;                /* learning rate; 0: 1e-3; TSH_ZERO: 0 */
+    double momentum;          /* SGD: momentum factor; 0: none */
+    int nesterov;             /* SGD: 1: uses Nesterov momentum */
+    double beta1, beta2, eps; /* Adam, AdamW; 0 means 0.9, 0.999, 1e-8; TSH_ZERO: 0 */
     double weight_decay;      /* AdamW: decoupled weight decay; others: added to the gradient */
     double clip_norm;         /* above 0: a step first clips the gradients, as
                                * tsh_clip_grad_norm; 0: no clipping */
@@ -2007,9 +2050,9 @@ typedef enum tsh_schedule_kind { TSH_CONSTANT, TSH_LINEAR, TSH_COSINE } tsh_sche
 typedef struct tsh_schedule {
     tsh_schedule_kind kind;
     double lr, lr_min;
-    int64_t warmup, total; /* numbers of steps: the rate rises linearly from lr / warmup to lr
-                            * during warmup, then falls to lr_min at step total (TSH_CONSTANT:
-                            * stays) */
+    int64_t warmup, total; /* numbers of steps: the learning rate rises linearly from lr / warmup to
+                            * lr in the first `warmup` steps, then falls to lr_min at step `total`
+                            * (TSH_CONSTANT: stays) */
 } tsh_schedule;
 /* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
  * returns 0. */
@@ -2041,10 +2084,11 @@ TSH_API tsh_result tsh_quantize(tsh_module *module, const char *pattern, tsh_dty
  * bits, and with p equal stages and m micro-batches a stage is idle for the same share of the time,
  * (p - 1) / (m + p - 1). */
 typedef enum tsh_pipeline_schedule {
-    TSH_PIPELINE_1F1B, /* p - 1 - stage forwards, then one forward and one backward in turn: a
-                        * stage keeps what at most p - stage forwards save; Narayanan et al. 2021 */
-    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: a stage keeps what m forwards save;
-                        * Huang et al. 2019 */
+    TSH_PIPELINE_1F1B, /* of p stages, stage s runs p - 1 - s forwards, then one forward and one
+                        * backward in turn: it keeps what at most p - s forwards save; Narayanan et
+                        * al. 2021 */
+    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: a stage keeps what the forwards of all
+                        * micro-batches save; Huang et al. 2019 */
 } tsh_pipeline_schedule;
 typedef struct tsh_pipeline_desc {
     int micro_batches;
@@ -2056,10 +2100,10 @@ typedef struct tsh_pipeline_desc {
      * micro-batch. */
     tsh_tensor *(*input)(tsh_ctx *ctx, int micro_batch, void *user);
     tsh_tensor *(*loss)(tsh_ctx *ctx, tsh_tensor *output, int micro_batch, void *user);
-    /* NULL: each loss is a mean, and all count the same. Else each loss is a sum, and weight
-     * returns the number of its elements, such as the targets that are not ignored; it is called
-     * after loss. The result is then the mean over all elements of all micro-batches and replicas,
-     * however unevenly they are distributed. */
+    /* Called after loss: returns the number of elements that this loss, a sum, was summed over,
+     * such as the targets that are not ignored. The result is then the mean over all elements of
+     * all micro-batches and replicas, however unevenly they are distributed. NULL: each loss is a
+     * mean, and all count the same. */
     double (*weight)(tsh_ctx *ctx, int micro_batch, void *user);
     void *user;
 } tsh_pipeline_desc;
@@ -2126,7 +2170,8 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * above 1 without a pipeline). No temporary file is left then, and tsh_clear_error on every rank
  * recovers. */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
-/* One renaming of tensors: see tsh_file_desc.rename. */
+/* A pair of patterns: tensors whose name in a file matches .from are loaded as .to; see
+ * tsh_file_desc.rename. */
 typedef struct tsh_rename {
     const char *from, *to;
 } tsh_rename;
@@ -2202,7 +2247,7 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
 TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
                                  const tsh_file_desc *desc);
 
-/* -- files of a program ------------------------------------------------------ */
+/* -- files that a program reads or writes itself ----------------------------- */
 
 /* Opens a file for reading as tsh_load does, for a program that reads other files of a model's
  * folder. It must be a regular file of at most max bytes (0: any size), or a symbolic link to one;
@@ -2217,7 +2262,7 @@ typedef struct tsh_writer {
     int64_t size;    /* bytes of the file so far */
     /* The other fields are private. */
     FILE *file;
-    int rows, lock; /* lock: file descriptor + 1 of the lock; 0: none */
+    int rows, lock; /* rows: of tsh_writer_open; lock: 1 + descriptor that locks a file; 0: none */
     char name[208], target[4096], temporary[4096 + 32];
 } tsh_writer;
 /* Opens a file for writing.
@@ -2239,13 +2284,14 @@ TSH_API tsh_result tsh_writer_sync(tsh_writer *writer);
  * stays. */
 TSH_API tsh_result tsh_writer_close(tsh_writer *writer, int keep);
 
-/* -- checks ----------------------------------------------------------------- */
+/* -- checks of gradients, replicas, values ---------------------------------- */
 
-/* Compares gradients with central differences and returns the largest |difference| / max(1,
- * |gradient|), or a negative number after an error. fn returns a scalar, a function of the n
- * inputs, which are leaves. Every element of every input is checked, or `samples` elements of each
- * (0: all). eps: the step; 0: 1e-2 in float, 1e-5 in double. Collective over tp: an element of a
- * replicated input is changed on all ranks at once, one of a sharded input on its owner. */
+/* tsh_gradcheck compares the gradients of fn with central differences and returns the largest
+ * |difference| / max(1, |gradient|), or a negative number after an error. fn, a tsh_gradcheck_fn,
+ * returns a scalar, a function of the n inputs, which are leaves. Every element of every input is
+ * checked, or `samples` elements of each (0: all). eps: the step; 0: 1e-2 in float, 1e-5 in double.
+ * Collective over tp: an element of a replicated input is changed on all ranks at once, one of a
+ * sharded input on its owner. */
 typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
                              double eps, int64_t samples);
@@ -2261,7 +2307,7 @@ TSH_API int tsh_check_replicas(tsh_module *module);
  * values are. Collective if the tensor is sharded. */
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 
-/* -- trace ------------------------------------------------------------------ */
+/* -- traces and profiles ---------------------------------------------------- */
 
 /* Where a trace is written, and its clock. What it points to must stay valid until
  * tsh_trace_end. */
@@ -2282,7 +2328,7 @@ typedef struct tsh_trace_desc {
  * those that were started early. Each event has the path of the module it ran in, in backward, too.
  * Call it on every rank, else tsh_trace_end fails. Names of custom ops must stay valid until then.
  * Errors: TSH_ERR_STATE (a trace or profile runs already), TSH_ERR_ARGUMENT (neither or both of
- * path and write; no clock). Without a trace, an op costs two well-predicted branches. */
+ * path and print; no clock). Without a trace, an op costs two well-predicted branches. */
 TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
 /* Ends the trace and writes one text for all ranks, with a row per rank, in Chrome's Trace Event
  * Format, which Perfetto opens (ui.perfetto.dev). Collective over the world: every other rank sends
@@ -2357,10 +2403,12 @@ Add -fno-fast-math (MSVC: /fp:precise) after it, for the file with TSHARD_IMPLEM
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
-/* System calls beyond C99, to resolve a link, flush a file, rename over another, read a clock. */
+/* Declares system calls beyond C99, those of Windows or of POSIX: to resolve a link, flush a file,
+ * rename over another, read a clock. */
 #if defined(_WIN32)
 #define TSHI_POSIX 0
-/* Declared as in windows.h, which is not included: it defines words such as `near` as macros. */
+/* These functions are declared as in windows.h, which is not included: it defines words such as
+ * `near` as macros. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -2484,8 +2532,9 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_X86 0
 #endif
 
-/* Alignment of blocks in bytes. Size class c has blocks of 2^c to 2^(c+1) - 1 times 64 bytes. */
-enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes exceed a size_t */
+/* TSHI_ALIGN: alignment of blocks in bytes. TSHI_SIZE_CLASSES: number of size classes; blocks of
+ * class c have 2^c to 2^(c+1) - 1 times 64 bytes. */
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes: too many for a size_t */
 
 /* Header of a reference-counted block of memory. Its data follows, aligned to 64 bytes because the
  * header is padded to 64. Blocks of the step pool lie side by side in a page. */
@@ -2532,18 +2581,18 @@ typedef struct tshi_op tshi_op;
 enum { /* bits of tsh_tensor.flags */
     TSHI_OWNED = 1,     /* owned: lives until it is freed, not until a step or scope ends */
     TSHI_PARAM = 2,     /* a module's parameter */
-    TSHI_LEAF = 4,      /* backward keeps its gradient, for the user or an optimiser */
-    TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
+    TSHI_LEAF = 4,      /* a leaf: backward leaves its gradient for the user or an optimiser */
+    TSHI_RETAIN = 8,    /* backward does not release its values and its gradient */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
     TSHI_DEAD = 32,     /* the handle itself was released; it is reused once refs is 0 */
-    TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of the gradient, or of a moment */
+    TSHI_CHUNKED = 64,  /* with .zero: each rank of dp holds a chunk of the gradient or moment */
     TSHI_AVERAGED = 128, /* its gradient is averaged over dp (parameters, tsh_average_grad) */
-    TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
+    TSHI_CONSUMED = 256, /* a backward has released the tape's node of the op that made it */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
     TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
-    TSHI_CACHED = 8192,    /* a weight of keys or values: a cache relies on its layout */
+    TSHI_CACHED = 8192,    /* a weight that makes keys or values: a cache relies on its layout */
     TSHI_TIED = 16384      /* a parameter that several modules may share (tsh_tie) */
 };
 
@@ -2557,27 +2606,29 @@ struct tsh_tensor {
     tsh_ctx *ctx;
     tsh_tensor *next, *prev; /* neighbours in a list of tshi_handles: owned, step or free ones */
     tsh_dtype dtype;
-    unsigned flags;  /* TSHI_OWNED, ... */
+    unsigned flags;  /* bit mask: TSHI_OWNED, ... */
     int ndim, depth; /* depth: how many scopes were open when it was created */
     /* dim: shape of the whole tensor; local: shape of this rank's shard; stride: strides of the
      * shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
-    tsh_layout layout; /* resolved by tshi_layout_resolve: has no defaults */
+    tsh_layout layout; /* the layout, with defaults filled in by tshi_layout_resolve */
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
-    int64_t offset;    /* in elements, from the block's data to the tensor's first element */
+    int64_t offset;    /* elements from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
     int refs; /* references to the handle from nodes, views, buckets, pipelines and modules */
-    /* The fields from here to marks are used in a base only; its views share them. */
+    /* The fields from here to marks are used only in a tensor that is no view (a base); its views
+     * share them. */
     int requires_grad;       /* 1: backward computes its gradient */
     tshi_node *node;         /* the op that made it; NULL: a leaf */
     tshi_accumulator gr, gp; /* gr: gradient in the tensor's layout; gp: sum of partial gradients */
     int partial_contributions; /* number of partial gradients still to be added in this backward */
     int contributions;         /* leaf: number of gradients of either kind still to be added */
     int in_bucket;             /* leaf: 1 while its gradient waits in a bucket to be sent */
-    int reducing;      /* 1: the all-reduce of gp was started and not waited for yet */
-    tsh_req req;       /* while reducing is 1: the request of the all-reduce of gp */
+    int reducing;      /* 1: the all-reduce of the partial gradients gp is under way */
+    tsh_req req;       /* request of the all-reduce of gp, valid while reducing is 1 */
     int sparse;        /* 1: the gradient is row-sparse: 0 in every row r with marks[r] == 0 */
-    tshi_block *marks; /* one int32_t per local row, see sparse; NULL: never needed so far */
+    tshi_block *marks; /* one int32_t per local row: 0 if a row-sparse gradient is 0 there; NULL:
+                        * never needed so far */
     /* The fields from here on are used in a parameter only. */
     const char *path; /* its module's path and its own name: "h.3.mlp.c_fc.weight"; a moment of an
                        * optimiser has that of its parameter */
@@ -2588,7 +2639,7 @@ struct tsh_tensor {
     int absent; /* 1: other pipeline stages hold the parameter, this rank's stage does not */
     tshi_block *low; /* uint16_t per local element: the lower halves of the exact float weights of
                       * a bf16 parameter (see tshi_tensor_exact); NULL: all 0 */
-    /* The fields below are for an optimiser, which sets the first two. */
+    /* The fields below are for an optimiser, which sets grad_dtype and updates. */
     tsh_dtype grad_dtype;   /* TSH_BF16: the gradient is rounded to bf16; 0, TSH_REAL: it is not */
     const int64_t *updates; /* the optimiser's updates so far: they key the gradient's rounding */
     tshi_block *packed;     /* the gradient in bf16, while gr.live is 1 and gr.block is NULL */
@@ -2599,20 +2650,20 @@ struct tsh_tensor {
  * the op saves for backward, and which inputs have a gradient that is a partial sum. */
 enum {
     TSHI_NONE = 0,
-    TSHI_X = 1, /* inputs of unary ops, linear and norms: (x, weight, bias) */
+    TSHI_X = 1, /* bits of the inputs x, weight, bias: of unary ops, linear and norms */
     TSHI_WEIGHT = 2,
     TSHI_BIAS = 4,
-    TSHI_A = 1, /* inputs of binary ops and matmul: (a, b) */
+    TSHI_A = 1, /* bits of the inputs a, b: of binary ops and matmul */
     TSHI_B = 2,
-    TSHI_COND = 1, /* inputs of tsh_where: (cond, yes, no) */
+    TSHI_COND = 1, /* bits of the inputs cond, yes, no: of tsh_where */
     TSHI_YES = 2,
     TSHI_NO = 4,
-    TSHI_Q = 1, /* inputs of attention: (q, k, v, mask, sinks) */
+    TSHI_Q = 1, /* bits of the inputs q, k, v, mask, sinks: of attention */
     TSHI_K = 2,
     TSHI_V = 4,
     TSHI_MASK = 8,
     TSHI_SINKS = 16,
-    TSHI_LOGITS = 1, /* inputs of cross-entropy: (logits, target, class weights) */
+    TSHI_LOGITS = 1, /* bits of the inputs logits, target, class weights: of cross-entropy */
     TSHI_TARGET = 2,
     TSHI_CLASS_WEIGHTS = 4,
     TSHI_OUT = 1 << 30
@@ -2638,12 +2689,13 @@ typedef struct tshi_call {
 typedef int (*tshi_rule_fn)(const tshi_call *call, tshi_output *output);
 
 enum { /* bits of tshi_op.flags */
-    /* The op's backward reads both accumulators, gr and gp, of its output. (Before the backward of
-     * other ops gp is all-reduced into gr; also if the output is retained, because the user may
-     * read the gradient.) */
+    /* The op's backward reads both gradient accumulators of its output: gr (in the output's layout)
+     * and gp (partial sums). Before the backward of other ops gp is all-reduced into gr. So it is,
+     * too, if the output is retained, because the user may read the gradient. */
     TSHI_OP_ACCEPTS_PARTIAL = 1,
-    TSHI_OP_ACCEPTS_RETAINED = 2, /* backward reads gr and gp even if the output is retained */
-    TSHI_OP_PASSES_PARTIAL = 4    /* backward adds gp of the output to gp of input 0 */
+    TSHI_OP_ACCEPTS_RETAINED = 2, /* backward reads gr and gp even if the user retains the output */
+    TSHI_OP_PASSES_PARTIAL = 4    /* backward adds the partial gradient of the output to that of
+                                   * input 0 */
 };
 
 /* An op, described once for all its calls. */
@@ -2653,7 +2705,7 @@ struct tshi_op {
     tshi_rule_fn rule;                 /* the layout rule; NULL: the layout is an argument */
     void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: no gradients */
     unsigned saves;                    /* bit mask of the values that backward reads: TSHI_X, ... */
-    unsigned flags;                    /* TSHI_OP_... */
+    unsigned flags;                    /* bit mask: TSHI_OP_... */
 };
 
 /* One recorded call; only `progress` changes after recording. A tensor has two accumulators: gr for
@@ -2674,9 +2726,12 @@ struct tshi_node {
     tsh_tensor **leaves; /* parameters that are no inputs but that backward reads or adds
                           * gradients to */
     int leaf_count;      /* length of leaves */
+    tsh_tensor **more;   /* the outputs after `out`, of an op that has several */
+    tshi_block **more_saved; /* the saved values of each of them */
+    int more_count;          /* length of more and of more_saved */
     struct {
-        int reached;      /* 1: the loss depends on the output */
-        unsigned partial; /* bits of node.partial; plus input 0 if gp of out is passed on to it */
+        int reached;      /* 1: the loss depends on the op's output */
+        unsigned partial; /* bit mask of the inputs that get a partial gradient in this pass */
         unsigned done;    /* bit mask of the inputs whose gradient is complete */
     } progress;           /* state of this node in the running backward pass */
 };
@@ -2685,7 +2740,7 @@ struct tshi_node {
 typedef struct tshi_handles {
     tsh_tensor owned, step;      /* heads of circular lists: of owned and of step tensors */
     tsh_tensor *oldest, *newest; /* the two ends of the list of free handles */
-    int64_t free, ended;         /* number of free handles; number that the last step released */
+    int64_t free, ended;         /* numbers of handles: now free; released at the last step end */
 } tshi_handles;
 
 typedef struct tshi_tape {
@@ -2694,7 +2749,8 @@ typedef struct tshi_tape {
     int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
     int locked;        /* number of calls in progress that need the tape unchanged: see
                         * tshi_tape_unlocked */
-    int evaluating;    /* as no_grad, not counting what a checkpoint's forward opens */
+    int evaluating;    /* how many tsh_no_grad_begin of the user are open, without those of
+                        * checkpoints */
     int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
     double weight;     /* if summed: the number of terms in this rank's losses */
@@ -2714,7 +2770,7 @@ typedef struct tshi_buckets {
     int summed;                 /* 1: losses are sums of terms; 0: losses are means */
     double weight;      /* number of terms of this rank's summed losses; once weight_req is
                          * complete: the sum over dp */
-    tsh_req weight_req; /* the all-reduce of weight */
+    tsh_req weight_req; /* request of the all-reduce of weight */
 } tshi_buckets;
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
@@ -2732,15 +2788,15 @@ typedef struct tshi_micro {
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
-/* Bits of the warnings, each logged once per ctx; and TSHI_WARN_STEPS: after how many optimiser
- * steps without tsh_step_end TSHI_WARN_STEP may be logged. */
+/* Bits of ctx->warned: the warnings, each logged once per ctx. TSHI_WARN_STEPS is no bit, but a
+ * number: after so many optimiser steps without tsh_step_end TSHI_WARN_STEP may be logged. */
 enum {
     TSHI_WARN_GRADS = 1,  /* backward adds to gradients that were used, but not zeroed */
     TSHI_WARN_STEP = 2,   /* tsh_step_end is not called */
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
     TSHI_WARN_LATE = 8,   /* a parameter was added after the optimiser was made */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
-    TSHI_WARN_STEPS = 32 /* not a bit: number of steps before TSHI_WARN_STEP */
+    TSHI_WARN_STEPS = 32 /* no bit: number of optimiser steps before TSHI_WARN_STEP may be logged */
 };
 
 /* Everything that the angles of rotary positions depend on (tsh_rope_desc). */
@@ -2755,7 +2811,7 @@ typedef struct tshi_angles {
 /* The order in which matrices are read while a model decodes; it is the same for every token. From
  * it, a product of few rows knows which matrix is read next, and prefetches its beginning. A wrong
  * entry costs time, but changes no result. */
-enum { TSHI_MATMUL_ORDER = 1021 }; /* number of entries; prime: a hash is a remainder by it */
+enum { TSHI_MATMUL_ORDER = 1021 }; /* number of entries; a prime: addresses are hashed modulo it */
 typedef struct tshi_matmul_order {
     uintptr_t then[TSHI_MATMUL_ORDER]; /* entry h: the matrix (address) that was read after the
                                         * one whose address has hash h; 0: unknown */
@@ -2782,15 +2838,15 @@ struct tsh_ctx {
     int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
     int threads; /* number of threads of this rank, at least 1 */
     tshi_block *rope_table;  /* cosines and sines of the last tsh_rope in this step, or NULL */
-    tshi_angles rope_angles; /* the angles of rope_table */
-    uint64_t seed, randn_calls, dropout_calls; /* calls so far; they key the next random numbers */
+    tshi_angles rope_angles; /* what the angles in rope_table depend on */
+    uint64_t seed, randn_calls, dropout_calls; /* calls so far: key of new random numbers */
     tsh_mem mem;      /* statistics: what tsh_mem_stats returns */
     tshi_pool pool;   /* the pool of step memory */
-    tshi_arena books; /* for small structures that live as long as the ctx */
+    tshi_arena books; /* arena of small structures that live as long as the ctx */
     tshi_handles handles;
     tshi_tape tape;
     tshi_buckets buckets;
-    int depth;         /* how many scopes are open */
+    int depth;         /* how many scopes (tsh_scope_begin) are open */
     int changes;       /* number of changes of the module tree so far; optimisers compare it */
     int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
     tshi_trace *trace; /* the trace that is being recorded; NULL: none */
@@ -2810,28 +2866,28 @@ enum { TSHI_MODULE_PARAMS = 2 }; /* max parameters of a module: weight and bias 
 /* A named integer argument of a module, such as its number of heads. */
 typedef struct tshi_argument {
     struct tshi_argument *next;
-    const char *name;     /* "heads" */
+    const char *name;     /* such as "heads" */
     int64_t value, local; /* value: of the whole module; local: of this rank's shard */
 } tshi_argument;
 
 struct tsh_module {
     tsh_ctx *ctx;
-    const char *name, *path; /* "c_fc"; from the root: "h.3.mlp.c_fc"; both "" for the root */
-    tsh_module *parent, *first, *last, *next; /* first and last child, next sibling */
+    const char *name, *path; /* name: "c_fc"; path: "h.3.mlp.c_fc"; both "" for the root */
+    tsh_module *parent, *first, *last, *next; /* parent; first and last child; next sibling */
     tsh_forward_fn forward; /* of a container: the user's; NULL: the children run one by one */
     void *user;             /* argument of forward; of attention and MLP: struct of the layer */
-    tsh_tensor *param[TSHI_MODULE_PARAMS];      /* NULL: the module has no such parameter */
-    const char *param_name[TSHI_MODULE_PARAMS]; /* "weight", "bias" */
+    tsh_tensor *param[TSHI_MODULE_PARAMS];      /* parameters of the module; NULL: none */
+    const char *param_name[TSHI_MODULE_PARAMS]; /* names in param: "weight", "bias" */
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
     int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
     uint64_t dropout_calls; /* dropout calls in training mode so far; each draws another mask */
-    double number;          /* norm: eps; dropout: p, the probability of a zero */
-    int plus_one;           /* rms norm: as in tsh_rms_norm_desc */
+    double number;          /* eps of a norm; p, the probability of a zero, of a dropout */
+    int plus_one;           /* rms norm: 1: multiplies by weight + 1, as in Gemma */
     tsh_lookup_desc lookup; /* embedding: its options */
-    const struct tshi_kind *kind; /* linear, embedding, container, ... */
+    const struct tshi_kind *kind; /* what it is: linear, embedding, container, ... */
     tsh_style style;              /* how the plan shards the module */
-    int skip_bias_add, reversed, regather; /* linear: as in tsh_linear_desc */
+    int skip_bias_add, reversed, regather; /* linear: options of its tsh_linear_desc */
     int stage;                             /* 1 + its pipeline stage; 0: in no stage */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
     const tsh_layout *input_layout, *output_layout; /* the plan rule's .input and .output */
@@ -2885,7 +2941,8 @@ static double tshi_base_option(double given, double usual) {
 #define TSHI_CLOCK 1
 #if defined(__USE_TIME64_REDIRECTS) || defined(_REDIR_TIME64) ||                                   \
     (defined(__USE_TIME_BITS64) && defined(__TIMESIZE) && __TIMESIZE == 32)
-/* 64-bit time_t with a 32-bit long: clock_gettime itself is the function for a 32-bit time_t. */
+/* Where a 32-bit system has a 64-bit time_t, the symbol clock_gettime is the function for a 32-bit
+ * time_t; __clock_gettime64 is that for 64 bits. */
 extern int clock_gettime(int clock, struct timespec *time) __asm__("__clock_gettime64");
 #else
 extern int clock_gettime(int clock, struct timespec *time);
@@ -2966,14 +3023,14 @@ static void tshi_text_unmark_numbers(char *text) {
 }
 
 TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list) {
-    /* called through a pointer: compilers warn about a format that is no literal */
+    /* vsnprintf is called through a pointer, as compilers warn about a format that is no literal */
     int (*const print)(char *, size_t, const char *, va_list) = vsnprintf;
     char probe[8] = "", marked[1024];
     int numbers;
     if (!text || !format) return;
     numbers = tshi_text_mark_numbers(format, marked, sizeof marked);
     if (numbers) (void)snprintf(probe, sizeof probe, "%.1f", 0.5);
-    if (probe[1] == '.') numbers = 0; /* the locale has a decimal point, as most do */
+    if (probe[1] == '.') numbers = 0; /* the locale has a decimal point: nothing to replace */
     (void)print(text, capacity, numbers > 0 ? marked : format, list);
     if (numbers > 0 && capacity) tshi_text_unmark_numbers(text);
 }
@@ -3026,7 +3083,7 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     if (!error) return code;
     error->code = code;
     error->rank = rank;
-    error->message[0] = '\0'; /* stays empty without a format */
+    error->message[0] = '\0'; /* the message stays empty if format is NULL */
     va_start(list, format);
     tsh_text_format(error->message, sizeof error->message, format, list);
     va_end(list);
@@ -3129,7 +3186,8 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     return code;
 }
 
-/* Call tsh_fail with these arguments and return NULL (as a tensor), or 0. */
+/* tshi_error_null and tshi_error_zero call tsh_fail with their arguments; their values are NULL, as
+ * a tensor, and 0. */
 #define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
 #define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 
@@ -3148,18 +3206,19 @@ TSH_API int tsh_ok(tsh_ctx *ctx) {
 }
 
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
-    /* the error of ctx NULL: tsh_open had no memory for a ctx */
+    /* the error of a ctx that is NULL, because tsh_open had no memory for it */
     static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"};
     return ctx ? &ctx->error : &none;
 }
 
 TSH_API void tsh_clear_error(tsh_ctx *ctx) {
-    if (!ctx || ctx->reported) return; /* an error that the world knows stays */
+    if (!ctx || ctx->reported) return; /* an error that other ranks know cannot be cleared */
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->logged = 0;
 }
 
-/* Sets an error if writing to `file` failed. Returns the ctx's error code. */
+/* Records an error if writing to `file` failed. op: the function that wrote, for the error's
+ * sentence. Returns the ctx's error code. */
 static tsh_result tshi_error_written(tsh_ctx *ctx, const char *op, FILE *file) {
     if (ctx->error.code == TSH_OK && ferror(file))
         (void)tsh_fail(ctx, TSH_ERR_IO, "%s: the file does not take the text", op);
@@ -3191,7 +3250,8 @@ static int tshi_env_digits(const char **at, int64_t high, int64_t *value) {
     return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
 }
 
-/* Fills error with 'NAME is "value"; it takes ...'. Returns -1. */
+/* Fills *error with the sentence 'NAME is "value"; it takes ...' on an environment variable.
+ * Returns -1. */
 TSH_PRINTF(4, 5)
 static int tshi_env_refuse(const char *name, const char *text, tsh_error *error, const char *takes,
                            ...) {
@@ -3210,7 +3270,7 @@ static int tshi_env_refuse(const char *name, const char *text, tsh_error *error,
 static int tshi_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
     const char *text = tshi_env_text(name), *at = text;
     int64_t number;
-    if (!text) return 0; /* variable unset or empty */
+    if (!text) return 0; /* the variable is unset or empty: nothing to read */
     if (!tshi_env_digits(&at, high, &number) || *at || number < low)
         return tshi_env_refuse(name, text, error,
                                high - low == 1 ? "%d or %d" : "a whole number from %d to %d", low,
@@ -3238,7 +3298,7 @@ static void tshi_mem_huge_pages(char *block, size_t bytes) {
 #if defined(__linux__)
     const size_t least = (size_t)4 << 20;
     const size_t page = 65536; /* the size of ordinary pages, or a multiple of it */
-    const int huge = 14;       /* MADV_HUGEPAGE */
+    const int huge = 14;       /* value of MADV_HUGEPAGE, the advice to use huge pages */
     char *first = block + (page - (uintptr_t)block % page);
     if (bytes >= least) (void)madvise(first, (bytes - page) / page * page, huge);
 #else
@@ -3248,7 +3308,7 @@ static void tshi_mem_huge_pages(char *block, size_t bytes) {
 
 /* The default tsh_allocator_fn: malloc, whose pointer is stored just before the aligned block. */
 static void *tshi_mem_libc(void *ptr, size_t old_size, size_t new_size, size_t align, void *user) {
-    char *raw, *block = NULL; /* what malloc returned; an aligned address in that memory */
+    char *raw, *block = NULL; /* raw: what malloc returned; block: an aligned address in it */
     (void)user;
     if (new_size) {
         if (new_size > SIZE_MAX - align - sizeof raw) return NULL;
@@ -3422,10 +3482,11 @@ TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
     else
         block = (tshi_block *)tshi_mem_call(ctx, kind, NULL, 0, size + sizeof *block);
     if (!block) return NULL;
-    if (kind != TSH_MEM_STEP) block->size = size; /* a pool block may be larger; its size is set */
+    /* the size of a block of the pool, which may be larger, is set already */
+    if (kind != TSH_MEM_STEP) block->size = size;
     block->kind = kind;
     block->refs = 1;
-    block->module = ctx->module; /* for tsh_profile */
+    block->module = ctx->module; /* tsh_profile sums up memory by module */
     return block;
 }
 
@@ -3433,13 +3494,13 @@ TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
 static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
     tshi_block *other;
     ctx->mem.step_live -= block->size + sizeof *block;
-    if (!block->last && !(other = tshi_mem_right(block))->refs) { /* the right one is free */
+    if (!block->last && !(other = tshi_mem_right(block))->refs) { /* the right neighbour is free */
         tshi_mem_unlink(&ctx->pool, other);
         block->size += other->size + sizeof *other;
         block->last = other->last;
     }
     other = block->before ? (tshi_block *)(void *)((char *)block - block->before) - 1 : NULL;
-    if (other && !other->refs) { /* the left one is free: it takes the block in */
+    if (other && !other->refs) { /* the left neighbour is free: it takes the block in */
         other->last = block->last;
         tshi_mem_resize(&ctx->pool, other, other->size + block->size + sizeof *block);
         block = other;
@@ -3503,7 +3564,7 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>dtype                                            MARK: - dtype (private) */
-/* Everything that depends on a dtype: one row of one table.                  */
+/* Everything that depends on the dtype: a table with one row per dtype.      */
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
@@ -3512,12 +3573,13 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
  * compute, and store the results. Only the store rounds to the dtype. A row needs `load` and
  * `store`; if an optional function is NULL, the library uses these two instead. */
 
-/* out[i] = left[i] op right[i] for n elements. `out` may be `left`, `right` or both. */
+/* Computes out[i] = left[i] op right[i] for n elements, where op is +, *, min or max. `out` may be
+ * `left`, `right` or both. */
 typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int64_t n);
 
 typedef struct tshi_dtype {
     const char *name, *file; /* name: in messages, "f32"; file: in safetensors files, "F32" */
-    int size;                /* bytes of an element; of a quantised dtype: of a block */
+    int size;                /* bytes of an element or, if the dtype is quantised, of a block */
     int floating;            /* 1: floating point; 0: integer */
     /* Convert n elements, `step` elements apart, to (load) or from (store) n contiguous values. */
     void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
@@ -3525,15 +3587,16 @@ typedef struct tshi_dtype {
     /* (optional) Read or write element i as a double, not rounded to tsh_real. */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (used for integer dtypes only) As load and store, but exact for every integer. */
+    /* (integer dtypes only) Do what load and store do, with int64_t in place of tsh_real: exact for
+     * every integer. */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
-    /* (optional) The reductions of collectives. NULL: values are reduced in tsh_real, and rounded
-     * to the dtype once, after those of all ranks are reduced. */
-    const tshi_fold_fn *fold;                      /* one function per tsh_redop */
+    /* (optional) The functions by which collectives reduce elements. NULL: elements are reduced as
+     * tsh_real, and rounded to the dtype once, after those of all ranks are reduced. */
+    const tshi_fold_fn *fold;                      /* fold[op]: reduces by op, a tsh_redop */
     void (*divide)(void *sums, int64_t n, int by); /* for TSH_AVG: sums[i] /= by for n elements */
-    /* Number of elements of a block, of a quantised dtype; 1: of others. For blocks, `load` and
-     * `store` accept step 1 only and begin at a block; `store` stores whole blocks. */
+    /* Elements of a block if the dtype is quantised, else 1. `load` and `store` of a quantised
+     * dtype accept step 1 only and begin at a block; `store` stores whole blocks. */
     int elements;
 } tshi_dtype;
 
@@ -3542,8 +3605,8 @@ static int64_t tshi_dtype_clamp(int64_t value, int64_t min, int64_t max) {
     return value > max ? max : value < min ? min : value;
 }
 
-/* Returns value rounded towards zero and clamped to [min, max]; 0 if it is NaN. It is first
- * compared with 2^63 because INT64_MAX is no double. */
+/* Returns value rounded towards zero and clamped to [min, max]; 0 if it is NaN. (The code compares
+ * it with 2^63, not with INT64_MAX, which no double equals.) */
 static int64_t tshi_dtype_clamp_real(double value, int64_t min, int64_t max) {
     const double end = 9223372036854775808.0; /* 2^63 */
     if (value != value) return 0;
@@ -3551,9 +3614,10 @@ static int64_t tshi_dtype_clamp_real(double value, int64_t min, int64_t max) {
     return value < -end ? min : tshi_dtype_clamp((int64_t)value, min, max);
 }
 
-/* Folds process 32 elements at a time: compilers vectorise loops of constant length at every level
- * of optimisation. `out` may be `left` or `right`; a pragma says that iterations are independent.
- * (Else clang compares addresses at run time, and folds single elements if they are equal.) */
+/* Number of elements that a tshi_fold_fn processes at a time: compilers vectorise loops of constant
+ * length at every level of optimisation. As `out` may be `left` or `right`, a pragma,
+ * TSHI_DTYPE_LANES, says that iterations are independent. (Else clang compares addresses at run
+ * time, and processes single elements if they are equal.) */
 enum { TSHI_DTYPE_RUN = 32 };
 #if defined(__clang__)
 #define TSHI_DTYPE_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
@@ -3561,7 +3625,8 @@ enum { TSHI_DTYPE_RUN = 32 };
 #define TSHI_DTYPE_LANES TSHI_LANES
 #endif
 
-/* Defines tshi_dtype_<name>, a tshi_fold_fn: out[i] = expression of l = left[i], r = right[i]. */
+/* Defines tshi_dtype_<name>, a tshi_fold_fn: out[i] = expression, in which l is left[i] and r is
+ * right[i]. */
 #define TSHI_DTYPE_FOLD(name, type, expression)                                                    \
     static void tshi_dtype_##name(void *out_, const void *left_, const void *right_, int64_t n) {  \
         type *out = (type *)out_;                                                                  \
@@ -3585,7 +3650,8 @@ enum { TSHI_DTYPE_RUN = 32 };
         const type *TSHI_RESTRICT from = (const type *)data;                                       \
         for (int64_t i = 0; i < n; i++) to[i] = (wide)from[i * step];                              \
     }
-/* Defines tshi_dtype_<name>: to[i] = value, an expression of from[i], which has the type `wide`. */
+/* Defines tshi_dtype_<name>, which stores n elements: to[i] = value, an expression of from[i]. The
+ * values from[i] have the type `wide`. */
 #define TSHI_DTYPE_STORE(name, type, wide, value)                                                  \
     static void tshi_dtype_##name(void *data, int64_t step, int64_t n, const wide *from) {         \
         type *TSHI_RESTRICT to = (type *)data;                                                     \
@@ -3601,9 +3667,10 @@ enum { TSHI_DTYPE_RUN = 32 };
         for (; at < n; at++) sums[at] /= size;                                                     \
     }
 /* Defines the functions of a dtype. Sums and products are computed in the type `wide`: for integers
- * the unsigned type, so that they wrap on overflow. min and max return l if l and r are equal (such
- * as 0 and -0), and NaN if either is NaN. FIT clamps a floating value, FIT_INTEGER an int64_t, to
- * [min, max], the range of an integer type; for a floating type both return the value itself. */
+ * the unsigned type, so that they wrap on overflow. The minimum and the maximum of l and r are l if
+ * both are equal (as 0 and -0 are), and NaN if either is NaN. FIT clamps a floating value,
+ * FIT_INTEGER an int64_t, to [min, max], the range of an integer type; for a floating type both
+ * return the value itself. */
 #define TSHI_DTYPE(suffix, type, wide, FIT, FIT_INTEGER, min, max)                                 \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
@@ -3655,7 +3722,7 @@ static uint32_t tshi_dtype_odd_bits(double x) {
     const float nearest = (float)x;
     uint32_t bits = tshi_dtype_float_bits(nearest);
     if ((double)nearest != x && x == x) {
-        bits -= fabs((double)nearest) > fabs(x); /* towards zero */
+        bits -= fabs((double)nearest) > fabs(x); /* steps to the neighbour nearer to 0 */
         bits |= 1u;
     }
     return bits;
@@ -3669,7 +3736,7 @@ TSHI_INLINE tsh_real tshi_dtype_from_bf16(uint16_t h) {
     return TSHI_R(tshi_dtype_float_of((uint32_t)h << 16));
 }
 
-/* Rounds to the nearest bf16, ties to even; a NaN stays a NaN. */
+/* Returns the bits of the bf16 nearest to x, ties to even; a NaN stays a NaN. */
 TSHI_INLINE uint16_t tshi_dtype_to_bf16(tsh_real x) {
     const uint32_t bits = tshi_dtype_odd(x);
     const uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
@@ -3686,14 +3753,14 @@ TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
     return TSHI_R(tshi_dtype_float_of(bits | sign));
 }
 
-/* Rounds to the nearest f16, ties to even; what rounds to 2^16 or more becomes infinity. Below
- * 2^-14 the result is a multiple of 2^-24, the distance of floats in [0.5, 1): adding 0.5 rounds
- * it. */
+/* Returns the bits of the f16 nearest to x, ties to even; of infinity, if x rounds to 2^16 or more.
+ * Below 2^-14, f16 numbers are the multiples of 2^-24. So are floats in [0.5, 1): there, adding 0.5
+ * rounds x. */
 TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     const uint32_t all = tshi_dtype_odd(x), bits = all & 0x7FFFFFFFu;
     const uint32_t normal = (bits - 0x38000000u + 0xFFFu + (bits >> 13 & 1u)) >> 13;
     const uint32_t tiny = tshi_dtype_float_bits(tshi_dtype_float_of(bits) + 0.5f) - 0x3F000000u;
-    const uint32_t special = bits > 0x7F800000u ? 0x7E00u : 0x7C00u; /* NaN; infinity */
+    const uint32_t special = bits > 0x7F800000u ? 0x7E00u : 0x7C00u; /* f16: NaN; infinity */
     const uint32_t h = bits < 0x38800000u ? tiny : bits < 0x47800000u ? normal : special;
     return (uint16_t)(h | (all >> 16 & 0x8000u));
 }
@@ -3723,7 +3790,7 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
 #if TSHI_X86
 #define TSHI_DTYPE_WIDE __attribute__((target("avx512bw")))
 #define TSHI_DTYPE_AVX2 __attribute__((target("avx2")))
-#define TSHI_DTYPE_PICK(name) /* the variant of a function that this processor can run */          \
+#define TSHI_DTYPE_PICK(name) /* the fastest variant of a function on this processor */            \
     (__builtin_cpu_supports("avx512bw") ? name##_avx512                                            \
      : __builtin_cpu_supports("avx2")   ? name##_avx2                                              \
                                         : name##_portable)
@@ -3802,7 +3869,8 @@ static void tshi_dtype_store_q8_0(void *data, int64_t step, int64_t n, const tsh
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 34, from += TSHI_DTYPE_BLOCK) {
         const float most = fabsf(tshi_dtype_extreme(from, x));
         const float inverse = tshi_dtype_put_scale(block, most / 127);
-        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* rounds to the nearest, ties away from 0 */
+        /* divides values by the scale, and rounds them to the nearest integers, ties away from 0 */
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
             const float y = x[i] * inverse, fit = y < 127 ? y > -127 ? y : -127 : 127;
             const int whole = (int)fit;
             const float rest = fit - (float)whole;
@@ -3842,7 +3910,8 @@ static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh
     }
 }
 
-/* Dequantises n elements: element = scale * bits + minimum. The bits lie as in q4_0. */
+/* Dequantises n elements: element = scale * bits + minimum. Byte i of a block's values has the bits
+ * of element i in its low half and those of element i + 16 in its high half. */
 static void tshi_dtype_load_q4_1(const void *data, int64_t step, int64_t n, tsh_real *to) {
     const unsigned char *block = (const unsigned char *)data;
     (void)step;
@@ -3862,7 +3931,7 @@ static void tshi_dtype_store_q4_1(void *data, int64_t step, int64_t n, const tsh
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 20, from += TSHI_DTYPE_BLOCK) {
         float min = (float)from[0], max = min, inverse;
         int bits[TSHI_DTYPE_BLOCK];
-        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* a NaN stays in min and max */
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* finds min and max; a NaN makes both NaN */
             const float x = (float)from[i];
             if (x < min || x != x) min = x;
             if (x > max || x != x) max = x;
@@ -3965,19 +4034,20 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->store((char *)data + i * row->size, 1, 1, &rounded);
 }
 
-/* Converts n contiguous elements (quantised: whole blocks); each is rounded once, to the nearest,
- * ties to even. */
+/* Converts n contiguous elements of the dtype `source` to `target`; a quantised dtype needs whole
+ * blocks. Elements that become floats are rounded once, to the nearest, ties to even. */
 static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh_dtype target,
                                int64_t n) {
     const tshi_dtype *in = &tshi_dtypes[source], *out = &tshi_dtypes[target];
     tsh_real run[TSHI_DTYPE_RUN];
-    int64_t e, m; /* first element, and number of elements, of the current run */
+    int64_t e, m; /* e: first element of the current run; m: its number of elements */
     if (source == target) memcpy(to, from, tshi_dtype_bytes(source, n));
     for (e = 0; e < n && source != target; e += m) {
         const char *at = (const char *)from + tshi_dtype_bytes(source, e);
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
         in->load(at, 1, m, run);
-        /* from 64 bits to 16: avoids rounding first to float and then to 16 bits */
+        /* 64-bit elements that become 16-bit ones are loaded again and rounded to odd: rounding
+         * them to the nearest float, and then to 16 bits, would be less exact. */
         if (in->get && in->size > (int)sizeof *run && out->size < (int)sizeof *run)
             for (int i = 0; i < m; i++)
                 run[i] = TSHI_R(tshi_dtype_float_of(tshi_dtype_odd_bits(in->get(at, i))));
@@ -4002,7 +4072,7 @@ static void tshi_dtype_fold(void *out, const void *left, const void *right, int6
                             tsh_dtype dtype, tsh_redop op) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
     tsh_real l[TSHI_DTYPE_RUN], r[TSHI_DTYPE_RUN]; /* up to 32 elements of left and right */
-    int64_t e, m; /* first element, and number of elements, of the current run */
+    int64_t e, m; /* e: first element of the current run; m: its number of elements */
     if (row->fold) row->fold[op](out, left, right, n);
     for (e = 0; e < n && !row->fold; e += m) {
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
@@ -4037,25 +4107,26 @@ enum { /* phases of a step; evaluation: between tsh_no_grad_begin and tsh_no_gra
     TSHI_PHASE_UPDATE,
     TSHI_PHASE_EVALUATION
 };
-/* Max ops on the stack; max collectives followed until their wait; default of desc.limit. */
+/* Max ops on the stack of running ops; max collectives that are followed until their wait; the
+ * default of desc.limit, the max number of events. */
 enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
 
 typedef struct tshi_event {
     struct tshi_event *next;
-    const char *name;   /* of an op, collective, module or parameter (path); not copied */
+    const char *name;   /* name of an op or collective, path of a module or parameter; not copied */
     const char *module; /* path of the module in whose forward or backward the event is; "": none */
     const char *group;  /* collective: "tp", "pp", "dp" or "world"; others: "" */
     int64_t begin, end; /* nanoseconds, on the clock of tshi_trace_now */
     int64_t wait;       /* collective: nanoseconds in tsh_wait; others: 0 */
     int64_t bytes; /* bytes read and written; of a collective, as in tsh_comm_stats; 0: not known */
     double flops;  /* floating-point operations of matrix products: two per multiply-add */
-    int kind, phase;          /* TSHI_TRACE_FORWARD, ...; TSHI_PHASE_FORWARD, ... */
-    struct tshi_event *below; /* for tshi_profile_fold: the event below on its stack */
+    int kind, phase;          /* one of TSHI_TRACE_...; one of TSHI_PHASE_... */
+    struct tshi_event *below; /* used by tshi_profile_fold: the event below this one on its stack */
 } tshi_event;
 
 /* A collective that was started and not waited for yet. */
 typedef struct tshi_flight {
-    const tsh_comm *comm; /* NULL: the entry is free */
+    const tsh_comm *comm; /* the group of the collective; NULL: this entry is free */
     tsh_req req;          /* identifies the collective in tshi_trace_waited */
     tshi_event *event;    /* the event added when the collective started */
 } tshi_flight;
@@ -4063,12 +4134,12 @@ typedef struct tshi_flight {
 struct tshi_trace {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
-    tshi_arena arena, books;  /* arena: events; books: what stays until the trace is dropped */
-    tshi_event *first, *last; /* the list of events */
-    int64_t count, lost;      /* number of events in the list; of events not added */
+    tshi_arena arena, books;  /* arena: memory of events; books: of what lasts until the end */
+    tshi_event *first, *last; /* first and last event of the list of events */
+    int64_t count, lost;      /* number of events in the list; number of events not added */
     int phase; /* TSHI_PHASE_...: what the rank is doing; public functions set it when they begin */
-    double flops;             /* operations of matrix products since the last event of an op */
-    struct tshi_profile *profile; /* the tables of a profile; NULL: the trace is none */
+    double flops;             /* flops of matrix products since the last event of an op */
+    struct tshi_profile *profile; /* tables, if this trace is a profile; else NULL */
     /* A stack of the ops that began and have not ended; ops may call other ops. */
     struct {
         const char *name; /* name of the op */
@@ -4110,8 +4181,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     event->kind = kind;
     event->phase = trace->ctx->tape.evaluating ? TSHI_PHASE_EVALUATION : trace->phase;
     if (kind == TSHI_TRACE_FORWARD || kind == TSHI_TRACE_BACKWARD) {
-        event->flops = trace->flops; /* without those of ops that this op called: they are in
-                                      * the events of those ops */
+        event->flops = trace->flops; /* without those of ops that this op called,
+                                      * which have events of their own */
         trace->flops = 0;
     }
     *(trace->last ? &trace->last->next : &trace->first) = event;
@@ -4131,8 +4202,8 @@ static void tshi_trace_open(tshi_trace *trace, const char *op) {
     trace->open[trace->depth++].begin = tshi_trace_now(trace);
 }
 
-/* Adds the event of an op that has ended, and pops the op and all entries above it. bytes: the
- * number of bytes that the op has read and written. */
+/* Adds the event of an op that has ended. Pops the op, and all entries above it, from the stack.
+ * bytes: the number of bytes that the op has read and written. */
 static void tshi_trace_close(tshi_trace *trace, const char *op, int64_t bytes) {
     int at = trace->depth;
     while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;
@@ -4242,7 +4313,7 @@ typedef struct tshi_profile_row {
     struct tshi_profile_row *next;
     char name[TSHI_PROFILE_NAME];
     int64_t calls;
-    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* [phase]: nanoseconds, without events inside others */
+    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* ns[phase]: nanoseconds, less those of nested events */
     int64_t wait, bytes;                   /* sums of the events' wait and bytes, see tshi_event */
     double flops;
     size_t held[TSHI_PROFILE_KINDS]; /* bytes, by kind of memory; in rows of modules only */
@@ -4252,7 +4323,7 @@ typedef struct tshi_profile {
     tshi_profile_row *ops, *modules; /* lists of rows; modules: in tree order */
     int64_t begin, end, steps;       /* begin, end: times in ns; steps: how many ended in between */
     int skip;                        /* 1: the first step is left out if another one follows */
-    size_t live; /* bytes of the step pool in use when the rows' TSHI_PROFILE_STEP was measured */
+    size_t live; /* bytes of the step pool in use when the modules' step memory was measured */
 } tshi_profile;
 
 /* Returns the row with this name; appends it to the list if there is none yet. NULL: no memory. */
@@ -4293,8 +4364,8 @@ static TSHI_COLD void tshi_profile_tree(tshi_trace *trace, const tsh_module *mod
     for (module = module->first; module; module = module->next) tshi_profile_tree(trace, module);
 }
 
-/* Adds an event to a row (NULL: no memory; does nothing). self: nanoseconds of the event without
- * those of events inside it. */
+/* Adds an event to a row. Does nothing if row is NULL (there was no memory for it). self:
+ * nanoseconds of the event without those of events inside it. */
 static void tshi_profile_add(tshi_profile_row *row, const tshi_event *event, int64_t self) {
     if (!row) return;
     row->ns[event->phase] += self;
@@ -4345,7 +4416,8 @@ static void tshi_profile_fold(tshi_trace *trace) {
     tshi_mem_reset(&trace->arena);
     trace->first = trace->last = NULL;
     trace->count = trace->depth = 0;
-    memset(trace->flight, 0, sizeof trace->flight); /* the events of flights are freed */
+    /* forgets the collectives that are not waited for yet: their events are freed */
+    memset(trace->flight, 0, sizeof trace->flight);
 }
 
 /* Measures the step memory of each module, if the pool is fuller than at any earlier call. */
@@ -4390,7 +4462,7 @@ static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
     profile->steps++;
 }
 
-/* -- the tables ------------------------------------------------------------- */
+/* -- logging the tables of ops and of modules ------------------------------- */
 
 /* Adds the bytes of a block (may be NULL) to the row of the tensor's module. If several tensors
  * share the block, each gets an equal part. */
@@ -4401,7 +4473,7 @@ static void tshi_profile_hold(tshi_trace *trace, const tsh_tensor *t, const tshi
                      : block->kind == TSH_MEM_OPTIMISER  ? TSHI_PROFILE_MOMENTS
                                                          : TSHI_PROFILE_STEP;
     tshi_profile_row *row;
-    if (kind == TSHI_PROFILE_STEP) return; /* tshi_profile_measure counts it */
+    if (kind == TSHI_PROFILE_STEP) return; /* tshi_profile_measure counts step memory */
     row = tshi_profile_module(trace, t->path, 1);
     if (row) row->held[kind] += (block->size + sizeof *block) / (size_t)block->refs;
 }
@@ -4413,7 +4485,7 @@ static int64_t tshi_profile_time(const tshi_profile_row *row) {
     return ns;
 }
 
-/* Returns the sum of a list of rows. */
+/* Returns a row with the sums of the times and of the memory of a list of rows. */
 static tshi_profile_row tshi_profile_sum(const tshi_profile_row *row) {
     tshi_profile_row sum = TSHI_ZERO;
     for (; row; row = row->next) {
@@ -4423,10 +4495,11 @@ static tshi_profile_row tshi_profile_sum(const tshi_profile_row *row) {
     return sum;
 }
 
-/* Writes the times of a row into text: forward, backward, update, share of the step. */
+/* Writes the times of a row into text: milliseconds per step in forward, backward and update, and
+ * the share of the step. Returns text. */
 static const char *tshi_profile_times(const tshi_profile *profile, const tshi_profile_row *row,
                                       char text[TSHI_TEXT_SIZE]) {
-    const double step = 1e6 * (double)profile->steps; /* from nanoseconds to milliseconds */
+    const double step = 1e6 * (double)profile->steps; /* time / step: milliseconds per step */
     const double all = (double)(profile->end - profile->begin);
     const int digits = all / step < 1 ? 5 : 3; /* more digits if steps take less than a
                                                 * millisecond */
@@ -4484,7 +4557,7 @@ static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *out
     tshi_profile_log_op(ctx, &sum, 1);
 }
 
-/* Returns the bytes in the unit of the table: MB, or kB if the ctx holds < 10 MB. */
+/* Returns a number of bytes in the unit of the table: MB, or kB if the ctx holds < 10 MB. */
 static double tshi_profile_unit(const tsh_ctx *ctx, size_t bytes) {
     return (double)bytes / (ctx->mem.total < 10000000 ? 1e3 : 1e6);
 }
@@ -4498,7 +4571,7 @@ static void tshi_profile_log_module(const tsh_ctx *ctx, const tshi_profile_row *
         held += row->held[i];
         tsh_text_add(text, sizeof text, " %9.2f", tshi_profile_unit(ctx, row->held[i]));
     }
-    if (!held && !tshi_profile_time(row)) return; /* a container that only calls its children */
+    if (!held && !tshi_profile_time(row)) return; /* omitted: it only calls its children */
     tsh_log_message(&ctx->logger, "%-30.63s %s", row->name, text);
 }
 
@@ -4542,7 +4615,7 @@ static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
     tshi_profile *profile = trace->profile;
     const tsh_comm *world = &ctx->world;
     tshi_profile_row outside = TSHI_ZERO;
-    /* no step has ended: everything is one step */
+    /* If no step has ended, all that was recorded counts as one step. */
     if (profile->steps == 0) tshi_profile_step(trace, 1);
     (void)snprintf(outside.name, sizeof outside.name, "outside the library");
     outside.ns[TSHI_PHASE_FORWARD] = profile->end - profile->begin;
@@ -4560,7 +4633,8 @@ static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
     tshi_trace_drop(ctx);
 }
 
-/* Begins a profile. op: name of the public function, for errors. skip: as in tshi_profile. */
+/* Begins a profile. op: name of the public function, for errors. skip 1: the first step is left out
+ * if another one follows. */
 static TSHI_COLD void tshi_profile_begin(tsh_ctx *ctx, const char *op, int skip) {
     const tsh_trace_desc desc = TSHI_ZERO;
     tshi_trace *trace = tshi_trace_new(ctx, op, &desc);
@@ -4613,7 +4687,8 @@ TSH_API TSHI_COLD tsh_result tsh_profile(tsh_ctx *ctx, int on) {
  * number of threads. Runs on any thread of the rank; must not allocate or call tsh_fail. */
 typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
 
-/* Returns how many pieces to cut n items into: one per thread, each of at least `min` items. */
+/* Returns how many pieces to cut n items into: at most one per thread, and so few that each has at
+ * least `min` items. */
 static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 #if defined(_OPENMP)
     const int64_t max = n / (min > 0 ? min : 1);
@@ -4639,8 +4714,8 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
-/* Returns how many threads one call of tsh_desc.gemm may use. With OpenMP 1: the rank's threads
- * call it concurrently. */
+/* Returns how many threads one call of tsh_desc.gemm, a user's matrix product, may use: with OpenMP
+ * 1, because the rank's threads call it concurrently, else all threads of the rank. */
 static int tshi_team_spare(const tsh_ctx *ctx) {
 #if defined(_OPENMP)
     (void)ctx;
@@ -4670,8 +4745,9 @@ TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     c[3] = (uint32_t)a;
 }
 
-/* Writes the four random words of a position to c. The rounds are written out because compilers do
- * not vectorise the caller's loop over positions if it has a loop of rounds inside. */
+/* Writes the four random 32-bit words of a position, a 64-bit counter, to c. The rounds are written
+ * out because compilers do not vectorise the caller's loop over positions if it has a loop of
+ * rounds inside. */
 TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *c) {
     const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     c[0] = (uint32_t)position;
@@ -4694,26 +4770,28 @@ TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t positio
 
 enum { TSHI_RNG_WORDS = 64 }; /* elements per call of tshi_rng_words */
 
-/* Writes the random bits of TSHI_RNG_WORDS elements to word. The first is element 4 * position. */
+/* Writes the random bits of TSHI_RNG_WORDS elements to `word`, 32 each. The first element is
+ * 4 * position. */
 TSHI_INLINE void tshi_rng_words(uint64_t key, uint64_t stream, uint64_t position, uint32_t *word) {
     for (int i = 0; i < TSHI_RNG_WORDS / 4; i++)
         tshi_rng_philox(key, stream, position + (uint64_t)i, word + 4 * i);
 }
 
-/* Returns the 32 random bits of an element: word e mod 4 of position e / 4. */
+/* Returns the 32 random bits of element e: word e mod 4 of the four words of position e / 4. */
 static uint32_t tshi_rng_bits(uint64_t key, uint64_t stream, uint64_t element) {
     uint32_t out[4];
     tshi_rng_philox(key, stream, element / 4, out);
     return out[element % 4];
 }
 
-/* Returns a uniform number in [0, 1), a multiple of 2^-24: exact in float. */
+/* Returns the uniform random number of an element: a multiple of 2^-24 in [0, 1), exact in
+ * float. */
 static double tshi_rng_uniform(uint64_t key, uint64_t stream, uint64_t element) {
     return (double)(tshi_rng_bits(key, stream, element) >> 8) / 16777216.0;
 }
 
-/* Returns a standard normal number, computed from two random words of the element (Box & Muller
- * 1958). */
+/* Returns the standard normal random number of an element, computed from two random words (Box &
+ * Muller 1958). */
 static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
     uint32_t out[4];
     const uint32_t *word = out + element % 2 * 2;
@@ -4781,7 +4859,7 @@ enum { TSHI_GLOB_CAPTURES = 8 }; /* max wildcards of a pattern whose matched tex
 /* The texts that the wildcards * and ** of a pattern match in a path, in order: [from, to). */
 typedef struct tshi_captures {
     const char *from[TSHI_GLOB_CAPTURES], *to[TSHI_GLOB_CAPTURES];
-    int count; /* number of wildcards so far; the first TSHI_GLOB_CAPTURES are kept */
+    int count; /* wildcards matched so far; texts of the first TSHI_GLOB_CAPTURES are kept */
 } tshi_captures;
 
 /* Sets the text of wildcard k to [from, to), and removes those of later wildcards. */
@@ -4799,7 +4877,7 @@ static int tshi_glob_name(const char *p, const char *p_end, const char *s, const
         if (*p == '*') {
             const char *from = s;
             const int k = captures->count;
-            for (; s <= s_end; s++) { /* try every length of * */
+            for (; s <= s_end; s++) { /* tries every length of the text that * matches */
                 tshi_glob_capture(captures, k, from, s);
                 if (tshi_glob_name(p + 1, p_end, s, s_end, captures)) return 1;
             }
@@ -4814,14 +4892,14 @@ static int tshi_glob_name(const char *p, const char *p_end, const char *s, const
 
 /* Does what tshi_glob_match does, and appends the texts that wildcards match to captures. */
 static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures) {
-    const char *pe = p, *se = s;                       /* ends of the first names */
+    const char *pe = p, *se = s;                       /* pe, se: where their first names end */
     while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
     while (*se && *se != '.') se++;                    /* end of the path's first name */
     if (!*p) return !*s;                               /* the pattern ends: so must the path */
     if (pe - p == 2 && p[0] == '*' && p[1] == '*') {   /* the first name of the pattern is ** */
-        const char *rest = *pe ? pe + 1 : pe, *at = s; /* the pattern after **; the path after it */
+        const char *rest = *pe ? pe + 1 : pe, *at = s; /* rest: pattern after **; at: path's rest */
         const int k = captures->count;
-        for (;; at = *se ? se + 1 : se) { /* ** matches one name more each time */
+        for (;; at = *se ? se + 1 : se) { /* each time, ** matches one name more */
             tshi_glob_capture(captures, k, s, at > s && at[-1] == '.' ? at - 1 : at);
             if (tshi_glob_into(rest, at, captures)) return 1;
             if (!*at) return 0;
@@ -4845,7 +4923,7 @@ static int tshi_glob_match(const char *p, const char *s) {
 static int tshi_glob_replace(const char *to, const tshi_captures *captures, char *out,
                              size_t size) {
     size_t n = 0, length;
-    int k = 0; /* index of the next wildcard */
+    int k = 0; /* index of the next wildcard of `to` */
     while (*to) {
         const char *from = to;
         const int many = to[0] == '*' && to[1] == '*';
@@ -4857,9 +4935,9 @@ static int tshi_glob_replace(const char *to, const tshi_captures *captures, char
             k++;
         }
         to += 1 + many;
-        /* ** stands for no name: skip the dot after it */
+        /* If ** stands for no name, the dot after it in the pattern is skipped. */
         if (many && !length && *to == '.') to++;
-        /* ** at the end stands for no name: remove the dot before it */
+        /* If ** stands for no name and ends the pattern, the dot before it is removed from out. */
         if (many && !length && !*to && n && out[n - 1] == '.') n--;
         if (n + length >= size) return 0;
         memcpy(out + n, from, length);
@@ -4908,8 +4986,8 @@ TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     return layout;
 }
 
-/* Sets *out to segment s, defaults resolved, of a dimension of `length` elements. Returns 0 if the
- * layout does not fit that dimension, else 1. */
+/* Sets *out to segment s of a layout, defaults resolved, for a dimension of `length` elements.
+ * Returns 0 if the layout does not fit that dimension, else 1. */
 static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
     int n = layout->segments ? layout->segments : 1; /* number of segments */
     *out = layout->segment[s];
@@ -4919,7 +4997,7 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     if (!out->length) {
         int i;
         for (i = 0; i < n; i++)
-            if (layout->segment[i].length) return 1; /* the user gave lengths: segment s has 0 */
+            if (layout->segment[i].length) return 1; /* explicit lengths: that of segment s is 0 */
         if (length % n) return 0;
         out->length = length / n;
     }
@@ -4929,7 +5007,8 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
 static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, int size, int rank,
                                tsh_range ranges[TSH_MAX_SEGMENTS]) {
     int s, n = layout->segments ? layout->segments : 1;
-    /* start: first element of segment s; owned: number of the rank's elements so far */
+    /* start: index of the first element of segment s; owned: number of elements that the rank owns
+     * in the segments before it */
     int64_t start = 0, owned = 0;
     if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
         n < 1)
@@ -5028,7 +5107,8 @@ static int tshi_layout_identical(const tsh_layout *a, const tsh_layout *b) {
            memcmp(a->segment, b->segment, sizeof a->segment) == 0;
 }
 
-/* Does what tsh_layout_text does, for a pointer. layout NULL: writes "R". */
+/* Writes a layout to text, as tsh_layout_text does, but takes a pointer; writes "R" if it is
+ * NULL. */
 static char *tshi_layout_text(const tsh_layout *layout, char *text, size_t size) {
     if (!size || !text) return text;
     text[0] = '\0';
@@ -5106,15 +5186,15 @@ static void tshi_tensor_ring(tsh_tensor *head) {
 }
 
 static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
-    t->prev = head->prev; /* at the end of the list */
+    t->prev = head->prev; /* appends t to the list */
     t->next = head;
     t->prev->next = t;
     head->prev = t;
 }
 
 /* Returns a new handle, zeroed and added to the list of owned or of step tensors. Reuses the oldest
- * free handle, but only if more handles are free than the last step released, so that use of a
- * released tensor is detected (TSHI_DEAD) for one whole step. Without memory, returns NULL and
+ * free handle, but only if over 256 more handles are free than the last step released, so that use
+ * of a released tensor is detected (TSHI_DEAD) for one whole step. Without memory, returns NULL and
  * records an error. */
 static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     tshi_handles *h = &ctx->handles;
@@ -5137,14 +5217,14 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     return t;
 }
 
-/* Releases a tensor's values and gradients; the handle stays. */
+/* Releases the memory of a tensor's values and gradients; its handle stays. */
 static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->block);
     tshi_mem_release(t->ctx, t->gr.block);
     tshi_mem_release(t->ctx, t->gp.block);
     tshi_mem_release(t->ctx, t->marks);
     t->block = t->marks = NULL;
-    if (t->flags & TSHI_OWNED) { /* step tensors never have low and packed */
+    if (t->flags & TSHI_OWNED) { /* only owned tensors have `low` and `packed` */
         tshi_mem_release(t->ctx, t->low);
         tshi_mem_release(t->ctx, t->packed);
         t->low = t->packed = NULL;
@@ -5185,7 +5265,7 @@ static void tshi_tensor_release(tsh_tensor *t) {
     tshi_tensor_unref(t);
 }
 
-/* -- shapes ----------------------------------------------------------------- */
+/* -- shapes, strides and dimensions of tensors ------------------------------ */
 
 static int64_t tshi_tensor_product(const int64_t *dim, int n) {
     int64_t product = 1; /* the result if n is 0 */
@@ -5244,7 +5324,7 @@ TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
     return shape;
 }
 
-#define TSHI_TENSOR_OF_DIM(name, values) /* defines tsh_<name> */                                  \
+#define TSHI_TENSOR_OF_DIM(name, values) /* defines tsh_<name>: returns t->values[dim] */          \
     TSH_API int64_t tsh_##name(const tsh_tensor *t, int dim) {                                     \
         int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
         return axis < 0 ? 0 : t->values[axis];                                                     \
@@ -5394,17 +5474,19 @@ static void *tshi_tensor_at(const tsh_tensor *t) { /* returns the first local el
     return (char *)tshi_mem_data(t->block) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
-static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be TSH_REAL */
+/* Returns the address of the first local element of t, whose dtype must be TSH_REAL. */
+static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
     return (tsh_real *)tshi_tensor_at(t);
 }
 
-/* -- runs ------------------------------------------------------------------- */
+/* -- runs: the contiguous stretches of a shard ------------------------------ */
 
 /* An iterator over the runs of a shard: the stretches of elements that are consecutive in the whole
  * tensor (row-major). Columns 2 and 3 of a (2, 4) tensor are the runs [2, 4) and [6, 8). A row is
  * the elements that share the indices before the sharded dimension. */
 typedef struct tshi_runs {
-    /* current run: its start in the whole tensor, its start in the shard, its length */
+    /* global, local: where the current run starts in the whole tensor and in the shard; length: its
+     * number of elements */
     int64_t global, local, length;
     int64_t from, to; /* only elements from <= index < to of the tensor are visited */
     /* row: index in the whole tensor where the current row starts; width: elements of a row; inner:
@@ -5420,13 +5502,13 @@ typedef struct tshi_runs {
  * [from, to) of the whole tensor. Loop: while (tshi_tensor_next_run(&run)) ... */
 static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
-    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: one long row */
+    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: all is one row */
     tshi_runs run = TSHI_ZERO;
     const int64_t owned = tshi_layout_own(&t->layout, length, t->ctx->tp.size, rank, run.range);
     run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
     run.width = length * run.inner;
     run.segments = sharded ? t->layout.segments : 1;
-    if (!owned || !run.width) return run; /* no runs: to is 0 */
+    if (!owned || !run.width) return run; /* run.to is 0: there are no runs */
     run.from = from;
     run.to = to;
     run.row = from - from % run.width;
@@ -5434,7 +5516,8 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     return run;
 }
 
-/* Moves on to the next run; the first call moves to the first run. Returns 0 at the end. */
+/* Moves the iterator on to the next run; the first call moves it to the first run. Returns 0 at the
+ * end. */
 static int tshi_tensor_next_run(tshi_runs *run) {
     while (run->row < run->to) {
         const tsh_range *range = &run->range[run->segment];
@@ -5516,8 +5599,7 @@ static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int6
  * from 0, so that E can be computed from the two. A NaN loses its lower half.) If t->low is NULL,
  * the exact weights are the parameter's values. */
 
-/* Returns an exact weight. value: the weight rounded to bf16; low: the lower 16 bits of its
- * float. */
+/* Returns an exact weight, a float. value: that float rounded to bf16; low: its lower 16 bits. */
 TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
     return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
 }
@@ -5545,8 +5627,9 @@ static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_
     for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
 }
 
-/* Allocates t->low and sets it to 0, if t is a bf16 parameter whose optimiser keeps exact weights
- * and t->low is NULL. Returns 0 if there is no memory, else 1. */
+/* Prepares a parameter for exact weights: allocates t->low, their lower 16 bits, and sets it to 0,
+ * if t is a bf16 parameter whose optimiser keeps exact weights and t->low is NULL. Returns 0 if
+ * there is no memory, else 1. */
 static int tshi_tensor_keep_exact(tsh_tensor *t) {
     const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
     if (t->low || t->dtype != TSH_BF16 || (t->flags & TSHI_INEXACT) || !(t->flags & TSHI_OPTIMISED))
@@ -5573,7 +5656,7 @@ static int tshi_tensor_set_exact(tsh_tensor *t, int64_t from, int64_t n, const t
     return 1;
 }
 
-/* Returns 1 if t's gradient is kept in bf16 (see tshi_tape_pack). */
+/* Returns 1 if t's gradient, computed in float, is kept in bf16 (see tshi_tape_pack). */
 static int tshi_tensor_packs(const tsh_tensor *t) {
     return t->grad_dtype == TSH_BF16;
 }
@@ -5600,8 +5683,9 @@ static void tshi_tensor_forget_exact(const tsh_tensor *t) {
 /* Needs: >>rng >>tensor-exact.                                               */
 /* ========================================================================== */
 
-/* tshi_init_fill computes every element of a shard from its global index, so that values do not
- * depend on the degree of tp. tshi_init_resolve first reduces all kinds to the six named below. */
+/* What tshi_init_fill needs to compute each element of a shard from its global index, so that
+ * values do not depend on the degree of tp. tshi_init_resolve sets it, and converts all kinds of
+ * tsh_init to six. */
 typedef struct tshi_tensor_filling {
     uint64_t key, stream; /* key: the ctx's seed; stream: random number stream (see >>rng) */
     /* init.kind is CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
@@ -5617,7 +5701,7 @@ typedef struct tshi_tensor_filling {
 
 static tsh_init tshi_init_make(tsh_init_kind kind, double a, double b) {
     tsh_init init;
-    memset(&init, 0, sizeof init); /* all other fields are 0 */
+    memset(&init, 0, sizeof init); /* fields that are not set below stay 0 */
     init.kind = kind;
     init.a = a;
     init.b = b;
@@ -5638,7 +5722,7 @@ static double tshi_init_element(const tshi_tensor_filling *f, int64_t e) {
         return col == f->first + row * f->step && row * f->step < f->cols ? 1 : 0;
     case TSH_INIT_ORTHOGONAL:
         return init->gain * f->whole[f->rows >= f->cols ? col * f->rows + row : e];
-    default: break; /* TRUNC_NORMAL */
+    default: break; /* TRUNC_NORMAL: computed below */
     }
     double u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0; /* in (0, 1) */
     double x = init->a + init->b * tshi_rng_quantile(f->from + u * (f->to - f->from));
@@ -5652,7 +5736,7 @@ static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
     double rest = t->ndim > 2 ? (double)tshi_tensor_product(t->dim + 2, t->ndim - 2) : 1;
-    double in = (double)t->fan_in, out = 0, fan, size; /* size: bound, or standard deviation */
+    double in = (double)t->fan_in, out = 0, fan, size; /* size: uniform: bound; normal: deviation */
     char text[TSHI_TEXT_SIZE];
     if (t->ndim > 1) {
         out = t->fan_in > 0 ? (double)tsh_numel(t) / in : (double)t->dim[0] * rest;
@@ -5708,14 +5792,15 @@ static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRI
  * NULL and records an error. */
 static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
-    /* The `count` vectors of `length` elements are the columns of a tall matrix, else the rows. */
+    /* What is made orthogonal: `count` vectors of `length` elements, the columns of a tall matrix,
+     * else the rows. */
     int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
     tshi_block *block = tshi_mem_alloc(t->ctx, TSH_MEM_STEP,
                                        tshi_dtype_bytes(TSH_F64, count * length));
-    double *q = block ? (double *)tshi_mem_data(block) : NULL; /* shape (count, length) */
+    double *q = block ? (double *)tshi_mem_data(block) : NULL; /* the `count` vectors */
     f->whole = q;
     for (j = 0; j < count && q; j++) {
-        double *v = q + j * length, norm = 0; /* vector j */
+        double *v = q + j * length, norm = 0; /* v: vector j; norm: its length */
         for (i = 0; i < length; i++)
             v[i] = tshi_rng_normal(f->key, f->stream,
                                    (uint64_t)(tall ? i * f->cols + j : j * f->cols + i));
@@ -5749,9 +5834,9 @@ static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_te
                             tshi_tensor_text(t, text));
         f->rows = t->dim[0];
         f->cols = tshi_tensor_product(t->dim + 1, t->ndim - 1);
-        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2); /* columns per index of dim 1 */
+        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2); /* matrix columns per dim 1 index */
         for (d = 2, f->first = 0; d < t->ndim; d++) f->first = f->first * t->dim[d] + t->dim[d] / 2;
-        break; /* f->first: the column of index (0, middle, middle, ...) of dims 1, 2, ... */
+        break; /* f->first is the column of index (0, middle, middle, ...) of dims 1, 2, ... */
     default: break;
     }
     return TSH_OK;
@@ -5810,8 +5895,8 @@ static tsh_result tshi_init_apply(tsh_tensor *t) {
     const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
     if (result != TSH_OK || row < 0) return result;
     const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
+    /* The exact weights of the row become 0, too: tshi_init_fill_param has cleared t->low. */
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
-           /* the exact weights are 0, too: tshi_init_fill_param cleared t->low */
            tshi_dtype_bytes(t->dtype, width));
     return TSH_OK;
 }
@@ -5836,16 +5921,16 @@ static tsh_result tshi_init_materialize(tsh_tensor *t) {
  * single input. Whether layouts fit together is checked afterwards, by the op's layout rule
  * (>>rule). */
 
-/* Returns 1 if node is a checkpoint whose forward used the parameter t. Backward runs that forward
- * again. */
+/* Returns 1 if node is a checkpoint whose forward, which backward will run again, used the
+ * parameter t. */
 static int tshi_tensor_in_checkpoint(const tshi_node *node, const tsh_tensor *t) {
     for (int i = 0; i < node->leaf_count; i++)
         if (node->leaves[i] == t) return 1;
     return 0;
 }
 
-/* Returns 1 if node used t as an input, through a view of t, or inside a checkpoint, or if it saved
- * t's values for backward. */
+/* Returns 1 if the recorded op `node` used t, as an input, through a view of t or inside a
+ * checkpoint, or if it saved t's values for backward. */
 static int tshi_tensor_in_node(const tshi_node *node, const tsh_tensor *t) {
     for (int i = 0; i < node->n; i++)
         if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
@@ -6010,7 +6095,7 @@ static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, 
 static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     tsh_dtype dtype = in[0]->dtype;
     for (int i = 1; i < n; i++) {
-        /* by > 0: input i is wider than dtype */
+        /* by: bytes per element by which input i is wider than dtype */
         const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size;
         if (in[i]->dtype != dtype) dtype = by > 0 ? in[i]->dtype : by < 0 ? dtype : TSH_REAL;
     }
@@ -6105,7 +6190,7 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
     return (double)NAN;
 }
 
-/* -- initial values, by name ------------------------------------------------ */
+/* -- tsh_init_<name>: initial values of a tensor ---------------------------- */
 
 /* Does what every tsh_init_<name> does: fills t as desc says, or as `usual` if desc is NULL. The
  * kind is always that of `usual`. op: the function's name, for errors. */
@@ -6128,7 +6213,7 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
     return tshi_init_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
 }
 
-/* Defines tsh_init_<name>. a and b: the defaults of torch.nn.init. */
+/* Defines tsh_init_<name>. a and b: default parameters of this kind, as in torch.nn.init. */
 #define TSHI_INIT_FUNCTION(name, kind, a, b)                                                       \
     TSH_API tsh_result tsh_init_##name(tsh_tensor *t, const tsh_init *desc) {                      \
         return tshi_tensor_init("tsh_init_" #name, t, desc,                                        \
@@ -6208,19 +6293,20 @@ TSHI_INLINE float tshi_math_float(uint32_t bits) {
 
 /* Returns a if yes is 1, b if yes is 0, by masking instead of a branch. */
 TSHI_INLINE uint32_t tshi_math_pick(int yes, uint32_t a, uint32_t b) {
-    return b ^ ((a ^ b) & (0u - (uint32_t)yes)); /* 0 - 1: all ones */
+    return b ^ ((a ^ b) & (0u - (uint32_t)yes)); /* 0u - 1 has all bits set */
 }
 
 /* Reduces the argument of e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2. ln 2 is split
  * into two parts, so that n times the first part is exact (Cody & Waite 1980). Sets *n to
  * n + 0x4B400000: shifted left by 23, only n is left, at the place of a float's exponent. */
 TSHI_INLINE float tshi_math_exp_rest(float x, uint32_t *n, int fused) {
-    /* 1.44269504 is 1 / ln 2; adding 1.5 * 2^23 leaves the rounded integer in the low bits */
+    /* 1.44269504 is 1 / ln 2. Adding 12582912 = 1.5 * 2^23 rounds the product to an integer, which
+     * is then in the low bits. */
     const float shifted = tshi_math_round(tshi_math_fma(x, 1.44269504f, 12582912.0f, fused));
     const float whole = shifted - 12582912.0f;             /* n, as a float */
     *n = tshi_math_bits(shifted);                          /* n + 0x4B400000 */
-    x = tshi_math_fma(whole, -0.693359375f, x, fused);     /* the first 9 bits of ln 2 */
-    return tshi_math_fma(whole, 2.12194440e-4f, x, fused); /* the rest of ln 2 */
+    x = tshi_math_fma(whole, -0.693359375f, x, fused);     /* minus n times ln 2's first 9 bits */
+    return tshi_math_fma(whole, 2.12194440e-4f, x, fused); /* minus n times the rest of ln 2 */
 }
 
 /* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
@@ -6246,7 +6332,7 @@ TSHI_INLINE float tshi_math_exp_whole(float r, int fused) {
  * value for NaN. Adding n to the exponent multiplies by 2^n. */
 TSHI_INLINE tsh_real tshi_math_exp_below(tsh_real v, int fused) {
     const uint32_t bits = tshi_math_bits((float)v);
-    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n; /* x, or -87 if x is less */
+    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n; /* bits of x, or of -87 if less */
     float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
     y = tshi_math_exp_whole(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused); /* e^r */
@@ -6254,15 +6340,16 @@ TSHI_INLINE tsh_real tshi_math_exp_below(tsh_real v, int fused) {
     return TSHI_R(tshi_math_float(tshi_math_pick(bits <= 0xC2AE0000u, x, 0u))); /* x < -87: 0 */
 }
 
-/* Returns e^x for any x. 2^n is multiplied in as two factors of about 2^(n/2), so that neither
- * overflows or underflows before the product does. */
+/* Returns e^x = 2^n e^r for any x, where |r| < 0.35. 2^n is multiplied in as two factors of about
+ * 2^(n/2), so that neither overflows or underflows before the product does. */
 TSHI_INLINE tsh_real tshi_math_exp(tsh_real v, int fused) {
     const uint32_t bits = tshi_math_bits((float)v);
     int32_t order = (int32_t)bits; /* positive floats are ordered as their bits */
     uint32_t x, n, half;
     float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
-    /* clamps x to [-104, 89]: as signed integers, then, for negative floats, as unsigned ones */
+    /* Clamps x to [-104, 89] by comparing its bits: as signed integers, which limits positive
+     * floats, then as unsigned ones, which limits negative floats. */
     order = order < 0x42B20000 ? order : 0x42B20000;
     x = (uint32_t)order;
     x = x < 0xC2D00000u ? x : 0xC2D00000u;
@@ -6270,7 +6357,7 @@ TSHI_INLINE tsh_real tshi_math_exp(tsh_real v, int fused) {
     n -= 0x4B400000u - 254u; /* n plus twice the bias of the exponent */
     half = n >> 1;           /* about half of n, plus the bias */
     y = y * tshi_math_float(half << 23) * tshi_math_float((n - half) << 23); /* 2^n e^r */
-    /* if x is NaN, the result is x itself */
+    /* If x is NaN, the result is x itself. */
     return TSHI_R(
         tshi_math_float(tshi_math_pick(bits << 1 > 0xFF000000u, bits, tshi_math_bits(y))));
 }
@@ -6281,7 +6368,8 @@ TSHI_INLINE tsh_real tshi_math_sigmoid(tsh_real x, int fused) {
 }
 
 /* Returns tanh x: for |x| < 0.625 an odd polynomial (as in Cephes), else q / (q + 2) with x's sign,
- * where q = e^(2 |x|) - 1 = 2^n (e^r - 1) + 2^n - 1; 1 from |x| = 9.02 on. */
+ * where q = e^(2 |x|) - 1. With 2 |x| = n ln 2 + r, q is 2^n (e^r - 1) + 2^n - 1. From |x| = 9.02
+ * on, the result is 1 or -1. */
 TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
     const float x = (float)v, z = x * x;                   /* z: argument of the polynomial */
     const uint32_t sign = tshi_math_bits(x) & 0x80000000u; /* x's sign bit */
@@ -6292,7 +6380,7 @@ TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
     mid = tshi_math_steps(-5.7049874e-3f, z, 2.0639088e-2f, -5.3739715e-2f, 1.3331442e-1f,
                           -3.3333282e-1f, fused);
     mid = tshi_math_fma(mid * z, x, x, fused);
-    q = 2.0f * tshi_math_float(a < 0x41200000u ? a : 0x41200000u);       /* 2 |x|, |x| at most 10 */
+    q = 2.0f * tshi_math_float(a < 0x41200000u ? a : 0x41200000u);       /* 2 min(|x|, 10) */
     q = tshi_math_exp_less_one(tshi_math_exp_rest(q, &n, fused), fused); /* e^r - 1 */
     power = tshi_math_float((n << 23) + 0x3F800000u);                    /* 2^n */
     q = tshi_math_fma(power, q, power - 1.0f, fused);                    /* e^(2 |x|) - 1 */
@@ -6303,17 +6391,17 @@ TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
 }
 
 /* Returns log x = n log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and log(1 + f) =
- * f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of n log 2 is exact; the rounding error of
- * its sum with f is added last. The variable e is n 2^23, as the exponent's bits are not shifted
- * down: constants that multiply e are divided by 2^23. */
+ * f - f^2 / 2 + f^3 P(f) with a polynomial P (as in Cephes). The larger part of n log 2 is exact;
+ * the rounding error of its sum with f is added last. The variable e is n 2^23, as the exponent's
+ * bits are not shifted down: constants that multiply e are divided by 2^23. */
 TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     float x = (float)v, e, f, p, whole, sum, rest;
     uint32_t bits = tshi_math_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
     if (TSHI_DOUBLE) return TSHI_R(log((double)v));
-    m = bits ^ ((bits ^ tshi_math_bits(x * 8388608.0f)) & tiny); /* subnormal x: times 2^23 */
-    k = (m - 0x3F3504F3u) & 0xFF800000u;            /* n << 23; 0 from sqrt 1/2 to sqrt 2 */
+    m = bits ^ ((bits ^ tshi_math_bits(x * 8388608.0f)) & tiny); /* bits of x; of 2^23 x if tiny */
+    k = (m - 0x3F3504F3u) & 0xFF800000u;            /* n << 23; n is 0 from sqrt 1/2 to sqrt 2 */
     f = tshi_math_float(m - k) - 1.0f;              /* 1 + f is x / 2^n */
-    e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* 23 << 23: undoes the factor 2^23 */
+    e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* n 2^23; subnormal x: (n - 23) 2^23 */
     p = tshi_math_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
                         1.4219224e-1f, fused);
     p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f, fused);
@@ -6321,8 +6409,8 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     sum = whole + f;
     rest = tshi_math_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
-    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* adds f^2 (P(f) f - 1/2) */
-    /* log 0 is -infinity, log infinity is infinity, all else that is special is NaN */
+    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* adds rest and f^2 (P(f) f - 1/2) */
+    /* Results for special x: log 0 is -infinity, log infinity is infinity; all others are NaN. */
     special = tshi_math_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
     special = tshi_math_pick(bits == 0x7F800000u, bits, special);
     return TSHI_R(
@@ -6347,7 +6435,7 @@ TSHI_INLINE double tshi_math_double(uint64_t bits) {
     return x;
 }
 
-/* Rounds x to double; see tshi_math_round. */
+/* Rounds x to double, for platforms that compute doubles in a wider format (x87). */
 TSHI_INLINE double tshi_math_round8(double x) {
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 2
     const volatile double stored = x;
@@ -6358,32 +6446,35 @@ TSHI_INLINE double tshi_math_round8(double x) {
 }
 
 /* Returns x^y = 2^(y log2 x) for x > 0, computed in double. x is 2^n m with m in
- * [sqrt 1/2, sqrt 2); log2 m = s P(s^2) with s = (m - 1) / (m + 1). y log2 x is split into an
- * integer i and a rest in [-1/2, 1/2], of which a second polynomial computes 2^rest. */
+ * [sqrt 1/2, sqrt 2); log2 m = s P(s^2) with s = (m - 1) / (m + 1) and a polynomial P. y log2 x is
+ * split into an integer i and a rest in [-1/2, 1/2], of which a second polynomial computes
+ * 2^rest. */
 TSHI_INLINE float tshi_math_power(float x, float y) {
     uint64_t bits = tshi_math_bits8((double)x);
-    uint64_t k = (bits - 0x3FE6A09E667F3BCDu + 0x3FF0000000000000u) >> 52; /* n + 1023 */
+    uint64_t k = (bits - 0x3FE6A09E667F3BCDu + 0x3FF0000000000000u) >> 52; /* n + 1023 (the bias) */
     double m = tshi_math_double(bits - (k << 52) + 0x3FF0000000000000u), s, z, t, p;
     s = (m - 1.0) / (m + 1.0);
     z = s * s;
     p = (3.4073010658534e-1 * z + 4.1167271899778e-1) * z + 5.7708358496515e-1;
     p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901; /* P(s^2) */
-    /* t = log2 x; the constant is 2^52 + 1023: converts k to double and subtracts the bias */
+    /* t = log2 x. The bits k + 0x4330000000000000 are those of the double 2^52 + k; subtracting
+     * 2^52 + 1023 leaves n. */
     t = tshi_math_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
     t = t * (double)y;     /* y log2 x */
-    t = t < 200 ? t : 200; /* 2^t and 2^-t are out of a float's range */
+    t = t < 200 ? t : 200; /* clamps t to [-200, 200], beyond which 2^t is out of a float's range */
     t = t > -200 ? t : -200;
-    /* adding 1.5 * 2^52 rounds t to the integer i, which is left in the low bits of s */
+    /* Adding 1.5 * 2^52 rounds t to the integer i, which is then in the low bits of s. */
     s = tshi_math_round8(t + 6755399441055744.0);
-    t = t - (s - 6755399441055744.0); /* what is left of y log2 x: in [-1/2, 1/2] */
+    t = t - (s - 6755399441055744.0); /* the rest of y log2 x, in [-1/2, 1/2] */
     p = (1.5353351392569e-4 * t + 1.3398887281849e-3) * t + 9.6184374823696e-3;
     p = (p * t + 5.5503324404768e-2) * t + 2.4022647911954e-1;
     p = (p * t + 6.9314720286791e-1) * t + 1.0;                                      /* 2^rest */
     return (float)tshi_math_double(tshi_math_bits8(p) + (tshi_math_bits8(s) << 52)); /* 2^i p */
 }
 
-/* Returns x^y as C's pow does: computes |x|^y, sets x's sign if y is odd, then selects the results
- * for zeros, infinities and NaN. a and b are the bits of |x| and |y|. */
+/* Returns x^y, where x and y are v and w, as C's pow does: computes |x|^y, sets x's sign if y is
+ * odd, then selects the results for zeros, infinities and NaN. a and b are the bits of |x| and
+ * |y|. */
 TSHI_INLINE tsh_real tshi_math_pow(tsh_real v, tsh_real w) {
     const uint32_t x = tshi_math_bits((float)v), y = tshi_math_bits((float)w);
     const uint32_t a = x & 0x7FFFFFFFu, b = y & 0x7FFFFFFFu, infinity = 0x7F800000u;
@@ -6397,16 +6488,18 @@ TSHI_INLINE tsh_real tshi_math_pow(tsh_real v, tsh_real w) {
     odd = whole & (uint32_t)integer & 1u;                           /* 1: y is odd */
     out = tshi_math_pick((a == 0u) | (a == infinity),               /* 0^y and infinity^y */
                          tshi_math_pick((uint32_t)(a == 0u) == y >> 31, infinity, 0u), out);
-    out |= x & odd << 31;                                  /* x's sign */
-    out = tshi_math_pick((a > infinity) | (b > infinity) | /* NaN; x < 0 and y no integer */
+    out |= x & odd << 31; /* x's sign, if y is odd */
+    /* The result is NaN if x or y is, or if x is negative and finite and y is no integer. */
+    out = tshi_math_pick((a > infinity) | (b > infinity) |
                              (int)((x >> 31) & (whole ^ 1u) & (uint32_t)(a - 1u < infinity - 1u)),
                          0x7FC00000u, out);
     out = tshi_math_pick((b == 0u) | (x == 0x3F800000u) | ((a == 0x3F800000u) & (b == infinity)),
-                           0x3F800000u, out); /* 1: x^0, 1^y, (-1)^infinity */
+                           0x3F800000u, out); /* x^0, 1^y and (-1)^infinity are 1 */
     return TSHI_R(tshi_math_float(out));
 }
 
-/* Returns d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
+/* Returns the derivative of a^b with respect to a, which is b a^(b - 1); 0 if b is 0, even at
+ * a = 0. */
 TSHI_INLINE tsh_real tshi_math_power_derivative(tsh_real a, tsh_real b) {
     return b < 0 || b > 0 ? b * tshi_math_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
 }
@@ -6416,13 +6509,14 @@ TSHI_INLINE tsh_real tshi_math_power_derivative(tsh_real a, tsh_real b) {
  * 1/2 + x S(z). The next three functions approximate S(z), R(a) and y - a Phi(-a) by
  * polynomials. */
 
-/* Returns S(z) for z = a^2, a up to 0.6875. */
+/* Returns S(z), where the normal distribution Phi(x) is 1/2 + x S(x^2), for z up to 0.6875^2. */
 TSHI_INLINE float tshi_math_normal(float z, int fused) {
     return tshi_math_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
                            3.98942292e-1f, fused);
 }
 
-/* Returns R(a) with a small absolute, not relative, error: this suffices for 1 - Phi(-a). */
+/* Returns R(a) = Phi(-a) e^(a^2 / 2), where Phi is the cumulative normal distribution, with a small
+ * absolute, not relative, error: this suffices for 1 - Phi(-a). */
 TSHI_INLINE float tshi_math_mills(float a, int fused) {
     const float g = a / (a + 2.5f); /* maps [0, infinity) to [0, 1) */
     float r = tshi_math_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
@@ -6432,12 +6526,13 @@ TSHI_INLINE float tshi_math_mills(float a, int fused) {
     return tshi_math_fma(r, g, 0.5f, fused);
 }
 
-/* Returns y - a Phi(-a) for a from 0.6875 to 14.4. (At 14.4, a Phi(-a) rounds to 0.) The relative
- * error must be small, as y may be 0. z is a^2 rounded, low is a^2 - z, and r / 2 is what n ln 2
- * leaves of -a^2 / 2. M's coefficients hold a factor 2^-24 and the power of 2 a factor 2^24, so
- * that the power is not a denormal number and the product is rounded only once. */
+/* Returns y - a Phi(-a), where Phi is the cumulative normal distribution, for a from 0.6875 to
+ * 14.4. (At 14.4, a Phi(-a) rounds to 0.) The relative error must be small, as y may be 0.
+ * a Phi(-a) is M e^(-a^2 / 2), with M a polynomial, and e^(-a^2 / 2) is 2^n e^(r / 2). z is a^2
+ * rounded, low is a^2 - z. M's coefficients hold a factor 2^-24 and 2^n a factor 2^24, so that the
+ * latter is not a denormal number and the product is rounded only once. */
 TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
-    const float u = (a - 1.5625f) / (a + 3.03125f);                     /* small where M is steep */
+    const float u = (a - 1.5625f) / (a + 3.03125f);                     /* M is a polynomial in u */
     const float cut = tshi_math_float(tshi_math_bits(a) & 0xFFFFF000u); /* upper bits of a */
     const float z = fused ? (float)(a * a) : (float)(cut * cut);
     const float low = fused ? tshi_math_fma(a, a, -z, 1) : (float)((a - cut) * (a + cut));
@@ -6458,7 +6553,8 @@ TSHI_INLINE float tshi_math_minus_tail(float y, float a, int fused) {
     return tshi_math_fma(-m, p, y, fused);
 }
 
-/* Returns gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and
+/* Returns gelu(x) = x Phi(x), where Phi is the cumulative normal distribution. With a = |x|, this
+ * is x / 2 + x^2 S(a^2) near 0 (S: tshi_math_normal), else max(x, 0) - a Phi(-a). Infinities and
  * NaN take the first form, so gelu(-infinity) is NaN, as -infinity times 0 is. The result has the
  * sign bit of x; a result that rounds to 0 would lack it otherwise. */
 TSHI_INLINE tsh_real tshi_math_gelu(tsh_real v, int fused) {
@@ -6476,8 +6572,9 @@ TSHI_INLINE tsh_real tshi_math_gelu(tsh_real v, int fused) {
                                   ((uint32_t)order ^ bits)));
 }
 
-/* Returns gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(a) = 1 - gelu'(-a), where
- * gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)). */
+/* Returns gelu'(x) = Phi(x) + x phi(x), where phi = Phi' is the normal density. With a = |x|,
+ * gelu'(a) = 1 - gelu'(-a), and gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)), where R is
+ * tshi_math_mills. */
 TSHI_INLINE tsh_real tshi_math_gelu_derivative(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_math_float(bits < 0x41600000u ? bits : 0x41600000u); /* min(|x|, 14) */
@@ -6493,9 +6590,9 @@ TSHI_INLINE tsh_real tshi_math_gelu_derivative(tsh_real v, int fused) {
     return TSHI_R(y + ((float)v - (float)v)); /* v - v is 0, or NaN if v is not finite */
 }
 
-/* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a), for a up to 3.95 (from
- * 3.88 on erf(a) is 1). With -P = n ln 2 + r, erf(a) is 1 - 2^n - 2^n (e^r - 1); erf(x) has the
- * sign of x. */
+/* Returns erf(x). With a = |x|: erf(a) = 1 - e^-P, where P = a + a Q(a) with a polynomial Q, for a
+ * up to 3.95 (from 3.88 on erf(a) is 1). With -P = n ln 2 + r, erf(a) is 1 - 2^n - 2^n (e^r - 1);
+ * erf(x) has the sign of x. */
 TSHI_INLINE tsh_real tshi_math_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_math_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_math_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu); /* min(|x|, 3.95) */
@@ -6568,18 +6665,20 @@ TSHI_INLINE tsh_real tshi_math_silu_derivative(tsh_real x, int fused) {
  * vectorises. */
 typedef struct tshi_operand {
     void *data; /* address of the first element; NULL: the operand is not used */
-    /* stride from element to element, in elements; in kernels of rows: from row to row */
+    /* stride in elements: from element to element or, in kernels of rows, from row to row */
     int64_t step;
     tsh_dtype dtype; /* type of the elements */
 } tshi_operand;
 
 typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *params);
 
-/* instruction sets, the best one last: index into a kernel table; TSHI_ISAS: their number */
+/* Instruction sets, the best one last; each is an index into tables of kernels. TSHI_ISAS is their
+ * number. */
 enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 
 #if TSHI_X86
-/* attributes of functions compiled for AVX2 and for AVX-512; processors with AVX2 have F16C */
+/* Attributes of functions that are compiled for AVX2 and for AVX-512. (All processors with AVX2
+ * have F16C, too.) */
 #define TSHI_AVX2   __attribute__((target("avx2,fma,f16c")))
 #define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 /* Returns the best instruction set of this processor. */
@@ -6646,15 +6745,15 @@ enum { TSHI_BLOCK = 32 };
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     tsh_real a[16];
     int i;
-    for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16]; /* 32 sums become 16 */
-    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 16 become 8 */
-    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 8 become 4 */
+    for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16]; /* adds 32 sums in pairs: 16 are left */
+    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 8 are left */
+    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 4 are left */
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Copies the first TSHI_BLOCK of n values, or all if n is smaller, to pad, and fills the rest of
- * pad with the first value. step: distance of the values in x. Not inlined, like all TSHI_APART
- * functions, to keep kernels small. */
+/* Copies the first TSHI_BLOCK of n values (all, if n is smaller) to pad, and fills the rest of pad
+ * with the first value. step: distance of the values in x, in elements. Not inlined, like all
+ * TSHI_APART functions, to keep kernels small. */
 TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, tsh_real *pad) {
     const tsh_real first = x[0];
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK; /* m: number of values to copy */
@@ -6684,7 +6783,7 @@ TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t st
     if (step == 1 && n - e >= TSHI_BLOCK) return first; /* in place */
     if (step && n - e > 1)
         tshi_kernel_gather(first, step, n - e, pad);
-    else if (step || !e) {             /* a single value is left */
+    else if (step || !e) {             /* all of pad becomes one value */
         const tsh_real value = *first; /* read once: to the compiler, pad may overlap x */
         for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
     }
@@ -6738,7 +6837,7 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     int i;
     if (add) row->load(at, y->step, m, sum); /* reads the values to which block is added */
     for (i = 0; i < m && add && y->step; i++) sum[i] += block[i];
-    for (i = 0; i < m && add && !y->step; i++) /* y is one element: the sums run on */
+    for (i = 0; i < m && add && !y->step; i++) /* y is one element: the last running sum stays */
         sum[i] = sum[i ? i - 1 : 0] + block[i];
     row->store(at, y->step, m, add ? sum : block);
 }
@@ -6895,7 +6994,7 @@ TSHI_INLINE tsh_real tshi_kernel_sum_exps(const tsh_real *x, int64_t n, tsh_real
     tsh_real lane[TSHI_BLOCK];
     memset(lane, 0, sizeof lane);
     tshi_kernel_add_exps(lane, x, n, max, y, fused);
-    return tshi_kernel_fold(lane) + (max - max); /* max - max: 0, or NaN */
+    return tshi_kernel_fold(lane) + (max - max); /* max - max is 0, or NaN if max is not finite */
 }
 
 /* Casts const away without a compiler warning: tshi_operand.data is not const. */
@@ -6922,7 +7021,7 @@ static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
     if (x->data) x->data = (char *)x->data + elements * tshi_dtypes[x->dtype].size;
 }
 
-/* -- loops ------------------------------------------------------------------ */
+/* -- loops over elements, and over rows, of operands ------------------------ */
 
 enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* max operands of a tshi_loop; of a tshi_rows */
 
@@ -6948,11 +7047,12 @@ static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
     memcpy(loop->dim, shape->local, sizeof loop->dim);
 }
 
-/* Adds an operand of t's shape, broadcast to the loop's space as in PyTorch: dimensions are aligned
- * at the right; the stride is 0 along a dimension that t lacks or that has global length 1. */
+/* Adds an operand of t's shape, whose elements are at `data` with these strides, broadcast to the
+ * loop's space as in PyTorch: dimensions are aligned at the right; the stride is 0 along a
+ * dimension that t lacks or that has global length 1. */
 TSHI_OUTLINE void tshi_kernel_add_operand(tshi_loop *loop, const tsh_tensor *t, const void *data,
                                           const int64_t *stride, tsh_dtype dtype) {
-    int d, skip = loop->ndim - t->ndim; /* skip: dimensions that t lacks */
+    int d, skip = loop->ndim - t->ndim; /* skip: number of dimensions that t lacks */
     for (d = 0; d < skip; d++) loop->stride[loop->n][d] = 0;
     for (d = 0; d < t->ndim; d++) loop->stride[loop->n][d + skip] = t->dim[d] == 1 ? 0 : stride[d];
     loop->x[loop->n++] = tshi_kernel_operand(data, 0, dtype);
@@ -6968,7 +7068,7 @@ static void tshi_kernel_tensor(tshi_loop *loop, const tsh_tensor *t) {
 static void tshi_kernel_join(tshi_loop *loop) {
     int d, i, out = 0;
     for (d = 0; d < loop->ndim; d++) {
-        int joined = out > 0; /* 1: d continues the dimension before */
+        int joined = out > 0; /* 1: dimension d joins the one before it */
         if (loop->dim[d] == 1) continue;
         for (i = 0; i < loop->n && joined; i++)
             joined = loop->stride[i][out - 1] == loop->stride[i][d] * loop->dim[d];
@@ -6999,7 +7099,8 @@ static void tshi_kernel_walk(const tshi_loop *loop) {
     }
 }
 
-/* A tshi_team_fn: runs the part of the loop from index `from` to `to` of dimension `cut`. */
+/* Runs one thread's part of a tshi_loop, which is `job`: indices `from` to `to` - 1 of the
+ * dimension `cut`. A tshi_team_fn. */
 static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_loop part = *(const tshi_loop *)job;
     int i;
@@ -7033,10 +7134,10 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
 /* A job of `count` rows: row r of operand i begins at element r * x[i].step. If own[i] > 0, operand
  * i is scratch memory: each piece of the job (each thread) has own[i] elements of it. */
 typedef struct tshi_rows {
-    tshi_kernel_fn kernel;         /* called once per piece */
+    tshi_kernel_fn kernel;         /* the kernel, called once per piece of the rows */
     int64_t count;                 /* number of rows */
     const void *params;            /* the kernel's parameters */
-    tshi_operand x[TSHI_MAX_ROWS]; /* operands; data NULL: not used */
+    tshi_operand x[TSHI_MAX_ROWS]; /* the operands; data NULL: that operand is not used */
     int64_t own[TSHI_MAX_ROWS];    /* scratch elements per piece; 0: the operand is no scratch */
 } tshi_rows;
 
@@ -7050,7 +7151,8 @@ static tshi_rows tshi_kernel_rows_job(tshi_kernel_fn kernel, int64_t count, cons
     return rows;
 }
 
-/* A tshi_team_fn: calls the kernel once, for the rows from `from` to `to`. */
+/* Calls the kernel once, for rows `from` to `to` - 1 of a tshi_rows, which is `job`. A
+ * tshi_team_fn. */
 static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *rows = (const tshi_rows *)job;
     tshi_operand x[TSHI_MAX_ROWS];
@@ -7067,7 +7169,7 @@ static int tshi_kernel_parts(const tsh_ctx *ctx, int64_t rows, int64_t length) {
     return tshi_team_parts(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
 }
 
-/* Runs a job, whose rows have `length` elements each, on the rank's threads. */
+/* Runs a tshi_rows, whose rows have `length` elements each, on the rank's threads. */
 static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t length) {
     tshi_team_run(tshi_kernel_parts(ctx, rows->count, length), rows->count, 1, tshi_kernel_do_rows,
                   rows);
@@ -7077,7 +7179,7 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
  * integers of the dtype's size; if there is no such type, memcpy is called for each element. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
-        typedef type TSHI_MAY_ALIAS bits; /* may alias floats of this size */                      \
+        typedef type TSHI_MAY_ALIAS bits; /* an unsigned integer that may alias floats */          \
         bits *TSHI_RESTRICT y = (bits *)to->data;                                                  \
         const bits *TSHI_RESTRICT x = (const bits *)from->data;                                    \
         TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                   \
@@ -7102,7 +7204,7 @@ TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const t
 /* Copies n elements from `from` to `to` and converts their dtype: exactly between integers, else
  * through tsh_real. */
 TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_operand *from) {
-    enum { BLOCK = 256 }; /* elements converted at a time */
+    enum { BLOCK = 256 }; /* number of elements converted at a time */
     const tshi_dtype *y = &tshi_dtypes[to->dtype], *x = &tshi_dtypes[from->dtype];
     tshi_operand out = *to, in = *from;
     union {
@@ -7136,13 +7238,14 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
 static void tshi_kernel_narrow(void *values, int64_t n, tsh_dtype dtype) {
     const tshi_operand to = tshi_kernel_operand(values, 1, dtype);
     const tshi_operand from = tshi_kernel_operand(values, 1, TSH_REAL);
-    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads each block before writing it */
+    /* Works in place, because tshi_kernel_cast reads each block of values before it writes it. */
+    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from);
 }
 
 static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
     enum { BLOCK = 256 };
-    /* m: elements of this block; at: its first element. The last block is converted first, so that
-     * no value is overwritten before it is read. */
+    /* at: first element of the current block; m: its number of elements. The last block is
+     * converted first, so that no value is overwritten before it is read. */
     int64_t m, at;
     for (at = (n - 1) / BLOCK * BLOCK; n > 0 && at >= 0 && dtype != TSH_REAL; at -= BLOCK) {
         tsh_real block[BLOCK];
@@ -7377,14 +7480,15 @@ TSHI_KERNEL(tshi_kernel_random, tshi_noise);
  * count as 0, in operands and in sums. A slice has 2 kc elements of k. If C has 16 bits, its sums
  * are floats until the last slice of k is added, and rounded once. */
 
-/* TSHI_GEMM_FLOAT: 1 if TSHARD_REAL is float, for #if. */
+/* TSHI_GEMM_FLOAT is 1 if TSHARD_REAL is float, 0 if it is double; #if can test it. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
 #define TSHI_GEMM_JOIN(x, y)  TSHI_GEMM_JOIN_(x, y)
 #define TSHI_GEMM_IS_float    1
 #define TSHI_GEMM_IS_double   0
 #define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
 
-/* TSHI_GEMM_BF16S: 1 if the compiler knows AVX512_BF16, the products of pairs of bf16. */
+/* TSHI_GEMM_BF16S is 1 if kernels for AVX512_BF16, which multiplies pairs of bf16, are compiled:
+ * for x86, if tsh_real is float and the compiler has the intrinsics. */
 #if TSHI_X86 && TSHI_GEMM_FLOAT && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
 #define TSHI_GEMM_BF16S 1
 #define TSHI_GEMM_TARGET_BF16                                                                      \
@@ -7434,8 +7538,8 @@ static tsh_real *tshi_gemm_at(tshi_matrix m, int64_t i, int64_t j) {
 }
 
 /* A sequence of cache lines to prefetch, a few at a time. A pass goes from address `first` to
- * `last` in steps of `step`. Then both addresses move by `along` for the next pass, `left` more
- * times. */
+ * `last` in steps of `step` bytes. Then both addresses move by `along` bytes for the next pass,
+ * `left` more times. */
 typedef struct tshi_gemm_walk {
     const char *at, *first, *last; /* at: the line to prefetch next */
     int64_t step, along, left;     /* step, along: in bytes; left: passes to come */
@@ -7459,16 +7563,17 @@ typedef tsh_real TSHI_MAY_ALIAS tshi_gemm_word;
 /* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. With packed
  * pairs, k counts words. */
 typedef struct tshi_gemm_tile {
-    int64_t k;               /* length of each sum, in words of A; `few`: in elements */
+    int64_t k;               /* length of each sum in words; in elements for tshi_gemm_kernel.few */
     const tshi_gemm_word *a; /* A, shape (rows, k) */
     int64_t rsa, csa;        /* row stride and column stride of A */
     const tsh_real *b;       /* B, shape (k, cols) */
     int64_t rsb, csb;        /* row stride and column stride of B, in elements of B's dtype */
-    /* `few`, `stream`: form to which the elements of B, which is not packed, are converted */
+    /* for tshi_gemm_kernel.few and .stream, which read B unpacked: the form to which they convert
+     * its elements */
     tshi_gemm_form form;
-    int64_t slice;        /* `few`: length of a slice of k; `stream`: all of k; both in elements */
-    int64_t after;        /* `few`: number of columns of B after the tile's, to prefetch */
-    uintptr_t then;       /* `few`: address of the matrix that is read after B; 0: unknown */
+    int64_t slice;        /* tshi_gemm_kernel.few: elements of a slice of k; .stream: of all of k */
+    int64_t after;        /* tshi_gemm_kernel.few: columns of B after the tile's, to prefetch */
+    uintptr_t then;       /* tshi_gemm_kernel.few: address of the matrix read after B; 0: unknown */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 1: D is added; 0: D is not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
@@ -7487,18 +7592,20 @@ struct tshi_gemm_kernel {
     int mr, nr;       /* rows and columns of a tile */
     int mc, kc, nc;   /* max block sizes of m, k, n: multiples of mr, of 32 and of nr */
     int isa;          /* the instruction set that it needs: TSHI_ISA_... */
-    /* computes any tile with csb = 1, 1 <= rows <= mr, and nr or nr / 2 columns */
+    /* Computes a tile of 1 to mr rows and of nr or nr / 2 columns; needs t->csb = 1. */
     tshi_gemm_tile_fn tile;
-    /* (optional) Computes up to TSHI_GEMM_FEW rows without packing B, which is of tsh_real, or, if
+    /* (optional) Computes up to TSHI_GEMM_FEW rows without packing B, which is of tsh_real or, if
      * there is a `pack`, has 16-bit elements. The number of columns is a multiple of 8 (of nr / 2
-     * if that is less, of 16 for pairs). It uses t->sums, but not t->walk; t->k counts words,
-     * t->slice elements. */
+     * if that is less, of 16 for pairs of bf16). It uses t->sums, but not t->walk; t->k counts
+     * words, t->slice elements. */
     tshi_gemm_tile_fn stream;
     /* (optional) Computes up to TSHI_GEMM_FEW_ROWS rows and all slices of k without packing B,
-     * which has rsb = 1 and any form but OTHER and ROUNDED. The number of columns is a multiple of
-     * nr / 2. t->k counts elements; A is packed to a width of tshi_gemm_few_width(rows). */
+     * whose row stride is 1 and whose form is not OTHER or ROUNDED. The number of columns is a
+     * multiple of nr / 2. t->k counts elements; A is packed to a width of
+     * tshi_gemm_few_width(rows). */
     tshi_gemm_tile_fn few;
-    /* (optional) `tile` for A and B packed in pairs of bf16; needs AVX512_BF16 */
+    /* (optional) Does what `tile` does, for A and B that are packed as pairs of bf16; needs
+     * AVX512_BF16. */
     tshi_gemm_tile_fn pairs;
     /* (optional) Does what tshi_gemm_pack_matrix does if m has a unit stride and the function
      * supports `form` (mostly forms of 16-bit elements). Returns 1 if it has packed m, else 0. */
@@ -7510,23 +7617,24 @@ struct tshi_gemm_kernel {
 
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* max mr * nr of any kernel */
-    TSHI_GEMM_THIN = 2,       /* max rows of products that are computed nr columns at a time */
-    TSHI_GEMM_FEW_ROWS = 8,   /* max rows of products that `few` computes */
-    TSHI_GEMM_NEAR = 8192,    /* min bytes that `few` and `stream` prefetch ahead */
-    TSHI_GEMM_AHEAD = 32768,  /* max bytes that `few` prefetches beyond the next 16 columns */
+    TSHI_GEMM_THIN = 2,       /* max rows of a product that is computed nr columns at a time */
+    TSHI_GEMM_FEW_ROWS = 8,   /* max rows of a product that tshi_gemm_kernel.few computes */
+    TSHI_GEMM_NEAR = 8192,    /* min bytes that tshi_gemm_kernel.few and .stream prefetch ahead */
+    TSHI_GEMM_AHEAD = 32768,  /* max bytes a kernel's `few` prefetches beyond the next 16 columns */
     TSHI_GEMM_SUMS = 1024,    /* rows of C computed at a time if sums are kept apart from C */
-    TSHI_GEMM_STRETCH = 32,   /* steps of k between two prefetches in a tile */
-    TSHI_GEMM_FETCH = 4,      /* cache lines of B per prefetch of a tile */
+    TSHI_GEMM_STRETCH = 32,   /* steps of k that a tile computes between two prefetches */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of B that a tile prefetches at a time */
     TSHI_GEMM_FETCH_C = 2,    /* rows of C that a tile prefetches at a time */
     TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
-    TSHI_GEMM_FEW = 6,        /* max rows of products that `stream` computes */
-    TSHI_GEMM_STEPS = 8       /* steps of k that `stream` takes at a time */
+    TSHI_GEMM_FEW = 6,        /* max rows of a product that tshi_gemm_kernel.stream computes */
+    TSHI_GEMM_STEPS = 8       /* steps of k that tshi_gemm_kernel.stream takes at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
 
-/* The reference that the other kernels are tested against; without GNU C the only one. It computes
- * strips of one row and constant width, whose sums all compilers keep in vector registers. */
+/* Computes a tile. It is the reference that the other micro-kernels are tested against; without GNU
+ * C the only one. It computes strips of one row and constant width, whose sums all compilers keep
+ * in vector registers. */
 static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {                        /* row i of the tile */
         for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) { /* a strip of columns, from j on */
@@ -7550,7 +7658,7 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 
 #if TSHI_VECTORS
 
-/* One source for all instruction sets. Each instruction set `isa` defines macros
+/* Micro-kernels, one source for all instruction sets. Each instruction set `isa` defines macros
  * TSHI_GEMM_<name>_<isa>: VEC (type of a register), LOAD, STORE, SET (one value in all lanes), FMA
  * (x * y + z), and SUM, which adds one step of k to the sums: FMA, or the two products of a pair.
  * Rows are unrolled by hand, so that their sums are registers at every level of optimisation:
@@ -7562,12 +7670,12 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     TSHI_GEMM_ROWS6(X, isa)                                                                        \
     X(isa, 6, 2) X(isa, 7, 2) X(isa, 8, 2) X(isa, 9, 3) X(isa, 10, 3) X(isa, 11, 3)
 
-/* Prefetches the next cache line of a walk and advances the walk. */
+/* Prefetches the next cache line of a tshi_gemm_walk and advances the walk by one line. */
 TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     TSHI_PREFETCH(w->at);
-    if (w->at != w->last) /* within a pass */
+    if (w->at != w->last) /* this pass has more lines */
         w->at += w->step;
-    else if (w->left > 0) { /* the next pass */
+    else if (w->left > 0) { /* begins the next pass */
         w->left--;
         w->at = w->first += w->along;
         w->last += w->along;
@@ -7616,7 +7724,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 if (vecs > 1) TSHI_PREFETCH(c + lanes);                                            \
                 c += c == t->c + (rows - 1) * t->rsc ? 0 : t->rsc;                                 \
             }                                                                                      \
-            for (; p > rest; p--) { /* each step of k */                                           \
+            for (; p > rest; p--) { /* one step of k: a column of A, a row of B */                 \
                 b0 = TSHI_GEMM_LOAD_##isa(b);                                                      \
                 b1 = vecs > 1 ? TSHI_GEMM_LOAD_##isa(b + lanes) : b0;                              \
                 ROWS(TSHI_GEMM_STEP, isa)                                                          \
@@ -7666,7 +7774,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size;                 \
         const int64_t step = each * row, reach = TSHI_GEMM_NEAR / (each * cols * size) + 1;        \
         const char *b = (const char *)t->b + p * step;                                             \
-        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: A by row and step */    \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x[i][q]: row i, step q */  \
         /* next: bytes from the row of B that is read to the row prefetched, maybe outside B */    \
         const uintptr_t next = (uintptr_t)(step * (steps > reach ? steps : reach));                \
         TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y[q]: register of B in step q */           \
@@ -7724,9 +7832,9 @@ typedef tsh_real tshi_gemm_v128
 #define TSHI_GEMM_VEC_v128          tshi_gemm_v128
 #define TSHI_GEMM_LOAD_v128(p)      (*(const tshi_gemm_v128 *)(p))
 #define TSHI_GEMM_STORE_v128(p, v)  (*(tshi_gemm_v128 *)(p) = (v))
-/* An initialiser with s in all lanes. It is written out, because gcc does not mix a scalar and a
- * vector where scalars are computed in a wider format (x87, s390x); it is a macro, because i386
- * without SSE passes no vectors. */
+/* An initialiser of a vector with s in all lanes. It is written out, because gcc does not mix a
+ * scalar and a vector where scalars are computed in a wider format (x87, s390x); it is a macro,
+ * because i386 without SSE passes no vectors. */
 #if TSHI_GEMM_FLOAT
 #define TSHI_GEMM_LANES(s)                                                                         \
     { (s), (s), (s), (s) }
@@ -7839,13 +7947,13 @@ TSHI_GEMM_KERNEL(bf16, TSHI_GEMM_TARGET_BF16, TSHI_GEMM_ROWS12, 12)
 
 /* ========================================================================== */
 /* >>gemm-pack                                    MARK: - gemm-pack (private) */
-/* Packing A and B into slivers: portable code, SSE, and any dtype.           */
+/* Packing parts of A and B for micro-kernels: portable, SSE, any dtype.      */
 /* Needs: >>gemm.                                                             */
 /* ========================================================================== */
 
-/* Packs k steps of lanes `from` to valid - 1: dst[p * width + i] = src[i * inc + p * ld], and 0 for
- * valid <= i < width. A lane i is a row of A or a column of B; a step p is an index of k. If from
- * is 0, this is the reference that tshi_gemm_pack is tested against. */
+/* Packs k steps of lanes `from` to valid - 1 of A or B: dst[p * width + i] = src[i * inc + p * ld],
+ * and 0 for valid <= i < width. A lane i is a row of A or a column of B; a step p is an index of k.
+ * If from is 0, this is the reference that tshi_gemm_pack is tested against. */
 static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int from, int valid,
                                  int64_t k, const tsh_real *TSHI_RESTRICT src, int64_t inc,
                                  int64_t ld) {
@@ -7856,7 +7964,8 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Uses SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
+/* The next three functions use SSE, which every x86-64 has: packing is bound by memory, so wider
+ * registers would not help. */
 
 /* Packs 4 steps of k of `lanes` rows of A (or columns of B) whose elements of one step are
  * contiguous in src. ld: floats from step to step. more: 1 to prefetch steps 8 to 11. */
@@ -7891,24 +8000,24 @@ TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int
     }
 }
 
-/* Packs a sliver: dst[p * width + i] = src[i * inc + p * ld] if i < valid, else 0, for p < k,
- * i < width. i: row of A or column of B; p: index of k. */
+/* Packs a sliver, `valid` rows of A or columns of B: dst[p * width + i] = src[i * inc + p * ld] if
+ * i < valid, else 0, for p < k, i < width. i: row of A or column of B; p: index of k. */
 TSHI_OUTLINE void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
     const int64_t steps = lanes > 0 ? k & ~(int64_t)3 : 0, block = inc == 1 ? 4 : 16;
     for (int64_t q = 0; q < steps; q += block) {
         const int64_t end = tshi_base_min(q + block, steps);
-        if (inc == 1) /* lanes are contiguous in src */
+        if (inc == 1) /* the elements of one index of k are contiguous */
             tshi_gemm_pack_rows(dst + q * width, width, lanes, src + q * ld, ld, q + 12 <= k);
-        else /* steps are contiguous in src */
+        else /* the elements of a row of A, or a column of B, are contiguous */
             tshi_gemm_pack_columns(dst + q * width, width, lanes, end - q, src + q, inc,
                                    q + 32 < k);
-        if (lanes < width) /* the lanes that are left */
+        if (lanes < width) /* packs the rows or columns that are left, and zeros */
             tshi_gemm_pack_lanes(dst + q * width, width, lanes, valid, end - q, src + q * ld, inc,
                                  ld);
     }
-    if (steps < k) /* the steps that are left */
+    if (steps < k) /* packs the last elements along k */
         tshi_gemm_pack_lanes(dst + steps * width, width, 0, valid, k - steps, src + steps * ld, inc,
                              ld);
 }
@@ -7932,7 +8041,7 @@ static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
     for (int64_t p = 0; p < k; p += 2, dst += width)
         for (int i = 0; i < width; i++) {
             const char *from = (const char *)m->data + (i * m->row + p * m->column) * size;
-            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements that exist */
+            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements of the pair in m */
             tsh_real pair[2] = {0, 0};
             uint32_t word;
             tshi_dtypes[m->dtype].load(from, m->column, count, pair);
@@ -7941,15 +8050,15 @@ static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
         }
 }
 
-/* Packs the first `valid` rows of m, k columns long, as a sliver of width `width`. Elements that
- * are not tsh_real are converted: STEPS columns at a time if rows are contiguous, else one column
- * at a time. */
+/* Packs the first `valid` rows of m, each k elements long, as a sliver of `width` rows, the others
+ * of which are 0. Elements that are not tsh_real are converted: STEPS columns at a time if rows are
+ * contiguous, else one column at a time. */
 static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst, int width,
                                   int valid, int64_t k, tshi_matrix m, tshi_gemm_form form) {
     enum { STEPS = 64, ROWS = 32 };
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
-    tsh_real rows[ROWS * STEPS]; /* a sliver has at most ROWS rows */
-    if (form == TSHI_GEMM_REALS) /* no conversion */
+    tsh_real rows[ROWS * STEPS]; /* rows converted to tsh_real; a sliver has at most ROWS */
+    if (form == TSHI_GEMM_REALS) /* the elements are tsh_real already */
         tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
     else if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form))
         return;
@@ -7965,7 +8074,7 @@ static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst,
     else
         for (int64_t p = 0; p < k; p++, dst += width) {
             dtype->load(tshi_gemm_from(m, 0, p).data, m.row, valid, dst);
-            for (int i = valid; i < width; i++) dst[i] = 0; /* pads the rows that are missing */
+            for (int i = valid; i < width; i++) dst[i] = 0; /* pads with rows of zeros */
         }
 }
 
@@ -7981,7 +8090,8 @@ TSHI_INLINE uint32_t tshi_gemm_mask(int64_t n) {
     return n >= 32 ? 0xFFFFFFFFu : n <= 0 ? 0 : ((uint32_t)1 << n) - 1;
 }
 
-/* Rounds floats to bf16, in the upper halves of the lanes, as tshi_dtype_to_bf16 does. */
+/* Rounds 16 floats to bf16, as tshi_dtype_to_bf16 does. The results are in the upper halves of the
+ * lanes; the lower halves are not cleared. */
 TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round(__m512 x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -7990,8 +8100,8 @@ TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round(__m512 x) {
                                 _mm512_set1_epi32(0x400000)); /* NaN stays NaN */
 }
 
-/* Returns 16 pairs of floats rounded to bf16: (low[0], low[1]), ..., (high[14], high[15]). Only
- * processors with AVX512_BF16 pack pairs. */
+/* tshi_gemm_round2 returns 16 pairs of floats rounded to bf16: (low[0], low[1]), ..., (high[14],
+ * high[15]). It is called only on processors with AVX512_BF16, which alone use pairs. */
 #if TSHI_GEMM_BF16S
 #define TSHI_GEMM_TARGET_PACK TSHI_GEMM_TARGET_BF16
 TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512i tshi_gemm_round2(__m512 low, __m512 high) {
@@ -8029,8 +8139,8 @@ TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src
 }
 
 /* Returns one word of each of 16 rows in packed form: a float or a pair of bf16; 0 for rows that
- * are not in mask. src: one element of each row, contiguous. next: bytes from src to the rows' next
- * elements, the second ones of pairs; 0: the rows end, and the second ones are 0. */
+ * are not in mask. src: one element of each row, contiguous. next: bytes from src to the next
+ * element of each row, the second one of a pair; 0: the rows end, and second elements are 0. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
@@ -8098,7 +8208,7 @@ TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *r, const
     }
     TSHI_GEMM_EACH16(TSHI_GEMM_ROW)}
 
-/* Packs `valid` rows whose elements are contiguous. inc: bytes from row to row. */
+/* Packs `valid` rows of k contiguous elements each. inc: bytes from row to row. */
 TSHI_GEMM_TARGET_PACK
     static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid,
                                      int64_t k, const char *src, int64_t inc) {
@@ -8128,8 +8238,8 @@ TSHI_GEMM_TARGET_PACK
     }
 }
 
-/* Packs a matrix whose columns are contiguous (its row stride is 1). ld: bytes from column to
- * column. */
+/* Packs `valid` rows of a matrix whose columns are contiguous (its row stride is 1). ld: bytes from
+ * column to column. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
                                                              int width, int valid, int64_t k,
@@ -8244,9 +8354,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_put8(float *to, int64_t n, __m256 x) {
     for (int64_t i = 0; i < n; i++) to[i] = lanes[i];
 }
 
-/* Packs rows whose 16-bit elements are contiguous, as floats, 8 elements of 8 rows at a time. inc:
- * bytes from row to row. If width < 8, a step of k still stores 8 floats, of which the next step
- * overwrites those beyond width. */
+/* Packs rows of contiguous 16-bit elements, which become floats, 8 elements of 8 rows at a time.
+ * inc: bytes from row to row. If width < 8, a step of k still stores 8 floats, of which the next
+ * step overwrites those beyond width. */
 TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int width, int valid,
                                             int64_t k, const char *src, int64_t inc) {
     char tail[8][16]; /* copy of a part with fewer than 8 rows or elements, padded with 0 */
@@ -8265,7 +8375,7 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(p, x) /* stores x, the words of index q + p along k */                     \
+#define TSHI_GEMM_WORD8(p, x) /* stores x: element q + p of each of 8 rows */                      \
     if ((p) < n)                                                                                   \
         tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
                        width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
@@ -8278,8 +8388,8 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
     }
 }
 
-/* Packs 16-bit elements, as floats, of a matrix whose columns are contiguous (its row stride is 1).
- * ld: bytes from column to column. */
+/* Packs a matrix of 16-bit elements, which become floats, whose columns are contiguous (its row
+ * stride is 1). ld: bytes from column to column. */
 TSHI_AVX2 static void tshi_gemm_pack_across8(tshi_gemm_form form, float *dst, int width, int valid,
                                              int64_t k, const char *src, int64_t ld) {
     for (int64_t q = 0; q < k; q++, src += ld, dst += width)
@@ -8337,24 +8447,25 @@ TSHI_AVX2 static void tshi_gemm_store_avx2(void *to, const float *from, int n, t
 
 /* ========================================================================== */
 /* >>gemm-few                                      MARK: - gemm-few (private) */
-/* Products of few rows, which are bound by reading B.                        */
+/* Products A B with few rows of A, which are bound by reading B.             */
 /* Needs: >>kernel >>gemm-avx512 >>gemm-avx2.                                 */
 /* ========================================================================== */
 
-/* Returns the width to which A is packed for `few`: 1, 4 or 8, at least `rows`. */
+/* Returns the number of rows to which A, of `rows` rows, is padded when it is packed for
+ * tshi_gemm_kernel.few: 1, 4 or 8. */
 static int tshi_gemm_few_width(int64_t rows) {
     return rows == 1 ? 1 : rows <= 4 ? 4 : TSHI_GEMM_FEW_ROWS;
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* A product with few rows is bound by reading B, and packing B would double the traffic. Columns of
- * B are contiguous here, so a few words of each of 8 or 16 columns are transposed in registers.
- * Each element is summed in the same order as in a tile. */
+/* A product A B with few rows of A is bound by reading B, and packing B would double the traffic.
+ * Columns of B are contiguous here, so a few words of each of 8 or 16 columns are transposed in
+ * registers. Each element is summed in the same order as in a tile. */
 #define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define TSHI_GEMM_FEW_SUM(i)                                                                       \
     if (rows > i) acc[i] = _mm256_fmadd_ps(_mm256_set1_ps(a[i]), y, acc[i]);
-/* One step of k: adds the products of A(i, p) = a[i] and 8 elements y of row p of B to acc[i], the
- * sums of row i, for every row i. */
+/* Computes one step of k: adds the products of A(i, p) = a[i] and y, 8 elements of row p of B, to
+ * acc[i], the sums of row i, for every row i. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_step(const int rows, const float *a, __m256 y,
                                               __m256 *acc) {
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)
@@ -8374,8 +8485,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int eac
     TSHI_GEMM_FEW_WORD4(0) TSHI_GEMM_FEW_WORD4(1) TSHI_GEMM_FEW_WORD4(2) TSHI_GEMM_FEW_WORD4(3)
 }
 
-/* Begins 8 columns of C, from column `col` on: sets out (their sums) to D or 0, and acc (the sums
- * of a slice of k) to 0. */
+/* Begins 8 columns of C, from column `col` on: in each row i, sets out[i] (the elements of C) to D
+ * or 0, and acc[i] (the sums of a slice of k) to 0. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col, int valid,
                                                const int rows, __m256 *acc, __m256 *out) {
 #define TSHI_GEMM_FEW_BEGIN8(i)                                                                    \
@@ -8404,8 +8515,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, i
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END8)
 }
 
-/* Copies the last n floats of A and the last `size` bytes of each of `columns` columns of B to
- * buffers, of 64 floats and of 16 bytes per column, and pads them with zeros. */
+/* Copies the last n floats of A to to_a, 64 floats, and the last `size` bytes of each of `columns`
+ * columns of B to to_b, 16 bytes per column. Pads both with zeros. */
 TSHI_OUTLINE void tshi_gemm_few_last(float *to_a, const float *a, int64_t n, char (*to_b)[16],
                                      const char *b, int64_t size, int64_t inc, int columns) {
     memset(to_a, 0, 64 * sizeof *to_a);
@@ -8429,12 +8540,12 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const int each, const int rows,
                                                  int groups) {
-    /* size: bytes of an element of B; step: elements of 4 words of a column */
+    /* size: bytes of an element of B; step: number of elements in 4 words (16 bytes) of a column */
     const int64_t size = 4 / each, step = 4 * each;
     const int most = tshi_gemm_few_groups(rows);
     int64_t inc = t->csb * size;
     const char *const begin = (const char *)t->b + col * inc;
-    /* per group of 8 columns: the address at which B is read next */
+    /* b[g]: the address at which group g of 8 columns of B is read next */
     const char *b[4] = {NULL, NULL, NULL, NULL};
     uintptr_t ahead = !last     ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
                       : t->then ? t->then
@@ -8442,7 +8553,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     const tshi_gemm_word *a = t->a;
     float a_end[64];
     char b_end[32][16];
-    __m256 acc[4][8], out[4][8]; /* by group and row: acc: sums of a slice of k; out: of C */
+    __m256 acc[4][8], out[4][8]; /* [group][row]; acc: sums of a slice of k; out: of all of k */
 #define TSHI_GEMM_FEW_GROUPS(X)                                                                    \
     X(0) if (most > 1 && groups > 1) { X(1) } if (most > 2 && groups > 2) { X(2) X(3) }
 #define TSHI_GEMM_FEW_D(g)                                                                         \
@@ -8478,9 +8589,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
 
 /* Implements tshi_gemm_kernel.few with AVX2. */
 TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int cols) {
-    enum { MOST = 24 << 10 }; /* max bytes of columns side by side: if long, fewer are faster */
+    enum { MOST = 24 << 10 }; /* max bytes of columns read side by side: more would be slower */
     const int width = tshi_gemm_few_width(rows);
-    /* bytes: size of 8 columns of B */
+    /* bytes: size in memory of 8 columns of B */
     const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2);
     int groups = tshi_gemm_few_groups(width);
     while (groups > 1 && groups * bytes > MOST) groups /= 2;
@@ -8507,8 +8618,8 @@ TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int 
 #endif
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* A permutation of 16 pairs of 16-bit elements: the first elements of all pairs, then the second
- * ones. */
+/* A permutation of 16 pairs of 16-bit elements: puts the first elements of all pairs before the
+ * second ones. */
 static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
                                                   22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
@@ -8592,7 +8703,8 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 }
 
 #define TSHI_GEMM_FEW_SUM_avx512(sum, x, y) sum = _mm512_fmadd_ps(_mm512_set1_ps(x), y, sum)
-/* This is assembly, because gcc 12 would broadcast x to all lanes by a separate instruction. */
+/* Adds the products of x, a pair of bf16, and y, 16 pairs, to sum. This is assembly, because gcc 12
+ * would broadcast x to all lanes by a separate instruction. */
 #define TSHI_GEMM_FEW_SUM_bf16(sum, x, y)                                                          \
     __asm__("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(x), "v"(y))
 #define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds x[i] y to the sums of row i */                     \
@@ -8602,7 +8714,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
     TSHI_GEMM_FEW_ADD(isa, 2, x, y) TSHI_GEMM_FEW_ADD(isa, 3, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
-#define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products of A and word s of the 16 lines */         \
+#define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products of A and word s of 16 columns */           \
     if (form == TSHI_GEMM_REALS || form == TSHI_GEMM_PAIRS) {                                      \
         const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
         TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
@@ -8612,7 +8724,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
         TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
     }
-#define TSHI_GEMM_FEW_PART(isa, p) /* does part p of transposing, and adds words 2p, 2p + 1 */     \
+#define TSHI_GEMM_FEW_PART(isa, p) /* transposes part p; adds products of words 2p and 2p + 1 */   \
     tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
     TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
     TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)
@@ -8648,7 +8760,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
         const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
         __m512 acc[8], out[8], r[16]; /* acc: sums of a slice of k; out: sums of C */              \
-        __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
+        __attribute__((aligned(64))) float words[2][16 * 32]; /* 16 lines of B each, transposed */ \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
         if (t->k >= each) tshi_gemm_few_first(form, words[0], b, inc);                             \
         for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
@@ -8657,7 +8769,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
             for (; left >= each; left -= each, a += step, n++) {                                   \
                 const float *const now = words[n & 1];                                             \
                 float *const next = words[~n & 1];                                                 \
-                b += (n + 2) * each <= t->k ? 64 : 0; /* the last line is transposed twice */      \
+                b += (n + 2) * each <= t->k ? 64 : 0; /* no next line: repeats the last one */     \
                 ahead += 1024;                                                                     \
                 if (ahead >= end) { /* after B: t->then, or, if it is 0, this line again */        \
                     ahead = t->then ? ahead - end + t->then : (uintptr_t)b;                        \
@@ -8721,7 +8833,7 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
 /* Needs: >>gemm-few.                                                         */
 /* ========================================================================== */
 
-/* -- the table ------------------------------------------------------------ */
+/* -- the table of micro-kernels ------------------------------------------- */
 
 /* One row per micro-kernel (columns: struct tshi_gemm_kernel), the best one first; the last one
  * runs on every processor. Block sizes: a block of A (mc * kc floats) fills at most half of an L2
@@ -8761,7 +8873,7 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
     return kernel;
 }
 
-/* -- products ------------------------------------------------------------- */
+/* -- products: structs, and the loops around micro-kernels ---------------- */
 
 /* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
  * GFLOP/s), on the thread that computes the product, so that collectives make progress
@@ -8774,12 +8886,13 @@ typedef struct tshi_gemm_progress {
 
 enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds between two calls of the callback */
 
-/* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
+/* A product to compute: C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and
+ * D (m, n). */
 typedef struct tshi_product {
     int64_t m, n, k;        /* sizes: A is (m, k), B (k, n), C and D (m, n) */
     tsh_real alpha, beta;   /* factors of A B and of D; beta 0: D is not read */
-    tshi_matrix a, b, d, c; /* D is C, or does not overlap it; its strides may be 0, so that a bias
-                             * is broadcast without a pass of its own */
+    tshi_matrix a, b, d, c; /* D is C, or does not overlap C. D's strides may be 0: a bias is then
+                             * broadcast without a pass of its own. */
     /* callback during a long product, so that collectives make progress; NULL: none */
     const tshi_gemm_progress *progress;
 } tshi_product;
@@ -8886,7 +8999,7 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     /* line: elements of B in a cache line of 64 bytes */
     const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size;
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
-    const int across = job->b.column == 1; /* 1: a cache line is part of a row of B, not a column */
+    const int across = job->b.column == 1; /* 1: cache lines lie along rows of B */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
     const char *const b = (const char *)job->b.data;
     tshi_gemm_walk w = {b, b, b, 0, 0, 0};
@@ -8899,9 +9012,9 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     return w;
 }
 
-/* Returns how many columns `stream` computes at a time, a multiple of nr: as many as the memory of
- * packed B has space for, where their sums are kept. Returns 0 if the product cannot be
- * streamed. */
+/* Returns how many columns the kernel's `stream` computes at a time, a multiple of nr: as many as
+ * the memory of packed B has space for, where their sums are kept. Returns 0 if the product cannot
+ * be streamed. */
 static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int takes_b = job->form_b == TSHI_GEMM_REALS ||
@@ -8968,9 +9081,9 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
-    /* 1: the block of A is packed; 0: it is read in place */
+    /* pack_a: 1 if the block of A is packed, 0 if it is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
-    /* number of tsh_real that a row of A or a column of B takes when packed */
+    /* words: number of tsh_real that a row of A or a column of B takes when packed */
     const int64_t words = tshi_gemm_words(job->form_a, job->k);
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
@@ -8991,14 +9104,14 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     t.rsa = pack_a ? 1 : job->a.row;
     t.csa = pack_a ? mr : job->a.column;
     t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
-    if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* A has few rows */
+    if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* A has few rows: B is streamed */
     for (int64_t j = streamed; j < job->n; j += nr) {
         const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
         t.rsb = job->b.row;
         t.csb = job->b.column;
         walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
-        if (pack_b || cols < width) { /* B is not read in place */
+        if (pack_b || cols < width) { /* B is packed, not read in place */
             tsh_real *sliver = job->pack_b + (only ? 0 : j * words);
             const tshi_matrix columns = tshi_gemm_transposed(tshi_gemm_from(job->b, 0, j));
             if (first)
@@ -9035,7 +9148,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     const int in_place = m == 1 && job->a.column == 1 && (pairs || job->form_a == TSHI_GEMM_REALS);
     if (!in_place)
         tshi_gemm_pack_matrix(kernel, job->pack_a, width, m, job->k, job->a, job->form_a);
-    t.rsa = t.csa = t.rsb = 0; /* `few` uses neither these nor sums and walk */
+    t.rsa = t.csa = t.rsb = 0; /* not used by `few`, like sums and walk */
     t.sums = NULL;
     t.walk = NULL;
     t.then = job->progress ? job->progress->then : 0;
@@ -9072,8 +9185,8 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     job->d = tshi_gemm_from(job->d, 0, columns);
 }
 
-/* Returns the width of the panels that tshi_gemm_blocks computes one after the other, in
- * columns. */
+/* Returns the width, in columns of B and C, of the panels that tshi_gemm_blocks computes one after
+ * the other. */
 static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t stream = tshi_gemm_streams(all);
@@ -9121,16 +9234,17 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
     return csc != 1 && rsc == 1; /* C's columns are contiguous, its rows are not */
 }
 
-/* Returns the number of tsh_real that packed A needs, as a block or for `few`, rounded up to a
- * multiple of 16, which is 64 bytes or more. */
+/* Returns the number of tsh_real that packed A needs, as a block or for the kernel's `few`, rounded
+ * up to a multiple of 16, which is 64 bytes or more. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) * tshi_base_min(kernel->kc, k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
     return tshi_base_ceil(block > few ? block : few, 16) * 16;
 }
 
-/* Returns the bytes of scratch, aligned to 64, that one tshi_gemm_run needs: a packed block of A
- * and a packed panel of B, or one sliver of the panel if all of A is one block. */
+/* Returns how many bytes of scratch memory, aligned to 64, one tshi_gemm_run needs: for a packed
+ * block of A and a packed panel of B, or one sliver of the panel (nr columns) if all rows of A are
+ * one block. */
 static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                 int64_t rsc, int64_t csc) {
     int64_t columns = kernel->nr;
@@ -9161,14 +9275,14 @@ static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, 
            sizeof(tsh_real);
 }
 
-/* Computes a job. If C is not of tsh_real and k has several slices, computes TSHI_GEMM_SUMS rows of
- * C at a time and keeps their sums in `sums` until the last slice. */
+/* Computes the product `job`. If C is not of tsh_real and k has several slices, computes
+ * TSHI_GEMM_SUMS rows of C at a time and keeps their sums in `sums` until the last slice. */
 static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
     const int few = job->kernel->few && job->m <= TSHI_GEMM_FEW_ROWS && job->b.row == 1 &&
                     job->b.column != 1 && job->form_b != TSHI_GEMM_OTHER &&
                     job->form_b != TSHI_GEMM_ROUNDED;
     if (few) tshi_gemm_few(job);
-    if (job->n == 0) return; /* few has computed all columns */
+    if (job->n == 0) return; /* tshi_gemm_few has computed all columns */
     if (job->c.dtype == TSH_REAL || job->k <= tshi_gemm_slice(job->kernel, job->form_a, job->k)) {
         tshi_gemm_blocks(job);
         return;
@@ -9191,7 +9305,8 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_pr
     const int pairs = tshi_gemm_pairs(kernel, x.a, x.b);
     tshi_gemm_job job;
     if (x.m <= 0 || x.n <= 0) return;
-    if (done || (x.beta != 0 && x.beta != 1)) { /* rare, so scaling D may take its own pass */
+    /* This is rare, so scaling D may take a pass of its own. */
+    if (done || (x.beta != 0 && x.beta != 1)) {
         tshi_gemm_scale(x.m, x.n, x.beta, x.d, x.c);
         x.beta = 1;
         x.d = x.c;
@@ -9262,7 +9377,7 @@ enum {
     TSHI_QUANT_COLUMNS = 16, /* columns of Y, and rows of W, per tile */
     TSHI_QUANT_STRIP = 8,    /* blocks of each row of W that are moved to tiles at a time */
     TSHI_QUANT_WIDE = 4,     /* tiles computed side by side if X has many rows */
-    TSHI_QUANT_FEW = 8,      /* rows of X that use a tile each time it is loaded */
+    TSHI_QUANT_FEW = 8,      /* max rows of X that are multiplied with a tile at a time */
     TSHI_QUANT_Q8 = 34,      /* bytes of a block of TSH_Q8_0 */
     TSHI_QUANT_Q4 = 18,      /* bytes of a block of TSH_Q4_0 */
     TSHI_QUANT_Q4_1 = 20     /* bytes of a block of TSH_Q4_1 */
@@ -9284,7 +9399,7 @@ typedef struct tshi_quant_input {
 
 /* What a kernel reads of W: `count` successive blocks of each of 16 rows. */
 typedef struct tshi_quant_source {
-    const unsigned char *w; /* first block of the first row */
+    const unsigned char *w; /* address of the first block of the first row */
     int64_t row;            /* bytes from row to row of W */
     int rows;               /* number of rows left in W; if below 16, the last one is repeated */
     int count, size;        /* number of blocks per row; bytes of a block */
@@ -9306,7 +9421,7 @@ typedef struct tshi_quant_kernel {
     int direct; /* max rows of X for which dot reads 16 rows of W without tiles; 0: it never does */
 } tshi_quant_kernel;
 
-/* -- the portable kernels --------------------------------------------------- */
+/* -- the portable kernels for quantised weights ----------------------------- */
 
 static void tshi_quant_move_c(tshi_quant_tile *to, const tshi_quant_source *from) {
     for (int b = 0; b < from->count; b++)
@@ -9361,7 +9476,8 @@ static int32_t tshi_quant_four(const signed char *q) { /* returns four bytes as 
     return four;
 }
 
-/* Transposes a 4 x 4 matrix of dwords within each 128 bits of z[0 .. 3]. */
+/* Transposes 4 x 4 matrices of 32-bit words: one in each 128-bit lane of the four registers z[0] to
+ * z[3], which are `bits` wide. */
 #define TSHI_QUANT_TRANSPOSE(bits, z)                                                              \
     do {                                                                                           \
         const __m##bits##i t0 = TSHI_QUANT_OP(bits, unpacklo_epi32)((z)[0], (z)[1]);               \
@@ -9383,8 +9499,8 @@ static int32_t tshi_quant_four(const signed char *q) { /* returns four bytes as 
 #define TSHI_QUANT_256(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
 #define TSHI_QUANT_TO(at)  ((__m256i *)(void *)(at))
 
-/* Loads the f16 scales (or minima) of one block of each of 8 rows, as floats. w: the first row's;
- * row: bytes from row to row. */
+/* Loads the f16 scales (or minima) of one block of each of 8 rows of W, as floats. w: address of
+ * the first row's scale; row: bytes from one row to the next. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int64_t row) {
     const __m128i s01 = _mm_unpacklo_epi16(TSHI_QUANT_32(w), TSHI_QUANT_32(w + row));
     const __m128i s23 = _mm_unpacklo_epi16(TSHI_QUANT_32(w + 2 * row), TSHI_QUANT_32(w + 3 * row));
@@ -9394,8 +9510,8 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int6
         _mm_unpacklo_epi64(_mm_unpacklo_epi32(s01, s23), _mm_unpacklo_epi32(s45, s67)));
 }
 
-/* Moves blocks to tiles, 16 bytes of each of 8 rows at a time. bits: 8 or 4 per weight, a constant
- * after inlining. */
+/* Moves from->count blocks of each of 16 rows of W to tiles, 16 bytes of 8 rows at a time. bits: 8
+ * or 4 per weight, a constant after inlining. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
                                                  const tshi_quant_source *from, const int bits) {
     const __m256i flip = _mm256_set1_epi8(-128), low = _mm256_set1_epi8(15);
@@ -9411,7 +9527,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
             if (has_min) _mm256_storeu_ps(to->min + c, tshi_quant_scales_avx2(w + 2, row));
             for (int half = 0; half < bits / 4; half++) {
                 __m256i z[4];
-#define TSHI_QUANT_ROWS(i) /* loads 16 bytes of rows i and i + 4 */                                \
+#define TSHI_QUANT_ROWS(i) /* loads 16 bytes each of rows i and i + 4 of W into z[i] */            \
     z[i] = _mm256_inserti128_si256(                                                                \
         _mm256_castsi128_si256(TSHI_QUANT_128(w + (i)*row + head + 16 * half)),                    \
         TSHI_QUANT_128(w + ((i) + 4) * row + head + 16 * half), 1);
@@ -9439,12 +9555,12 @@ TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant
         tshi_quant_tiles_avx2(to, from, 4);
 }
 
-/* Adds the products w q of four elements of each of 8 columns to sum. AVX2 multiplies unsigned by
- * signed bytes and adds neighbouring products to 16 bits, with saturation. If bits is 8, it
- * multiplies |w| by q with w's sign: two products are at most 2 * 128 * 127, and are added as 32
- * bits. If bits is 4, it multiplies w (TSH_Q4_0: w + 8) by q: two products are at most
- * 2 * 15 * 127, so that 16-bit sums have space for a whole block. magnitude: |w|, read if bits is
- * 8. */
+/* Returns sum plus, for each of 8 rows of W, the products w q of four weights w and four elements q
+ * of the quantised X. AVX2 multiplies unsigned by signed bytes and adds neighbouring products to 16
+ * bits, with saturation. If bits, the bits per weight, is 8, it multiplies |w| by q with w's sign:
+ * two products are at most 2 * 128 * 127, and are added as 32 bits. If bits is 4, it multiplies w
+ * (TSH_Q4_0: w + 8) by q: two products are at most 2 * 15 * 127, so that 16-bit sums have space for
+ * a whole block. magnitude: |w|, read if bits is 8. */
 TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, __m256i w,
                                                   __m256i magnitude, __m256i q) {
     if (bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
@@ -9453,8 +9569,8 @@ TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, _
                                                    _mm256_set1_epi16(1)));
 }
 
-/* Returns sum plus the result of one block for 8 columns: its integer sums n times the scales, and,
- * if has_min is 1, the minima times x->sum. */
+/* Returns sum, of 8 columns of Y, plus the result of one block: its integer sums n times the scales
+ * of W and x, and, if has_min is 1, the minima of W times x->sum. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, int has_min,
                                                  __m256 min, const tshi_quant_input *x, __m256i n,
                                                  __m256 sum) {
@@ -9466,7 +9582,8 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, i
     return has_min ? _mm256_add_ps(sum, _mm256_mul_ps(min, _mm256_set1_ps(x->sum))) : sum;
 }
 
-/* Adds the products of all blocks of 16 rows of W with one row of X to 16 sums, without tiles. */
+/* Adds the products of 16 rows of W (all their blocks) with one row of X to 16 sums. Reads W as it
+ * is stored, without moving it to tiles. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, const int bits,
                                                const tshi_quant_input *x, float *sums) {
     const __m256i low = _mm256_set1_epi8(15);
@@ -9475,7 +9592,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
     for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8) {
         const unsigned char *w = from->w + c * row;
         const tshi_quant_input *y = x;
-        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* address of the next 8 rows */
+        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* the next 8 rows, to prefetch */
         __m256 sum = _mm256_loadu_ps(sums + c);
         for (int b = 0; b < from->count; b++, w += size, y += TSHI_QUANT_FEW) {
             __m256i n = _mm256_setzero_si256(), z[4];
@@ -9505,13 +9622,14 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
     }
 }
 
-/* Adds the products of one tile with 1, 2 or 4 rows of X (`rows`) to their sums of 16 columns. */
+/* Adds the products of one tile of W with `rows` (1, 2 or 4) rows of X to `sums`, which has 16
+ * columns of Y for each of these rows. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int bits,
                                                 const int rows, const int has_min,
                                                 const tshi_quant_input *x, float *sums,
                                                 int64_t stride) {
     const __m256i flip = _mm256_set1_epi8(bits == 8 ? -128 : 0);
-    __m256i n[4], m[4]; /* per row of X; n: sums of columns 0 to 7; m: of columns 8 to 15 */
+    __m256i n[4], m[4]; /* integer sums per row of X; n: columns 0 to 7 of Y; m: columns 8 to 15 */
 #define TSHI_QUANT_EACH4(X) X(0) X(1) X(2) X(3)
 #define TSHI_QUANT_BEGIN4(r) n[r] = m[r] = _mm256_setzero_si256();
 #define TSHI_QUANT_ADD4(r)                                                                         \
@@ -9551,7 +9669,7 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
                 tshi_quant_rows_avx2(w + b, 8, some, 0, x + TSHI_QUANT_FEW * b, sums, stride);     \
             else                                                                                   \
                 tshi_quant_rows_avx2(w + b, 4, some, has_min, x + TSHI_QUANT_FEW * b, sums, stride);
-    if (!w) { /* no tiles: X has one row */
+    if (!w) { /* w is NULL: there are no tiles, and X has one row */
         if (from->size == TSHI_QUANT_Q8)
             tshi_quant_one_avx2(from, 8, x, sums);
         else
@@ -9582,8 +9700,8 @@ static short tshi_quant_two(const unsigned char *scale) {
     return two;
 }
 
-/* Loads the f16 scales (or minima) of one block of each of 16 rows, as floats. w: the first row's;
- * row: bytes from row to row. */
+/* Loads the f16 scales (or minima) of one block of each of 16 rows of W, as floats. w: address of
+ * the first row's scale; row: bytes from one row to the next. */
 TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int64_t row) {
     __m128i low = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(0));
     __m128i high = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(8));
@@ -9595,11 +9713,12 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
     return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
-/* Does part p, of 8, of moving one block of each of 16 rows to a tile. Between the parts, the
- * caller adds products to sums: a processor does both at a time. z: values that the parts share. If
- * bits is 8, a register is loaded with the blocks of rows r and r + 4 (32 bytes each); transposing
- * rows 0 to 7 makes it hold dwords i and i + 4 of rows 0 to 3, then of rows 4 to 7. If bits is 4, a
- * register is loaded with the blocks of rows i, 4 + i, 8 + i and 12 + i (16 bytes each). */
+/* Moving one block of each of 16 rows of W to a tile has 8 parts; this function does part p, from 0
+ * to 7. Between the parts, the caller adds products to sums: a processor does both at a time. z:
+ * values that the parts share. bits: bits per weight. If it is 8, a register is loaded with the
+ * blocks of rows r and r + 4 (32 bytes each); transposing rows 0 to 7 makes it hold dwords i and i
+ * + 4 of rows 0 to 3, then of rows 4 to 7. If it is 4, a register is loaded with the blocks of rows
+ * i, 4 + i, 8 + i and 12 + i (16 bytes each). */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int bits, const int p, const int has_min,
                                                  __m512i *z, tshi_quant_tile *to,
                                                  const unsigned char *w, int64_t row) {
@@ -9673,8 +9792,9 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
     s[i] = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
 #define TSHI_QUANT_BEGIN(i)                                                                        \
     if (width > i) n[i] = _mm512_set1_epi32(x[i].offset);
-/* Adds the products of w4, weights, and four elements of row i of X to n[i]. This is assembly,
- * because gcc 12 would broadcast the four elements to all lanes by a separate instruction. */
+/* Adds to n[i] the products of w4, four weights of each of 16 rows of W, and four elements of row i
+ * of X. This is assembly, because gcc 12 would broadcast the four elements to all lanes by a
+ * separate instruction. */
 #define TSHI_QUANT_ADD(i)                                                                          \
     if (width > i)                                                                                 \
         __asm__("vpdpbusd %1%{1to16%}, %2, %0"                                                     \
@@ -9697,18 +9817,19 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
 #define TSHI_QUANT_PUT(i)                                                                          \
     if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
 
-/* Does the work of a tshi_quant_dot_fn. bits: bits per weight of from->w, 8 or 4; 0: reads
- * `tile` instead. width: 1, 4 or 8, at least `rows`. Both are constants after inlining. */
+/* Adds products of 16 rows of W with `rows` rows of X to `sums`, as a tshi_quant_dot_fn does. bits:
+ * bits per weight of from->w, 8 or 4; 0: reads W from `tile` instead. width: number of rows that
+ * are computed, 1, 4 or 8, at least `rows`. bits and width are constants after inlining. */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
                                                       const tshi_quant_source *from,
                                                       const tshi_quant_input *x, float *sums,
                                                       int64_t stride, int rows, const int bits,
                                                       const int width) {
     const unsigned char *w = from->w;
-    tshi_quant_source first = *from; /* `from` with its first block only */
+    tshi_quant_source first = *from; /* `from`, but with its first block only */
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     uintptr_t ahead = from->ahead;
-    /* tiles of this block and of the next one */
+    /* one tile is multiplied while the next block is moved to the other */
     __attribute__((aligned(64))) tshi_quant_tile two[2];
     __m512i z[8];
     __m512 s[8];
@@ -9722,7 +9843,7 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *til
         __m512i n[8];
         for (int i = 0; bits && i < TSHI_QUANT_COLUMNS * size; i += 64)
             TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
-        w += b + 1 < from->count ? size : 0; /* the last block is moved twice */
+        w += b + 1 < from->count ? size : 0; /* after the last block: moves it once more */
         TSHI_QUANT_EACH(TSHI_QUANT_BEGIN)
         TSHI_QUANT_STEP(0) TSHI_QUANT_STEP(1) TSHI_QUANT_STEP(2) TSHI_QUANT_STEP(3)
         TSHI_QUANT_STEP(4) TSHI_QUANT_STEP(5) TSHI_QUANT_STEP(6) TSHI_QUANT_STEP(7)
@@ -9789,7 +9910,7 @@ TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
 
 /* ========================================================================== */
 /* >>quant-product                            MARK: - quant-product (private) */
-/* Choosing a kernel; the product, cut into blocks for the rank's threads.    */
+/* Products with quantised weights: picks a kernel; divides Y among threads.  */
 /* Needs: >>team >>tensor >>gemm >>quant-vnni.                                */
 /* ========================================================================== */
 
@@ -9813,7 +9934,7 @@ static const tshi_quant_kernel *tshi_quant_pick(int isa) {
     return tshi_quant_kernels;
 }
 
-/* -- products --------------------------------------------------------------- */
+/* -- the product Y = X W^T + b with a quantised W -------------------------- */
 
 /* Quantises a block of 32 elements of a row of X: scale is the largest magnitude / 127, and q is
  * x / scale, rounded to nearest, ties to even. (Adding 1.5 * 2^23 rounds: the low 8 bits of the sum
@@ -9850,8 +9971,8 @@ typedef struct tshi_quant_job {
     tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
     int size, wide; /* size: bytes of a block of W; wide: number of tiles computed side by side */
-    char *scratch;  /* for every piece: tiles, then sums of shape (rows, 16 * wide) */
-    size_t each;    /* bytes of scratch per piece */
+    char *scratch;  /* for each piece of Y: tiles, then sums of shape (rows, 16 * wide) */
+    size_t each;    /* bytes of scratch for a piece of Y */
 } tshi_quant_job;
 
 /* Computes 16 * tiles columns of X W^T, from column `first` on, to `sums`. tile: scratch for tiles
@@ -9859,8 +9980,9 @@ typedef struct tshi_quant_job {
 static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile, float *sums,
                                int64_t first, int tiles) {
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
+    /* 1: X has so few rows that the kernel reads W itself, without tiles */
     const int direct = job->rows <= job->kernel->direct &&
-                       first + TSHI_QUANT_COLUMNS <= job->outs; /* 1: few rows, no tiles */
+                       first + TSHI_QUANT_COLUMNS <= job->outs;
     const int64_t strip = direct ? job->blocks : (int64_t)TSHI_QUANT_STRIP;
     tshi_quant_source from;
     memset(sums, 0, (size_t)(job->rows * stride) * sizeof *sums);
@@ -9872,8 +9994,8 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
             const int64_t c = first + t * TSHI_QUANT_COLUMNS; /* the tile's first column */
             from.w = job->w + c * from.row + b * job->size;
             from.rows = (int)tshi_base_min(TSHI_QUANT_COLUMNS, job->outs - c);
-            /* prefetches the rows of the next tiles, which follow each other in memory, from front
-             * to back: 16 b of their blocks were prefetched before */
+            /* what to prefetch: the 16 rows of W of the tile that is `tiles` tiles further on, from
+             * front to back in memory; their first 16 * b blocks were prefetched before */
             from.ahead = (uintptr_t)from.w + (uintptr_t)(TSHI_QUANT_COLUMNS * tiles * from.row +
                                                          (TSHI_QUANT_COLUMNS - 1) * b * job->size);
             if (!direct) job->kernel->move(tile + t * TSHI_QUANT_STRIP, &from);
@@ -9896,7 +10018,7 @@ static void tshi_quant_bias(tsh_real *TSHI_RESTRICT y, int64_t n, tshi_matrix bi
     for (; c < n; c++) y[c] += b[c * bias.column];
 }
 
-/* A tshi_team_fn: computes the columns [from, to) of Y. */
+/* Computes the columns [from, to) of Y, on any thread (a tshi_team_fn). */
 static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) {
     const tshi_quant_job *job = (const tshi_quant_job *)shared;
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
@@ -9910,7 +10032,7 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
             void *const row = tshi_gemm_from(job->y, i, from).data;
             const int direct = job->y.dtype == TSH_REAL && n % TSHI_QUANT_COLUMNS == 0;
             tsh_real *const at = direct ? (tsh_real *)row : y;
-            for (c = 0; c < n; c += TSHI_QUANT_COLUMNS) /* sums has whole tiles */
+            for (c = 0; c < n; c += TSHI_QUANT_COLUMNS) /* whole tiles: maybe more than n columns */
                 for (int l = 0; l < TSHI_QUANT_COLUMNS; l++)
                     at[c + l] = TSHI_R(sums[i * stride + c + l]);
             if (job->bias) tshi_quant_bias(at, n, tshi_gemm_from(*job->bias, i, from));
@@ -9932,7 +10054,8 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
     const int64_t eights = tshi_base_ceil(rows, TSHI_QUANT_FEW);
     const size_t each = sizeof(tshi_quant_input) * TSHI_QUANT_FEW;
-    const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64; /* bytes of X */
+    /* bytes of X when it is quantised, up to the end of a cache line */
+    const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64;
     const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
     const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
     const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
@@ -9947,7 +10070,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     }
     to = (tshi_quant_input *)tshi_mem_data(block);
     job.size = tshi_dtypes[w->dtype].size;
-    if (rows > 1) memset(to, 0, inputs); /* rows that the last group of 8 lacks are 0 */
+    if (rows > 1) memset(to, 0, inputs); /* fills up the last group of 8 rows of X with zeros */
     for (int64_t i = 0; i < rows; i++)
         for (int64_t b = 0; b < blocks; b++) {
             from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
@@ -10034,8 +10157,8 @@ static uint64_t tshi_coll_mix(uint64_t hash, uint64_t value) {
 
 /* ========================================================================== */
 /* >>comm                                              MARK: - comm (private) */
-/* The public entry points: check a collective, number it, count it, and hand */
-/* it to the backend; a group of one is served here.                          */
+/* The public entry points of collectives, which the backend carries out.     */
+/* A group of one rank without a backend is served here.                      */
 /* Needs: >>trace >>coll.                                                     */
 /* ========================================================================== */
 
@@ -10070,9 +10193,9 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
     tshi_comm_size size = {0, 0};
     int n = comm->size;
     int64_t count = tshi_comm_total(&coll->count, 1, 1), whole, own;
-    int root = coll->root >= 0 && coll->root < n;           /* 1: root is a rank */
-    int to = coll->send_to >= 0 && coll->send_to < n;       /* 1: send_to is a rank */
-    int from = coll->recv_from >= 0 && coll->recv_from < n; /* 1: recv_from is a rank */
+    int root = coll->root >= 0 && coll->root < n;           /* 1: root is a rank of comm */
+    int to = coll->send_to >= 0 && coll->send_to < n;       /* 1: send_to is a rank of comm */
+    int from = coll->recv_from >= 0 && coll->recv_from < n; /* 1: recv_from is a rank of comm */
     switch (coll->kind) {
     case TSH_ALLREDUCE: size.send = size.recv = count; break;
     case TSH_ALLGATHER:
@@ -10134,7 +10257,7 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    /* counts as a reduce-scatter and an all-gather */
+    /* sends as much as a reduce-scatter and an all-gather together */
     case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
@@ -10147,10 +10270,12 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
 
 /* Runs a collective of a group of one: copies send to recv. */
 static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
-    /* 1: send is copied to recv */
+    /* 1: collectives of this kind copy the send buffer to the recv buffer */
     int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER;
-    if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* no peer */
-    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;                  /* cannot copy */
+    /* a group of one has no other rank to send to or to receive from */
+    if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT;
+    /* buffers of different sizes cannot be copied */
+    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;
     if (moves && size.send && coll->send != coll->recv)
         memmove(coll->recv, coll->send, (size_t)size.send * tsh_dtype_size(coll->dtype));
     return TSH_OK;
@@ -10159,7 +10284,7 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
 /* Compares the models of the group's ranks if this rank's model has changed since the last
  * comparison. */
 static tsh_result tshi_comm_compare(tsh_comm *comm) {
-    tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
+    tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: the models were compared already */
     if (!ctx) return TSH_OK;
     comm->unchecked = NULL; /* before the comparison, which itself runs a collective on comm */
     return ctx->compare(comm, ctx);
@@ -10173,8 +10298,8 @@ TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
-/* Returns a tsh_coll with these buffers and this dtype. count: number of elements, of a kind with a
- * single count; of other kinds 0. */
+/* Returns a tsh_coll with these buffers and this dtype. count: number of elements; 0: the caller
+ * sets recv_counts or send_counts instead. */
 static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
                                tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
@@ -10280,8 +10405,8 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
-    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
-    /* the backend numbers the collectives between two ranks */
+    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* too many requests */
+    /* 1: a collective between two ranks; the backend numbers these */
     pairwise = tshi_coll_pairwise(coll->kind);
     coll->seq = pairwise ? 0 : comm->next_seq; /* number of the collective in its group */
     begin = tshi_trace_now(comm->trace);
@@ -10298,8 +10423,9 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
 
 TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
-    *done = 1;               /* what the caller gets if req is 0 */
-    if (!req) return TSH_OK; /* the collective is complete already */
+    /* req is 0: the collective is complete already */
+    *done = 1;
+    if (!req) return TSH_OK;
     return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
 }
 
@@ -10308,7 +10434,7 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
     tsh_result result;
     if (!req) return TSH_OK;
     if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
-    comm->in_flight--; /* also if the wait fails */
+    comm->in_flight--; /* the request ends here, also if the wait fails */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops->wait(comm, req);
     if (comm->trace) tshi_trace_waited(comm, req, begin);
@@ -10333,8 +10459,8 @@ static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int 
                                   tsh_comm *out) {
     tsh_result result = TSH_OK;
     if (!out) return TSH_ERR_ARGUMENT;
-    memset(out, 0, sizeof *out); /* no group, in case of an error */
-    out->id = name;              /* read by the backend's split */
+    memset(out, 0, sizeof *out); /* after an error, *out is a closed comm */
+    out->id = name;              /* the backend's split puts it into the new group's id */
     if (!tshi_comm_usable(comm) || color < -1) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
     if (comm->ops) {
@@ -10353,7 +10479,7 @@ TSH_API tsh_result tsh_comm_split(tsh_comm *comm, int color, int key, tsh_comm *
 }
 
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
-    if (error) { /* the result if there is no error */
+    if (error) { /* *error says "no error" unless the backend overwrites it */
         memset(error, 0, sizeof *error);
         error->rank = -1;
     }
@@ -10363,24 +10489,24 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    /* code is no error code */
+    /* replaces a code that is not one of an error */
     if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
-    memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
-    /* rank -1: the backend fills it in */
+    memset(&why, 0, sizeof why); /* clears padding, too: a backend may send the struct */
+    /* rank -1: the backend fills in its own rank */
     (void)tsh_error_set(&why, code, -1, "%s", message ? message : "");
     comm->ops->abort(comm, &why);
 }
 
 TSH_API void tsh_comm_close(tsh_comm *comm) {
-    if (!comm || comm == &tshi_comm_none) return; /* tshi_comm_none is const */
+    if (!comm || comm == &tshi_comm_none) return; /* is const: cannot be written */
     if (comm->ops) comm->ops->close(comm);        /* the backend ends the group */
     memset(comm, 0, sizeof *comm);                /* size 0: closed, see tshi_comm_usable */
 }
 
 /* ========================================================================== */
 /* >>bucket                                          MARK: - bucket (private) */
-/* Gradients summed over dp (the data-parallel replicas) in buckets: flat     */
-/* messages, each sent as soon as it is full.                                 */
+/* Sums gradients over dp, the data-parallel replicas.                        */
+/* Gradients travel in buckets: flat messages, each sent once it is full.     */
 /* Needs: >>tensor-exact >>comm.                                              */
 /* ========================================================================== */
 
@@ -10464,17 +10590,17 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
         if (gathers && out) {
             (void)tshi_tensor_set_exact(leaf, first, n, row);
         } else if (gathers) {
-            /* exact weights: also the bits that bf16 cuts off */
+            /* copies the exact floats: of bf16 weights, also the bits that bf16 cuts off */
             tshi_tensor_exact(leaf, first, n, row);
         } else if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
         } else if (leaf->gr.live) {
             tshi_dtype_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
-            leaf->sparse = 0; /* any row of the gradient may differ from 0 */
+            leaf->sparse = 0; /* no longer row-sparse: any row may differ from 0 */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
-        if (!out) memset(row + n, 0, (size_t)(padded - n) * sizeof *row); /* padding */
+        if (!out) memset(row + n, 0, (size_t)(padded - n) * sizeof *row); /* pads with zeros */
         row += padded; /* where the next leaf's chunk is */
     }
 }
@@ -10492,7 +10618,7 @@ static void tshi_bucket_await(tsh_ctx *ctx) {
  * reduce-scatter, memory for the result. Returns 0 if there is no memory. */
 static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
-    tsh_tensor *only = tshi_bucket_only(b); /* NULL: the leaves are copied */
+    tsh_tensor *only = tshi_bucket_only(b); /* NULL: the leaves are copied to the message */
     int k;
     if (b->kind != TSH_ALLREDUCE) {
         b->counts = (int64_t *)tshi_mem_arena_alloc(ctx, &ctx->buckets.arena,
@@ -10509,10 +10635,10 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
                                   tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
         for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
             tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
-    } else if (gathers) { /* all-gathers in place */
+    } else if (gathers) { /* the message is the parameter's own memory */
         b->block = only->block;
         b->block->refs++;
-    } else { /* sends the accumulator itself */
+    } else { /* the message is the gradient's own memory */
         b->block = only->gr.block;
         only->gr.block = NULL; /* contributions added later get a new block */
     }
@@ -10539,13 +10665,13 @@ static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
         p->leaf->in_bucket = 0; /* the leaf may be added to a later bucket */
         if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
     }
-    coll.send = coll.recv = tshi_mem_data(b->block); /* in place */
+    coll.send = coll.recv = tshi_mem_data(b->block); /* an all-reduce works in place */
     coll.count = tshi_bucket_elements(ctx, b);
     coll.recv_counts = b->counts;
-    /* sums are divided later, by tshi_bucket_divide */
+    /* gradients are averaged, or summed and divided later (tshi_bucket_divide) */
     coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
     if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
-    if (b->own) coll.recv = tshi_mem_data(b->own); /* the result: this rank's row */
+    if (b->own) coll.recv = tshi_mem_data(b->own); /* a reduce-scatter's result: this rank's row */
     while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
         tshi_bucket_await(ctx); /* keeps one request free for tshi_bucket_sum_weights */
     if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) == TSH_OK)
@@ -10558,7 +10684,7 @@ static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
     tshi_buckets *all = &ctx->buckets;
     *all->last = b;
     all->last = &b->next;
-    if (!all->awaited) all->awaited = b; /* no earlier bucket is in flight */
+    if (!all->awaited) all->awaited = b; /* b is the first bucket to wait for */
     if (!all->hold) tshi_bucket_send(ctx, b);
 }
 
@@ -10575,16 +10701,16 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
-    if (!b->first) b->last = &b->first; /* a new bucket: its memory is all 0 */
+    if (!b->first) b->last = &b->first; /* a new bucket, all 0: makes its list of leaves empty */
     p->leaf = leaf;
     tshi_tensor_ref(leaf);
     *b->last = p;
     b->last = &p->next;
     b->kind = kind;
     b->count += n;
-    b->width += tshi_bucket_chunk_size(leaf, 0); /* padded length of a chunk */
+    b->width += tshi_bucket_chunk_size(leaf, 0); /* the leaf's part of each row, with padding */
     leaf->in_bucket = 1;
-    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* a full bucket is not open */
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* NULL: b is full */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
@@ -10642,7 +10768,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
                            ctx->buckets.weight);
-    if (in_place && !gathers) { /* the sum is in the accumulator: returns it to the leaf */
+    if (in_place && !gathers) { /* the message was the gradient's memory: returns it to the leaf */
         only->gr.block = b->block;
         b->block->refs++;
     }
@@ -10652,7 +10778,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         const int kind = tshi_tensor_grad_kind(p->leaf);
         if (!*grad && !(*grad = tshi_mem_alloc(ctx, kind, bytes))) return;
     }
-    for (k = 0; k < ctx->dp.size; k++) /* row by row, except rows that are in place already */
+    for (k = 0; k < ctx->dp.size; k++) /* copies rows, except those that are in place already */
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
             tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
     for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
@@ -10662,7 +10788,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
  * leaves. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    /* closes the buckets that are not full */
+    /* closes the buckets that could still take leaves */
     if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
@@ -10714,7 +10840,8 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     tsh_ctx *ctx = out->ctx;
     const size_t inputs = (size_t)n * sizeof(tsh_tensor *);      /* bytes of node->in */
     const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *); /* bytes of node->saved */
-    const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16; /* aligns params */
+    /* bytes of the node and its arrays, up to a multiple of 16 so that params are aligned */
+    const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16;
     tshi_node *node = (tshi_node *)tshi_mem_arena_alloc(ctx, &ctx->tape.arena, head + params);
     if (!node) return NULL;
     node->in = (tsh_tensor **)(void *)(node + 1); /* in, saved, params follow the node */
@@ -10723,7 +10850,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     node->op = op;
     node->out = out;
     node->n = n;
-    node->depth = ctx->depth; /* tsh_scope_end refuses nodes of its scope */
+    node->depth = ctx->depth; /* tsh_scope_end fails if the scope has nodes */
     node->partial = partial;
     node->module = ctx->module; /* errors of backward begin with the module's path */
     for (int i = 0; i <= n; i++) {
@@ -10737,8 +10864,30 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     node->older = ctx->tape.newest; /* the tape is a list, newest node first */
     ctx->tape.newest = node;
     out->requires_grad = 1;
-    out->node = node; /* out is not a leaf */
+    out->node = node; /* out is now the output of an op, not a leaf */
     return node;
+}
+
+/* Gives a node the outputs that its op has after the first, `count` of them: backward reads their
+ * values, too. A gradient comes back to each output of a floating dtype, also to the first. */
+static void tshi_tape_add_outputs(tshi_node *node, tsh_tensor *const *more, int count) {
+    tshi_arena *arena = &node->out->ctx->tape.arena;
+    const size_t size = (size_t)count * sizeof(tsh_tensor *); /* bytes of either array */
+    tsh_ctx *ctx = node->out->ctx;
+    if (!count) return;
+    node->more = (tsh_tensor **)tshi_mem_arena_alloc(ctx, arena, size);
+    node->more_saved = (tshi_block **)tshi_mem_arena_alloc(ctx, arena, size);
+    if (!node->more || !node->more_saved) return;
+    for (int i = 0; i < count; i++) {
+        node->more[i] = more[i];
+        tshi_tensor_ref(more[i]);
+        node->more_saved[i] = more[i]->block;
+        more[i]->block->refs++; /* keeps the values until backward */
+        more[i]->requires_grad = tshi_dtype_computes(more[i]->dtype);
+        more[i]->node = node;
+    }
+    node->more_count = count;
+    node->out->requires_grad = tshi_dtype_computes(node->out->dtype);
 }
 
 /* Looks for a NaN or an infinity among `values`, laid out by `stride` in t's local shape. If there
@@ -10774,7 +10923,7 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
     if (!tshi_tape_not_finite(out, tshi_tensor_at(out), out->dtype, out->stride, found))
         return;
     (void)snprintf(why, sizeof why, "the inputs are finite");
-    /* from the last input to the first, so that `why` names the first such input */
+    /* goes from the last input to the first, so that `why` names the first that is not finite */
     for (i = n - 1; i >= 0; i--) {
         const char *name = tshi_tensor_name(op->inputs, i, &length);
         if (in[i] && in[i]->block && !tshi_dtype_in_blocks(in[i]->dtype) &&
@@ -10809,6 +10958,7 @@ static TSHI_COLD int64_t tshi_tape_backward_bytes(const tshi_node *node) {
         if (t->base->requires_grad) bytes += tshi_dtype_reals(tsh_local_numel(t));
     }
     if (node->saved[node->n]) bytes += tshi_tape_local_bytes(node->out);
+    for (int i = 0; i < node->more_count; i++) bytes += tshi_tape_local_bytes(node->more[i]);
     return (int64_t)bytes;
 }
 
@@ -10825,8 +10975,8 @@ static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tenso
     return tshi_tape_add(op, out, in, n, partial, params);
 }
 
-/* Returns 1 if the node's backward reads both accumulators of its output, gr and gp. Then gp is not
- * all-reduced first. */
+/* Returns 1 if the node's backward reads both accumulators of its output, gr and gp. Then gp, a
+ * partial sum, is not all-reduced first. */
 static int tshi_tape_accepts_partial(const tshi_node *node) {
     const unsigned wanted = node->out->flags & TSHI_RETAIN ? TSHI_OP_ACCEPTS_RETAINED
                                                            : TSHI_OP_ACCEPTS_PARTIAL;
@@ -10841,7 +10991,8 @@ static void *tshi_tape_saved(const tshi_node *node, int i) {
 }
 
 /* Does what tshi_tape_saved does, but returns the values as tsh_real, in place or converted to
- * *scratch, which the caller releases; and sets `stride`. Returns NULL if there is no memory. */
+ * *scratch, which the caller releases; and writes their strides to `stride`. Returns NULL if there
+ * is no memory. */
 static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *stride,
                                        tshi_block **scratch) {
     tsh_tensor saved = *(i < node->n ? node->in[i] : node->out);
@@ -10866,7 +11017,8 @@ typedef struct tshi_dest {
  * tshi_tape_pack rounds them to bf16 and frees the accumulator. gr.live is 1 then, but gr.block is
  * NULL. tshi_tape_allocate unpacks them, for the next contribution. */
 
-/* Returns t's gradient in gr as an operand: of tsh_real, or bf16 while it is packed. */
+/* Returns the gradient of t, in its accumulator gr, as an operand of a kernel: of tsh_real, or of
+ * bf16 while it is packed. */
 static tshi_operand tshi_tape_operand(const tsh_tensor *t) {
     return t->gr.block ? tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1)
                        : tshi_kernel_operand(tshi_mem_data(t->packed), 1, TSH_BF16);
@@ -10917,14 +11069,14 @@ static void tshi_tape_pack(tsh_tensor *t) {
     t->packs++;
 }
 
-/* Fills acc, an accumulator of base, with zeros and marks it live. */
+/* Fills acc, an accumulator of base, with zeros and marks it live: it has a gradient now. */
 static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
     memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
     acc->live = 1;
 }
 
 /* Fills *dest: where in acc, an accumulator of t's base, a contribution to the gradient of t goes.
- * Marks acc live. Returns 0 if there is not enough memory. */
+ * Marks acc live: it has a gradient now. Returns 0 if there is not enough memory. */
 static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
     if (!tshi_tape_allocate(base, acc)) return 0;
@@ -10934,7 +11086,7 @@ static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *de
         tshi_tape_zero(base, acc);
     dest->add = acc->live; /* the first contribution overwrites */
     acc->live = 1;
-    acc->clean = base->sparse = 0; /* any row of the gradient may be written */
+    acc->clean = base->sparse = 0; /* from now on, any row may differ from 0 */
     return 1;
 }
 
@@ -10986,7 +11138,7 @@ static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     tshi_block *values = node->saved[i];
     if (base->requires_grad && !acc->block && values && values->refs == 1 &&
         tshi_tape_is_whole(t)) {
-        acc->block = values; /* shared with node->saved[i] */
+        acc->block = values; /* the gradient gets the memory of the saved values */
         values->refs++;
     }
     return tshi_tape_dest(node, i, dest);
@@ -11041,7 +11193,7 @@ static void tshi_tape_deliver(tsh_tensor *leaf) {
 }
 
 /* All-reduces the row marks of t's row-sparse gradient (does nothing if it is dense): a row is
- * marked afterwards if any rank of comm has touched it. All ranks of comm must call it. */
+ * marked afterwards if any rank of comm has added to it. All ranks of comm must call it. */
 static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
         (void)tshi_error_comm(
@@ -11065,8 +11217,9 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                     length, name, tshi_tensor_text(t, form), found) == TSH_OK;
 }
 
-/* Does what tshi_tape_check_grad does, for the gradient of input i after the node's contribution.
- * Skips gp while its all-reduce runs. */
+/* For tsh_detect_anomaly: checks that the gradient of input i is finite after the node has added to
+ * it, as tshi_tape_check_grad does; in both accumulators, but not in gp while its all-reduce
+ * runs. */
 static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
     int length;
@@ -11108,7 +11261,8 @@ static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x
     tshi_kernel_add[ctx->isa](n, operands, NULL);
 }
 
-/* Adds t's gp, which is complete, to t's gr, and empties gp. If gr is empty, swaps the two. */
+/* Adds the accumulator gp of t, already summed over tp, to gr, and empties gp. If gr is empty,
+ * swaps the two. */
 static void tshi_tape_merge(tsh_tensor *t) {
     if (!t->gp.live) return;
     if (t->gr.live) {
@@ -11117,7 +11271,7 @@ static void tshi_tape_merge(tsh_tensor *t) {
                           (const tsh_real *)tshi_mem_data(t->gp.block), tsh_local_numel(t));
         t->gp.live = 0; /* gp is empty now */
     } else {
-        tshi_accumulator swap = t->gr; /* gr's memory becomes gp's */
+        tshi_accumulator swap = t->gr; /* gr is empty: swaps the accumulators */
         t->gr = t->gp;
         t->gp = swap;
     }
@@ -11140,14 +11294,24 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
 
-/* Completes the gradient of the node's output, unless the node's backward accepts a partial one.
- * Returns 0 after an error. */
-static int tshi_tape_complete_out(const tshi_node *node) {
-    const tsh_tensor *out = node->out;
-    if (tshi_tape_accepts_partial(node)) return 1;
-    return tshi_tape_complete(node->out) &&
+/* Completes the gradient of one output of the node. Returns 0 after an error. */
+static int tshi_tape_complete_one(const tshi_node *node, tsh_tensor *out) {
+    return tshi_tape_complete(out) &&
            (!out->ctx->anomalies ||
             tshi_tape_check_grad(node, out, &out->gr, "sum of the gradients", "the output", 10));
+}
+
+/* Completes the gradients of the node's outputs, unless the node's backward accepts partial ones.
+ * Of several outputs, those that the loss does not depend on get none. Returns 0 after an error. */
+static int tshi_tape_complete_out(const tshi_node *node) {
+    int ok = 1;
+    if (tshi_tape_accepts_partial(node)) return 1;
+    if (!node->more_count) return tshi_tape_complete_one(node, node->out);
+    for (int i = -1; i < node->more_count && ok; i++) {
+        tsh_tensor *out = i < 0 ? node->out : node->more[i];
+        if (out->gr.live || out->gp.live) ok = tshi_tape_complete_one(node, out);
+    }
+    return ok;
 }
 
 /* Returns the complete gradient of the node's output, which the node's backward reads. */
@@ -11177,7 +11341,7 @@ static void tshi_tape_identity(tshi_node *node, int i) {
     for (k = i + 1; k < node->n; k++) alone &= node->in[k]->base != base;
     if (base->requires_grad && alone) {
         acc->block = out->gr.block;
-        acc->block->refs++; /* shares the memory */
+        acc->block->refs++; /* the input's gradient shares the block */
         acc->live = 1;
     } else if (tshi_tape_dest(node, i, &dest)) {
         tshi_tape_accumulate(node->in[i], &dest, tshi_tape_grad(node), out->stride);
@@ -11186,8 +11350,8 @@ static void tshi_tape_identity(tshi_node *node, int i) {
 
 /* ========================================================================== */
 /* >>tape-backward                            MARK: - tape-backward (private) */
-/* Backward: marks the nodes that a loss depends on, runs them, completes     */
-/* leaves.                                                                    */
+/* Backward: marks the nodes that a loss depends on, and runs them.           */
+/* Then it sums the gradients of leaves over the ranks of tp and of dp.       */
 /* Needs: >>profile >>tape-grad.                                              */
 /* ========================================================================== */
 
@@ -11212,7 +11376,7 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
         node->progress.partial = node->partial;
         if ((node->op->flags & TSHI_OP_PASSES_PARTIAL) && tshi_tape_accepts_partial(node) &&
             node->out->partial_contributions)
-            /* backward adds gp of the output to gp of input 0 */
+            /* the output's partial gradient (gp) will be added to that of input 0 */
             node->progress.partial |= TSHI_X;
         for (int i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
@@ -11239,14 +11403,13 @@ static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int d
     }
 }
 
-/* Releases the values that a node saved, and the gradient of its output unless that is retained. */
-static void tshi_tape_release_node(tshi_node *node) {
-    tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor *out = node->out;
-    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req); /* an error has left it in flight */
+/* Turns an output of a node that is being released into a constant, and releases its gradient
+ * unless that is retained. */
+static void tshi_tape_release_out(tsh_tensor *out) {
+    tsh_ctx *ctx = out->ctx;
+    /* after an error, the all-reduce of the gradient may still run */
+    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req);
     out->reducing = out->partial_contributions = 0;
-    for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
-    tshi_mem_release(ctx, node->aux);
     out->node = NULL; /* later backwards treat out as a constant */
     out->requires_grad = 0;
     if (out->flags & TSHI_RETAIN) return;
@@ -11256,11 +11419,24 @@ static void tshi_tape_release_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Releases a node's references to tensor handles: its output, inputs and leaves. The last step of
+/* Releases the values that a node saved, and what its outputs have of the tape. */
+static void tshi_tape_release_node(tshi_node *node) {
+    tsh_ctx *ctx = node->out->ctx;
+    for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
+    for (int i = 0; i < node->more_count; i++) {
+        tshi_mem_release(ctx, node->more_saved[i]);
+        tshi_tape_release_out(node->more[i]);
+    }
+    tshi_mem_release(ctx, node->aux);
+    tshi_tape_release_out(node->out);
+}
+
+/* Releases a node's references to tensor handles: its outputs, inputs and leaves. The last step of
  * releasing a node. */
 static void tshi_tape_unref_node(const tshi_node *node) {
     tshi_tensor_unref(node->out);
     for (int i = 0; i < node->n; i++) tshi_tensor_unref(node->in[i]);
+    for (int i = 0; i < node->more_count; i++) tshi_tensor_unref(node->more[i]);
     for (int i = 0; i < node->leaf_count; i++) tshi_tensor_unref(node->leaves[i]);
 }
 
@@ -11296,7 +11472,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             const int64_t begin = tshi_trace_now(ctx->trace);
             const int64_t bytes = ctx->trace ? tshi_tape_backward_bytes(node) : 0;
             node->op->backward(node);
-            /* completes the inputs that the op itself has not */
+            /* marks the gradient of each input as complete, unless the op itself has done so */
             for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i);
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
@@ -11304,8 +11480,9 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             tshi_tape_progress(ctx);
         }
         node->out->flags |= TSHI_CONSUMED;
+        for (int i = 0; i < node->more_count; i++) node->more[i]->flags |= TSHI_CONSUMED;
         tshi_tape_release_node(node);
-        /* packs gradients only now: the release above has freed memory for them */
+        /* the inputs' gradients are packed as bf16 only now: releasing the node has freed memory */
         for (int i = 0; i < node->n; i++)
             if (node->in[i]) tshi_tape_pack(node->in[i]->base);
         tshi_tape_unref_node(node);
@@ -11319,9 +11496,10 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
 /* Completes the partial gradients of all leaves with one all-reduce over tp, in one buffer. */
 static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int64_t total = 0, at = 0; /* total: elements of all gp; at: where the next gp is in flat */
-    int live = 0;              /* 1: a leaf has a partial gradient, perhaps of 0 elements */
-    tshi_block *flat;          /* holds the gp of all leaves, one after the other */
+    /* total: elements of all partial gradients (gp); at: where the next one is in `flat` */
+    int64_t total = 0, at = 0;
+    int live = 0;     /* 1: a leaf has a partial gradient, perhaps of 0 elements */
+    tshi_block *flat; /* the partial gradients of all leaves, one after the other */
     tsh_real *data;
     for (t = head->next; t != head; t = t->next) {
         if (t->gp.live) total += tsh_local_numel(t);
@@ -11352,7 +11530,7 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
  * buckets already. Divides the gradients of summed losses by the sum of their weights. */
 static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    const int replicas = ctx->dp.size > 1; /* gradients are also summed over dp */
+    const int replicas = ctx->dp.size > 1; /* 1: gradients are also summed over dp */
     const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     if (replicas) tshi_bucket_sum_weights(ctx, ctx->tape.weight);
@@ -11372,7 +11550,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket divides it */
+        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket has divided it */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
         tshi_tape_pack(t);
@@ -11434,7 +11612,7 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
 static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_tape *tape = &ctx->tape;
     tsh_tensor *t, *head = &ctx->handles.owned;
-    /* live: 1 if a leaf has a gradient; chunked: 1 if only a chunk of it */
+    /* live: 1 if a leaf has a gradient; chunked: 1 if this rank has only a chunk of one (.zero) */
     int live = 0, chunked = 0;
     for (t = head->next; t != head; t = t->next) {
         t->partial_contributions = t->contributions = 0;
@@ -11569,7 +11747,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
 
 TSH_API tsh_tensor *tsh_retain_grad(tsh_tensor *t) {
     if (t) t->flags |= TSHI_RETAIN;
-    if (t) t->base->flags |= TSHI_RETAIN; /* a view has the values of its base */
+    if (t) t->base->flags |= TSHI_RETAIN; /* a view shares its base's values: keeps these */
     return t;
 }
 
@@ -11589,7 +11767,7 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
     grad = tshi_tensor_detached(t, base->gr.block ? base->gr.block : base->packed);
     if (!grad) return NULL;
     grad->dtype = base->gr.block ? TSH_REAL : TSH_BF16; /* dtype of the gradient, not of t */
-    grad->offset = t->offset - base->offset; /* of a view: its part of the base's gradient */
+    grad->offset = t->offset - base->offset; /* if t is a view: its part of the base's gradient */
     /* every rank has the whole gradient of a partial sum */
     if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
     return grad;
@@ -11626,7 +11804,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
         tshi_tape_return(base);
 }
 
-/* -- steps and scopes ------------------------------------------------------- */
+/* -- the ends of steps and of scopes --------------------------------------- */
 
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
@@ -11667,7 +11845,7 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
 /* ========================================================================== */
 /* >>dump                                              MARK: - dump (private) */
 /* The tape as text: a line per node, or a graph for Graphviz.                */
-/* Needs: >>tensor-check.                                                     */
+/* Needs: >>tape.                                                             */
 /* ========================================================================== */
 
 /* tsh_tape_dump prints a line per node, tsh_tape_dot a graph; both give tshi_dump_all a function
@@ -11707,6 +11885,7 @@ static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const c
         saved |= i < node->n ? 1u << i : (unsigned)TSHI_OUT;
         bytes += tshi_dtype_bytes(t->dtype, tsh_local_numel(t));
     }
+    for (int i = 0; i < node->more_count; i++) bytes += tshi_tape_local_bytes(node->more[i]);
     if (!saved && !node->aux) return;
     (void)fprintf(file, "%ssaves ", before);
     tshi_dump_bits(file, node, saved);
@@ -11736,6 +11915,8 @@ static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int numb
         (void)fprintf(file, "%.*s %s", length, name, tshi_tensor_text(t, text));
     }
     (void)fprintf(file, ") = %s", tshi_tensor_text(node->out, text));
+    for (i = 0; i < node->more_count; i++)
+        (void)fprintf(file, ", %s", tshi_tensor_text(node->more[i], text));
     tshi_dump_saved(file, node, "; ");
     if (tshi_dump_partial(node)) {
         (void)fputs("; partial gradient: ", file);
@@ -11856,7 +12037,7 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
 /* Splits the world into the groups of each axis. The color of a group is its first rank in the
  * world, whose coordinate along the axis is 0; the key is the rank's coordinate. */
 static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
-    int size[3], i, step = 1, rank = ctx->world.rank; /* step: rank difference along axis i */
+    int size[3], i, step = 1, rank = ctx->world.rank; /* step: from rank to rank along axis i */
     char axis[3];
     if (!tshi_context_axes(ctx, desc, size, axis)) return;
     for (i = 0; i < 3; step *= size[i++]) {
@@ -12008,14 +12189,14 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned)
         tshi_tensor_release(ctx->handles.owned.next);
-    tshi_trace_drop(ctx); /* if tsh_trace_end was not called */
+    tshi_trace_drop(ctx); /* releases a trace that tsh_trace_end has not */
     tshi_mem_release(ctx, ctx->gemm_scratch);
     tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages); /* frees all pages of the step pool */
     for (tshi_micro *micro = ctx->micros; micro; micro = micro->next)
         tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->tape.arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->buckets.arena.first);
-    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first); /* modules, optimisers, pipelines */
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first); /* memory of modules, optimisers, ... */
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
     tsh_comm_close(&ctx->tp);
@@ -12087,8 +12268,8 @@ TSH_API int(tsh_run_on)(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx 
 
 /* ========================================================================== */
 /* >>rule                                              MARK: - rule (private) */
-/* Layout rules: from the layouts of an op's inputs to that of its output,    */
-/* and to the inputs whose gradient is a partial sum.                         */
+/* Layout rules: from the layouts of an op's inputs to that of its output.    */
+/* They also say which inputs have a gradient that is a partial sum.          */
 /* Needs: >>tensor.                                                           */
 /* ========================================================================== */
 
@@ -12133,16 +12314,17 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
 
 /* Applies the rule of ops whose output has the layout of the first input, whatever that is. */
 static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
-    (void)call, (void)output; /* unused */
+    (void)call, (void)output; /* this rule changes nothing */
     return 1;
 }
 
 /* -- elementwise ops ----------------------------------------------------------
- * R R: R. S S: S if both have the same shards. S R: S, if the replicated input has length 1 along
- * the sharded dimension; the gradient of that input is P. P: only in ops that are linear in the P
- * inputs; each of these ops has a rule below. */
+ * If all inputs are R, the output is R. If all are S with the same shards, it is S. If some are S
+ * and the others R, it is S; the latter must have length 1 along the sharded dimension, and their
+ * gradients are P. Inputs that are P are only for ops that are linear in them; each of these ops
+ * has a rule below. */
 
-/* Returns the bits of the inputs that are partial sums. */
+/* Returns a bit mask of the inputs that are partial sums. */
 static unsigned tshi_rule_sums(const tshi_call *call) {
     unsigned sums = 0;
     for (int i = 0; i < call->n; i++)
@@ -12161,7 +12343,7 @@ static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind 
  * is linear in these inputs, so that they may be P. */
 static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
-    const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* NULL: none is sharded */
+    const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* first sharded input or NULL */
     const int ndim = output->shape.ndim;
     int i, d;
     if (sums && (cut || !allowed)) {
@@ -12216,7 +12398,7 @@ static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
     return tshi_rule_elementwise(call, sums, 0, output);
 }
 
-/* -- ops along a dimension ---------------------------------------------------- */
+/* -- ops along a dimension: sum, max, softmax, argmax, concat -------------- */
 
 /* Parameters of the rules of reductions. */
 typedef struct tshi_rule_axis {
@@ -12229,7 +12411,8 @@ static int tshi_rule_is_sharded(const tsh_tensor *x, int axis) {
     return x->layout.kind == TSH_SHARDED && (axis < 0 || axis == x->layout.dim);
 }
 
-/* Applies the rule of sums. R: R. P: P. S along the reduced dimension: P. S along another: S. */
+/* Applies the rule of sum and mean. An R input gives an R output, P gives P, S along the reduced
+ * dimension gives P, and S along another one gives S. */
 static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
     const tshi_rule_axis *along = (const tshi_rule_axis *)call->params;
     tsh_layout *layout = &output->layout;
@@ -12251,8 +12434,8 @@ static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     return tshi_rule_sum(call, output);
 }
 
-/* Applies the rule of argmax. S along the reduced dimension: R, since the ranks exchange the maxima
- * of their shards. Otherwise does what tshi_rule_whole does. */
+/* Applies the rule of argmax. S along the reduced dimension gives R, since the ranks exchange the
+ * maxima of their shards. Otherwise does what tshi_rule_whole does. */
 static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     if (axis < 0 || !tshi_rule_is_sharded(call->in[0], axis)) return tshi_rule_whole(call, output);
@@ -12260,9 +12443,9 @@ static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of concatenation along dimension d, to which params points. All parts S(d):
- * S(d), with the segments of all parts. Else all parts must have one layout, which is the
- * output's. */
+/* Applies the rule of concatenation along dimension d, to which params points. If all parts are
+ * S(d), the output is S(d), with the segments of all parts. Else all parts must have one layout,
+ * which is the output's. */
 static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     tsh_tensor *const *in = call->in;
     tsh_layout *layout = &output->layout;
@@ -12275,7 +12458,7 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
         if (fits && layout->kind == TSH_SHARDED && !along)
             fits = tshi_layout_equal(own, layout, in[i]->dim, in[i]->ctx->tp.size);
         for (e = 0; e < own->segments && along && fits; e++) {
-            fits = layout->segments < TSH_MAX_SEGMENTS; /* one more segment fits */
+            fits = layout->segments < TSH_MAX_SEGMENTS; /* there is space for one more */
             if (fits) layout->segment[layout->segments++] = own->segment[e];
         }
     }
@@ -12288,11 +12471,12 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     return fits;
 }
 
-/* -- matmul, linear, embedding -------------------------------------------------- */
+/* -- matmul, linear, embedding: their layout rules ------------------------- */
 
-/* Fills in the output of a matrix product; returns 0 if the layouts do not fit. Shapes: A (.., m,
- * k), B (.., k, n), output (.., m, n). da, db: the sharded dimension of A and of B, counted as a
- * dimension of the output.
+/* Fills in the layout of a matrix product and which inputs have a partial gradient; returns 0 if
+ * the layouts do not fit. Shapes: A (.., m, k), B (.., k, n), output (.., m, n). da, db: the
+ * sharded dimension of A and of B, counted as a dimension of the output.
+ * The cases; "P R: P, dB P" says: if A is P and B is R, the output and the gradient of B are P.
  *   R R: R.  P R: P, dB P.  R P: P, dA P.  S(k) S(k): P.  S(m) R: S(m), dB P.
  *   R S(n): S(n), dA P.  S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P, if B has length
  *   1 along the batch dimension, or no such dimension. */
@@ -12304,19 +12488,19 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
     const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
-    /* bit of the input that is R, if any */
+    /* if one input is R, its gradient is a partial sum */
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B;
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* refused if A and B are P */
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* the other one must be R */
         *out = tsh_partial();
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
-    if (sa && sb) output->partial = TSHI_NONE;      /* no input is R */
+    if (sa && sb) output->partial = TSHI_NONE;      /* no input is R: no gradient is partial */
     if (sa && sb && da == nd - 1 && db == nd - 2) { /* both are sharded along k */
         *out = tsh_partial();
         return same;
     }
     *out = sa ? *la : *lb;
-    out->dim = sa ? da : db; /* the dimension of the sharded input */
+    out->dim = sa ? da : db; /* the sharded dimension, as one of the output */
     if (sa && sb)            /* both are sharded along a batch dimension */
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* A is sharded along m, B is R */
@@ -12338,14 +12522,16 @@ static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
 /* Options of a linear layer for sequence parallelism. */
 typedef struct tshi_rule_sequence {
     const tsh_layout *give; /* layout that a row-parallel op gives its output; NULL: R */
-    int regather;           /* 1: a column-parallel op gathers an input sharded along seq */
+    int regather;           /* 1: a column-parallel op gathers x from shards of the sequence */
 } tshi_rule_sequence;
 
 /* Applies the rule of linear, y = x W^T + b. Shapes: x (..., in), W (out, in), b (out),
- * y (..., out).
+ * y (..., out). dx, dW and db are the gradients.
  * W R: y has the layout of x. If x is S, but not S(-1), or P without b: dW and db are P.
- * W S(0), column-parallel: x R: y S(-1), dx P. x S(seq), which the op gathers: y S(-1).
- * W S(1), row-parallel: x S(-1): y R, or y S(seq) and db P. */
+ * W S(0), column-parallel: if x is R, y is S(-1) and dx P; if x is sharded along the sequence, the
+ * op gathers x, and y is S(-1).
+ * W S(1), row-parallel: x must be S(-1); y is R, or sharded along the sequence, and then db is
+ * P. */
 static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)call->params;
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
@@ -12386,9 +12572,10 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of embedding, which looks up rows of W, of shape (rows, features), by ids.
- * ids R, W R: R.  ids S, W R: S, dW P.  ids R, W S(1): S(-1).
- * ids R, W S(0): P, because a rank outputs 0 for rows that it does not hold. */
+/* Applies the rule of embedding, which looks up rows of W, of shape (rows, features), by ids. If
+ * ids and W are R, the output is R. If ids are S and W is R, it is S, and dW is P. If ids are R and
+ * W is S(1), it is S(-1). If ids are R and W is S(0), it is P, because a rank outputs 0 for rows
+ * that it does not hold. */
 static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *ids = call->in[0], *w = call->in[1];
     if (ids->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT;
@@ -12402,7 +12589,7 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* -- norms, rope, attention ------------------------------------------------------ */
+/* -- norms, rope, attention: their layout rules ---------------------------- */
 
 /* Returns 1 if t is NULL, or if t, of shape (d), is cut into the same shards as the last dimension
  * of x (.., d). */
@@ -12411,8 +12598,10 @@ static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
                   tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
 }
 
-/* Applies the rule of norms over the last dimension. Weight and bias R or NULL: x R: R. x S, but
- * not S(-1): S, dW and db P. Weight and bias S(0) or NULL: x S(-1) with the same shards: S(-1). */
+/* Applies the rule of norms over the last dimension. With a weight and bias that are R or NULL: if
+ * x is R, the output is R; if x is S, but not S(-1), it is S, and the gradients dW and db are P.
+ * With a weight and bias that are S(0) or NULL: if x is S(-1) with the same shards, the output is
+ * S(-1). */
 static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int last = x->ndim - 1;
@@ -12426,7 +12615,7 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
     }
-    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* w NULL: its layout fits */
+    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* its layout fits: forgets w */
     if (b && b->layout.kind == TSH_REPLICATED) b = NULL;
     if (w || b)
         return tshi_rule_refuse(call, x, w ? w : b,
@@ -12445,7 +12634,8 @@ static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
                call, "is sharded along its last dimension, whose features turn in pairs");
 }
 
-/* Returns 1 if on every rank the query heads use exactly the heads of k that this rank holds. */
+/* Returns 1 if on every rank the query heads use exactly the heads of k that the rank itself
+ * holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
     tsh_layout cut = k->layout; /* changed below into the layout that q must have */
@@ -12457,9 +12647,9 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
 }
 
 /* Applies the rule of attention. Shapes: q and output (B, heads, queries, D), k and v (B, k heads,
- * keys, D).
- * q, k, v R: R.  q, k, v S(0): S(0).  q S(1), k and v R: S(1), dk and dv P.
- * q, k, v S(1): S(1), if every rank's query heads use only heads of k that this rank holds. */
+ * keys, D). If q, k and v are R, the output is R; if all are S(0), it is S(0). If q is S(1) and k
+ * and v are R, it is S(1), and dk and dv are P. If all are S(1), it is S(1); every rank's query
+ * heads must use only heads of k that the rank itself holds. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
     const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads 1: q is S(1) */
@@ -12491,7 +12681,7 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
                     call->op->name, tq, tk, tv) == TSH_OK;
 }
 
-/* -- cross-entropy ---------------------------------------------------------------- */
+/* -- cross-entropy: its layout rule ---------------------------------------- */
 
 /* Returns which dimension of the logits is that of the classes. dim: as in
  * tsh_cross_entropy_desc. */
@@ -12500,9 +12690,10 @@ static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
 }
 
 /* Applies the rule of cross-entropy. The logits have a dimension of classes; the others are rows.
- * Logits R or S(classes), target R: R. Logits and target S(rows): P; S if losses are not reduced.
- * A target of probabilities may have the layout of the logits, too. The weight per class is R, or
- * sharded as the classes. *params: the tsh_cross_entropy_desc. */
+ * If the logits are R or sharded along the classes, and the target is R, the output is R. If logits
+ * and target are sharded along rows, it is P, or S if losses are not reduced. A target of
+ * probabilities may have the layout of the logits, too. The weight per class is R, or sharded as
+ * the classes. *params: the tsh_cross_entropy_desc. */
 static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const tsh_cross_entropy_desc *desc = (const tsh_cross_entropy_desc *)call->params;
     const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
@@ -12567,7 +12758,7 @@ static void tshi_op_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const
     node->aux = aux;
 }
 
-/* -- dense gradients --------------------------------------------------------- */
+/* -- dense buffers that kernels write gradients to ------------------------- */
 
 /* Returns the buffer to which a kernel writes a dense gradient of input x: dest itself if that is
  * dense and is to be overwritten (*scratch is NULL then), else *scratch, which tshi_op_accumulate
@@ -12593,11 +12784,11 @@ static void tshi_op_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block 
     tshi_mem_release(x->ctx, scratch);
 }
 
-/* -- copies ----------------------------------------------------------------- */
+/* -- copies: tsh_clone, tsh_detach, tsh_keep ------------------------------- */
 
-/* Adds the gradients of the copy to those of the input: the complete one (gr) to gr, the partial
- * sum (gp) to gp. If gp must be all-reduced, the backward of the op that made the input has it
- * done. */
+/* Computes the backward of tsh_clone: adds the gradients of the copy to those of the input, the
+ * complete one (gr) to gr, the partial sum (gp) to gp. If gp must be all-reduced, the backward of
+ * the op that made the input has it done. */
 static void tshi_op_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out, *base = node->in[0]->base;
     tshi_accumulator *const from[] = {&out->gr, &out->gp}, *const to[] = {&base->gr, &base->gp};
@@ -12690,7 +12881,7 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
                                 tshi_kernel_fn kernel, double c) {
     tsh_ctx *ctx = in[0]->ctx;
     tshi_output output;
-    tshi_loop loop; /* over the local elements of the output */
+    tshi_loop loop; /* loops over the local elements of the output */
     tsh_tensor *out;
     int i;
     if (!tshi_map_shape(op->name, in, n, &output.shape) || !tshi_rule_run(op, in, n, NULL, &output))
@@ -12698,8 +12889,8 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
     out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);                           /* operand 0 */
-    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]); /* operands 1 to n */
+    tshi_kernel_tensor(&loop, out);                           /* operand 0: the output */
+    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]); /* operands 1 to n: the inputs */
     tshi_kernel_run(&loop, kernel, &c);
     if (tshi_dtypes[dtype].floating)
         tshi_op_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
@@ -12721,10 +12912,10 @@ typedef struct tshi_map_row {
     const tshi_kernel_fn *forward, *backward[3];
 } tshi_map_row;
 
-/* Adds to the gradient of input i. The kernel's operands are that gradient, g, and for each input
- * its saved values; if these were not saved, the saved output; if that was not either, g again. A
- * new gradient of a broadcast input is filled with zeros first, because several terms are added to
- * each of its elements. */
+/* Runs `kernel`, which adds to the gradient of input i. Its operands are that gradient; g, the
+ * gradient of the output; and for each input its saved values, or if these were not saved, the
+ * saved output, or if that was not either, g again. A new gradient of a broadcast input is filled
+ * with zeros first, because several terms are added to each of its elements. */
 static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
     const tsh_tensor *t = node->in[i], *out = node->out;
     const int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
@@ -12736,10 +12927,10 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
         return;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0 */
-    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1 */
+    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0: result */
+    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1: g */
     for (k = 0; k < node->n; k++) {
-        const int from = node->saved[k] ? k : node->n; /* which saved values; n: the output's */
+        const int from = node->saved[k] ? k : node->n; /* values of input k, else of the output */
         const tsh_tensor *v = from < node->n ? node->in[from] : out;
         if (node->saved[from])
             tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
@@ -12751,7 +12942,7 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
 }
 
-/* Backward of all elementwise ops: adds to the gradient of each input. */
+/* Computes the backward of all elementwise ops: adds to the gradient of each input. */
 static void tshi_map_backward(tshi_node *node) {
     const tshi_map_row *row = (const tshi_map_row *)(const void *)node->op;
     const tsh_tensor *out = node->out;
@@ -12791,7 +12982,7 @@ static void tshi_map_backward(tshi_node *node) {
     }                                                                                              \
     TSHI_KERNEL_FUSED(name, P);
 
-/* -- unary ops -------------------------------------------------------------- */
+/* -- unary ops, a row each: neg, exp, relu, gelu, ... ---------------------- */
 
 /* Checks that the n inputs are floating and runs the row's op on them. c: the op's scalar. */
 static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in, int n, double c) {
@@ -12809,7 +13000,7 @@ static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in
                     D)                                                                             \
     static const tshi_map_row tshi_map_##name##_row = {                                            \
         {public, "x", tshi_rule_##rule, tshi_map_backward, TSHI_##save, 0},                        \
-        0, /* pass: none */                                                                        \
+        0, /* pass: no input's gradient is g as it is */                                           \
         tshi_map_##name##_forward,                                                                 \
         {tshi_map_##name##_backward, NULL}};
 #define TSHI_UNARY(name, ...)                                                                      \
@@ -12849,7 +13040,7 @@ TSHI_UNARY(silu, nonlinear, X, tshi_math_silu(x, fused), g *tshi_math_silu_deriv
 #undef TSHI_UNARY
 #undef TSHI_SCALAR
 
-/* -- binary ops ------------------------------------------------------------- */
+/* -- binary ops, a row each: add, sub, mul, div, pow ----------------------- */
 
 /* Returns d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
 TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
@@ -12914,7 +13105,7 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
                 bs = tshi_kernel_load_integers(&x[2], e, n, pad[1].integer);                       \
                 TSHI_COMPARE_LOOP(int64_t, OP)                                                     \
             }                                                                                      \
-            /* the output is new and dense */                                                      \
+            /* the output is new, therefore dense: no strides are needed */                        \
             memcpy((int32_t *)x[0].data + e, y,                                                    \
                    (size_t)tshi_base_min(TSHI_BLOCK, n - e) * sizeof *y);                          \
         }                                                                                          \
@@ -12995,14 +13186,15 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
 
 /* ========================================================================== */
 /* >>op-dropout                                  MARK: - op-dropout (private) */
-/* Dropout, whose masks depend on the seed, the module and the element's      */
-/* global index, not on the layout.                                           */
+/* Dropout: which elements become 0 does not depend on the layout.            */
+/* Masks depend on the seed, the module and each element's global index.      */
 /* Needs: >>op.                                                               */
 /* ========================================================================== */
 
 /* -- dropout ----------------------------------------------------------------
  * y_e = x_e / (1 - p) if bits(key, stream, e) >= p 2^32, else 0, where e is the global index of the
- * element: the mask is the same however x is sharded. Backward computes the mask again. */
+ * element and bits(...) its random word of 32 bits: the mask is the same however x is sharded.
+ * Backward computes the mask again. */
 
 /* A dropout mask: element e is kept or not depending on key, stream and e only. */
 typedef struct tshi_dropout {
@@ -13085,20 +13277,20 @@ TSHI_DROPOUT_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2
 #define tshi_dropout_words_portable tshi_rng_words
 
 /* Defines the dropout kernel: y = x times 0 or 1 / (1 - p). Operands: y and x (may be y), dense.
- * draw: words that are drawn at a time. */
+ * draw: number of random words that are drawn at a time. */
 #define TSHI_DROPOUT_MASK(isa, TARGET, draw)                                                       \
     TARGET static void tshi_dropout_mask_##isa(int64_t n, const tshi_operand *operand,             \
                                                const void *params) {                               \
         const tshi_dropout_run *part = (const tshi_dropout_run *)params;                           \
         tsh_real *y = (tsh_real *)operand[0].data;                                                 \
         const tsh_real *x = (const tsh_real *)operand[1].data;                                     \
-        const double limit = part->mask->p * 4294967296.0; /* p 2^32 */                            \
+        const double limit = part->mask->p * 4294967296.0; /* p 2^32: lower words give 0 */        \
         const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;              \
         const tsh_real scale = part->mask->p < 1 ? TSHI_R(1 / (1 - part->mask->p)) : 0;            \
         const uint64_t key = part->mask->key, stream = part->mask->stream;                         \
         uint32_t word[TSHI_RNG_WORDS];                                                             \
         int64_t i, j, m;                                                                           \
-        int skip = (int)(part->first % 4); /* Philox makes 4 words at a time */                    \
+        int skip = (int)(part->first % 4); /* words to skip: Philox makes 4 at a time */           \
         for (i = 0; i < n; i += m, skip = 0) {                                                     \
             m = tshi_base_min((draw)-skip, n - i);                                                 \
             tshi_dropout_words_##isa(key, stream, (uint64_t)(part->first + i) / 4, word);          \
@@ -13142,7 +13334,7 @@ static void tshi_dropout_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    run.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dx, or *scratch */
+    run.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest itself, or *scratch */
     if (!run.y) return;
     tshi_dropout_mask_all(&run, out);
     tshi_op_accumulate(node->in[0], &dest, scratch);
@@ -13189,7 +13381,7 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
 /* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
     double c;   /* factor of a sum: 1, in tsh_mean 1 / (number of elements summed) */
-    int64_t n;  /* local length of the reduced dimension; if all are: number of local elements */
+    int64_t n;  /* local length of the reduced dimension; axis -1: number of local elements */
     int axis;   /* the reduced dimension; -1: all */
     int is_log; /* 1: tsh_log_softmax, 0: tsh_softmax or another op */
 } tshi_reduce_params;
@@ -13199,7 +13391,7 @@ typedef struct tshi_reduce_params {
  * only, so their bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
     int64_t outer, inner; /* products of the local sizes before and after the axis */
-    int64_t length; /* global length of the reduced dimension; if all are: number of elements */
+    int64_t length;       /* global length of the reduced dimension; axis -1: number of elements */
     tsh_shape shape;      /* global shape of the output */
     tsh_layout layout;    /* layout of the output */
     tshi_reduce_params params;
@@ -13267,7 +13459,7 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
 }
 
 /* Computes sums = c sum x, in the shape of out. If the reduced values are adjacent (inner is 1),
- * sums each row; else adds rows (inner values) in order. */
+ * sums each row; else adds up rows of `inner` values, in order. */
 static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
                              tsh_real *sums) {
     const int64_t n = r->params.n, count = tsh_local_numel(out); /* count: number of sums */
@@ -13285,7 +13477,7 @@ static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_re
     memset(sums, 0, tshi_dtype_reals(count));
     tshi_reduce_spread(x, out, r->params.axis, stride);
     tshi_kernel_space(&loop, x);
-    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL); /* stride 0 along the axis: sums */
+    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL); /* stride 0: adds along the axis */
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
     for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
@@ -13306,7 +13498,7 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    /* the kernel's operand v, which its formula does not read */
+    /* passes g again as the kernel's operand v, which its formula does not read */
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
     back.c = params->c;
     back.add = dest.add;
@@ -13374,7 +13566,8 @@ static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Returns a job for all rows of t, each of params->n values; if n is 0, a job without rows. */
+/* Returns a job that runs `kernel` on all rows of t, each of params->n values; if n is 0, on
+ * none. */
 static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor *t,
                                  const tshi_reduce_params *params) {
     const int64_t count = params->n ? tsh_local_numel(t) / params->n : 0;
@@ -13392,7 +13585,7 @@ TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operan
     tsh_real *max = (tsh_real *)operand[2].data, best, here;
     const int64_t part = 256, n = p->n;
     for (; rows > 0; rows--, x += n) {
-        best = x[at = 0]; /* at: where the best part starts */
+        best = x[at = 0]; /* at: start of the part with the maximum so far */
         for (i = 0; i < n && best == best; i += part) {
             here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
             if (here <= best) continue; /* false for NaN, which ends the loop */
@@ -13420,7 +13613,7 @@ static void tshi_reduce_max_backward(tshi_node *node) {
         tsh_real *at = dest.data;
         int64_t rest = e * params->n + place[e]; /* row-major index of the maximum */
         for (d = x.ndim - 1; d >= 0; d--) {
-            at += rest % x.local[d] * x.stride[d]; /* the index along dimension d */
+            at += rest % x.local[d] * x.stride[d]; /* rest % local: the index along d */
             rest /= x.local[d];
         }
         *at += g[e];
@@ -13445,8 +13638,8 @@ typedef struct tshi_best {
     int64_t place; /* global index of the value along the row; -1: the shard is empty */
 } tshi_best;
 
-/* Replaces the local maximum of each of n rows, and its local index, by the largest value on all
- * ranks and its global index: one all-gather. Along `axis`, x is sharded. */
+/* Replaces, for each of n rows, the maximum of this rank's shard and its local index by the largest
+ * value on all ranks and its global index, with one all-gather. x is sharded along `axis`. */
 static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t *place,
                               tsh_real *max) {
     tsh_ctx *ctx = x->ctx;
@@ -13576,7 +13769,7 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
         const tsh_real c = log ? tshi_math_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
         for (e = 0; e < n; e += TSHI_BLOCK) {
             in = tshi_kernel_load_block(log ? x : y, 1, e, n, pad);
-            if (log) /* x - (max + c) would lose digits of c if max is large */
+            if (log) /* not x - (max + c): if max is large, that loses digits of c */
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
             else
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
@@ -13612,17 +13805,18 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
 
-/* Backward of both softmaxes: runs tshi_reduce_softmax_grad on rows of dx, y (saved) and dy. */
+/* Computes the backward of softmax and log_softmax: runs tshi_reduce_softmax_grad on rows of dx, y
+ * (saved) and dy. */
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* has dx's strides */
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* sizes and strides of dx */
     tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
     tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
     tshi_block *scratch[3]; /* dense copies of dx, y, dy, or NULL */
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dest.stride = dx.stride;        /* the axis comes last */
+    dest.stride = dx.stride;        /* strides with the axis last */
     y.block = node->saved[1];       /* the values of the output */
     dy.block = node->out->gr.block; /* a gradient has the strides of its tensor */
     dy.dtype = TSH_REAL;
@@ -13682,7 +13876,7 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
  * its own. No node is recorded for it: a gradient of the view is added to the base's accumulators
  * at the view's offset and strides. Only concat copies values, and reshape if no strides fit. */
 
-/* Makes dimension `from` of x dimension d of its view. */
+/* Makes dimension `from` of x the dimension d of its view. */
 static void tshi_view_dim(tsh_tensor *view, int d, const tsh_tensor *x, int from) {
     view->dim[d] = x->dim[from];
     view->local[d] = x->local[from];
@@ -13729,7 +13923,7 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
     return out;
 }
 
-/* -- slices ----------------------------------------------------------------- */
+/* -- slices: tsh_slice, tsh_split ------------------------------------------ */
 
 /* Narrows out, a view, to elements [start, start + length) of its sharded dimension d. Returns 0 if
  * these are not whole segments: of a part of a segment, no layout describes the ranks' shards. */
@@ -13738,23 +13932,23 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     const tsh_segment *segment = layout->segment;
     const int64_t end = start + length;
     tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range of each segment */
-    int64_t at = 0, local = 0;         /* start of segment s; this rank's elements that are kept */
+    int64_t at = 0, local = 0;         /* at: start of segment s; local: length kept on this rank */
     int s, kept = 0;                   /* kept: number of segments in [start, end) */
     (void)tshi_layout_own(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
-        out->offset += range[s].length * out->stride[d]; /* skips a segment */
-    if (at != start) return 0;                           /* the part starts inside a segment */
+        out->offset += range[s].length * out->stride[d]; /* skips this rank's range of segment s */
+    if (at != start) return 0;                           /* the slice starts inside a segment */
     for (; s < layout->segments && at + segment[s].length <= end; at += segment[s++].length) {
         layout->segment[kept++] = segment[s]; /* in place, as kept <= s */
         local += range[s].length;
     }
     layout->segments = kept;
     out->local[d] = local;
-    return kept && at == end; /* 0: the part ends inside a segment */
+    return kept && at == end; /* 0: the slice ends inside a segment */
 }
 
-/* Adds to hint, a part of an error's text, what the plan lacks if the sharded dimension of x has
- * one segment but consists of `parts` fused parts, such as Q, K and V. */
+/* Adds advice to `hint`, a part of an error's text, if the sharded dimension of x has one segment
+ * but seems to consist of `parts` fused parts, such as Q, K and V: how the plan declares these. */
 static TSHI_COLD void tshi_view_hint_fused(const tsh_tensor *x, int64_t parts, char *hint,
                                            size_t size) {
     if (x->layout.segments == 1 && parts > 1 && parts <= TSH_MAX_SEGMENTS)
@@ -13778,7 +13972,7 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     out = tshi_tensor_view(x);
     if (!out) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim == d && (start || length != x->dim[d])) {
-        /* the slice is one of several equal parts, such as Q of [Q|K|V] */
+        /* gives a hint if the slice is one of several equal parts, such as Q of [Q|K|V] */
         if (length > 0 && start % length == 0 && x->dim[d] % length == 0)
             tshi_view_hint_fused(x, x->dim[d] / length, hint, sizeof hint);
         if (!tshi_view_segments(out, d, start, length))
@@ -13813,9 +14007,10 @@ TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) 
     return x->ctx->error.code;
 }
 
-/* -- concat ----------------------------------------------------------------- */
+/* -- joining tensors: tsh_concat ------------------------------------------- */
 
-/* Adds to the gradient of each part its own range of dy along the dimension. */
+/* Computes the backward of tsh_concat: adds to the gradient of each part its own range of dy, the
+ * gradient of the output. */
 static void tshi_view_concat_backward(tshi_node *node) {
     int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
@@ -13858,7 +14053,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     int i, d;
     char *at; /* where the next part goes in out */
     if (!ctx) return NULL;
-    if (n > 30) /* a node has one bit per input */
+    if (n > 30) /* a node has a bit mask of its inputs */
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30", n);
     d = tshi_tensor_axis(parts[0], dim);
     if (d < 0)
@@ -13886,10 +14081,10 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     return out;
 }
 
-/* -- reshape ---------------------------------------------------------------- */
+/* -- new shapes: tsh_reshape ----------------------------------------------- */
 
-/* Computes the size of shape that is -1, if any. Returns 0 if shape cannot have as many elements as
- * x. */
+/* Replaces the size -1 in shape, if there is one, by the size that fits. Returns 0 if shape cannot
+ * have as many elements as x. */
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int64_t total = tsh_numel(x), known = 1; /* known: product of the sizes given */
     int d, open = -1;                        /* open: the dimension whose size is -1 */
@@ -13902,7 +14097,7 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
             known *= shape->dim[d];
     }
     if (open >= 0 && known) shape->dim[open] = total / known;
-    if (open >= 0) known *= shape->dim[open]; /* total, if `known` divides it */
+    if (open >= 0) known *= shape->dim[open]; /* equals total if the size -1 has a solution */
     return known == total;
 }
 
@@ -13911,7 +14106,7 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
  * (6, 2, 2): {0, 1} becomes {0}, {2} becomes {1, 2}. */
 static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, int *a0, int *a1,
                             int *b0, int *b1) {
-    int i = 0, j = 0; /* next dimension of x, of shape */
+    int i = 0, j = 0; /* i: next dimension of x; j: of shape */
     while (i < x->ndim) {
         int64_t p = x->dim[i], q = j < shape->ndim ? shape->dim[j] : 1;
         *a0 = i++;
@@ -13933,16 +14128,17 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
 
 /* Fills in the layout after a reshape of x, which is sharded and not empty. Returns 0 if no layout
  * describes the shards: x's sharded dimension d is not the outermost of those that are merged, or a
- * unit would be cut. */
+ * unit, which must stay on one rank, would be cut. */
 static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
-    int64_t inner, divisor; /* elements per index of d in x; per index of layout->dim in shape */
+    /* inner: elements per index of d in x; divisor: per index of layout->dim in shape */
+    int64_t inner, divisor;
     *layout = x->layout;
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
         if (x->dim[e] != 1) return 0; /* d is not the outermost of the merged dimensions */
     inner = tshi_tensor_product(x->dim + d + 1, a1 - d - 1);
-    while (b0 < b1 - 1 && shape->dim[b0] == 1 && /* a size of 1 can hold no more than one unit */
+    while (b0 < b1 - 1 && shape->dim[b0] == 1 && /* skips sizes of 1, unless they are whole units */
            layout->segment[0].unit * inner % tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1))
         b0++;
     if (b0 >= b1) return 0;
@@ -13971,9 +14167,9 @@ static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
  * sizes of 0 were 1. */
 static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *shape,
                                          tsh_layout *layout) {
-    tsh_tensor from = *x; /* x's shape and the new one, with 1 for each size of 0 */
+    tsh_tensor from = *x; /* from, to: x's shape and the new shape, with 1 for each size of 0 */
     tsh_shape to = *shape;
-    int d, zeros = 0; /* number of sizes of 0 in x, up to and including the sharded dimension's */
+    int d, zeros = 0; /* zeros: how many sizes of x are 0, up to and including the sharded one */
     for (d = 0; d < x->ndim; d++) {
         if (!x->dim[d] && d <= x->layout.dim) zeros++;
         if (!x->dim[d]) from.dim[d] = 1;
@@ -13981,7 +14177,7 @@ static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *s
     *layout = tsh_sharded(0);
     for (d = 0; d < to.ndim; d++) {
         if (to.dim[d]) continue;
-        if (zeros-- > 0) layout->dim = d; /* the empty dimension that corresponds to x's */
+        if (zeros-- > 0) layout->dim = d; /* the dimension of length 0 that matches x's */
         to.dim[d] = 1;
     }
     return (!x->dim[x->layout.dim] || tshi_view_shards(&from, &to, layout)) &&
@@ -13996,8 +14192,9 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
                         : tshi_view_no_shards(x, shape, layout);
 }
 
-/* Adds to hint what the plan lacks if a reshape that is refused splits the sharded dimension of x
- * into fused parts or heads: (3 H D) to (3, H, D), (H D) to (H, D). */
+/* Adds advice to `hint`, a part of an error's text, if a reshape that is refused splits the sharded
+ * dimension of x into fused parts or heads, as (3 H D) to (3, H, D), or (H D) to (H, D): how the
+ * plan declares these. */
 static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape *shape, char *hint,
                                            size_t size) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, heads; /* heads: which dimension of shape counts heads */
@@ -14023,7 +14220,7 @@ static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, i
     tshi_tensor_strides(to, ndim, stride);
     if (!tsh_local_numel(x)) return 1; /* no values: any strides do */
     while (i >= 0) {
-        while (i >= 0 && x->local[i] == 1) i--; /* a size of 1 has no stride */
+        while (i >= 0 && x->local[i] == 1) i--; /* skips sizes of 1: any stride does */
         if (i < 0) break;
         step = x->stride[i];
         run = x->local[i];
@@ -14036,7 +14233,7 @@ static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, i
             step *= to[j];
             run /= to[j];
         }
-        if (run != 1) return 0; /* the dimensions of `to` are used up */
+        if (run != 1) return 0; /* `to` has no dimension left for the rest of the run */
     }
     return 1;
 }
@@ -14152,8 +14349,8 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
 }
 
 /* Copies the array `whole` to `shards`, the shards of all ranks in rank order (to_shards 1), or
- * back (0). by_row 1: in `shards`, each index before the sharded dimension has its part of all
- * shards, one after the other; 0: each shard as a whole follows the one before. */
+ * back (0). by_row 1: `shards` has, for each index before the sharded dimension, the parts of all
+ * shards, one after the other; 0: one shard as a whole after the other. */
 static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
                                     int to_shards) {
     int r;
@@ -14203,8 +14400,8 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
-    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* cuts `in` along j */
-    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* joins `out` along i */
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* how `in` is cut */
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* how `out` is joined */
     const size_t counted = (size_t)cut.size * sizeof(int64_t);
     const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* enough for a shard of any size */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
@@ -14259,9 +14456,9 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
                               "tsh_redistribute: all-reduce");
     } else if (ctx->tp.rank) {
-        memset(out, 0, bytes); /* R to P, not on rank 0 */
+        memset(out, 0, bytes); /* R to P: zero on all ranks but rank 0 */
     } else {
-        memcpy(out, in, bytes); /* R to P, on rank 0 */
+        memcpy(out, in, bytes); /* R to P: rank 0 keeps the values */
     }
     return ctx->error.code;
 }
@@ -14272,7 +14469,7 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
                                    const tsh_layout *to, tsh_real *g) {
     tsh_tensor *x = node->in[0];
     const int64_t n = from->kind == TSH_SHARDED ? tsh_local_numel(form) : tsh_numel(form);
-    tsh_dtype dtype = from->kind == TSH_REPLICATED ? TSH_REAL /* nothing is sent */
+    tsh_dtype dtype = from->kind == TSH_REPLICATED ? TSH_REAL /* R: nothing is sent */
                                                    : tshi_tape_sent_as(x);
     tshi_block *scratch, *sent = NULL; /* sent: g rounded to the dtype that is sent, or NULL */
     tshi_dest dest;
@@ -14391,8 +14588,9 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     /* the sharded one of the old and the new layout, if there is one */
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    tsh_tensor next = *form; /* what form becomes */
-    int64_t held, owned;     /* the length along d that all shards must have; that rank r's has */
+    tsh_tensor next = *form; /* next: what *form becomes */
+    /* held: length along d that all shards must have; owned: that of the shard of rank r */
+    int64_t held, owned;
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
     if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
     if (layout.kind == TSH_SHARDED && fits) { /* d becomes as long as all shards together */
@@ -14601,8 +14799,9 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
 /* Needs: >>redistribute.                                                     */
 /* ========================================================================== */
 
-/* TSH_LOCAL copies this rank's values. TSH_GLOBAL copies the whole tensor: reading one that is not
- * replicated is a collective; writing takes this rank's slice of the argument and needs none. */
+/* TSH_LOCAL copies this rank's values. TSH_GLOBAL copies the whole tensor: to read one that is not
+ * replicated is a collective; to write one is not, since every rank takes its slice of the given
+ * values. */
 
 /* Checks the arguments of tsh_read and tsh_write: t is of ctx and its values have `bytes` bytes.
  * Returns ctx; NULL and an error if not. */
@@ -14641,7 +14840,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes) {
     tsh_layout whole = tsh_replicated();
-    tshi_block *scratch; /* holds this rank's slice of the values to write, dense */
+    tshi_block *scratch; /* this rank's slice of the values to write, dense */
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (!tshi_values_io("tsh_write", ctx, t, extent, in, bytes)) return ctx->error.code;
     if (!(t->base->flags & TSHI_OWNED))
@@ -14712,15 +14911,16 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
 /* A product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
     const tsh_ctx *ctx;
-    tshi_product whole; /* the product that the pieces make up */
+    tshi_product whole; /* the product as a whole, of all pieces */
     char *scratch;      /* scratch of all pieces, one after the other */
     size_t each;        /* bytes of scratch for a piece */
     int by_rows;        /* 1: pieces are rows of C; 0: columns */
 } tshi_products;
 
-/* Computes a product on the calling thread. A user's gemm takes no D: C = beta D is set first. */
+/* Computes C = alpha A B + beta D on the calling thread. A user's gemm takes no D: C = beta D is
+ * computed first, and the product added to it. */
 static void tshi_matmul_alone(const tsh_ctx *ctx, const tshi_product *x, char *scratch) {
-    const int apart = x->beta != 0 && x->d.data != x->c.data; /* D is not C */
+    const int apart = x->beta != 0 && x->d.data != x->c.data; /* 1: D is added, and is not C */
     if (!ctx->gemm.multiply) {
         tshi_gemm_run(ctx->gemm_kernel, scratch, *x);
         return;
@@ -14732,7 +14932,7 @@ static void tshi_matmul_alone(const tsh_ctx *ctx, const tshi_product *x, char *s
                        tshi_team_spare(ctx), ctx->gemm.user); /* spare: threads the gemm may use */
 }
 
-/* A tshi_team_fn: computes the rows or columns [from, to) of C. */
+/* Computes the rows or columns [from, to) of C, on any thread (a tshi_team_fn). */
 static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_products *all = (const tshi_products *)job;
     const int64_t i = all->by_rows ? from : 0, j = all->by_rows ? 0 : from;
@@ -14772,8 +14972,8 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     return reals;
 }
 
-/* Returns the address of the matrix that was read after b the last time, 0 if unknown. Records that
- * b was read after the matrix of the call before. */
+/* Returns the address of the matrix that was read after b the last time, to be prefetched; 0 if
+ * unknown. Records that b was read after the matrix of the call before. */
 static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
     uintptr_t *const then = &order->then[(uintptr_t)b / 64 * 2654435761u % TSHI_MATMUL_ORDER];
     if (order->last) *order->last = (uintptr_t)b;
@@ -14801,7 +15001,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const int few = m <= TSHI_GEMM_FEW_ROWS;
-    const tshi_gemm_progress progress = {/* called during the product */
+    const tshi_gemm_progress progress = {/* lets collectives progress during the product */
                                          tshi_tape_progress, ctx,
                                          few ? tshi_matmul_then(&ctx->order, b.data) : 0};
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
@@ -14838,18 +15038,18 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
     tshi_matmul_run(ctx, m, n, k, alpha, a, b, beta, c, c);
 }
 
-/* -- tiles, for ops that pack by themselves -------------------------------- */
+/* -- products by tiles, for ops that pack A and B themselves --------------- */
 
-/* Operand A of tshi_matmul_tiles, packed in strips of mr rows: element (i, p), or pair of bf16, is
- * data[i / mr * mr * next + i % mr * row + p * column]. */
+/* The matrix A of tshi_matmul_tiles, packed in strips of mr rows, the height of a tile. Word (i,
+ * p), one element or a pair of bf16, is data[i / mr * mr * next + i % mr * row + p * column]. */
 typedef struct tshi_matmul_strips {
     const tsh_real *data;
     int64_t row, column, next;
 } tshi_matmul_strips;
 
-/* Operand B of tshi_matmul_tiles, packed in slivers of nr columns: element (p, j), or pair of bf16,
- * is data[p * row + j / nr * next + j % nr]. form: what elements of B and A are: TSHI_GEMM_REALS or
- * TSHI_GEMM_PAIRS. */
+/* The matrix B of tshi_matmul_tiles, packed in slivers of nr columns, the width of a tile. Word (p,
+ * j), one element or a pair of bf16, is data[p * row + j / nr * next + j % nr]. form: what the
+ * words of B and A are: TSHI_GEMM_REALS or TSHI_GEMM_PAIRS. */
 typedef struct tshi_matmul_slivers {
     const tsh_real *data;
     int64_t row, next;
@@ -14873,10 +15073,10 @@ typedef struct tshi_matmul_stairs {
 
 enum { TSHI_MATMUL_ALL = 1 << 30 };
 
-/* Computes C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). The rows of C
- * have space for a multiple of nr / 2 elements. Elements outside the stairs are not computed, or
- * become any number. The order of each sum is that of tshi_gemm_run for a k of one slice.
- * Prefetches the cache lines of `walk` meanwhile. */
+/* Computes C = alpha A B, plus C if `add` is 1, by the tiles of a micro-kernel; shapes: A (m, k), B
+ * (k, n), C (m, n). The rows of C have space for a multiple of nr / 2 elements. Elements outside
+ * the stairs are not computed, or become any number. Each sum is added in the order of
+ * tshi_gemm_run, where that does not cut k. Prefetches the cache lines of `walk` meanwhile. */
 static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                               tsh_real alpha, tshi_matmul_strips a, tshi_matmul_slivers b, int add,
                               tshi_matrix c, tshi_matmul_stairs stairs, tshi_gemm_walk *walk) {
@@ -15026,7 +15226,7 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
 /* ========================================================================== */
 /* >>op-linear                                    MARK: - op-linear (private) */
 /* Y = X W^T + b: plain, or column- or row-parallel by the weight's layout.   */
-/* dX = dY W, dW = dY^T X, db = the sum of dY's rows.                         */
+/* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows.               */
 /* Needs: >>quant-product >>redistribute >>op-matmul.                         */
 /* ========================================================================== */
 
@@ -15042,7 +15242,7 @@ typedef struct tshi_linear {
 
 /* Returns `values`, t's local values or its gradient (then dtype is TSH_REAL), as a matrix of shape
  * (*rows, features): in place (*block is NULL then) or, if gather is 1, all-gathered to *block,
- * which the caller releases. A gradient is gathered in the dtype of tshi_tape_sent_as. */
+ * which the caller releases. The gradient of a step tensor of bf16 is gathered in bf16. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
     const tsh_layout whole = tsh_replicated();
@@ -15160,9 +15360,9 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         partial = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(out->dtype, rows * outs));
     my = tshi_gemm_matrix_of(partial ? tshi_mem_data(partial) : tshi_tensor_at(out), out->dtype,
                              outs, 1);
-    mb = my; /* not read without a bias */
+    mb = my; /* any matrix: it is not read if there is no bias */
     if (b && !late) {
-        tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* shape (out) */
+        tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* b, shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
     if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
@@ -15181,7 +15381,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
         tshi_kernel_tensor(&loop, out);
-        tshi_kernel_tensor(&loop, b); /* broadcast to every row */
+        tshi_kernel_tensor(&loop, b); /* adds b to every row */
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
     tshi_mem_release(ctx, partial);
@@ -15236,7 +15436,7 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
 
 /* ========================================================================== */
 /* >>op-embedding                              MARK: - op-embedding (private) */
-/* out_i = W[id_i] and dW[id_i] += dout_i.                                    */
+/* Embedding lookup: out_i = W[id_i]; in backward, dW[id_i] += dout_i.        */
 /* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
@@ -15246,7 +15446,7 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
  * each id occurs. */
 typedef struct tshi_lookup {
     int64_t count, width; /* number of local ids; local columns of W */
-    int by_count, sparse; /* 1 if the option is on: scale_grad_by_freq; sparse */
+    int by_count, sparse; /* 1: option scale_grad_by_freq is on; 1: option sparse is on */
 } tshi_lookup;
 
 /* A tshi_team_fn: computes columns [from, to) of dW. Adds the rows of dout in the order of the ids,
@@ -15255,14 +15455,16 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
     const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
     const tsh_real *g = tshi_tape_grad(work->node); /* dout, shape (count, width) */
-    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux); /* row of W of each id */
+    /* local row of W of each id; -1: the id adds to no row of this rank */
+    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux);
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
-    tshi_backward_params p = {1, 1}; /* dW += c dout; c is 1 unless by_count */
-    tshi_operand x[3]; /* operands: a row of dW; the gradient of the id's output, twice */
+    /* dW += c dout: c is 1 unless by_count is 1; the second 1 means add, do not overwrite */
+    tshi_backward_params p = {1, 1};
+    tshi_operand x[3]; /* a row of dW, and twice the row of dout that is added to it */
     int64_t i;
     (void)piece;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
-        if (row[i] < 0) continue; /* row of another rank, or padding */
+        if (row[i] < 0) continue; /* the row is on another rank, or the id is padding */
         if (lookup->by_count) p.c = 1 / (double)times[i];
         x[0] = tshi_kernel_reals(work->dest.data + row[i] * stride[0] + from * stride[1],
                                  stride[1]);
@@ -15271,7 +15473,7 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
     }
 }
 
-/* Backward: dW[row[i]] += dout_i for every id i. */
+/* Backward: adds dout_i, the gradient of the output of id i, to its row of dW, for every i. */
 static void tshi_embedding_backward(tshi_node *node) {
     const tshi_lookup *lookup = (const tshi_lookup *)node->params;
     const int64_t *row = (const int64_t *)tshi_mem_data(node->aux);
@@ -15341,8 +15543,9 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
  * counts are first reduced over dp, as all replicas must change the same rows. */
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
-    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm; /* norm: of each row used */
-    int64_t r, j, n = 0;                                         /* n: number of rows looked up */
+    /* norm: of each row that is looked up, the sum of |x|^p; for infinite p, the largest |x| */
+    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm;
+    int64_t r, j, n = 0; /* n: number of rows looked up */
     tshi_block *block;
     if (ctx->dp.size > 1)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, counts, w->local[0], TSH_I64, TSH_MAX),
@@ -15378,20 +15581,20 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
 static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
                                    const tsh_lookup_desc *desc, int64_t *row) {
     tsh_ctx *ctx = w->ctx;
-    int64_t i, *counts, count = tsh_local_numel(ids); /* counts: one per local row */
+    int64_t i, *counts, count = tsh_local_numel(ids); /* counts[r]: number of ids of local row r */
     tshi_block *block;
     if (!desc->scale_grad_by_freq && !(desc->max_norm > 0)) return;
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)w->local[0] * sizeof *counts);
     if (!block) return;
     counts = (int64_t *)tshi_mem_data(block);
-    memset(counts, 0, (size_t)w->local[0] * sizeof *counts); /* shape (local V) */
+    memset(counts, 0, (size_t)w->local[0] * sizeof *counts); /* one count per local row of w */
     for (i = 0; i < count; i++)
         if (row[i] >= 0) counts[row[i]]++;
     if (ids->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, counts, w->local[0], TSH_I64, TSH_SUM),
                               "tsh_embedding: all-reduce of the counts of ids");
     for (i = 0; i < count && desc->scale_grad_by_freq; i++)
-        /* 1: the row is on another rank, so this is not read */
+        /* 1 if the row is on another rank: backward then does not read the count */
         row[count + i] = row[i] < 0 ? 1 : counts[row[i]];
     if (desc->max_norm > 0) tshi_embedding_renorm(w, counts, desc);
     tshi_mem_release(ctx, block);
@@ -15407,16 +15610,16 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     for (i = 0; i < lookup->count; i++) {
         x[1] = tshi_kernel_operand(tshi_tensor_at(w), w->stride[1], w->dtype);
         if (row[i] >= 0 && tshi_dtype_in_blocks(w->dtype)) {
-            tshi_dtypes[w->dtype].load(
-                (char *)x[1].data + tshi_dtype_bytes(w->dtype, row[i] * w->stride[0]), 1,
-                lookup->width, (tsh_real *)x[0].data);
+            tshi_dtypes[w->dtype].load((char *)x[1].data +
+                                           tshi_dtype_bytes(w->dtype, row[i] * w->stride[0]),
+                                       1, lookup->width, (tsh_real *)x[0].data);
         } else if (row[i] >= 0) {
             tshi_kernel_move(&x[1], row[i] * w->stride[0]);
             tshi_kernel_copy(lookup->width, x, NULL);
         } else {
             memset(x[0].data, 0, tshi_dtype_bytes(out->dtype, lookup->width));
         }
-        tshi_kernel_move(&x[0], lookup->width); /* the next row */
+        tshi_kernel_move(&x[0], lookup->width); /* the output's next row */
     }
 }
 
@@ -15444,11 +15647,12 @@ static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup
            tshi_embedding_options(w->ctx, "tsh_embedding", desc, w->dim[0]);
 }
 
-/* Looks up all ids into out. Then row[] becomes -1 for the padding id: it gets no gradient. */
+/* Looks up all ids into out. Then sets row[i] to -1 for each padding id, so that it gets no
+ * gradient. */
 static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc,
                                const tshi_lookup *lookup, int64_t *row, tsh_tensor *out) {
     tshi_block *scratch;
-    const void *values = tshi_kernel_packed(ids, &scratch); /* shape (count) */
+    const void *values = tshi_kernel_packed(ids, &scratch); /* the ids, dense, shape (count) */
     int64_t i, padding = desc->padding_idx + (desc->padding_idx < 0 ? w->dim[0] : 0);
     if (!values) return;
     if (tshi_embedding_rows(ids, w, values, row)) {
@@ -15513,12 +15717,12 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
  * The first pass (TSHI_NORM_SUMS) computes the means over this rank's features, an all-reduce turns
  * them into the means over all, and the second pass (TSHI_NORM_GIVEN) normalises with them. */
 typedef enum tshi_norm_pass {
-    TSHI_NORM_WHOLE, /* all in one pass */
-    TSHI_NORM_SUMS,  /* only the means of each row */
-    TSHI_NORM_GIVEN  /* the means are given */
+    TSHI_NORM_WHOLE, /* computes the means and normalises, in one pass */
+    TSHI_NORM_SUMS,  /* computes only the means of each row */
+    TSHI_NORM_GIVEN  /* normalises with means that are given */
 } tshi_norm_pass;
 
-/* Adds TSHI_BLOCK values v = x - c to lane[0 ...], and v^2 to lane[TSHI_BLOCK ...]. */
+/* For TSHI_BLOCK values x, adds v = x - c to lane[0 ...] and v^2 to lane[TSHI_BLOCK ...]. */
 TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) {
@@ -15578,7 +15782,7 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
 typedef struct tshi_norm {
     int64_t d, all; /* features on this rank, and on all ranks of tp together */
     double eps;     /* added to the variance */
-    int about_zero; /* 1: rms_norm */
+    int about_zero; /* 1: RMS norm, which does not subtract the mean */
     int plus_one;   /* 1: w + 1 in place of w */
     int cut;        /* 1: the features are sharded over several ranks */
     int add;        /* backward: 1: dx += ..., 0: dx = ... */
@@ -15631,8 +15835,9 @@ static void tshi_norm_combine(tsh_ctx *ctx, const tshi_norm *p, int64_t rows, ts
     tshi_mem_release(ctx, block);
 }
 
-/* Returns the factors of the d features: w itself or, in *scratch, w + 1 if p->plus_one is 1, and 1
- * if w is NULL, as there is no weight then. *scratch may hold w already. NULL: no memory. */
+/* Returns the factors of the normalised features, shape (d): w itself; w + 1 if p->plus_one is 1; 1
+ * if w is NULL, as the norm then has no weight. Factors that are not w itself lie in *scratch,
+ * which may hold a copy of w already. NULL: no memory. */
 static tsh_real *tshi_norm_weight(tsh_ctx *ctx, const tshi_norm *p, tsh_real *w,
                                   tshi_block **scratch) {
     tsh_real *factor = *scratch ? w : NULL;
@@ -15723,7 +15928,7 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
     const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;         /* shape (d) */
     const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;       /* shape (n, d) */
     const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data; /* shape (n, 2) */
-    tsh_real own[2] = {0, 0}; /* the means of a row, if it is not sharded */
+    tsh_real own[2] = {0, 0}; /* mean(h) and mean(h xh) of a row, if features are not sharded */
     int64_t r;
     for (r = 0; r < n; r++) {
         tsh_real *means = p->pass == TSHI_NORM_WHOLE ? own : given + 2 * r;
@@ -15754,8 +15959,9 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     all->kernel(all->count, x, &part);
 }
 
-/* Computes dx, dw and db. With one piece, in one pass. With several, in two: first dx, divided by
- * rows; then dw and db, divided by columns, because every row adds to them. */
+/* Computes dx, dw and db. With pieces 1, one thread does this in one pass. With more, the threads
+ * take two passes: first they divide the rows of dx among them, then the columns of dw and db,
+ * because every row adds to these. */
 static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
@@ -15797,8 +16003,9 @@ static void tshi_norm_backward(tshi_node *node) {
     tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d));
     tshi_block *saved[2] = {NULL, NULL};
     tshi_block *means = NULL; /* mean(h) and mean(h xh) of each row, if the features are sharded */
-    tsh_real *dw, *values[2] = {NULL, NULL}; /* shapes: dw with db (2, d); x (rows, d), w (d) */
-    tshi_dest dest[3];        /* where dx, dw and db go */
+    /* dw: dw, then db, shape (2, d); values: those of x, shape (rows, d), and of w, shape (d) */
+    tsh_real *dw, *values[2] = {NULL, NULL};
+    tshi_dest dest[3]; /* where dx, dw and db go */
     tshi_rows work;
     if (!two) return;
     dw = (tsh_real *)tshi_mem_data(two);
@@ -15831,7 +16038,7 @@ static void tshi_norm_backward(tshi_node *node) {
 /* Checks the inputs x (.., d), weight (d) or NULL, bias (d) or NULL. Returns the ctx; NULL after an
  * error. */
 static tsh_ctx *tshi_norm_check(const tshi_op *op, tsh_tensor *const *in) {
-    /* names of the tensors in `given` */
+    /* names of the inputs in `given`: without weight and bias, with weight, with bias, with both */
     static const char *const names[] = {"x", "x weight", "x bias", "x weight bias"};
     tsh_tensor *given[3]; /* the inputs that are not NULL */
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
@@ -15850,13 +16057,14 @@ static tsh_ctx *tshi_norm_check(const tshi_op *op, tsh_tensor *const *in) {
             return (tsh_ctx *)tshi_error_null(
                 ctx, TSH_ERR_SHAPE,
                 "%s: input %s, %s %s; weight and bias must have as many elements as the input has "
-                "features (its last dimension)", op->name, tshi_tensor_text(in[0], tx),
-                i == 1 ? "weight" : "bias", tshi_tensor_text(in[i], tw));
+                "features (its last dimension)",
+                op->name, tshi_tensor_text(in[0], tx), i == 1 ? "weight" : "bias",
+                tshi_tensor_text(in[i], tw));
     return ctx;
 }
 
-/* Replaces an input by a copy if its features are not adjacent or its rows do not have equal
- * strides. Returns 0 if there is no memory. */
+/* Replaces each input whose features are not adjacent in memory, or whose rows are not equally far
+ * apart, by a copy. Returns 0 if there is no memory. */
 static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     int64_t rows, step;
     int i;
@@ -15881,8 +16089,8 @@ static void tshi_norm_forward(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p) {
     p->pass = TSHI_NORM_WHOLE;
 }
 
-/* Runs tsh_layer_norm or, if options->about_zero is 1, tsh_rms_norm. op: which of the two is
- * recorded. */
+/* Runs tsh_layer_norm or, if options->about_zero is 1, tsh_rms_norm. op: the tshi_op of that
+ * function. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, const tshi_norm *options) {
     /* shapes: x and out (.., d), weight and bias (d) or NULL */
@@ -15891,8 +16099,9 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     tshi_norm p = *options; /* d, all and cut are filled in below */
     tshi_output output;
     tshi_block *stats, *scratch[3] = {NULL, NULL, NULL}, *unrounded;
-    tsh_real *values[3] = {NULL, NULL, NULL}, *y; /* x (rows, d), weight, bias (d); y (rows, d) */
-    int64_t rows, step, stride[TSH_MAX_DIMS];     /* step: elements from row to row of x */
+    /* values: those of x, shape (rows, d), of weight and of bias, shape (d); y: shape (rows, d) */
+    tsh_real *values[3] = {NULL, NULL, NULL}, *y;
+    int64_t rows, step, stride[TSH_MAX_DIMS]; /* step: elements from row to row of x */
     tshi_rows work;
     int i;
     if (!ctx || !tshi_rule_run(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
@@ -15967,15 +16176,15 @@ TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
 typedef struct tshi_rope {
     int64_t pairs;        /* number of pairs: dims / 2 */
     int by_batch;         /* 1: each index of x's first dimension has positions of its own */
-    int64_t next;         /* distance from the a of one pair to that of the next, in features */
-    int64_t gap;          /* distance from a to b of a pair, in features */
+    int64_t next;         /* features from the a of one pair to the a of the next */
+    int64_t gap;          /* features from the a of a pair to its b */
     double sign;          /* sign of the angle: 1, in backward -1 */
     int add;              /* 1: y += ..., 0: y = ... */
-    int64_t gap_x, gap_y; /* the same distance in elements of x's memory; of y's */
+    int64_t gap_x, gap_y; /* gap as elements of x's memory, and of y's memory */
 } tshi_rope;
 
-/* Rotates n pairs (a, b). Operands: y and x, each beginning with the first pair's a; the table of
- * the position, `pairs` cosines followed by `pairs` sines. */
+/* Rotates n pairs (a, b). Operands: y and x, each from the first pair's a on, and the table of one
+ * position: `pairs` cosines, then `pairs` sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
     /* y and x point to the first element (a) of the first pair (a, b) */
@@ -16029,7 +16238,7 @@ static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_bl
     tshi_kernel_run(&loop, rope->add ? tshi_kernel_add[isa] : tshi_kernel_copy, NULL);
 }
 
-/* Backward: dx = dy, rotated by minus the angle. */
+/* Backward: adds the gradient of the output, rotated by minus the angle, to dx. */
 static void tshi_rope_backward(tshi_node *node) {
     tshi_rope back = *(const tshi_rope *)node->params;
     tsh_tensor *out = node->out;
@@ -16042,8 +16251,8 @@ static void tshi_rope_backward(tshi_node *node) {
 }
 
 /* Writes the table of x's local positions, shape (rows, 2, pairs): for each position its cosines,
- * then its sines, times factor. b: local index of x's first dimension, to choose from
- * desc->starts. */
+ * then its sines, times factor. b: a local index into x's first dimension, which selects the start
+ * if desc has starts. */
 static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int64_t b,
                              int64_t pairs, tsh_real *table) {
     const int64_t rows = x->local[x->ndim - 2];
@@ -16064,9 +16273,9 @@ static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int
 }
 
 /* Returns a new reference to the table of cosines and sines of all local positions, shape (texts,
- * rows, 2, pairs). texts: 1 or, if desc has starts, the local length of x's first dimension. The
- * ctx keeps the table, unless positions are sharded, because k and the other layers need the same.
- * NULL: no memory. */
+ * rows, 2, pairs). texts: 1 or, if desc has starts, the local length of x's first dimension. A
+ * table of all positions stays in the ctx for the next calls: k and the other layers use the same
+ * angles. NULL: no memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, const tsh_rope_desc *desc) {
     const int64_t rows = x->local[x->ndim - 2], texts = desc->starts ? x->local[0] : 1;
     tsh_ctx *ctx = x->ctx;
@@ -16129,7 +16338,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", "x", &x, 1);
     const tshi_op *op = &tshi_rope_op;
     tshi_output output;
-    tshi_rope rope = {0, 0, 0, 0, 1, 0, 0, 0}; /* sign is 1 */
+    tshi_rope rope = {0, 0, 0, 0, 1, 0, 0, 0}; /* all fields 0 but sign, which is 1 */
     tshi_block *table, *scratch, *unrounded;
     tsh_real *values, *y; /* the values of x and of the output, shape (.., T, D) */
     int64_t stride[TSH_MAX_DIMS];
@@ -16189,16 +16398,16 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * comments below, h is a head, i the index of a query, j that of a key; a tile, or a strip of it
  * (some of its rows), has m queries and n keys. */
 enum {
-    TSHI_TILE_ROWS = 96,       /* queries per tile: a multiple of mr of every micro-kernel */
-    /* keys per tile, in forward and in backward: multiples of TSHI_BLOCK, at most kc of any
-     * kernel */
+    TSHI_TILE_ROWS = 96,       /* queries per tile: a multiple of mr, the rows of a micro-kernel */
+    /* keys per tile in forward, and in backward (_BACK): multiples of TSHI_BLOCK, at most kc, the
+     * longest sum that a micro-kernel takes in one call */
     TSHI_TILE_KEYS = 256,
     TSHI_TILE_KEYS_BACK = 128,
-    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once, to stay in L1 */
+    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once: they stay in L1 */
     TSHI_TILE_ROWS_PAIRS = 264 /* queries per tile in backward if operands are pairs of bf16 */
 };
 
-/* The numbers of keys that a row of the batch has. */
+/* How many keys a row of the batch has. */
 typedef struct tshi_keys {
     int64_t past, added; /* cached keys; new keys, without padding */
 } tshi_keys;
@@ -16226,8 +16435,9 @@ typedef struct tshi_attention {
 typedef struct tshi_head_back {
     tshi_matrix dq, dk, dv, dout; /* gradients of q, k, v, o; data NULL: not needed */
     int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
-    int raw; /* 1: not the kernels but tshi_attention_backward_raw multiplies dS by scale and by
-              * `derivative` */
+    /* 1: tshi_attention_backward_raw, not the kernels, multiplies dS by scale and by the soft cap's
+     * derivative */
+    int raw;
     /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
      * that sees such a key overwrites them */
     int fresh;
@@ -16239,8 +16449,8 @@ typedef struct tshi_head_back {
     /* if pairs: p and dS as (rows / 2, pitch) pairs of bf16, each of two queries */
     tsh_real *columns_p, *columns_s;
     tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS */
-    tsh_real *derivative;      /* shape (strip, pitch): 1 - (s / cap)^2 */
-    tsh_real *transposed; /* shape (keys, d): a block of dK or dV */
+    tsh_real *derivative; /* shape (strip, pitch): derivative of the soft cap, 1 - (s / cap)^2 */
+    tsh_real *transposed; /* shape (keys, d): a block of dK^T or dV^T, transposed back */
     /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
      * each block has shape (keys, d padded to a multiple of TSHI_BLOCK) */
     tsh_real *dk_t, *dv_t;
@@ -16276,7 +16486,7 @@ typedef struct tshi_head {
     /* elements from row to row of s and t: more than keys, so that the elements of a column are in
      * different sets of a cache */
     int64_t pitch;
-    /* blocks of packed keys that scratch has space for; blocks that are packed already */
+    /* how many blocks of packed keys scratch has space for; how many are packed already */
     int64_t blocks, packed;
     int pairs;                    /* 1: operands of products are pairs of bf16; 0: tsh_real */
     int few;                      /* 1: so few queries that packing the keys does not pay */
@@ -16289,9 +16499,11 @@ typedef struct tshi_head {
     /* multiplies n values by `by` and stores them as bf16; NULL: there is no such kernel */
     void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
     uint64_t first;               /* global index of this head's score (0, 0), for dropout masks */
-    int64_t width; /* scores per query, as dropout masks count them: all are (B, H, Tq, width) */
-    tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
-    tsh_real *log_sum;            /* shape (tq): log l of each query */
+    /* dropout masks number the scores of all heads as an array of shape (B, H, Tq, width) */
+    int64_t width;
+    /* m of each query, its largest score, shape (tq); -infinity: the query sees no key */
+    tsh_real *max;
+    tsh_real *log_sum;            /* shape (tq): log l of each query, l = sum of e^(s - m) */
     /* the tile's rows of Q, shape (rows, d); if pairs: (rows, d / 2) pairs of bf16 */
     tsh_real *rows_q;
     tsh_real *s; /* shape (strip, pitch): scores, then p */
@@ -16306,7 +16518,7 @@ typedef struct tshi_head {
      * multiple of TSHI_BLOCK), or, in pairs of bf16, (keys / 2, d padded) */
     tsh_real *features_k, *features_v;
     char *scratch;                     /* scratch memory of tshi_gemm_run */
-    tshi_gemm_walk walk;               /* cache lines to prefetch */
+    tshi_gemm_walk walk;               /* cache lines to prefetch during the products */
     /* matrices to prefetch after `walk`: `left` of them, the last one first */
     tshi_matrix ahead[8];
     int left;
@@ -16315,7 +16527,7 @@ typedef struct tshi_head {
     tshi_head_back back;
 } tshi_head;
 
-/* Returns the matrix of scores, in h->s or h->back.t, that begins at `data`. */
+/* Returns the part of h->s or h->back.t that begins at `data`, as a matrix. */
 static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
     return tshi_gemm_matrix(data, h->pitch, 1);
 }
@@ -16338,9 +16550,9 @@ static int64_t tshi_attention_start(const tshi_head *h, int64_t i) {
     return hidden ? hidden / h->keys * h->keys : 0;
 }
 
-/* Returns which part of a product of queries from i on and keys from j on is needed. If its columns
- * are keys: the first (seen + r) scores of row r, whose keys the query sees; if it sums over keys:
- * as many terms. */
+/* Returns which part of a product of queries from i on and keys from j on is needed. Query i + r
+ * sees the first (seen + r) of these keys: in row r of a product whose columns are keys, only they
+ * are needed; in one that sums over keys, only their terms are not 0. */
 static tshi_matmul_stairs tshi_attention_stairs(const tshi_head *h, int64_t i, int64_t j) {
     const int64_t seen = h->moves ? h->to + i - j : (int64_t)TSHI_MATMUL_ALL;
     const tshi_matmul_stairs stairs = {seen, seen};
@@ -16352,7 +16564,8 @@ static int64_t tshi_attention_wide(int64_t d) {
     return tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
 }
 
-/* Returns how many words n elements of an operand take: n, or (n + 1) / 2 if words are pairs. */
+/* Returns how many words of memory n elements of an operand take: n tsh_real or, if h->pairs is 1,
+ * (n + 1) / 2 pairs of bf16. */
 static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
@@ -16425,7 +16638,8 @@ static void tshi_attention_ahead(tshi_head *h) {
     w->step = 64; /* bytes of a cache line */
     w->last = w->at + (x.column == 1 ? (h->d * size - 1) / 64 * 64 : 0);
     w->along = x.row * size;
-    w->left = tshi_base_min(h->tq, h->tk) - 1; /* rows after the first: of tq or tk rows */
+    /* rows that follow the first: x has tq or tk rows, so only as many as the smaller number */
+    w->left = tshi_base_min(h->tq, h->tk) - 1;
 }
 
 /* Returns `data` as operand B of tshi_matmul_tiles: packed in groups of nr columns of B (slivers).
@@ -16500,7 +16714,7 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
 /* Parameters of the soft cap's kernel, which replaces s by cap tanh(s / cap), n values in each of m
  * rows, and sets `derivative` to 1 - tanh^2. */
 typedef struct tshi_cap {
-    tsh_real *s, *derivative; /* shapes (m, pitch); derivative may be NULL */
+    tsh_real *s, *derivative; /* m rows that begin `pitch` elements apart; derivative may be NULL */
     int64_t m, pitch;
     tsh_real cap;
 } tshi_cap;
@@ -16657,7 +16871,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_short(__m512 v) {
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2412803f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69304484f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, x); /* times 2^n */
+    return _mm512_scalef_ps(p, x); /* p = 2^f, times 2^n */
 }
 
 /* Adds up 32 lanes as tshi_kernel_fold does: the first 16 are in low, the others in high. */
@@ -16665,7 +16879,7 @@ TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     const __m512 a = _mm512_add_ps(low, high);
     const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
     const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
-    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c)); /* c0 + c2, c1 + c3 */
+    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c)); /* lanes c0 + c2 and c1 + c3 */
     return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
 
@@ -16726,8 +16940,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float 
     }
 }
 
-/* Sets h->back.rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to their delta, the
- * dot products of dO and O. The column strides of O and dO are 1. */
+/* Sets h->back.rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to delta, the dot
+ * product of dO and O, of each of these rows. The column strides of O and dO are 1. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h, int64_t i,
                                                              int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
@@ -16813,26 +17027,27 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     const int64_t pitch = h->pitch, d = h->d, width = tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t end = tshi_base_ceil(strip->n, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
-    tsh_real *x = h->s;                             /* shape (n, pitch) */
-    tsh_real *m = h->row + strip->r, *l = m + rows; /* shapes (n), (n) */
-    tsh_real *o = h->sum + strip->r * width;        /* shape (n, width) */
+    tsh_real *x = h->s;                             /* scores, shape (n, pitch) */
+    tsh_real *m = h->row + strip->r, *l = m + rows; /* m and l of each row, shapes (n) */
+    tsh_real *o = h->sum + strip->r * width;        /* rows of O, shape (n, width) */
     int64_t r, c;
     (void)none;
     for (r = 0; r < n; r++, x += pitch, o += width) {
         /* seen: keys that row r sees; wide: the same, rounded up to whole blocks */
         const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
-        const tsh_real old = m[r]; /* m before these keys */
+        const tsh_real old = m[r]; /* the row's m over earlier keys */
         for (c = seen; c < wide && !h->exps; c++) x[c] = -TSHI_R(INFINITY);
         if (seen) m[r] = h->exps ? h->most(x, seen) : tshi_kernel_max(x, wide);
-        if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is the m of earlier keys */
-        if (l[r] > 0 && old < m[r]) {           /* m has grown */
+        if (l[r] > 0 && old > m[r]) m[r] = old; /* earlier keys have the larger maximum */
+        if (l[r] > 0 && old < m[r]) {           /* these keys have the larger maximum */
             const tsh_real shrink = tshi_math_exp_below(old - m[r], fused);
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
     }
-    /* a loop of its own, so that no row waits for its maximum */
+    /* The exponentials have a loop of their own: in the loop above, each row would wait for its
+     * maximum. */
     for (r = 0, x = h->s; r < n; r++, x += pitch) {
         const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
@@ -16854,9 +17069,9 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     const tshi_head *h = strip->h;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t width = tshi_base_ceil(h->d, TSHI_BLOCK) * TSHI_BLOCK;
-    const tsh_real *m = h->row, *l = m + rows;                       /* shapes (n), (n) */
-    tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: 1 / l */
-    tsh_real *o = h->sum;                                            /* shape (n, width) */
+    const tsh_real *m = h->row, *l = m + rows;                       /* m and l, shapes (n) */
+    tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: l, then 1 / l */
+    tsh_real *o = h->sum;                                            /* O, shape (n, width) */
     const int direct = h->o.dtype == TSH_REAL && h->o.column == 1;   /* 1: writes O in place */
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
@@ -16883,8 +17098,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_strip);
 
-/* Computes C (m, d) = p V over the keys [j, j + n), plus C if `add` is 1. Is for so few queries
- * that packing V does not pay. */
+/* Computes C (m, d) = p V over the keys [j, j + n), plus C if `add` is 1, without packing V: for so
+ * few queries that packing does not pay. */
 static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *p,
                                int add, tsh_real *c) {
     tshi_matrix a = tshi_attention_tile(h, p);
@@ -16895,7 +17110,7 @@ static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t
     tshi_gemm_run(h->kernel, h->scratch, product);
 }
 
-/* Initialises m and l of queries [i, i + m): 0 if there are no sinks, else m is the sink's score,
+/* Sets m and l of queries [i, i + m) to their initial values: 0; with sinks, m is the sink's score
  * and l is 1. */
 static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
     const int64_t rows = tshi_attention_wide(h->rows);
@@ -16956,7 +17171,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
                                           const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;
-    /* shapes: m, l and delta (n), x and dx (n, pitch) */
+    /* m, log l and delta (the dot product of dO and O) of each row, shapes (n) */
     const tsh_real *m = h->max + strip->i, *l = h->log_sum + strip->i, *delta = h->row + strip->r;
     const tsh_real scale = h->back.ds_scale;
     tsh_real *x = h->s, *dx = h->back.t + strip->r * pitch;
@@ -16969,7 +17184,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
         const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(strip, r);
         for (int64_t e = 0; e < strip->n; e += TSHI_BLOCK) {
             const int left = visible - (int)e; /* number of visible keys from e on */
-            if (left <= 0) {                   /* no key is visible */
+            if (left <= 0) {                   /* no key of this block is visible */
                 for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = 0;
                 for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = 0;
                 continue;
@@ -17055,8 +17270,8 @@ static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r
 }
 
 /* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of the tile
- * that begins at query i, and of keys [j, j + n). If operands are pairs, p and dS are 0 after these
- * keys, up to the end of a tile of the product p^T dO. */
+ * that begins at query i, and of keys [j, j + n). If operands are pairs, also writes zeros after
+ * these keys, as far as the micro-kernels of p^T dO read. */
 static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                            int64_t n) {
     const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
@@ -17065,7 +17280,7 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     tshi_attention_scores(h, i, r, m, j, n);
     tshi_attention_by_keys(h, i + r, m, j, n, 1,
                            h->back.rows_do + r * tshi_attention_words(h, h->d), h->keys_v,
-                           t); /* dO V^T */
+                           t); /* t = dO V^T */
 #if TSHI_GEMM_BF16S
     if (h->rounded) {
         tshi_attention_grad_pairs(m, &strip);
@@ -17095,7 +17310,7 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
         const int64_t count = tshi_base_min(step, n - e);
-        /* the first row that sees key j + e */
+        /* the tile's first row that sees key j + e: the rows before it add nothing */
         int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
         r = r < 0 ? 0 : r;
         const tshi_matmul_strips left = {a + r * d, 1, d, 1};
@@ -17112,9 +17327,10 @@ static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
     return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
-/* Does what tshi_attention_backward_keys does, for pairs of bf16: adds P^T A to C (n, d). columns:
- * A (columns_do or columns_q); p: P (columns_p or columns_s); to: dV or dK; over 1: overwrites
- * `to`; scratch: dv_t or dk_t, where C is if it is not computed in place. */
+/* Adds P^T A to C (n, d), the rows of dV or dK of keys [j, j + n), as tshi_attention_backward_keys
+ * does, but for pairs of bf16. columns: A (columns_do or columns_q); p: P (columns_p or columns_s);
+ * to: dV or dK; over 1: overwrites `to`; scratch: dv_t or dk_t, which C is in if it is not computed
+ * in place. */
 static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                           const tsh_real *columns, const tsh_real *p,
                                           tshi_matrix to, int over, tsh_real *scratch) {
@@ -17126,12 +17342,12 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
     scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
     const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
     for (int64_t e = 0; e < n; e += step) {
-        /* 0: no earlier query saw key j + e */
+        /* 1: adds to C; 0: overwrites it, as no earlier query saw key j + e */
         const int add = (in_place && !over) || earlier > j + e;
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
-        /* the first row that sees key j + e */
+        /* the tile's first row that sees key j + e: the rows before it add nothing */
         int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
-        r = r < 0 ? 0 : r / 2; /* in pairs of rows */
+        r = r < 0 ? 0 : r / 2; /* from here on, r counts pairs of rows */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
         tshi_attention_ahead(h);
         tshi_matmul_tiles(
@@ -17177,7 +17393,7 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
  * tile's rows of dQ, which are overwritten if `over` is 1. */
 static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                              int64_t n, int over, tshi_matrix c) {
-    int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the first row that sees key j */
+    int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the tile's first row that sees key j */
     if (h->back.dv.data && h->pairs)
         tshi_attention_backward_pairs(h, i, m, j, n, h->back.columns_do, h->back.columns_p,
                                       h->back.dv, h->back.over[2], h->back.dv_t);
@@ -17198,7 +17414,8 @@ static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m,
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
     const int64_t start = tshi_attention_start(h, i);
-    /* 1: all queries see a key; 0: dQ is not computed in place, as nothing writes some rows */
+    /* 1: every query of the tile sees a key; 0: dQ is not computed in place, because the products
+     * leave some of its rows unwritten */
     const int seeing = tshi_attention_visible(h, i) > start;
     const int in_place = tshi_attention_in_place(h, h->back.dq) && seeing;
     const tshi_matrix c = in_place ? tshi_gemm_from(h->back.dq, i, 0)
@@ -17259,7 +17476,7 @@ static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64
  * own. */
 typedef struct tshi_heads {
     tshi_head head;             /* the fields that all heads have in common; each piece copies it */
-    tsh_tensor *const *in;      /* q, k, v */
+    tsh_tensor *const *in;      /* the op's inputs: q, k, v */
     tsh_tensor *out;            /* shape (B, H, Tq, D) */
     void *value[4];             /* values of q, k, v, out */
     tsh_real *grad[4];          /* gradients of q, k, v, out; NULL: in forward, or not needed */
@@ -17269,14 +17486,14 @@ typedef struct tshi_heads {
     tsh_real *sink_grads;
     tsh_real *stats;            /* shape (2, local B, local H, Tq): m of each query, then log l */
     tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
-    /* scratch per piece: elements of `scratch`; bytes for tshi_gemm_run */
+    /* scratch memory of each piece: elements of `scratch`; bytes that tshi_gemm_run gets */
     int64_t each, each_product;
-    int pieces;                 /* number of pieces */
-    /* keys of each row of a ragged batch, shape (B); NULL: all rows have the same */
+    int pieces;                 /* number of pieces, at most one per thread */
+    /* keys of each row of a ragged batch, shape (B); NULL: all rows have as many keys */
     const tshi_keys *rows;
     /* 1: Tq is 1, and the query heads that share a head of k are the queries of one tile */
     int merged;
-    /* 1: later tiles see more keys, so a unit of forward is an early and a late tile */
+    /* 1: later tiles see more keys, so a unit of work in forward is an early and a late tile */
     int balanced;
     /* order in which pairs of a batch row and a head of k are computed: 1: all rows for one head,
      * then for the next head; 0: all heads for one row, then for the next row */
@@ -17286,7 +17503,7 @@ typedef struct tshi_heads {
     int64_t together;
     /* local heads of k that this rank's query heads use: the first one, and how many */
     int64_t first, groups;
-    /* per head: tiles; units of work in forward, which are tiles or (balanced) pairs of them */
+    /* per head: tiles; units of work in forward, each one tile or, if `balanced` is 1, two tiles */
     int64_t tiles, units;
     tshi_block *block;          /* the memory of `scratch` */
 } tshi_heads;
@@ -17297,15 +17514,15 @@ typedef struct tshi_heads {
 static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
     const int64_t *step = a->stride, distance = high->offset - low->offset;
-    /* low_end, high_end: distance in elements from the first to the last element of a row with all
-     * its heads */
+    /* low_end, high_end: distance from the first to the last element of one position with all its
+     * heads, in low and in high */
     const int64_t low_end = (low->local[1] - 1) * step[1] + (low->local[3] - 1) * step[3];
     const int64_t high_end = (high->local[1] - 1) * step[1] + (high->local[3] - 1) * step[3];
     if (a->base != b->base || !a->base->requires_grad) return 1;
     if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
     if (!distance) return a->local[1] == b->local[1];
     if (low_end >= distance) return 0;
-    /* the heads of a and b must fit between two batches (d = 0) and between two rows (d = 2) */
+    /* heads of a and b must fit between two batch rows (d = 0) and between two positions (d = 2) */
     for (int d = 0; d <= 2; d += 2)
         if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
     return 1;
@@ -17342,7 +17559,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
-        at += tshi_base_ceil(parts[p].size, 16) * 16; /* whole cache lines */
+        at += tshi_base_ceil(parts[p].size, 16) * 16; /* rounded up to whole cache lines */
     }
     return at;
 }
@@ -17353,9 +17570,10 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     tshi_head *h = &all->head;
     const int64_t heads = q->local[1], group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
-    /* queries per head, or (merged) per head of k */
+    /* queries that are divided into tiles: those of a head or, if merged, of the heads that share a
+     * head of k */
     const int64_t rows = all->merged ? group : h->tq;
-    int64_t visits;                                   /* number of tiles that use a head of k */
+    int64_t visits; /* number of tiles that use a head of k */
     h->rows = tshi_base_min(rows, back && h->pairs ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
     if (all->merged) h->rows = group;
     h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
@@ -17443,7 +17661,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
         product[0] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->keys, h->d, h->keys, 1);
         product[1] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->d, h->keys, h->d, 1);
         all->each_product = tshi_base_ceil(product[0] > product[1] ? product[0] : product[1], 64);
-        all->each_product *= 64; /* whole cache lines */
+        all->each_product *= 64; /* bytes, rounded up to whole cache lines */
         h->scratch = tshi_matmul_scratch(q->ctx, (size_t)(all->each_product * all->pieces));
     }
     all->each = tshi_attention_place(h, NULL, back);
@@ -17464,7 +17682,7 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
     const tshi_keys keys = all->rows ? all->rows[b] : h->more->keys;
     const int64_t place = keys.past + h->more->behind; /* position of query 0 */
-    /* more than the distance of any query from any key */
+    /* a window that hides no key: more than the distance of any query from any key */
     const int64_t beyond = all->in[0]->dim[2] + place + keys.added + 1;
     const int64_t window = h->more->window ? tshi_base_min(h->more->window, beyond) : beyond;
     h->tk = keys.past + keys.added;
@@ -17484,7 +17702,7 @@ static int64_t tshi_attention_own_head(const tsh_tensor *t, int64_t local, int64
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a,
                                 int64_t count) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
-    const int64_t c = tshi_attention_kv(q, k, a); /* head of k and v */
+    const int64_t c = tshi_attention_kv(q, k, a); /* the head of k and v that head a uses */
     const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
     const int64_t *stride = h->more->mask_stride, tq = all->head.tq;
     const int merged = all->merged;
@@ -17498,8 +17716,8 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
         h->sinks.step = merged ? step : 0;
     }
     if (all->sink_grads) h->sinks.grads = all->sink_grads + (b * q->local[1] + a) * tq;
-    h->max = all->stats + (b * q->local[1] + a) * tq;                       /* shape (tq) */
-    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* shape (tq) */
+    h->max = all->stats + (b * q->local[1] + a) * tq;                       /* m, shape (tq) */
+    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* log l, shape (tq) */
     h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, merged); /* shape (tq, d) */
     h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, 0);      /* shape (tk, d) */
     h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, 0);      /* shape (tk, d) */
@@ -17538,8 +17756,8 @@ static void tshi_attention_pair(const tshi_heads *all, int64_t pair, int64_t *b,
     *c = all->first + (all->by_head ? pair / batch : pair % all->groups);
 }
 
-/* Sets h to prefetch the matrices of `pair`, a row of the batch and a head of k
- * (tshi_attention_pair): those that are read first are prefetched first. */
+/* Makes h prefetch the matrices of `pair`, the number of a batch row and a head of k
+ * (tshi_attention_pair), and of their gradients, in the order in which they are read. */
 static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pair) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     tshi_head next = *h;
@@ -17626,8 +17844,8 @@ static void tshi_attention_run(tshi_heads *all) {
     tshi_mem_release(all->head.ctx, all->block);
 }
 
-/* Returns 1 if backward writes each element of the gradient of input i, so that it need not be
- * zeroed first: all local heads and positions of k are used, and no other input has the same
+/* Returns 1 if backward writes each element of the gradient of input i (q, k or v), so that it need
+ * not be zeroed first: all local heads and positions of k are used, and no other input has the same
  * base. */
 static int tshi_attention_covers(const tshi_heads *all, int i) {
     tsh_tensor *const *in = all->in;
@@ -17667,7 +17885,7 @@ static void tshi_attention_backward_sinks(const tshi_heads *all, const tshi_dest
  * needed. */
 static void tshi_attention_backward(tshi_node *node) {
     const tsh_tensor *q = node->in[0];
-    tshi_block *grads = NULL; /* holds sink_grads */
+    tshi_block *grads = NULL; /* the memory of all.sink_grads */
     tshi_heads all;
     tshi_dest dest, sinks;
     tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
@@ -17736,7 +17954,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
     int d, fits = mask->ndim <= 4;
     if (!tshi_attention_holds("q k v mask", in, mask)) return 0;
     if (fits && mask->layout.kind != TSH_REPLICATED) {
-        d = mask->ndim - 3; /* the mask's dimension of heads; negative: none */
+        d = mask->ndim - 3; /* which dimension of the mask is the heads; negative: it has none */
         fits = d >= 0 && mask->dim[d] == q->dim[1] && tshi_rule_is_sharded(q, 1) &&
                tshi_rule_is_sharded(mask, d) &&
                tshi_layout_same_shards(&q->layout, &mask->layout, q->dim[1], q->ctx->tp.size);
@@ -17755,7 +17973,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
                         tshi_dtype_name(TSH_REAL), tshi_tensor_sizes(dim, 4, sizes)) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
     for (d = 0; d < 4 && mask; d++) {
-        int own = d - (4 - mask->ndim); /* dimension of the mask; negative: none */
+        int own = d - (4 - mask->ndim); /* own: the mask's index of dimension d; negative: none */
         more->mask_stride[d] = own < 0 || mask->dim[own] == 1 ? 0 : mask->stride[own];
     }
     return mask != NULL;
@@ -17989,7 +18207,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
  * each row, tshi_loss_rows computes sums and row losses, tshi_loss_reduce their mean or sum. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 }; /* values of tshi_loss.local */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
-/* numbers per row: of sums; of tsh_real values that backward reads */
+/* per row: sums that forward may need; tsh_real values that it keeps for backward */
 enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 };
 
 /* A call of tsh_cross_entropy, and the params of the node. Arrays have an entry per local row. */
@@ -17997,10 +18215,11 @@ typedef struct tshi_loss {
     tsh_cross_entropy_desc desc; /* options of the call */
     /* rows and classes on this rank; elements from row to row of the logits */
     int64_t rows, classes, step;
-    int probs;                   /* 1: the target is probabilities */
+    int probs;                   /* 1: the target is probabilities; 0: it is class indices */
     int cut;                     /* 1: classes are sharded over several ranks */
-    /* The sums are one array (sums, rows): first S, then B, then the terms that are needed. */
-    int sums, at[TSHI_LOSS_TERMS]; /* number of sums; index of each term, 0: not needed */
+    /* The sums of all rows are one array (sums, rows): first S, then B, then those of the terms A,
+     * Q, V, W that are needed. */
+    int sums, at[TSHI_LOSS_TERMS]; /* sums per row; index of each term among them, 0: not needed */
     double divisor;                /* out = sum of the row losses / divisor */
     /* What backward reads, in the node's aux: */
     int64_t *local;          /* local index of class y; -1: on another rank; -2: ignored row */
@@ -18009,7 +18228,7 @@ typedef struct tshi_loss {
     tsh_real *scale;         /* factor of the softmax in dx: a + 2 z (m + log S) */
 } tshi_loss;
 
-/* -- kernels ---------------------------------------------------------------- */
+/* -- kernels: the sums of a row, and its gradient --------------------------- */
 
 /* Returns 1 if a class with logit x is padding: x is -infinity. */
 TSHI_INLINE int tshi_loss_padding(tsh_real x) {
@@ -18024,7 +18243,9 @@ enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPE
 enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH }; /* which results tshi_loss_softmax writes */
 typedef struct tshi_loss_work {
     int64_t classes; /* classes on this rank */
-    int which; /* tshi_loss_softmax: TSHI_LOSS_M, S or BOTH; tshi_loss_term: TSHI_LOSS_A, ... */
+    /* what to compute: in tshi_loss_softmax TSHI_LOSS_M, _S or _BOTH; in tshi_loss_term TSHI_LOSS_A
+     * to TSHI_LOSS_W */
+    int which;
 } tshi_loss_work;
 
 /* Sets *m to the maximum of a row of n logits and returns S, the sum of e^(x - m), in one pass:
@@ -18053,7 +18274,7 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
                                         const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* shape (n, classes) */
     tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* shape (n) */
-    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S (n) */
+    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S, shape (n) */
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         if (work->which == TSHI_LOSS_BOTH)
             sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
@@ -18069,13 +18290,13 @@ TSHI_KERNEL_FUSED(tshi_loss_softmax, tshi_loss_work);
  * logits x and their maximum m. The operands WEIGHT and TARGET may be NULL. */
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
-    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;      /* shape (n, classes) */
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;    /* shape (n) */
+    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;   /* shape (n, classes) */
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data; /* shape (n) */
     /* class weights, shape (classes); NULL: all are 1 */
     const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data;
     /* targets, shape (n, classes), or NULL */
     const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data;
-    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;              /* shape (n) */
+    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data; /* results, shape (n) */
     tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data; /* shape (classes) */
     const int64_t classes = work->classes;
     const int which = work->which;
@@ -18102,7 +18323,7 @@ TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 /* The parameters of the kernel that computes dx = g e^(x - m - log S) for a row of n classes. Its
  * operands are dx and x, which may be the same memory. */
 typedef struct tshi_loss_row {
-    double g, max, log_sum; /* g_i times scale; m_i; log S_i */
+    double g, max, log_sum; /* g_i times the factor `scale` of the softmax; m_i; log S_i */
     int add;                /* 1: dx += ..., 0: dx = ... */
 } tshi_loss_row;
 TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
@@ -18120,10 +18341,11 @@ TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_grad, tshi_loss_row);
 
-/* The parameters of the kernel that subtracts g w_c ((1 - e) t_c + e / V) from dx_c for a row of n
- * classes, without e / V for padding. Operands: dx, x, w, t, all (n); w and t may be NULL. */
+/* The parameters of the kernel that subtracts the target's part, g w_c ((1 - e) t_c + e / V), from
+ * dx_c for each class c of a row of n; for padding, e / V is left out. Operands: dx, x, w, t, all
+ * (n); w and t may be NULL. */
 typedef struct tshi_loss_shares {
-    double own, uniform; /* g (1 - e); g e / V */
+    double own, uniform; /* g (1 - e), the factor of w_c t_c; g e / V, the factor of w_c */
 } tshi_loss_shares;
 TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
                                       const tshi_loss_shares *shares) {
@@ -18140,13 +18362,14 @@ TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_loss_share, tshi_loss_shares);
 
-/* -- backward --------------------------------------------------------------- */
+/* -- backward: the gradient of the logits ----------------------------------- */
 
 /* What the threads of a rank share in backward. x: logits; t: probabilities; w: class weights. */
 typedef struct tshi_loss_job {
     const tshi_node *node;
     tshi_dest dest;            /* where dx goes */
-    const tsh_real *x, *t, *w; /* shapes (rows, classes), the same or NULL, (classes) or NULL */
+    /* x, and t or NULL: shape (rows, classes); w, or NULL: shape (classes) */
+    const tsh_real *x, *t, *w;
     int64_t step;              /* elements from row to row of x */
 } tshi_loss_job;
 
@@ -18179,8 +18402,8 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
         tshi_loss_grad[x->ctx->isa](loss->classes, operand, &row);
         if (loss->probs || loss->desc.label_smoothing > 0)
             tshi_loss_share[x->ctx->isa](loss->classes, operand, &shares);
-        if (loss->local[i] >= 0)
-            dx[loss->local[i] * last] -= TSHI_R(each * keep * (double)loss->own[i]); /* class y */
+        if (loss->local[i] >= 0) /* class y, the target: subtracts g_i (1 - e) A_i */
+            dx[loss->local[i] * last] -= TSHI_R(each * keep * (double)loss->own[i]);
     }
 }
 
@@ -18188,7 +18411,7 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    /* 1: one pass reads and writes each row, so dx may take the memory of x, or of its copy */
+    /* 1: each row is read and written only once, so dx may take the memory of x, or of its copy */
     const int once = !loss->probs && !(loss->desc.label_smoothing > 0) &&
                      (node->in[0]->dtype == TSH_REAL || tshi_tape_is_whole(node->in[0]));
     tshi_block *scratch[3] = {NULL, NULL, NULL}; /* copies of logits, target, weight as tsh_real */
@@ -18198,21 +18421,21 @@ static void tshi_loss_backward(tshi_node *node) {
     work.node = node;
     work.x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
     work.step = scratch[0] ? loss->classes : loss->step; /* elements from row to row */
-    if (once && scratch[0]) { /* the copy is all that is read from now on */
+    if (once && scratch[0]) { /* from now on only the copy of the logits is read */
         tshi_mem_release(ctx, node->saved[0]);
         node->saved[0] = scratch[0];
         scratch[0] = NULL;
     }
     if (loss->probs) work.t = tshi_tape_saved_reals(node, 1, stride, &scratch[1]);
     if (node->saved[2]) work.w = tshi_tape_saved_reals(node, 2, stride, &scratch[2]);
-    if (ctx->error.code == TSH_OK && (once ? tshi_tape_dest_over(node, 0, &work.dest)
-                                           : tshi_tape_dest(node, 0, &work.dest)))
+    if (ctx->error.code == TSH_OK &&
+        (once ? tshi_tape_dest_over(node, 0, &work.dest) : tshi_tape_dest(node, 0, &work.dest)))
         tshi_team_run(tshi_kernel_parts(ctx, loss->rows, loss->classes), loss->rows, 1,
                       tshi_loss_backward_rows, &work);
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
 }
 
-/* -- checks ----------------------------------------------------------------- */
+/* -- checks of the inputs; which sums are needed ---------------------------- */
 
 /* Checks the options. probs 1: the target is probabilities. Returns 0 after an error. */
 static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, int probs) {
@@ -18242,8 +18465,8 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
     return 0;
 }
 
-/* Returns 1 if the target's shape is that of logits x whose classes are dimension `axis`: the same
- * for probabilities, the same without the classes for integers. */
+/* Returns 1 if the target fits logits x whose classes are dimension `axis`: probabilities have the
+ * shape of x, class indices that of x without dimension `axis`. */
 static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int axis) {
     const int probs = tshi_dtypes[target->dtype].floating; /* 1: probabilities */
     int fits = x->ndim == target->ndim + !probs && x->ndim > 0;
@@ -18318,7 +18541,8 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->divisor = 1;
     loss->sums = 2; /* sums that every loss needs: of the exponentials, and TSHI_LOSS_B */
     loss->at[TSHI_LOSS_B] = 1;
-    /* otherwise A is w_y, which this rank knows without a sum */
+    /* A is a sum for probabilities, or if the class weights are sharded; else it is w_y, the weight
+     * of the target class y, which this rank has */
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED))
         loss->at[TSHI_LOSS_A] = loss->sums++;
     for (int t = TSHI_LOSS_Q; t <= TSHI_LOSS_W && desc->label_smoothing > 0; t++)
@@ -18330,11 +18554,11 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     return in[2] != NULL;
 }
 
-/* -- forward ---------------------------------------------------------------- */
+/* -- forward: targets, sums, row losses ------------------------------------- */
 
 /* Reports that target y, of local row i, is out of range. */
 static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
-    int64_t row = 0, size = 1; /* row: global index; size: rows that one index of d spans */
+    int64_t row = 0, size = 1; /* row: the row's global index; size: rows per index of dim d */
     for (int d = target->ndim - 1; d >= 0; d--) {
         row += tshi_tensor_global(target, d, i % target->local[d]) * size;
         i /= target->local[d];
@@ -18350,11 +18574,12 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, in
  * if only another rank has this weight. An index out of range is an error. */
 static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
     const tsh_tensor *x = in[0], *target = in[1], *w = in[2], *given = loss->desc.weight;
+    /* the weights of all classes, shape (V); NULL: there are none, or this rank has only a shard */
     const tsh_real *all = w && given->layout.kind == TSH_REPLICATED ? tshi_tensor_values(given)
-                                                                    : NULL; /* (V): all weights */
+                                                                    : NULL;
     const int64_t n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
     tshi_block *scratch;
-    const void *values = tshi_kernel_packed(target, &scratch); /* shape (n) */
+    const void *values = tshi_kernel_packed(target, &scratch); /* class indices, shape (n) */
     for (int64_t i = 0; i < n && x->ctx->error.code == TSH_OK; i++) {
         const int64_t y = tshi_tensor_integer(target, values, i); /* the row's class */
         loss->local[i] = TSHI_TARGET_IGNORED;
@@ -18380,7 +18605,7 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_
     const tshi_loss_work params = {loss->classes, which};
     tshi_rows work = tshi_kernel_rows_job(kernel[ctx->isa], loss->rows, &params);
     memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
-    work.own[TSHI_LOSS_SCRATCH] = loss->classes; /* scratch of each piece */
+    work.own[TSHI_LOSS_SCRATCH] = loss->classes; /* elements of scratch for each piece */
     tshi_kernel_run_rows(ctx, &work, loss->classes);
 }
 
@@ -18457,7 +18682,7 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
     int64_t stride[TSH_MAX_DIMS];
     memset(x, 0, TSHI_LOSS_OPERANDS * sizeof *x);
     for (int i = 0; i < 3; i++) {
-        const int used = in[i] && (i != 1 || loss->probs); /* class indices are no operand */
+        const int used = in[i] && (i != 1 || loss->probs); /* kernels do not take class indices */
         tsh_real *values = used ? tshi_kernel_reals_of(in[i], stride, &scratch[i]) : NULL;
         x[place[i]] = tshi_kernel_reals(values, i == 0 && scratch[0] ? loss->classes : step[i]);
     }
@@ -18534,7 +18759,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                 tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
                : NULL;
     if (sums) {
-        loss.local = (int64_t *)tshi_mem_data(aux); /* shape (rows), as the arrays below */
+        loss.local = (int64_t *)tshi_mem_data(aux); /* the arrays here have the shape (rows) */
         loss.max = (tsh_real *)(void *)(loss.local + loss.rows);
         loss.log_sum = loss.max + loss.rows;
         loss.own = loss.log_sum + loss.rows;
@@ -18556,8 +18781,9 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
 /* Needs: >>tape-leaf >>op-reduce >>redistribute.                             */
 /* ========================================================================== */
 
-/* Every rank does the same with the whole logits, in double, so all draw the same ids. Each filter
- * keeps what is not below a threshold; quickselect finds the threshold, no row is sorted. */
+/* Every rank samples from the whole logits, in double, so all draw the same ids. Each filter
+ * (top_k, top_p, min_p) keeps what is not below a threshold. Quickselect finds those of top_k and
+ * top_p, so no row is sorted. */
 
 /* Splits n values into those above a pivot, equal to it, and below it. *above: number of values
  * above the pivot; *below: index of the first value below it. */
@@ -18631,7 +18857,7 @@ static double tshi_sample_kth(const double *z, int64_t n, int64_t k, double *scr
 static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_sample_desc *desc,
                                double chance) {
     const double temperature = tshi_base_option(desc->temperature, 1);
-    /* least: smaller logits, later smaller weights, are left out */
+    /* least: logits below it are left out; later, weights below it */
     double max = -(double)INFINITY, least = max, total = 0;
     int64_t i, best = -1;
     for (i = 0; i < n; i++) {
@@ -18646,7 +18872,8 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
     }
     least = desc->min_p;
     if (desc->top_p > 0 && desc->top_p < 1) {
-        /* the weights below `bound` together are less than what top_p may leave out */
+        /* Quickselect gets only the weights from `bound` on: those below it sum to less than what
+         * top_p may leave out. */
         const double bound = (1 - desc->top_p) * total / (double)n;
         const int64_t count = tshi_sample_copy(z, n, bound, scratch);
         const double top = tshi_sample_threshold(scratch, count, desc->top_p * total, 0);
@@ -18657,7 +18884,7 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
     for (i = 0; i < n && chance >= 0; i++) {
         if (!(z[i] > 0) || z[i] < least) continue;
         chance -= z[i];
-        best = i; /* if the sum was rounded up, the last id that is kept is returned */
+        best = i; /* if rounding leaves chance at 0 or above, the last id kept is drawn */
     }
     return best;
 }
@@ -18703,7 +18930,7 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
     const double penalty = desc->penalty > 0 ? desc->penalty : 1;
     const uint64_t stream = tshi_rng_hash(0, "sample", 6);
     tshi_block *scratch, *held = NULL, *block;
-    const tsh_real *values = tshi_kernel_packed_reals(x, &scratch); /* shape (rows, n) */
+    const tsh_real *values = tshi_kernel_packed_reals(x, &scratch);           /* shape (rows, n) */
     const void *past = previous ? tshi_kernel_packed(previous, &held) : NULL; /* (rows, seen) */
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * (size_t)n * sizeof(double));
     double *z = block ? (double *)tshi_mem_data(block) : NULL; /* the logits of a row */
@@ -18719,7 +18946,7 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
         tshi_rng_philox(desc->seed + (uint64_t)r, stream, (uint64_t)desc->position, word);
         ids[r] = tshi_sample_row(z, z + n, n, desc,
                                  ((double)(word[0] >> 5) * 67108864.0 + (double)(word[1] >> 6)) /
-                                     9007199254740992.0); /* 53 random bits */
+                                     9007199254740992.0); /* 53 random bits, in [0, 1) */
         if (ids[r] < 0) tshi_reduce_refuse_row(ctx, r);
     }
     tshi_mem_release(ctx, scratch);
@@ -18764,26 +18991,43 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc) 
 /* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
-/* The user's forward gets dense inputs and writes a dense output. The user's backward adds to dense
+/* The user's forward gets dense inputs and writes dense outputs. The user's backward adds to dense
  * gradients in scratch, which are then added to the gradients of the inputs. */
 
-enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum number of inputs */
+enum { TSHI_CUSTOM_INPUTS = 8 }; /* the maximum number of inputs of a custom op */
 
 /* The params of a custom op's node. op.name points to the caller's string. */
 typedef struct tshi_custom {
-    tshi_op op;           /* the op, made from the caller's descriptor for this call */
+    tshi_op op;              /* the op, made from the caller's descriptor for this call */
     tsh_custom_op_desc desc; /* a copy of the caller's descriptor */
 } tshi_custom;
+
+/* Returns output k of a custom op's node. */
+static tsh_tensor *tshi_custom_out(const tshi_node *node, int k) {
+    return k ? node->more[k - 1] : node->out;
+}
+
+/* Fills value[k] with the saved values of output k, and grad[k] with its gradient; NULL: it has
+ * none. */
+static void tshi_custom_outputs(const tshi_node *node, const void **value, const tsh_real **grad) {
+    for (int k = 0; k <= node->more_count; k++) {
+        const tshi_accumulator *acc = &tshi_custom_out(node, k)->gr;
+        value[k] = tshi_mem_data(k ? node->more_saved[k - 1] : node->saved[node->n]);
+        grad[k] = acc->live ? (const tsh_real *)tshi_mem_data(acc->block) : NULL;
+    }
+}
 
 /* Calls the user's backward with zeroed gradients and adds them to those of the inputs. */
 static void tshi_custom_backward(tshi_node *node) {
     const tsh_custom_op_desc *desc = &((const tshi_custom *)node->params)->desc;
     /* kept: the inputs, with the values that were saved */
-    tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS];
-    tsh_ctx *ctx = out->ctx;
+    tsh_tensor *kept[TSHI_CUSTOM_INPUTS];
+    tsh_ctx *ctx = node->out->ctx;
     tsh_real *grad[TSHI_CUSTOM_INPUTS];      /* dense gradients to fill; NULL: not needed */
     tshi_block *scratch[TSHI_CUSTOM_INPUTS]; /* holds grad[i], or NULL */
     tshi_dest dest[TSHI_CUSTOM_INPUTS];
+    const void *value[TSH_MAX_OUTPUTS];
+    const tsh_real *grad_out[TSH_MAX_OUTPUTS];
     int64_t stride[TSH_MAX_DIMS]; /* strides of grad[i] */
     for (int i = 0; i < node->n; i++) {
         size_t bytes = tshi_dtype_reals(tsh_local_numel(node->in[i]));
@@ -18794,9 +19038,8 @@ static void tshi_custom_backward(tshi_node *node) {
         grad[i] = scratch[i] ? (tsh_real *)tshi_mem_data(scratch[i]) : NULL;
         if (grad[i]) memset(grad[i], 0, bytes);
     }
-    if (ctx->error.code == TSH_OK)
-        desc->backward(kept, node->n, (const tsh_real *)tshi_tape_saved(node, node->n),
-                       tshi_tape_grad(node), grad, desc->user);
+    tshi_custom_outputs(node, value, grad_out);
+    if (ctx->error.code == TSH_OK) desc->backward(kept, node->n, value, grad_out, grad, desc->user);
     for (int i = 0; i < node->n; i++) {
         if (!scratch[i]) continue;
         tshi_tensor_strides(node->in[i]->local, node->in[i]->ndim, stride);
@@ -18805,37 +19048,90 @@ static void tshi_custom_backward(tshi_node *node) {
     }
 }
 
-TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
-                                  const tsh_custom_op_desc *desc) {
-    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out; /* dense: the inputs, or dense copies of them */
-    tshi_custom custom;
-    if (!ctx || ctx->error.code != TSH_OK) return NULL;
+/* Fills dense[i] with input i, or a dense copy of it, floating ones as tsh_real. Returns 0 and an
+ * error if the descriptor or an input is refused. */
+static int tshi_custom_inputs(tsh_ctx *ctx, tsh_tensor *const *in, int n,
+                              const tsh_custom_op_desc *desc, tsh_tensor **dense) {
     if (!desc || !desc->forward || !desc->name || n < 1 || n > TSHI_CUSTOM_INPUTS || !in)
-        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
                                "tsh_custom_op: takes a name, a forward and 1 to %d inputs, not %d",
                                TSHI_CUSTOM_INPUTS, n);
-    if (!tshi_tensor_check(desc->name, "in[]", in, n)) return NULL;
+    if (desc->outputs < 0 || desc->outputs > TSH_MAX_OUTPUTS)
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "%s: %d outputs; it may have 1 to %d",
+                               desc->name, desc->outputs, TSH_MAX_OUTPUTS);
+    if (!tshi_tensor_check(desc->name, "in[]", in, n)) return 0;
     if (in[0]->ctx != ctx)
-        return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "%s: in[0] belongs to another ctx",
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "%s: in[0] belongs to another ctx",
                                desc->name);
     for (int i = 0; i < n; i++) {
         dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_op_copy(desc->name, in[i]);
         if (dense[i] && tshi_dtype_computes(in[i]->dtype)) dense[i] = tsh_cast(dense[i], TSH_REAL);
-        if (!dense[i]) return NULL;
+        if (!dense[i]) return 0;
     }
-    out = tshi_tensor_out(ctx, desc->name, TSH_REAL, &desc->shape, &desc->layout);
-    if (!out) return NULL;
-    desc->forward(dense, n, tshi_tensor_values(out), desc->user);
-    if (ctx->error.code != TSH_OK) return NULL;
+    return 1;
+}
+
+/* Makes output k, not yet rounded to its dtype. Returns NULL after an error. */
+static tsh_tensor *tshi_custom_output(tsh_ctx *ctx, const tsh_custom_op_desc *desc, int k) {
+    const tsh_output *form = &desc->out[k];
+    const int known = tshi_dtype_exists(form->dtype);
+    const int computes = !form->dtype || (known && tshi_dtype_computes(form->dtype));
+    if (!computes &&
+        (!known || tshi_dtypes[form->dtype].floating || tshi_dtype_in_blocks(form->dtype)))
+        return tshi_error_null(ctx, TSH_ERR_DTYPE,
+                               "%s: output %d: takes %s, bf16, f16, i32 or i64, not dtype %d",
+                               desc->name, k, tshi_dtype_name(TSH_REAL), (int)form->dtype);
+    return tshi_tensor_out(ctx, desc->name, computes ? TSH_REAL : form->dtype, &form->shape,
+                           &form->layout);
+}
+
+/* Makes the outputs and has the user's forward write them. Returns 0 after an error. */
+static int tshi_custom_forward(tsh_tensor *const *in, int n, const tsh_custom_op_desc *desc,
+                               int outputs, tsh_tensor **out) {
+    tsh_ctx *ctx = in[0]->ctx;
+    void *values[TSH_MAX_OUTPUTS];
+    for (int k = 0; k < outputs; k++) {
+        out[k] = tshi_custom_output(ctx, desc, k);
+        if (!out[k]) return 0;
+        values[k] = tshi_tensor_at(out[k]);
+    }
+    desc->forward(in, n, values, desc->user);
+    return ctx->error.code == TSH_OK;
+}
+
+/* Records the call, whose inputs are dense. */
+static void tshi_custom_record(tsh_tensor *const *in, int n, const tsh_custom_op_desc *desc,
+                               int outputs, tsh_tensor *const *out) {
+    tshi_custom custom;
+    int differentiable = 0; /* 1: gradients flow to an output */
     memset(&custom, 0, sizeof custom);
+    for (int k = 0; k < outputs; k++) differentiable |= tshi_dtype_computes(out[k]->dtype);
     custom.op.name = desc->name;
-    if (desc->backward) custom.op.backward = tshi_custom_backward;
-    custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT; /* all inputs and out */
+    if (desc->backward && differentiable) custom.op.backward = tshi_custom_backward;
+    custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT; /* all inputs and the outputs */
     custom.desc = *desc;
-    tshi_op_record(&custom.op, out, dense, n, desc->partial, &custom, sizeof custom, NULL);
+    tshi_op_record(&custom.op, out[0], in, n, desc->partial, &custom, sizeof custom, NULL);
+    for (int k = 1; k < outputs && out[0]->ctx->anomalies; k++)
+        tshi_tape_check_output(&custom.op, out[k], in, n);
+    if (!out[0]->node) return;
     /* custom is a local: the node uses its own copy of the op */
-    if (out->node) out->node->op = &((const tshi_custom *)out->node->params)->op;
-    return out;
+    out[0]->node->op = &((const tshi_custom *)out[0]->node->params)->op;
+    tshi_tape_add_outputs(out[0]->node, out + 1, outputs - 1);
+}
+
+TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n, tsh_tensor **out,
+                                  const tsh_custom_op_desc *desc) {
+    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *made[TSH_MAX_OUTPUTS]; /* made: the outputs */
+    const int outputs = desc && desc->outputs ? desc->outputs : 1;
+    int ok = ctx && ctx->error.code == TSH_OK && tshi_custom_inputs(ctx, in, n, desc, dense) &&
+             tshi_custom_forward(dense, n, desc, outputs, made);
+    if (ok) tshi_custom_record(dense, n, desc, outputs, made);
+    for (int k = 0; k < outputs && ok; k++) {
+        if (desc->out[k].dtype) made[k] = tsh_cast(made[k], desc->out[k].dtype);
+        ok = made[k] != NULL;
+    }
+    for (int k = 0; k < outputs && k < TSH_MAX_OUTPUTS && out; k++) out[k] = ok ? made[k] : NULL;
+    return ok ? made[0] : NULL;
 }
 
 /* ========================================================================== */
@@ -18880,12 +19176,12 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
     return text;
 }
 
-/* -- forward ---------------------------------------------------------------- */
+/* -- walking the tree; running a module ------------------------------------- */
 
 /* Returns the module after `module` in pre-order below root; NULL at the end. */
 TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
     if (module->first) return module->first;                         /* first the children */
-    while (module != root && !module->next) module = module->parent; /* else go up */
+    while (module != root && !module->next) module = module->parent; /* else up to a next sibling */
     return module == root ? NULL : module->next;
 }
 
@@ -18903,7 +19199,7 @@ TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
     if (at->module)
         at->slot++; /* continue after the current parameter */
     else
-        at->module = root; /* the first call of a walk */
+        at->module = root; /* the first call of a walk begins at root */
     for (; at->module; at->module = tshi_module_next(root, at->module), at->slot = 0)
         for (; at->slot < TSHI_MODULE_PARAMS; at->slot++)
             if ((at->param = at->module->param[at->slot]) != NULL) return at->param;
@@ -18954,7 +19250,7 @@ static int tshi_module_quantises(const tsh_module *m) {
 
 /* Returns the number of modules of the whole tree, the root included. */
 static uint64_t tshi_module_count(const tsh_ctx *ctx) {
-    uint64_t n = ctx->root == NULL; /* 1: tsh_root has not created the root yet */
+    uint64_t n = ctx->root == NULL; /* counts the root if tsh_root has not created it yet */
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) n++;
     return n;
 }
@@ -18974,15 +19270,15 @@ static uint64_t tshi_module_count(const tsh_ctx *ctx) {
 /* State of one module at its forward, which the recomputation restores. */
 typedef struct tshi_module_calls {
     const tsh_module *module; /* the module that the state belongs to */
-    uint64_t dropout_calls;   /* module->dropout_calls */
-    int evaluating;           /* module->evaluating */
+    uint64_t dropout_calls;   /* the module's dropout_calls at the forward */
+    int evaluating;           /* the module's evaluating at the forward */
 } tshi_module_calls;
 
 /* Counters of random draws of the ctx and of all modules, and the modules' modes (training or not),
  * saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
-    uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
+    uint64_t randn_calls, dropout_calls; /* the ctx's randn_calls and dropout_calls */
     /* shape (modules + 1): one entry per module, in pre-order, and a zeroed one at the end */
     tshi_module_calls *each;
 } tshi_rng_counts;
@@ -18991,7 +19287,7 @@ typedef struct tshi_rng_counts {
  * there is no memory. */
 static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
-    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* 1: the zeroed entry at the end */
+    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* + 1: the zeroed entry at the end */
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_arena_alloc(
         ctx, &ctx->tape.arena, sizeof *counts + n * sizeof *counts->each);
     size_t i = 0;
@@ -19028,15 +19324,15 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
 static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner; /* the node of a recomputed op */
-    int k; /* index of the checkpoint's input with the same base */
-    /* the tape holds recomputed ops only */
+    int k;                  /* index of the checkpoint's input whose base the op reads */
+    /* visits all recomputed ops: the tape holds no others */
     for (inner = ctx->tape.newest; inner; inner = inner->older)
         for (int i = 0; i < inner->n; i++) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
-            /* the op may read leaves, and tensors made inside the checkpoint */
+            /* the op may read any leaf, and any tensor that was made inside the checkpoint */
             if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
-            if (k == node->n) /* base is not that of an input of the checkpoint */
+            if (k == node->n) /* the base belongs to no input of the checkpoint */
                 return tsh_fail(ctx, TSH_ERR_STATE,
                                 "tsh_checkpoint: the forward reads what %s gave, which wants a "
                                 "gradient, but is none of its inputs; make it one",
@@ -19055,7 +19351,8 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     const int as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
                          base->depth < ctx->depth;
     const tshi_accumulator *from[2] = {&out->gr, &out->gp}; /* R gradient, partial gradient */
-    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr}; /* y's gradients */
+    /* accumulators of y that the R gradient and the partial gradient are added to */
+    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr};
     tshi_dest dest; /* the part of *to[i] that belongs to y, which may be a view */
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
@@ -19069,7 +19366,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
                                  out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
     tshi_tape_mark(ctx, y);                       /* marks the nodes that y depends on */
-    tshi_tape_release_values(ctx, y, ctx->depth); /* frees all but y's; nodes hold what they read */
+    tshi_tape_release_values(ctx, y, ctx->depth); /* frees values that neither y nor a node holds */
     tshi_tape_walk(ctx);                          /* runs backward of the ops */
 }
 
@@ -19103,7 +19400,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
     if (y && tshi_recompute_check_inputs(node) == TSH_OK) tshi_recompute_backward(node, y);
-    tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
+    tshi_tape_walk(ctx); /* if an error stopped backward, releases the nodes that are left */
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
     ctx->tape.newest = outer; /* back to the outer tape */
@@ -19175,7 +19472,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
-    node->leaves = (tsh_tensor **)node->params; /* the space reserved above */
+    node->leaves = (tsh_tensor **)node->params; /* memory that tshi_tape_add reserved for them */
     node->leaf_count = tshi_recompute_params(module, node->leaves, &trained);
     for (int i = 0; i < leaves; i++) tshi_tensor_ref(node->leaves[i]);
     node->params = counts; /* what tshi_recompute_replay reads */
@@ -19207,19 +19504,19 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
     tsh_text_add(line->text, size, m->path[0] ? "\"%s\" %s" : "the root%s %s", m->path,
-                     m->kind->name);
+                 m->kind->name);
     line->number = m->number;
     if (m->number > 0) tsh_text_add(line->text, size, " (%.9g)", m->number);
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
         tsh_text_add(line->text, size, "%s %s%s%s %s", i ? "," : ":", m->param_name[i],
-                         *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
-                         tshi_tensor_text(param, text));
-        /* lengths of segments, if there is more than one */
+                     *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
+                     tshi_tensor_text(param, text));
+        /* appends the lengths of the segments, if there are several */
         for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",
-                             (long long)param->layout.segment[k].length);
+                         (long long)param->layout.segment[k].length);
     }
 }
 
@@ -19270,7 +19567,7 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
 static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
                                     const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
-    /* 1: ctx has no earlier error, so its rank is set below */
+    /* 1: ctx has no earlier error, so the rank of the new one is set below */
     const int first = ctx->error.code == TSH_OK;
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
                    "the ranks of %s built different models: rank %d has %s where rank %d has "
@@ -19292,7 +19589,7 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     /* usual, blamed: ranks whose lines the error compares */
     int r, i = 0, usual = 0, blamed = 0, more;
     if (!block) {
-        tshi_error_report(ctx); /* the other ranks wait in the all-gather */
+        tshi_error_report(ctx); /* tells the other ranks, which wait in the all-gather */
         return TSH_ERR_MEMORY;
     }
     counts = (int64_t *)tshi_mem_data(block); /* block: counts, then lines */
@@ -19340,7 +19637,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
 static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->changes++;
     ctx->compare = tshi_module_compare; /* a pointer, since >>comm is defined before this section */
-    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* read by tshi_comm_compare */
+    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* makes the next collective of tp compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
     if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
 }
@@ -19351,7 +19648,7 @@ static void tshi_module_changed(tsh_ctx *ctx) {
 /* Needs: >>recompute >>module-same.                                          */
 /* ========================================================================== */
 
-/* -- calling ---------------------------------------------------------------- */
+/* -- running a module ------------------------------------------------------- */
 
 /* Runs a module, checkpointed or not. ctx->module is the module while it runs: errors and traces
  * name it. */
@@ -19384,7 +19681,7 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
     return x;
 }
 
-/* -- the tree --------------------------------------------------------------- */
+/* -- adding modules and parameters; changing layouts ------------------------ */
 
 /* The kind of the root and of the modules that tsh_add_module adds: no styles, no parameters. */
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
@@ -19533,7 +19830,7 @@ static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layo
     tshi_block *block, *low = NULL;
     if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
     if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
-        t->layout = *layout; /* every rank keeps the same elements; only units may differ */
+        t->layout = *layout; /* each rank keeps its elements: at most the sizes of units differ */
         return;
     }
     if (!tshi_module_may_move(t) ||
@@ -20010,7 +20307,7 @@ static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *c
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
     char similar[TSH_MESSAGE_SIZE / 2] = ""; /* similar paths of the tree, for the error */
-    /* the rule applies to at least one module */
+    /* no error: the rule applies to at least one module */
     if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
     /* looks for modules that have the path, but whose kind does not support the style */
     for (int c = 0; c < n && !*similar; c++) {
@@ -20025,10 +20322,11 @@ static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule
                     rule->path, similar);
 }
 
-/* -- checking --------------------------------------------------------------- */
+/* -- checking the layouts that the rules give to parameters ----------------- */
 
 /* Sets choice->layout, the new layouts of the module's parameters. Returns an error if a layout
- * does not fit the parameter's shape, or the present layout may not change. */
+ * does not fit the parameter's shape, if the present layout may not change, or if the module has a
+ * PREPARE rule but a pipeline runs its children one by one. */
 static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
@@ -20106,7 +20404,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
     return block;
 }
 
-/* -- applying --------------------------------------------------------------- */
+/* -- applying the rules that were chosen ------------------------------------ */
 
 /* Returns a copy of a layout that lives until the ctx closes; NULL if layout is NULL or there is no
  * memory. */
@@ -20173,7 +20471,7 @@ static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     return rule;
 }
 
-/* -- reports ---------------------------------------------------------------- */
+/* -- report of the modules that each rule matches --------------------------- */
 
 /* Returns a style's name for reports. */
 static const char *tshi_parallel_style(tsh_style style) {
@@ -20235,7 +20533,7 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
  * (default S(1)). Returns NULL and sets an error if there is not exactly one, or if it does not
  * have the layout that the plan declared. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* for the error: x; the declared layout */
+    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* for the error: texts of x and of the layout */
     tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
     tsh_tensor *x = in[0];
     if (n != 1 || !x)
@@ -20263,7 +20561,7 @@ static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
     return layout;
 }
 
-/* Sets the layout of the weight (count, dim): ROWWISE shards the vocabulary, COLWISE the
+/* Sets the layout of an embedding's weight (count, dim): ROWWISE shards the vocabulary, COLWISE the
  * features. */
 static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                       tsh_layout *layouts) {
@@ -20302,7 +20600,7 @@ static tsh_module *tshi_nn_apply_style(tsh_module *module, const tsh_plan_rule *
     return tshi_module_finish(module);
 }
 
-/* -- linear ----------------------------------------------------------------- */
+/* -- linear layers and classifiers ------------------------------------------ */
 
 /* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded along the
  * output features, in the segments and units of `cut`. dim 1: the weight is sharded along the input
@@ -20312,7 +20610,7 @@ static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int d
     layouts[0] = layouts[1] = cut;
     layouts[0].dim = module->reversed ? 1 - dim : dim; /* reversed: weight (in, out) */
     layouts[1].dim = 0;
-    /* R: the bias is added after the output is reduced */
+    /* the bias is R: it is added after the output is reduced */
     if (dim == 1) layouts[1] = tsh_replicated();
 }
 
@@ -20430,7 +20728,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     return tshi_nn_add_linear(module, &linear, desc->weight);
 }
 
-/* -- embedding -------------------------------------------------------------- */
+/* -- embedding layers ------------------------------------------------------- */
 
 /* Looks up ids (..) -> (.., dim) in a weight (count, dim). The output of a sharded table is
  * redistributed to R, unless the plan declares an output layout. */
@@ -20488,7 +20786,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     return tshi_nn_apply_style(module, &rule);
 }
 
-/* -- norms, dropout --------------------------------------------------------- */
+/* -- norms and dropout as layers -------------------------------------------- */
 
 /* The styles that dropout supports; norms also support COLWISE. */
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
@@ -20557,7 +20855,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *na
     return module;
 }
 
-/* -- bare parameters -------------------------------------------------------- */
+/* -- parameters and buffers outside layers ---------------------------------- */
 
 /* Forward of a bare parameter or buffer: returns its input, so that a container that runs its
  * children in order may have one among them. */
@@ -20606,7 +20904,7 @@ TSH_API TSHI_COLD tsh_tensor *tsh_add_param(tsh_module *module, const char *name
     return tshi_module_finish(own) ? t : NULL;
 }
 
-/* -- forward ---------------------------------------------------------------- */
+/* -- running any module ----------------------------------------------------- */
 
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
     if (!module && in && n > 0 && in[0])
@@ -20630,17 +20928,18 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
 
 /* ========================================================================== */
 /* >>layers                                          MARK: - layers (private) */
-/* Layers of transformers, sharded by their constructors: attention and MLP;  */
-/* and the cache of keys and values.                                          */
+/* Layers of transformers, sharded by their constructors: attention and MLP.  */
+/* The cache of keys and values for generating with attention layers.         */
 /* Needs: >>tensor-make >>op-rope >>op-attention >>nn.                        */
 /* ========================================================================== */
 
 /* These layers are modules whose children are linear layers: plans, files and tsh_quantize treat
  * the children like any other linear layer. module->user points to the struct of the layer. */
 
-/* Adds a linear layer from `in` to `out` features, with the other options of `like`, and gives it a
- * style: PLAIN, COLWISE or ROWWISE. The sharded dimension has `segments` segments, whose lengths
- * and units are in `cut`. Returns NULL after an error. */
+/* Adds a linear layer from `in` to `out` features, with the other options of `like`, and shards it
+ * by style: TSH_PLAIN (replicated), TSH_COLWISE or TSH_ROWWISE. The sharded dimension consists of
+ * `segments` segments, such as Q, K and V; cut[i] has the length of segment i and its unit, the
+ * number of elements that sharding keeps together. Returns NULL after an error. */
 static tsh_module *tshi_layers_linear(tsh_module *parent, const char *name,
                                       const tsh_linear_desc *like, int64_t in, int64_t out,
                                       tsh_style style, const tsh_segment *cut, int segments) {
@@ -20663,36 +20962,38 @@ static tsh_module *tshi_layers_finish(tsh_module *module) {
     return tshi_module_finish(module);
 }
 
-/* -- attention -------------------------------------------------------------- */
+/* -- the attention layer: tsh_add_attention --------------------------------- */
 
 typedef struct tshi_attention_layer {
-    /* the user's options, with defaults in place of counts that are 0 */
+    /* the user's options; kv_heads and head_dim have their defaults if the user gave 0 */
     tsh_attention_layer_desc desc;
     tsh_rope_desc rope; /* copy of the options to which desc.rope points; unused if that is NULL */
     tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: the layer has no such child */
-    tsh_module *sinks;          /* child that holds the parameter "sinks"; NULL: none */
-    tsh_cache *cache;           /* the cache attached to the layer; NULL: none */
-    tsh_tensor *keys, *values;  /* cached keys and values, (B, Hkv, length, D) */
-    tsh_tensor *held;           /* (B), i64: number of positions cached of each row */
+    tsh_module *sinks;         /* child that holds the parameter "sinks"; NULL: none */
+    tsh_cache *cache;          /* the cache attached to the layer; NULL: none */
+    tsh_tensor *keys, *values; /* cached keys and values: (batch, kv_heads, length, head_dim) */
+    tsh_tensor *held;          /* int64, (batch): number of cached positions of each sequence */
 } tshi_attention_layer;
 
 struct tsh_cache {
-    tsh_cache *next;    /* in the list ctx->caches */
-    tsh_module *module; /* the attention layers below it use the cache; NULL: the handle is free */
-    int64_t batch, length, longest; /* number of rows; capacity of a row in positions; number of
-                                     * positions that the longest row has in the cache */
-    /* (B), i64: number of positions of each row in a forward, the rest being padding; NULL: no
-     * padding */
+    tsh_cache *next;    /* the next cache in the list ctx->caches; NULL: this is the last */
+    tsh_module *module; /* the attention layers below it use the cache; NULL: freed, to be reused */
+    /* batch: number of sequences; length: how many positions of a sequence fit into the cache;
+     * longest: how many positions of the longest sequence are in the cache */
+    int64_t batch, length, longest;
+    /* int64, (batch): how many positions of each sequence a forward gets, those after them being
+     * padding; NULL: no padding */
     tsh_tensor *counts;
 };
 
-/* Returns an array (B): the number of positions that the layer's cache holds of each row. */
+/* Returns an array of `batch` entries: how many positions of each sequence the layer's cache
+ * holds. */
 static int64_t *tshi_layers_held(const tshi_attention_layer *a) {
     return (int64_t *)tshi_tensor_at(a->held);
 }
 
-/* Returns an array (B): the number of positions that each row has in a forward, the rest being
- * padding; NULL: there is no padding. */
+/* Returns an array of `batch` entries: how many positions of each sequence a forward gets, those
+ * after them being padding. NULL: there is no padding. */
 static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
     return cache->counts ? (const int64_t *)tshi_tensor_at(cache->counts) : NULL;
 }
@@ -20702,10 +21003,11 @@ static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
 static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_tensor **qkv) {
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t kv = desc->kv_heads, group = desc->heads / kv, d = desc->head_dim;
-    /* elements along dim 2 that one head of every group takes */
+    /* Size along dim 2 of y of one head from each group, where a group is the query heads that
+     * share a key head. With by_group, dim 2 will count heads; else it counts features. */
     const int64_t unit = desc->by_group ? 1 : kv * d;
     const tsh_shape whole = tsh_shape_of(y);
-    int64_t at = 0; /* number of heads per group split off so far */
+    int64_t at = 0; /* how many heads of each group were split off so far */
     if (desc->by_group)
         y = tsh_reshape(y, tsh_shape4(whole.dim[0] * whole.dim[1], kv, group + 2, d));
     for (int i = 0; i < 3; i++) {
@@ -20777,8 +21079,8 @@ static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) 
 static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor *x) {
     const tsh_tensor *weight = (a->fused ? a->fused : a->qkv[0])->param[0];
     const tshi_tape *tape = &x->ctx->tape;
-    const int trains = tape->no_grad /* in a checkpoint's forward */ || x->base->requires_grad ||
-                       weight->requires_grad;
+    /* the forward of a checkpoint sets no_grad, too, although it belongs to training */
+    const int trains = tape->no_grad || x->base->requires_grad || weight->requires_grad;
     if (tape->evaluating || !trains) return 1;
     return tshi_error_zero(x->ctx, TSH_ERR_STATE,
                            "tsh_forward: training with a cache of %lld positions: it is for "
@@ -20796,8 +21098,8 @@ static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc
     desc->lengths = tshi_layers_counted(a->cache);
 }
 
-/* After a forward of n positions: adds n, or each row's number without padding, to the numbers of
- * positions that the cache holds. */
+/* Called after a forward of n positions: adds n, or of each sequence the number of positions that
+ * are not padding, to the number of positions that the cache holds of it. */
 static void tshi_layers_hold(const tshi_attention_layer *a, int64_t n) {
     const int64_t *counts = tshi_layers_counted(a->cache);
     for (int64_t b = 0; b < a->cache->batch; b++) {
@@ -20865,9 +21167,10 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
     const tsh_attention_layer_desc *desc = &a->desc;
     const char *const given[3] = {desc->q, desc->k, desc->v};
     const int64_t d = desc->head_dim, kv = desc->kv_heads, group = desc->heads / kv;
-    /* 1: k and v stay replicated: fewer key heads than query heads and than ranks */
+    /* 1: k and v stay replicated, as there are fewer key heads than query heads and than ranks */
     const int whole = kv < desc->heads && kv < module->ctx->tp.size;
-    /* segments of [Q|K|V]; query heads that share a key head stay on one rank */
+    /* How the features of q, k and v are sharded. Query heads that share a key head stay on one
+     * rank, unless k and v are replicated. */
     tsh_segment cut[3];
     tsh_linear_desc like;
     memset(&like, 0, sizeof like);
@@ -20909,7 +21212,7 @@ static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t d = desc->head_dim, kv = desc->kv_heads;
-    /* 1: k stays replicated: fewer key heads than query heads and than ranks */
+    /* 1: k stays replicated, as there are fewer key heads than query heads and than ranks */
     const int whole = kv < desc->heads && kv < module->ctx->tp.size;
     tsh_plan_rule rule = tshi_parallel_rule(TSH_COLWISE);
     for (int i = 0; i < 2 && module->ctx->error.code == TSH_OK; i++) {
@@ -20922,8 +21225,8 @@ static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     }
 }
 
-/* Sets an error if a cache exists for a module above the new layer: that cache would hold no keys
- * of it. */
+/* Sets an error if a module above the new attention layer already has a cache: that cache would not
+ * hold the keys of the new layer. */
 static void tshi_layers_check_caches(const tsh_module *module) {
     for (const tsh_cache *cache = module->ctx->caches; cache; cache = cache->next)
         for (const tsh_module *m = module; m; m = m->parent)
@@ -20954,17 +21257,18 @@ TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *
     return module;
 }
 
-/* -- MLP -------------------------------------------------------------------- */
+/* -- the MLP layer: tsh_add_mlp --------------------------------------------- */
 
 typedef struct tshi_mlp_layer {
-    tsh_module *gate, *up, *down; /* gate: NULL if not gated; up: NULL if gate is [gate|up] */
+    tsh_module *gate, *up, *down; /* gate NULL: not gated; up NULL: gate is the fused [gate|up] */
     tsh_tensor *(*activation)(tsh_tensor *x);
 } tshi_mlp_layer;
 
-/* Forward of an MLP, x (.., dim) -> (.., dim): down(f(up x)) or, if gated, down(f(gate x) up x). */
+/* Forward of an MLP with activation f, from x (.., dim) to (.., dim): down(f(up x)) or, if gated,
+ * down(f(gate x) up x). */
 static tsh_tensor *tshi_layers_mlp(tsh_module *module, tsh_tensor **in, int n) {
     const tshi_mlp_layer *mlp = (const tshi_mlp_layer *)module->user;
-    /* part: outputs of gate and up */
+    /* part[0], part[1]: the outputs of gate and of up */
     tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL};
     if (!x) return NULL;
     if (!mlp->up) {
@@ -20985,7 +21289,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_ctx *ctx = module ? module->ctx : NULL;
     const int fused = ctx && desc->gated && desc->fused;
-    tsh_segment cut[2]; /* segments of a fused [gate|up] */
+    tsh_segment cut[2]; /* how the hidden features of gate and of up are sharded */
     tsh_linear_desc like;
     tshi_mlp_layer *mlp;
     if (!ctx) return NULL;
@@ -21002,7 +21306,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     if (!mlp || ctx->error.code != TSH_OK) return tshi_layers_finish(module);
     mlp->activation = activations[desc->activation];
     cut[0].length = cut[1].length = desc->hidden;
-    /* units of 32 features, the length of a block of quantised weights, if these divide hidden */
+    /* Shards in units of 32 features, the length of a block of quantised weights, if 32 divides the
+     * number of hidden features. */
     cut[0].unit = cut[1].unit = desc->hidden % 32 ? 1 : 32;
     memset(&like, 0, sizeof like);
     like.reversed = desc->reversed;
@@ -21025,10 +21330,10 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     return tshi_layers_finish(module);
 }
 
-/* -- caches ----------------------------------------------------------------- */
+/* -- caches of keys and values: tsh_cache_new ------------------------------- */
 
-/* Steps *m to the next attention layer below root in pre-order (from NULL: to the first) and
- * returns the struct of that layer; NULL at the end. */
+/* Steps *m to the next attention layer of the tree of root, in pre-order, or from NULL to the
+ * first, and returns the struct of that layer; NULL: there is no further one. */
 static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) {
     do {
         *m = *m ? tshi_module_next(root, *m) : root;
@@ -21042,8 +21347,8 @@ static tsh_tensor *tshi_layers_weight(const tshi_attention_layer *a, int i) {
     return (a->fused ? a->fused : a->qkv[i])->param[0];
 }
 
-/* Flags the weights that the layout of a cache follows, so that their layout cannot change. Does
- * nothing if the cache has been freed. */
+/* Flags the weights of keys and values of the layers that use a cache (TSHI_CACHED), so that their
+ * layout, which the cache shares, cannot change. Does nothing if the cache has been freed. */
 static void tshi_layers_mark(const tsh_cache *cache) {
     tsh_module *m = NULL;
     tshi_attention_layer *a;
@@ -21079,7 +21384,7 @@ static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_
     a->held = tsh_tensor_new(module->ctx, TSH_I64, tsh_shape1(batch), tsh_replicated());
 }
 
-/* Returns the handle of a cache that has been freed, or else a new one; NULL: no memory. */
+/* Returns a tsh_cache that was freed, to be reused, or else a new one; NULL: no memory. */
 static tsh_cache *tshi_layers_handle(tsh_ctx *ctx) {
     tsh_cache *cache = ctx->caches;
     while (cache && cache->module) cache = cache->next;
@@ -21138,7 +21443,8 @@ TSH_API TSHI_COLD void tsh_cache_free(tsh_cache *cache) {
     cache->counts = NULL;
     const tsh_cache *other = cache->module->ctx->caches;
     cache->module = NULL;
-    /* flags tied weights of other caches again */
+    /* The loop above has also cleared the flags of weights that are tied to those of layers with
+     * another cache: sets them again. */
     for (; other; other = other->next) tshi_layers_mark(other);
 }
 
@@ -21183,8 +21489,8 @@ TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length) {
 
 /* ========================================================================== */
 /* >>policy                                          MARK: - policy (private) */
-/* Sharding plans for families of models (GPT-2, Llama, ...), made from the   */
-/* names of their parameters and the head counts of their attention.          */
+/* Sharding plans for families of models, such as GPT-2 and Llama.            */
+/* Made from the names of parameters and the numbers of attention heads.      */
 /* Needs: >>parallel.                                                         */
 /* ========================================================================== */
 
@@ -21194,7 +21500,7 @@ TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length) {
  * (such as numbers of heads) by ranks. To add a family, write its lists with the TSHI_POLICY_
  * macros and a row in tshi_policy_shipped. */
 
-/* -- arguments -------------------------------------------------------------- */
+/* -- arguments of modules, such as numbers of heads ------------------------- */
 
 /* Returns the module's argument with this name; NULL if it has none. */
 static tshi_argument *tshi_policy_named(const tsh_module *module, const char *name) {
@@ -21222,7 +21528,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
         argument->next = module->arguments;
         module->arguments = argument;
     }
-    /* local: the whole value until a policy divides it */
+    /* local, this rank's part, is the whole value until a policy divides it by ranks */
     argument->value = argument->local = value;
     return TSH_OK;
 }
@@ -21248,16 +21554,16 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
     return argument ? argument->local : 0;
 }
 
-/* -- the shipped families --------------------------------------------------- */
+/* -- the policies that the library has, by families of models --------------- */
 
-/* The layer lists of an attention, for tsh_policy. Entries after the last layer are zeros, which
+/* The lists .attn_qkv and .attn_out of a tsh_policy. Entries after the last layer are zeros, which
  * end a list. */
 typedef struct tshi_attention_lists {
     tsh_policy_heads heads[2];       /* numbers of heads: [0] self-attention, [1] cross-attention */
     /* column-parallel layers (q, k, v); row-parallel output layers */
     tsh_policy_layer qkv[7], out[3];
 } tshi_attention_lists;
-/* The layer lists of an MLP, for tsh_policy. */
+/* The lists .mlp_in and .mlp_out of a tsh_policy, which end with an entry of zeros. */
 typedef struct tshi_mlp_lists {
     tsh_policy_layer in[4], out[2]; /* column-parallel layers; row-parallel layers */
 } tshi_mlp_lists;
@@ -21292,8 +21598,8 @@ typedef struct tshi_mlp_lists {
     static const tshi_mlp_lists tshi_policy_##f##_mlp = {                                          \
         {TSHI_POLICY_LAYER(names, in, 0, NULL, 0)}, {TSHI_POLICY_LAYER(names, out, 0, NULL, 0)}}
 
-/* GPT-2's layers are transformers' Conv1D with weights (in, out): reversed. Only decoders with
- * cross-attention have the optional layers. */
+/* In Hugging Face transformers, GPT-2's layers are Conv1D, whose weights are (in, out): .reversed
+ * is 1. Layers of cross-attention are optional: only some decoders have them. */
 static const tshi_attention_lists tshi_policy_gpt2 = {
     {{"attn.num_heads", NULL, NULL}, {"crossattention.num_heads", NULL, NULL}},
     {{TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2.heads[0], 0},
@@ -21305,8 +21611,8 @@ static const tshi_mlp_lists tshi_policy_gpt2_mlp = {
     {{TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}},
     {{TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}}};
 
-/* GPT-NeoX and BLOOM: query_key_value holds the features of q, k and v head by head, so it is one
- * segment, sharded in units of a head, which has 3 D features. */
+/* GPT-NeoX and BLOOM: query_key_value holds, head by head, the D features each of q, k and v. So it
+ * is one segment, sharded in units of a head, which has 3 D features. */
 static const tshi_attention_lists tshi_policy_gpt_neox = {
     {{"attention.num_attention_heads", NULL, NULL}},
     {TSHI_POLICY_LAYER(WB, "attention.query_key_value", 0, &tshi_policy_gpt_neox.heads[0], 0)},
@@ -21367,7 +21673,7 @@ TSHI_POLICY_T5_MLP(t5_decoder, "layer.2.DenseReluDense.");
 #define TSHI_POLICY_FAMILY(name, blocks, attention, mlp, next)                                     \
     { name, blocks, tshi_policy_##attention.qkv, tshi_policy_##attention.out,                      \
       tshi_policy_##mlp##_mlp.in, tshi_policy_##mlp##_mlp.out, NULL, next }
-/* Decoders that follow an encoder: .next of the encoder's policy. */
+/* The policies of decoders that follow an encoder: .next of the encoder's policy points to them. */
 static const tsh_policy tshi_policy_decoders[] = {
     TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart_decoder, opt, NULL),
     TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_decoder, t5_decoder, NULL),
@@ -21412,17 +21718,18 @@ TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
     return NULL;
 }
 
-/* -- one layer of one block ------------------------------------------------- */
+/* -- the rule for one layer of one block ------------------------------------ */
 
 /* One pass over the blocks of a model: the first (rules NULL) counts rules, the second writes them,
  * the third (divide 1), after the plan was applied, divides the arguments. */
 typedef struct tshi_policy_pass {
-    tsh_module *root, *block; /* module below which the policy is applied; current block */
+    /* root: the module below which the policy is applied; block: the current block */
+    tsh_module *root, *block;
     const tsh_policy *policy;                  /* the policy that the block belongs to */
     tsh_plan_rule *rules;                      /* the plan; NULL in the first pass */
-    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: the segments of rule i, its .cut */
+    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: .cut of rule i points there */
     int count;                                 /* number of rules so far */
-    int divide;                                /* 1: the third pass */
+    int divide;                                /* 1: this is the third pass */
 } tshi_policy_pass;
 
 /* Sets an error that begins with the policy and the current block; format and what follows are as
@@ -21520,11 +21827,11 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
                                 int *n) {
     tshi_policy_counts c;
     int64_t total = 0, head; /* total: heads of all segments; head: features of one head */
-    int s, grouped = *n == 3 && !layer->kv; /* 1: a fused [Q|K|V] */
+    int s, grouped = *n == 3 && !layer->kv; /* grouped 1: the layer is a fused [Q|K|V] */
     if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
         int queries = !layer->kv && (s == 0 || !grouped); /* 1: segment s holds query heads */
-        segment[s].length = queries ? c.heads : c.kv;     /* in heads, later in features */
+        segment[s].length = queries ? c.heads : c.kv;     /* in heads; below, in features */
         segment[s].unit = queries ? c.group : 1;
         total += segment[s].length;
     }
@@ -21577,7 +21884,7 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                "has \"%s\" and \"%s\" in different layers: give each its own entry",
                                name[0], name[1]);
-    return owner[0] ? owner[0] : owner[1]; /* a layer may have only one of them */
+    return owner[0] ? owner[0] : owner[1]; /* the layer may lack its weight or its bias */
 }
 
 /* Appends to the plan the rule for m, the module that `layer` names. style: used if layer->replace
@@ -21586,9 +21893,9 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
-    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* computed to learn which dimension is sharded */
+    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* say which dimension of the weight is sharded */
     int n = layer->n_fused ? layer->n_fused : 1; /* segments of the fused weight; 1: not fused */
-    memset(layouts, 0, sizeof layouts);          /* stays zero if the style shards nothing */
+    memset(layouts, 0, sizeof layouts);          /* remain zero if the style shards nothing */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "stores \"%s\" %s, but the policy says %s: see "
@@ -21619,14 +21926,14 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
     return 1;
 }
 
-/* -- all layers of all blocks ----------------------------------------------- */
+/* -- the three passes over all blocks and their layers ---------------------- */
 
 /* Runs the pass over one list of the policy, for the current block. list: its name, for errors;
  * style: that of layers whose .replace is 0. Returns 0 and sets an error if the block does not fit
  * the list. */
 static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *layer,
                               const char *list, tsh_style style) {
-    int found = !layer || !pass->rules; /* 1: the block has a layer of the list */
+    int found = !layer || !pass->rules; /* 1: the block has a layer of the list, or needs none */
     for (; layer && !tshi_policy_is_end(layer); layer++) {
         tsh_module *m = pass->rules ? tshi_policy_find_layer(pass, layer) : NULL;
         if (pass->root->ctx->error.code != TSH_OK) return 0;
@@ -21639,8 +21946,9 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
     return found || tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", list);
 }
 
-/* Checks policy->arguments, which are not numbers of heads; in the third pass also divides them by
- * ranks. Returns 0 and sets an error if one is missing. */
+/* Checks that the current block has all arguments that policy->arguments lists, such as numbers of
+ * features; in the third pass also divides them by ranks. Returns 0 and sets an error if one is
+ * missing. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_comm *tp = &pass->root->ctx->tp;
     const char *const *path = pass->policy->arguments; /* paths of arguments, ended by NULL */
@@ -21658,8 +21966,8 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
  * fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
-    int blocks = 0;                  /* number of blocks that match */
-    for (p = family; p; p = p->next) /* p: policy of encoders, then of decoders */
+    int blocks = 0;                  /* number of blocks that the policy applies to */
+    for (p = family; p; p = p->next) /* p: the policy of encoders, then that of decoders */
         for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
             if (!p->blocks || !tshi_glob_match(p->blocks, path)) continue;
@@ -21704,7 +22012,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
     capacity = (size_t)pass.count; /* max number of rules */
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
     if (!block) return ctx->error.code;
-    pass.rules = (tsh_plan_rule *)tshi_mem_data(block); /* block: rules, then segments */
+    pass.rules = (tsh_plan_rule *)tshi_mem_data(block); /* `block` holds rules, then segments */
     pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
     pass.count = 0;                              /* counts the rules as they are written */
     if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass: writes the rules */
@@ -21727,29 +22035,31 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
  * 2020), each rank of dp holds one chunk of every gradient and moment (TSHI_CHUNKED), updates that
  * chunk of the parameter, and gathers the other ranks' chunks: the same bits as without .zero. */
 
-/* The state of one parameter. Moments are allocated at the first update. */
+/* What an optimiser keeps of one parameter. Moments are allocated at the first update. */
 typedef struct tshi_moments {
     /* first, second: Adam's m and v; SGD with momentum has `first` alone; NULL: not allocated */
     tsh_tensor *param, *first, *second;
-    double lr_scale, weight_decay;      /* factor of desc.lr; decay: see tsh_optim_group */
-    int64_t steps;                      /* number of updates of this parameter so far */
+    double lr_scale, weight_decay; /* lr_scale: factor of desc.lr; see tsh_optim_group */
+    int64_t steps;                 /* number of updates of this parameter so far */
 } tshi_moments;
 
 struct tsh_optim {
     tsh_module *module;  /* the module whose parameters are optimised */
     tsh_optim_desc desc; /* the caller's tsh_optim_desc, with its defaults filled in */
-    tsh_optim_info info; /* what tsh_optim_state returns, except that it takes lr from desc */
+    tsh_optim_info info; /* what tsh_optim_state returns, except lr, which is desc.lr */
     /* `count` entries: the state of each parameter, in the order of the module tree */
     tshi_moments *each;
     int count;           /* number of parameters; a tied one counts once */
-    /* ctx->changes when tshi_optim_warn_late was last called; -1: never */
+    /* the number of changes of the module tree (ctx->changes) when tshi_optim_warn_late was last
+     * called; -1: never */
     int changes;
     tsh_optim *older;    /* the optimiser of the ctx created before this one; NULL: none */
 };
 
-/* -- the global norm -------------------------------------------------------- */
+/* -- the global norm of gradients, and clipping ----------------------------- */
 
-/* Does what tshi_kernel_load does, for contiguous elements; faster for bf16. */
+/* Returns the TSHI_BLOCK elements of x from element e on as tsh_real, as tshi_kernel_load does, but
+ * x must be contiguous; faster for bf16. n: elements of x; pad: memory for converted elements. */
 TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, int64_t n,
                                             tsh_real *pad) {
     const uint16_t *from = (const uint16_t *)x->data + e;
@@ -21758,12 +22068,12 @@ TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, in
     return pad;
 }
 
-/* Kernel: **total += the sum of x^2 over n elements, in double. It keeps TSHI_BLOCK partial sums at
- * a time, so that the loop vectorises. */
+/* Kernel: adds to **total the sum of the squares of an operand's n elements, in double. It keeps
+ * TSHI_BLOCK partial sums at a time, so that the loop vectorises. */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
-    /* sum: of the squares after the last full block; in the end, of all squares */
+    /* sum: the sum of the squares after the last full block; in the end, of all squares */
     double partial[TSHI_BLOCK], sum = 0;
     tsh_real pad[TSHI_BLOCK];
     int64_t e;
@@ -21781,11 +22091,11 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_squares, tshi_optim_total);
 
-/* Number of elements that one unit of work sums. The units' sums are added in order, so the bits
- * are the same for any number of threads. */
+/* Number of elements whose squares one unit of work sums. The sums of the units are added in order,
+ * so the bits are the same for any number of threads. */
 enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
-/* The job of tshi_optim_sum_part, shared by all threads. */
+/* A sum of squares that all threads compute together: the argument of tshi_optim_sum_part. */
 typedef struct tshi_squares {
     tshi_operand x; /* the n elements whose squares are summed */
     int64_t n;
@@ -21793,7 +22103,7 @@ typedef struct tshi_squares {
     tshi_kernel_fn kernel; /* tshi_optim_squares for this CPU */
 } tshi_squares;
 
-/* Runs on one thread: sums the squares of the units [from, to). */
+/* Runs on one thread: sums the squares of the units [from, to), TSHI_OPTIM_BLOCK elements each. */
 static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_squares *all = (const tshi_squares *)job;
     (void)thread;
@@ -21807,13 +22117,13 @@ static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to)
     }
 }
 
-/* Returns the sum of squares of n elements; 0 and an error if there is no memory. */
+/* Returns the sum of squares of the n elements of x; 0 and an error if there is no memory. */
 static double tshi_optim_sum_squares(tsh_ctx *ctx, tshi_operand x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
     tshi_squares all = {x, n, NULL, tshi_optim_squares[ctx->isa]};
-    tshi_block *scratch; /* memory of all.sums */
+    tshi_block *scratch; /* memory for all.sums */
     double sum = 0;
-    if (!n) return 0; /* this rank's shard is empty */
+    if (!n) return 0; /* there are no elements: the shard or the chunk is empty */
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
     if (!scratch) return 0;
     all.sums = (double *)tshi_mem_data(scratch);
@@ -21834,7 +22144,7 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
                        "before tsh_optim_step or tsh_clip_grad_norm",
                        param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* left to another stage */
+    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* added on another stage */
     for (int k = 0; k < ctx->dp.size; k++) {
         tshi_operand grad = tshi_tape_operand(param);
         if (chunked && k != ctx->dp.rank) continue;
@@ -21844,14 +22154,15 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
 }
 
 /* Sets *norm to the 2-norm of all gradients below module, the same on every rank; NaN or infinity
- * if a gradient has one. Summed by chunks: the same bits with and without .zero. */
+ * if a gradient has one. Squares are summed chunk by chunk: the same bits with and without
+ * .zero. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace);
-    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* bytes of sums */
+    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* size of the array `sums` */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     tshi_walk at = {NULL, NULL, 0};
-    /* sums[k]: over chunk k of all gradients, k < dp.size; sum: over all chunks */
+    /* sums[k]: sum of squares of chunk k of all gradients, k < dp.size; sum: of all chunks */
     double *sums, sum = 0;
     int k, chunked = 0; /* chunked: 1 if a parameter is TSHI_CHUNKED */
     *norm = 0;
@@ -21862,7 +22173,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
         chunked |= !at.param->absent && (at.param->flags & TSHI_CHUNKED);
     while (tshi_module_step_once(module, &at))
         if (!at.param->absent) tshi_optim_add_squares(at.param, chunked, sums);
-    if (tsh_ok(ctx) && chunked) /* sums[k] is 0 on all ranks of dp but rank k */
+    if (tsh_ok(ctx) && chunked) /* chunk k was summed on rank k of dp only */
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
     for (k = 0; k < ctx->dp.size; k++) sum += sums[k];
@@ -21903,7 +22214,7 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
 
 /* ========================================================================== */
 /* >>optim-update                              MARK: - optim-update (private) */
-/* The optimisers, a row each; the update of one parameter or a chunk of it.  */
+/* The table of optimisers; the update of one parameter or of a chunk of it.  */
 /* Needs: >>module-tree >>optim-norm.                                         */
 /* ========================================================================== */
 
@@ -21912,12 +22223,14 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
 enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_OPTIM_LOW,
        TSHI_OPTIM_OPERANDS };
 
-/* The parameters of an update's kernel. */
+/* The options of a kernel that updates a parameter x. */
 typedef struct tshi_update {
-    double clip, decay; /* SGD and Adam: the gradient is g = clip grad + decay x */
-    double lr, momentum;                   /* SGD: learning rate; factor of the old momentum */
-    int nesterov;                          /* SGD: 1: Nesterov momentum */
-    double keep, b1, b2, step, root, eps;  /* Adam: see tshi_optim_adam_body */
+    /* SGD and Adam take clip * gradient + decay * x as the gradient */
+    double clip, decay;
+    double lr, momentum; /* SGD: learning rate; factor of the old momentum */
+    int nesterov;        /* SGD: 1: Nesterov momentum */
+    /* Adam: x = keep x - step m / (root sqrt(v) + eps); b1, b2: decay rates of the moments m, v */
+    double keep, b1, b2, step, root, eps;
     /* random 1: the moments are stored in bf16 with stochastic rounding; rounds 1: the parameter is
      * stored in bf16 with stochastic rounding, and no exact weights are kept */
     int random, rounds;
@@ -21925,7 +22238,9 @@ typedef struct tshi_update {
     uint64_t stream;  /* replaces noise.stream in the key when the parameter is rounded */
 } tshi_update;
 
-/* Loads a block of the parameter: its exact float weights if the optimiser keeps them. */
+/* Returns the TSHI_BLOCK elements of the parameter from element e on as tsh_real: exact float
+ * weights if the optimiser keeps them. n: number of elements; pad: memory for converted
+ * elements. */
 TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64_t e, int64_t n,
                                               tsh_real *pad) {
     const uint16_t *x = (const uint16_t *)operand[TSHI_OPTIM_X].data + e;
@@ -21939,8 +22254,8 @@ TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64
     return pad;
 }
 
-/* Stores a block of the parameter: rounded at random (p->rounds), in its dtype, or, if exact
- * weights are kept, split into bf16 values and their lower halves. */
+/* Stores a block of new values of the parameter, from element e on: rounded at random (p->rounds),
+ * or in its dtype or, if exact weights are kept, split into bf16 values and their lower halves. */
 TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int64_t n,
                                     const tsh_real *block, const tshi_update *p,
                                     tshi_words *drawn) {
@@ -21958,8 +22273,8 @@ TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int6
         for (int i = 0; i < n - e; i++) tshi_tensor_split(block[i], &x[i], &low[i]);
 }
 
-/* Stores a block of both moments, or of the first one if `second` is NULL. One random word per
- * element is enough for both. */
+/* Stores a block of new values of both moments, or of the first one if `second` is NULL, from
+ * element e on. If they are rounded at random, the two halves of one random word serve both. */
 TSHI_INLINE void tshi_optim_store_moments(const tshi_operand *operand, int64_t e, int64_t n,
                                           const tsh_real *first, const tsh_real *second,
                                           const tshi_update *p, tshi_words *drawn) {
@@ -21974,8 +22289,9 @@ TSHI_INLINE void tshi_optim_store_moments(const tshi_operand *operand, int64_t e
     if (second) tshi_kernel_store_random(&operand[TSHI_OPTIM_SECOND], e, n, second, word, 16);
 }
 
-/* Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019): g = clip grad + decay x, m = b1 m +
- * (1 - b1) g, v = b2 v + (1 - b2) g^2, x = x keep - step m / (sqrt(v) root + eps). */
+/* Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019): g = clip grad + decay x,
+ * m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, x = x keep - step m / (sqrt(v) root + eps).
+ * x: the parameter; m, v: its moments; other names: fields of p. */
 TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
                                       const tshi_update *p) {
     const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), keep = TSHI_R(p->keep);
@@ -21986,7 +22302,7 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
     const tsh_real *xs, *gs, *ms, *vs; /* blocks of x, gradient, m, v */
     tshi_words drawn[2];
     drawn[0].first = drawn[1].first = -1;
-    for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loads pad the last block */
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loading pads the last block */
         xs = tshi_optim_load_x(operand, e, n, pad[0]);
         gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         ms = tshi_optim_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
@@ -22003,13 +22319,13 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_adam, tshi_update);
 
-/* torch.optim.SGD: d = clip grad + decay x, m = momentum m + d, x -= lr (nesterov ? d + momentum m
- * : m); without momentum, whose operand is NULL, x -= lr d. */
-TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
-                                     const tshi_update *p) {
+/* torch.optim.SGD: d = clip grad + decay x, m = momentum m + d,
+ * x -= lr (nesterov ? d + momentum m : m); without momentum, x -= lr d, and the operand m is NULL.
+ * x: the parameter; m: its moment; other names: fields of p. */
+TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, const tshi_update *p) {
     const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), lr = TSHI_R(p->lr),
                    momentum = TSHI_R(p->momentum);
-    const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL; /* 1: with momentum */
+    const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL; /* 1: SGD with momentum */
     tsh_real pad[3][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms; /* blocks of x, gradient, m */
     tshi_words drawn[2];
@@ -22046,8 +22362,9 @@ static int64_t tshi_optim_count(const tsh_tensor *x) {
                                    : tsh_local_numel(x);
 }
 
-/* Gathers chunks over dp: `values` has as many elements as this rank's shard of t, a parameter or a
- * moment, and holds this rank's chunk in its place. what: names the collective in errors. */
+/* Collective over dp: gathers the chunks of t, a parameter or a moment, in `values`, which has as
+ * many elements as this rank's shard of t, and in which this rank's chunk is in its place already.
+ * what: names the collective in errors. */
 static tsh_result tshi_optim_gather_chunks(const tsh_tensor *t, void *values, tsh_dtype dtype,
                                            const char *what) {
     tsh_ctx *ctx = t->ctx;
@@ -22063,8 +22380,8 @@ static tsh_result tshi_optim_gather_chunks(const tsh_tensor *t, void *values, ts
     return result;
 }
 
-/* Gathers all chunks of a moment over dp into `values`, which has as many elements as this rank's
- * shard of the parameter. what: names the collective in errors. */
+/* Collective over dp: gathers all chunks of a moment in `values`, which has as many elements as
+ * this rank's shard of the parameter. what: names the collective in errors. */
 static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
     memcpy((char *)values + tshi_dtype_bytes(moment->dtype, tshi_optim_first(moment)),
            tshi_mem_data(moment->block),
@@ -22083,9 +22400,10 @@ static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     return 1;
 }
 
-/* Cuts a moment that holds all values down to this rank's chunk. */
+/* Replaces the values of a moment, which are those of this rank's whole shard, by this rank's chunk
+ * of them. */
 static void tshi_optim_keep_chunk(tsh_tensor *moment) {
-    tshi_block *whole = moment->block; /* referenced until the chunk is copied */
+    tshi_block *whole = moment->block; /* the old values, kept until the chunk is copied */
     const int64_t n = tshi_optim_count(moment);
     whole->refs++;
     if (tshi_optim_allocate(moment, n))
@@ -22096,11 +22414,11 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
     tshi_mem_release(moment->ctx, whole);
 }
 
-/* Gives a moment its parameter's new layout. A chunked moment is gathered over dp first and cut
- * down to this rank's chunk afterwards. */
+/* Gives a moment its parameter's new layout. A chunked moment (.zero) is gathered over dp first and
+ * cut down to this rank's chunk afterwards. */
 static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
-    tsh_tensor part = *moment; /* the moment with its old block */
+    tsh_tensor part = *moment; /* a copy of the handle, which keeps the old values */
     if (!(moment->flags & TSHI_CHUNKED) ||
         tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
         tshi_module_relayout(moment, layout);
@@ -22147,9 +22465,9 @@ typedef struct tshi_optim_work {
     tshi_kernel_fn kernel; /* updates a run of elements, such as tshi_optim_adam */
     const tshi_operand *x; /* the operands, TSHI_OPTIM_OPERANDS entries */
     tshi_update params;
-    /* one per local row: not 0 if the gradient has values in the row; NULL: dense */
+    /* marks[r]: not 0 if the gradient has values in local row r; NULL: the gradient is dense */
     const int32_t *marks;
-    int64_t width;        /* elements per row; 1 if dense */
+    int64_t width; /* elements per row; 1 if the gradient is dense */
 } tshi_optim_work;
 
 /* Updates n of the elements that this rank updates, from the at-th of them on. If values are
@@ -22199,8 +22517,8 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
                   tshi_optim_update_part, &work);
 }
 
-/* Fills in x, the operands of a parameter. Those of its moments get the dtype `moments` and no
- * data. Returns 0 if there is no memory. */
+/* Fills in x, the operands for the update of parameter t. Those of its moments get the dtype
+ * `moments` and no data. Returns 0 if there is no memory. */
 static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x) {
     if (!tshi_tensor_keep_exact(t)) return 0;
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
@@ -22213,7 +22531,7 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
     return 1;
 }
 
-/* -- the optimisers --------------------------------------------------------- */
+/* -- the optimisers: SGD, Adam and AdamW ------------------------------------ */
 
 /* One update of one parameter: the argument of an optimiser's update function (tshi_optims). */
 typedef struct tshi_turn {
@@ -22221,11 +22539,12 @@ typedef struct tshi_turn {
     const tsh_tensor *t;        /* the parameter; t->dim: its global shape */
     double lr, decay;           /* learning rate and weight decay of this parameter */
     int64_t step;               /* number of this update of the parameter, from 1 on */
-    /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the row asks for
-     * whole parameters, they are global tensors, row-major and of tsh_real, and the update writes
-     * to X and the moments. Otherwise they are what tshi_optim_run reads and writes. */
+    /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the optimiser's row
+     * in tshi_optims has .whole, they are global tensors, row-major and of tsh_real, and the update
+     * writes to X and the moments. Otherwise they are what tshi_optim_run reads and writes. */
     tshi_operand *x;
-    /* set already: clip, by which the gradient is multiplied, and the fields for random rounding */
+    /* options of the kernel: clip and the fields for random rounding are set already, the others
+     * are set by the update function */
     tshi_update params;
 } tshi_turn;
 
@@ -22248,7 +22567,8 @@ static void tshi_optim_update_adam(tshi_turn *turn) {
     p->eps = d->eps;
     p->step = turn->lr / (1 - pow(d->beta1, (double)turn->step)); /* corrects the bias of m */
     p->root = 1 / sqrt(1 - pow(d->beta2, (double)turn->step));
-    /* does what torch.optim.SparseAdam does: adds eps to sqrt(v) before the bias is corrected */
+    /* row-sparse gradient: as in torch.optim.SparseAdam, eps is added to sqrt(v) before its bias is
+     * corrected */
     if (turn->t->sparse) {
         p->step /= p->root;
         p->root = 1;
@@ -22275,7 +22595,7 @@ static const tshi_optim_row tshi_optims[] = {
 };
 enum { TSHI_OPTIMS = sizeof tshi_optims / sizeof tshi_optims[0] };
 
-/* -- whole parameters ------------------------------------------------------- */
+/* -- updates that need whole parameters ------------------------------------- */
 
 /* Kernel: stores the values of the operand TSHI_OPTIM_GRAD in the operand TSHI_OPTIM_X. */
 TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
@@ -22289,14 +22609,14 @@ TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_assign, tshi_update);
 
-/* Gathers the values of operand i over dp and tp into `whole`, a global tensor; `shard` has space
- * for this rank's shard. */
+/* Collective over dp and tp: gathers the values of operand i, such as a moment, in `whole`, a
+ * global tensor. shard: scratch with space for this rank's shard. */
 static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_operand *x, int i,
                                           tsh_real *shard, tsh_real *whole) {
     const tsh_layout replicated = tsh_replicated();
     const tsh_tensor *t = turn->t;
     const int64_t first = tshi_optim_first(t), count = tshi_optim_count(t);
-    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands, operand i in place of the parameter */
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* copy of x with operand i as the parameter */
     tsh_real pad[TSHI_BLOCK];
     memcpy(part, x, sizeof part);
     part[TSHI_OPTIM_X] = x[i];
@@ -22310,7 +22630,8 @@ static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_oper
     return tshi_redistribute_move(t, &t->layout, &replicated, TSH_REAL, shard, whole);
 }
 
-/* Stores this rank's elements of `whole` in operand i, rounded as that operand is. */
+/* Stores this rank's elements of `whole`, a global tensor, in operand i, which may be rounded at
+ * random. shard: scratch with space for this rank's shard. */
 static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, int i,
                                   tsh_real *whole, tsh_real *shard) {
     const tsh_layout replicated = tsh_replicated();
@@ -22330,12 +22651,12 @@ static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, 
     tshi_optim_run(t, tshi_optim_assign[t->ctx->isa], part, &params);
 }
 
-/* Calls the update of a row that needs whole parameters: gathers the operands, the same on every
- * rank, and keeps this rank's part of the results. */
+/* Runs the update of an optimiser that needs whole parameters: gathers the operands, the same on
+ * every rank, and keeps this rank's part of the results. */
 static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
     tsh_ctx *ctx = turn->t->ctx;
     const int64_t n = tsh_numel(turn->t);
-    /* shape (TSHI_OPTIM_LOW + 1, n): the global operands, then space for a shard */
+    /* TSHI_OPTIM_LOW + 1 arrays of n elements: one for each global operand, and one for a shard */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                                        tshi_dtype_reals((TSHI_OPTIM_LOW + 1) * n));
     tshi_operand *const own = turn->x, whole[TSHI_OPTIM_OPERANDS];
@@ -22357,8 +22678,8 @@ static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
     tshi_mem_release(ctx, block);
 }
 
-/* Updates one parameter and its moments, which the first update creates. clip: what the gradient is
- * multiplied by. */
+/* Updates one parameter and its moments, which the first update creates. clip: factor of the
+ * gradient. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     const tshi_optim_row *row = &tshi_optims[d->kind];
@@ -22402,7 +22723,7 @@ static int tshi_optim_keeps(tsh_dtype dtype) {
     return dtype == TSH_DTYPE_DEFAULT || dtype == TSH_REAL || dtype == TSH_BF16;
 }
 
-/* Checks a description; returns an error if a value is out of range. */
+/* Checks the options given to tsh_optim_new; returns an error if one is out of range. */
 static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
     if (!tshi_optim_keeps(d->grad_dtype) || !tshi_optim_keeps(d->moments_dtype))
         return tsh_fail(ctx, TSH_ERR_DTYPE,
@@ -22500,7 +22821,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
     if (!optim->desc.moments_dtype) optim->desc.moments_dtype = TSH_REAL;
-    /* at the end, `at` is ready for the next walk */
+    /* Counts the parameters and buffers. At its end the walk is ready to begin anew. */
     while (tshi_module_step_once(module, &at)) slots++;
     optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
                                                        (slots + 1) * sizeof *optim->each);
@@ -22513,10 +22834,10 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->lr_scale = 1; /* the default, which tsh_optim_group changes */
         each->weight_decay = optim->desc.weight_decay;
     }
-    /* -1: the first step calls tshi_optim_warn_late */
+    /* -1: the first step looks for parameters that were added too late (tshi_optim_warn_late) */
     optim->changes = -1;
     tshi_optim_warn_blocks(module, optim->count);
-    optim->older = ctx->optims; /* prepend to the ctx's list */
+    optim->older = ctx->optims; /* optim becomes the first in the ctx's list */
     ctx->optims = optim;
     for (int i = 0; i < optim->count; i++) tshi_optim_claim(optim, i);
     return optim;
@@ -22535,7 +22856,7 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
         param->grad_dtype = TSH_DTYPE_DEFAULT;
         param->updates = NULL;
     }
-    /* some parameters still have another optimiser */
+    /* Parameters that other optimisers have, too, get the fields that these want. */
     tshi_optim_claim_all(optim->module->ctx->optims);
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -22638,7 +22959,7 @@ static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, tsh_optim *optim) {
  * were taken without tsh_step_end and, in the second half of them, the number of step tensors grew
  * by at least one per step. */
 static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
-    /* wanted: number of parameters that require a gradient; live: of those that have one */
+    /* wanted: number of parameters that require a gradient; live: number of those that have one */
     int wanted = 0, live = 0;
     if (ctx->error.code != TSH_OK) return;
     for (int i = 0; i < optim->count; i++) {
@@ -22647,7 +22968,7 @@ static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
         live += param->gr.live;
         if (param->gr.live) param->flags |= TSHI_USED;
     }
-    /* with pp, all that is trained may lie on other stages */
+    /* With pp > 1 it may be no mistake: all trained parameters may lie on other stages. */
     if (wanted && !live && ctx->pp.size == 1)
         tshi_error_warn(ctx, TSHI_WARN_NONE,
                         "tsh_optim_step changes nothing, as no parameter has a gradient; call "
@@ -22667,7 +22988,7 @@ static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
 
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
-    int64_t begin; /* start of the event in the trace */
+    int64_t begin; /* when the step began, for the trace */
     if (!ctx) return TSH_ERR_ARGUMENT;
     begin = tshi_trace_now(ctx->trace);
     (void)tshi_trace_phase(ctx->trace, TSHI_PHASE_UPDATE);
@@ -22807,7 +23128,7 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
                         "tsh_quantize: takes TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1, not %s",
                         tshi_dtype_exists(dtype) ? tshi_dtype_name(dtype) : "another number");
     if (!pattern) pattern = "**";
-    for (apply = 0; apply < 2; apply++) /* 0: checks all weights; 1: changes them */
+    for (apply = 0; apply < 2; apply++) /* pass 0 checks all weights, pass 1 quantises them */
         for (m = module; m && ctx->error.code == TSH_OK; m = tshi_module_next(module, m)) {
             if (!tshi_module_quantises(m) ||
                 !tshi_glob_match(pattern, tshi_module_below(module, m->path)))
@@ -22825,14 +23146,14 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
                        "tsh_quantize: \"%.96s\" matches no linear or embedding layer; %s", pattern,
                        similar);
     }
-    tshi_module_changed(ctx); /* the comparison of models includes dtypes */
+    tshi_module_changed(ctx); /* ranks compare their models anew, with the new dtypes */
     return ctx->error.code;
 }
 
 /* ========================================================================== */
 /* >>pipeline                                      MARK: - pipeline (private) */
-/* Pipeline parallelism: layers assigned to stages, micro-batches sent        */
-/* between them.                                                              */
+/* Pipeline parallelism: layers are assigned to stages, one per rank of pp.   */
+/* Micro-batches are sent from stage to stage.                                */
 /* Needs: >>tensor-make >>module-tree.                                        */
 /* ========================================================================== */
 
@@ -22882,11 +23203,12 @@ struct tsh_pipeline {
     tshi_micro *micro;        /* shape (slots): micro-batch k is in slot k % slots */
     tshi_send_queue queue[2]; /* sends [0] to earlier stages, [1] to later ones */
     tshi_tie *ties;           /* list of the tied parameters */
-    /* last stage: [0] sum of losses; [1] sum of weights, or number of micro-batches */
+    /* on the last stage: [0] sum of losses; [1] sum of weights or, if losses are means, number of
+     * micro-batches */
     double total[2];
 };
 
-/* -- messages ---------------------------------------------------------------- */
+/* -- sending to and receiving from other stages ------------------------------ */
 
 /* Waits for the oldest send of a queue and releases its values. */
 static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
@@ -22940,7 +23262,7 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
                            "tsh_pipeline: receive");
 }
 
-/* -- from stage to stage ------------------------------------------------------ */
+/* -- tensors and gradients from stage to stage -------------------------------- */
 
 /* Sends y to the next stage: its description, then this rank's shard. */
 static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
@@ -22962,8 +23284,9 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tshi_pipeline_send(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
 }
 
-/* Sends the gradient of the received tensor to the previous stage. Takes over the caller's
- * reference to block. block NULL: sends zeros, since the output does not depend on the tensor. */
+/* Sends the gradient of the micro-batch's input to the previous stage, from which the input came.
+ * Takes over the caller's reference to block. block NULL: sends zeros, since the output does not
+ * depend on the input. */
 static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
     tsh_pipeline *p = micro->pipeline;
     const int64_t n = tsh_local_numel(micro->input);
@@ -22972,7 +23295,7 @@ static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
         if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
     }
     if (block) tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
-    micro->input = NULL; /* no gradient is still to be sent */
+    micro->input = NULL; /* no gradient has to be sent any more */
 }
 
 /* Backward of a received tensor: sends its gradient to the previous stage. */
@@ -23016,14 +23339,14 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
  * the next stage, or on the last stage the loss; NULL after an error. */
 static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
-    tsh_module *child = p->child; /* the stage's children are adjacent */
+    tsh_module *child = p->child; /* the stage's children follow each other */
     tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro) /* the stage's input */
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
     for (i = 0; i < p->counts[p->stage] && x && ctx->error.code == TSH_OK; i++) {
         x = tshi_module_call(child, &x, 1);
         child = child->next;
-        tshi_tape_progress(ctx); /* lets sends go on */
+        tshi_tape_progress(ctx); /* lets sends in flight go on */
     }
     if (!x || ctx->error.code != TSH_OK)
         return tshi_error_null(
@@ -23036,7 +23359,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
     return x;
 }
 
-/* -- micro-batches ------------------------------------------------------------ */
+/* -- forward and backward of one micro-batch ---------------------------------- */
 
 /* Exchanges the tape (nodes and arena) of the micro-batch and that of the ctx. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
@@ -23054,12 +23377,13 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
  * step. Also releases the caller's reference to `last`. */
 static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
-    /* TSHI_DEAD: a callback has ended the step */
+    /* If a callback has ended the step, `last` was released (TSHI_DEAD): begins at the head of the
+     * list of step tensors. */
     t = last->flags & TSHI_DEAD ? &ctx->handles.step : last;
     for (t = t->next; t != &ctx->handles.step; t = next) {
         next = t->next;
         if (t->flags & TSHI_RETAIN) continue; /* the user retains t */
-        t->prev->next = t->next;              /* unlink from the step */
+        t->prev->next = t->next;              /* unlink t from the step */
         t->next->prev = t->prev;
         tshi_tensor_insert(&micro->handles, t);
         tshi_mem_release(ctx, t->block);
@@ -23104,7 +23428,7 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
 static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
-    int64_t stride[TSH_MAX_DIMS]; /* strides of a dense shard */
+    int64_t stride[TSH_MAX_DIMS]; /* strides of `grad` */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
     tsh_real *grad; /* gradient of this rank's shard of y, dense */
     tshi_dest dest;
@@ -23154,7 +23478,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tshi_pipeline_end(micro);
 }
 
-/* -- the schedule ------------------------------------------------------------- */
+/* -- the schedule: GPipe or 1F1B ---------------------------------------------- */
 
 /* Runs the schedule: `warmup` forwards, then a forward and a backward in turn (1F1B, Narayanan et
  * al. 2021), then the backwards that are left. With GPipe, warmup is the number of micro-batches.
@@ -23266,7 +23590,7 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_pipeline_begin_tied(pipeline);
     tshi_pipeline_run(pipeline);
-    tshi_error_report(ctx); /* a peer may wait for what this rank will not send */
+    tshi_error_report(ctx); /* after an error: peers may wait for what will not be sent */
     tshi_pipeline_end_sends(pipeline, 1);
     for (int i = 0; i < pipeline->slots; i++) tshi_pipeline_end(&pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
@@ -23293,7 +23617,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     tsh_no_grad_begin(ctx);
     for (int k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
-        tsh_scope_begin(ctx); /* frees each micro-batch's tensors */
+        tsh_scope_begin(ctx); /* the scope's end frees the micro-batch's tensors */
         y = tshi_pipeline_stage_forward(pipeline, NULL, k);
         if (pipeline->stage == pipeline->last && ctx->error.code == TSH_OK)
             tshi_pipeline_add_loss(pipeline, y, k);
@@ -23369,7 +23693,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
         if (at.param == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
     for (int s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
-        param->stage = 1 + s; /* after the loop: 1 + the first holder */
+        param->stage = 1 + s; /* 1 + stage; in the end, that of the first holder */
         tie->holders++;
     }
     param->absent = tie->holders && !tie->holds[p->stage];
@@ -23380,7 +23704,8 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     p->ties = tie;
 }
 
-/* Compares the descriptions of all ranks of the world: if they differed, ranks would deadlock. */
+/* Sets an error if the ranks of the world made pipelines that differ, for example in their
+ * micro-batches: they would deadlock. Collective over the world. */
 static void tshi_pipeline_compare(const tsh_pipeline *p) {
     const int same[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
                          p->desc.weight != NULL};
@@ -23461,14 +23786,13 @@ static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
                        "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
                        "in another way",
                        before->container->path);
-    if (!before) tshi_module_changed(ctx); /* stages are assigned: models can be compared */
+    if (!before) tshi_module_changed(ctx); /* the next collective compares the ranks' models */
     if (!before && ctx->world.size > 1) ctx->world.unchecked = ctx;
     if (tsh_ok(ctx)) tshi_pipeline_compare(p); /* collective: all ranks must call it */
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_assign_modules(p);
     if (before) return; /* parameters are assigned already */
-    while (tshi_module_step_once(ctx->root, &at))
-        tshi_pipeline_assign_param(p, at.param);
+    while (tshi_module_step_once(ctx->root, &at)) tshi_pipeline_assign_param(p, at.param);
     ctx->pipeline = p;
 }
 
@@ -23488,8 +23812,8 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 /* Needs: >>optim.                                                            */
 /* ========================================================================== */
 
-/* Writes the groups of the optimisers of root and of modules below, oldest first.
- * A group is all parameters that have the same learning rate and weight decay. */
+/* Writes a line for each parameter group of the optimisers of root and of modules below it, oldest
+ * optimiser first. A group is all parameters that have the same learning rate and weight decay. */
 static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_module *root,
                                           FILE *file) {
     const tsh_module *m = optim->module;
@@ -23560,8 +23884,8 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
 
 /* ========================================================================== */
 /* >>file                                              MARK: - file (private) */
-/* What C lacks for files: types, symbolic links, locks, owners, fsync; files */
-/* that are written whole or not at all, or that grow by whole rows.          */
+/* What C lacks for files: types, symbolic links, locks, owners, fsync.       */
+/* Writing files that are replaced as a whole, or that grow by whole rows.    */
 /* Needs: >>error >>rng.                                                      */
 /* ========================================================================== */
 
@@ -23569,7 +23893,7 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
  * is killed leaves the old file whole. A function below whose system call is missing on a system
  * does nothing there and returns success. */
 
-/* age in seconds from which tshi_file_sweep removes other hosts' files */
+/* how old, in seconds, other hosts' temporary files must be for tshi_file_sweep to remove them */
 enum { TSHI_FILE_STALE = 3600 };
 
 #if TSHI_POSIX
@@ -23677,7 +24001,7 @@ static int tshi_file_follow(const char *path, char *to, char *link, size_t size)
     strcpy(to, path);
     for (links = 0; (n = readlink(to, link, size)) >= 0; links++) {
         slash = strrchr(to, '/');
-        name = link[0] == '/' || !slash ? to : slash + 1; /* absolute: replaces the whole path */
+        name = link[0] == '/' || !slash ? to : slash + 1; /* an absolute target is the whole path */
         errno = links == max ? ELOOP : ENAMETOOLONG;
         if (links == max || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
         memcpy(name, link, (size_t)n);
@@ -23731,7 +24055,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
             strspn(name + prefix, "0123456789abcdef") != digits || strcmp(name, mine + folder) == 0)
             continue;
         strcpy(path + folder, name);
-        file = open(path, O_WRONLY | O_NONBLOCK); /* opened for its lock only */
+        file = open(path, O_WRONLY | O_NONBLOCK); /* opened only to try its lock */
         if (file < 0) continue;
         if (flock(file, LOCK_EX | LOCK_NB) == 0 && fstat(file, &then) == 0 &&
             S_ISREG(then.st_mode) &&
@@ -23806,7 +24130,7 @@ static int tshi_file_rename(const char *name, const char *path) {
 #if defined(_WIN32) /* the rename of Windows does not replace files */
     const unsigned long replace = 1, write_through = 8;
     if (MoveFileExA(name, path, replace | write_through)) return 1;
-    errno = EACCES; /* `path` is a folder, read-only, or open in some program */
+    errno = EACCES; /* likely: `path` is a folder, read-only, or open in a program */
     return 0;
 #else
     return rename(name, path) == 0;
@@ -23840,7 +24164,7 @@ TSH_API TSHI_COLD FILE *tsh_file_open(const char *path, int64_t max, tsh_error *
     return NULL;
 }
 
-/* -- writing ----------------------------------------------------------------- */
+/* -- writing a file: tsh_writer ---------------------------------------------- */
 
 /* Initialises a writer for `path`, without opening a file. Sets w->error if the path is too
  * long. */
@@ -23853,7 +24177,8 @@ static void tshi_file_begin(tsh_writer *w, const char *path) {
         (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%.160s...\" is too long a path", path);
 }
 
-/* Sets w->error, unless it is set already: the path, then the text as printf. */
+/* Sets w->error, unless it is set already. Its message is the path, then the text, formatted as by
+ * printf. */
 TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
     va_list list;
@@ -23864,7 +24189,7 @@ TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char 
         (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%s\" %s", w->name, text);
 }
 
-/* Sets w->error for a failed system call: `what`, then strerror(errno). */
+/* Sets w->error after a failed system call. Its message ends with `what`, then strerror(errno). */
 static void tshi_file_system_error(tsh_writer *w, const char *what) {
     tshi_file_fail(w, "%s: %s", what, errno ? strerror(errno) : "the system gives no reason");
 }
@@ -23873,7 +24198,7 @@ static void tshi_file_system_error(tsh_writer *w, const char *what) {
 static void tshi_file_close(tsh_writer *w) {
     errno = 0;
     if (w->file && fclose(w->file) != 0) tshi_file_system_error(w, "cannot be written");
-    if (w->temporary[0]) (void)remove(w->temporary); /* tshi_file_finish empties this name */
+    if (w->temporary[0]) (void)remove(w->temporary); /* tshi_file_finish did not rename it */
 #if TSHI_POSIX
     if (w->lock) (void)close(w->lock - 1); /* closing the descriptor unlocks the file */
 #endif
@@ -24004,9 +24329,9 @@ static void tshi_file_finish(tsh_writer *w) {
     }
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
-    /* if this fails, it is no error: the file is in place */
+    /* A failure of this sync of the folder is no error: the file is in place. */
     (void)tshi_file_sync(slash ? name : ".", 1);
-    name[0] = '\0';                              /* tshi_file_close must not remove the file */
+    name[0] = '\0'; /* tshi_file_close must not remove the file */
 }
 
 TSH_API TSHI_COLD tsh_result tsh_writer_open(tsh_writer *writer, const char *path, int rows) {
@@ -24082,13 +24407,13 @@ TSH_API TSHI_COLD tsh_result tsh_writer_close(tsh_writer *writer, int keep) {
  * [2, 3], "data_offsets": [begin, end]}, ...}, padded with blanks; then the values, row-major and
  * without gaps. Offsets count from the first value. */
 enum {
-    TSHI_IO_BUFFER = 1 << 20,          /* bytes of a buffer for values */
-    TSHI_IO_HEADER = 100000000,        /* max bytes of a header, and of an index */
+    TSHI_IO_BUFFER = 1 << 20,   /* bytes of a buffer for tensors' values */
+    TSHI_IO_HEADER = 100000000, /* max bytes of a header, and of an index */
     /* max bytes of a tensor's name in a file: prefixes, path and NUL */
     TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 32,
-    TSHI_IO_QUOTE = 96,                /* max bytes of a name from a file when an error quotes it */
-    TSHI_IO_HASHES = 4, /* number of interleaved hashes that make the hash of all values */
-    TSHI_IO_SAMPLE = 64,               /* bytes of each tensor that tshi_load_sample hashes */
+    TSHI_IO_QUOTE = 96,   /* max bytes of a name from a file when an error quotes it */
+    TSHI_IO_HASHES = 4,   /* number of interleaved hashes that make the hash of all values */
+    TSHI_IO_SAMPLE = 64,  /* bytes of each tensor that tshi_load_sample hashes */
     TSHI_IO_NONFINITE = 8 /* max number of warnings that name a tensor with NaN or infinity */
 };
 
@@ -24099,12 +24424,12 @@ typedef struct tshi_io_entry {
     /* begin, end: byte offsets of its values, from the first value of the file; dim: its shape */
     int64_t begin, end, dim[TSH_MAX_DIMS];
     int ndim;          /* number of dimensions, of which dim holds at most TSH_MAX_DIMS */
-    const char *dtype; /* name of its dtype in the file */
-    int taken;         /* 1: matched with a tensor of the model */
-    int source;            /* index of its file in tshi_io.source */
-    const char *own;       /* its name in that file, before .rename */
-    const struct tshi_io_entry *twin; /* the tensor that the files have under another name of the
-                                       * same tied parameter; NULL: none */
+    const char *dtype; /* the tensor's dtype as the file names it */
+    int taken;         /* 1: the tensor is matched with one of the model */
+    int source;        /* index in tshi_io.source of the file that holds the tensor */
+    const char *own;   /* the tensor's name in that file, before .rename */
+    /* the tensor that the files have under another name of the same tied parameter; NULL: none */
+    const struct tshi_io_entry *twin;
 } tshi_io_entry;
 
 /* A key and its text in a file's metadata; or, in an index, a tensor's name and its file. */
@@ -24114,14 +24439,13 @@ typedef struct tshi_io_pair {
 
 /* A file to load from. */
 typedef struct tshi_io_source {
-    const char *path;     /* path of the file; the first field, as tshi_io_by_name requires */
-    const char *file;     /* its path in the index; NULL: there is no index */
-    int64_t data; /* position of its first value in bytes; 0: its header has not been read */
-    uint64_t stamp;       /* hash of inode, size and time, see tshi_load_stamp */
-    tshi_io_entry *entry; /* the file's tensors, sorted by name */
-    tshi_io_pair *pair;   /* the file's metadata, sorted by key */
-    /* number of tensors; number of keys */
-    size_t entries, pairs;
+    const char *path;      /* path of the file; the first field, as tshi_io_by_name requires */
+    const char *file;      /* the file's path as the index has it; NULL: there is no index */
+    int64_t data;          /* byte position of its first value; 0: its header was not read yet */
+    uint64_t stamp;        /* hash of the file's inode, size and time, see tshi_load_stamp */
+    tshi_io_entry *entry;  /* the file's tensors, sorted by name */
+    tshi_io_pair *pair;    /* the file's metadata, sorted by key */
+    size_t entries, pairs; /* number of tensors in `entry`; number of keys in `pair` */
 } tshi_io_source;
 
 /* A counter of the model that is saved in a file's metadata: state of the random generators or of
@@ -24130,19 +24454,19 @@ typedef struct tshi_io_count {
     const char *prefix, *name; /* the key in the metadata is prefix + name */
     uint64_t *value, read;     /* the model's counter; the value read from the file */
     int optional;              /* 1: a counter of 0 is not saved, and one that a file lacks is 0 */
-    int staged; /* 1: is 0 on pipeline stages that do not hold its module or parameter */
+    int staged;                /* 1: is 0 on stages that do not hold its module or parameter */
 } tshi_io_count;
 
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
-    const char *prefix, *path;   /* the name in the file is prefix + path */
+    const char *prefix, *path; /* the tensor's name in the file is prefix + path */
     /* moment: points to .first or .second of its tshi_moments; NULL: the item is the parameter */
     tsh_tensor *param, **moment;
-    const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
-    tsh_dtype dtype;             /* dtype of the model's tensor */
-    tsh_dtype file;              /* dtype of its values in the file; TSH_DTYPE_DEFAULT, when saving:
-                                  * no stage has values, so it is not written */
-    const tshi_io_entry *entry;  /* loading: the tensor of the files that matches; NULL: none */
+    const tshi_io_count *steps; /* for a moment: number of updates of its parameter */
+    tsh_dtype dtype;            /* the tensor's dtype in the model */
+    tsh_dtype file;             /* the tensor's dtype in the file; TSH_DTYPE_DEFAULT, when saving:
+                                 * no stage has values, so it is not written */
+    const tshi_io_entry *entry; /* loading: the tensor of the files that matches; NULL: none */
 } tshi_io_item;
 
 /* The state of one save or load. */
@@ -24150,46 +24474,49 @@ typedef struct tshi_io {
     tsh_ctx *ctx;
     tsh_module *root;       /* the module to save or load */
     const tsh_optim *optim; /* the optimiser whose moments are included; NULL: none */
-    const char *op, *path;  /* "tsh_save" or "tsh_load", for errors; the path (see `given`) */
+    const char *op, *path;  /* op: "tsh_save" or "tsh_load", for errors; path: that of the file */
     const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
-    tsh_dtype dtype;           /* tsh_file_desc.dtype */
-    int strict, strict_names;  /* tsh_file_desc.strict_dtype, .strict_names */
-    const tsh_rename *rename;  /* tsh_file_desc.rename */
-    const char *const *ignore; /* tsh_file_desc.ignore */
-    int broadcast; /* 1: rank 0 reads for all (.broadcast, and there are other ranks) */
+    tsh_dtype dtype;        /* saving: dtype in which parameters are written; 0: each in its own */
+    /* loading, strict 1: a dtype other than the model's is an error; strict_names 1: so are tensors
+     * whose names lack the prefix */
+    int strict, strict_names;
+    const tsh_rename *rename;    /* loading: pairs of patterns that rename the files' tensors */
+    const char *const *ignore;   /* loading: patterns of tensors to ignore, the last one NULL */
+    int broadcast;               /* 1: rank 0 reads for the other ranks (.broadcast) */
     const tsh_file_desc *reader; /* its .read_at gives the files' bytes; NULL: `file` gives them */
-    FILE *file;                    /* the file being read; NULL: none is open */
-    tsh_writer writer;             /* on the rank that saves: the new file */
+    FILE *file;                  /* the file being read; NULL: none is open */
+    tsh_writer writer;           /* on the rank that saves: the new file */
     /* hash of the model (saving, or loading with .broadcast) or of the files (loading); must be the
      * same on all ranks */
     uint64_t hash;
-    tshi_arena arena;              /* memory of this save or load */
-    tshi_io_item *item;            /* shape (items): all tensors to save or load */
+    tshi_arena arena;     /* memory of this save or load */
+    tshi_io_item *item;   /* shape (items): all tensors to save or load */
     tshi_io_count *count; /* shape (counts): counters of the generators, then of the optimiser */
-    /* number of items; of counters; of those that are the generators' */
+    /* length of `item`; length of `count`; how many of the counters are the random generators' */
     int items, counts, generators;
-    char *buffer; /* Saving: one buffer of TSHI_IO_BUFFER bytes; on rank 0 of tp, two. Loading with
-                   * .broadcast: one; on rank 0 of the world, two. Loading without: a quarter of one
-                   * if values must be converted, else NULL. */
-    /* for saving: */
-    int64_t *known;                  /* shape (items + counts), see tshi_io_merge_stages */
-    tshi_block *whole_block; /* memory for a whole moment, gathered from the chunks of dp's ranks */
+    /* Saving: a buffer of TSHI_IO_BUFFER bytes, or two on rank 0 of tp if tp has several ranks.
+     * Loading with .broadcast: one, or two on rank 0 of the world. Loading without: a quarter of
+     * one if values must be converted, else NULL. */
+    char *buffer;
+    /* The fields from here to `hashes` are for saving. */
+    int64_t *known;                  /* dtypes of items, then counters, merged from all stages */
+    tshi_block *whole_block;         /* memory for a whole moment, gathered from dp's chunks */
     int64_t bytes;                   /* bytes of all values in the file (loading: in all files) */
     int64_t hash_at;                 /* position of the hash of all values in the file */
     uint64_t hashes[TSHI_IO_HASHES]; /* interleaved hashes of the values written so far */
-    /* for loading: */
-    const char *given; /* the user's path; meanwhile `path` is that of the file being read */
+    /* The fields from here on are for loading. */
+    const char *given;          /* the user's path; `path` is that of the file being read */
     tshi_io_source *source;     /* shape (sources): the files to load from */
     const tshi_io_source *open; /* the source being read, by `file` or .read_at; NULL: none */
-    int sources, index;         /* number of files; 1 while an index is parsed */
+    int sources, index;         /* sources: number of files; index: 1 while an index is parsed */
     int prefixed;               /* 1: the files have a tensor whose name begins with the prefix */
     tshi_io_pair *map;          /* shape (maps): the index's names of tensors and their files */
     size_t maps;                /* number of tensors in the index */
     tshi_io_item **order; /* shape (items): the items in the order of their values in the files */
-    int64_t *share;       /* .broadcast: what tshi_load_share exchanges, see there */
+    int64_t *share;       /* .broadcast: what rank 0 knows of the files, see tshi_load_share */
     int32_t *peer, *holds;
-    int64_t nonfinite;     /* number of tensors with NaN or infinity */
-    char *text, *at;       /* the header's text; the next character to parse in it */
+    int64_t nonfinite; /* number of tensors with NaN or infinity that this rank reports */
+    char *text, *at;   /* text of the header or index being parsed; its next character */
     /* shape (entries): tensors of the file being read; in the end, of all files */
     tshi_io_entry *entry;
     tshi_io_pair *pair;    /* shape (pairs): keys and texts of the file's __metadata__ */
@@ -24197,11 +24524,11 @@ typedef struct tshi_io {
     /* buffer of TSHI_LOAD_AHEAD bytes to read ahead, on rank 0 with .broadcast from files; else
      * NULL */
     char *ahead;
-    /* begin and end of that buffer's bytes, as offsets from the file's first value; offset of the
-     * last run read */
+    /* ahead_at, ahead_end: the bytes in `ahead`, as offsets from the file's first value; ahead_run:
+     * offset of the last run of elements that was read */
     int64_t ahead_at, ahead_end, ahead_run;
-    int64_t place;         /* position in the file after the last read, in bytes */
-    int unreadable;        /* 1: the last read failed for another reason than the end of the file */
+    int64_t place;  /* position in the file after the last read, in bytes */
+    int unreadable; /* 1: the last read failed for another reason than the end of the file */
 } tshi_io;
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
@@ -24245,7 +24572,8 @@ static void tshi_io_end(tshi_io *io) {
     tshi_mem_close(io->ctx, TSH_MEM_BOOKS, io->arena.first);
 }
 
-/* Sets an error that begins with the operation and io->path; the rest as printf. Returns 0. */
+/* Sets an error that begins with the name of the call and the path; format and what follows are as
+ * for printf. Returns 0. */
 TSH_PRINTF(3, 4)
 static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
@@ -24257,19 +24585,20 @@ static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char
     return 0;
 }
 
-/* Sets an error for a failed system call: `what`, then strerror(errno). Returns 0. */
+/* Sets an error after a failed system call; its sentence ends with `what`, then strerror(errno).
+ * Returns 0. */
 static int tshi_io_system_error(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "%s: %s", what,
                         errno ? strerror(errno) : "the system gives no reason");
 }
 
-/* Sets an error: the path is `what`, such as "a folder". Returns 0. */
+/* Sets an error: what is at the path is not one file, but `what`, such as "a folder". Returns 0. */
 static int tshi_io_wrong_kind(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is %s; %s takes one safetensors file", what, io->op);
 }
 
-/* Collective over the world: broadcasts the error of rank world.size - found, which becomes the
- * error of all ranks. */
+/* Collective over the world: the error of rank world.size - found becomes the error of all ranks,
+ * by a broadcast. */
 static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op) {
     const int rank = ctx->world.size - (int)found;
     tsh_error error = ctx->error; /* the error that `rank` sends and the others receive */
@@ -24312,7 +24641,7 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     return ctx->error.code;
 }
 
-/* -- the tensors of a file --------------------------------------------------- */
+/* -- the tensors and counters to save or load -------------------------------- */
 
 /* Returns the name in the file (prefix, dot, path below io->root) of a path in the tree. Returns ""
  * and sets an error if there is no memory. */
@@ -24339,7 +24668,7 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     return item;
 }
 
-/* Callback of tshi_module_params: appends a parameter. */
+/* Callback of tshi_module_params: appends a parameter to io->item. user: the tshi_io. */
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)path;
     (void)tshi_io_add((tshi_io *)user, "", param, NULL);
@@ -24387,15 +24716,15 @@ static int tshi_io_list(tshi_io *io) {
     tshi_module_params(io->root, 1, tshi_io_add_param, io);
     for (i = 0; i < updated; i++) {
         tshi_moments *each = &optim->each[i];
-        tshi_io_count *steps = tshi_io_add_count(
-            io, "tshard.optim.steps.", tshi_io_name(io, each->param->path), &each->steps);
+        tshi_io_count *steps = tshi_io_add_count(io, "tshard.optim.steps.",
+                                                 tshi_io_name(io, each->param->path), &each->steps);
         steps->staged = 1; /* only the stage that holds the parameter counts its steps */
         tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
     for (i = 0; i < updated && tshi_optims[optim->desc.kind].moments > 1; i++)
         tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
             &io->count[io->generators + 2 + i];
-    return ctx->error.code == TSH_OK; /* not TSH_OK: no memory for a name */
+    return ctx->error.code == TSH_OK; /* an error: there was no memory for a name */
 }
 
 /* Returns 1 if the item is a bf16 parameter of which an optimiser keeps the exact float weights
@@ -24404,12 +24733,13 @@ static int tshi_io_is_exact(const tshi_io_item *item) {
     return !item->moment && item->dtype == TSH_BF16 && (item->param->flags & TSHI_OPTIMISED);
 }
 
-/* Returns the dtype in which tsh_save writes an item if tsh_file_desc.dtype is 0. */
+/* Returns the dtype in which tsh_save writes a parameter or moment if tsh_file_desc.dtype is 0. */
 static tsh_dtype tshi_io_own_dtype(const tshi_io_item *item) {
     return tshi_io_is_exact(item) ? TSH_F32 : item->dtype;
 }
 
-/* Returns an item's tensor: the parameter or its moment; NULL if the moment was not created. */
+/* Returns the tensor that an item stands for, a parameter or a moment; NULL if the moment was not
+ * created. */
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
 }
@@ -24496,8 +24826,8 @@ static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
  * such a tensor has dtype U8, and its last dimension is the number of bytes of a row. */
 static const char tshi_io_blocks[] = "tshard.dtype.";
 
-/* Returns the size of t's dimension d in the file's header, where t has dtype `file`: that of the
- * last dimension of a quantised tensor is in bytes. */
+/* Returns the size of dimension d of t as the file's header has it, where t has dtype `file`. The
+ * last dimension of a quantised tensor is counted in bytes there. */
 static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
     return d == t->ndim - 1 && tshi_dtype_in_blocks(file)
                ? (int64_t)tshi_dtype_bytes(file, t->dim[d])
@@ -24540,7 +24870,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     while (text->used % 8) tshi_io_put(text, " "); /* aligns the values to 8 bytes */
 }
 
-/* -- writing ----------------------------------------------------------------- */
+/* -- writing the header and the tensors -------------------------------------- */
 
 /* Returns 1 on the rank that writes the file. */
 static int tshi_io_is_writer(const tsh_ctx *ctx) {
@@ -24576,7 +24906,7 @@ static void tshi_io_write(tshi_io *io, const void *data, size_t bytes) {
     (void)tshi_io_written(io);
 }
 
-/* Returns up to 8 bytes as a little-endian number. */
+/* Returns the number that up to 8 bytes at `at` are in little-endian order. */
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
@@ -24636,8 +24966,8 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Returns the dtype in which tsh_save writes an item; TSH_DTYPE_DEFAULT: this rank has no values
- * for it. */
+/* Returns the dtype in which tsh_save writes a parameter or moment; TSH_DTYPE_DEFAULT: this rank
+ * has no values for it. */
 static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
     if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
     if (io->dtype && !item->moment && tshi_dtypes[item->dtype].floating) return io->dtype;
@@ -24648,7 +24978,7 @@ static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item)
  * Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    int64_t whole = 0; /* 1 + number of elements of the largest chunked moment; 0: none */
+    int64_t whole = 0; /* 1 + elements of the largest moment held in chunks (.zero); 0: none */
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
         (void)tsh_fail(
@@ -24722,10 +25052,10 @@ static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_d
     }
 }
 
-/* Copies the elements of rank's shard of t that are among the global elements [from, to). Source:
- * own 1: this rank's shard, converted to dtype `file`; own 0: `message`, which holds them one after
- * the other in that dtype. Destination: `whole`, which begins with element `from`; if it is NULL,
- * `message` (own 1), or nowhere: they are only counted (own 0). Returns their number. */
+/* Copies the elements which `rank`'s shard of t has of the global elements [from, to), and returns
+ * their number. own 1: converts them from this rank's shard to dtype `file`. own 0: takes them from
+ * `message`, which rank has sent, one after the other. They go to `whole`, which begins with
+ * element `from`. If it is NULL, they go to `message` (own 1), or are only counted (own 0). */
 static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, int own,
                                  tsh_dtype file, char *message, char *whole) {
     tshi_runs run = tshi_tensor_runs(t, rank, from, to);
@@ -24808,7 +25138,8 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     return TSH_OK;
 }
 
-/* Writes an item from the first replica. A chunked moment is gathered over dp first. */
+/* Writes a parameter or moment from the first replica. A moment of which each rank of dp has a
+ * chunk (.zero) is gathered over dp first. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
     tsh_tensor whole; /* the gathered moment */
@@ -25114,7 +25445,8 @@ static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
 static void tshi_io_read_pairs(tshi_io *io, const char *what) {
     int more = tshi_io_open(io, "{}", what);
     for (; more; more = tshi_io_next(io, '}')) {
-        /* the array is long enough: see tshi_load_header and tshi_load_read_index */
+        /* io->pair is long enough: tshi_load_header and tshi_load_read_index count what the text
+         * can hold. */
         tshi_io_pair *pair = &io->pair[io->pairs++];
         pair->name = tshi_io_key(io);
         pair->text = tshi_io_string(io);
@@ -25142,14 +25474,14 @@ static void tshi_io_read_entries(tshi_io *io, size_t n) {
     if (io->at != end) (void)tshi_io_bad(io, "something follows the last }");
 }
 
-/* -- reading: order, gaps, names ---------------------------------------------- */
+/* -- reading: checks of offsets, shapes and names ----------------------------- */
 
 /* Compares two structs by their first field, a name; for qsort and bsearch. */
 static int tshi_io_by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Compares two entries by their offsets; for qsort. */
+/* Compares two tensors of a file by the offsets of their values; for qsort. */
 static int tshi_io_by_place(const void *a, const void *b) {
     const tshi_io_entry *x = (const tshi_io_entry *)a, *y = (const tshi_io_entry *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
@@ -25205,7 +25537,7 @@ static int tshi_io_check_entries(tshi_io *io) {
                               "is twice in __metadata__");
 }
 
-/* -- reading: values that are not finite ---------------------------------------- */
+/* -- reading: finding values that are NaN or infinite --------------------------- */
 
 /* Returns 1 if all values are finite: each has an exponent bit that is 0 (in infinity and NaN all
  * are 1). ones: the bits of infinity, signs: the sign bit, both repeated for each value of a 64-bit
@@ -25258,7 +25590,7 @@ static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values,
     }
 }
 
-/* -- reading: names that differ ----------------------------------------------- */
+/* -- reading: .ignore and .rename, for the files' names ----------------------- */
 
 /* Returns 1 if the name of a tensor in the files matches a pattern of .ignore. */
 static int tshi_io_ignored(const tshi_io *io, const char *name) {
@@ -25306,7 +25638,7 @@ static const char *tshi_io_rename(tshi_io *io, const char *name) {
  * model, and the ranks agree that all is well; only then are values changed, in the order of the
  * files. */
 
-/* -- bytes -------------------------------------------------------------------- */
+/* -- opening files and reading their bytes ------------------------------------ */
 
 enum { TSHI_LOAD_AHEAD = 1 << 16 }; /* bytes that tshi_load_read_run reads ahead */
 
@@ -25346,8 +25678,8 @@ static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t byte
     return got;
 }
 
-/* Reads `bytes` bytes from position `at` of the file or of io->reader. Returns 0 if the file has
- * fewer bytes, or on an error. */
+/* Reads `bytes` bytes from position `at` of the open file, or by the user's .read_at (io->reader).
+ * Returns 0 if the file has fewer bytes, or on an error. */
 static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     errno = 0;
     if (io->reader) {
@@ -25359,7 +25691,8 @@ static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     return tshi_load_read_file(io, at, (char *)to, bytes) == bytes;
 }
 
-/* Sets an error for a failed read: a system error or, if the file ended, `what`. Returns 0. */
+/* Sets an error after a failed read: a system error or, if the file ended too early, one that says
+ * `what`. Returns 0. */
 static int tshi_load_read_error(const tshi_io *io, const char *what) {
     if (io->unreadable) return tshi_io_system_error(io, "cannot be read");
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s", tshi_io_form(io), what);
@@ -25496,7 +25829,7 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
     return 1;
 }
 
-/* -- which files -------------------------------------------------------------- */
+/* -- finding the files that a path stands for --------------------------------- */
 
 /* Returns the path of file `name` in a folder, given as the first `folder` characters of io->given.
  * Returns NULL and sets an error if there is no memory. */
@@ -25516,7 +25849,7 @@ static int tshi_load_sources(tshi_io *io, size_t count) {
     return io->source != NULL;
 }
 
-/* Makes the file at a path the only source. */
+/* Makes the file at a path the only one to load from (io->source). */
 static void tshi_load_single(tshi_io *io, const char *path) {
     if (!path || !tshi_load_sources(io, 1)) return;
     io->source[0].path = path;
@@ -25562,7 +25895,8 @@ static int tshi_load_read_index(tshi_io *io) {
     tshi_io_hash(io, io->text, (size_t)n);
     for (i = 0; i < (size_t)n; i++) quotes += io->text[i] == '"';
     io->pairs = 0;
-    /* space for the pairs: each has four quotes; one more for a last pair that is incomplete */
+    /* space for the pairs of tensor and file: each has four quotes; one more for a last, incomplete
+     * pair */
     io->map = io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                               (quotes / 4 + 1) * sizeof *io->pair);
     if (!io->map) return 0;
@@ -25571,7 +25905,7 @@ static int tshi_load_read_index(tshi_io *io) {
     return io->ctx->error.code == TSH_OK;
 }
 
-/* Compares two entries of io->map by their files; for qsort. */
+/* Compares two tensors of an index by the names of their files; for qsort. */
 static int tshi_load_by_file(const void *a, const void *b) {
     return strcmp(((const tshi_io_pair *)a)->text, ((const tshi_io_pair *)b)->text);
 }
@@ -25650,7 +25984,7 @@ static int tshi_load_list(tshi_io *io) {
         if (!pass && !tshi_load_sources(io, (size_t)n)) return 1;
         count = n;
     }
-    if (io->ctx->error.code == TSH_OK) /* without memory, some paths are NULL */
+    if (io->ctx->error.code == TSH_OK) /* else some paths are NULL, for want of memory */
         qsort(io->source, (size_t)io->sources, sizeof *io->source, tshi_io_by_name);
     return 1;
 #else
@@ -25669,7 +26003,7 @@ static void tshi_load_folder(tshi_io *io) {
         FILE *file = path ? tshi_file_open(path, &kind) : NULL;
         if (!path) return;
         if (!file && !kind) continue;
-        if (file) (void)fclose(file); /* if it is no regular file, tshi_load_use reports it */
+        if (file) (void)fclose(file); /* only looked for: tshi_load_use opens it */
         if (!i) tshi_load_single(io, path);
         if (i) io->given = path;
         if (i) tshi_load_index(io, path);
@@ -25694,7 +26028,7 @@ static void tshi_load_find_files(tshi_io *io) {
         tshi_load_single(io, io->path);
 }
 
-/* -- the tensors of all files -------------------------------------------------- */
+/* -- collecting the tensors of all files --------------------------------------- */
 
 /* Checks that each file holds exactly the tensors that the index lists for it, apart from those of
  * .ignore. Returns 0 and sets an error if not. Sets .text to NULL in the entries of io->map that it
@@ -25786,8 +26120,8 @@ static int tshi_load_headers(tshi_io *io) {
 
 /* ========================================================================== */
 /* >>load-match                                  MARK: - load-match (private) */
-/* Matches the model's tensors with those of the files before a value         */
-/* changes.                                                                   */
+/* Matches the model's tensors with those of the files.                       */
+/* Everything is checked here before any value of the model changes.          */
 /* Needs: >>load-files.                                                       */
 /* ========================================================================== */
 
@@ -25843,8 +26177,8 @@ static int tshi_load_counts(const tshi_io *io) {
     return 1;
 }
 
-/* Returns 1 if the files must hold an item: a parameter, or a moment of a parameter that was
- * updated, unless the optimiser may have been saved without momentum. */
+/* Returns 1 if the files must hold this tensor of the model: a parameter, or a moment of a
+ * parameter that was updated, unless the optimiser may have been saved without momentum. */
 static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
     return !item->moment ||
            (!tshi_optims[io->optim->desc.kind].momentum && item->steps->read > 0);
@@ -25863,8 +26197,8 @@ static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) 
     return (tsh_dtype)dtype;
 }
 
-/* Returns 1 if a tensor of the files has the item's shape. Returns 0 if not or, with an error, if
- * it is quantised and the item's shards do not consist of whole blocks. */
+/* Returns 1 if a tensor of the files has the shape of item, a tensor of the model. Returns 0 if not
+ * or, with an error, if it is quantised and the item's shards do not consist of whole blocks. */
 static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tshi_io_entry *entry) {
     const tsh_tensor *t = item->param;
     int d, same = entry->ndim == t->ndim;
@@ -25873,8 +26207,9 @@ static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tsh
            (!tshi_dtype_in_blocks(item->file) || tshi_tensor_check_blocks(t, io->op, item->file));
 }
 
-/* Sets item->entry to the tensor of the files that has the item's name, if item->entry is NULL and
- * no other item has that tensor. plain 0: compares the whole name; 1: the name without .prefix. */
+/* Matches item, a tensor of the model, with the tensor of the files that has its name
+ * (item->entry), unless one of the two is matched already. plain 0: compares the whole name; 1: the
+ * name without .prefix. */
 static void tshi_load_match(const tshi_io *io, tshi_io_item *item, int plain) {
     const size_t n = strlen(io->prefix);
     tshi_io_entry *e;
@@ -25915,14 +26250,14 @@ static int tshi_load_match_ties(tshi_io *io) {
     return io->ctx->error.code == TSH_OK;
 }
 
-/* Checks that the item's tensor in the files has the item's shape, and a dtype that tsh_load
- * converts. Returns 0 and sets an error if not. */
+/* Checks that the tensor of the files that is matched with item has its shape, and a dtype that
+ * tsh_load converts. Returns 0 and sets an error if not. */
 static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE], quote[TSHI_IO_QUOTE], dtype[TSHI_IO_QUOTE];
     const tsh_tensor *t = item->param;
     const tshi_io_entry *e = item->entry;
     int same, floating; /* same 1: shapes are equal; floating 1: both dtypes are floating */
-    if (!e) return 1;   /* the files lack it: tshi_load_match_all decides */
+    if (!e) return 1;   /* the files lack it: see tshi_load_match_all */
     item->file = tshi_load_dtype(io, e);
     same = tshi_load_fits(io, item, e);
     if (io->ctx->error.code != TSH_OK) return 0;
@@ -25930,16 +26265,16 @@ static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     if (same && (item->file == item->dtype || item->file == tshi_io_own_dtype(item) ||
                  (floating && !io->strict)))
         return 1;
-    (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
-                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op,
-                   tshi_io_quote(e->own, quote), tshi_io_quote(e->dtype, dtype),
-                   tshi_tensor_sizes(e->dim, e->ndim < TSH_MAX_DIMS ? e->ndim : TSH_MAX_DIMS,
-                                     theirs),
-                   io->source[e->source].path,
-                   tshi_dtypes[item->dtype].file, tshi_tensor_sizes(t->dim, t->ndim, ours),
-                   !same      ? ""
-                   : floating ? "; without .strict_dtype it is converted"
-                              : "; only F32, F64, BF16 and F16 are converted to each other");
+    (void)tsh_fail(
+        io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
+        "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op,
+        tshi_io_quote(e->own, quote), tshi_io_quote(e->dtype, dtype),
+        tshi_tensor_sizes(e->dim, e->ndim < TSH_MAX_DIMS ? e->ndim : TSH_MAX_DIMS, theirs),
+        io->source[e->source].path, tshi_dtypes[item->dtype].file,
+        tshi_tensor_sizes(t->dim, t->ndim, ours),
+        !same      ? ""
+        : floating ? "; without .strict_dtype it is converted"
+                   : "; only F32, F64, BF16 and F16 are converted to each other");
     return 0;
 }
 
@@ -26040,10 +26375,11 @@ static int tshi_load_match_all(tshi_io *io) {
         strange ? "\")" : "", hint);
 }
 
-/* Adds to io->hash, so far of the headers, what makes it differ for different files: ranks compare
- * it. A header of tsh_save holds the hash of all values. For other files, adds a few bytes from the
- * middle of every tensor, which training has probably changed. (Inode and date would differ for
- * copies.) Returns 0 and sets an error if a file cannot be read. */
+/* Adds to io->hash, which ranks compare, so that it differs if they read different files. So far it
+ * covers the headers; those of tsh_save hold the hash of all values, which is enough. For other
+ * files, adds a few bytes from the middle of every tensor, which training has probably changed.
+ * (Inode and date would differ for copies.) Returns 0 and sets an error if a file cannot be
+ * read. */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -26060,9 +26396,9 @@ static int tshi_load_sample(tshi_io *io) {
     return 1;
 }
 
-/* Compares elements [from, from + n) of item->entry, a tied tensor, with those of its twin, the
- * same tensor under another name. buffer: TSHI_IO_BUFFER bytes of scratch. Returns 0 and sets an
- * error if they differ or cannot be read. */
+/* Compares elements [from, from + n) of a tied parameter as the files have it under two names: of
+ * item->entry and of twin. buffer: TSHI_IO_BUFFER bytes of scratch. Returns 0 and sets an error if
+ * they differ or cannot be read. */
 static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                              int64_t from, int64_t n, char *buffer) {
     const tshi_io_entry *const e[2] = {twin, item->entry};
@@ -26094,9 +26430,9 @@ static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_i
                         tshi_dtype_get(item->file, at[1], i));
 }
 
-/* Compares a tied tensor with its twin: shape, dtype, and all values of this rank's shard (with
- * .broadcast, of the whole tensor). Returns 0 and sets an error if they differ or cannot be
- * read. */
+/* Compares a tied parameter as the files have it under two names, item->entry and twin: shape,
+ * dtype, and all values of this rank's shard (with .broadcast, of the whole tensor). Returns 0 and
+ * sets an error if they differ or cannot be read. */
 static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                                 char *buffer) {
     const int64_t all = tsh_numel(item->param), step = TSHI_IO_BUFFER / 64;
@@ -26111,7 +26447,7 @@ static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tsh
                             "in %s; leave out one of them by .ignore",
                             twin->own, tshi_dtypes[other.file].file, item->entry->own,
                             tshi_dtypes[item->file].file);
-    run.length = io->broadcast ? all : 0; /* 0: the loop takes the runs of this rank's shard */
+    run.length = io->broadcast ? all : 0; /* 0: goes through this rank's shard instead */
     while (run.length > 0 || (!io->broadcast && tshi_tensor_next_run(&run)))
         for (; run.length > 0; run.global += n, run.length -= n) {
             n = tshi_base_min(run.length, step);
@@ -26136,8 +26472,8 @@ static int tshi_load_check_ties(tshi_io *io) {
     return 1;
 }
 
-/* Compares two items by the place of their values in the files; for qsort. Items that the files
- * lack come last. Items with the same place keep the model's order. */
+/* Compares two tensors of the model by the place of their values in the files; for qsort. Those
+ * that the files lack come last. Those with the same place keep the model's order. */
 static int tshi_load_by_place(const void *a, const void *b) {
     const tshi_io_item *x = *(tshi_io_item *const *)a, *y = *(tshi_io_item *const *)b;
     const tshi_io_entry *p = x->entry, *q = y->entry;
@@ -26147,8 +26483,8 @@ static int tshi_load_by_place(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Fills io->order with all items, sorted so that files are read one after the other, each from its
- * beginning to its end. */
+/* Fills io->order with all tensors to load, sorted so that files are read one after the other, each
+ * from its beginning to its end. */
 static void tshi_load_sort_items(tshi_io *io) {
     int i;
     for (i = 0; i < io->items; i++) io->order[i] = &io->item[i];
@@ -26156,8 +26492,8 @@ static void tshi_load_sort_items(tshi_io *io) {
 }
 
 /* Allocates io->buffer: with .broadcast one buffer, two on rank 0; else a smaller one if values
- * must be converted. On rank 0 with .broadcast from files also io->ahead. Returns 0 and sets an
- * error if there is no memory. */
+ * must be converted. On rank 0 with .broadcast also allocates io->ahead, unless the user's .read_at
+ * is used. Returns 0 and sets an error if there is no memory. */
 static int tshi_load_prepare(tshi_io *io) {
     size_t bytes = io->broadcast ? TSHI_IO_BUFFER : 0;
     int i;
@@ -26171,12 +26507,12 @@ static int tshi_load_prepare(tshi_io *io) {
     return io->ahead != NULL;
 }
 
-enum { TSHI_LOAD_SHARED = 4 }; /* number of int64 per item that tshi_load_share broadcasts */
+enum { TSHI_LOAD_SHARED = 4 }; /* int64 that tshi_load_share broadcasts per tensor */
 
-/* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each item,
- * whether the files have it, and its dtype, file and offset there; and the counters. An all-gather
- * over the world tells which ranks are in the first replica, and at which place of tp and pp
- * (io->peer); an all-gather over pp tells which stages hold which item (io->holds). */
+/* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each tensor of
+ * the model, whether the files have it, and its dtype, file and offset there; and the counters. An
+ * all-gather over the world tells which ranks are in the first replica, and at which place of tp
+ * and pp (io->peer); an all-gather over pp tells which stages hold which tensor (io->holds). */
 static tsh_result tshi_load_share(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
@@ -26226,7 +26562,7 @@ static int tshi_load_prepare_share(tshi_io *io) {
     io->peer = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena, 2 * ranks * sizeof(int32_t));
     io->holds = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                 (stages + 1) * items * sizeof(int32_t));
-    if (ctx->world.rank > 0) /* one entry per item, filled in by tshi_load_share */
+    if (ctx->world.rank > 0) /* one entry per tensor, filled in by tshi_load_share */
         io->entry = (tshi_io_entry *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                           items * sizeof *io->entry);
     if (!io->share || !io->peer || !io->holds || (items && !io->entry)) return 0;
@@ -26276,7 +26612,7 @@ static int tshi_load_check(tshi_io *io) {
 /* Needs: >>load-match.                                                       */
 /* ========================================================================== */
 
-/* Logs that an item has values that are not finite. Of a replicated tensor t, only rank 0 of tp
+/* Logs that a tensor has values that are not finite. Of a replicated tensor t, only rank 0 of tp
  * logs; of a sharded one, every rank of tp logs for its shard; both in the first replica only.
  * found: number of NaN, number of infinite values. */
 static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
@@ -26295,8 +26631,8 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
                     (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank, rounded);
 }
 
-/* Converts n values of the file's dtype and stores them in this rank's shard t of an item, from
- * index `local` on. Returns 0 and sets an error if there is no memory. */
+/* Converts n values from the file's dtype and stores them in t, this rank's shard of a parameter or
+ * moment, from index `local` on. Returns 0 and sets an error if there is no memory. */
 static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t local, int64_t n,
                              const char *from) {
     char *to = (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
@@ -26337,8 +26673,8 @@ static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t a
     return 1;
 }
 
-/* Reads the next elements of the shard that `run` goes through, at most n, to `to`, in the file's
- * dtype; after an error, only counts them. Returns their number. */
+/* Reads the next elements, at most n, of the shard whose runs of adjacent elements `run` goes
+ * through, to `to`, in the file's dtype; after an error, only counts them. Returns their number. */
 static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *run, int64_t n,
                               char *to) {
     const tshi_dtype *row = &tshi_dtypes[item->file];
@@ -26362,16 +26698,16 @@ static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *
     return done;
 }
 
-/* Returns how many elements of an item are read or sent at a time: with .broadcast TSHI_IO_BUFFER
- * bytes; else a quarter, which stays in the cache until it is checked for NaN. */
+/* Returns how many elements of a tensor are read or sent at a time: with .broadcast TSHI_IO_BUFFER
+ * bytes; else a quarter of that, which stays in the CPU's cache until it is checked for NaN. */
 static int64_t tshi_load_step(const tshi_io *io, const tshi_io_item *item) {
     const tshi_dtype *row = &tshi_dtypes[item->file];
     const int64_t bytes = io->broadcast ? TSHI_IO_BUFFER : TSHI_IO_BUFFER / 4;
     return bytes / row->size * (row->elements > 1 ? row->elements : 1);
 }
 
-/* With .broadcast, on rank 0: sends rank `peer` of the world the shard of an item that rank r of tp
- * holds. Reads one buffer while the other is being sent. */
+/* With .broadcast, on rank 0: sends the shard of a tensor that rank r of tp holds to rank `peer` of
+ * the world. Reads one buffer while the other is being sent. */
 static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, int peer) {
     tsh_comm *world = &io->ctx->world;
     const int64_t step = tshi_load_step(io, item);
@@ -26399,8 +26735,8 @@ static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, i
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* With .broadcast, on rank 0: sends an item to the ranks of the first replica that hold it; a
- * replicated item only to rank 0 of tp on each stage. */
+/* With .broadcast, on rank 0: sends a tensor to the ranks of the first replica that hold it; a
+ * replicated one only to rank 0 of tp on each stage. */
 static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     const tsh_ctx *ctx = io->ctx;
     const int ranks = item->param->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
@@ -26414,9 +26750,10 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     return result;
 }
 
-/* With .broadcast: gets n elements of an item, which rank 0 of the world has read, to `bytes` on
- * this rank. In the first replica, ranks receive their shard from rank 0; of a replicated item,
- * rank 0 of tp does, and broadcasts it over tp. Then both are broadcast over dp. */
+/* With .broadcast: gets n elements of a tensor, which rank 0 of the world has read, to `bytes` on
+ * this rank. In the first replica, ranks receive their shard from rank 0; of a replicated tensor,
+ * rank 0 of tp does, and broadcasts it over tp. In either case, the first replica then broadcasts
+ * over dp. */
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
     const int whole = item->param->layout.kind != TSH_SHARDED;
@@ -26432,8 +26769,8 @@ static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64
     return tshi_error_comm(ctx, result, io->op);
 }
 
-/* Reads or receives this rank's shard of an item into t. With .broadcast, t is NULL after an error:
- * messages are received all the same. Returns an error only if a message failed. */
+/* Reads or receives this rank's shard of a parameter or moment into t. With .broadcast, t is NULL
+ * after an error: messages are received all the same. Returns an error only if a message failed. */
 static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
     tsh_ctx *ctx = io->ctx;
     const int reads = !io->broadcast || ctx->world.rank == 0;
@@ -26458,8 +26795,8 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
     return TSH_OK;
 }
 
-/* Returns the tensor that an item's values are read to, with memory; NULL: there are none to read,
- * or no memory. Sets a moment that the files lack to 0. */
+/* Returns the parameter or moment that values are read to, with memory; NULL: the files have no
+ * values for it, or there is no memory. Sets a moment that the files lack to 0. */
 static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(t));
@@ -26480,8 +26817,8 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     return t->block ? t : NULL;
 }
 
-/* Loads this rank's shard of an item. A chunked moment is read whole and cut down to this rank's
- * chunk. Returns an error only if a message failed. */
+/* Loads this rank's shard of a parameter or moment. A moment of which this rank keeps only a chunk
+ * (.zero) is read whole and cut down to that chunk. Returns an error only if a message failed. */
 static tsh_result tshi_load_item(tshi_io *io, const tshi_io_item *item) {
     const int serves = io->broadcast && io->ctx->world.rank == 0;
     tsh_result result;
@@ -26530,7 +26867,7 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
     shares = desc && desc->broadcast && ctx->world.size > 1;
-    /* stands for the path in errors */
+    /* Ranks that read no file name this in errors, in place of a path. */
     if (shares && ctx->world.rank > 0) path = "the files of rank 0";
     tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
     io.broadcast = shares;
@@ -26564,11 +26901,13 @@ static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global,
  * tensor the parts of all ranks add up to it. */
 static uint64_t tshi_check_part(const tsh_tensor *t) {
     const size_t width = tsh_dtype_size(t->dtype);
-    tshi_block *scratch; /* t's values, if it is not dense */
-    const char *values = (const char *)tshi_kernel_packed(t, &scratch); /* t's values, packed */
+    tshi_block *scratch; /* contiguous copy of t's values; NULL: t itself is contiguous */
+    /* t's values as a contiguous array; NULL: no memory */
+    const char *values = (const char *)tshi_kernel_packed(t, &scratch);
     tshi_runs run = tshi_tensor_own_runs(t);
     uint64_t sum = 0;
-    const int64_t each = tshi_dtypes[t->dtype].elements; /* a block counts as one element */
+    /* elements that share one hash: those of a block, if the dtype is quantised; else 1 */
+    const int64_t each = tshi_dtypes[t->dtype].elements;
     while (values && tshi_tensor_next_run(&run))
         sum += tshi_check_sum(values + tshi_dtype_bytes(t->dtype, run.local), width,
                               run.global / each, run.length / each);
@@ -26587,25 +26926,27 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
-    /* path: of the parameter; what: stands before the path in errors: "" for the parameter itself,
-     * "the first moments of " or "the second moments of " */
+    /* path: the parameter's path; what: words before the path in errors: "" for the parameter
+     * itself, "the first moments of " or "the second moments of " */
     const char *path, *what;
-    int64_t hash;               /* hash of this rank's values; 0: this rank has no values */
-    int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; on all ranks of dp */
-    /* shape (pp), 1: the stage holds the values; NULL: not compared over pp */
+    int64_t hash;         /* hash of this rank's values; 0: this rank has no values */
+    int over_tp, over_dp; /* 1: must be equal on all ranks of tp; on all ranks of dp */
+    /* shape (pp), 1 for each pipeline stage that holds the parameter; NULL: the tensor is not
+     * compared over pp */
     const unsigned char *holds;
 } tshi_replica;
 
-/* The tensors to compare. Listed in two passes: count, then fill in. */
+/* The list of the tensors to compare. It is made in two passes: the first counts the tensors, the
+ * second fills in `each`. */
 typedef struct tshi_replicas {
-    tshi_replica *each; /* shape (count); NULL: only count them */
-    int count;          /* number of tensors so far */
-    int tied;           /* 1: list only parameters tied across stages; 0: all of this stage */
+    tshi_replica *each; /* the tensors, shape (count); NULL: they are only counted */
+    int count;          /* number of tensors counted or listed so far */
+    int tied;           /* 1: only parameters tied across pipeline stages; 0: all of this stage */
 } tshi_replicas;
 
 /* Counts the tensor t, which is param or one of its moments; if all->each is not NULL, also lists
- * it. t without values (NULL: not created) is left out if holds is NULL, else listed, since all
- * ranks of pp need the same list. what, holds: see tshi_replica. */
+ * it. A t that is NULL or has no values is left out if holds is NULL; else it is counted, too,
+ * since all ranks of pp need the same list. what, holds: see tshi_replica. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
@@ -26617,19 +26958,23 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->path = param->path;
     r->what = what;
     r->holds = holds;
-    if (!found) return; /* no values: hash 0, not compared over tp or dp */
+    if (!found) return; /* no values here: hash 0, and no comparison over tp or dp */
     r->over_tp = t->layout.kind == TSH_REPLICATED;
-    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED); /* chunks differ between ranks */
+    /* Moments that are cut into chunks over dp cannot be equal over dp: each rank has another
+     * chunk. */
+    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
     const uint64_t hash = r->over_dp
                               ? tshi_check_part(t)
                               : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
+    /* low: hash of the lower 16 bits of a bf16 parameter's exact float weights; 0: t has none */
     const uint64_t low = t->low ? tshi_check_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
-                                : 0;            /* hash of the low halves of exact weights */
+                                : 0;
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
-/* Lists a parameter and its moments in all optimisers. */
+/* Lists a parameter, and its moments in every optimiser that updates it. holds: see
+ * tshi_replica. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
     tshi_check_list(all, param, param, "", holds);
@@ -26641,8 +26986,8 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
         }
 }
 
-/* Callback of tshi_module_params: lists a parameter and its moments; if all->tied, only a parameter
- * that is tied across stages. */
+/* Callback of tshi_module_params, with a tshi_replicas as `user`: lists a parameter and its
+ * moments; if `tied` is 1 there, only if the parameter is tied across pipeline stages. */
 static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
     tshi_replicas *all = (tshi_replicas *)user;
     const tshi_tie *tie = all->tied ? param->ctx->pipeline->ties : NULL;
@@ -26663,10 +27008,11 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     /* mine: this rank's hashes, shape (n); theirs: those of all ranks, shape (size, n); counts: the
      * number of hashes that each rank sends, shape (size) */
     int64_t *mine, *theirs, *counts;
-    /* usual: a rank of the majority; differ: number of ranks whose hash differs from its hash */
+    /* usual: a rank of the majority; differ: number of ranks whose hash differs from that of
+     * `usual` */
     int i, r, usual, differ = 0;
     if (!block) {
-        tshi_error_report(ctx); /* the other ranks wait in the all-gather */
+        tshi_error_report(ctx); /* no memory: makes the other ranks leave the all-gather */
         return;
     }
     mine = (int64_t *)tshi_mem_data(block);
@@ -26675,7 +27021,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     for (i = 0; i < n; i++) {
         const tshi_replica *one = &all->each[i];
         const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
-        mine[i] = equal ? one->hash : 0; /* 0 on all ranks if not to be compared over comm */
+        mine[i] = equal ? one->hash : 0; /* 0 on all ranks: not compared over comm */
     }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
@@ -26697,8 +27043,8 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     tshi_mem_release(ctx, block);
 }
 
-/* Collective over the world: gives all ranks the error of the lowest rank that has one, before any
- * rank can fail the world. */
+/* Collective over the world: if some ranks have an error, gives the error of the lowest of them to
+ * all ranks, before any rank goes on. */
 static void tshi_check_agree(tsh_ctx *ctx) {
     static const char op[] = "tsh_check_replicas";
     tsh_comm *world = &ctx->world;
@@ -26709,11 +27055,11 @@ static void tshi_check_agree(tsh_ctx *ctx) {
         (void)tsh_barrier(world); /* all ranks have the error before any of them goes on */
 }
 
-/* Compares parameters and moments over tp and dp; tied 1: those that are tied across stages over
- * pp. */
+/* tied 0: compares the parameters of this rank's stage, and their moments, over tp and dp. tied 1:
+ * compares those that are tied across pipeline stages, over pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
-    tshi_replicas all = {NULL, 0, tied}; /* first pass: count */
+    tshi_replicas all = {NULL, 0, tied}; /* first pass: counts the tensors */
     tshi_block *block;                   /* memory of all.each */
     tshi_module_params(module, tied, tshi_check_param, &all);
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
@@ -26722,7 +27068,7 @@ static void tshi_check_axes(tsh_module *module, int tied) {
         return;
     }
     all.each = (tshi_replica *)tshi_mem_data(block);
-    all.count = 0; /* second pass: fill in */
+    all.count = 0; /* second pass: fills in all.each */
     tshi_module_params(module, tied, tshi_check_param, &all);
     if (tied) {
         tshi_check_over(ctx, &ctx->pp, "pp", &all);
@@ -26733,9 +27079,9 @@ static void tshi_check_axes(tsh_module *module, int tied) {
     tshi_mem_release(ctx, block);
 }
 
-/* Compares the module trees of all ranks: over the world, or over tp and dp if the stages of a
- * pipeline may still differ. Cancels the comparison that the next collective of a group would make
- * first: only ranks that have changed their tree would make it, the others would not. */
+/* Checks that all ranks have the same module tree: over the world or, while the stages of a
+ * pipeline may still differ, over tp and dp. First cancels the comparison that is due before the
+ * next collective of a group: only ranks that have changed their tree would make it. */
 static void tshi_check_models(tsh_ctx *ctx) {
     const int whole = ctx->pp.size == 1 || ctx->pipeline; /* 1: all ranks must have the same tree */
     tsh_comm *comm[2];
@@ -26758,7 +27104,7 @@ TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
     return ctx->error.code == TSH_OK;
 }
 
-/* -- gradcheck -------------------------------------------------------------- */
+/* -- gradients against finite differences: tsh_gradcheck -------------------- */
 
 /* The arguments of tsh_gradcheck. */
 typedef struct tshi_gradcheck {
@@ -26770,8 +27116,8 @@ typedef struct tshi_gradcheck {
     double eps;          /* step of the finite differences */
 } tshi_gradcheck;
 
-/* Returns the loss with *at increased by `by`, and restores *at. at NULL: another rank holds the
- * element and changes it. */
+/* Adds `by` to the element *at, computes and returns the loss, and restores the element. at NULL:
+ * another rank holds the element and changes it. */
 static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) {
     tsh_real before = at ? *at : 0;
     if (at) *at = TSHI_R((double)before + by);
@@ -26843,8 +27189,8 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
 
 /* ========================================================================== */
 /* >>trace-file                                  MARK: - trace-file (private) */
-/* The trace of all ranks as one JSON text in Chrome's trace event format:    */
-/* rank 0 writes its own events, then those that the others send.             */
+/* Writes the trace of all ranks as one JSON text, in Chrome's trace format.  */
+/* Rank 0 writes its own events, then those that the other ranks send to it.  */
 /* Needs: >>io-save.                                                          */
 /* ========================================================================== */
 
@@ -26898,11 +27244,12 @@ static void tshi_trace_file_string(tshi_trace_file *out, const char *text) {
     for (; *text; text++) tshi_trace_file_put(out, tshi_io_escape(*text, one));
 }
 
-/* Appends one event, a "complete" one (ph X), with begin and duration in microseconds. */
+/* Appends one event as JSON. Its kind is Chrome's "complete" (ph X): it has a begin and a duration,
+ * in microseconds. */
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
     static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
     const int64_t length = event->end - event->begin; /* duration in nanoseconds */
-    char text[160]; /* a part of the event's text */
+    char text[160];                                   /* a part of the event's JSON text */
     tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":\"");
     tshi_trace_file_string(out, event->name);
     (void)snprintf(text, sizeof text,
@@ -26911,7 +27258,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
                    kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
                    (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
     tshi_trace_file_put(out, text);
-    text[0] = '\0'; /* only collectives have "bytes" */
+    text[0] = '\0'; /* "": an event that is no collective has no "bytes" */
     if (event->kind == TSHI_TRACE_COLL)
         (void)snprintf(text, sizeof text, "\"bytes\":%lld,", (long long)event->bytes);
     tshi_trace_file_put(out, text);
@@ -26924,7 +27271,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
 static void tshi_trace_file_row(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
     char text[224];
-    if (ctx->world.rank == 0) /* rank 0's text begins the file */
+    if (ctx->world.rank == 0) /* only rank 0 writes the beginning of the file */
         tshi_trace_file_put(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                                  "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"tid\":0,"
                                  "\"args\":{\"name\":\"tshard\"}}");
@@ -26944,7 +27291,7 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
     tsh_comm *world = &out->ctx->world;
     for (int r = 1; r < world->size; r++) {
         do {
-            tshi_trace_file_flush(out); /* writes the message received before */
+            tshi_trace_file_flush(out); /* writes the text received last */
             if (tshi_error_comm(out->ctx,
                                 tsh_recv(world, &out->message, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
                                 "tsh_trace_end: receive") != TSH_OK)
@@ -26976,7 +27323,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
     ctx->world.trace = NULL;                   /* the collectives below are not traced */
-    if (ctx->world.rank == 0 && out.desc.path) /* an error of opening is reported at the end */
+    if (ctx->world.rank == 0 && out.desc.path) /* tsh_writer_close reports an error of opening */
         (void)tsh_writer_open(&out.writer, out.desc.path, 0);
     tshi_trace_file_row(&out);
     tshi_trace_file_flush(&out); /* the rest of this rank's text */

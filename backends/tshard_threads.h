@@ -132,7 +132,7 @@ extern "C" {
 #endif
 
 #if defined(_WIN32)
-/* -- Windows, from Vista on ------------------------------------------------- */
+/* -- threads and locks on Windows, from Vista on ---------------------------- */
 
 /* windows.h is not included, as its macros (IN, OUT, near, small, ...) would reach the program. */
 struct _RTL_SRWLOCK;
@@ -179,7 +179,7 @@ static void tshi_threads_monitor_destroy(tshi_threads_monitor *monitor) {
     (void)monitor;
 }
 
-static unsigned __stdcall tshi_threads_begin(void *argument) { /* a thread's main function */
+static unsigned __stdcall tshi_threads_begin(void *argument) { /* runs thread->body */
     tshi_threads_thread *thread = (tshi_threads_thread *)argument;
     (void)thread->body(thread->argument);
     return 0;
@@ -229,7 +229,7 @@ static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t unti
 }
 
 #else
-/* -- POSIX ------------------------------------------------------------------ */
+/* -- threads and locks on POSIX systems ------------------------------------- */
 
 /* Timed waits must use the clock of tsh_now, CLOCK_MONOTONIC: with the clock of the time of day, a
  * rank would sleep past its time limit if that were set back. Under -std=c99 the headers of glibc
@@ -277,7 +277,7 @@ static int tshi_threads_monitor_init(tshi_threads_monitor *monitor) {
            pthread_cond_init(&monitor->condition, &attr) == 0;
     (void)pthread_condattr_destroy(&attr);
 #endif
-    /* without a mutex, the condition variable must be destroyed again */
+    /* if there is no mutex, the condition variable is destroyed again */
     if (!done || pthread_mutex_init(&monitor->lock, NULL) == 0) return done;
     (void)pthread_cond_destroy(&monitor->condition);
     return 0;
@@ -328,13 +328,13 @@ static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t unti
 }
 
 #endif
-/* -- everywhere ------------------------------------------------------------- */
+/* -- memory, on all systems ------------------------------------------------- */
 
-/* Allocates zeroed memory that starts on a cache line. The byte before it is its distance, 1 to 64,
- * from the start of malloc's block. NULL: out of memory. */
+/* Allocates zeroed memory that starts on a cache line. The byte in front of it holds its distance
+ * from malloc's block, 1 to 64, for tshi_threads_free. NULL: out of memory. */
 static void *tshi_threads_alloc(size_t bytes) {
     unsigned char *block = (unsigned char *)malloc(bytes + 64);
-    size_t offset = block ? 64 - ((uintptr_t)block & 63) : 0; /* 1 to 64 */
+    size_t offset = block ? 64 - ((uintptr_t)block & 63) : 0; /* 1 to 64: to the next cache line */
     if (!block) return NULL;
     block[offset - 1] = (unsigned char)offset;
     return memset(block + offset, 0, bytes);
@@ -355,9 +355,10 @@ static void tshi_threads_free(void *p) { /* p: from tshi_threads_alloc, or NULL 
 /* Needs: >>threads-system.                                                     */
 /* ========================================================================== */
 
-/* All atomics must be sequentially consistent. The poster sets `stamp`, then reads `sleepers`; the
- * sleeper adds itself to `sleepers`, then reads `stamp`. A worker sets `working`, then reads
- * `failed`; a failing rank sets `failed`, then reads `working`. One must see the other's store. */
+/* Atomic operations, sequentially consistent. In two places, one thread writes a variable and then
+ * reads another, a second thread the other way round, and at least one must see the other's write:
+ * a poster sets `stamp`, then reads `sleepers`, a sleeper counts itself in `sleepers`, then reads
+ * `stamp`; a worker sets `working`, then reads `failed`, a failing rank the reverse. */
 #define TSHI_THREADS_GET(place)        __atomic_load_n((place), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_ADD(place, value) __atomic_add_fetch((place), (value), __ATOMIC_SEQ_CST)
@@ -383,9 +384,9 @@ enum { TSHI_THREADS_TILE = 4096 };  /* bytes summed at once: they stay in the L1
 typedef struct TSHI_THREADS_APART tshi_threads_slot {
     uint64_t stamp;   /* atomic: the collective's number + 1, written last */
     uint64_t digest;  /* tshb_coll_digest of the call: if two ranks' differ, it is a mismatch */
-    const char *send; /* send and recv of the call */
+    const char *send; /* send and recv: the buffers of the call */
     char *recv;
-    char eager[TSHI_THREADS_EAGER]; /* values of an eager all-reduce; the tshb_ticket of a split */
+    char eager[TSHI_THREADS_EAGER]; /* values of an eager all-reduce; color and key of a split */
 } tshi_threads_slot;
 
 typedef struct tshi_threads_group tshi_threads_group;
@@ -415,7 +416,7 @@ typedef struct tshi_threads_pair {
  * in the order in which the messages were started. */
 typedef struct TSHI_THREADS_APART tshi_threads_mailbox {
     uint64_t posted; /* atomic, written only by the sender: how many messages it has posted */
-    unsigned char record[TSHI_THREADS_PAIRWISE]; /* message n uses entry n % PAIRWISE */
+    unsigned char record[TSHI_THREADS_PAIRWISE]; /* [n % PAIRWISE]: index of message n's record */
     TSHI_THREADS_APART uint64_t wanted; /* atomic, written only by the receiver: how many receives
                                          * it has started */
     uint64_t taken; /* used only by the receiver: how many messages it has copied */
@@ -434,9 +435,9 @@ typedef struct TSHI_THREADS_APART tshi_threads_member {
     uint64_t shared; /* 1 + the number of the last collective that was not eager; 0: none */
     int seen;        /* number of members known to have posted the collective with number
                       * `finished` */
-    int receiving;   /* number of pair records whose `receiving` is 1 */
+    int receiving;   /* number of messages that this rank still has to receive */
     int rank;        /* rank in the group */
-    uint64_t name;   /* name (in the form of an id) for the groups that a split makes; 0: none */
+    uint64_t name;   /* name for groups that a split makes, as bits of their ids; 0: none */
     tshi_threads_group *group;
     struct tshi_threads_member *next; /* member of the same world rank in another group; NULL:
                                        * none */
@@ -445,7 +446,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_member {
 struct TSHI_THREADS_APART tshi_threads_group {
     tsh_threads_world *world;
     tshi_threads_group *next; /* next group in the world's list */
-    uint64_t id;              /* number, from 1 (the whole world) on, and name of the group */
+    uint64_t id;              /* number, from 1 (the whole world) on, plus the bits of its name */
     int size;
     int open;                      /* atomic: number of members that are not closed yet */
     int *ranks;                    /* the world rank of each member */
@@ -465,7 +466,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_rank {
     tshi_threads_member *blocked; /* under the world's lock: the member in whose group this rank
                                    * has waited for over 20 ms; NULL: none */
     tsh_req blocked_req;          /* the request that this rank waits for; valid with `blocked` */
-    int taken;                    /* 1 once tsh_threads_comm has handed out the comm */
+    int taken;                    /* 1 once tsh_threads_comm has handed out this rank's comm */
 } tshi_threads_rank;
 
 struct tsh_threads_world {
@@ -474,7 +475,7 @@ struct tsh_threads_world {
     int size, spins, crowded;      /* number of ranks; number of polls before a sleep; 1: more
                                     * ranks than cores */
     int64_t timeout;               /* time limit in ns of collectives without timeout_ns */
-    tshi_threads_rank *rank;       /* one for each rank */
+    tshi_threads_rank *rank;       /* array: the state of each rank */
     tshb_coll_search *search;       /* one for each rank: state of the search for a cycle of
                                      * blocked ranks */
     tsh_error error;               /* the world's error; never changes after `failed` is set */
@@ -535,8 +536,8 @@ static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
     return expired;
 }
 
-/* Pauses between two polls. On every 32nd call (crowded: on every call) offers the core to another
- * thread. */
+/* Pauses between two polls. On every 32nd call (on every call, if there are more ranks than cores)
+ * offers the core to another thread. */
 static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
     if (world->crowded || spins % 32 == 31) {
         tshi_threads_yield();
@@ -577,7 +578,8 @@ static int tshi_threads_touched(const tsh_threads_world *world) {
 }
 
 static tsh_result tshi_threads_settle(const tsh_threads_world *world) {
-    while (tshi_threads_touched(world)) tshi_threads_yield(); /* no rank starts new work now */
+    /* waits for ranks that still touch buffers of peers; after an error no rank begins to */
+    while (tshi_threads_touched(world)) tshi_threads_yield();
     return (tsh_result)TSHI_THREADS_GET(&world->failed);
 }
 
@@ -666,7 +668,7 @@ static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k
         n = tshi_threads_min(left, (int64_t)(TSHI_THREADS_TILE / width));
         bytes = (size_t)n * width;
         tshb_coll_sum(tile.bytes, n, coll, group->size, k, tshi_threads_part, &parts);
-        for (int j = 1; j <= group->size && !to; j++) { /* this rank's recv is last */
+        for (int j = 1; j <= group->size && !to; j++) { /* every rank's recv, this rank's last */
             int r = (member->rank + j) % group->size;   /* each rank begins at another peer */
             memcpy(tshi_threads_slot_of(&group->member[r], number)->recv + parts.offset, tile.bytes,
                    bytes);
@@ -695,7 +697,7 @@ static void tshi_threads_reduce_scatter(tshi_threads_member *member, uint64_t nu
                                         const tsh_coll *coll) {
     int64_t mine = coll->recv_counts[member->rank]; /* number of elements of a block that this
                                                      * rank receives */
-    /* offset of these elements in the block */
+    /* offset of this rank's elements in a block of send, in elements */
     int64_t before = tshb_coll_before(coll->recv_counts, member->rank);
     /* number of elements of a block of send */
     int64_t whole = tshb_coll_before(coll->recv_counts, member->group->size);
@@ -741,14 +743,14 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
         int64_t n = coll->recv_counts[from], step = n, at = 0;
         const char *send;
         char *recv;
-        if (n == 0) continue; /* the peer's send may be NULL */
+        if (n == 0) continue; /* nothing to copy; peer->send may be NULL */
         if (all_to_all) {
             at = tshb_coll_before(peer->send_counts, member->rank);
             step = tshb_coll_before(peer->send_counts, group->size);
         }
         send = (const char *)peer->send + (size_t)at * width;
         recv = (char *)coll->recv + (size_t)tshb_coll_before(coll->recv_counts, from) * width;
-        /* recv == send: this rank's own part, in place */
+        /* if recv == send, this rank's own part is in place already */
         for (int64_t b = 0; b < coll->blocks && recv != send; b++)
             memcpy(recv + (size_t)(b * row) * width, send + (size_t)(b * step) * width,
                    (size_t)n * width);
@@ -758,8 +760,8 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
 /* ========================================================================== */
 /* >>threads-group                             MARK: - threads-group (private) */
 /* In a split, the first rank of each color makes the color's group and puts   */
-/* it in `made` of its call; after the second barrier, the others of the color  */
-/* read it there. The last rank of a group to close frees it.                   */
+/* it in `made` of its call. When all ranks have done their part of the split,  */
+/* the others of the color read it there. The last member to close frees it.    */
 /* Needs: >>threads-work.                                                       */
 /* ========================================================================== */
 
@@ -793,7 +795,7 @@ static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int 
 static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group *group) {
     tshi_threads_group **at = &world->groups;
     tshi_threads_lock(&world->lock);
-    while (*at != group) at = &(*at)->next; /* at: the link that points to this group */
+    while (*at != group) at = &(*at)->next; /* at: the pointer to group in the list */
     *at = group->next;
     tshi_threads_unlock(&world->lock);
     tshi_threads_free(group);
@@ -1189,7 +1191,7 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     slot->recv = (char *)coll->recv;
     if (bytes) memcpy(slot->eager, load, bytes);
     member->started = number + 1;
-    /* tshi_threads_close fails the world unless all ranks have finished this collective by then */
+    /* if this rank closes the comm before all have finished this collective, the world fails */
     if (!eager) member->shared = number + 1;
     TSHI_THREADS_PUT(&slot->stamp, number + 1); /* now peers may read the slot */
     if (TSHI_THREADS_GET(&group->world->sleepers)) {
@@ -1237,7 +1239,7 @@ static tsh_result tshi_threads_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
     tshi_threads_member *member = tshi_threads_member_of(comm);
     int failed = TSHI_THREADS_GET(&member->group->world->failed);
     size_t bytes = 0;
-    int eager = coll->kind == TSH_BARRIER; /* 1 also for a small all-reduce, see below */
+    int eager = coll->kind == TSH_BARRIER; /* 1: a barrier, or (below) a small all-reduce */
     *req = 0;
     if (failed != TSH_OK) return (tsh_result)failed;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV)
@@ -1329,7 +1331,7 @@ static void tshi_threads_close(tsh_comm *comm) {
         tshi_threads_raise(world, &error);
     }
     if (TSHI_THREADS_GET(&world->failed) != TSH_OK) (void)tshi_threads_settle(world);
-    /* at: the link that points to member */
+    /* removes member from the rank's list; at: the pointer to it */
     for (at = &self->members; *at != member;) at = &(*at)->next;
     *at = member->next;
     TSHI_THREADS_PUT(&member->closed, 1);
@@ -1344,7 +1346,7 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     tsh_result result = (tsh_result)TSHI_THREADS_GET(&group->world->failed);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tshb_ticket ticket;
-    int place = 0; /* rank of this rank in the new group */
+    int place = 0; /* this rank's number in the new group */
     tsh_req req;
     uint64_t number;
     if (result != TSH_OK) return result;
@@ -1370,7 +1372,7 @@ static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
 
-/* Frees a world; `ready`: number of ranks, the first ones, whose monitor was initialised. */
+/* Frees a world in which only the first `ready` ranks have an initialised monitor. */
 static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     while (world->groups) tshi_threads_group_free(world, world->groups);
     for (int r = 0; r < ready; r++) tshi_threads_monitor_destroy(&world->rank[r].wake);
@@ -1483,10 +1485,11 @@ TSH_API int tsh_threads_run_built(int version, size_t real, size_t size, int nra
         job->rank = started;
         if (!tshi_threads_start_thread(&job->thread, tshi_threads_main, job)) break;
     }
-    if (jobs && started < nranks) { /* the ranks that already run get this error, too */
+    if (jobs && started < nranks) { /* a thread did not start: the ranks that run get the error */
         (void)tsh_error_set(&error, TSH_ERR_IO, started,
                             "rank %d of %d has no thread: the system has no more memory or "
-                            "threads", started, nranks);
+                            "threads",
+                            started, nranks);
         tshi_threads_raise(world, &error);
     }
     if (desc && (!jobs || started < nranks))

@@ -2,7 +2,7 @@
  *
  * ========================================================================== */
 /* >>uv-manual                                             MARK: - uv-manual */
-/* How to use it, what it promises and what not.                               */
+/* How to use the libuv backend, what it promises and what it does not.        */
 /* Needs: nothing.                                                              */
 /* ==========================================================================
  *
@@ -261,10 +261,11 @@ TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv
 
 /* ========================================================================== */
 /* >>uv-types                                      MARK: - uv-types (private) */
-/* The structs of a world. Each process has two threads: the caller's thread  */
-/* moves data, on two data connections per peer and group; the control thread */
-/* makes connections, sends heartbeats and decides on errors, on one control  */
-/* connection per peer. What both use is guarded by world->lock, or atomic.   */
+/* The structs of a world. Each process of a world has two threads.           */
+/* The caller's thread moves data: two data connections per peer and group.   */
+/* The control thread makes connections, sends heartbeats, decides on errors. */
+/* It has one control connection per peer, for short messages (tshi_uv_type). */
+/* What both threads use is guarded by world->lock, or atomic.                */
 /* Needs: >>uv-api.                                                           */
 /* ========================================================================== */
 
@@ -322,24 +323,26 @@ extern "C" {
 
 enum {
     TSHI_UV_OPS = 64, /* most operations in flight in one group; a tsh_comm has the same limit */
-    /* collectives that a group remembers, the latest ones, to answer the coordinator */
+    /* A group remembers so many of its latest collectives: the coordinator, the rank that decides
+     * on errors, may ask about them. */
     TSHI_UV_RECORDS = 128,
-    /* most send_counts (and recv_counts) that are kept of a remembered collective */
+    /* most entries of send_counts (and recv_counts) that are kept of a remembered collective */
     TSHI_UV_COUNTS = 16,
-    /* limit of iovec entries for header and payload per sendmsg or recvmsg */
+    /* most entries of the iovec, for headers and payload, that one sendmsg or recvmsg takes */
     TSHI_UV_IO_SPANS = 64,
     TSHI_UV_IO_BYTES = 1 << 20, /* most bytes of payload per sendmsg or recvmsg */
     TSHI_UV_RANKS = 1024, /* most ranks in a world: their addresses fit in one control message */
     TSHI_UV_NAME = 32,    /* bytes for a group's name ("tp", "group 7") with its final 0 */
-    /* upper bound of world->unproven_limit (unauthenticated connections) */
+    /* upper bound of the limit of unauthenticated connections (world->unproven_limit) */
     TSHI_UV_UNPROVEN = 1024,
-    TSHI_UV_FEW = 8,      /* lower bound of world->unproven_limit */
+    TSHI_UV_FEW = 8,      /* lower bound of the limit of unauthenticated connections */
     TSHI_UV_ACCEPTS = 64, /* most connections accepted per event of the listener */
     /* SO_SNDBUF, in bytes, of a connection between two ranks of one host */
     TSHI_UV_NEAR = 512 << 10,
     /* bytes of a segment; a ring sends every chunk in segments (>>uv-algorithm) */
     TSHI_UV_SEGMENT = 512 << 10,
-    /* bytes of the circular receive buffer of a sum on a ring; must exceed a segment */
+    /* bytes of the circular buffer into which a ring receives what is to be summed; must be more
+     * than TSHI_UV_SEGMENT */
     TSHI_UV_WINDOW = 1 << 20
 };
 
@@ -352,12 +355,12 @@ typedef struct tshi_uv_head {
         /* seq: number of the collective in its group, or of the message among those from its sender
          * to its receiver */
         seq,
-        digest, bytes; /* hash of the call (0: a message); bytes of payload that follow */
+        digest, bytes; /* digest: hash of the call, 0: a message; bytes: size of the payload */
     int64_t count;     /* collective: tsh_coll.count; message: its number of elements */
     int32_t tag;       /* tag of a message; 0: a collective */
-    uint8_t kind,      /* tsh_coll_kind of the call; TSH_RECV: a "clear" (see tshi_uv_link) */
+    uint8_t kind,      /* tsh_coll_kind; TSH_RECV: a "clear", which lets the peer send a message */
         dtype, pad[6]; /* dtype: tsh_dtype of a message, 0 for a collective; pad: zeros */
-    uint32_t check;    /* CRC32C of all fields above; 0 if link->checks is 0 */
+    uint32_t check;    /* CRC32C of all fields above; 0: the connection has no checksums */
 } tshi_uv_head;
 
 /* A collective that a rank has started in a group: kept to compare it with the calls of other
@@ -370,16 +373,17 @@ typedef struct tshi_uv_record {
     int64_t send_counts[TSHI_UV_COUNTS], recv_counts[TSHI_UV_COUNTS];
 } tshi_uv_record;
 
-/* How much of one frame has been sent to, or received from, one peer. If link->checks is 1, the
- * payload is cut into blocks (tshi_uv_block), each followed by its checksum of 4 bytes. */
+/* How much of one frame has been sent to, or received from, one peer. If the connection has
+ * checksums, the payload is cut into blocks (tshi_uv_block), each followed by its checksum of 4
+ * bytes. */
 typedef struct tshi_uv_stream {
     int64_t total, done; /* bytes of payload: of the whole frame; sent or received so far */
     /* Offsets in the payload. block: end of the current block; good: end of the last complete one.
      * Received bytes are used only up to `good`: the checksum of later ones is not verified yet. */
     int64_t block, good;
-    int64_t summed; /* outgoing: bytes of payload that `check` covers, from the first one on */
-    /* outgoing: bytes of the header sent so far. Incoming: only used for a message from this rank
-     * to itself; not 0 once that is copied */
+    int64_t summed; /* of a sent frame: how many bytes of the payload `check` covers so far */
+    /* of a sent frame: bytes of its header sent so far. Of a received frame: only used for a
+     * message of this rank to itself: not 0 once it is copied */
     size_t head;
     size_t tail; /* bytes of the current block's checksum sent or received so far */
     /* check: CRC32C of the payload so far, computed here; received: the one that the peer sent */
@@ -404,7 +408,7 @@ typedef struct tshi_uv_group tshi_uv_group;
 /* A slot for an operation (collective or message) in flight. Used by the caller's thread only. */
 typedef struct tshi_uv_op {
     tshi_uv_group *group;
-    tsh_coll coll; /* the call */
+    tsh_coll coll; /* the collective or message, as the caller described it */
     tshi_uv_algorithm algorithm;
     tshi_uv_head head; /* header of all frames of a collective; unused for a message */
     int64_t deadline;  /* time at which the operation times out */
@@ -415,9 +419,9 @@ typedef struct tshi_uv_op {
     int64_t ready;
     /* in, out: progress of the frame from, and to, each peer, by its rank in the group */
     tshi_uv_stream *in, *out;
-    /* RECV: progress of the "clear" (see tshi_uv_link) to the message's sender */
+    /* RECV: progress of sending the "clear", the header that allows the peer to send its message */
     tshi_uv_stream clear;
-    uint64_t number[2]; /* messages: [0]: number of the one sent; [1]: of the one received */
+    uint64_t number[2]; /* number of the message that is sent ([0]), or received ([1]) */
     char *scratch; /* buffer for received data that is to be summed; kept for the slot's next sum */
     size_t scratch_size; /* size of the scratch buffer in bytes */
 } tshi_uv_op;
@@ -434,13 +438,13 @@ typedef struct tshi_uv_fifo {
  * receives yet would block the clears that follow it. */
 typedef struct tshi_uv_link {
     tshi_uv_group *group;
-    /* fd: socket, -1: not connected, or peer is this rank; peer: its rank in the group */
+    /* fd: socket, -1: not connected, or peer is this rank; peer: the peer's rank in the group */
     int fd, peer;
     int checks;    /* 1: headers and payload have checksums */
     int confirmed; /* control thread: 1 once the peer has sent LINKED (it has both connections) */
-    /* queues of operations that are to receive; to send; to send a clear */
+    /* queues of operations that are to receive (in), to send (out), to send a clear (clears) */
     tshi_uv_fifo in, out, clears;
-    tshi_uv_fifo *writing; /* queue whose first frame is being sent; NULL: none */
+    tshi_uv_fifo *writing; /* queue whose first operation is sending its frame; NULL: none */
     tshi_uv_head heard;    /* header of the frame that is being received */
     size_t heard_done;     /* bytes of that header received so far */
     /* number of SENDs to the peer, and of RECVs from it, that this rank has started */
@@ -449,11 +453,11 @@ typedef struct tshi_uv_link {
     uint64_t sent, cleared;
     /* received clears; the one for message n is entry n % TSHI_UV_OPS */
     tshi_uv_head clear[TSHI_UV_OPS];
-    int want, polled;    /* libuv events (UV_READABLE, ...): needed to go on; watched by poll now */
+    int want, polled;    /* libuv events (UV_READABLE, ...): want: awaited; polled: watched now */
     uint64_t wrote, got; /* atomic: bytes written to, and read from, the socket, with headers */
     int awaits; /* atomic: not 0 if the caller's thread sleeps until the peer sends more bytes */
-    uint64_t peer_got;   /* control thread: bytes received by the peer, as its latest AWAIT says */
-    int64_t peer_got_at; /* control thread: when that AWAIT arrived */
+    uint64_t peer_got;   /* control thread: bytes received by the peer, says its last AWAIT */
+    int64_t peer_got_at; /* control thread: when the peer's last AWAIT message arrived */
     /* control thread: since when written bytes do not arrive (peer_got does not grow and is less
      * than wrote); 0: they arrive */
     int64_t stalled_since;
@@ -476,11 +480,12 @@ struct tshi_uv_group {
     /* The latest collectives that this rank started: number seq is entry seq % TSHI_UV_RECORDS.
      * Guarded by world->lock. */
     tshi_uv_record record[TSHI_UV_RECORDS];
-    /* Used by the control thread, once the caller's thread has set world->requested: */
-    /* listener: listening socket, -1: none; missing: connections and LINKED messages yet to
-     * arrive */
+    /* The fields below are used by the control thread, once the caller's thread has set
+     * world->requested to this group. */
+    /* listener: listening socket, -1: none; missing: number of connections that are not made yet
+     * and of LINKED messages that have not arrived yet */
     int listener, missing;
-    /* TCP port on which each member listens for this group; 0: that of its peer->address */
+    /* TCP port on which each member listens for this group; 0: the one in its peer->address */
     int *ports;
     int linked; /* atomic: 1 once all connections are made and the caller's thread may use them */
 };
@@ -488,10 +493,10 @@ struct tshi_uv_group {
 /* What client and server tell each other in the handshake of a connection. Both prove that they
  * know the key by an HMAC that covers all these fields (tshi_uv_proof). */
 typedef struct tshi_uv_hello {
-    uint32_t version;         /* TSHI_UV_VERSION of the other end */
+    uint32_t version;         /* version of the protocol (TSHI_UV_VERSION) at the other end */
     int client, server, size; /* world rank of the client and of the server; ranks in the world */
-    uint32_t purpose;         /* a tshi_uv_purpose */
-    uint64_t group, job;      /* id of the group, 0: none; hash of the job's name */
+    uint32_t purpose;         /* what the connection is for: a tshi_uv_purpose */
+    uint64_t group, job;      /* group: id of a group, 0: none; job: hash of the job's name */
     uint64_t process;         /* random number of the client's process, not 0 */
     /* 1: the client wants checksums on this data connection. After the handshake: 1 if either end
      * does */
@@ -504,7 +509,7 @@ enum { TSHI_UV_ADDRESSES = 8 }; /* most addresses of one host that are tried */
 /* A socket address, IPv4 or IPv6. */
 typedef struct tshi_uv_address {
     struct sockaddr_storage storage;
-    socklen_t size; /* bytes of storage that are used */
+    socklen_t size; /* how many bytes of storage the address takes */
 } tshi_uv_address;
 
 /* Kinds of errors that a rank reports to the coordinator, in order of priority: a report of a
@@ -537,28 +542,30 @@ typedef struct tshi_uv_answer {
     tshi_uv_record record; /* if started: the call that the rank made */
 } tshi_uv_answer;
 
-/* most entries of tshi_uv_blocked.groups_of, and of .pairs_of */
+/* most groups, and most pairs of a group and a peer, that a tshi_uv_blocked lists */
 enum { TSHI_UV_BLOCKED_GROUPS = 64, TSHI_UV_BLOCKED_PAIRS = 256 };
 
 /* What a rank reports to the coordinator once it has been blocked for 20 ms: the call in which it
  * waits, and which operations it had started by then. */
 typedef struct tshi_uv_blocked {
-    uint64_t wait; /* number of the wait, another one each time; 0: the rank is not blocked */
-    /* group: id of the group in which it waits; seq: number of the collective or message */
+    uint64_t wait; /* number that identifies the rank's wait; 0: the rank is not blocked */
+    /* group: id of the group in which the rank waits; seq: number of the awaited collective or
+     * message */
     uint64_t group, seq;
-    int peer;       /* message: world rank that it waits for; -1: it waits in a collective */
-    int sends;      /* message: 1 if it waits to send to peer, 0 if it waits to receive */
+    int peer;       /* world rank of the awaited message's other end; -1: it is a collective */
+    int sends;      /* 1: the rank waits to send to peer; 0: it waits to receive */
     char text[160]; /* description of the call in which it waits, for the error */
-    int members, groups, pairs; /* number of valid entries of member; of groups_of; of pairs_of */
-    int *member; /* world ranks of that group's members; points into world->members */
+    int members, groups, pairs; /* numbers of valid entries of member, groups_of and pairs_of */
+    int *member; /* world ranks of the members of `group`; points into world->members */
     struct {
         /* id: id of a group; started: number of collectives that the rank has started in it */
         uint64_t id, started;
     } groups_of[TSHI_UV_BLOCKED_GROUPS];
     struct {
-        /* group: id of a group; sends, receives: SENDs and RECVs that the rank has started in it */
+        /* group: id of a group; sends, receives: numbers of SENDs to `peer`, and of RECVs from it,
+         * that the rank has started in the group */
         uint64_t group, sends, receives;
-        int peer; /* world rank to which, or from which, these messages go */
+        int peer; /* world rank to which the SENDs go and from which the RECVs come */
     } pairs_of[TSHI_UV_BLOCKED_PAIRS];
 } tshi_uv_blocked;
 
@@ -581,7 +588,7 @@ typedef struct tshi_uv_buffer {
 /* A position in a message that is being written, or read, field by field. */
 typedef struct tshi_uv_cursor {
     unsigned char *at, *end; /* where the next field begins; end of the message */
-    /* writes: 1: fields are written, 0: read; bad: 1 if one did not fit or is invalid */
+    /* writes: 1: fields are written, 0: read; bad: 1 if a field did not fit or is invalid */
     int writes, bad;
 } tshi_uv_cursor;
 
@@ -591,7 +598,7 @@ enum { TSHI_UV_MESSAGE_HEAD = 9, TSHI_UV_PAYLOAD = 60000, TSHI_UV_MESSAGE_TAIL =
 
 /* A control message that is being written. */
 typedef struct tshi_uv_outgoing {
-    tshi_uv_cursor c; /* writes the message into bytes */
+    tshi_uv_cursor c; /* cursor that writes the message into `bytes` */
     unsigned char bytes[TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD + TSHI_UV_MESSAGE_TAIL];
 } tshi_uv_outgoing;
 
@@ -608,28 +615,28 @@ typedef struct tshi_uv_peer {
     tsh_uv_world *world;
     int rank;
     tshi_uv_state state;
-    int fd, events; /* control connection, -1: none; libuv events that poll waits for */
+    int fd, events; /* fd: control connection, -1: none; events: libuv events of poll */
     uv_poll_t *poll;
     tshi_uv_buffer in, out; /* bytes received and not yet handled; bytes to be sent */
     tshi_uv_pulse heard;    /* times at which bytes arrived from the peer */
     /* times at which the peer's system had acknowledged all bytes sent so far */
     tshi_uv_pulse acked;
-    /* sent: bytes sent so far; mark: `acked` is updated once so many bytes are acknowledged; 0: all
-     * are acknowledged already */
+    /* sent: bytes sent to the peer so far; mark: `acked` is updated once the peer's system has
+     * acknowledged so many bytes; 0: it has acknowledged all */
     uint64_t sent, mark;
     int64_t marked; /* when mark was last set */
-    int reported;   /* 1: it has sent this rank an error report and waits for a decision */
-    /* used: 1: it has sent something on this connection; deaf: 1: a control message from it was
-     * damaged, so that nothing more is read, but this rank still sends */
+    int reported;   /* 1: the peer has reported an error to this rank and awaits a decision */
+    /* used: 1: the peer has sent something on its control connection; deaf: 1: one of its messages
+     * was damaged: this rank reads nothing more from it, but still sends to it */
     int used, deaf;
-    uint64_t process;        /* number of the process that dialled this rank; 0: none has yet */
-    tshi_uv_address address; /* address on which it listens */
-    int placed, ready;       /* rank 0 only: 1 if address is known; 1 if it has sent READY */
-    char name[80];           /* host:port of the control connection */
-    /* Used on the coordinator: */
-    tshi_uv_answer answer;   /* its answer to the latest ASK */
-    tshi_uv_blocked blocked; /* its latest BLOCKED message */
-    uint64_t asked;          /* number of its wait that the latest CONFIRM asks about; 0: none */
+    uint64_t process;        /* random number of the peer's process; 0: it has not dialled */
+    tshi_uv_address address; /* address on which the peer listens */
+    int placed, ready;       /* on rank 0: placed: address is known; ready: the peer sent READY */
+    char name[80];           /* host:port of the peer's end of the control connection */
+    /* The fields below are used on the coordinator only. */
+    tshi_uv_answer answer;   /* the peer's answer to the latest ASK message */
+    tshi_uv_blocked blocked; /* the peer's latest BLOCKED message */
+    uint64_t asked;          /* number of the peer's wait that it is to CONFIRM; 0: none */
 } tshi_uv_peer;
 
 /* What a connection is for. */
@@ -655,8 +662,8 @@ typedef enum tshi_uv_phase {
 /* A connection that is not authenticated yet: dialled by this rank (the client), or accepted. */
 typedef struct tshi_uv_conn {
     tsh_uv_world *world;
-    struct tshi_uv_conn *next; /* next of world->conns */
-    int dialled, attempts;     /* 1: dialled, 0: accepted; number of attempts that failed */
+    struct tshi_uv_conn *next; /* next connection in the list world->conns */
+    int dialled, attempts;     /* dialled: 1: dialled here, 0: accepted; attempts: failed ones */
     tshi_uv_address address;   /* address that is dialled; a JOIN dials world->address instead */
     int fd;                    /* socket, -1: none */
     /* dialled: socket of an earlier attempt that got no valid reply, -1: none. It stays open until
@@ -665,9 +672,9 @@ typedef struct tshi_uv_conn {
     int earlier;
     tshi_uv_phase phase;
     uv_poll_t *poll;
-    int64_t until; /* WAITS: when to dial; else: when the handshake times out */
+    int64_t until; /* in phase WAITS: when to dial; else: when the handshake times out */
     tshi_uv_hello hello;
-    unsigned char in[128], out[128]; /* bytes received; bytes to be sent */
+    unsigned char in[128], out[128]; /* in: bytes received; out: bytes to be sent */
     /* in_used: bytes in `in`; in_need: how many of them the next step needs; out_used: bytes in
      * `out` that are not sent yet */
     size_t in_used, in_need, out_used;
@@ -695,24 +702,24 @@ struct tsh_uv_world {
     int crc_wide; /* 1: CRC32C is computed by the processor's instruction for it */
     /* if crc_wide is 0: [k][b]: CRC32C of byte b followed by k zero bytes */
     uint32_t crc_table[8][256];
-    uint64_t job, process;    /* hash of jobname; random number of this process */
+    uint64_t job, process;    /* job: hash of jobname; process: random number of this process */
     unsigned char secret[32], /* hash of the shared key; all 0: no key */
         token[32],            /* random bytes that rank 0 sends with the address table */
         mesh[32];             /* HMAC of token under secret: the key of all handshakes but JOIN */
-    char jobname[300], host[256]; /* TSHARD_JOB; host of rank 0 */
+    char jobname[300], host[256]; /* name of the job (TSHARD_JOB); host of rank 0 */
     const char *host_from;        /* name of the field or variable that gave host, for errors */
     int port;                     /* TCP port of rank 0 */
     tsh_logger logger;
 
-    /* Used by the caller's thread: */
+    /* The fields below are used by the caller's thread. */
     uv_loop_t loop;
     uv_timer_t timer;       /* ends the sleep of `loop` at a given time */
-    uv_async_t wake_caller; /* by this the control thread ends the sleep of `loop` */
-    int open;               /* number of groups not closed yet */
-    /* waits: number of waits of 20 ms or more so far; ids: number of splits so far */
+    uv_async_t wake_caller; /* the control thread uses it to end the sleep of `loop` */
+    int open;               /* number of groups that are not closed yet */
+    /* waits: number of waits of 20 ms or more so far; ids: number of splits of groups so far */
     uint64_t waits, ids;
 
-    /* Used by both threads, under the lock unless a field says otherwise: */
+    /* The fields below are used by both threads, under the lock unless a field says otherwise. */
     uv_mutex_t lock;
     uv_cond_t changed;     /* signalled when the world has formed or failed */
     int failed;            /* atomic, a tsh_result; error is valid once this is not TSH_OK */
@@ -733,12 +740,12 @@ struct tsh_uv_world {
     /* caller's thread: groups closed after the world failed; freed with the world */
     tshi_uv_group *ended;
 
-    /* Used by the control thread: */
+    /* The fields below are used by the control thread. */
     uv_thread_t thread;
     uv_loop_t control;
-    uv_prepare_t turn;       /* calls tshi_uv_on_turn each time before the loop sleeps */
-    uv_timer_t tick;         /* ends that sleep at a given time */
-    uv_async_t wake_control; /* by this the caller's thread ends the sleep of `control` */
+    uv_prepare_t turn;       /* calls tshi_uv_on_turn each time before the loop `control` sleeps */
+    uv_timer_t tick;         /* ends the sleep of `control` at a given time */
+    uv_async_t wake_control; /* the caller's thread uses it to end the sleep of `control` */
     uv_poll_t *listening;    /* watches listener; NULL: no listener, or accepting is paused */
     int listener,            /* listening socket; -1: none */
         /* tabled: 1: rank 0's address table is known; told_ready: 1: READY is sent */
@@ -751,29 +758,29 @@ struct tsh_uv_world {
     tshi_uv_peer *peer;                         /* what is known of each rank, by world rank */
     int *members;                 /* array that every tshi_uv_blocked.member points into */
     tshi_uv_conn *conns;          /* list of connections not authenticated yet */
-    int unproven, unproven_limit; /* number of accepted connections in conns; limit of it */
+    int unproven, unproven_limit; /* number of accepted connections in conns; its limit */
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
     /* world_group: group of all ranks; making: group whose connections are being made, or NULL */
     tshi_uv_group *world_group, *making;
     tshb_coll_search *search; /* by rank: the coordinator's search for a cycle of blocked ranks */
-    int confirming;           /* number of ranks on a cycle that have not confirmed their wait */
+    int confirming;           /* ranks on the cycle that have not yet confirmed that they wait */
     tshi_uv_outgoing outgoing;
     /* due: when joining times out; notice_at: when absent ranks are logged */
     int64_t due, notice_at;
-    /* beat: when heartbeats are sent next; accept_at: when to accept again */
+    /* beat: when heartbeats are sent next; accept_at: when to accept connections again */
     int64_t beat, accept_at;
     int64_t silent_at;  /* when the next rank counts as lost, if it stays silent */
     int64_t await_at;   /* when the next AWAIT messages are to be sent */
-    int64_t ticked;     /* the latest time at which the last sleep should have ended */
+    int64_t ticked;     /* when the last sleep of `control` should have ended at the latest */
     int64_t parting;    /* when this rank sent BYE; 0: not yet */
     int64_t held_since; /* when `held` got its first report; 0: it has none */
     /* when this rank began, as coordinator, to collect reports; 0: it has not */
     int64_t considered_at;
     int reported_to; /* coordinator to which `held` was sent; -1: to none yet */
-    /* decision of a rank that is not the coordinator, held back (tshi_uv_on_decision) */
+    /* decision received from a rank that is not the coordinator; not adopted yet */
     tsh_error offer;
-    int offered_by;     /* rank that sent the offer */
-    int64_t offered_at; /* when the first offer arrived; 0: none did */
+    int offered_by;     /* rank that sent `offer` */
+    int64_t offered_at; /* when the first such decision arrived; 0: none did */
     char absent[256];   /* ranks that have not joined, as the latest MISSING message lists them */
     char obstacle[300]; /* why a connection last failed, for the error of a timeout */
 };
@@ -787,8 +794,8 @@ static int64_t tshi_uv_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Logs one line for each kind that has messages not logged yet, unless one of that kind was logged
- * less than a second ago. now = INT64_MAX: logs them in any case. */
+/* Logs one line for each kind of message that was counted but not logged, unless one of that kind
+ * was logged less than a second ago. now INT64_MAX: logs them in any case. */
 static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
     for (int i = 0; i < TSHI_UV_TALLIES; i++) {
         tshi_uv_log_count *t = &world->tally[i];
@@ -818,9 +825,9 @@ static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...)
 
 /* ========================================================================== */
 /* >>uv-check                                      MARK: - uv-check (private) */
-/* Computes CRC32C (Castagnoli; RFC 3720, B.4), reflected. If the processor   */
-/* has an instruction for it, in three streams at once, as instructions of    */
-/* one stream wait for each other; else with tables, 8 bytes at a time.       */
+/* Computes CRC32C checksums (Castagnoli; RFC 3720, B.4), reflected.          */
+/* By a processor's instruction: in three streams at once, to hide latency.   */
+/* Without such an instruction: by tables, 8 bytes at a time.                 */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -862,7 +869,7 @@ TSHI_UV_WIDE static uint32_t tshi_uv_crc_skip(uint32_t crc, uint32_t factor) {
 
 TSHI_UV_WIDE static uint32_t tshi_uv_crc_fast(uint32_t crc, const unsigned char *at, size_t n) {
     static const struct {
-        size_t size; /* bytes of each of the three streams, n of tshi_uv_crc_skip */
+        size_t size; /* bytes of each of the three streams: the n of tshi_uv_crc_skip */
         uint32_t factor;
     } by[] = {{8192, 0x54a86326u}, {512, 0xdd7e3b0cu}};
     for (int i = 0; i < 2; i++) {
@@ -888,7 +895,7 @@ TSHI_UV_WIDE static uint32_t tshi_uv_crc_fast(uint32_t crc, const unsigned char 
 static uint32_t tshi_uv_crc_fast(uint32_t crc, const unsigned char *at, size_t n) {
     (void)at;
     (void)n;
-    return crc; /* never called */
+    return crc; /* never called: there is no CRC32C instruction */
 }
 #endif
 
@@ -914,7 +921,8 @@ static void tshi_uv_crc_tables(uint32_t table[8][256]) {
             table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
 }
 
-/* Continues a CRC32C by n bytes. crc: that of the bytes before them (0: there are none). */
+/* Returns a CRC32C continued by n bytes. crc: the CRC32C of the bytes before these; 0: there are
+ * none. */
 static uint32_t tshi_uv_crc(const tsh_uv_world *world, uint32_t crc, const void *bytes, size_t n) {
     const unsigned char *at = (const unsigned char *)bytes;
     return ~(world->crc_wide ? tshi_uv_crc_fast(~crc, at, n)
@@ -928,10 +936,10 @@ static uint32_t tshi_uv_head_check(const tsh_uv_world *world, const tshi_uv_head
 
 /* ========================================================================== */
 /* >>uv-wire                                        MARK: - uv-wire (private) */
-/* Encoding of the handshake and of control messages. One function per        */
-/* message writes the given values as fields, or reads fields, as the cursor  */
-/* says. A field that does not fit or is invalid sets cursor->bad; those      */
-/* after it read as 0. Nothing received is trusted.                           */
+/* Encodes and decodes the messages of handshakes and control connections.    */
+/* For each message one function writes its fields, or reads them.            */
+/* A field that is invalid or does not fit sets cursor->bad.                  */
+/* The fields after it are read as 0. Nothing received is trusted.            */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -942,8 +950,8 @@ static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size, int writes) 
     return c;
 }
 
-/* Returns the next n bytes and moves the cursor past them. If fewer are left: sets bad, returns
- * NULL. */
+/* Returns the next n bytes and moves the cursor past them. If fewer are left: sets c->bad and
+ * returns NULL. */
 static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
     unsigned char *at = c->at;
     if (c->bad || n > (size_t)(c->end - c->at)) {
@@ -954,7 +962,8 @@ static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
     return at;
 }
 
-/* Writes or reads a number of n bytes, little endian. Returns it; 0 if fewer bytes are left. */
+/* Writes `value` as a number of n bytes, little endian, or reads such a number. Returns the number;
+ * 0 if fewer bytes are left. */
 static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
     unsigned char *at = tshi_uv_take(c, n);
     uint64_t there = 0; /* the number that the bytes hold */
@@ -978,8 +987,8 @@ static void tshi_uv_bytes_field(tshi_uv_cursor *c, void *bytes, size_t n) {
     if (at) memcpy(c->writes ? at : bytes, c->writes ? bytes : at, n);
 }
 
-/* Writes or reads a text after its length (2 bytes). Reading cuts the text to `room` bytes, with a
- * final 0, and replaces control characters by '?'. */
+/* Writes or reads the length of a text (2 bytes), then the text. Reading cuts the text to `room`
+ * bytes, with a final 0, and replaces control characters by '?'. */
 static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
     size_t n = (size_t)tshi_uv_field(c, c->writes ? strlen(text) : 0, 2), kept = 0;
     unsigned char *at = tshi_uv_take(c, n);
@@ -992,7 +1001,7 @@ static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
     text[kept] = 0;
 }
 
-/* Writes or reads a rank of a world of `size` ranks, or -1. Sets bad if it read anything else. */
+/* Writes or reads a rank of a world of `size` ranks, or -1. Sets c->bad if it is anything else. */
 static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
     rank = tshi_uv_int_field(c, rank);
     if (rank < -1 || rank >= size) c->bad = 1;
@@ -1000,14 +1009,14 @@ static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
 }
 
 /* Writes or reads a number of entries, 0 to `most`, and returns it. If it is out of range: sets
- * bad, returns 0. */
+ * c->bad and returns 0. */
 static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
     count = tshi_uv_int_field(c, count);
     if (count < 0 || count > most) c->bad = 1;
     return c->bad ? 0 : count;
 }
 
-/* ---- the handshake ---- */
+/* ---- the three messages of the handshake ---- */
 
 /* The handshake:
  * 1. Server hello: "tshd", version, nonce.
@@ -1021,14 +1030,14 @@ static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
 enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 116, TSHI_UV_REPLY = 44 };
 
 typedef enum tshi_uv_reply {
-    TSHI_UV_WELCOME,       /* accepted */
+    TSHI_UV_WELCOME,       /* the client is accepted */
     TSHI_UV_OTHER_KEY,     /* the client has another key, so its proof is wrong */
     TSHI_UV_OTHER_VERSION, /* the client has another version of the protocol */
-    TSHI_UV_OTHER_JOB,     /* the jobs' names differ */
-    TSHI_UV_OTHER_SIZE,    /* the numbers of ranks differ */
+    TSHI_UV_OTHER_JOB,     /* client and server belong to jobs of different names */
+    TSHI_UV_OTHER_SIZE,    /* client and server belong to worlds of different sizes */
     TSHI_UV_OTHER_RANK,    /* the client expected another rank at this address */
-    TSHI_UV_TAKEN,         /* the client's rank has this connection already */
-    TSHI_UV_UNKNOWN        /* the group, or the world, is not being set up now */
+    TSHI_UV_TAKEN,         /* the client's rank has made this connection already */
+    TSHI_UV_UNKNOWN        /* the server is not setting up the group (or world) now */
 } tshi_uv_reply;
 
 static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
@@ -1046,8 +1055,8 @@ static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
  * status and value (client: 0, 0), and the fields of hello. */
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status, int64_t value,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
-    /* who (1 byte), status (4), value (8); version and 5 ints of hello (4 each); group, job,
-     * process (8 each); both nonces (32 each) */
+    /* bytes of: who (1), status (4), value (8); then of hello: its version and 5 ints (4 each), its
+     * group, job and process (8 each), its client_nonce and server_nonce (32 each) */
     unsigned char bytes[13 + 4 * 6 + 24 + 64];
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
     tshi_uv_hello all = *hello;
@@ -1073,7 +1082,7 @@ static int tshi_uv_hello_start(tshi_uv_cursor *c, const char *word, uint32_t *ve
     return memcmp(magic, word, 4) == 0;
 }
 
-/* Writes or reads the server hello. Returns 0 if it read something else. */
+/* Writes or reads the server hello. Returns 0 if the bytes that it read are no server hello. */
 static int tshi_uv_server_hello(unsigned char bytes[TSHI_UV_SERVER_HELLO], int writes,
                                 uint32_t *version, unsigned char nonce[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_SERVER_HELLO, writes);
@@ -1090,7 +1099,8 @@ static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int 
     tshi_uv_bytes_field(&c, proof, 32);
 }
 
-/* Returns 1 if a reply of this status has a proof; if keys or versions differ, it has none. */
+/* Returns 1 if a server's reply with this status has a proof. It has none if keys or versions
+ * differ. */
 static int tshi_uv_is_proven(uint32_t status) {
     return status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
 }
@@ -1123,7 +1133,7 @@ static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_h
     return sodium_memcmp(proof, expected, 32) == 0;
 }
 
-/* ---- control messages ---- */
+/* ---- the messages on control connections ---- */
 
 /* A control message is: length of the payload (4 bytes), type (1), checksum of these 5 bytes (4);
  * payload; checksum of all bytes before it (4). Control messages always have checksums: they are
@@ -1143,11 +1153,11 @@ typedef enum tshi_uv_type {
     TSHI_UV_BLOCKED,
     TSHI_UV_CONFIRM, /* from the coordinator: is the receiver still in the wait that it reported? */
     TSHI_UV_STILL,   /* answers CONFIRM: 1 if the rank is still in the wait that it reported */
-    TSHI_UV_DECISION, /* the world's error */
+    TSHI_UV_DECISION, /* the world's error, on which the sender has decided */
     TSHI_UV_BYE,      /* the sender shuts down in good order */
-    TSHI_UV_AWAIT,    /* bytes that the sender has received so far; it waits for more */
+    TSHI_UV_AWAIT,    /* number of bytes that the sender has received; it waits for more */
     TSHI_UV_LINKED,   /* the sender, which dialled the receiver, has both connections of a group */
-    TSHI_UV_TYPES     /* number of types */
+    TSHI_UV_TYPES     /* number of types of control messages */
 } tshi_uv_type;
 
 static void tshi_uv_error_fields(tshi_uv_cursor *c, tsh_error *error, int size) {
@@ -1165,7 +1175,8 @@ static void tshi_uv_report_fields(tshi_uv_cursor *c, tshi_uv_report *e, int size
     tshi_uv_error_fields(c, &e->error, size);
 }
 
-/* Writes or reads the payload of TELL: group and number of the collective, then the answer. */
+/* Writes or reads the payload of a TELL message: id of the group and number of the collective that
+ * it is about, then the answer. */
 static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
                                   tshi_uv_answer *answer) {
     tshi_uv_record *record = &answer->record;
@@ -1194,8 +1205,8 @@ static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *
     }
 }
 
-/* Writes or reads the payload of BLOCKED in a world of `size` ranks. s->member must have `size`
- * entries. */
+/* Writes or reads the payload of a BLOCKED message in a world of `size` ranks. s->member must have
+ * room for `size` entries. */
 static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int size) {
     s->wait = tshi_uv_field(c, s->wait, 8);
     s->group = tshi_uv_field(c, s->group, 8);
@@ -1220,28 +1231,28 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
         s->pairs_of[i].receives = tshi_uv_field(c, s->pairs_of[i].receives, 8);
         s->pairs_of[i].peer = tshi_uv_int_field(c, s->pairs_of[i].peer);
     }
-    /* after an invalid message the rank counts as not blocked */
+    /* the message is invalid: the rank that sent it counts as not blocked */
     if (c->bad && !c->writes) s->wait = 0;
 }
 
 /* ========================================================================== */
 /* >>uv-socket                                    MARK: - uv-socket (private) */
-/* Addresses, and sockets. Sockets are non-blocking and closed on exec, and   */
-/* do not raise SIGPIPE.                                                      */
+/* Internet addresses; sockets that connect, listen or were accepted.         */
+/* Sockets do not block, are closed on exec, and do not raise SIGPIPE.        */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
 #if defined(MSG_NOSIGNAL)
 #define TSHI_UV_NOSIGNAL MSG_NOSIGNAL
 #elif defined(SO_NOSIGPIPE)
-#define TSHI_UV_NOSIGNAL 0 /* SO_NOSIGPIPE is set instead */
+#define TSHI_UV_NOSIGNAL 0 /* no flag of send(): SO_NOSIGPIPE is set on the socket */
 #else
 #error "tshard_uv.h needs MSG_NOSIGNAL or SO_NOSIGPIPE: on macOS define _DARWIN_C_SOURCE, too"
 #endif
 
 /* Fills list with the addresses of a host, in the system's order of preference, and returns their
- * number. 0: none, and *why says why. `numeric` 1: host must be an address, no name is looked
- * up. */
+ * number. 0: there are none, and *why is the reason. `numeric` 1: host must be an address, no name
+ * is looked up. */
 static int tshi_uv_resolve(const char *host, int port, int numeric, tshi_uv_address *list,
                            const char **why) {
     struct addrinfo hints, *found = NULL;
@@ -1356,7 +1367,7 @@ static int tshi_uv_socket(const tshi_uv_address *address) {
     return fd < 0 || tshi_uv_prepare_fd(fd) ? fd : tshi_uv_give_up(fd);
 }
 
-/* Returns a new listening socket; -1: a system call failed (errno). */
+/* Returns a new socket that listens on the address; -1: a system call failed (errno). */
 static int tshi_uv_listen(const tshi_uv_address *address) {
     int one = 1, fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
@@ -1366,7 +1377,8 @@ static int tshi_uv_listen(const tshi_uv_address *address) {
                : tshi_uv_give_up(fd);
 }
 
-/* Returns a new socket that is connecting or connected; -1: a system call failed (errno). */
+/* Returns a new socket that is connected, or still connecting, to the address; -1: a system call
+ * failed (errno). */
 static int tshi_uv_connect(const tshi_uv_address *address) {
     int fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
@@ -1381,7 +1393,8 @@ static int tshi_uv_later(void) {
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
-/* Returns how many sent bytes the other end's system has not acknowledged; -1: unknown. */
+/* Returns how many bytes sent on the socket the other end's system has not acknowledged; -1:
+ * unknown. */
 static int tshi_uv_unacknowledged(int fd) {
     int bytes = -1;
 #if defined(SO_NWRITE) /* macOS */
@@ -1399,7 +1412,8 @@ static int tshi_uv_out_of_descriptors(int why) {
     return why == EMFILE || why == ENFILE;
 }
 
-/* Returns the number of descriptors that a world of `size` ranks needs; groups need more. */
+/* Returns the number of file descriptors that a rank needs for a world of `size` ranks; groups need
+ * more. */
 static int tshi_uv_descriptors(int size) {
     /* 3 connections per peer; 24 for the listener, event loops and so on */
     return 3 * (size - 1) + 24;
@@ -1407,13 +1421,14 @@ static int tshi_uv_descriptors(int size) {
 
 /* ========================================================================== */
 /* >>uv-settings                                MARK: - uv-settings (private) */
-/* Reads the settings of a world: from the tsh_uv_desc, else from variables:  */
-/* TSHARD_*, then torchrun's, then Slurm's. Functions that fail fill *error.  */
+/* Reads a world's settings from tsh_uv_desc, else environment variables.     */
+/* Variables are read in this order: TSHARD_*, torchrun's, Slurm's.           */
+/* Functions that fail fill *error.                                           */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
-/* Sets the world's rank and size. *of: where they come from: 0 the desc, 1 TSHARD_*, 2 torchrun, 3
- * Slurm, 4 none of these. */
+/* Sets world->rank and world->size. *of: where they come from. 0: desc; 1: TSHARD_*; 2: torchrun's
+ * variables; 3: Slurm's; 4: none of these. */
 static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, int *of,
                                    tsh_error *error) {
     static const char *const ranks[] = {"TSHARD_RANK", "RANK", "SLURM_PROCID"};
@@ -1479,7 +1494,7 @@ static int tshi_uv_host_setting(const char *given, const char *field, const char
     }
     colon = has > 0 ? strchr(host, ':') : NULL;
     if (has <= 0 || (host[0] && !strpbrk(host, " \t\r\n/[]") &&
-                     (!colon || strchr(colon + 1, ':')))) /* IPv6 has two colons or more */
+                     (!colon || strchr(colon + 1, ':')))) /* IPv6 addresses have 2 colons or more */
         return has;
     (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                         "%s is \"%.100s\"; it takes the name or address of a host alone, such as "
@@ -1525,7 +1540,8 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
     if (!has) {
         has = tshb_env_int("MASTER_PORT", 1, 65534, &world->port, error);
         if (has > 0 && tshb_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
-            /* 2: use the next port after MASTER_PORT, since torchrun's store listens on that */
+            /* 2: takes the port after MASTER_PORT, since torchrun's store listens on MASTER_PORT;
+             * 1: takes MASTER_PORT itself; -1: invalid */
             has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1;
         if (has < 0 && agent[0])
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
@@ -1556,7 +1572,7 @@ static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *w
     for (int i = 0; !failed && i < count; i++) {
         const uv_interface_address_t *at = &list[i];
         int is = at->address.address4.sin_family == AF_INET ? AF_INET : AF_INET6;
-        int rank = is == family ? 2 : 1; /* 2: of the preferred family, 1: of the other */
+        int rank = is == family ? 2 : 1; /* 2: the preferred family, 1: the other */
         (void)snprintf(text, sizeof text, " %s", at->name);
         if (!strstr(names, text)) tsh_text_add(names, sizeof names, "%s", text);
         if (strcmp(at->name, name) != 0 || rank <= best ||
@@ -1576,11 +1592,11 @@ static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *w
                          name, failed ? " none" : names);
 }
 
-/* bytes of a buffer for a key; minimum size of a key */
+/* ROOM: bytes of the buffer into which a key is read; LEAST: fewest bytes of a key */
 enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 };
 
-/* Hashes a key into `hash`; an error if it is too short. `where`: the field, variable or file that
- * has the key, for the error. */
+/* Hashes a key into `hash`; fails if the key is too short. `where`: name of the field, variable or
+ * file that has the key, for the error. */
 static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *where,
                                    unsigned char hash[32], tsh_error *error) {
     (void)crypto_hash_sha256(hash, (const unsigned char *)key, size);
@@ -1635,7 +1651,8 @@ static tsh_result tshi_uv_key_file(const char *path, unsigned char hash[32], tsh
     return result;
 }
 
-/* Sets world->insecure, keyed, and secret: the hash of the key; all zeros if there is no key. */
+/* Sets world->insecure (1: other hosts need no key), world->keyed (1: there is a key) and
+ * world->secret (hash of the key; all zeros: there is no key). */
 static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     char text[TSHI_UV_KEY_ROOM];
     int has;
@@ -1694,7 +1711,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
                              "that a busy machine keeps",
                              (double)world->heartbeat / 1e9);
     (void)crypto_hash_sha256(hash, (const unsigned char *)world->jobname, strlen(world->jobname));
-    /* on ranks of another byte order the number differs */
+    /* a rank of another byte order gets another number, so that the handshake refuses it */
     memcpy(&world->job, hash, sizeof world->job);
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&
@@ -1710,8 +1727,9 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
 
 /* ========================================================================== */
 /* >>uv-error                                      MARK: - uv-error (private) */
-/* The world's error: the first one set. The caller's thread only reports     */
-/* errors; the control thread decides (>>uv-decide) and sets it, locked.      */
+/* The world's error is the first one that is set, and does not change.       */
+/* The caller's thread reports errors to the control thread.                  */
+/* The control thread decides (>>uv-decide) and sets the error, locked.       */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -1743,8 +1761,9 @@ static void tshi_uv_fill_report(tshi_uv_report *e, tshi_uv_error_kind kind, tsh_
     tsh_text_format(e->error.message, sizeof e->error.message, format, list);
 }
 
-/* Hands an error report to the control thread, unless an earlier one is pending there, and stops
- * moving data. group, seq: the collective in question; group 0: none. */
+/* Hands an error report of the caller's thread to the control thread, unless an earlier one is
+ * pending there, and stops moving data. group, seq: id of the group and number of the collective in
+ * question; group 0: none. */
 TSH_PRINTF(7, 8)
 static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
                                  uint64_t seq, tsh_result code, int rank, const char *format, ...) {
@@ -1797,8 +1816,8 @@ static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
 
 /* ========================================================================== */
 /* >>uv-post                                        MARK: - uv-post (private) */
-/* Sending control messages. tshi_uv_write begins one in world->outgoing, the */
-/* *_field functions append to it, tshi_uv_post sends it to a peer.           */
+/* Sends control messages. tshi_uv_write begins one, in world->outgoing.      */
+/* The *_field functions append fields to it; tshi_uv_post sends it.          */
 /* Needs: >>uv-check >>uv-wire >>uv-socket.                                   */
 /* ========================================================================== */
 
@@ -1809,10 +1828,10 @@ enum { TSHI_UV_BACKLOG = 1 << 20 };
 static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
     tshi_uv_outgoing *outgoing = &world->outgoing;
     outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes, 1);
-    /* the length of the payload, which tshi_uv_post fills in */
+    /* 0 in place of the payload's length, which tshi_uv_post fills in */
     (void)tshi_uv_field(&outgoing->c, 0, 4);
     (void)tshi_uv_field(&outgoing->c, type, 1);
-    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the checksum, which tshi_uv_post fills in */
+    (void)tshi_uv_field(&outgoing->c, 0, 4); /* 0 for the checksum: tshi_uv_post fills it in */
     return &outgoing->c;
 }
 
@@ -1859,7 +1878,7 @@ static void tshi_uv_post(tshi_uv_peer *peer) {
     tshi_uv_outgoing *outgoing = &world->outgoing;
     /* size of the message without the checksum at its end */
     size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
-    /* bytes before the checksum of the head */
+    /* bytes of the message before the checksum of its head */
     size_t before = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL;
     tshi_uv_cursor c = tshi_uv_cursor_over(outgoing->bytes, n + TSHI_UV_MESSAGE_TAIL, 1);
     if (peer->fd < 0 || outgoing->c.bad || n > TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD ||
@@ -1882,10 +1901,12 @@ static void tshi_uv_post_all(tsh_uv_world *world) {
 
 /* ========================================================================== */
 /* >>uv-decide                                    MARK: - uv-decide (private) */
-/* How ranks agree on one error. A rank that finds one sends a report to the  */
-/* coordinator, the lowest rank that is not lost. The coordinator collects    */
-/* reports for a while, holds the gravest, asks all ranks what they called    */
-/* (ASK, TELL) if it is about a collective, and sends its decision to all.    */
+/* How all ranks agree on one error, on which the coordinator decides.        */
+/* The coordinator is the lowest rank that is not lost.                       */
+/* A rank that finds an error reports it to the coordinator (REPORT).         */
+/* The coordinator collects reports for 20 ms and keeps the gravest one.      */
+/* If that is about a collective, it asks all ranks what they called (ASK).   */
+/* Then it sends its decision to all ranks (DECISION).                        */
 /* Needs: >>uv-error >>uv-post.                                               */
 /* ========================================================================== */
 
@@ -1908,10 +1929,10 @@ static void tshi_uv_pass_on(tsh_uv_world *world) {
         if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
 }
 
-/* Handles a DECISION from a peer. It becomes the world's error at once if the peer is the
- * coordinator, or if it says that this rank is lost. Any other is held back as world->offer (of
- * several, that of the lowest rank), so that a rank that was cut off does not decide for the others
- * when it is back. */
+/* Handles a DECISION, the error on which a peer has decided. It becomes the world's error at once
+ * if the peer is the coordinator, or if it says that this rank is lost. Any other is held back as
+ * world->offer (of several, that of the lowest rank), so that a rank that was cut off does not
+ * decide for the others when it is back. */
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
     if (tshi_uv_failed(world) != TSH_OK) return;
@@ -1943,7 +1964,8 @@ static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     tshi_uv_send_decision(world, &world->offer);
 }
 
-/* Fills this rank's answer to an ASK about collective number seq of the group with this id. */
+/* Fills this rank's answer to an ASK message, which asks about collective number seq of the group
+ * with this id. */
 static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
                                tshi_uv_answer *answer) {
     const tshi_uv_group *group;
@@ -1960,12 +1982,14 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
     uv_mutex_unlock(&world->lock);
 }
 
-/* Returns 1 if an answer is final: the rank has started the collective, or is not in the group. */
+/* Returns 1 if a rank's answer to ASK is final: it has started the collective, or is not in the
+ * group. */
 static int tshi_uv_has_told(const tshi_uv_answer *answer) {
     return answer->told && (answer->started || !answer->member);
 }
 
-/* Sends ASK about the collective of world->held to all ranks that have not given a final answer. */
+/* Asks all ranks (ASK) what they called as the collective that the report world->held is about,
+ * except those that have given a final answer. */
 static void tshi_uv_ask(tsh_uv_world *world) {
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
     (void)tshi_uv_field(c, world->held.group, 8);
@@ -2034,15 +2058,16 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
                     "rank %d has no memory for a connection to rank %d", world->rank, rank);
 }
 
-/* ---- a network that is cut ---- */
+/* ---- finding out that the network is cut ---- */
 
-/* Returns the length of a gap in ns: heartbeats are missing if a pulse has no event for longer. */
+/* Returns in ns how much time may pass between two events of a pulse (tshi_uv_pulse). A longer time
+ * is a gap: heartbeats are missing. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
 
-/* Records in a pulse of the peer an event at time `at`. Time in which this thread itself did not
- * run does not count as a gap. */
+/* Records in `pulse`, one of the peer's, that its event occurred at time `at`. Time in which this
+ * thread itself did not run does not count as a gap between events. */
 static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) {
     const tsh_uv_world *world = peer->world;
     int64_t now = tsh_now(), gap = tshi_uv_gap(world);
@@ -2051,11 +2076,12 @@ static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) 
     pulse->last = at;
 }
 
-/* Updates peer->acked if the bytes up to peer->mark are acknowledged, and sets the next mark. */
+/* If the peer's system has acknowledged the bytes up to peer->mark, updates peer->acked and sets
+ * the next mark. */
 static void tshi_uv_look(tshi_uv_peer *peer) {
     int left = tshi_uv_unacknowledged(peer->fd);
     int64_t now = tsh_now();
-    if (left < 0) { /* unknown on this system: assume that all are acknowledged */
+    if (left < 0) { /* unknown: assumes that all sent bytes are acknowledged */
         tshi_uv_beats(peer, &peer->acked, now);
         peer->mark = 0;
         return;
@@ -2066,7 +2092,8 @@ static void tshi_uv_look(tshi_uv_peer *peer) {
     peer->marked = now;
 }
 
-/* Returns 1 if a pulse is in a gap (tshi_uv_gap), or was less than TSHARD_HEARTBEAT ago. */
+/* Returns 1 if a pulse has had no event for longer than tshi_uv_gap, or if such a gap ended less
+ * than TSHARD_HEARTBEAT ago. */
 static int tshi_uv_missed(const tsh_uv_world *world, const tshi_uv_pulse *pulse) {
     int64_t now = tsh_now();
     return now - pulse->last > tshi_uv_gap(world) ||
@@ -2091,8 +2118,8 @@ static tshi_uv_side tshi_uv_side_of(const tsh_uv_world *world, int r) {
     return peer->state == TSHI_UV_THERE ? TSHI_UV_OURS : TSHI_UV_NEITHER;
 }
 
-/* Writes the ranks of a side and the address of the lowest one: "ranks 2 3 (10.77.0.3)". *count:
- * number of its ranks. Returns the lowest rank; -1: there is none. */
+/* Writes the ranks on one side of a network cut, and the address of the lowest: "ranks 2 3
+ * (10.77.0.3)". *count: number of these ranks. Returns the lowest rank; -1: there is none. */
 static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *count, char *text,
                              size_t room) {
     char host[64];
@@ -2150,8 +2177,9 @@ static int tshi_uv_called(const void *user, int rank, tshb_call *out) {
     return 0;
 }
 
-/* After a timeout: appends the ranks that have not started the collective, and blames the lowest of
- * them. Ranks that have not answered count if this rank knows that they are in the group. */
+/* After a timeout of a collective: appends to the error's text the ranks that have not started it,
+ * and blames the lowest. A rank that has not answered ASK counts as one of them if this rank knows
+ * that it is in the group. */
 static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     const tshi_uv_group *group;
     int first = -1;
@@ -2204,10 +2232,10 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 
 /* ========================================================================== */
 /* >>uv-cycle                                      MARK: - uv-cycle (private) */
-/* Finds ranks that wait for each other in a cycle, in groups or in messages. */
-/* A rank that has waited for 20 ms sends BLOCKED to the coordinator, which   */
-/* searches for a cycle, asks its ranks to confirm, and then reports an       */
-/* error.                                                                     */
+/* Finds ranks that wait in a cycle for each other's collectives or messages. */
+/* A rank that has waited for 20 ms tells the coordinator (BLOCKED).          */
+/* The coordinator searches for a cycle and asks its ranks to confirm it.     */
+/* When all of them have confirmed, the coordinator reports an error.         */
 /* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 
@@ -2215,7 +2243,7 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 static uint64_t tshi_uv_blocked_started(const tshi_uv_blocked *s, uint64_t group) {
     for (int i = 0; i < s->groups; i++)
         if (s->groups_of[i].id == group) return s->groups_of[i].started;
-    return UINT64_MAX; /* unknown: assume that it has started all */
+    return UINT64_MAX; /* the group is not listed: assumes that all were started */
 }
 
 /* Returns how many RECVs from world rank `peer` (`receives` 1), or SENDs to it (`receives` 0), a
@@ -2226,7 +2254,7 @@ static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t grou
     for (int i = 0; i < s->pairs; i++)
         if (s->pairs_of[i].group == group && s->pairs_of[i].peer == peer)
             return receives ? s->pairs_of[i].receives : s->pairs_of[i].sends;
-    return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX; /* a full list may lack this pair */
+    return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX; /* a full list may lack `peer` */
 }
 
 /* Callback of tshb_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is
@@ -2329,7 +2357,7 @@ static void tshi_uv_follow(tsh_uv_world *world, int r) {
  * coordinator, decodes the message right here. */
 static void tshi_uv_send_blocked(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
-    /* own: a cursor that reads the message back */
+    /* own: a second cursor, by which the coordinator reads its own message back */
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c;
     uv_mutex_lock(&world->lock);
     TSHI_UV_PUT(&world->blocked_new, 0);
@@ -2346,23 +2374,24 @@ static void tshi_uv_send_blocked(tsh_uv_world *world) {
 
 /* ========================================================================== */
 /* >>uv-connect                                  MARK: - uv-connect (private) */
-/* The handshake of a connection (tshi_uv_conn), dialled or accepted, until   */
-/* both ends are authenticated. tshi_uv_client_step and tshi_uv_server_step   */
-/* advance it; >>uv-admit calls them when the socket is ready.                */
+/* The handshake of a connection, by which both ends are authenticated.       */
+/* The end that dialled advances it by tshi_uv_client_step.                   */
+/* The end that accepted the connection advances it by tshi_uv_server_step.   */
+/* >>uv-admit calls these when the socket is ready.                           */
 /* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 
-/* Time limits in seconds. PATIENCE: of a handshake, on the server. DIAL: until the server hello
- * arrives, and of the reply to a JOIN, on the client. REPLY: of the reply to other hellos, which
- * may have to wait for rank 0's address table. */
+/* Time limits in seconds. PATIENCE: on the server, for the whole handshake. DIAL: on the client,
+ * until the server hello arrives, and for the reply to a JOIN. REPLY: on the client, for the reply
+ * to any other hello, which may wait for rank 0's address table. */
 enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2, TSHI_UV_REPLY_S = 6 };
 
 static void tshi_uv_freed(uv_handle_t *handle) {
     free(handle);
 }
 
-/* Returns 1 if so many bytes can be allocated now. Called before libuv enlarges its table of
- * descriptors: if it gets no memory for that, libuv aborts the process. */
+/* Returns 1 if so many bytes can be allocated now. This is tested before libuv enlarges its table
+ * of descriptors, since libuv aborts the process if it gets no memory. */
 static int tshi_uv_has_memory(size_t bytes) {
     void *volatile probe = malloc(bytes); /* volatile: else compilers remove malloc and free */
     free(probe);
@@ -2428,7 +2457,8 @@ static void tshi_uv_conn_end(tshi_uv_conn *conn) {
         return;
     }
     tshi_uv_unwatch(&conn->poll);
-    if (conn->phase == TSHI_UV_AWAITS_REPLY) { /* the server may have accepted this connection */
+    /* While the reply is awaited, the server may have accepted the connection: keeps it open. */
+    if (conn->phase == TSHI_UV_AWAITS_REPLY) {
         tshi_uv_close_fd(&conn->earlier);
         conn->earlier = conn->fd;
         conn->fd = -1;
@@ -2448,7 +2478,7 @@ TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *f
     va_end(list);
 }
 
-/* Returns the key (32 bytes) for handshakes of this purpose. */
+/* Returns the key (32 bytes) for the handshake of a connection with this purpose. */
 static const unsigned char *tshi_uv_secret(const tsh_uv_world *world, uint32_t purpose) {
     return purpose == TSHI_UV_JOIN ? world->secret : world->mesh;
 }
@@ -2467,8 +2497,8 @@ static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, in
                                      : tshi_uv_link_to(group, r, purpose == TSHI_UV_MESSAGES);
 }
 
-/* Returns 1 if a group that is being made lacks a connection to member r, or the LINKED of a higher
- * member r. */
+/* Returns 1 if a group that is being made still lacks a connection to member r or, if r is above
+ * this rank, r's LINKED message. */
 static int tshi_uv_unlinked(tshi_uv_group *group, int r) {
     return tshi_uv_link_to(group, r, 0)->fd < 0 || tshi_uv_link_to(group, r, 1)->fd < 0 ||
            (r > group->rank && !group->link[r].confirmed);
@@ -2483,7 +2513,7 @@ static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hell
     return tshi_uv_link_for(group, hello->purpose, rank);
 }
 
-/* ---- the server's side ---- */
+/* ---- the server's side of the handshake ---- */
 
 /* Returns the reply to a client hello with a valid proof. *value: if it is a refusal, what this
  * rank has in the field that differs. */
@@ -2491,7 +2521,7 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
                                          int64_t *value) {
     const tshi_uv_peer *peer;
     const tshi_uv_link *link;
-    int same; /* 1: the process that connected as this rank before dials again */
+    int same; /* 1: the client's process has connected to this rank before */
     *value = 0;
     if (hello->job != world->job) return TSHI_UV_OTHER_JOB;
     *value = world->size;
@@ -2563,14 +2593,14 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
                      conn->name, hello->client, hello->size, tshi_uv_status_text(status));
     if (status == TSHI_UV_WELCOME) value = hello->checks || tshi_uv_wants_checks(world, conn->fd);
     tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
-    hello->checks = value != 0; /* only used if the reply is a welcome */
+    hello->checks = value != 0; /* matters only if the reply is a welcome */
     conn->out_used = TSHI_UV_REPLY;
     conn->welcome = status == TSHI_UV_WELCOME;
     conn->phase = TSHI_UV_REPLIES;
     return 1;
 }
 
-/* ---- the client's side ---- */
+/* ---- the client's side of the handshake ---- */
 
 /* Logs that a server refused this rank without a proof that it has the key. Anybody could have sent
  * such a refusal, so this rank dials again. */
@@ -2584,8 +2614,8 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
                  world->obstacle);
 }
 
-/* Reads the server hello in conn->in and puts the client hello into conn->out. Returns 0 if the
- * connection is to end. */
+/* Reads the server hello in conn->in and puts the client hello into conn->out. Returns 0 if what it
+ * read is wrong, so that the connection is to end. */
 static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -2663,7 +2693,7 @@ static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
     return status == TSHI_UV_WELCOME;
 }
 
-/* ---- sending, receiving, and the steps of both sides ---- */
+/* ---- the handshake's sends and receives, and the steps of both sides ---- */
 
 /* Sends the bytes in conn->out. Returns 1: all are sent; 0: call again later; -1: the connection
  * broke. */
@@ -2738,14 +2768,16 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
 
 /* ========================================================================== */
 /* >>uv-form                                        MARK: - uv-form (private) */
-/* Setting up connections. Every rank first connects to rank 0 and sends it   */
-/* its own address (HERE). Rank 0 sends all addresses (TABLE); then each rank */
-/* dials all lower ranks, sends READY to rank 0 once it has all connections,  */
-/* and waits for rank 0's GO. In a new group, too, members dial lower ones.   */
+/* Sets up all connections. First, each rank connects to rank 0.              */
+/* A rank sends its own address to rank 0 (HERE), which sends all (TABLE).    */
+/* Each rank then dials all lower ranks; in a new group, the lower members.   */
+/* A rank that has all its connections sends READY to rank 0.                 */
+/* When all ranks are ready, rank 0 sends GO: the world has formed.           */
 /* Needs: >>uv-connect.                                                       */
 /* ========================================================================== */
 
-/* Returns an error if `address` is beyond loopback and no key (nor TSHARD_INSECURE) is set. */
+/* Returns an error if other hosts can reach `address`, and neither a key nor TSHARD_INSECURE is
+ * set. */
 static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
                                    tsh_error *error) {
     char host[64]; /* the address as numbers, for the error */
@@ -2763,7 +2795,8 @@ static void tshi_uv_close_listener(tsh_uv_world *world) { /* Stops accepting con
     tshi_uv_close_fd(&world->listener);
 }
 
-/* Adds a connection to `address` that the next tick dials. Lack of memory is reported. */
+/* Adds a connection to world rank `rank` at `address`, which the control thread dials in its next
+ * tick. A lack of memory is reported. */
 static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
                              const tshi_uv_address *address) {
     tshi_uv_conn *conn = tshi_uv_conn_new(world, 1); /* 1: dialled by this rank */
@@ -2782,16 +2815,16 @@ static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) 
     for (int r = 0; r < group->rank; r++) {
         int rank = group->ranks[r]; /* world rank of member r */
         tshi_uv_address address = world->peer[rank].address;
-        /* 0: keep the port of the address table */
+        /* 0: for this group, too, member r listens on its port in the address table */
         if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]);
-        /* connection for collectives */
+        /* adds the connection for collectives */
         tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address);
-        /* connection for messages */
+        /* adds the connection for messages */
         tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address);
     }
 }
 
-/* Called when rank 0 has accepted this rank: starts listening, and sends the address to rank 0. */
+/* Called when rank 0 has accepted this rank: starts to listen, and tells rank 0 the address. */
 static void tshi_uv_joined(tsh_uv_world *world) {
     tsh_error error;
     tshi_uv_cursor *c;
@@ -2800,7 +2833,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
         tshi_uv_host_text(&world->own, host, sizeof host);
         if (strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0) host[0] = 0;
     } else {
-        /* the address of this end of the connection */
+        /* listens on the address of this rank's end of the connection to rank 0 */
         (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own);
         tshi_uv_set_port(&world->own, 0); /* the system picks a port */
     }
@@ -2820,7 +2853,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
     (void)tshi_uv_end_of(world->listener, 0, &world->own); /* world->own now has the port */
     (void)tshi_uv_end_of(world->peer[0].fd, 1, &world->peer[0].address); /* rank 0's address */
     c = tshi_uv_write(world, TSHI_UV_HERE);
-    tshi_uv_text_field(c, host, sizeof host); /* read by tshi_uv_read_place */
+    tshi_uv_text_field(c, host, sizeof host); /* rank 0 reads it in tshi_uv_read_place */
     (void)tshi_uv_field(c, (uint64_t)tshi_uv_port(&world->own), 2);
     tshi_uv_post(&world->peer[0]);
 }
@@ -2870,7 +2903,7 @@ static void tshi_uv_tell_absent(tsh_uv_world *world) {
  * table, which only ranks that have joined receive. */
 static void tshi_uv_set_mesh(tsh_uv_world *world) {
     (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
-    world->tabled = 1; /* rank 0's address table is here */
+    world->tabled = 1; /* rank 0's address table is known now */
 }
 
 static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks' addresses. */
@@ -2891,7 +2924,7 @@ static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks
 static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     if (world->tabled) return; /* a second table is ignored */
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
-    for (int r = 1; r < world->size && !c->bad; r++) /* in the table a host is required */
+    for (int r = 1; r < world->size && !c->bad; r++) /* reads rank r's host and port */
         if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1;
     if (c->bad) return; /* the message is malformed: tshi_uv_next_message ends the connection */
     tshi_uv_set_mesh(world);
@@ -2909,8 +2942,8 @@ static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wa
     uv_mutex_unlock(&world->lock);
 }
 
-/* Returns 1 if every other rank has sent READY (if ready = 1), or has a control connection and, if
- * placed = 1, a known address (if ready = 0). */
+/* ready 1: returns 1 if every other rank has sent READY. ready 0: returns 1 if every other rank has
+ * a control connection to this one and, if placed is 1, a known address. */
 static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_peer *peer = &world->peer[r];
@@ -2930,7 +2963,7 @@ static void tshi_uv_form(tsh_uv_world *world) {
         TSHI_UV_PUT(&group->linked, 1); /* from here on the caller's thread uses the group */
         (void)uv_async_send(&world->wake_caller); /* wakes tshi_uv_wait_for */
     }
-    if (!world->forming) return; /* what follows sets up the world */
+    if (!world->forming) return; /* the world has formed: no steps are left */
     if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0)) tshi_uv_send_table(world);
     if (!world->told_ready && world->tabled && tshi_uv_all(world, 0, 0) &&
         world->world_group->missing == 0) { /* all of this rank's connections are made */
@@ -2947,9 +2980,9 @@ static void tshi_uv_form(tsh_uv_world *world) {
 
 /* ========================================================================== */
 /* >>uv-hear                                        MARK: - uv-hear (private) */
-/* Handles what peers send on their control connections, on the control       */
-/* thread. There is one handler per type of message; it sets c->bad if the    */
-/* message is malformed, and the peer then counts as lost.                    */
+/* Handles, on the control thread, what peers send on control connections.    */
+/* Each type of message has a handler, which sets c->bad if it is malformed.  */
+/* A peer that sends a malformed message counts as lost.                      */
 /* Needs: >>uv-cycle >>uv-form.                                               */
 /* ========================================================================== */
 
@@ -2968,7 +3001,7 @@ static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_answer answer;
     uint64_t group = 0, seq = 0;
     memset(&answer, 0, sizeof answer);
-    answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32); /* valid values for fields not sent */
+    answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32); /* values of fields that TELL lacks */
     tshi_uv_answer_fields(c, &group, &seq, &answer);
     if (!c->bad && group == held->group && seq == held->seq) peer->answer = answer;
 }
@@ -3012,11 +3045,11 @@ static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     uint64_t wait = tshi_uv_field(c, 0, 8);
     int still = (int)tshi_uv_field(c, 0, 1);
     if (!c->bad && tshi_uv_confirmed(peer->world, peer->rank, wait, still))
-        tshi_uv_follow(peer->world, -1); /* that was no cycle: look for another */
+        tshi_uv_follow(peer->world, -1); /* the cycle is gone: looks for another */
 }
 
 /* Handles LINKED: a higher member of the group that is being made has both its connections to this
- * rank. Until then it may have to dial again, since this rank's reply may have been damaged. */
+ * rank. Until it says so, it may dial again, since this rank's reply may have been damaged. */
 static void tshi_uv_on_linked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_group *group = peer->world->making;
     uint64_t id = tshi_uv_field(c, 0, 8);
@@ -3042,7 +3075,8 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
                         "rank %d at %s left while its connections were made", peer->rank,
                         peer->name);
     uv_mutex_lock(&world->lock);
-    TSHI_UV_PUT(&world->blocked_new, world->blocked.wait != 0); /* reports the current wait again */
+    /* If this rank waits, reports that again: another rank may be the coordinator now. */
+    TSHI_UV_PUT(&world->blocked_new, world->blocked.wait != 0);
     uv_mutex_unlock(&world->lock);
 }
 
@@ -3057,7 +3091,7 @@ static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t roo
     group = tshi_uv_find_group(world, world->last);
     if (group) {
         id = group->id;
-        seq = group->started - 1;                      /* number of its latest collective */
+        seq = group->started - 1;                      /* number of the group's latest collective */
         record = group->record[seq % TSHI_UV_RECORDS]; /* copied: the caller may overwrite it */
     }
     uv_mutex_unlock(&world->lock);
@@ -3071,7 +3105,7 @@ static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t roo
  * addresses of this rank's end and the peer's. */
 static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[2]) {
     tsh_uv_world *world = peer->world;
-    char texts[2][80], last[240]; /* both ends as host:port */
+    char texts[2][80], last[240]; /* texts: both ends as host:port */
     for (int i = 0; i < 2; i++) tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tshb_blamed(world->rank, peer->rank),
                     "the data connection of rank %d (%s) and rank %d (%s) is dead: for %.1f s "
@@ -3100,10 +3134,11 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     group = c->bad ? NULL : tshi_uv_find_group(world, id);
     if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
     if (link) {
-        /* same: no progress since the peer's previous AWAIT, which is recent */
+        /* same: 1: the peer has received nothing since its previous AWAIT message, a short time
+         * ago */
         int same = got == link->peer_got && now - link->peer_got_at < world->heartbeat / 2;
-        /* After the network was cut, TCP resends late: it may wait for as long again as the cut
-         * lasted. */
+        /* A time after a cut of the network does not count, since TCP resends late then: it may
+         * wait for as long again as the cut lasted. */
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
@@ -3114,7 +3149,7 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         for (int i = 0; i < 2 && dead; i++) (void)tshi_uv_end_of(link->fd, i, &ends[i]);
     }
     uv_mutex_unlock(&world->lock);
-    /* after unlocking, since this call takes the lock */
+    /* called only after unlocking, since it takes the lock itself */
     if (dead) tshi_uv_suspect_link(peer, ends);
 }
 
@@ -3131,7 +3166,8 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_GO:                            /* from rank 0: the world has formed */
         if (world->forming) tshi_uv_completed(world);
         break;
-    case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break; /* an error report to this rank */
+    /* the peer reports an error to this rank, its coordinator */
+    case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break;
     /* the coordinator asks what this rank called */
     case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break; /* the answer to an ASK */
@@ -3147,10 +3183,11 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
         tshi_uv_error_fields(c, &error, world->size);
         if (!c->bad) tshi_uv_on_decision(peer, &error);
         break;
-    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break; /* the peer shuts down */
-    /* how many bytes of this rank the peer has received */
+    /* the peer shuts down */
+    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;
+    /* the peer says how many bytes it has received from this rank */
     case TSHI_UV_AWAIT: tshi_uv_on_await(peer, c); break;
-    /* the peer has its connections to this rank */
+    /* the peer says that it has both connections of a new group to this rank */
     case TSHI_UV_LINKED: tshi_uv_on_linked(peer, c); break;
     default: c->bad = 1; /* unknown type */
     }
@@ -3199,10 +3236,10 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
         tshi_uv_deafen(peer);
         return 1;
     }
-    c.end = c.at + n; /* handlers read no further */
+    c.end = c.at + n; /* the message's handler reads no further */
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
-    if (peer->fd >= 0) /* removes the message */
+    if (peer->fd >= 0) /* unless a handler closed the connection: removes the message */
         tshi_uv_drop(&peer->in, TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL);
     return 1;
 }
@@ -3259,9 +3296,9 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
 
 /* ========================================================================== */
 /* >>uv-admit                                      MARK: - uv-admit (private) */
-/* Dials and accepts connections. Once both ends are authenticated, each is   */
-/* assigned: to a peer as its control connection, or to a link of a group. A  */
-/* dialled connection that fails is dialled again; an accepted one is freed.  */
+/* Dials and accepts connections, and hands them over once authenticated.     */
+/* A connection then belongs to a peer (control), or to a link of a group.    */
+/* A dialled connection that fails is dialled again; an accepted one, freed.  */
 /* Needs: >>uv-hear.                                                          */
 /* ========================================================================== */
 
@@ -3270,7 +3307,9 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
 static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
 #ifdef TCP_THIN_LINEAR_TIMEOUTS
-    int one = 1; /* after a short break TCP resends at even intervals, not doubled ones */
+    /* Switches on that TCP, after a short break of the network, resends at even intervals, not at
+     * doubled ones. */
+    int one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
 #endif
     peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
@@ -3288,7 +3327,7 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
     return 1;
 }
 
-/* Returns 1 if both ends of the connection are on this host. */
+/* Returns 1 if both ends of the connection fd are on this host. */
 static int tshi_uv_is_local(int fd) {
     tshi_uv_address ends[2];
     char text[2][64];
@@ -3307,7 +3346,7 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
     int near = TSHI_UV_NEAR; /* size of the send buffer in bytes */
     if (!link) return 0;     /* no group needs this connection any more */
     if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
-    if (link->fd < 0) link->group->missing--; /* one missing connection less */
+    if (link->fd < 0) link->group->missing--; /* the group lacks one connection less */
     tshi_uv_close_fd(&link->fd);              /* the connection of an earlier attempt, if any */
     link->fd = fd;
     link->checks = hello->checks;
@@ -3335,7 +3374,7 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
         tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT);
         kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
         if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
-        /* the list of absent ranks has changed */
+        /* sends all ranks the list of absent ranks, which has changed */
         if (kept && world->rank == 0) tshi_uv_tell_absent(world);
     } else {
         kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
@@ -3371,7 +3410,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
 /* Starts the handshake on fd, whose other end is `peer`. If this rank accepted the connection,
  * sends the server hello. */
 static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address *peer) {
-    /* UV_WRITABLE: the socket has connected */
+    /* a dialled socket becomes writable (UV_WRITABLE) when it has connected */
     int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0);
     /* time limit of the handshake in seconds */
     int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
@@ -3384,7 +3423,7 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
         tshi_uv_conn_end(conn); /* there is no memory to watch the socket */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
-        randombytes_buf(conn->hello.server_nonce, 32); /* a replayed client hello is refused */
+        randombytes_buf(conn->hello.server_nonce, 32); /* so no client hello can be replayed */
         (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_nonce);
         conn->out_used = TSHI_UV_SERVER_HELLO;
         conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the client hello, to be read */
@@ -3397,12 +3436,12 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
  * all n places (world->unproven_limit). At random, a connection survives n arrivals with
  * probability 1/e, and a rank dials again. */
 static int tshi_uv_drop_unproven(tsh_uv_world *world) {
-    tshi_uv_conn *conn = world->conns; /* the list has dialled connections, too */
+    tshi_uv_conn *conn = world->conns; /* this list has dialled connections, too */
     int skip;
     if (!world->unproven) return 0;
-    /* number of accepted connections to pass over */
+    /* number of accepted connections to pass over in the list */
     skip = (int)randombytes_uniform((uint32_t)world->unproven);
-    while (conn->dialled || skip--) conn = conn->next; /* dialled ones do not count */
+    while (conn->dialled || skip--) conn = conn->next; /* skips dialled ones, too */
     tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
                  "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
                  world->unproven);
@@ -3413,11 +3452,11 @@ static int tshi_uv_drop_unproven(tsh_uv_world *world) {
 /* Handles a lack of file descriptors. While the world forms, it is only recorded in
  * world->obstacle, since descriptors may become free; later it is an error. */
 static void tshi_uv_too_few(tsh_uv_world *world) {
-    /* descriptors that the world and its groups need */
+    /* number of file descriptors that the world needs; below, those of its groups are added */
     int need = tshi_uv_descriptors(world->size);
     uv_mutex_lock(&world->lock);
     for (const tshi_uv_group *group = world->groups; group; group = group->next)
-        if (group != world->world_group) need += 2 * (group->size - 1); /* 2 links per member */
+        if (group != world->world_group) need += 2 * (group->size - 1); /* 2 links to a member */
     uv_mutex_unlock(&world->lock);
     tshi_uv_hindered(world, "too few descriptors: rank %d needs about %d (ulimit -n)", world->rank,
                      need);
@@ -3479,9 +3518,10 @@ static void tshi_uv_dial(tshi_uv_conn *conn) {
 
 /* ========================================================================== */
 /* >>uv-control                                  MARK: - uv-control (private) */
-/* The control thread. After each batch of events, and at least every 100 ms, */
-/* tshi_uv_tick does what is due: heartbeats, dialling, error reports and     */
-/* decisions. The thread ends once the last group is closed and peers know.   */
+/* The loop of the control thread, which runs until the world has shut down.  */
+/* After each batch of events, at least every 100 ms, it calls tshi_uv_tick.  */
+/* That does what is due: heartbeats, dialling, error reports and decisions.  */
+/* The loop ends once the last group is closed and the peers were told.       */
 /* Needs: >>uv-admit.                                                         */
 /* ========================================================================== */
 
@@ -3498,7 +3538,7 @@ static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
         if (world->peer[r].fd >= 0) tshi_uv_look(&world->peer[r]); /* updates peer->acked */
     (void)tshi_uv_write(world, TSHI_UV_BEAT);
     for (int r = 0; r < world->size; r++)
-        /* unsent bytes to the peer are as good as a heartbeat */
+        /* a peer to which bytes are still to be sent needs no heartbeat */
         if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
     world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
 }
@@ -3518,10 +3558,10 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
             /* no control connection to the peer, or no bytes of this link are awaited */
             if (peer->fd < 0 || !TSHI_UV_GET(&link->awaits)) continue;
             tshi_uv_look(peer); /* updates peer->acked */
-            /* the peer has not acknowledged an older message */
+            /* waits until the peer's system has acknowledged the previous messages */
             if (peer->mark && peer->marked < now) continue;
             c = tshi_uv_write(world, TSHI_UV_AWAIT);
-            (void)tshi_uv_field(c, group->id, 8);               /* read by tshi_uv_on_await */
+            (void)tshi_uv_field(c, group->id, 8);               /* id of the link's group */
             (void)tshi_uv_field(c, TSHI_UV_GET(&link->got), 8); /* bytes received so far */
             (void)tshi_uv_field(c, i < group->size ? TSHI_UV_DATA : TSHI_UV_MESSAGES, 1);
             tshi_uv_post(peer);
@@ -3533,7 +3573,8 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
 /* Reports peers that have been silent for TSHARD_HEARTBEAT. Time in which this thread did not run
  * does not count. */
 static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
-    /* overslept: this thread woke so late that peers' messages may be unread */
+    /* overslept: 1: this thread woke so late that messages of peers may be unread; cut: 1: the
+     * network to a peer is cut */
     int overslept = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS, cut;
     int64_t due; /* when this peer's silence becomes an error */
     char last[240];
@@ -3555,7 +3596,7 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
             world->silent_at = tshi_uv_min(world->silent_at, due);
             continue;
         }
-        peer->state = TSHI_UV_MUTE; /* reported only once */
+        peer->state = TSHI_UV_MUTE; /* so that the silence is reported only once */
         if (cut)
             tshi_uv_suspect_cut(world);
         else
@@ -3590,18 +3631,19 @@ static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     }
 }
 
-/* Appends to text, if all ranks have joined, those that may still lack connections to others. */
+/* When all ranks have joined: appends to text those that may still lack connections to others. */
 static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
     tsh_text_add(text, room, "; a firewall between hosts? Still connecting:");
     /* a rank other than 0 knows only that it is not ready itself */
     if (world->rank) tsh_text_add(text, room, " %d", world->rank);
     for (int r = 1; r < world->size && !world->rank; r++)
-        /* rank 0: r has not sent READY */
+        /* rank 0 lists the ranks that have not sent READY */
         if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r);
 }
 
-/* Fills error: the world is not complete after `passed` ns; which ranks are absent, and what
- * prevents connections. how: "did not form in" or "is not complete after". */
+/* Fills error with a sentence that says that the world is not complete after `passed` ns, which
+ * ranks are absent, and what prevents connections. how: the sentence's verb, "did not form in" or
+ * "is not complete after". */
 static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64_t passed,
                                tsh_error *error) {
     char absent[256], where[340], hint[256] = "", host[64]; /* parts of the error's sentence */
@@ -3612,7 +3654,7 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
         tshi_uv_list_absent(world, absent, sizeof absent); /* rank 0 knows who is absent */
     else
         (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : "");
-    first = absent[0] ? strtol(absent, NULL, 10) : -1; /* the list is sorted */
+    first = absent[0] ? strtol(absent, NULL, 10) : -1; /* the list is sorted by rank */
     /* rank 0 sent world->absent: check that it names a rank */
     if (first < 0 || first >= world->size) first = -1;
     tshi_uv_name(world->host, world->port, where, sizeof where);
@@ -3629,7 +3671,7 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
                        where);
     else if (!absent[0] && !world->obstacle[0]) /* all have joined, nothing was refused */
         tshi_uv_list_unready(world, hint, sizeof hint);
-    /* this rank's own failures are not why others are absent */
+    /* obstacle: left out if ranks are absent, since the failures of this rank are not the reason */
     obstacle = there && absent[0] ? "" : world->obstacle;
     if (there)
         (void)tsh_error_set(error, TSH_ERR_TIMEOUT, (int)first,
@@ -3651,7 +3693,7 @@ static void tshi_uv_give_notice(const tsh_uv_world *world) {
     tsh_error error;
     if (joined && (world->absent[0] || world->told_ready)) return;
     tshi_uv_not_formed(world, "is not complete after", world->notice, &error);
-    /* a longer timeout stands for no limit */
+    /* a timeout of 10^9 s or more stands for no time limit */
     if (world->timeout < INT64_C(1000000000) * TSHI_UV_SECOND)
         tsh_log_message(&world->logger, "%s; waiting until %g s are over (TSHARD_TIMEOUT)",
                         error.message, (double)world->timeout / 1e9);
@@ -3659,7 +3701,8 @@ static void tshi_uv_give_notice(const tsh_uv_world *world) {
         tsh_log_message(&world->logger, "%s; waiting without a time limit", error.message);
 }
 
-/* While the world forms: logs once that it takes long, and reports a timeout. */
+/* While the world forms: logs once that this takes long, and reports an error when the time is
+ * over. */
 static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
     tsh_error error;
     if (!world->forming || tshi_uv_failed(world) != TSH_OK) return;
@@ -3706,21 +3749,21 @@ static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
 }
 
 static void tshi_uv_part(tsh_uv_world *world) { /* Begins the shutdown: sends BYE to all. */
-    if (tshi_uv_has_reported(world)) return;    /* waits for the decision first */
+    if (tshi_uv_has_reported(world)) return;    /* first awaits the decision on its error */
     world->parting = tsh_now();
     (void)tshi_uv_write(world, TSHI_UV_BYE);
     tshi_uv_post_all(world);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].fd >= 0 && !world->peer[r].out.used)
-            /* no more bytes will be sent to this peer */
+            /* tells the peer's system that no more bytes will be sent */
             (void)shutdown(world->peer[r].fd, SHUT_WR);
 }
 
-/* Updates which events libuv watches on the control connections. */
+/* Tells libuv for which events (UV_READABLE, UV_WRITABLE) to watch each control connection. */
 static void tshi_uv_watch_peers(tsh_uv_world *world) {
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
-        /* UV_WRITABLE: if bytes wait to be sent */
+        /* UV_WRITABLE only if bytes wait to be sent to the peer */
         int events = UV_READABLE | (peer->out.used ? UV_WRITABLE : 0);
         if (peer->fd < 0 || events == peer->events) continue; /* no connection, or no change */
         (void)uv_poll_start(peer->poll, events, tshi_uv_peer_event);
@@ -3728,7 +3771,7 @@ static void tshi_uv_watch_peers(tsh_uv_world *world) {
     }
 }
 
-/* Timer callback; the event alone ends the loop's sleep. */
+/* Callback of world->tick. It does nothing: the event itself ends the loop's sleep. */
 static void tshi_uv_on_tick(uv_timer_t *timer) {
     (void)timer;
 }
@@ -3761,11 +3804,11 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
  * connected, and why. */
 static void tshi_uv_name_missing(tshi_uv_group *group, tsh_error *error) {
     const tsh_uv_world *world = group->world;
-    for (int r = group->size - 1; r >= 0; r--) /* the lowest missing rank is set last */
+    for (int r = group->size - 1; r >= 0; r--) /* sets the lowest missing rank last */
         if (r != group->rank && tshi_uv_unlinked(group, r)) error->rank = group->ranks[r];
     if (error->rank < 0) return; /* no rank is missing */
     tsh_text_add(error->message, sizeof error->message, "; absent ranks: %d", error->rank);
-    if (world->obstacle[0]) /* why the last attempt failed */
+    if (world->obstacle[0]) /* says why the last attempt to connect failed */
         tsh_text_add(error->message, sizeof error->message, " (%s)", world->obstacle);
 }
 
@@ -3819,7 +3862,7 @@ static void tshi_uv_main(void *argument) {
 
 static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a group, or NULL. */
     if (!group) return;
-    /* link is NULL if memory was lacking */
+    /* group->link is NULL if there was no memory for it */
     for (int i = 0; group->link && i < 2 * group->size; i++) {
         tshi_uv_unwatch(&group->link[i].poll);
         tshi_uv_close_fd(&group->link[i].fd);
@@ -3847,7 +3890,8 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     /* `size` connections for collectives, then `size` for messages */
     group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
     group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
-    group->ranks = (int *)calloc(2 * n, sizeof *group->ranks); /* ranks, then ports */
+    /* one array: the world ranks of all members, then their TCP ports */
+    group->ranks = (int *)calloc(2 * n, sizeof *group->ranks);
     for (int i = 0; group->link && i < 2 * size; i++) {
         group->link[i].group = group;
         group->link[i].fd = -1;         /* not connected */
@@ -3857,10 +3901,10 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
         tshi_uv_group_free(group);
         return NULL;
     }
-    group->ports = group->ranks + n; /* ports are the second half of that array */
+    group->ports = group->ranks + n; /* the second half of the array `ranks` */
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
-        group->op[i].in = group->streams + 2 * i * n; /* one stream per peer and direction */
+        group->op[i].in = group->streams + 2 * i * n; /* n streams from peers, then n to peers */
         group->op[i].out = group->op[i].in + n;
     }
     return group;
@@ -3874,7 +3918,7 @@ static int tshi_uv_prev(const tshi_uv_group *group) { /* Returns the previous ra
     return group->rank == 0 ? group->size - 1 : group->rank - 1;
 }
 
-/* ---- queues ---- */
+/* ---- queues of operations that wait for a connection ---- */
 
 static void tshi_uv_push(tshi_uv_fifo *fifo, const tshi_uv_op *op) { /* Appends op to a queue. */
     fifo->op[(fifo->first + fifo->used) % TSHI_UV_OPS] = (unsigned char)(op - op->group->op);
@@ -3909,15 +3953,15 @@ static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo)
 
 /* Contiguous bytes in a buffer. */
 typedef struct tshi_uv_span {
-    char *at;     /* the first byte */
-    int64_t size; /* number of bytes */
+    char *at;     /* where they begin */
+    int64_t size; /* how many they are */
 } tshi_uv_span;
 
 static int64_t tshi_uv_width(const tshi_uv_op *op) { /* Returns the bytes per element. */
     return (int64_t)tsh_dtype_size(op->coll.dtype);
 }
 
-/* Returns the size of chunk k in bytes, which may be 0. */
+/* Returns the size in bytes, maybe 0, of chunk k of op's data, which has one chunk per rank. */
 static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;
@@ -3934,9 +3978,9 @@ static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int6
                                     int64_t offset) {
     /* row: size in bytes of rank k's range in each row */
     int64_t width = tshi_uv_width(op), row = counts[k] * width;
-    /* whole: bytes of a row, all ranks' ranges */
+    /* whole: size in bytes of a row, which has one range per rank */
     int64_t whole = tshb_coll_before(counts, op->group->size) * width;
-    /* b: index of the row; within: offset in rank k's range of it */
+    /* b: index of the row that holds the byte; within: its offset in rank k's range of that row */
     int64_t b = row ? offset / row : 0, within = row ? offset % row : 0;
     tshi_uv_span span;
     span.at = (char *)base + b * whole + tshb_coll_before(counts, k) * width + within;
@@ -3947,7 +3991,7 @@ static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int6
 /* Finds byte `offset` of chunk k in a buffer that holds the chunks of all ranks. */
 static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, int64_t offset) {
     const tsh_coll *coll = &op->coll;
-    int64_t chunk; /* index of the chunk's first element */
+    int64_t chunk; /* index in the buffer of chunk k's first element */
     tshi_uv_span span;
     if (coll->kind != TSH_ALLREDUCE) return tshi_uv_in_rows(op, base, coll->recv_counts, k, offset);
     chunk = tshb_coll_chunk(coll->count, op->group->size, k);
@@ -3969,23 +4013,26 @@ static int tshi_uv_first_out(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? tshi_uv_prev(op->group) : op->group->rank;
 }
 
-static int tshi_uv_first_in(const tshi_uv_op *op) { /* Returns the chunk received in step 0. */
+/* Returns the chunk that this rank receives in step 0 of a ring. */
+static int tshi_uv_first_in(const tshi_uv_op *op) {
     return (tshi_uv_first_out(op) + op->group->size - 1) % op->group->size;
 }
 
-static int tshi_uv_steps(const tshi_uv_op *op) { /* Returns the number of steps in a row. */
+/* Returns the number of steps that each row of a ring's stream has (row i: a sequence of steps, of
+ * which each carries segment i of one chunk). */
+static int tshi_uv_steps(const tshi_uv_op *op) {
     return (op->coll.kind == TSH_ALLREDUCE ? 2 : 1) * (op->group->size - 1);
 }
 
-/* Returns the number of steps, the first ones of each row, whose received bytes are summed with
- * this rank's own. */
+/* Returns how many steps of a ring, the first ones of each row, receive bytes that are added to
+ * this rank's own; 0: op is no reduction. */
 static int tshi_uv_summed(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? op->group->size - 1 : 0;
 }
 
-/* A position in a ring's stream. */
+/* A position in the stream of bytes that a rank sends, or receives, in the ring algorithm. */
 typedef struct tshi_uv_at {
-    int64_t row;        /* index of the row */
+    int64_t row;        /* index of the row of the stream */
     int step, chunk;    /* step within the row; chunk whose segment that step carries */
     int64_t done, left; /* done, left: bytes of the step before this position, and from it on */
     int64_t offset;     /* offset of this position in the chunk, in bytes */
@@ -3996,8 +4043,8 @@ static int tshi_uv_chunk_of(const tshi_uv_op *op, int first, int step) {
     return (first + 2 * op->group->size - step) % op->group->size;
 }
 
-/* Returns the number of bytes of a ring's stream that precede row `row`. first: the chunk of its
- * step 0. */
+/* Returns the number of bytes of a ring's stream that precede row `row` (row i: a sequence of
+ * steps, of which each carries segment i of one chunk). first: the chunk of step 0. */
 static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) {
     int64_t total = 0;
     for (int t = 0; t < tshi_uv_steps(op); t++)
@@ -4006,13 +4053,15 @@ static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) 
     return total;
 }
 
-/* Returns the size in bytes of segment `row` of chunk k; 0: the chunk has fewer segments. */
+/* Returns the size in bytes of segment `row` of chunk k; 0: the chunk has fewer segments. All but
+ * a chunk's last segment have TSHI_UV_SEGMENT bytes. */
 static int64_t tshi_uv_segment(const tshi_uv_op *op, int k, int64_t row) {
     int64_t left = tshi_uv_length(op, k) - row * TSHI_UV_SEGMENT;
     return left < 0 ? 0 : tshi_uv_min(left, TSHI_UV_SEGMENT);
 }
 
-/* Returns the offset in a ring's stream of the point `done` bytes into step `step` of row `row`. */
+/* Returns the offset in a ring's stream of the point `done` bytes into step `step` of row `row`.
+ * first: the chunk that step 0 carries. */
 static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, int step,
                                 int64_t done) {
     int64_t total = tshi_uv_before_row(op, first, row) + done;
@@ -4021,8 +4070,8 @@ static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, in
     return total;
 }
 
-/* Finds the row, step and chunk of byte `at` of a ring's stream. All rows but the last ones are
- * full, so the first guess, by division, is mostly right. */
+/* Finds the row, step and chunk of byte `at` of a ring's stream. first: the chunk that step 0
+ * carries. Rows have the same size, but for the last ones, so a division mostly finds the row. */
 static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
     tshi_uv_at place;
     int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(op)), high = low + 1;
@@ -4034,12 +4083,12 @@ static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
         else
             high = middle;
     }
-    at -= tshi_uv_before_row(op, first, low); /* now an offset in the row */
+    at -= tshi_uv_before_row(op, first, low); /* now the offset in row `low` */
     place.row = low;
     for (place.step = 0;; place.step++) { /* goes through the steps of the row */
         int64_t n;
         place.chunk = tshi_uv_chunk_of(op, first, place.step);
-        n = tshi_uv_segment(op, place.chunk, low); /* bytes of the step */
+        n = tshi_uv_segment(op, place.chunk, low); /* size of the step in bytes */
         place.done = at;
         place.left = n - at;
         place.offset = low * TSHI_UV_SEGMENT + at;
@@ -4063,13 +4112,13 @@ static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
 static int64_t tshi_uv_ring_ready(const tshi_uv_op *op, int64_t total) {
     tshi_uv_at in;
     int first = tshi_uv_first_out(op);
-    /* the whole incoming stream has arrived */
+    /* once all of the incoming stream has arrived, all of the outgoing one may be sent */
     if (op->ready >= op->in[tshi_uv_prev(op->group)].total) return total;
-    /* the position of op->ready in the incoming stream */
+    /* in: the position up to which received bytes may be sent on */
     in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
     if (in.step + 1 < tshi_uv_steps(op))
         return tshi_uv_position(op, first, in.row, in.step + 1, in.done);
-    /* step 0 of the next row needs no received bytes */
+    /* step 0 of the next row needs no received bytes, so it may be sent, too */
     return tshi_uv_position(op, first, in.row + 1, 1, 0);
 }
 
@@ -4090,11 +4139,11 @@ static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
     tshi_uv_at out = tshi_uv_locate(op, tshi_uv_first_out(op), at);
     char *send = (char *)tshi_uv_send_buffer(op);
     tshi_uv_span span = {send + out.offset, out.left}; /* all-gather, step 0: this rank's part */
-    /* later steps of a reduce-scatter: sums in the window */
+    /* later steps of a reduce-scatter send the sums that are in the window */
     if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
         span = tshi_uv_window(
             op, tshi_uv_position(op, tshi_uv_first_in(op), out.row, out.step - 1, out.done));
-    else if (out.step > 0 || tshi_uv_sums(op)) /* a sum's step 0 sends from send, later from recv */
+    else if (out.step > 0 || tshi_uv_sums(op)) /* step 0: from send; later: from recv */
         span = tshi_uv_in_whole(op, out.step ? op->coll.recv : send, out.chunk, out.offset);
     span.size = tshi_uv_min(span.size, out.left);
     return span;
@@ -4118,8 +4167,8 @@ static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
 }
 
 /* Adds at most `come` received bytes of one step, from op->ready on, to this rank's own elements;
- * only whole elements are added. in: the position of op->ready in the collective. Returns how many
- * bytes were added. */
+ * only whole elements are added. in: the position of op->ready in the incoming stream. Returns how
+ * many bytes were added. */
 static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     const tsh_coll *coll = &op->coll;
     /* left: the received partial sums; out: where the new sums are stored; right: this rank's own
@@ -4132,7 +4181,7 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     if (coll->kind == TSH_ALLREDUCE)
         out = tshi_uv_in_whole(op, coll->recv, in.chunk, in.offset); /* the sum's final place */
     else if (last)
-        out.at = (char *)coll->recv + in.offset; /* recv is this rank's chunk */
+        out.at = (char *)coll->recv + in.offset; /* recv holds this rank's chunk only */
     tshb_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
     if (last) tshb_coll_finish(out.at, n, coll->dtype, coll->redop, op->group->size);
     return n * width;
@@ -4140,7 +4189,8 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
 
 /* Sums what has arrived on a ring, and advances op->ready, the bytes that may be sent on. */
 static void tshi_uv_ring_fold(tshi_uv_op *op) {
-    /* come: bytes received; n: bytes that a round summed or kept, 0 if no whole element is left */
+    /* come: bytes received; n: bytes that one turn of the loop summed, or kept as they are; 0: not
+     * even one whole element is left */
     int64_t come = op->in[tshi_uv_prev(op->group)].good, n = 1;
     while (op->ready < come && n) {
         tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
@@ -4150,18 +4200,18 @@ static void tshi_uv_ring_fold(tshi_uv_op *op) {
     }
 }
 
-/* ---- the direct algorithm ---- */
+/* ---- TSHI_UV_DIRECT: every rank sends its data to every other rank ---- */
 
 /* Returns how many bytes rank `from` sends to rank `to` by TSHI_UV_DIRECT or TSHI_UV_PIECES. */
 static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     const tsh_coll *coll = &op->coll;
     switch (coll->kind) {
     case TSH_ALLREDUCE:
-        if (op->algorithm == TSHI_UV_PIECES) /* chunk `to`, then the sum of chunk `from` */
+        if (op->algorithm == TSHI_UV_PIECES) /* data of chunk `to`, then the sum of chunk `from` */
             return tshi_uv_length(op, to) + tshi_uv_length(op, from);
-        return coll->count * tshi_uv_width(op);             /* the whole buffer */
-    case TSH_ALLGATHER: return tshi_uv_length(op, from);    /* the part of `from` */
-    case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to); /* the part of `to` */
+        return coll->count * tshi_uv_width(op);             /* the whole send buffer */
+    case TSH_ALLGATHER: return tshi_uv_length(op, from);    /* all that rank `from` has */
+    case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to); /* the chunk that rank `to` sums */
     case TSH_ALLTOALL: /* this rank is `from` or `to`, so it knows the count */
         return (from == op->group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
                coll->blocks * tshi_uv_width(op);
@@ -4194,10 +4244,10 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
     tshi_uv_span span;
     if (coll->kind == TSH_ALLTOALL)
         return tshi_uv_in_rows(op, base, out ? coll->send_counts : coll->recv_counts, peer, offset);
-    /* the buffer has a part for each rank */
+    /* `base` has a part for each rank; finds that of the peer */
     if (coll->kind == (out ? TSH_REDUCE_SCATTER : TSH_ALLGATHER))
         return tshi_uv_in_whole(op, base, peer, offset);
-    /* the data for one peer is contiguous */
+    /* otherwise the data sent to a peer, or received from it, is contiguous */
     span.at = (out ? (char *)base : tshi_uv_row(op, peer)) + offset;
     span.size = tshi_uv_direct_size(op, out ? own : peer, out ? peer : own) - offset;
     return span;
@@ -4221,7 +4271,7 @@ static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank
  * how many bytes were summed, whole elements only. */
 static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t most, int64_t from,
                                 int64_t to) {
-    double tile[512]; /* aligned for every dtype */
+    double tile[512]; /* buffer for sums, as double, so that it is aligned for every dtype */
     tshi_uv_span own = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), k, at);
     tshi_uv_parts parts = {op, own.at, from};
     int64_t width = tshi_uv_width(op);
@@ -4250,7 +4300,7 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     }
 }
 
-/* ---- TSHI_UV_PIECES ---- */
+/* ---- TSHI_UV_PIECES: rank k sums chunk k of all ranks ---- */
 
 /* Sums of 16-bit floats are to be rounded only once, at their end, so partial sums cannot be sent
  * on in 16 bits, as in a ring. Instead every rank sends its chunk k to rank k, which sums them and,
@@ -4264,7 +4314,8 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
 static void tshi_uv_pieces_fold(tshi_uv_op *op) {
     const int rank = op->group->rank;
     int64_t row = tshi_uv_row_size(op), base = tshi_uv_sum_place(op, rank);
-    /* come: bytes that have arrived from every rank */
+    /* come: bytes of this rank's chunk that have arrived from every rank; n: bytes that one turn of
+     * the loop below sums */
     int64_t come = tshi_uv_length(op, rank), n = 1;
     for (int r = 0; r < op->group->size; r++)
         if (r != rank) come = tshi_uv_min(come, op->in[r].good);
@@ -4289,8 +4340,8 @@ static tshi_uv_span tshi_uv_pieces_at(const tshi_uv_op *op, int peer, int64_t of
     return span;
 }
 
-/* Copies n bytes of what this rank would send to itself, from byte `offset` on, from send to
- * recv. */
+/* Copies to recv what this rank would send to itself: of this part of send, n bytes from byte
+ * `offset` on. */
 static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
     const int rank = op->group->rank;
     for (int64_t end = offset + n; offset < end;) {
@@ -4303,12 +4354,11 @@ static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
     }
 }
 
-/* ---- any algorithm ---- */
+/* ---- where the next bytes of a frame are, whatever the algorithm ---- */
 
-/* Finds where the next bytes of a frame are that this rank can send to `peer` (out = 1), or where
- * the next bytes received from it are to be stored (out = 0), from byte `offset` of the `total`
- * bytes of payload on. Size 0: no bytes are ready to be sent, or there is no space for received
- * ones yet. */
+/* Finds where byte `offset` of a frame's payload of `total` bytes is taken from, if the frame goes
+ * to `peer` (out = 1), or stored, if it comes from `peer` (out = 0), and how many bytes may follow
+ * there. Size 0: no byte is ready to be sent, or there is no space for received ones yet. */
 static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t offset, int64_t total,
                                      int out) {
     tshi_uv_span span = {NULL, 0};
@@ -4326,8 +4376,8 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
     } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_at(op, peer, offset, out);
     } else {
-        /* TSHI_UV_CHAIN, _STAR or _MESSAGE: the payload is one contiguous buffer. sends: 1: `send`
-         * of a message; 0: `recv`, from which a broadcast is also sent */
+        /* TSHI_UV_CHAIN, _STAR or _MESSAGE: the payload is one contiguous buffer. sends: 1: the
+         * buffer is coll.send (of a message to send); 0: coll.recv (broadcasts are sent from it) */
         int sends = out && op->algorithm == TSHI_UV_MESSAGE;
         span.at = (char *)(sends ? tshi_uv_send_buffer(op) : op->coll.recv) + offset;
         span.size = total - offset;
@@ -4371,8 +4421,8 @@ static int tshi_uv_for_messages(const tshi_uv_link *link) {
     return link >= link->group->link + link->group->size;
 }
 
-/* Writes "all-reduce of 7 f32 (sum), collective 3 of tp"; if op is NULL, "the connections of
- * tp". */
+/* Describes op in `text`: "all-reduce of 7 f32 (sum), collective 3 of tp". If op is NULL, writes
+ * "the connections of tp". */
 static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, char *text,
                             size_t room) {
     char name[TSHI_UV_NAME];
@@ -4384,7 +4434,8 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
                      tshb_group_text(group->id, name, sizeof name));
 }
 
-/* Returns a queue of the connection that is not empty, whose first operation an error can name. */
+/* Returns a queue of the connection that is not empty, so that an error can name its first
+ * operation. */
 static tshi_uv_fifo *tshi_uv_in_use(tshi_uv_link *link) {
     return link->in.used ? &link->in : link->out.used ? &link->out : &link->clears;
 }
@@ -4402,8 +4453,8 @@ static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const ch
                          world->peer[peer].name, how, world->rank, text);
 }
 
-/* Reports that a message and the receive for it differ in count, dtype or tag. from, to: ranks of
- * the group. */
+/* Reports that a message and the receive for it differ in count, dtype or tag. from, to: sender
+ * and receiver, as ranks of the group. */
 static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const tshi_uv_head *wanted,
                           int from, int to) {
     tshi_uv_group *group = link->group;
@@ -4431,7 +4482,7 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
 
 /* Returns the header of a message (receives = 0), or of the clear for it (receives = 1). */
 static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
-    /* the SEND or the RECV in a SENDRECV */
+    /* half: op itself; of a SENDRECV, its RECV (receives = 1) or its SEND (0) */
     const tsh_coll half = tshb_coll_half(&op->coll, receives);
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
@@ -4493,7 +4544,7 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
             (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
         return 0;
     }
-    /* a clear has arrived */
+    /* a header of kind RECV is a clear: the peer is ready to receive a message */
     if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) {
         link->clear[link->cleared++ % TSHI_UV_OPS] = *head; /* lets this rank send the message */
         link->heard_done = 0;                               /* expect the next header */
@@ -4522,13 +4573,14 @@ static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {
     batch->asked += (int64_t)n;
 }
 
-/* Adds to batch the next payload of op's frame, up to the end of the current block at most, and the
- * block's checksum. Outgoing bytes enter the checksum here: they do not change any more. */
+/* Adds to batch the next payload of op's frame, up to the end of the current block (the bytes that
+ * one checksum covers), and the block's checksum. Outgoing bytes enter the checksum here: they do
+ * not change any more. */
 static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, const tshi_uv_op *op,
                                tshi_uv_stream *s, int out) {
     const tsh_uv_world *world = link->group->world;
     int64_t at = s->done, most, now;
-    if (s->done == s->good) /* a block begins */
+    if (s->done == s->good) /* a new block begins */
         s->block = link->checks && s->done < s->total
                        ? tshi_uv_block(op, link->peer, s->done, s->total, out)
                        : s->total;
@@ -4550,8 +4602,7 @@ static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, c
                           sizeof s->check - s->tail);
 }
 
-/* Adds to the checksum of the payload those of the n bytes just received that are payload, not
- * header. */
+/* Updates the payload's checksum for the n bytes just received, leaving out those of the header. */
 static void tshi_uv_batch_sum(const tshi_uv_batch *batch, const tsh_uv_world *world,
                               tshi_uv_stream *s, size_t n) {
     size_t left = (size_t)batch->payload;
@@ -4573,7 +4624,7 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
     tshi_uv_batch batch;
     struct msghdr message;
     tshi_uv_stream *s = !op ? NULL : out ? &op->out[link->peer] : &op->in[link->peer];
-    /* counter of moved bytes, for AWAIT messages */
+    /* counts the bytes sent, or received, on this connection, so that a dead one is noticed */
     uint64_t *count = out ? &link->wrote : &link->got;
     ssize_t n;
     batch.used = 0;
@@ -4590,7 +4641,7 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
         tshi_uv_broke(link, fifo, n < 0 ? "lost its connection" : "closed its connection");
         return 0;
     }
-    if (n < 0) n = 0; /* try again later */
+    if (n < 0) n = 0; /* nothing was moved: try again later */
     TSHI_UV_PUT(count, *count + (uint64_t)n);
     if (n < batch.asked) link->want |= out ? UV_WRITABLE : UV_READABLE;
     if (link->checks && op && !out) tshi_uv_batch_sum(&batch, link->group->world, s, (size_t)n);
@@ -4653,7 +4704,7 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
             tshi_uv_frame_done(op, &link->in);
         }
     }
-    return link->want & UV_READABLE ? 1 : 2; /* want is set if fewer bytes have arrived */
+    return link->want & UV_READABLE ? 1 : 2; /* 1: fewer bytes than asked for */
 }
 
 /* Returns the queue whose first frame is to be written next; NULL: none may be sent now. */
@@ -4663,8 +4714,9 @@ static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
     tshi_uv_head sent;
     if (link->writing) return link->writing; /* a frame that was begun must be finished first */
     if (!tshi_uv_for_messages(link)) return link->out.used ? &link->out : NULL;
-    if (link->clears.used) return &link->clears;                     /* clears go before messages */
-    if (!link->out.used || link->cleared == link->sent) return NULL; /* no message, or no clear */
+    if (link->clears.used) return &link->clears; /* clears go before messages */
+    /* no message is to be sent, or its receiver has not sent the clear for it yet */
+    if (!link->out.used || link->cleared == link->sent) return NULL;
     sent = tshi_uv_message_head(tshi_uv_first(link->group, &link->out), 0);
     if (tshi_uv_fits(&sent, wanted)) {
         link->sent++; /* the message uses up this clear */
@@ -4714,7 +4766,7 @@ static int tshi_uv_meet(tshi_uv_link *link) {
             return 0;
         }
         if (sent.bytes) memmove(to->coll.recv, from->coll.send, (size_t)sent.bytes);
-        /* both frames are complete */
+        /* marks both frames as complete, the one sent and the one received */
         to->in[link->peer].head = from->out[link->peer].head = sizeof sent;
         tshi_uv_frame_done(to, &link->in);
         tshi_uv_frame_done(from, &link->out);
@@ -4725,9 +4777,9 @@ static int tshi_uv_meet(tshi_uv_link *link) {
 /* Sends and receives all that is possible now on one connection. Returns 0 if no byte was moved. */
 static int tshi_uv_move_link(tshi_uv_link *link) {
     int moved = 0, got;
-    link->want = 0; /* events that tshi_uv_watch_links waits for */
+    link->want = 0; /* libuv events to wait for, set below: none yet */
     if (!link->in.used && !link->out.used && !link->clears.used) return 0;
-    /* messages from this rank to itself */
+    /* messages from this rank to itself are copied, not sent */
     if (link->peer == link->group->rank) return tshi_uv_meet(link);
     if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
         do {
@@ -4820,7 +4872,7 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
             op->group->world->rank, rank, (long long)coll->send_counts[rank], rank,
             (long long)coll->recv_counts[rank]);
     else if (coll->kind == TSH_ALLTOALL || coll->kind == TSH_ALLGATHER)
-        /* copies this rank's own part */
+        /* copies this rank's own part from send to recv */
         tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
     for (int j = 1; j < size; j++) {
         /* starts with the next rank, so that not all start with rank 0 */
@@ -4830,9 +4882,9 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
     }
 }
 
-/* Queues the stream to the next rank, and the one from the previous rank. */
+/* Queues the frames of a ring: one to the next rank, one from the previous rank. */
 static void tshi_uv_plan_ring(tshi_uv_op *op) {
-    /* more rows than exist, to get the bytes of all rows */
+    /* a row beyond the last one: all bytes of a stream precede it */
     const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT;
     const tshi_uv_group *group = op->group;
     tshi_uv_promise(op, tshi_uv_next(group), tshi_uv_before_row(op, tshi_uv_first_out(op), rows));
@@ -4850,9 +4902,9 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     if (star && is_root) /* root sends to every rank */
         for (int j = 1; j < group->size; j++) tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
-        /* root, at the chain's end, gets no payload */
+        /* an empty frame: in a star, and to root, at the end of a chain */
         tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
-    /* the previous rank sends a frame without payload */
+    /* expects an empty frame from the previous rank */
     if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
     if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes); /* the frame with the payload */
 }
@@ -4872,7 +4924,8 @@ static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SEN
     }
 }
 
-/* Records the call, under the lock, so that this rank can answer the coordinator's ASK later. */
+/* Records the call, under the lock, so that this rank can answer when the coordinator asks for it
+ * (ASK). */
 static void tshi_uv_remember(const tshi_uv_op *op) {
     tshi_uv_group *group = op->group;
     tshi_uv_record *record = &group->record[op->head.seq % TSHI_UV_RECORDS];
@@ -4881,13 +4934,13 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
     uv_mutex_lock(&group->world->lock);
     record->coll = *coll;
     record->digest = op->head.digest;
-    record->counts = counts; /* number of counts that are recorded */
+    record->counts = counts; /* number of send_counts, and of recv_counts, recorded below */
     for (int r = 0; r < counts; r++) {
         record->send_counts[r] = coll->send_counts ? coll->send_counts[r] : 0;
         record->recv_counts[r] = coll->recv_counts[r];
     }
     group->started = op->head.seq + 1; /* number of collectives that were started */
-    group->world->last = group->id;    /* tshi_uv_last_call describes it in errors */
+    group->world->last = group->id;    /* errors describe this group's last collective */
     uv_mutex_unlock(&group->world->lock);
 }
 
@@ -4895,7 +4948,7 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
 static size_t tshi_uv_scratch(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     if (!tshi_uv_sums(op) || group->size == 1) return 0;
-    /* size of the window, a circular buffer */
+    /* a ring needs the window, a circular buffer for received bytes */
     if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
     return (size_t)(tshi_uv_row_size(op) * group->size);
 }
@@ -4925,7 +4978,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     if (need > op->scratch_size) {
         free(op->scratch);
         op->scratch = (char *)malloc(need);
-        op->scratch_size = op->scratch ? need : 0; /* later operations of the slot use it again */
+        op->scratch_size = op->scratch ? need : 0; /* the slot's later operations reuse scratch */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
     /* deadline: a point in time, in ns */
@@ -4938,7 +4991,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         memset(&op->head, 0, sizeof op->head);
         op->head.group = group->id;
         op->head.seq = group->started; /* the collective's number in the group */
-        /* the peers compare it with the digests of their calls */
+        /* digest: a hash of the call, which peers compare with that of their own call */
         op->head.digest = tshb_coll_digest(coll, group->size);
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;
@@ -4999,10 +5052,10 @@ static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if the wait 
 static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     const tsh_coll *coll = &op->coll;
     const int own = op->group->rank;
-    *sends = coll->kind == TSH_SEND || /* a SENDRECV waits to send until the first byte is sent: */
+    *sends = coll->kind == TSH_SEND || /* a SENDRECV waits to send until its first byte is out */
              (coll->kind == TSH_SENDRECV && op->out[coll->send_to].head == 0);
     if (coll->kind == TSH_SENDRECV && coll->recv_from == own && op->in[own].head == 0)
-        /* it waits for a message from itself, whatever becomes of the one that it sends */
+        /* a SENDRECV that receives from this rank itself: the wait is for that message */
         *sends = 0;
     *number = op->number[!*sends];
     return *sends ? coll->send_to : coll->recv_from;
@@ -5013,7 +5066,7 @@ static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
 static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     char text[240];
-    /* id 0: there is no collective to ask about */
+    /* id, seq: the collective that the coordinator asks all ranks about; id 0: none */
     uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0;
     int sends, peer = -1;
     if (TSHI_UV_GET(&world->halted)) return; /* an error was reported already */
@@ -5047,7 +5100,7 @@ static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) 
     }
 }
 
-/* Records in world->blocked that this rank is blocked in op, for the control thread to send. */
+/* Records in world->blocked that this rank is blocked in op; the control thread reports it. */
 static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     tsh_uv_world *world = group->world;
@@ -5080,15 +5133,15 @@ static void tshi_uv_unblock(tsh_uv_world *world) {
 
 /* Tells libuv which events on data connections end this thread's sleep. */
 static void tshi_uv_watch_links(tsh_uv_world *world) {
-    int still = TSHI_UV_GET(&world->halted); /* 1: an error was reported, move no data */
+    int still = TSHI_UV_GET(&world->halted); /* 1: an error was reported, watch no connection */
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
         for (int i = 0; i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
-            int want = still || !group->active ? 0 : link->want; /* events: UV_READABLE, ... */
-            /* the control thread sends AWAIT if this is set */
+            int want = still || !group->active ? 0 : link->want; /* libuv events to watch */
+            /* if not 0, the control thread tells the peer that this rank waits (AWAIT) */
             TSHI_UV_PUT(&link->awaits, want & UV_READABLE);
             if (want == link->polled || link->fd < 0) continue; /* no change, or not connected */
-            if (!link->poll) /* the handle is made at the first sleep */
+            if (!link->poll) /* the poll handle is made at the first sleep */
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
             else if (want)
                 (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);
@@ -5207,23 +5260,24 @@ static void tshi_uv_progress(tsh_comm *comm) { /* Moves data while the caller co
     (void)tshi_uv_advance(tshi_uv_group_of(comm)->world);
 }
 
-/* Returns the world's error: its code (TSH_OK: none), and in *error, if not NULL, all of it. */
+/* Returns the code of the world's error (TSH_OK: none), and fills *error, if error is not NULL. */
 static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tsh_result failed = tshi_uv_failed(world);
-    /* error is complete before `failed` is set */
+    /* world->error is complete before tshi_uv_failed returns its code */
     if (failed != TSH_OK && error) *error = world->error;
     return failed;
 }
 
-/* Reports `why` as an error of this rank or of why->rank. Does not wait for the decision. */
+/* Reports `why` as an error of this rank or of why->rank. Does not wait for the coordinator, which
+ * decides on one error for all ranks. */
 static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, why->code,
                          why->rank < 0 ? world->rank : why->rank, "%s", why->message);
 }
 
-/* ---- split ---- */
+/* ---- splitting a group by colors ---- */
 
 typedef struct tshi_uv_ticket { /* What each rank sends to all others in a split. */
     /* color, key: of tsh_comm_split; port: TCP port on which this rank listens, 0: none */
@@ -5234,13 +5288,14 @@ typedef struct tshi_uv_ticket { /* What each rank sends to all others in a split
 /* Returns a new, unconnected group of the ranks of this rank's color. NULL: no memory. */
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
     int color = tickets[parent->rank].color, n, leader = 0; /* leader: lowest rank of the color */
-    /* ranks of the parent, in the new group's order */
+    /* order: which rank of the parent each member of the new group is */
     int *order = (int *)calloc((size_t)parent->size, sizeof *order);
     tshi_uv_group *group;
     if (!order) return NULL;
     n = tshb_split_order(tickets, sizeof *tickets, parent->size, color, order);
     while (tickets[leader].color != color) leader++;
-    group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n); /* its rank is set below */
+    /* this rank's place in the group, here 0, is set in the loop */
+    group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n);
     for (int i = 0; group && i < n; i++) {
         group->ranks[i] = parent->ranks[order[i]]; /* world rank of member i */
         group->ports[i] = tickets[order[i]].port;  /* port on which member i listens */
@@ -5257,7 +5312,7 @@ static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh
     group->next = world->groups;
     world->groups = group;
     uv_mutex_unlock(&world->lock);
-    world->open++; /* the world closes with its last group */
+    world->open++; /* number of open groups; the world closes with the last */
     *out = tshb_comm_make(ops, group, group->rank, group->size, group->id);
 }
 
@@ -5274,8 +5329,8 @@ static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
     return result == TSH_OK ? tshi_uv_finish(op) : result;
 }
 
-/* Lets the control thread make a new group's connections, and waits for that. The group owns
- * `listener`. */
+/* Lets the control thread make a new group's connections, and waits for that. Takes over
+ * `listener`, this rank's listening socket. */
 static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     tsh_uv_world *world = group->world;
     group->listener = listener;
@@ -5284,7 +5339,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
         return TSH_OK;
     }
     uv_mutex_lock(&world->lock);
-    world->requested = group; /* tshi_uv_on_request takes it */
+    world->requested = group; /* the control thread then connects it */
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
     return tshi_uv_wait_for(group, NULL);
@@ -5326,7 +5381,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
     return result;
 }
 
-/* ---- close ---- */
+/* ---- closing a group, and the world with the last one ---- */
 
 static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loops are closed. */
     if (!world) return;
@@ -5338,7 +5393,8 @@ static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loo
     free(world);
 }
 
-static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) { /* Callback of uv_walk. */
+/* Closes one handle of an event loop: callback of uv_walk. */
+static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) {
     (void)unused;
     if (!uv_is_closing(handle)) uv_close(handle, NULL);
 }
@@ -5404,7 +5460,7 @@ static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
 static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
-    /* n + 1 lists of n ranks */
+    /* n + 1 lists with room for n ranks: a list for each peer, and one for this rank */
     world->members = (int *)calloc((n + 1) * n, sizeof *world->members);
     world->search = (tshb_coll_search *)calloc(n, sizeof *world->search);
     /* 1: id of the world's group */
@@ -5427,7 +5483,7 @@ static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *err
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
     int64_t half;
-    world->unproven_limit = TSHI_UV_UNPROVEN; /* the upper bound */
+    world->unproven_limit = TSHI_UV_UNPROVEN; /* the value if descriptors have no limit */
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TSH_OK;
     if (limit.rlim_cur < (rlim_t)need)
         return tsh_error_set(error, TSH_ERR_IO, world->rank,
@@ -5436,7 +5492,7 @@ static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *err
                              world->rank, (unsigned long)limit.rlim_cur, world->size, need);
     half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2; /* the other half is left to the program */
     world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
-    /* the lower bound */
+    /* but never fewer than TSHI_UV_FEW */
     if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
     return TSH_OK;
 }
@@ -5486,9 +5542,9 @@ static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
             return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
                                  "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank,
                                  world->bind_host, why);
-        world->own = list[0]; /* where tshi_uv_joined listens */
+        world->own = list[0]; /* the address on which this rank will listen */
     }
-    /* connecting to that address may need a key */
+    /* returns an error if rank 0's address needs a key and none is set */
     return tshi_uv_need_key(world, &world->address[0], error);
 }
 
@@ -5562,7 +5618,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     randombytes_buf(&world->process, sizeof world->process);
     world->process |= 1;                     /* not 0, which stands for no process */
     world->forming = 1;                      /* tshi_uv_completed sets it to 0 */
-    world->due = tsh_now() + world->timeout; /* joining times out then */
+    world->due = tsh_now() + world->timeout; /* time at which joining times out */
     world->notice_at = tsh_now() + world->notice;
     result = tshi_uv_world_alloc(world)
                  ? tshi_uv_find_rank0(world, error)
@@ -5589,7 +5645,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
 
 /* Opens /dev/null as stdin, stdout and stderr, if they are closed, as in a daemon. Else sockets
  * would get their numbers, libuv would abort when it closes them, and what the program prints would
- * go to a peer. They stay open. Returns 0 if the system refused (errno). */
+ * go to a peer. The opened descriptors stay open. Returns 0 if the system refused (errno). */
 static int tshi_uv_fill_standard(void) {
     for (int fd = 0; fd < 3; fd++) /* open() takes the lowest free number, which is fd */
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return 0;
@@ -5638,7 +5694,7 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
     tsh_error error;
     memset(&none, 0, sizeof none);
     memset(&error, 0, sizeof error);
-    if (!desc) desc = &none; /* everything from the environment */
+    if (!desc) desc = &none; /* all settings come from the environment */
     if (out)
         (void)tshi_uv_open(desc, out, &error);
     else
@@ -5650,8 +5706,8 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
 TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv_desc *uv,
                              const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                              void *user) {
-    tsh_uv_desc join; /* copy of *uv, or all 0 */
-    tsh_desc with;    /* copy of *desc, or all 0 */
+    tsh_uv_desc join; /* copy of *uv; all 0 if uv is NULL */
+    tsh_desc with;    /* copy of *desc; all 0 if desc is NULL */
     tsh_comm comm;
     tsh_error error;
     if (!tshb_same_build("tsh_uv_run", version, real, size, desc)) return 1;

@@ -4,29 +4,31 @@
 #include <stdio.h>
 
 /* out = max(x, 0)^2. Inputs arrive dense: this rank's piece, row-major. */
-static void relu2_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void relu2_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     const tsh_real *x = (const tsh_real *)tsh_data(tsh_ctx_of(in[0]), in[0]);
     (void)user, (void)n;
-    for (int64_t i = 0; i < tsh_local_numel(in[0]); i++) out[i] = x[i] > 0 ? x[i] * x[i] : 0;
+    for (int64_t i = 0; i < tsh_local_numel(in[0]); i++) y[i] = x[i] > 0 ? x[i] * x[i] : 0;
 }
 
 /* dx += 2 max(x, 0) dout. grad_in[0] is NULL where nobody wants it. */
-static void relu2_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                           const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void relu2_backward(tsh_tensor *const *in, int n, const void *const *out,
+                           const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
+    const tsh_real *dy = grad_out[0];
     const tsh_real *x = (const tsh_real *)tsh_data(tsh_ctx_of(in[0]), in[0]);
     (void)user, (void)n, (void)out;
     for (int64_t i = 0; i < tsh_local_numel(in[0]) && grad_in[0] != NULL; i++)
-        if (x[i] > 0) grad_in[0][i] += 2 * x[i] * grad_out[i];
+        if (x[i] > 0) grad_in[0][i] += 2 * x[i] * dy[i];
 }
 
 /* An elementwise op: the output has the shape and the layout of the input. */
 static tsh_tensor *relu2(tsh_tensor *x) {
     const tsh_custom_op_desc desc = {.name = "relu2",
-                                  .shape = tsh_shape_of(x),
-                                  .layout = tsh_layout_of(x),
-                                  .forward = relu2_forward,
-                                  .backward = relu2_backward};
-    return tsh_custom_op(tsh_ctx_of(x), &x, 1, &desc);
+                                     .out[0].shape = tsh_shape_of(x),
+                                     .out[0].layout = tsh_layout_of(x),
+                                     .forward = relu2_forward,
+                                     .backward = relu2_backward};
+    return tsh_custom_op(tsh_ctx_of(x), &x, 1, NULL, &desc);
 }
 
 static tsh_tensor *scalar(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {

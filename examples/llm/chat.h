@@ -44,7 +44,7 @@ enum {
     CHAT_TRIM_SYSTEM = 1 << CHAT_SYSTEM,
     CHAT_TRIM_USER = 1 << CHAT_USER,
     CHAT_TRIM_ASSISTANT = 1 << CHAT_ASSISTANT,
-    CHAT_TRIM = 7, /* all roles */
+    CHAT_TRIM = 7, /* white space is stripped for all roles */
     /* CHAT_IN_FIRST: the system message and the user's text are joined first, then stripped */
     CHAT_TRIM_JOINED = 8,
     CHAT_NO_THOUGHTS = 16 /* an answer loses all up to its last </think> */
@@ -60,7 +60,7 @@ typedef struct chat_style {
     const char *prompt;       /* text after the last message, where the answer begins */
     const char *usual;        /* system message if the conversation has none; NULL: none */
     chat_place place;
-    int changes; /* flags, CHAT_TRIM ... */
+    int changes; /* how messages' texts are changed: flags, CHAT_TRIM_SYSTEM ... */
 } chat_style;
 
 #define CHATML                                                                                     \
@@ -154,9 +154,9 @@ typedef struct chat_format {
     char error[768];
 } chat_format;
 
-/* -- text --------------------------------------------------------------------- */
+/* -- a text that grows, and white space --------------------------------------- */
 
-/* A buffer that grows. at becomes NULL when there is not enough memory, and stays so. */
+/* A buffer that grows. at becomes NULL, and stays so, when there is not enough memory. */
 typedef struct chat_text {
     char *at;
     size_t length, room;
@@ -223,7 +223,7 @@ static size_t chat_trim(const char **text, size_t n) {
     return end;
 }
 
-/* -- rendering ---------------------------------------------------------------- */
+/* -- rendering a conversation ------------------------------------------------- */
 
 /* Appends the text of a message, changed as the style says. */
 static void chat_content(chat_text *text, const chat_style *style, const chat_message *message) {
@@ -304,7 +304,7 @@ static char *chat_end(const chat_format *format) {
     return text.at;
 }
 
-/* -- which template ------------------------------------------------------------ */
+/* -- which template a model has ------------------------------------------------ */
 
 /* Returns the FNV-1a hash of a template's text. A newline that is written as the two characters
  * "\n", as in JSON within JSON, counts as a newline; one at the end of the text is left out, as

@@ -48,18 +48,18 @@ typedef struct embed_step {
     embed_activation act;
 } embed_step;
 
-/* The most Dense and Normalize steps. */
+/* The largest number of Dense and Normalize steps together. */
 enum { EMBED_STEPS = 16 };
 
 typedef struct embed_model {
     char folder[4096]; /* folder of the Transformer step */
     embed_mode mode[2 * EMBED_MODES];
-    int modes; /* how many of `mode` are used, and concatenated; 0: there is no modules.json */
+    int modes;       /* number of modes, whose vectors are concatenated; 0: none known so far */
     int no_prompt;   /* 1: the tokens of the prompt are left out of the pooling */
     int lower;       /* 1: texts are lowercased */
     int cut_left;    /* 1: texts that are too long lose their beginning; 0: their end */
     int64_t limit;   /* most tokens of a text, longer ones are cut; 0: any number */
-    char *prompt;    /* put before every text; NULL: none */
+    char *prompt;    /* text that is put before every text; NULL: none */
     int64_t skipped; /* number of the prompt's tokens that the pooling leaves out */
     embed_step step[EMBED_STEPS];
     int steps;
@@ -79,7 +79,7 @@ static int embed_fail(embed_model *e, const char *format, ...) {
     return 0;
 }
 
-/* -- files ------------------------------------------------------------------ */
+/* -- JSON files and their keys ---------------------------------------------- */
 
 /* Reads the JSON file folder/part/name. NULL: it does not exist; or, with an error, it is not JSON,
  * cannot be read, or is `needed` and does not exist. */
@@ -161,7 +161,7 @@ static int embed_in_place(embed_model *e, const char *where, const cJSON *config
     return e->error[0] == 0;
 }
 
-/* -- Transformer ------------------------------------------------------------ */
+/* -- the Transformer's config ----------------------------------------------- */
 
 /* Reads the Transformer's sentence_bert_config.json, or a file with one of its older names. */
 static int embed_transformer(embed_model *e, const char *folder, const char *part) {
@@ -197,7 +197,7 @@ static int embed_transformer(embed_model *e, const char *folder, const char *par
     return e->error[0] == 0;
 }
 
-/* -- Pooling ---------------------------------------------------------------- */
+/* -- the Pooling's config --------------------------------------------------- */
 
 static const struct {
     const char *older, *name;
@@ -247,7 +247,7 @@ static int embed_pooling(embed_model *e, const char *folder, const char *part) {
     return e->error[0] == 0;
 }
 
-/* -- Dense ------------------------------------------------------------------ */
+/* -- config and weights of a Dense layer ------------------------------------ */
 
 /* The argument of embed_read_dense, which loads the weights of a Dense in a world of one rank. */
 typedef struct embed_dense {
@@ -327,7 +327,7 @@ static int embed_add_dense(embed_model *e, embed_step *step, const char *folder,
     return e->error[0] == 0;
 }
 
-/* -- modules.json ------------------------------------------------------------ */
+/* -- reading modules.json, and the files it names ---------------------------- */
 
 static int embed_add_normalize(embed_model *e, const char *folder, const char *part) {
     char where[300];
@@ -420,9 +420,10 @@ LLM_API void embed_close(embed_model *e) {
     e->steps = 0;
 }
 
-/* -- the model's own config ---------------------------------------------------- */
+/* -- what the model's own config.json determines ------------------------------- */
 
-/* Returns a key of config.json, whether or not the family has read it; NULL: it is missing. */
+/* Returns the value of a key of config.json, also if llm_config_read has read it before; NULL: the
+ * key is missing. */
 static const cJSON *embed_config_key(const llm_config *c, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(c->read, key);
     return item ? item : cJSON_GetObjectItemCaseSensitive(c->unread, key);
@@ -480,7 +481,7 @@ LLM_API int embed_begin(embed_model *e, const llm_config *c) {
     return e->error[0] == 0;
 }
 
-/* -- texts ------------------------------------------------------------------- */
+/* -- from a text to token ids ------------------------------------------------ */
 
 /* Cuts the n ids of a text to e->limit, as `tokenizers` does: removes ids only from `content`, the
  * text's `count` ids without special tokens, and keeps the special tokens around them. Returns how
@@ -505,7 +506,7 @@ static int embed_skip_prompt(embed_model *e, llm_tokenizer *t, int special) {
     size_t length = 1;
     const int64_t n = llm_tokenizer_encode(t, e->prompt, strlen(e->prompt), special, &ids);
     char *last = n > 0 ? llm_tokenizer_decode(t, ids + n - 1, 1, 0, &length) : NULL;
-    if (n > 0) e->skipped = n - (last && length == 0); /* a special token decodes to nothing here */
+    if (n > 0) e->skipped = n - (last && length == 0); /* a special token's text is "" here */
     free(last);
     free(ids);
     return n >= 0 ? 1 : embed_fail(e, "%s", llm_tokenizer_error(t));
@@ -538,7 +539,7 @@ LLM_API int64_t embed_encode(embed_model *e, llm_tokenizer *t, const char *text,
     return n;
 }
 
-/* -- vectors ----------------------------------------------------------------- */
+/* -- from the tokens' vectors to the text's vector --------------------------- */
 
 /* Pools x (n, width), without its first `skip` rows, to one vector, out (width). */
 static void embed_pool(embed_mode mode, const float *x, int64_t n, int64_t skip, int64_t width,
@@ -559,7 +560,7 @@ static void embed_pool(embed_mode mode, const float *x, int64_t n, int64_t skip,
         for (int64_t k = 0; k < width; k++) {
             const double v = (double)row[k];
             if (mode != EMBED_MAX) out[k] += weight * v;
-            else if (out[k] == out[k] && !(v <= out[k])) out[k] = v; /* NaN stays */
+            else if (out[k] == out[k] && !(v <= out[k])) out[k] = v; /* NaN if any v is NaN */
         }
     }
     if (mode == EMBED_MAX) return;

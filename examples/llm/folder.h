@@ -59,7 +59,7 @@ typedef struct llm_rope {
     /* base: theta, freqs[i] = base^(-2 i / dims) before scaling; stretch: the factor by which
      * dynamic scaling changes the base for texts longer than `limit`; 0: another scaling */
     double base, stretch;
-    int64_t limit; /* tokens; 0: the frequencies do not depend on the length of the text */
+    int64_t limit; /* longest text, in tokens, that freqs are for; 0: texts of any length */
     char kind[24]; /* the scaling: default, linear, llama3, yarn, longrope or dynamic */
 } llm_rope;
 
@@ -75,7 +75,7 @@ typedef struct llm_options {
 /* The configuration of a model, which its family reads from config.json or a GGUF file. */
 typedef struct llm_config {
     llm_options options;
-    char type[64];        /* model_type */
+    char type[64];        /* value of the key model_type, such as "llama" */
     cJSON *unread, *read; /* JSON objects: the keys that were not read yet, and those that were */
     char error[TSH_MESSAGE_SIZE]; /* the first error; "": none */
     /* Tokens of the vocabulary; features of a token's vector; features inside the MLP; blocks;
@@ -96,8 +96,8 @@ typedef struct llm_config {
     llm_rope rope, local; /* rope: rotary positions of all layers; but if local.on, layers with the
                            * sliding window use `local` */
     int tied;             /* 1: the head shares the embedding's weight */
-    char head[96]; /* if tied, and the files have the head's tensor but not the embedding's: its
-                    * name; else "" */
+    char head[96];        /* name of the head's tensor, if tied and the files do not have the
+                           * embedding's; else "" */
     int qkv_bias, out_bias, mlp_bias; /* 1: biases of the projections to q, k and v; of the
                                        * attention's output; of the MLP */
     int parallel;      /* 1: attention and MLP read the same x; 0: the MLP follows the attention */
@@ -119,9 +119,9 @@ typedef struct llm_config {
     int eos_count;
 } llm_config;
 
-/* -- reading keys ----------------------------------------------------------- */
+/* -- reading keys of config.json -------------------------------------------- */
 
-/* Keeps the first error in c->error; later ones are ignored. */
+/* Records in c->error why a model is refused, unless there is an error already. */
 TSH_PRINTF(2, 3)
 static void llm_refuse(llm_config *c, const char *format, ...) {
     va_list list;
@@ -132,7 +132,7 @@ static void llm_refuse(llm_config *c, const char *format, ...) {
     (void)quote_message(c->error);
 }
 
-/* Gives a warning to the function warn of the options. */
+/* Passes a warning to c->options.warn, unless that is NULL. */
 TSH_PRINTF(2, 3)
 static void llm_warn(const llm_config *c, const char *format, ...) {
     char sentence[TSH_MESSAGE_SIZE];
@@ -165,7 +165,7 @@ static const cJSON *llm_config_key(llm_config *c, const char *keys) {
         const size_t n = strcspn(keys, "|");
         snprintf(key, sizeof key, "%.*s", (int)n, keys);
         cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(c->unread, key);
-        /* the item keeps its key, so nothing is allocated */
+        /* adds the item with its key to the object c->read, without allocating memory */
         if (item) cJSON_AddItemToArray(c->read, item);
         item = cJSON_GetObjectItemCaseSensitive(c->read, key);
         if (!found && item && !cJSON_IsNull(item)) found = item;
@@ -193,8 +193,8 @@ static double llm_config_number(llm_config *c, const char *keys, double otherwis
     return 1;
 }
 
-/* Same as llm_config_number, for a whole number from 0 to 1e9. Any other number is an error; then
- * returns 0. */
+/* Returns the whole number, from 0 to 1e9, that llm_config_key finds; `otherwise` if no key is
+ * present (LLM_NEEDED: an error). Any other number is an error; then returns 0. */
 static int64_t llm_config_count(llm_config *c, const char *keys, double otherwise) {
     const double value = llm_config_number(c, keys, otherwise);
     if (value >= 0 && value <= 1e9 && floor(value) == value) return (int64_t)value;
@@ -242,8 +242,8 @@ static void llm_read_activation(llm_config *c, const char *key, const char *othe
                       "gelu_pytorch_tanh and gelu_fast", key, name);
 }
 
-/* Reads the sizes that nearly all families have, under their usual keys. Refuses heads that do not
- * divide into groups. */
+/* Reads the sizes that nearly all families have, under their usual keys. Refuses a number of query
+ * heads that is no multiple of the number of key heads. */
 static void llm_read_sizes(llm_config *c) {
     c->vocabulary = llm_config_count(c, "vocab_size", LLM_NEEDED);
     c->width = llm_config_count(c, "hidden_size|n_embd|n_embed", LLM_NEEDED);
@@ -279,14 +279,15 @@ static void llm_read_window(llm_config *c, int64_t absent, int64_t from, int64_t
         const int slides = strcmp(name, "sliding_attention") == 0;
         if (!slides && strcmp(name, "full_attention") != 0)
             llm_refuse_value(c, "layer_types", types, "known are full and sliding attention");
-        if (!slides && c->window > 0 && same) /* transformers ignores layer_types there */
+        /* refused, as transformers ignores layer_types for phi3 and starcoder2 */
+        if (!slides && c->window > 0 && same)
             llm_refuse(c, "config.json: layer_types has %s; all layers of %s have the window", name,
                        c->type);
         if (i < LLM_MOST_LAYERS) c->slides[i++] = (unsigned char)slides;
     }
 }
 
-/* -- rotary positions ------------------------------------------------------- */
+/* -- rotary positions, and how their frequencies are scaled ----------------- */
 
 static double llm_rope_number(llm_config *c, const cJSON *scaling, const char *key,
                               double otherwise) {
@@ -305,7 +306,7 @@ static void llm_rope_llama3(llm_config *c, const cJSON *scaling, double old) {
     const double high = llm_rope_number(c, scaling, "high_freq_factor", LLM_NEEDED);
     for (int64_t i = 0; i < c->rope.dims / 2; i++) {
         const double turns = old * c->rope.freqs[i] / (2 * 3.14159265358979323846);
-        /* 1: the frequency is kept; 0: divided by factor */
+        /* part: 1: the frequency is kept; 0: divided by factor; between: interpolated */
         double part = (turns - low) / (high - low);
         part = part < 0 ? 0 : part > 1 ? 1 : part;
         c->rope.freqs[i] *= (1 - part) / factor + part;
@@ -322,7 +323,7 @@ static double llm_yarn_scale(double factor, double scale) {
  * the last by the scaling's factor, with a linear ramp over the pairs between. places: tokens of
  * the longest text; old: the same before the context was extended. */
 static void llm_rope_yarn(llm_config *c, const cJSON *scaling, double places, double old) {
-    /* null stands for places / old */
+    /* a factor that is null stands for places / old; one that is missing is an error */
     const int there = cJSON_GetObjectItemCaseSensitive(scaling, "factor") != NULL;
     const double factor = llm_rope_number(c, scaling, "factor", there ? places / old : LLM_NEEDED);
     const double fast = llm_rope_number(c, scaling, "beta_fast", 32);
@@ -475,7 +476,7 @@ static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, doubl
     c->rope.on = 1;
     c->rope.factor = 1;
     c->rope.base = base;
-    if (part != 1 && !c->turns_part && !c->gguf) /* transformers ignores it there */
+    if (part != 1 && !c->turns_part && !c->gguf) /* transformers would ignore part */
         llm_refuse(c, "config.json: partial_rotary_factor is %g; %s turns all features of a head",
                    part, c->type);
     part *= (double)c->head_size;
@@ -517,7 +518,7 @@ static void llm_read_rope(llm_config *c, double base, double part) {
     llm_read_rope_named(c, "rope_theta", base, "partial_rotary_factor", part);
 }
 
-/* -- the whole file --------------------------------------------------------- */
+/* -- opening and closing config.json ---------------------------------------- */
 
 static int llm_is_token(const cJSON *json) {
     return cJSON_IsNumber(json) && json->valuedouble == json->valueint;
@@ -558,7 +559,8 @@ static int llm_config_take(llm_config *c, cJSON *json, const char *where) {
         llm_refuse(c, "%.300s is not a JSON object", where);
         return 0;
     }
-    if ((twice = llm_json_twice(json, 0)) != NULL) { /* parsers differ in which of them counts */
+    /* refuses a key that is there twice, as parsers differ in which of the two counts */
+    if ((twice = llm_json_twice(json, 0)) != NULL) {
         llm_refuse(c, "%.300s has the key %.60s twice", where, twice);
         return 0;
     }

@@ -9,8 +9,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Returns 1 if a file's name matches row: both are the same, or row is "*" and the end of the
- * name. */
+/* Returns 1 if a file's name matches row, which is a name, or "*" and the end of a name, such as
+ * "*.gguf". */
 static int llm_found_is(const char *row, const char *name) {
     const size_t n = strlen(name), k = strlen(row);
     return row[0] == '*' ? n >= k && strcmp(name + n - (k - 1), row + 1) == 0
@@ -31,7 +31,7 @@ static int llm_found_in(const char *folder, const char *row, char *name, size_t 
     return *name != 0;
 }
 
-/* A file that a folder may have in place of the right one, and what to do then. */
+/* A file that a folder may have in place of the one that is missing, and what to do then. */
 typedef struct llm_found_row {
     const char *name, *advice;
 } llm_found_row;

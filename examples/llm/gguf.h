@@ -85,7 +85,7 @@ typedef struct gguf_format {
     const char *name, *hub;
     const char *dtype; /* tshard's name of such blocks; NULL: it has none */
     int elements, bytes;
-    /* converts a block to F32; NULL: elements are stored as they are read */
+    /* converts a block to F32; NULL: elements are floats and not converted */
     void (*decode)(const unsigned char *block, float *to);
 } gguf_format;
 
@@ -96,7 +96,7 @@ typedef struct gguf_tensor {
     uint64_t ne[GGUF_DIMS]; /* dimensions: ne[0] elements in a row, ne[1] rows, ... */
     const gguf_format *format;
     uint64_t offset, bytes; /* position in the data section, and size in bytes */
-    uint64_t head; /* head size, if the rows of heads are in another order, see gguf_row; else 0 */
+    uint64_t head; /* head size, if rows of a head are in llama.cpp's order (gguf_row); else 0 */
 } gguf_tensor;
 
 /* How much of a file is read. */
@@ -112,17 +112,17 @@ typedef struct gguf {
     const unsigned char *bytes; /* the whole file */
     size_t size, at;            /* size: of the file; at: position of the next byte to parse */
     void *map; /* mapping that gguf_close unmaps; NULL: the bytes are the caller's */
-    gguf_pair *pair;            /* sorted by key */
-    gguf_tensor *tensor;        /* sorted by offset */
+    gguf_pair *pair;            /* array of `pairs` keys and values, sorted by key */
+    gguf_tensor *tensor;        /* array of `tensors` tensors, sorted by offset */
     size_t pairs, tensors;
     size_t keys_end; /* position after the last key */
     size_t data;     /* position of the data section */
     char arch[32];
     char error[512];   /* the first error; empty: none */
-    char warning[256]; /* what was not read as the file says; empty: nothing */
+    char warning[256]; /* what was read otherwise than the file says; empty: nothing */
 } gguf;
 
-/* -- errors ----------------------------------------------------------------- */
+/* -- recording errors ------------------------------------------------------- */
 
 /* Records an error as "path: ...", unless there is one already. Returns 0. */
 GGUF_PRINTF(2, 3)
@@ -147,7 +147,7 @@ static const char *gguf_quote(gguf_string s, char *to, size_t size) {
     return to;
 }
 
-/* -- parsing ---------------------------------------------------------------- */
+/* -- parsing numbers, strings, keys with their values ----------------------- */
 
 /* Returns the little-endian number of `bytes` bytes at `at`. */
 static uint64_t gguf_word(const unsigned char *at, int bytes) {
@@ -250,7 +250,7 @@ static int gguf_by_offset(const void *a, const void *b) {
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-/* -- values ----------------------------------------------------------------- */
+/* -- finding keys and converting their values ------------------------------- */
 
 static const gguf_pair *gguf_find(const gguf *g, const char *key) {
     gguf_pair wanted;
@@ -350,7 +350,7 @@ static int gguf_is(gguf_string s, const char *text) {
     return s.length == strlen(text) && memcmp(s.at, text, s.length) == 0;
 }
 
-/* -- blocks ----------------------------------------------------------------- */
+/* -- decoding blocks of quantised weights to F32 ---------------------------- */
 
 /* Returns the F16 at `at` as a float. */
 static float gguf_half(const unsigned char *at) {
@@ -404,9 +404,10 @@ static void gguf_part(const unsigned char *s, int j, int *scale, int *min) {
     *min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
 }
 
-/* Decodes Q4_K and Q5_K, 8 sub-blocks of 32: element = d * scale * q - m * min. low: the lower 4
- * bits of all q; high: the fifth bits, those of sub-block j in bit j of each byte; NULL: there are
- * none. */
+/* Decodes a block of Q4_K or Q5_K, 8 sub-blocks of 32 elements: element = d * scale * q - m * min,
+ * with d and m of the block, scale and min of the sub-block, and q, the stored 4 or 5 bits. low:
+ * the lower 4 bits of all q; high: their fifth bits, those of sub-block j in bit j of each byte;
+ * NULL: there are none (Q4_K). */
 static void gguf_decode_parts(const unsigned char *b, const unsigned char *low,
                               const unsigned char *high, float *to) {
     const float d = gguf_half(b), m = gguf_half(b + 2);
@@ -455,7 +456,7 @@ static const gguf_format gguf_formats[] = {
     {14, "Q6_K", "F32", NULL, 256, 210, gguf_decode_q6_k},
     {30, "BF16", "BF16", NULL, 1, 2, NULL}};
 
-/* -- tensors ---------------------------------------------------------------- */
+/* -- names and descriptions of tensors -------------------------------------- */
 
 /* A tensor's name in GGUF files, without "blk.N.", and in safetensors files of the Hugging Face hub
  * (hub; "": the tensor is no parameter there). arch: the architectures that have it. */
@@ -580,7 +581,7 @@ static int gguf_take_tensor(gguf *g, gguf_tensor *t) {
 }
 
 /* Checks that tensors have different names, lie within the file and do not overlap; sorts them by
- * offset. */
+ * offset. Returns 0 and an error if they do not. */
 static int gguf_check_places(gguf *g, uint64_t alignment) {
     char quote[80], other[80];
     const uint64_t room = g->size - g->data;
@@ -616,7 +617,7 @@ static const gguf_tensor *gguf_tensor_named(const gguf *g, const char *name) {
     return NULL;
 }
 
-/* -- the whole file --------------------------------------------------------- */
+/* -- parsing and opening a whole file --------------------------------------- */
 
 static const char gguf_archs[] = "llama, qwen2, qwen3, gemma, gpt2, phi3";
 
@@ -638,7 +639,7 @@ static void gguf_mark_pairs(gguf *g) {
     char key[64];
     int64_t heads, kv, width, size;
     size_t i;
-    /* no tensors: a file that has a tokenizer only */
+    /* in llama's files only; a file without tensors, which has a tokenizer only, is skipped */
     if (strcmp(g->arch, "llama") != 0 || !g->tensors) return;
     width = gguf_count(g, "llama.embedding_length", INT32_MAX, -1);
     heads = gguf_count(g, "llama.attention.head_count", 65536, -1);
@@ -668,7 +669,7 @@ static int gguf_take_header(gguf *g, uint64_t *tensors, uint64_t *pairs) {
                          (unsigned long long)version);
     *tensors = gguf_take_word(g, 8, "the number of tensors");
     *pairs = gguf_take_word(g, 8, "the number of keys");
-    /* the shortest key takes 8 + 1 + 4 + 1 bytes, the shortest tensor 8 + 1 + 4 + 8 + 4 + 8 */
+    /* a key with its value takes 14 bytes at least, the description of a tensor 33 */
     if (!g->error[0] && (*pairs > gguf_left(g) / 14 || *tensors > gguf_left(g) / 33))
         return gguf_fail(g, "%llu keys and %llu tensors do not fit into %llu bytes",
                          (unsigned long long)*pairs, (unsigned long long)*tensors,
@@ -807,7 +808,7 @@ GGUF_API gguf *gguf_open_keys(const char *path, char *error, size_t room) {
  * that are never written take no space on disk. Returns NULL on error, as gguf_read does. */
 GGUF_API gguf *gguf_of_header(const void *header, size_t n, size_t size, const char *name,
                               char *error, size_t room) {
-    struct rlimit limit; /* writing beyond it would end the process (SIGXFSZ) */
+    struct rlimit limit; /* of file sizes; writing beyond it would end the process (SIGXFSZ) */
     const int fits = getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= (rlim_t)size;
     FILE *file = fits ? tmpfile() : NULL;
     gguf *g = NULL;
@@ -862,7 +863,7 @@ static void gguf_put_flag(gguf *g, cJSON *object, const char *key, int on) {
     (void)gguf_put(g, object, key, cJSON_CreateBool(on));
 }
 
-/* -- as config.json --------------------------------------------------------- */
+/* -- keys of a GGUF file as config.json ------------------------------------- */
 
 /* Keys after "llama." (or another architecture), and their names in config.json; those after a ':'
  * belong in its rope_scaling. NULL: the key does not change the result, or is read elsewhere.
@@ -892,8 +893,8 @@ static const struct {
                  {"attention.value_length", NULL, 0},
                  {"vocab_size", NULL, 0}};
 
-/* Returns the whole number of a key of the architecture, such as "llama.block_count"; otherwise: as
- * for gguf_count. */
+/* Returns the whole number of a key of the architecture, such as "llama.block_count"; if the key is
+ * missing, `otherwise`, or, if that is negative, 0 and an error. */
 static int64_t gguf_arch_count(gguf *g, const char *key, int64_t otherwise) {
     char whole[96];
     (void)snprintf(whole, sizeof whole, "%s.%s", g->arch, key);
@@ -934,7 +935,7 @@ static int gguf_config_pair(gguf *g, const gguf_pair *pair, cJSON *config, cJSON
 }
 
 /* Adds the values of a tensor, LongRoPE's factors of the frequencies, to `scaling` under `key`.
- * Returns 0: the file has no such tensor. */
+ * Returns 0 if the file has no such F32 tensor, or after an error. */
 static int gguf_config_factors(gguf *g, cJSON *scaling, const char *tensor, const char *key) {
     const gguf_tensor *factors = gguf_tensor_named(g, tensor);
     cJSON *list;
@@ -951,8 +952,8 @@ static int gguf_config_factors(gguf *g, cJSON *scaling, const char *tensor, cons
     return !g->error[0];
 }
 
-/* Adds to config, the JSON that stands for config.json, what it says of rotary positions: which
- * part of a head is rotated, and the factors of its frequencies. */
+/* Adds what config.json says of rotary positions: to `config`, which part of a head is rotated; to
+ * `scaling`, the factors of the frequencies. */
 static void gguf_config_rope(gguf *g, cJSON *config, cJSON *scaling) {
     const int64_t heads = gguf_arch_count(g, "attention.head_count", -1);
     const int64_t width = gguf_arch_count(g, "embedding_length", -1);
@@ -1013,8 +1014,8 @@ static void gguf_config_rest(gguf *g, cJSON *config, const gguf_tensor *words) {
     }
 }
 
-/* Returns what config.json would say, to be freed with cJSON_Delete; NULL and an error in
- * g->error. */
+/* Returns what config.json of the same model would contain, to be freed with cJSON_Delete; NULL and
+ * an error in g->error. */
 GGUF_API cJSON *gguf_config(gguf *g) {
     const gguf_tensor *words = gguf_tensor_named(g, "token_embd.weight");
     cJSON *config = cJSON_CreateObject(), *scaling = cJSON_CreateObject();
@@ -1069,7 +1070,7 @@ GGUF_API const char *gguf_chat_template(gguf *g, size_t *length) {
     return text.length ? text.at : NULL;
 }
 
-/* -- as model.safetensors ---------------------------------------------------- */
+/* -- tensors of a GGUF file as model.safetensors ----------------------------- */
 
 /* A tensor of the safetensors file that a GGUF file is presented as. */
 typedef struct gguf_entry {
@@ -1156,8 +1157,8 @@ GGUF_API int gguf_file_open(gguf_file *f, const gguf *g,
     return 1;
 }
 
-/* Files of some models have the rows of a tensor in another order than the model as published on
- * the Hugging Face hub; see gguf_mark_pairs. Returns which row of the file is the given row there. */
+/* GGUF files of some models have the rows of a tensor in another order than the safetensors files
+ * (see gguf_mark_pairs). Returns the index in the GGUF file of the safetensors file's row `row`. */
 static int64_t gguf_row(const gguf_tensor *t, int64_t row) {
     const int64_t size = (int64_t)t->head, half = size / 2, i = size ? row % size : 0;
     return size ? row - i + 2 * (i % half) + i / half : row;
@@ -1168,7 +1169,7 @@ static int64_t gguf_row(const gguf_tensor *t, int64_t row) {
 static int64_t gguf_copy(const gguf_file *f, const gguf_entry *e, int64_t at, char *to,
                          int64_t bytes) {
     const gguf_tensor *t = e->tensor;
-    /* bias of queries or keys: each row is one element */
+    /* single: 1 for a bias of queries or keys, whose rows have one element each */
     const int single = t->dims == 1 && t->head;
     const int64_t row = single ? e->row / (int64_t)t->ne[0] : e->row;
     const int64_t stored = e->decodes ? (int64_t)t->ne[0] / t->format->elements * t->format->bytes

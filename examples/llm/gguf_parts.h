@@ -19,11 +19,13 @@ typedef struct gguf_parts {
     uint64_t tensors;
 } gguf_parts;
 
-/* GGUF_ENDING: characters of -00001-of-00003.gguf */
+/* GGUF_MOST_PARTS: most files of a model. GGUF_ENDING: length of the ending of their names,
+ * "-00001-of-00003.gguf". */
 enum { GGUF_MOST_PARTS = 1000, GGUF_ENDING = 20 };
 
-/* Writes the name of file i (from 0) of `count` to `path`; `name` is the name of any of them.
- * Returns 0: `name` does not end in -00001-of-00003.gguf or the like. */
+/* Writes to `path`, of `size` bytes, the name of file i (from 0) of a model in `count` files;
+ * `name` is the name of any of them. Returns 0: `name` does not end in -00001-of-00003.gguf or the
+ * like. */
 static int gguf_part_name(const char *name, int i, int count, char *path, size_t size) {
     const size_t n = strlen(name);
     char end[32];
@@ -40,8 +42,8 @@ static void gguf_parts_close(gguf_parts *p) {
     free(p->part);
 }
 
-/* Opens all files. `first`, which is open already, is part 0 and now belongs to p. Returns 0 on
- * error, with one sentence in `error`. */
+/* Opens all p->count files of a model as p->part. `first`, which is open already, is part 0 and now
+ * belongs to p. Returns 0 on error, with one sentence in `error`, of `room` bytes. */
 static int gguf_parts_open(gguf_parts *p, gguf *first, char *error, size_t room) {
     char path[4096];
     int i;
@@ -79,8 +81,8 @@ static size_t gguf_round_up(size_t n, size_t unit) {
     return (n + unit - 1) / unit * unit;
 }
 
-/* Returns the size in bytes of all pages of a file from the one on in which its data section
- * begins. */
+/* Returns how many bytes the file g takes in the mapping: whole pages, from the one in which its
+ * data section begins to the end of the file. */
 static size_t gguf_part_pages(const gguf_parts *p, const gguf *g) {
     return gguf_round_up(g->size - g->data / p->page * p->page, p->page);
 }
@@ -91,7 +93,8 @@ static unsigned char *gguf_put_word(unsigned char *to, uint64_t word, int bytes)
     return to;
 }
 
-/* Writes the description of a tensor at `to`. Returns the position after it. */
+/* Writes a tensor's entry in a GGUF header to `to`: its name, shape, format and `offset`, the
+ * position of its values in the data section. Returns the position after the entry. */
 static unsigned char *gguf_put_tensor(unsigned char *to, const gguf_tensor *t, uint64_t offset) {
     int d;
     to = gguf_put_word(to, t->name.length, 8);
@@ -129,14 +132,14 @@ static unsigned char *gguf_parts_header(gguf_parts *p) {
     return header;
 }
 
-/* Maps `bytes` bytes of a file, from byte `from` on (a multiple of the page size), at the address
- * `at`. Returns 0 and sets errno on failure. */
+/* Maps `bytes` bytes of a file (`file` is its descriptor), from byte `from` on (a multiple of the
+ * page size), at the address `at`. Returns 0 and sets errno on failure. */
 static int gguf_overlay(void *at, size_t bytes, int file, size_t from) {
     return !bytes || mmap(at, bytes, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, (off_t)from) == at;
 }
 
-/* Maps the new header, and the data of all files after it, over `map`, which has p->total bytes.
- * Returns 0 and sets errno on failure. */
+/* Maps the new header, and after it the data of all files, into the p->total bytes of addresses
+ * that are reserved at `map`. Returns 0 and sets errno on failure. */
 static int gguf_parts_map(const gguf_parts *p, unsigned char *map, const unsigned char *header) {
     FILE *made = tmpfile();
     size_t at = p->header;
@@ -154,8 +157,8 @@ static int gguf_parts_map(const gguf_parts *p, unsigned char *map, const unsigne
     return ok;
 }
 
-/* Joins the files of a model, of which `first` is the first, and closes them. Returns NULL on
- * error, with one sentence in `error`. */
+/* Returns the `count` files of a model as one GGUF file; `first`, already open, is the first of
+ * them, and is closed. NULL on error, with one sentence in `error`, of `room` bytes. */
 static gguf *gguf_join(gguf *first, int count, char *error, size_t room) {
     gguf_parts p = {NULL, 0, 0, 0, 0, 0};
     unsigned char *header = NULL, *map = NULL;
@@ -166,7 +169,7 @@ static gguf *gguf_join(gguf *first, int count, char *error, size_t room) {
         header = gguf_parts_header(&p);
         if (!header) (void)snprintf(error, room, "not enough memory");
     }
-    if (header) { /* reserve the addresses: for now, pages of the first file, which nobody reads */
+    if (header) { /* the first file's pages reserve the addresses; gguf_parts_map replaces them */
         const int file = open(first->path, O_RDONLY);
         void *place = mmap(NULL, p.total, PROT_READ, MAP_PRIVATE, file, 0);
         if (file >= 0) (void)close(file);
@@ -183,8 +186,8 @@ static gguf *gguf_join(gguf *first, int count, char *error, size_t room) {
     return g;
 }
 
-/* Returns how many files the model has whose first file is `path`. 0 and an error: it is not the
- * first, or cannot be read. */
+/* Returns how many files the model has whose first file is `path` (1: it is not split). 0 and an
+ * error: `path` is a later file of a model, or cannot be read. */
 static int gguf_parts_count(const char *path, char *error, size_t room) {
     gguf *g = gguf_open_keys(path, error, room);
     char name[4096];

@@ -14,8 +14,8 @@ static int gguf_flag(gguf *g, const char *key, int otherwise) {
     return pair ? gguf_element(pair, 0) != 0 : otherwise;
 }
 
-/* Returns a key whose value is an array of strings (`strings` is 1) or of numbers (0); NULL: the
- * key is missing, or, with an error, its value is something else. */
+/* Returns the entry of a key whose value is an array of strings (`strings` is 1) or of numbers (0);
+ * NULL: the key is missing, or, with an error, its value is something else. */
 static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
     const gguf_pair *pair = gguf_find(g, key);
     if (!pair) return NULL;
@@ -25,13 +25,14 @@ static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
     return NULL;
 }
 
-/* -- pre-tokenizers, by name -------------------------------------------------- */
+/* -- pre-tokenizers of llama.cpp, by name ------------------------------------- */
 
-/* GPT-4's pattern; digits: how many digits one match has, as the quantifier of \p{N}. */
+/* The regular expression by which GPT-4's tokenizer splits a text into words. digits: quantifier of
+ * \p{N}, such as "{1,3}": how many digits one match has. */
 #define GGUF_GPT4(digits)                                                                          \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits                     \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-/* The same with combining marks (\p{M}) among the letters. */
+/* As GGUF_GPT4, with one digit in a match, and combining marks (\p{M}) among the letters. */
 #define GGUF_GPT4_MARKS                                                                            \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"                      \
     "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -110,8 +111,8 @@ static const gguf_pre gguf_pres[] = {
     {"bloom poro-chat gpt3-finnish", {GGUF_BLOOM}, 0, 0, 0, 0},
     {"viking", {GGUF_BLOOM, "\\p{N}"}, 0, 0, 0, 0}};
 
-/* Returns the row for the name `given`, or, if that is NULL, for the file's tokenizer.ggml.pre.
- * NULL and an error: the name is not known. */
+/* Returns the row of gguf_pres with the name `given`, or, if that is NULL, with the name in the
+ * file's key tokenizer.ggml.pre. NULL and an error: the name is not known. */
 static const gguf_pre *gguf_find_pre(gguf *g, const char *given) {
     const gguf_string text = gguf_text(g, "tokenizer.ggml.pre");
     const size_t rows = sizeof gguf_pres / sizeof *gguf_pres;
@@ -133,9 +134,9 @@ static const gguf_pre *gguf_find_pre(gguf *g, const char *given) {
     return NULL;
 }
 
-/* -- JSON ------------------------------------------------------------------- */
+/* -- making objects of JSON ------------------------------------------------- */
 
-/* Returns a new JSON object with "type". */
+/* Returns a new JSON object {"type": type}. */
 static cJSON *gguf_typed(gguf *g, const char *type) {
     cJSON *o = cJSON_CreateObject();
     gguf_put_string(g, o, "type", type);
@@ -149,7 +150,8 @@ static cJSON *gguf_put_sequence(gguf *g, cJSON *file, const char *key, const cha
     return gguf_put(g, o, name, cJSON_CreateArray());
 }
 
-/* Returns a step of the type Replace or Split; kind: "String" or "Regex", what its pattern is. */
+/* Returns a new JSON object for a tokenizer step of the type "Replace" or "Split". kind: what its
+ * `pattern` is, "String" or "Regex". */
 static cJSON *gguf_pattern(gguf *g, const char *type, const char *kind, const char *pattern) {
     cJSON *o = gguf_typed(g, type);
     gguf_put_string(g, gguf_put(g, o, "pattern", cJSON_CreateObject()), kind, pattern);
@@ -171,7 +173,7 @@ typedef struct gguf_words {
     int32_t count;
 } gguf_words;
 
-/* Returns a token's type, GGUF_NORMAL ...; 0: the file's number is the type of no token. */
+/* Returns a token's type, GGUF_NORMAL ...; 0: the number in the file is below 0 or above 255. */
 static int gguf_type_of(const gguf_words *w, int32_t id) {
     const double type = w->type ? gguf_element(w->type, (uint64_t)id) : GGUF_NORMAL;
     return type >= 0 && type < 256 ? (int)type : 0;
@@ -183,7 +185,8 @@ static void gguf_words_free(gguf_words *w) {
     free(w->order);
 }
 
-/* Sorts w->order by text: merge sort, bottom up. Returns 0: not enough memory. */
+/* Fills w->order with all token ids, sorted by text: merge sort, bottom up. Returns 0: not enough
+ * memory. */
 static int gguf_sort_words(gguf_words *w) {
     int32_t *from = w->order, *to = (int32_t *)malloc((size_t)w->count * sizeof *to), *swap;
     int32_t width, begin, i;
@@ -252,7 +255,7 @@ static int gguf_read_words(gguf *g, gguf_words *w) {
 
 /* Returns the last id whose token, of any type, is the n bytes of `text`; -1: there is none. */
 static int32_t gguf_last_word(const gguf_words *w, const char *text, size_t n) {
-    /* binary search for the first entry of `order` that is larger */
+    /* binary search for the first entry of `order` whose token is larger than the text */
     int32_t low = 0, high = w->count;
     while (low < high) {
         const int32_t middle = low + (high - low) / 2, id = w->order[middle];
@@ -273,13 +276,13 @@ static int32_t gguf_word_id(const gguf_words *w, const char *text, size_t n) {
 
 /* -- merges of SentencePiece -------------------------------------------------- */
 
-/* Two tokens that SentencePiece joins to one. Those with a higher score of the result come
- * first. */
+/* Two tokens that SentencePiece joins to one, whose score is `score`. Pairs with a higher score are
+ * joined first. */
 typedef struct gguf_merge {
     double score;
     /* left, right: ids of the two tokens; lefts, rights: their lengths in characters */
     int32_t left, right, lefts, rights;
-    int32_t order; /* position before sorting, the last tie-breaker */
+    int32_t order; /* the pair's index before pairs are sorted, the last tie-breaker */
 } gguf_merge;
 
 static int gguf_by_score(const void *a, const void *b) {
@@ -290,15 +293,15 @@ static int gguf_by_score(const void *a, const void *b) {
     return (x->order > y->order) - (x->order < y->order);
 }
 
-/* Compares merges to the same token, by the ids of their parts. */
+/* Compares two pairs that make the same token, for qsort: by the ids of the two parts. */
 static int gguf_by_parts(const void *a, const void *b) {
     const gguf_merge *x = (const gguf_merge *)a, *y = (const gguf_merge *)b;
     if (x->left != y->left) return x->left < y->left ? -1 : 1;
     return (x->right > y->right) - (x->right < y->right);
 }
 
-/* Appends to *all the pairs of normal tokens that make up token `id`. Returns the new count; -1:
- * not enough memory. *room: capacity of *all. */
+/* Appends to *all each pair of normal tokens whose texts together are that of token `id`. count:
+ * pairs in *all so far; *room: its capacity. Returns the new count; -1: not enough memory. */
 static int64_t gguf_add_merges(const gguf_words *w, int32_t id, gguf_merge **all, size_t *room,
                                int64_t count) {
     const char *text = w->text[id];
@@ -330,9 +333,9 @@ static int64_t gguf_add_merges(const gguf_words *w, int32_t id, gguf_merge **all
     return count;
 }
 
-/* Adds to the model the merges that the scores imply: SentencePiece joins the two tokens whose
- * result has the highest score. Of equal scores, the pair with the longer left part comes first,
- * then that with the longer right part, as in transformers. */
+/* Adds to the tokenizer.json's `model` the merges that the scores imply: SentencePiece joins the
+ * two tokens whose result has the highest score. Of equal scores, the pair with the longer left
+ * part comes first, then that with the longer right part, as in transformers. */
 static int gguf_score_merges(gguf *g, const gguf_words *w, cJSON *model) {
     gguf_merge *all = NULL;
     size_t room = 0;
@@ -354,7 +357,7 @@ static int gguf_score_merges(gguf *g, const gguf_words *w, cJSON *model) {
     return !g->error[0];
 }
 
-/* -- the parts of tokenizer.json ---------------------------------------------- */
+/* -- adding the parts of a tokenizer.json ------------------------------------- */
 
 /* Returns the token id that `key` has as its value; -1: the key is missing, or, with an error,
  * there is no such token. */
@@ -377,8 +380,8 @@ static void gguf_put_model(const gguf_words *w, cJSON *model) {
     }
 }
 
-/* Adds "added_tokens": control tokens, unknown tokens and those of the user, which are found in a
- * text as they are. */
+/* Adds "added_tokens" to the tokenizer.json `file`: control tokens, unknown tokens and those of the
+ * user, which are found in a text as they are. */
 static void gguf_put_added(const gguf_words *w, cJSON *file) {
     cJSON *list = gguf_put(w->g, file, "added_tokens", cJSON_CreateArray());
     int32_t id;
@@ -395,8 +398,9 @@ static void gguf_put_added(const gguf_words *w, cJSON *file) {
     }
 }
 
-/* Adds the post-processor: the bos token before a text and the eos token after it, as the file
- * says. begins: 1 if a text begins with bos where the file does not say so. */
+/* Adds the post-processor to the tokenizer.json `file`: it puts the bos token before a text and the
+ * eos token after it, as the GGUF file says. begins: 1: without the key add_bos_token, a text
+ * begins with bos. */
 static void gguf_put_template(gguf *g, const gguf_words *w, cJSON *file, int begins) {
     static const char *const keys[] = {"tokenizer.ggml.bos_token_id", "",
                                        "tokenizer.ggml.eos_token_id"};
@@ -427,7 +431,7 @@ static void gguf_put_template(gguf *g, const gguf_words *w, cJSON *file, int beg
     }
 }
 
-/* Adds the file's merges to the model, each as one string of two tokens. */
+/* Adds the GGUF file's merges to the tokenizer.json's `model`, each as one string of two tokens. */
 static int gguf_put_merges(gguf *g, cJSON *model) {
     const gguf_pair *merges = gguf_array(g, "tokenizer.ggml.merges", 1);
     cJSON *list = gguf_put(g, model, "merges", cJSON_CreateArray());
@@ -446,8 +450,8 @@ static int gguf_put_merges(gguf *g, cJSON *model) {
     return !g->error[0];
 }
 
-/* Adds the parts of byte-level BPE (tokenizer.ggml.model "gpt2") to file, and its merges to model.
- * name: the pre-tokenizer's name; NULL: the one that the GGUF file names. */
+/* Adds what byte-level BPE (tokenizer.ggml.model "gpt2") needs to the tokenizer.json `file`, and
+ * its merges to `model`. name: the pre-tokenizer's name; NULL: the one that the GGUF file names. */
 static int gguf_put_bytes(gguf *g, const gguf_words *w, cJSON *file, cJSON *model,
                           const char *name) {
     const gguf_pre *pre = gguf_find_pre(g, name);
@@ -474,8 +478,8 @@ static int gguf_put_bytes(gguf *g, const gguf_words *w, cJSON *file, cJSON *mode
     return !g->error[0];
 }
 
-/* Adds SentencePiece's normalizer and decoder: a space is U+2581 in tokens, and tokens <0x..> are
- * bytes. prefix: 1 puts a space before each text. */
+/* Adds SentencePiece's normalizer and decoder to the tokenizer.json `file`: a space is U+2581 in
+ * tokens, and tokens <0x..> are bytes. prefix: 1 puts a space before each text. */
 static void gguf_put_spaces(gguf *g, cJSON *file, int prefix) {
     cJSON *list = gguf_put_sequence(g, file, "normalizer", "normalizers"), *step;
     if (prefix) {
@@ -496,7 +500,8 @@ static void gguf_put_spaces(gguf *g, cJSON *file, int prefix) {
     gguf_put_number(g, step, "stop", 0);
 }
 
-/* Adds the parts of SentencePiece's BPE with byte fallback (tokenizer.ggml.model "llama"). */
+/* Adds what SentencePiece's BPE with byte fallback (tokenizer.ggml.model "llama") needs to the
+ * tokenizer.json `file` and to its `model`. Returns 0 on error. */
 static int gguf_put_pieces(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
     int32_t id;
     int bytes = 0;
@@ -513,8 +518,9 @@ static int gguf_put_pieces(gguf *g, const gguf_words *w, cJSON *file, cJSON *mod
     return !g->error[0];
 }
 
-/* Adds the parts of BPE on characters with byte fallback (tokenizer.ggml.model "gemma4"): a text is
- * split into lines first, and the GGUF file has the merges. */
+/* Adds what BPE on characters with byte fallback (tokenizer.ggml.model "gemma4") needs to the
+ * tokenizer.json `file` and to its `model`. It splits a text into lines first; the merges are in
+ * the GGUF file. Returns 0 on error. */
 static int gguf_put_lines(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
     cJSON *step;
     gguf_put_flag(g, model, "byte_fallback", 1);
@@ -528,8 +534,9 @@ static int gguf_put_lines(gguf *g, const gguf_words *w, cJSON *file, cJSON *mode
     return !g->error[0];
 }
 
-/* Adds the vocabulary of WordPiece. llama.cpp marks tokens that begin a word by U+2581 before them,
- * BERT the others by "##". Tokens in brackets, such as [CLS], are the same in both. */
+/* Adds WordPiece's vocabulary to the tokenizer.json's `model`, with tokens renamed: llama.cpp marks
+ * tokens that begin a word by U+2581 before them, BERT marks the others by "##". Tokens in
+ * brackets, such as [CLS], are the same in both. */
 static int gguf_put_word_pieces(const gguf_words *w, cJSON *model) {
     cJSON *vocabulary = gguf_put(w->g, model, "vocab", cJSON_CreateObject());
     int32_t id;
@@ -555,7 +562,7 @@ static const char *gguf_bert_special(gguf *g, const gguf_words *w, const char *k
     return id >= 0 && id < w->count ? w->text[id] : "";
 }
 
-/* Adds "key": [text, id] to a BertProcessing, such as "cls": ["[CLS]", 101]. */
+/* Adds "key": [text, id] to the BertProcessing o, such as "cls": ["[CLS]", 101]. */
 static void gguf_put_end(gguf *g, const gguf_words *w, cJSON *o, const char *key,
                          const char *text) {
     cJSON *pair = gguf_put(g, o, key, cJSON_CreateArray());
@@ -563,7 +570,8 @@ static void gguf_put_end(gguf *g, const gguf_words *w, cJSON *o, const char *key
     (void)gguf_push(g, pair, cJSON_CreateNumber((double)gguf_last_word(w, text, strlen(text))));
 }
 
-/* Adds the parts of WordPiece (tokenizer.ggml.model "bert"). */
+/* Adds what WordPiece (tokenizer.ggml.model "bert") needs to the tokenizer.json `file` and to its
+ * `model`. Returns 0 on error. */
 static int gguf_put_bert(gguf *g, const gguf_words *w, cJSON *file, cJSON *model) {
     const int lower = gguf_flag(g, "tokenizer.ggml.normalizer.lowercase", 1);
     const char *const begin = gguf_find(g, "tokenizer.ggml.cls_token_id")
@@ -590,8 +598,8 @@ static int gguf_put_bert(gguf *g, const gguf_words *w, cJSON *file, cJSON *model
     return gguf_put_word_pieces(w, model);
 }
 
-/* Fills in the tokenizer.json `file`, by the kind of tokenizer in tokenizer.ggml.model. Returns 0
- * and an error if it cannot. */
+/* Fills in the tokenizer.json `file`, by the kind of tokenizer in tokenizer.ggml.model. pre: name
+ * of the pre-tokenizer; NULL: as the GGUF file says. Returns 0 and an error if it cannot. */
 static int gguf_put_tokenizer(gguf *g, const gguf_words *w, cJSON *file, const char *pre) {
     const gguf_string kind = gguf_text(g, "tokenizer.ggml.model");
     const int bert = gguf_is(kind, "bert"), bytes = gguf_is(kind, "gpt2");
@@ -609,8 +617,9 @@ static int gguf_put_tokenizer(gguf *g, const gguf_words *w, cJSON *file, const c
                                      : gguf_put_pieces(g, w, file, model);
 }
 
-/* Returns what tokenizer.json would say, to be freed with cJSON_free; NULL and an error in
- * g->error. pre: name of its pre-tokenizer; NULL: the one that the file names. */
+/* Returns the GGUF file's tokenizer as the text of a tokenizer.json, to be freed with cJSON_free;
+ * NULL and an error in g->error. pre: name of the pre-tokenizer; NULL: the one that the file
+ * names. */
 GGUF_API char *gguf_tokenizer(gguf *g, const char *pre) {
     const gguf_string kind = gguf_text(g, "tokenizer.ggml.model");
     cJSON *file = cJSON_CreateObject();
@@ -632,8 +641,8 @@ GGUF_API char *gguf_tokenizer(gguf *g, const char *pre) {
     return text;
 }
 
-/* Adds to config, as `name`, the text of the token whose id is the value of `key`; nothing if there
- * is no such token. */
+/* Adds to the object `config`, as `name`, the text of the token whose id is the value of `key`;
+ * nothing if there is no such token. */
 static void gguf_put_token(gguf *g, cJSON *config, const char *name, const char *key) {
     const gguf_pair *tokens = gguf_array(g, "tokenizer.ggml.tokens", 1);
     int64_t id = gguf_find(g, key) ? gguf_count(g, key, INT32_MAX, -1) : -1;
@@ -644,7 +653,7 @@ static void gguf_put_token(gguf *g, cJSON *config, const char *name, const char 
     for (; id >= 0; id--) text = gguf_next(&at);
     copy = (char *)calloc(text.length + 1, 1);
     if (copy) memcpy(copy, text.at, text.length);
-    /* copy is NULL without memory, which is an error here */
+    /* without memory copy is NULL, for which gguf_put_string records an error */
     gguf_put_string(g, config, name, copy);
     free(copy);
 }

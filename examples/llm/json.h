@@ -19,17 +19,18 @@
 /* Parses JSON with cJSON. Returns NULL if that fails; errno is ENOMEM without memory, else 0. */
 LLM_JSON_API cJSON *llm_parse(const char *text) {
     cJSON *json;
-    errno = 0; /* malloc sets ENOMEM (POSIX), while cJSON says only that it failed */
+    errno = 0; /* to tell lack of memory (malloc sets ENOMEM) from malformed JSON */
     json = cJSON_Parse(text);
     if (!json && errno != ENOMEM) errno = 0;
     return json;
 }
 
-/* DEPTH: deepest nesting of brackets. KEYS: in an object with more keys, none are compared. */
+/* LLM_JSON_DEPTH: deepest nesting of brackets that is accepted. LLM_JSON_KEYS: in an object with
+ * more keys, llm_json_twice does not look for equal ones. */
 enum { LLM_JSON_DEPTH = 500, LLM_JSON_KEYS = 512 };
 
-/* at: the position in the text; wrong: the first thing that is wrong there, NULL: nothing so
- * far. */
+/* A scan of a JSON text. at: the position in the text; wrong: the first thing that is wrong, as a
+ * sentence; NULL: nothing so far. */
 typedef struct llm_json_scan {
     const char *at, *wrong;
 } llm_json_scan;
@@ -57,7 +58,7 @@ static int llm_json_string(llm_json_scan *s) {
     return 1;
 }
 
-/* Moves s->at past a number, true, false or null. Returns 0 and sets s->wrong if there is none. */
+/* Moves s->at past a number, true, false or null. Returns 0 and sets s->wrong if none is there. */
 static int llm_json_word(llm_json_scan *s) {
     static const char *const words[] = {"true", "false", "null"};
     const size_t n = strcspn(s->at, ",]} \t\r\n:"), digits = strspn(s->at, "+-0123456789.eE");
@@ -137,9 +138,9 @@ LLM_JSON_API int llm_json_explain(const char *text, char *sentence, size_t size)
     return 1;
 }
 
-/* Returns a key that occurs twice in the object, or in an object within it; NULL: there is none.
- * The keys of an object with more than LLM_JSON_KEYS, more than configs have, are not compared.
- * depth: 0 for the outermost object. */
+/* Returns a key that occurs twice in the object, or in an object within it, at most 8 levels deep;
+ * NULL: there is none. The keys of an object with more than LLM_JSON_KEYS, more than configs have,
+ * are not compared. depth: 0 for the outermost object. */
 LLM_JSON_API const char *llm_json_twice(const cJSON *object, int depth) {
     const cJSON *item, *other;
     const char *found = NULL;

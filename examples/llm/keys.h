@@ -19,7 +19,7 @@ static const char llm_harmless_keys[] =
     /* special tokens: llm_read_eos reads the ids that end a text; the tokenizer has all others */
     "bos_token bos_token_id cls_token_id decoder_start_token_id eos_token eos_token_id "
     "mask_token_id pad_token pad_token_id sep_token_id unk_token unk_token_id "
-    /* training */
+    /* options of training: dropout, initial values and the like */
     "activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop "
     "classifier_dropout classifier_dropout_prob dropout embd_pdrop embed_dropout "
     "embedding_dropout gradient_checkpointing hidden_dropout hidden_dropout_prob init_std "
@@ -36,7 +36,7 @@ static const char llm_harmless_keys[] =
     "output_hidden_states output_past pretraining_tp reorder_and_upcast_attn return_dict "
     "scale_attention_softmax_in_fp32 slow_but_exact tf_legacy_loss tie_last_hidden_states "
     "torchscript use_bfloat16 use_cache use_flash_attn "
-    /* repeats what other keys say, or is read by no class */
+    /* keys that repeat what other keys say, or that no class reads */
     "directionality is_decoder max_position_embeddings max_sequence_length max_window_layers n_ctx "
     "n_special offset_alibi seq_length skip_bias_add skip_bias_add_qkv "
     /* how generate() of transformers draws tokens */
@@ -50,15 +50,15 @@ static const char llm_harmless_keys[] =
     "return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p "
     "typical_p ";
 
-/* A key that is supported with one value only, or null; families: model types it applies to, with a
- * blank before and after each; NULL: all. */
+/* A key of config.json that must have one certain value, or be null. families: the model types that
+ * this holds for, with a blank before and after each; NULL: all. */
 typedef struct llm_fixed_key {
-    const char *name, *value; /* the value, as cJSON prints it, without blanks */
+    const char *name, *value; /* the key; its only value, as cJSON prints it, without blanks */
     const char *families;
 } llm_fixed_key;
 static const llm_fixed_key llm_fixed_keys[] = {
     {"add_cross_attention", "false", NULL},
-    /* the family bloom reads this key */
+    /* checked for falcon only: models of the family bloom may have either value */
     {"apply_residual_connection_post_layernorm", "false", " falcon "},
     {"attention_bias", "false", " mistral phi3 "},
     {"cross_attention_hidden_size", "null", NULL},
@@ -80,7 +80,8 @@ static const llm_fixed_key llm_fixed_keys[] = {
     {"use_sliding_window", "false", NULL},
 };
 
-/* Returns the row of a key in a family; NULL: there is none. */
+/* Returns the row of llm_fixed_keys for a key in the config.json of a family; NULL: there is
+ * none. */
 static const llm_fixed_key *llm_fixed_key_find(const char *key, const char *family) {
     char word[80];
     snprintf(word, sizeof word, " %.70s ", family);

@@ -24,14 +24,14 @@ typedef struct llm_net {
     tsh_module *root, *base; /* parents of the head, and of all other modules: both are the ctx's
                               * root, as the tree's names have no prefix */
     tsh_cache *cache; /* keys and values of all tokens so far; NULL: encoder or headless model */
-    int64_t rows;     /* texts of the batch */
-    int64_t past[LLM_MOST_ROWS]; /* tokens of each text that the model has computed */
+    int64_t rows;     /* number of texts in the batch */
+    int64_t past[LLM_MOST_ROWS]; /* number of each text's tokens that the model has run */
     const int64_t *lengths; /* tokens of each text in this forward, the others are padding; NULL:
                              * there is no padding */
     tsh_tensor *positions;  /* learned positions of this forward's tokens, or NULL */
     tsh_tensor *texts; /* (rows, length): all tokens so far, if rotary frequencies depend on the
                         * length of the text; else NULL */
-    int64_t length;    /* most tokens of a text */
+    int64_t length;    /* most tokens that a text may have */
     int64_t expected;  /* a text will have so many tokens at least: while a prompt is run in chunks,
                         * rotary frequencies are already those of its whole length */
     llm_rope rope, local; /* as in config, but with the frequencies of the texts' length */
@@ -45,7 +45,7 @@ static tsh_tensor *llm_call(tsh_module *module, const char *child, tsh_tensor *x
     return tsh_forward(tsh_find(module, child), x);
 }
 
-/* Returns x times factor; factor 0 stands for 1. */
+/* Returns x times factor; a factor of 0 stands for 1. */
 static tsh_tensor *llm_scale(tsh_tensor *x, double factor) {
     return factor == 0 || factor == 1 ? x : tsh_scale(x, factor);
 }
@@ -55,7 +55,7 @@ static tsh_tensor *llm_cap(tsh_tensor *x, double c) {
     return c == 0 ? x : tsh_scale(tsh_tanh(tsh_scale(x, 1 / c)), c);
 }
 
-/* -- norms ------------------------------------------------------------------ */
+/* -- adding norms ----------------------------------------------------------- */
 
 static void llm_add_norm(llm_net *m, tsh_module *parent, const char *name, int64_t dim) {
     const llm_config *c = m->config;
@@ -66,7 +66,7 @@ static void llm_add_norm(llm_net *m, tsh_module *parent, const char *name, int64
     else tsh_add_rms_norm(parent, name, &rms);
 }
 
-/* -- attention and MLP -------------------------------------------------------- */
+/* -- adding attention and MLP ------------------------------------------------- */
 
 /* Adds the attention of block m->layer. names: its linear layers' names, and how they are fused;
  * all other options are those of config.json. */
@@ -92,7 +92,8 @@ static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
     desc.norm_all_heads = c->qk_norm == LLM_NORM_OF_ALL;
     desc.attention.causal = c->causal;
     desc.attention.scale = c->scale;
-    /* distances to keys are below `window`; without a causal mask, c->window is allowed, too */
+    /* A window of w keeps keys at distances below w. Models without a causal mask also see the keys
+     * at distance c->window. */
     desc.attention.window = slides ? c->window + !c->causal : 0;
     desc.attention.soft_cap = c->score_cap;
     tsh_add_attention(parent, name, &desc);
@@ -112,7 +113,7 @@ static void llm_add_mlp(llm_net *m, tsh_module *parent, const char *name,
     tsh_add_mlp(parent, name, &desc);
 }
 
-/* -- embedding, blocks, head ------------------------------------------------ */
+/* -- adding and running embeddings, blocks and head ------------------------- */
 
 static void llm_add_embedding(llm_net *m, tsh_module *parent, const char *name) {
     const tsh_embedding_desc desc = {.count = m->config->vocabulary, .dim = m->config->width,
@@ -120,20 +121,21 @@ static void llm_add_embedding(llm_net *m, tsh_module *parent, const char *name) 
     tsh_add_embedding(parent, name, &desc);
 }
 
-/* Runs the embedding `name`. The result has the ctx's dtype, though the weight of a GGUF file may
- * have another. */
+/* Runs the embedding `name` on ids. The result has the ctx's dtype, though the weight of a GGUF
+ * file may have another. */
 static tsh_tensor *llm_embed(llm_net *m, const char *name, tsh_tensor *ids) {
     return tsh_cast(llm_call(m->base, name, ids), TSH_DTYPE_DEFAULT);
 }
 
-/* Adds an embedding of learned positions, whose first `skip` rows belong to no position. */
+/* Adds an embedding of learned positions: row `skip` is that of position 0, and the rows before it
+ * are not used. */
 static void llm_add_places(llm_net *m, tsh_module *parent, const char *name, int64_t skip) {
     const tsh_embedding_desc desc = {.count = m->config->places + skip, .dim = m->config->width};
     tsh_add_embedding(parent, name, &desc);
 }
 
-/* Returns the row of llm_add_places for each token of ids (B, T), as int32 (B, T). llm_compute
- * frees them. */
+/* Returns for each token of ids (B, T) the row of its position in the table of llm_add_places, with
+ * the same `skip`, as int32 (B, T). llm_compute frees this tensor. */
 static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
     const int64_t rows = tsh_size(ids, 0), n = tsh_size(ids, 1);
     int32_t *at = (int32_t *)malloc((size_t)(rows * n) * sizeof *at);
@@ -146,7 +148,8 @@ static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
     return m->positions;
 }
 
-/* Returns how many tokens the longest text has after this forward, of ids (B, T). */
+/* Returns how many tokens the longest text of the batch has after the forward of ids (B, T): so
+ * many keys its attention reads. */
 static int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
     int64_t most = 0;
     for (int64_t b = 0; b < m->rows; b++) {
@@ -156,8 +159,8 @@ static int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
     return most;
 }
 
-/* Adds a container of blocks "0", "1" ...: `block` is the forward of each, and add adds its
- * layers. */
+/* Adds a container with the model's blocks, named "0", "1" ...: `block` is the forward of each, and
+ * `add` adds its layers. */
 static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
                            tsh_forward_fn block, void (*add)(llm_net *m, tsh_module *self)) {
     const tsh_module_desc desc = {.forward = block, .user = m};
@@ -166,14 +169,14 @@ static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
         char number[24];
         snprintf(number, sizeof number, "%d", (int)i);
         tsh_module *self = tsh_add_module(blocks, number, &desc);
-        tsh_checkpoint(self, 1); /* frees a block's activations before the next */
+        tsh_checkpoint(self, 1); /* frees a block's activations before the next block runs */
         m->layer = i;
         add(m, self);
     }
 }
 
-/* Adds the head, a linear layer that gives logits, sharded over the vocabulary. If c->tied, it has
- * the weight of the module `embedding`. A headless model gets none. */
+/* Adds the head, a linear layer that gives logits, sharded over the vocabulary. If c->tied, its
+ * weight is that of the module `embedding`. A headless model gets no head. */
 static void llm_add_head(llm_net *m, const char *name, int bias, const char *embedding) {
     const llm_config *c = m->config;
     if (c->headless) return;

@@ -11,7 +11,7 @@
  *
  * README.md beside this file lists the models. */
 #ifndef _POSIX_C_SOURCE
-#define _POSIX_C_SOURCE 200809L /* sysconf */
+#define _POSIX_C_SOURCE 200809L /* for sysconf, sigaction and getline */
 #endif
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
@@ -33,12 +33,12 @@
 #include <unistd.h>
 
 enum {
-    LLM_CHUNK = 256,    /* tokens of prompts in one forward, those of all texts together */
+    LLM_CHUNK = 256,    /* prompt tokens per forward, of all texts; at least 16 of each text */
     LLM_CONTEXT = 4096, /* default of --context, if the model takes so many tokens */
     LLM_NEW = 64,       /* default of --max-new */
     LLM_ANSWER = 512    /* default of --max-new with --chat */
 };
-#define LLM_FOREVER (INT64_C(1) << 61) /* a timeout in ns */
+#define LLM_FOREVER (INT64_C(1) << 61) /* a timeout in ns that never ends */
 
 /* The flags, and what is read before the ranks start. All ranks of this process share it, and only
  * read it, but for the error. */
@@ -57,17 +57,19 @@ typedef struct llm_job {
     const llm_family *family;
     int32_t *tokens;     /* tokens of all prompts, or of all lines of --embed, in order */
     int64_t *ends, rows; /* ends[i]: index in tokens where text i ends; rows: number of texts */
-    int64_t room;        /* most tokens of a text, with those to be generated */
+    int64_t room;        /* most tokens that a text may have, generated ones included */
     embed_model vectors; /* --embed: makes a vector of each text; only rank 0 reads it */
-    tsh_comm comm; /* TCP: this process's place in the world */
-    int joined;    /* 1: comm is open, and run_texts closes it on failure; 0: not, or a ctx does */
+    tsh_comm comm;       /* with TCP: connects this process to the other ranks */
+    /* 1: comm is open, and run_texts closes it on failure; 0: it is not open, or a ctx closes it */
+    int joined;
     pthread_mutex_t lock;         /* guards error */
     char error[TSH_MESSAGE_SIZE]; /* the first error of any rank; "": none */
 } llm_job;
 
-/* -- flags ------------------------------------------------------------------ */
+/* -- parsing flags ---------------------------------------------------------- */
 
-/* A flag, and where its value goes: one of text, list, number, on and real is not NULL. */
+/* A flag of the command line. Its value is written to the one of text, list, number, on and real
+ * that is not NULL. */
 typedef struct llm_flag_row {
     const char *name, *help;
     const char **text;
@@ -199,7 +201,7 @@ static int check_names(const llm_job *job) {
     return 0;
 }
 
-/* Checks which flags are given together. Returns 0, or 2 after a mistake. */
+/* Refuses flags that do not go together. Returns 0, or 2 after a mistake. */
 static int check_flags(const llm_job *job) {
     const int converts = job->tokenize || job->detokenize;
     const int texts = job->prompt_texts.count > 0, ids = job->ids.count > 0;
@@ -220,7 +222,7 @@ static int check_flags(const llm_job *job) {
 
 /* -- Ctrl-C in a conversation ------------------------------------------------ */
 
-/* 1: Ctrl-C was pressed since the last question was asked for */
+/* 1: Ctrl-C was pressed since the prompt for a question was last printed */
 static volatile sig_atomic_t interrupted;
 
 /* Handler of Ctrl-C: the first ends an answer, or the prompt; a second one, before the next
@@ -248,7 +250,7 @@ static int wait_for_line(void) {
     return !interrupted;
 }
 
-/* -- refusals --------------------------------------------------------------- */
+/* -- recording errors ------------------------------------------------------- */
 
 /* Records an error in job->error, if it is the first; any rank may call it. Returns 1. */
 TSH_PRINTF(2, 3)
@@ -266,7 +268,8 @@ static int refuse(llm_job *job, const char *format, ...) {
 /* The logger of the library: records an error in the job, prints a warning to stderr. */
 static void heed(const char *message, void *user) {
     const char *warning = strstr(message, "warning: ");
-    /* where the message has advice for C programs, which is replaced; NULL: it has none */
+    /* points at advice for C programs, to be replaced by that on --ignore; NULL: the message has
+     * none */
     const char *unknown = strstr(message, "; .ignore takes names of tensors");
     if (warning) fprintf(stderr, "llm: %s\n", message);
     else if (unknown) refuse((llm_job *)user, "%.*s; --ignore PATTERN passes over tensors that "
@@ -274,7 +277,7 @@ static void heed(const char *message, void *user) {
     else refuse((llm_job *)user, "%s", message);
 }
 
-/* -- prompts ----------------------------------------------------------------- */
+/* -- reading prompts --------------------------------------------------------- */
 
 /* Reads all of stdin, and appends a 0 byte. Returns NULL after an error. */
 static char *read_stdin(llm_job *job, size_t *length) {
@@ -283,7 +286,7 @@ static char *read_stdin(llm_job *job, size_t *length) {
     return text;
 }
 
-/* Returns the index in job->tokens where text i begins. */
+/* Returns where text i begins in job->tokens. */
 static int64_t row_begin(const llm_job *job, int64_t i) {
     return i > 0 ? job->ends[i - 1] : 0;
 }
@@ -374,7 +377,8 @@ static int read_prompts(llm_job *job) {
         const int64_t n = job->ends[i] - row_begin(job, i);
         if (n > longest) longest = n;
     }
-    /* prefill runs the last tokens separately, so the tokens before could not attend to them */
+    /* With several prompts, prefill runs the last token of each separately. Without a causal mask
+     * the tokens before it would have to attend to it, so only one prompt is possible. */
     if (ok && job->rows > 1 && !job->config.causal)
         return !refuse(job, "is_causal is false: such a model takes one prompt at a time");
     job->room = longest + job->max_new;
@@ -385,22 +389,23 @@ static int read_prompts(llm_job *job) {
 
 /* -- generating, on every rank ----------------------------------------------- */
 
-/* The state of one rank. */
+/* The state of one rank: model, texts, times. */
 typedef struct llm_rank {
     llm_job *job;
     tsh_ctx *ctx;
     llm_net model;
     tsh_writer dump;
     float *row; /* (columns), for --dump-logits: the logits of a token, or an encoder's vector */
-    int64_t columns;         /* the model's tokens, or the features of a vector */
+    int64_t columns;         /* length of `row`: size of the vocabulary, or of a vector */
     int first;               /* 1: rank 0 of the world, which reads and writes */
-    int64_t rows, room;      /* texts, and how many tokens each may have */
+    int64_t rows, room;      /* number of texts; most tokens of each */
     int32_t *tokens;         /* (rows, room): prompts, then what is generated */
     int64_t count[LLM_MOST_ROWS], prompt[LLM_MOST_ROWS]; /* tokens of each text; of its prompt */
     int64_t taken[LLM_MOST_ROWS]; /* tokens that each text generated, without the final eos */
     int32_t done[LLM_MOST_ROWS];  /* 1: the text has ended */
     text_out *out;                /* (rows): the generated texts, which only rank 0 fills in */
-    /* times in ns: start: the prompt was begun; begun: the first token was known; end: the last */
+    /* Points in time, in ns. start: the run of the prompt began; begun: the first new token was
+     * known; end: the last new token was known. */
     int64_t start, begun, end;
 } llm_rank;
 
@@ -472,8 +477,7 @@ static void choose(llm_rank *r, tsh_tensor *logits) {
         r->tokens[b * r->room + r->count[b]++] = (int32_t)ids[b];
 }
 
-/* Returns how many tokens of a text the model has not computed yet, for the text with most of
- * them. */
+/* Returns how many tokens the model has not run yet, of the text with most of them. */
 static int64_t waiting(const llm_rank *r) {
     int64_t most = 0;
     for (int64_t b = 0; b < r->rows; b++) {
@@ -483,9 +487,9 @@ static int64_t waiting(const llm_rank *r) {
     return most;
 }
 
-/* Runs the model on the tokens of each text that it has not computed yet: at most n of each text,
- * and not its last `keep`. Returns the logits, which the next tsh_scope_end frees; NULL after an
- * error. */
+/* Runs the model on the tokens of each text that it has not run yet: at most the next n of each
+ * text, without the last `keep` tokens of the text. Returns the logits, which the next
+ * tsh_scope_end frees; NULL after an error. */
 static tsh_tensor *compute(llm_rank *r, int64_t n, int64_t keep) {
     int64_t lengths[LLM_MOST_ROWS];
     int32_t *ids = (int32_t *)calloc((size_t)(r->rows * n), sizeof *ids);
@@ -519,7 +523,7 @@ static int dump_open(llm_rank *r) {
     return 1;
 }
 
-/* Runs the model on each text's last token, and appends the next one. */
+/* Runs the model on the last token of each text, and appends the token that it generates. */
 static void step(llm_rank *r) {
     tsh_scope_begin(r->ctx);
     tsh_tensor *logits = compute(r, 1, 0);
@@ -559,7 +563,7 @@ static int prefill(llm_rank *r) {
     return tsh_ok(r->ctx) && !bad;
 }
 
-/* Returns 1 if the token ends a text. */
+/* Returns 1 if token `id` ends a text. */
 static int ends(const llm_job *job, int32_t id) {
     for (int i = 0; i < job->config.eos_count && !job->ignore_eos; i++)
         if (job->config.eos[i] == id) return 1;
@@ -581,12 +585,13 @@ static void take(llm_rank *r, int64_t b, int32_t id) {
     r->done[b] = r->out[b].stopped;
 }
 
-/* Generates tokens until all texts have ended, or have `most` new ones. Their first ones were
- * appended by prefill. */
+/* Generates tokens until all texts have ended, or have `most` new ones. The first new token of each
+ * was already appended by prefill. */
 static void generate(llm_rank *r, int64_t most) {
     for (int64_t b = 0; b < r->rows; b++) r->done[b] = 0;
     for (int64_t b = 0; b < r->rows; b++) r->taken[b] = 0;
-    /* only rank 0 sees stop strings and Ctrl-C */
+    /* 1: after each token rank 0 tells the others which texts have ended, as only it sees stop
+     * strings and Ctrl-C */
     const int tells = r->job->stops.count > 0 || r->job->terminal;
     for (int64_t i = 0; i < most && tsh_ok(r->ctx); i++) {
         int all = 1;
@@ -648,7 +653,7 @@ static void continue_prompts(llm_rank *r) {
     if (!job->print_ids) tell_speed(r);
 }
 
-/* Pools the vectors of a text's n tokens, (n, width), into the text's vector, and prints that. */
+/* Pools the vectors of a text's n tokens, (n, features), into the text's vector, and prints it. */
 static void print_vector(llm_rank *r, const float *tokens, int64_t n) {
     embed_model *e = &r->job->vectors;
     double *vector = (double *)malloc((size_t)e->size * sizeof *vector);
@@ -671,7 +676,8 @@ static void embed(llm_rank *r) {
         tsh_scope_begin(r->ctx);
         r->model.past[0] = 0;
         r->model.expected = n;
-        tsh_tensor *x = llm_logits(&r->model, job->tokens + begin, n, NULL); /* (1, n, width) */
+        /* a vector for each token of the line, (1, n, features) */
+        tsh_tensor *x = llm_logits(&r->model, job->tokens + begin, n, NULL);
         const int ok = x && tsh_read(r->ctx, tsh_cast(x, TSH_F32), TSH_GLOBAL, tokens,
                                      (size_t)n * width) == TSH_OK;
         tsh_scope_end(r->ctx);
@@ -680,7 +686,7 @@ static void embed(llm_rank *r) {
     free(tokens);
 }
 
-/* -- a conversation ---------------------------------------------------------- */
+/* -- running a conversation -------------------------------------------------- */
 
 /* The conversation, as rank 0 keeps it, and its statistics. */
 typedef struct llm_talk {
@@ -798,7 +804,8 @@ static int exchange(llm_rank *r, llm_talk *talk) {
     int32_t *ids = NULL;
     if (r->first) {
         head[0] = ask(r, talk, &ids);
-        /* Without a causal mask nothing can be kept: new tokens change the keys of those before. */
+        /* Counts the first tokens whose keys the cache has. Without a causal mask there are none:
+         * new tokens change the keys of all tokens before them. */
         while (job->config.causal && head[1] + 1 < head[0] && head[1] < r->model.past[0] &&
                ids[head[1]] == r->tokens[head[1]])
             head[1]++;
@@ -840,12 +847,12 @@ static void converse(llm_rank *r) {
     free(talk.messages);
 }
 
-/* -- a rank ------------------------------------------------------------------ */
+/* -- what each rank runs ----------------------------------------------------- */
 
 static void run_model(llm_rank *r) {
     llm_job *job = r->job;
     const tsh_dtype weights = job->weights ? llm_dtype_named(job->weights)
-                              : job->dtype ? TSH_F32 /* --dtype is for all weights, also of GGUF */
+                              : job->dtype ? TSH_F32 /* --dtype sets all weights, GGUF's too */
                                            : TSH_DTYPE_DEFAULT;
     tsh_no_grad_begin(r->ctx);
     llm_model_load(&r->model, r->ctx, &job->config, job->family, job->model, r->rows, r->room,
@@ -891,7 +898,7 @@ static int run_rank(tsh_ctx *ctx, void *user) {
     return !tsh_ok(ctx);
 }
 
-/* -- main ------------------------------------------------------------------- */
+/* -- what runs before the ranks start --------------------------------------- */
 
 static int join_tcp(llm_job *job) {
 #ifdef LLM_TCP
@@ -924,7 +931,8 @@ static int open_codec(llm_job *job) {
 }
 
 static int convert_text(llm_job *job) {
-    /* --detokenize writes the very bytes that --tokenize read */
+    /* A file or pipe gets control characters, too, so that --detokenize writes the very bytes that
+     * --tokenize read. */
     if (!isatty(STDOUT_FILENO)) job->codec.raw = 1;
     return !open_codec(job) || convert(job);
 }
@@ -959,7 +967,7 @@ static int read_line(llm_job *job, const char *line, size_t length) {
 /* Reads the lines of --embed's file into the job. Returns 0 after an error. */
 static int read_lines(llm_job *job) {
     size_t length = 0;
-    FILE *file = fopen(job->embed, "rb"); /* may be a pipe */
+    FILE *file = fopen(job->embed, "rb"); /* --embed may name a pipe */
     char *text = file ? llm_read_all(file, 0, &length) : NULL;
     int ok = text != NULL;
     if (!text) refuse(job, "%s: %s", job->embed, strerror(errno));
@@ -986,8 +994,8 @@ static int open_vectors(llm_job *job) {
     return 1;
 }
 
-/* Opens the chat template of the model, or that of --template, and tries it on a question after
- * --system. Returns 0 after an error. */
+/* Opens the chat template of the model, or that of --template, and checks it: renders a question
+ * after the text of --system. Returns 0 after an error. */
 static int open_format(llm_job *job) {
     gguf *g = job->config.gguf;
     char *config = g ? gguf_tokenizer_config(g) : NULL, *jinja = NULL;
@@ -1116,20 +1124,21 @@ static int prepare(llm_job *job) {
 static int lacks_model(const llm_job *job) {
     char path[4096];
     snprintf(path, sizeof path, "%s/config.json", job->model);
-    if (access(path, R_OK) == 0 || errno == ENOTDIR) return 0; /* ENOTDIR: a file */
+    if (access(path, R_OK) == 0 || errno == ENOTDIR) return 0; /* ENOTDIR: --model is a file */
     snprintf(path, sizeof path, "%s/modules.json", job->model);
     return !job->embed || access(path, R_OK) != 0;
 }
 
 /* What rank 0 sends to the other ranks if one of them has no model: what it read, or its error. */
 typedef struct llm_found {
-    /* ok: 0: there is only an error; text: bytes of model_text; tokens: of all prompts or lines */
+    /* ok: 0: only `error` counts; text: how many bytes model_text returned; tokens: number of
+     * tokens of all texts together; rows, room, max_new: as in llm_job */
     int64_t ok, text, tokens, rows, room, max_new;
     int64_t top_k;
     double temperature, top_p, min_p, penalty;
     int64_t eos_count, eos[LLM_MOST_EOS];
-    int64_t tied; /* the head has the embedding's weight */
-    int64_t gguf; /* bytes of the GGUF file, whose header the text is; 0: the text is config.json */
+    int64_t tied; /* 1: the head has the embedding's weight */
+    int64_t gguf; /* bytes of the GGUF file, if its header is sent; 0: config.json is sent */
     char error[TSH_MESSAGE_SIZE];
 } llm_found;
 
@@ -1230,9 +1239,9 @@ static int send_found(llm_job *job, int ok) {
         job->tokens = (int32_t *)malloc((size_t)(found.tokens + 1) * sizeof *job->tokens);
         job->ends = (int64_t *)malloc((size_t)(found.rows + 1) * sizeof *job->ends);
     }
-    /* Without memory this rank skips the broadcasts, which then fail on the others. */
+    /* 0: this rank has no memory for what is broadcast; it skips that, which fails on the others */
     ok = text && (first || (job->tokens && job->ends));
-    if (ok && result == TSH_OK) /* the text and the 0 after it, as words of 4 bytes */
+    if (ok && result == TSH_OK) /* the text and the 0 after it are sent as words of 4 bytes */
         result = tsh_broadcast(world, text, found.text / 4 + 1, TSH_I32, 0);
     if (ok && result == TSH_OK && found.tokens)
         result = tsh_broadcast(world, job->tokens, found.tokens, TSH_I32, 0);

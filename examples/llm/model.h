@@ -28,7 +28,8 @@
 #include "models/smollm3.h"
 #include "models/starcoder2.h"
 
-/* Returns the family of a model_type. NULL: there is none, and names lists those that there are. */
+/* Returns the family for a model_type. NULL: there is none, and `names`, of `size` bytes, gets a
+ * list of the types that are supported. */
 static const llm_family *llm_family_find(const char *type, char *names, size_t size) {
     static const llm_family *const all[] = {
         &bert_family,     &bloom_family,   &falcon_family, &gemma_family,
@@ -46,7 +47,7 @@ static const llm_family *llm_family_find(const char *type, char *names, size_t s
 }
 
 /* Reads the metadata of the GGUF file c->gguf in place of config.json, by llm_config_take. path:
- * for errors. Returns 0, with c->error, on failure. */
+ * its name for errors. Returns 0, with c->error, on failure. */
 static int llm_gguf_take(llm_config *c, const char *path) {
     cJSON *json = gguf_config(c->gguf);
     if (json) return llm_config_take(c, json, path);
@@ -54,7 +55,8 @@ static int llm_gguf_take(llm_config *c, const char *path) {
     return 0;
 }
 
-/* Opens a GGUF file as c->gguf, and reads its metadata by llm_gguf_take. */
+/* Opens the GGUF file at `path` as c->gguf, and reads its metadata by llm_gguf_take. Returns 0,
+ * with c->error, on failure. */
 static int llm_gguf_config(llm_config *c, const char *path) {
     char error[512];
     c->gguf = gguf_open(path, error, sizeof error);
@@ -77,7 +79,7 @@ static void llm_gguf_adjust(llm_config *c) {
     c->qkv_bias = gguf_has_bias(c->gguf, "attn_q") || gguf_has_bias(c->gguf, "attn_qkv");
     c->out_bias = gguf_has_bias(c->gguf, "attn_output");
     c->mlp_bias = gguf_has_bias(c->gguf, "ffn_up");
-    /* GGUF files store these weights with the 1 added */
+    /* Where a norm multiplies by weight + 1, GGUF files store the sum: it is a plain RMS norm. */
     if (c->norm == LLM_RMS_ONE) c->norm = LLM_RMS;
     if (c->gguf->error[0]) llm_refuse(c, "%s", c->gguf->error);
 }
@@ -92,7 +94,7 @@ static void llm_gguf_rename_error(llm_config *c, const char *path) {
     strcpy(c->error, text);
 }
 
-/* After llm_config_take: finds the family, and reads its keys. Returns 0, with c->error, on
+/* Called after llm_config_take: finds the family, and reads its keys. Returns 0, with c->error, on
  * failure. */
 static int llm_config_finish(llm_config *c, const llm_family **family) {
     char names[256];
@@ -102,7 +104,7 @@ static int llm_config_finish(llm_config *c, const llm_family **family) {
     else
         (*family)->config(c);
     const cJSON *causal = cJSON_GetObjectItemCaseSensitive(c->unread, "is_causal");
-    if (cJSON_IsNull(causal)) /* some families of transformers take null for false */
+    if (cJSON_IsNull(causal)) /* ambiguous: some families take null for false */
         llm_refuse_value(c, "is_causal", causal, "it must be true or false");
     c->causal = llm_config_flag(c, "is_causal", !c->encoder);
     if (c->eps < 0)
@@ -111,8 +113,8 @@ static int llm_config_finish(llm_config *c, const llm_family **family) {
     return c->error[0] == 0;
 }
 
-/* After llm_config_take: reads all other keys, and refuses unknown ones. path: the GGUF file, for
- * errors. Returns 0, with c->error, on failure. */
+/* Called after llm_config_take: reads all other keys, and refuses unknown ones. path: the GGUF
+ * file, for errors. Returns 0, with c->error, on failure. */
 static int llm_config_rest(llm_config *c, const char *path, const llm_family **family) {
     if (llm_config_finish(c, family) && c->gguf) llm_gguf_adjust(c);
     const int ok = c->error[0] == 0 && llm_config_close(c);
@@ -162,9 +164,9 @@ LLM_API int64_t llm_longest(const llm_config *c, const char **why) {
 
 enum { LLM_IGNORE_MAX = 32, LLM_IGNORED = LLM_IGNORE_MAX + 32, LLM_RENAMED = 16 };
 
-/* Tensors of the files that the model has no parameter for: masks and frequencies, which are
- * computed here, and heads of encoders, which are not used. families: whose files have them; NULL:
- * all. */
+/* Tensors of the files that are not loaded, as the model has no parameter for them: masks and
+ * frequencies, which are computed here, and heads of encoders, which are not used. families: whose
+ * files have them; NULL: all. */
 static const struct {
     const char *pattern, *families;
 } llm_ignored[] = {
@@ -252,16 +254,16 @@ static tsh_module *llm_layer_of(const llm_net *m, const char *name) {
     return at;
 }
 
-/* For gguf_file_open: returns 1 if the model's weight of this name has the quantised dtype of this
- * name, so that the file's blocks are loaded as they are. user: the llm_net. */
+/* Callback of gguf_file_open; user: the llm_net. Returns 1 if the model's weight `name` has the
+ * quantised dtype that is named `dtype`, so that the file's blocks are loaded as they are. */
 static int llm_keeps(void *user, const char *name, const char *dtype) {
     tsh_module *layer = llm_layer_of((const llm_net *)user, name);
     const tsh_tensor *weight = layer ? tsh_param(layer, "weight") : NULL;
     return weight && tsh_dtype_of(weight) == llm_dtype_named(dtype);
 }
 
-/* Gives the layers' matrices their dtypes in the GGUF file: blocks that tshard computes with, F16
- * or BF16. The others keep the ctx's dtype, as activations do. */
+/* Gives the layers' matrices the dtypes that they have in the GGUF file: quantised ones that tshard
+ * computes with, F16 or BF16. The others keep the ctx's dtype, as activations do. */
 static void llm_gguf_dtypes(llm_net *m) {
     const gguf *g = m->config->gguf;
     for (size_t i = 0; i < g->tensors; i++) {

@@ -24,13 +24,14 @@ typedef struct text_codec {
     char error[4352]; /* room for a path and a sentence */
 } text_codec;
 
-/* Texts of the command line, with a NULL after the last. */
+/* Texts of the command line, with a NULL after the last one. */
 typedef struct text_list {
     const char **at;
     size_t count;
 } text_list;
 
-/* A text that is being generated. Initialize it with zeros, the codec and the stop strings. */
+/* A text that is being generated. Initialize it with zeros, except the codec and the stop
+ * strings. */
 typedef struct text_out {
     text_codec *codec;
     const text_list *stops; /* stop strings: the text ends before the first that it contains */
@@ -43,7 +44,8 @@ typedef struct text_out {
     size_t length, room, shown;
 } text_out;
 
-/* Opens the tokenizer of a GGUF file; pre: as for gguf_tokenizer. NULL: *error says why not. */
+/* Opens the tokenizer of a GGUF file. pre: name of its pre-tokenizer; NULL: as the file says.
+ * Returns NULL on error, with one sentence in `error`, of `size` bytes. */
 static llm_tokenizer *text_open_gguf(const char *path, const char *pre, char *error, size_t size) {
     gguf *g = gguf_open_keys(path, error, size);
     llm_tokenizer *tokenizer = NULL;
@@ -56,8 +58,8 @@ static llm_tokenizer *text_open_gguf(const char *path, const char *pre, char *er
     return tokenizer;
 }
 
-/* Puts Lowercase before the normalizers of a tokenizer.json, unless it is one of them. Returns 0:
- * not enough memory. */
+/* Puts the normalizer Lowercase before those of a tokenizer.json, unless one of them is Lowercase.
+ * Returns 0: not enough memory. */
 static int text_lower(cJSON *json) {
     cJSON *normalizer = cJSON_DetachItemFromObjectCaseSensitive(json, "normalizer");
     cJSON *all = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(all, "normalizers");
@@ -77,7 +79,8 @@ static int text_lower(cJSON *json) {
     return cJSON_AddItemToObject(json, "normalizer", all) && ok;
 }
 
-/* Opens a tokenizer.json, and adds Lowercase to its normalizers. NULL: *error says why not. */
+/* Opens a tokenizer.json, and adds Lowercase to its normalizers. Returns NULL on error, with one
+ * sentence in `error`, of `size` bytes. */
 static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size) {
     tsh_error why;
     size_t length;
@@ -96,7 +99,7 @@ static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size
     }
     if (!cJSON_IsObject(json)) {
         cJSON_Delete(json);
-        return llm_tokenizer_open(path, error, size); /* reports why it cannot be read */
+        return llm_tokenizer_open(path, error, size); /* fails, and says in `error` why */
     }
     text = text_lower(json) ? cJSON_PrintUnformatted(json) : NULL;
     cJSON_Delete(json);
@@ -144,8 +147,8 @@ TEXT_API int text_append(text_list *list, const char *text) {
     return 1;
 }
 
-/* Returns the number of a text's ids; -1: an error, in codec->error. *ids is to be passed to
- * free(). special: as for llm_tokenizer_encode. */
+/* Converts a text to ids. Returns their number; -1: an error, in codec->error. *ids is to be passed
+ * to free(). special: 1 adds the tokens that the tokenizer puts before and after a text. */
 TEXT_API int64_t text_encode(text_codec *codec, const char *text, size_t length, int special,
                             int32_t **ids) {
     const int64_t n = llm_tokenizer_encode(codec->tokenizer, text, length, special, ids);
@@ -235,7 +238,7 @@ static int text_put(text_out *out, const char *text, size_t n) {
     return text_show(out, out->length - held);
 }
 
-/* Appends the text that one more id adds, whole characters only. Returns 0 on error. */
+/* Appends to the text what one more id adds to it, whole characters only. Returns 0 on error. */
 TEXT_API int text_add(text_out *out, int32_t id) {
     size_t length = 0;
     out->stream.tokenizer = out->codec->tokenizer;
@@ -243,7 +246,7 @@ TEXT_API int text_add(text_out *out, int32_t id) {
     return text && text_put(out, text, length);
 }
 
-/* Appends and shows the text that was held back. Returns 0 on error. */
+/* Appends and shows what was held back, as the text ends here. Returns 0 on error. */
 TEXT_API int text_finish(text_out *out) {
     size_t length = 0;
     const char *text = out->stream.tokenizer ? llm_stream_end(&out->stream, &length) : "";
@@ -260,7 +263,7 @@ TEXT_API void text_clear(text_out *out) {
     out->stopped = 0;
 }
 
-/* Returns the number of tokens of the tokenizer, see llm_tokenizer_size. */
+/* Returns the largest id of the tokenizer + 1, see llm_tokenizer_size. */
 TEXT_API int64_t text_count(const text_codec *codec) {
     return llm_tokenizer_size(codec->tokenizer);
 }

@@ -141,14 +141,14 @@ typedef struct llm_step {
     /* 1: PCRE2's JIT has compiled `code` and `plain`. */
     int jit;
     llm_behavior behavior;
-    /* invert: the text between matches counts as the match. split: the step splits the text.
-     * rewrites: it changes the text before that. */
+    /* invert: 1: the text between matches counts as the match. split: 1: the step splits the text.
+     * rewrites: 1: the step changes the text, before it splits it. */
     int invert, split, rewrites;
     llm_scheme scheme; /* setting of LLM_METASPACE: when to prepend its character */
     int clean, chinese, accents, lowercase; /* settings of LLM_BERT_NORMALIZER */
     int cleanup;                            /* setting of LLM_WORDPIECE */
-    /* LLM_STRIP: the decoder removes at most so many characters at each end; in the normalizer, 1:
-     * strips white space there. */
+    /* LLM_STRIP. Decoder: how many copies of `pattern` are removed at most at each end of a token.
+     * Normalizer: 1: white space is removed at that end of the text. */
     size_t left, right;
     uint32_t *units; /* LLM_PRECOMPILED: the trie; its replacements are in `content` */
     size_t unit_count;
@@ -164,8 +164,8 @@ typedef struct llm_steps {
 /* An added token, such as "<|im_end|>": it is found in the text before anything else is done. */
 typedef struct llm_added {
     int32_t id;
-    /* content: the token's text; normal: the same normalized, which is searched for if `normalized`
-     * is 1 */
+    /* content: the token's text; normal: this text normalized, which is searched for if
+     * `normalized` is 1 */
     llm_text content, normal;
     int single_word, lstrip, rstrip, normalized, special;
 } llm_added;
@@ -203,15 +203,15 @@ typedef struct llm_cached {
 typedef enum llm_model { LLM_BPE, LLM_WORD_PIECE, LLM_UNIGRAM } llm_model;
 
 enum { LLM_FILTER = 1 << 22 /* size of llm_tokenizer.filter in bits */ };
-/* LLM_NONE: no token. LLM_CACHED: longest word that is cached, in bytes. LLM_CACHE_WORDS: words in
- * the cache before it is emptied. LLM_MAX_ID: every id is below it. */
+/* LLM_NONE: the id that stands for no token. LLM_CACHED: longest word that is cached, in bytes.
+ * LLM_CACHE_WORDS: words in the cache before it is emptied. LLM_MAX_ID: every id is below it. */
 enum { LLM_NONE = -1, LLM_CACHED = 96, LLM_CACHE_WORDS = 1 << 19, LLM_MAX_ID = 1 << 22 };
 
 typedef struct llm_tokenizer {
     char error[256];  /* the first error of the current call; empty: none */
     const char *name; /* the file's name for errors; set only while it is read */
-    /* given: bytes of the call's text; most: how many bytes the steps may make of it, see
-     * llm_fits */
+    /* given: bytes of the text of the current call; most: how many bytes the steps may make of that
+     * text, see llm_fits */
     size_t given, most;
     size_t grown;    /* bytes that normalizers have written for the text of the current call */
     uint8_t *flags;  /* one byte per code point: LLM_WORD ... of unicode.h */
@@ -220,15 +220,16 @@ typedef struct llm_tokenizer {
     llm_map compositions;
     /* For LLM_NFKC and LLM_NFKD: code point -> index of its decomposition in llm_unicode_compat. */
     llm_map compat;
-    /* 1: the text has no code point of llm_unicode_added; in llm_compile: leave these out */
+    /* 1: the text has no code point of llm_unicode_added, so llm_step.plain can match it; within
+     * llm_compile: the pattern is compiled without these code points */
     int plain;
-    int sets; /* character classes in patterns that were resolved by trying all code points */
+    int sets; /* number of classes in patterns that were resolved by trying all code points */
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
 
     llm_steps normalizers, pre_tokenizers, decoders;
-    /* byte_level: the last pre-tokenizer step is LLM_BYTE_CHARS; llm_word_new does it, for words
-     * that are not in the cache. */
+    /* has_decoder: 1: the file has a decoder. byte_level: 1: the last pre-tokenizer step is
+     * LLM_BYTE_CHARS, which llm_word_new does in its place, for words that are not in the cache. */
     int has_decoder, byte_level;
     llm_added *added;
     size_t added_count, added_room;
@@ -246,12 +247,12 @@ typedef struct llm_tokenizer {
     /* Id of the unknown token, or LLM_NONE. */
     int32_t unk;
     int fuse_unk, byte_fallback, ignore_merges, has_continuing, cut_at_spaces;
-    /* char_ids[c]: token of the character c alone; byte_ids[b]: token "<0x..>" of the byte b; or
-     * LLM_NONE. */
+    /* char_ids[c]: id of the token that is the character c alone; byte_ids[b]: id of the token
+     * "<0x..>" of the byte b; LLM_NONE: there is none. */
     int32_t char_ids[1024], byte_ids[256];
     llm_map merges; /* BPE: (left id << 32 | right id) + 1 -> rank << 32 | id of the merged token */
-    /* A bit for each hash of a key of `merges`, tested first: most pairs of tokens have no
-     * merge. */
+    /* Bit h is set if a key of `merges` has the hash h. It is tested first, as most pairs of tokens
+     * have no merge. */
     uint64_t *filter;
     /* WordPiece: prefix of tokens that continue a word, such as "##". */
     llm_text continuing;
@@ -261,8 +262,8 @@ typedef struct llm_tokenizer {
      * that ends at each node, or LLM_NONE. */
     llm_map trie;
     llm_ids trie_ids;
-    /* scores: Unigram's score of each token. unk_score: of an unknown character, 10 below the
-     * lowest. */
+    /* scores: Unigram's score of each token. unk_score: the score of an unknown character, 10 below
+     * the lowest of these. */
     double *scores, unk_score;
 
     /* The cache of words, a hash table, see llm_cached. */
@@ -271,7 +272,7 @@ typedef struct llm_tokenizer {
     llm_text cache_text;
     llm_ids cache_ids;
 
-    /* Scratch buffers, kept from call to call. */
+    /* Scratch buffers, from here on, which are kept from call to call. */
     llm_text clean, buffers[2], pieces[2], mapped, piece;
     llm_spans spans[2];
     llm_points points, sorted;
@@ -282,8 +283,8 @@ typedef struct llm_tokenizer {
     /* Unigram: best[i] is the score of the best segmentation of the first i bytes. */
     double *best;
     size_t best_room;
-    /* Unigram: the last token of that segmentation begins at path.at[i].begin and has the id
-     * path.at[i].end. */
+    /* Unigram: the last token of the best segmentation of the first i bytes begins at
+     * path.at[i].begin and has the id path.at[i].end. */
     llm_spans path;
 } llm_tokenizer;
 
@@ -334,15 +335,15 @@ static int llm_put(llm_tokenizer *t, llm_text *text, const char *s, size_t n) {
  * makes at most 11 of one). A file whose steps multiply a text must not take all memory. */
 enum { LLM_GROWTH = 64, LLM_GROWTH_MORE = 1 << 16 };
 
-/* Begins a call with a text of n bytes: sets how large the steps may make it. */
+/* Begins a call with a text of n bytes: sets how many bytes the steps may make of it. */
 static void llm_begin_text(llm_tokenizer *t, size_t n) {
     t->given = n;
     t->most = n < SIZE_MAX / (2 * LLM_GROWTH) ? LLM_GROWTH * n + LLM_GROWTH_MORE : SIZE_MAX;
     t->grown = 0;
 }
 
-/* Returns 1 if `bytes` is not more than the steps may make of the call's text; else 0 and an
- * error. */
+/* Returns 1 if `bytes` is not more than the steps may make of the text of the current call; else 0
+ * and an error. */
 static int llm_fits(llm_tokenizer *t, size_t bytes) {
     return bytes <= t->most ||
            llm_fail(t, "the steps of the tokenizer make more than %zu bytes of %zu; more than %d "
@@ -643,13 +644,15 @@ static int llm_compat_open(llm_tokenizer *t) {
 /* Flags of a normalization form. LLM_COMPOSED: NFC, NFKC; LLM_COMPATIBLE: NFKC, NFKD. */
 enum { LLM_COMPOSED = 1, LLM_COMPATIBLE = 2 };
 
-/* Returns 1 if the form may change c, alone or together with its neighbours. */
+/* Returns 1 if the normalization form `form` may change c, alone or together with its
+ * neighbours. */
 static int llm_is_active(const llm_tokenizer *t, uint32_t c, int form) {
     return (t->flags[c] & LLM_ACTIVE) ||
            ((form & LLM_COMPATIBLE) && llm_map_find(&t->compat, c) != NULL);
 }
 
-/* Appends the decomposition of c to t->points; c itself if it has none. */
+/* Appends to t->points the decomposition of c in the normalization form `form`; c itself if it has
+ * none. */
 static int llm_decompose(llm_tokenizer *t, uint32_t c, int form) {
     const uint32_t *row;
     const uint64_t *compat = form & LLM_COMPATIBLE ? llm_map_find(&t->compat, c) : NULL;
@@ -688,7 +691,8 @@ static int llm_breaks_open(llm_tokenizer *t) {
     return 1;
 }
 
-/* Sorts each run of combining characters in t->points by class; equal classes keep their order. */
+/* Sorts each run of combining characters in t->points by canonical combining class; equal classes
+ * keep their order. */
 static int llm_reorder(llm_tokenizer *t) {
     uint32_t *p = t->points.at;
     const size_t n = t->points.count;
@@ -714,7 +718,7 @@ static int llm_reorder(llm_tokenizer *t) {
     return 1;
 }
 
-/* Returns the code point that a and b compose to; 0: they stay two. */
+/* Returns the code point that the code points a and b compose to; 0: they stay two. */
 static uint32_t llm_compose_pair(const llm_tokenizer *t, uint32_t a, uint32_t b) {
     const uint64_t *found;
     if (a - LLM_L < 19 && b - LLM_V < 21) return LLM_S + ((a - LLM_L) * 21 + b - LLM_V) * 28;
@@ -743,11 +747,12 @@ static void llm_compose(llm_tokenizer *t) {
     t->points.count = n;
 }
 
-/* Normalizes s to NFD, NFC, NFKD or NFKC. Only runs of characters that the form may change, each
- * with the character before it, are decomposed and composed; the rest is copied. */
+/* Appends to `out` s normalized to NFD, NFC, NFKD or NFKC. Only runs of characters that the form
+ * may change, each with the character before it, are decomposed and composed; the rest is
+ * copied. */
 static int llm_canonical(llm_tokenizer *t, const char *s, size_t n, llm_text *out, int form) {
-    /* The smallest first byte of a character that the form changes: that of U+00C0, or of
-     * U+00A0. */
+    /* The smallest first byte, in UTF-8, of a character that the normalization form changes: that
+     * of U+00A0 for NFKC and NFKD, that of U+00C0 for NFC and NFD. */
     const unsigned low = form & LLM_COMPATIBLE ? 0xC2 : 0xC3;
     size_t at = 0, done = 0, size, before = 0, i;
     while (at < n) {
@@ -795,8 +800,8 @@ static uint32_t llm_lower(uint32_t c) {
 
 /* == patterns ============================================================== */
 
-/* The inside of a class [...]: Unicode's White_Space (PCRE2's \s has U+180E, too), and all other
- * code points. */
+/* White space, and all other code points, as the inside of a class [...]. White space is Unicode's
+ * White_Space; PCRE2's \s has U+180E, too. */
 #define LLM_SPACES                                                                                 \
     "\\x{9}-\\x{D} \\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}"          \
     "\\x{205F}\\x{3000}"
@@ -805,7 +810,7 @@ static uint32_t llm_lower(uint32_t c) {
     "\\x{200B}-\\x{2027}\\x{202A}-\\x{202E}\\x{2030}-\\x{205E}\\x{2060}-\\x{2FFF}"                 \
     "\\x{3001}-\\x{10FFFF}"
 
-/* Letters in circles and squares. */
+/* Letters in circles and squares, which Oniguruma's \w matches, as the inside of a class [...]. */
 #define LLM_CIRCLED                                                                                \
     "\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}"
 
@@ -813,8 +818,8 @@ static int llm_puts(llm_tokenizer *t, llm_text *out, const char *s) {
     return llm_put(t, out, s, strlen(s));
 }
 
-/* Returns 1 and sets *row to the table in classes.h of a script or POSIX class, whatever the case
- * of its name; 0: there is none. */
+/* Looks for the script or POSIX class `name`, of n bytes in any case, in the table of classes.h.
+ * Returns 1 and sets *row to its row; 0: there is none. */
 static int llm_find_class(const char *name, size_t n, const llm_class_row **row) {
     size_t i, k;
     for (i = 0; i < LLM_ROWS(llm_classes); i++) {
@@ -825,7 +830,7 @@ static int llm_find_class(const char *name, size_t n, const llm_class_row **row)
     return 0;
 }
 
-/* Appends the ranges of a row, as the inside of a class [...]. */
+/* Appends the ranges of code points of a row of classes.h, as the inside of a class [...]. */
 static int llm_put_ranges(llm_tokenizer *t, llm_text *out, const llm_class_row *row) {
     char text[40];
     size_t i;
@@ -913,7 +918,8 @@ static int llm_put_class(llm_tokenizer *t, llm_text *out, const char *p, size_t 
     return inside || llm_puts(t, out, "]");
 }
 
-/* Appends \b (is: 1) or \B (is: 0) as lookarounds, with Oniguruma's \w. */
+/* Appends the word boundary \b (`is` is 1) or its opposite \B (0) as lookarounds with Oniguruma's
+ * \w. */
 static int llm_put_boundary(llm_tokenizer *t, llm_text *out, int is) {
     static const char *const parts[2][5] = {{"(?:(?<=", ")(?=", ")|(?<!", ")(?!", "))"},
                                             {"(?:(?<=", ")(?!", ")|(?<!", ")(?=", "))"}};
@@ -925,8 +931,8 @@ static int llm_put_boundary(llm_tokenizer *t, llm_text *out, int is) {
     return 1;
 }
 
-/* Translates the escape at p; *used: its length. Oniguruma's \v and \u differ from PCRE2's; letters
- * that are not listed are errors. */
+/* Translates the escape at p; *used: its length. Oniguruma's \v and \u differ from PCRE2's; an
+ * escape that is not known is an error. */
 static int llm_put_escape(llm_tokenizer *t, llm_text *out, const char *p, size_t n, int inside,
                           size_t *used) {
     const char e = n > 1 ? p[1] : 0;
@@ -954,8 +960,8 @@ static int llm_put_escape(llm_tokenizer *t, llm_text *out, const char *p, size_t
     return llm_put(t, out, p, 2);
 }
 
-/* Returns the construct at p, outside of [...], if it means different things to Oniguruma and
- * PCRE2; else NULL. */
+/* Returns the form of the construct at p, such as "(?...", if it stands outside of [...] and means
+ * different things to Oniguruma and PCRE2; else NULL. */
 static const char *llm_unlike(const char *pattern, const char *p, size_t n) {
     if (p[0] == '(' && n > 2 && p[1] == '?') {
         const int behind = n > 3 && p[2] == '<' && (p[3] == '=' || p[3] == '!');
@@ -969,16 +975,17 @@ static const char *llm_unlike(const char *pattern, const char *p, size_t n) {
 
 /* -- character classes: Oniguruma's may be nested, and intersected by && -- */
 
-/* A class [...] that is being translated: the union of `flat`, the inside of a PCRE2 class, and of
- * `more`, expressions that match one character, each after a '|'. After &&, these are the last
- * operand; `also` has a lookahead for each operand before it. */
+/* A class [...] that is being translated. It matches the characters of `flat`, the inside of a
+ * PCRE2 class, and of `more`, expressions that match one character, each after a '|'. In a class
+ * with &&, these two hold the operand after the last &&, and `also` has a lookahead for each
+ * operand before it. */
 typedef struct llm_chars {
     llm_text flat, more, also;
     int negated;
 } llm_chars;
 
-/* Limits: classes nested in each other; classes of a file that are resolved by trying all code
- * points. */
+/* LLM_MOST_DEPTH: most classes nested in each other. LLM_MOST_SETS: most classes of a file that are
+ * resolved by trying all code points. */
 enum { LLM_MOST_DEPTH = 16, LLM_MOST_SETS = 32 };
 
 static void llm_chars_free(llm_chars *set) {
@@ -987,7 +994,8 @@ static void llm_chars_free(llm_chars *set) {
     free(set->also.at);
 }
 
-/* Appends an expression that matches one character of `flat` or `more`, the last operand of &&. */
+/* Appends an expression that matches one character of set->flat or set->more, which, in a class
+ * with &&, are its last operand. */
 static int llm_put_union(llm_tokenizer *t, llm_text *out, const llm_chars *set) {
     const int flat = set->flat.length > 0, more = set->more.length > 0;
     if (!flat && !more) return llm_puts(t, out, "(?!)");
@@ -999,14 +1007,14 @@ static int llm_put_union(llm_tokenizer *t, llm_text *out, const llm_chars *set) 
                      llm_puts(t, out, ")"));
 }
 
-/* Appends an expression that matches one character of the whole class. */
+/* Appends an expression that matches one character of the whole class `set`. */
 static int llm_put_set(llm_tokenizer *t, llm_text *out, const llm_chars *set) {
     return llm_puts(t, out, set->negated ? "(?:(?!" : "(?:") &&
            llm_put(t, out, llm_bytes(&set->also), set->also.length) &&
            llm_put_union(t, out, set) && llm_puts(t, out, set->negated ? ")(?s:.))" : ")");
 }
 
-/* Handles &&: the operand that it ends becomes a lookahead, and the next one begins. */
+/* Handles && in a class: the operand before it becomes a lookahead, and the next one begins. */
 static int llm_chars_intersect(llm_tokenizer *t, llm_chars *set) {
     if (!llm_puts(t, &set->also, "(?=") || !llm_put_union(t, &set->also, set) ||
         !llm_puts(t, &set->also, ")"))
@@ -1015,12 +1023,13 @@ static int llm_chars_intersect(llm_tokenizer *t, llm_chars *set) {
     return 1;
 }
 
-/* Translates a POSIX class such as [:alpha:] at p; *used: its length, 0: there is none. */
+/* Translates the POSIX class at p, such as [:alpha:], and adds it to `set`; *used: its length, 0:
+ * there is none. */
 static int llm_chars_posix(llm_tokenizer *t, llm_chars *set, const char *p, size_t n,
                            size_t *used) {
     static const struct {
-        /* A POSIX class: its name, its general categories, its ranges. A row of llm_classes with
-         * the same name is added to these. */
+        /* A POSIX class: its name, the general categories that it has, further ranges. A row of
+         * llm_classes with the same name is added to these. */
         const char *name, *categories, *ranges;
     } rows[] = {{"alnum", "L Nl Nd", NULL}, {"alpha", "L Nl", NULL}, {"lower", "Ll", NULL},
                 {"upper", "Lu", NULL}, {"ascii", "", "\\x{0}-\\x{7F}"}, {"blank", "Zs", "\\x{9}"},
@@ -1051,7 +1060,7 @@ static int llm_chars_posix(llm_tokenizer *t, llm_chars *set, const char *p, size
         at += one;
     }
     if (rows[i].ranges && !llm_puts(t, out, rows[i].ranges)) return 0;
-    at = i == 0 ? "alpha" : rows[i].name; /* alnum has alpha's row of llm_classes, too */
+    at = i == 0 ? "alpha" : rows[i].name; /* alnum has the ranges of alpha in llm_classes, too */
     if (llm_find_class(at, strlen(at), &row) && !llm_put_ranges(t, out, row)) return 0;
     return !negated || llm_puts(t, out, "]");
 }
@@ -1065,8 +1074,8 @@ static int llm_chars_char(llm_tokenizer *t, llm_text *out, const char *p, size_t
 }
 
 /* Translates an item of a class: a character, a range, or an escape for several characters. *after:
- * 1 if the item before it was one of the latter two, so that a '-' here begins no range; then set
- * for this item. */
+ * before the call, 1 if the item before was a range or such an escape, so that a '-' here begins no
+ * range; after the call, the same of this item. */
 static int llm_chars_item(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, size_t *used,
                         int *after) {
     const int several = n > 1 && p[0] == '\\' && strchr("sSdDwWpPhH", p[1]) && p[1];
@@ -1094,8 +1103,8 @@ static int llm_chars_item(llm_tokenizer *t, llm_chars *set, const char *p, size_
 static int llm_chars_read(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, int depth,
                         size_t *used);
 
-/* Adds a class nested in another one: to its `flat` and `more`, or, if the inner class is negated
- * or has &&, as one expression in `more`. */
+/* Reads the class at p, which is nested in `set`, and adds it: to set->flat and set->more, or, if
+ * the inner class is negated or has &&, as one expression to set->more. */
 static int llm_chars_nest(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, int depth,
                         size_t *used) {
     llm_chars inner;
@@ -1111,8 +1120,7 @@ static int llm_chars_nest(llm_tokenizer *t, llm_chars *set, const char *p, size_
     return ok;
 }
 
-/* Reads the class at p into *set; *used: its length; depth: how many classes it is nested in, plus
- * 1. */
+/* Reads the class at p into *set; *used: its length; depth: 1 + the number of classes around it. */
 static int llm_chars_read(llm_tokenizer *t, llm_chars *set, const char *p, size_t n, int depth,
                         size_t *used) {
     size_t i, one;
@@ -1141,8 +1149,8 @@ static int llm_chars_read(llm_tokenizer *t, llm_chars *set, const char *p, size_
     return ok && (i < n || llm_fail(t, "%s: a pattern does not compile: [ without ]", t->name));
 }
 
-/* Appends a class [...] with the ranges of code points that `code` matches in `all`, the text of
- * all code points in order. `code` matches one or more characters of a set. */
+/* Appends a class [...] of the code points that `code` matches, as ranges. all: the text of all
+ * code points in order; `code` matches a run of one or more of them. */
 static int llm_put_matches(llm_tokenizer *t, llm_text *out, const pcre2_code *code,
                            const llm_text *all) {
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
@@ -1181,7 +1189,7 @@ static int llm_put_members(llm_tokenizer *t, llm_text *out, const llm_text *expr
          llm_puts(t, &text, ")++") && llm_room(t, &all, (size_t)4 * 0x110000);
     for (c = 0; ok && c < 0x110000; c += c == 0xD7FF ? 0x801 : 1) ok = llm_put_utf8(t, &all, c);
     if (ok) code = pcre2_compile((PCRE2_SPTR)text.at, text.length, PCRE2_UTF, &error, &where, NULL);
-    /* optional: makes matching faster */
+    /* The JIT makes matching faster; if it fails, PCRE2 matches without it. */
     if (code) (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
     if (ok)
         ok = code ? llm_put_matches(t, out, code, &all)
@@ -1193,8 +1201,8 @@ static int llm_put_members(llm_tokenizer *t, llm_text *out, const llm_text *expr
     return ok;
 }
 
-/* Translates a class at p that is not nested; *used: its length. folds: it stands within
- * (?i...). */
+/* Translates a class [...] at p that is not nested; *used: its length. folds: 1: it stands within
+ * (?i...), which ignores case. */
 static int llm_translate_class(llm_tokenizer *t, const char *p, size_t n, int folds, llm_text *out,
                                size_t *used) {
     llm_text expression = {NULL, 0, 0};
@@ -1219,8 +1227,8 @@ static int llm_translate_class(llm_tokenizer *t, const char *p, size_t n, int fo
 /* Translates a pattern of Oniguruma to PCRE2, and appends it. */
 static int llm_translate(llm_tokenizer *t, const char *p, size_t n, llm_text *out) {
     size_t i, used;
-    /* folds: 1 + the depth of parentheses of the (?i: or (?i) around position i; 0: there is
-     * none. */
+    /* depth: parentheses around position i. folds: 0: case counts there; else 1 + the depth within
+     * the (?i: around it, or 1 after a (?i) at the beginning. */
     int depth = 0, folds = n > 3 && memcmp(p, "(?i)", 4) == 0 ? 1 : 0;
     for (i = 0; i < n; i += used) {
         const char *bad = llm_unlike(p, p + i, n - i);
@@ -1243,8 +1251,8 @@ static int llm_translate(llm_tokenizer *t, const char *p, size_t n, llm_text *ou
     return 1;
 }
 
-/* Compiles one form of a pattern: with the code points of llm_unicode_added, or (t->plain) without,
- * see llm_step. Sets *jit to 0 if PCRE2's JIT cannot compile it. */
+/* Compiles one of the two forms of a pattern, see llm_compile: with the code points of
+ * llm_unicode_added, or, if t->plain, without. Sets *jit to 0 if PCRE2's JIT cannot compile it. */
 static pcre2_code *llm_compile_one(llm_tokenizer *t, const char *pattern, size_t n, int *jit) {
     llm_text text = {NULL, 0, 0};
     pcre2_code *code = NULL;
@@ -1265,9 +1273,9 @@ static pcre2_code *llm_compile_one(llm_tokenizer *t, const char *pattern, size_t
     return code;
 }
 
-/* Compiles a step's pattern. The code points of llm_unicode_added make it several times slower, and
- * few texts have one, so there is a second form without them; but not for a pattern with a class
- * that llm_put_members has converted to ranges. */
+/* Compiles a step's pattern in two forms: with the code points of llm_unicode_added, which make it
+ * several times slower, and without them, for the many texts that have none. A pattern with a class
+ * that llm_put_members has converted to ranges gets the first form only. */
 static int llm_compile(llm_tokenizer *t, llm_step *step, const char *pattern, size_t n) {
     const int sets = t->sets;
     step->jit = 1;
@@ -1280,7 +1288,7 @@ static int llm_compile(llm_tokenizer *t, llm_step *step, const char *pattern, si
     return step->match || llm_fail(t, "there is no memory for a pattern");
 }
 
-/* Returns 1 if s has no code point of llm_unicode_added. */
+/* Returns 1 if s has no code point of llm_unicode_added, those that Unicode 14 did not have. */
 static int llm_is_plain(const char *s, size_t n) {
     const size_t rows = LLM_ROWS(llm_unicode_added) / 3;
     size_t at = 0, size, row;
@@ -1478,7 +1486,8 @@ static void llm_merge_few(llm_tokenizer *t, uint64_t *merges) {
     t->symbols.count = n;
 }
 
-/* Pushes rank << 32 | position of a pair onto a min-heap, unless the pair has no merge. */
+/* Pushes rank << 32 | position of a pair of symbols onto the min-heap t->heap. merge: what
+ * llm_merge returned for the pair; UINT64_MAX: nothing is pushed. */
 static int llm_heap_push(llm_tokenizer *t, uint64_t merge, size_t position) {
     const uint64_t key = (merge & UINT64_C(0xFFFFFFFF00000000)) | position;
     size_t at = t->heap_count;
@@ -1505,8 +1514,8 @@ static uint64_t llm_heap_pop(llm_tokenizer *t) {
     return top;
 }
 
-/* BPE of a long word, in O(n log n): symbols are a linked list, and pairs are in a heap. A pair
- * that has changed since it was pushed is skipped when it is popped. */
+/* BPE of a long word, in O(n log n): symbols are a linked list, and pairs that have a merge are in
+ * a heap. A pair that has changed since it was pushed is skipped when it is popped. */
 static int llm_merge_many(llm_tokenizer *t) {
     const size_t n = t->symbols.count;
     int32_t *ids = t->symbols.at, *next, *before;
@@ -1652,8 +1661,8 @@ static int llm_unigram(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) 
             return llm_fail(t, "the text has a character that is no token, and there is no unk_id");
         llm_unigram_step(t, at, at + size, t->unk, t->unk_score);
     }
-    /* Follow the path back, and join consecutive unknown tokens: best[begin] now says where the
-     * token that begins there ends. */
+    /* Follows the best path back from its end, and joins consecutive unknown tokens: from here on
+     * best[begin] says where the token that begins there ends. */
     for (end = n; end; end = begin) {
         begin = t->path.at[end].begin;
         if ((int32_t)t->path.at[end].end == t->unk)
@@ -1713,7 +1722,7 @@ static int llm_cache_grow(llm_tokenizer *t) {
     const size_t size = t->cache_size ? 2 * t->cache_size : 4096;
     llm_cached *bigger;
     size_t i, at;
-    /* the cache is full: empty it, since a text of new words only is rare */
+    /* A full cache is emptied in place of growing: few texts have so many different words. */
     if (t->cache_count >= LLM_CACHE_WORDS) {
         memset(t->cache, 0, t->cache_size * sizeof *t->cache);
         t->cache_count = t->cache_text.length = t->cache_ids.count = 0;
@@ -1780,8 +1789,8 @@ static int llm_word(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
 }
 
 /* Appends the ids of a text that is not split any further. If no merge contains a U+2581 after
- * another character, the text can be cut before each of those: the ids are the same, and the cache
- * may have the parts. */
+ * another character, the text can be cut before each U+2581 that follows another character: the ids
+ * are the same, and the cache may have the parts. */
 static int llm_words(llm_tokenizer *t, const char *s, size_t n, llm_ids *ids) {
     size_t begin = 0, at = 0;
     if (!t->cut_at_spaces) return llm_word(t, s, n, ids);
@@ -1829,7 +1838,7 @@ static int llm_bert_clean(llm_tokenizer *t, const llm_step *step, const char *s,
     return 1;
 }
 
-/* Appends s without the characters that have one of these flags. */
+/* Appends to `out` the characters of s that have none of the properties `flags` (LLM_WORD ...). */
 static int llm_without(llm_tokenizer *t, const char *s, size_t n, unsigned flags, llm_text *out) {
     size_t at, size;
     for (at = 0; at < n; at += size)
@@ -1909,7 +1918,7 @@ static const char *llm_charsmap_find(llm_tokenizer *t, const llm_step *step, con
         (void)llm_fail(t, "the charsmap of the tokenizer points outside of its results");
         return NULL;
     }
-    /* each replacement ends with a zero byte, the last one too */
+    /* A replacement ends with a zero byte, the last one too: llm_read_charsmap appends one. */
     *length = strlen(results->at + begin);
     return results->at + begin;
 }
@@ -1975,7 +1984,8 @@ static int llm_precompiled(llm_tokenizer *t, const llm_step *step, const char *s
     while (at < n) {
         for (end = at; end < n && (unsigned char)s[end] < 0x80; end++)
             if (step->changes[(unsigned char)s[end]]) break;
-        /* leave out the last ASCII character: combining accents may follow it */
+        /* Of these ASCII characters, which stay as they are, the last one is not copied yet: a
+         * combining accent may follow it. */
         if (end > at && end < n && (unsigned char)s[end] >= 0x80) end--;
         if (end > at && !llm_put(t, out, s + at, end - at)) return 0;
         at = end;
@@ -2048,7 +2058,8 @@ typedef struct llm_fold {
     llm_span waits;   /* LLM_MERGED_WITH_NEXT: the last match, which joins the text after it */
 } llm_fold;
 
-/* Adds a part of the text, a match or what lies between matches, to the pieces. */
+/* Adds the bytes [begin, end), a match (`match` is 1) or the text between matches (0), to the
+ * pieces, as the behavior says. */
 static int llm_fold_put(llm_tokenizer *t, llm_fold *f, size_t begin, size_t end, int match) {
     const int join = f->behavior == LLM_CONTIGUOUS ? f->any && match == f->matched
                                                    : f->behavior == LLM_MERGED_WITH_PREVIOUS &&
@@ -2117,7 +2128,7 @@ static int llm_split(llm_tokenizer *t, const llm_step *step, const char *s, llm_
     return 1;
 }
 
-/* The pre-tokenizer Whitespace: splits a piece by \w+|[^\w\s]+. */
+/* Does the pre-tokenizer Whitespace: splits a piece at the matches of \w+|[^\w\s]+. */
 static int llm_split_words(llm_tokenizer *t, const char *s, llm_span piece, llm_spans *out) {
     size_t at = piece.begin, begin, size;
     while (at < piece.end) {
@@ -2130,9 +2141,9 @@ static int llm_split_words(llm_tokenizer *t, const char *s, llm_span piece, llm_
     return 1;
 }
 
-/* Appends a rewritten piece: its bytes as characters (LLM_BYTE_CHARS), or with the prefix of
- * ByteLevel, or with the prefix and spaces of Metaspace. first: it is the first piece of the
- * text. */
+/* Appends a piece as a pre-tokenizer step rewrites it: LLM_BYTE_CHARS replaces its bytes by
+ * characters; ByteLevel adds a space before it; Metaspace adds its character before it, and puts it
+ * in place of spaces. first: 1: it is the first piece of the text. */
 static int llm_rewrite(llm_tokenizer *t, const llm_step *step, const char *s, size_t n, int first,
                        llm_text *text) {
     const llm_text *space = &step->pattern;
@@ -2150,8 +2161,8 @@ static int llm_rewrite(llm_tokenizer *t, const llm_step *step, const char *s, si
     return 1;
 }
 
-/* Applies a step to all pieces `in` of the text *s: `out` are the new pieces, and *s the new text,
- * if the step rewrites it. first: *s begins where the whole text does. */
+/* Applies a pre-tokenizer step to all pieces `in` of the text *s: `out` gets the new pieces, and *s
+ * the new text, if the step rewrites it. first: 1: *s begins where the whole text does. */
 static int llm_pre_step(llm_tokenizer *t, const llm_step *step, const char **s, int first,
                         const llm_spans *in, llm_spans *out) {
     llm_text *text = &t->pieces[*s == t->pieces[0].at];
@@ -2181,8 +2192,9 @@ static int llm_pre_step(llm_tokenizer *t, const llm_step *step, const char **s, 
     return 1;
 }
 
-/* Does the last step if it is the usual kind, a pattern with the behavior Isolated: appends the ids
- * of each match, and of the text between matches. */
+/* Does the last pre-tokenizer step and the model together, if the step splits by a regular
+ * expression with the behavior Isolated: appends the ids of each match, and of the text between
+ * matches. */
 static int llm_isolate(llm_tokenizer *t, const llm_step *step, const char *s, size_t n) {
     size_t done = 0, at = 0;
     llm_span found;
@@ -2198,8 +2210,8 @@ static int llm_isolate(llm_tokenizer *t, const llm_step *step, const char *s, si
     return !t->error[0] && (done == n || llm_words(t, s + done, n - done, &t->ids));
 }
 
-/* Appends the ids of normalized text without added tokens. first: it begins where the whole text
- * does. */
+/* Splits normalized text without added tokens into words, and appends their ids. first: 1: it
+ * begins where the whole text does. */
 static int llm_pre_tokenize(llm_tokenizer *t, const char *s, size_t n, int first) {
     const llm_step *last;
     size_t i, which = 0, fused;
@@ -2233,7 +2245,7 @@ static const llm_text *llm_added_text(const llm_added *added) {
 static void llm_finder_narrow(const llm_tokenizer *t, const llm_finder *f, size_t at,
                               unsigned char c, size_t *low, size_t *high) {
     size_t begin = *low, end = *high, side;
-    for (side = 0; side < 2; side++) { /* find the first token with c, then the first after those */
+    for (side = 0; side < 2; side++) { /* side 0: find the new *low; side 1: the new *high */
         size_t from = side ? *low : begin, to = end;
         while (from < to) {
             const size_t middle = from + (to - from) / 2;
@@ -2277,9 +2289,9 @@ static const llm_added *llm_added_find(const llm_tokenizer *t, const llm_finder 
     return NULL;
 }
 
-/* Returns 1 if an added token may stand at *found, else 0 (single_word). Widens *found over the
- * white space that the token takes in (lstrip, rstrip), but not beyond byte `done`, the end of the
- * token before it. */
+/* Returns 0 if the added token at *found is part of a longer word, which single_word forbids, else
+ * 1. Widens *found over the white space that the token takes in (lstrip, rstrip), but not beyond
+ * byte `done`, the end of the token before it. */
 static int llm_added_fits(const llm_tokenizer *t, const llm_added *added, const char *s, size_t n,
                           size_t done, llm_span *found) {
     size_t size;
@@ -2511,7 +2523,7 @@ static int llm_decode_token(llm_tokenizer *t, const llm_step *step, const char *
             }
         }
         return 1;
-    /* LLM_FUSE, and LLM_BYTE_FALLBACK for a token that is no byte */
+    /* LLM_FUSE, and LLM_BYTE_FALLBACK for a token other than <0x..>: the text stays as it is */
     default: return llm_put(t, text, s, n);
     }
 }
@@ -2534,7 +2546,8 @@ static int llm_decode_step(llm_tokenizer *t, const llm_step *step, const char *s
         if (!llm_decode_token(t, step, from, n, !i, text)) return 0;
         if (!whole && !llm_put_span(t, out, begin, text->length)) return 0;
     }
-    /* the bytes of a character may come from several tokens, so UTF-8 is checked here */
+    /* The bytes of a character may come from several tokens, so invalid UTF-8 is replaced only
+     * here, in the text of all tokens. */
     if (step->kind == LLM_BYTE_LEVEL) {
         t->mapped.length = 0;
         if (!llm_put_lossy(t, &t->mapped, text->at, text->length)) return 0;
@@ -2566,7 +2579,7 @@ static int llm_decode(llm_tokenizer *t, const int32_t *ids, size_t count, int sp
                              &t->pieces[!which], &t->spans[!which]) ||
             !llm_fits(t, t->pieces[!which].length))
             return 0;
-    if (which) { /* the result is in pieces[1], without gaps between its spans */
+    if (which) { /* an odd number of decoders: the text is in pieces[1], and is copied to [0] */
         t->pieces[0].length = 0;
         return llm_put(t, &t->pieces[0], t->pieces[1].at, t->pieces[1].length);
     }
@@ -2648,7 +2661,8 @@ LLM_TOKENIZER_API const char *llm_stream_end(llm_stream *stream, size_t *length)
     return *length ? t->pieces[0].at + begin : "";
 }
 
-/* Returns the id of an added token or of one of the model; -1: there is no such token. */
+/* Returns the id of the token with this text, an added one or one of the vocabulary; -1: there is
+ * no such token. */
 LLM_TOKENIZER_API int32_t llm_tokenizer_id(const llm_tokenizer *t, const char *token) {
     const size_t n = strlen(token);
     size_t i;
@@ -2701,8 +2715,8 @@ static int llm_flag(llm_tokenizer *t, const cJSON *o, const char *key, int absen
     return item ? cJSON_IsTrue(item) : absent;
 }
 
-/* Returns a whole number from 0 to `high`; -1 if it is missing, or, with an error, something
- * else. */
+/* Returns the value of `key` in o, a whole number from 0 to `high`; -1 if it is missing, or, with
+ * an error, something else. */
 static int64_t llm_whole(llm_tokenizer *t, const cJSON *o, const char *key, double high) {
     const cJSON *item = llm_get(o, key);
     if (!item) return -1;
@@ -2774,14 +2788,14 @@ static llm_step *llm_put_step(llm_tokenizer *t, llm_steps *steps, llm_kind kind)
     return step;
 }
 
-/* A supported type of step: its name in the file, its settings, its kind. */
+/* A supported type of step: its name in the file (`type`), its settings (`keys`), and its kind. */
 typedef struct llm_known {
     const char *type, *keys;
     llm_kind kind;
 } llm_known;
 
-/* Returns the row of o's type; NULL and an error if the type is not among the rows, or has a
- * setting that its row does not list. */
+/* Returns the one of `rows` that has o's type; NULL and an error if there is none, or if o has a
+ * setting that the row does not list. what: what o is, for the error. */
 static const llm_known *llm_known_type(llm_tokenizer *t, const cJSON *o, const char *what,
                                        const llm_known *rows, size_t count) {
     size_t i;
@@ -2833,7 +2847,7 @@ static int llm_read_charsmap(llm_tokenizer *t, llm_step *step, const cJSON *o) {
     step->unit_count = size / 4;
     if (step->units) (void)llm_put(t, &step->content, bytes.at + 4 + size, bytes.length - 4 - size);
     free(bytes.at);
-    /* the last replacement ends with a zero byte */
+    /* Appends a zero byte, so that the last replacement ends with one whatever the file has. */
     if (!step->units || !llm_put(t, &step->content, "", 1))
         return llm_fail(t, "there is no memory for a charsmap");
     for (i = 0; i < 128; i++) {
@@ -2907,7 +2921,7 @@ static int llm_read_byte_level(llm_tokenizer *t, const cJSON *o) {
     return step != NULL;
 }
 
-/* Reads the settings of a pre-tokenizer that splits. */
+/* Reads the settings of a pre-tokenizer step that splits the text from the object o. */
 static int llm_read_split(llm_tokenizer *t, llm_step *step, const cJSON *o) {
     step->split = 1;
     step->behavior = step->kind == LLM_WHITESPACE_SPLIT ? LLM_REMOVED : LLM_ISOLATED;
@@ -2957,7 +2971,7 @@ static int llm_read_pre_tokenizer(llm_tokenizer *t, const cJSON *o) {
         return 1;
     }
     if (known->kind == LLM_BYTE_LEVEL) return llm_read_byte_level(t, o);
-    /* BertPreTokenizer: splits at spaces, then at punctuation */
+    /* BertPreTokenizer is two steps: it splits at spaces, then at punctuation. */
     if (known->kind == LLM_WORDPIECE) {
         step = llm_put_step(t, &t->pre_tokenizers, LLM_WHITESPACE_SPLIT);
         if (!step || !llm_read_split(t, step, o)) return 0;
@@ -3011,7 +3025,7 @@ static int llm_read_decoder(llm_tokenizer *t, const cJSON *o) {
     return !t->error[0];
 }
 
-/* -- models -- */
+/* -- reading the model: BPE, WordPiece or Unigram -- */
 
 static int llm_read_vocabulary(llm_tokenizer *t, const cJSON *o) {
     const cJSON *item, *vocabulary = llm_get(o, "vocab");
@@ -3027,7 +3041,8 @@ static int llm_read_vocabulary(llm_tokenizer *t, const cJSON *o) {
     return llm_index_tokens(t);
 }
 
-/* Finds the two halves of a merge, which is "a b" or ["a", "b"]; n: their lengths. */
+/* Finds the two tokens of a merge, which is "a b" or ["a", "b"] in the file; n: their lengths in
+ * bytes. */
 static int llm_merge_halves(llm_tokenizer *t, const cJSON *item, const char *half[2], size_t n[2]) {
     const char *s = cJSON_GetStringValue(item), *blank;
     if (s) {
@@ -3113,7 +3128,7 @@ static int llm_read_bpe(llm_tokenizer *t, const cJSON *o) {
     for (i = 0; i < LLM_ROWS(empty); i++) {
         const cJSON *item = llm_get(o, empty[i]);
         const char *s = cJSON_GetStringValue(item);
-        /* a dropout of 0 means none */
+        /* 1: this is "dropout" (i is 0) and has the value 0, which means that there is none */
         const int zero = i == 0 && cJSON_IsNumber(item) && item->valuedouble == 0;
         if (item && !(s && !*s) && !zero)
             return llm_fail(t, "%s: a BPE with \"%s\" is not known", t->name, empty[i]);
@@ -3222,7 +3237,7 @@ static int llm_read_model(llm_tokenizer *t, const cJSON *o) {
     return llm_fail(t, "%s: the model %.60s is not known", t->name, type);
 }
 
-/* -- added tokens and the rest -- */
+/* -- reading added tokens, the post-processor, and the whole file -- */
 
 static int llm_read_added(llm_tokenizer *t, const cJSON *o) {
     const int64_t id = llm_whole(t, o, "id", LLM_MAX_ID - 1);
@@ -3267,7 +3282,7 @@ static int llm_added_before(const llm_tokenizer *t, uint32_t b, uint32_t a) {
     return order ? order < 0 : x->length < y->length;
 }
 
-/* Sorts f->order by merge sort, bottom up; equal texts keep their order. */
+/* Sorts f->order by the tokens' texts: merge sort, bottom up; equal texts keep their order. */
 static int llm_finder_sort(llm_tokenizer *t, llm_finder *f) {
     uint32_t *from = f->order, *to = (uint32_t *)malloc((f->count + 1) * sizeof *to), *swap;
     size_t width, begin, i;
@@ -3362,7 +3377,7 @@ static int llm_read_processor(llm_tokenizer *t, const cJSON *o) {
     const cJSON *item;
     int ok;
     if (!known) return 0;
-    if (known->kind == LLM_BYTE_LEVEL) return 1; /* changes offsets only, not ids */
+    if (known->kind == LLM_BYTE_LEVEL) return 1; /* ByteLevel changes offsets only, not ids */
     if (known->kind == LLM_SEQUENCE) {
         cJSON_ArrayForEach(item, llm_get(o, "processors")) {
             if (!llm_read_processor(t, item)) return 0;
@@ -3373,7 +3388,8 @@ static int llm_read_processor(llm_tokenizer *t, const cJSON *o) {
         ok = llm_read_template(t, o, &before, &t->after);
     else
         ok = llm_read_pair(t, o, "cls", &before) && llm_read_pair(t, o, "sep", &t->after);
-    /* The tokens of a later processor stand outside of those of the earlier ones. */
+    /* The special tokens of a later post-processor stand outside of those of the earlier ones, so
+     * its `before` comes first. */
     ok = ok && llm_put_ids(t, &before, t->before.at, t->before.count);
     free(t->before.at);
     t->before = before;
@@ -3397,8 +3413,8 @@ static int llm_read_parts(llm_tokenizer *t, const cJSON *o) {
     part = llm_get(o, "decoder");
     t->has_decoder = part != NULL;
     if (part && !llm_read_decoder(t, part)) return 0;
-    /* If the last step is LLM_BYTE_CHARS, llm_word_new does it, for words that are not in the
-     * cache. */
+    /* If the last step is LLM_BYTE_CHARS, it is taken off the list: llm_word_new does it in its
+     * place, for words that are not in the cache. */
     n = t->pre_tokenizers.count;
     if (n && t->pre_tokenizers.at[n - 1].kind == LLM_BYTE_CHARS) {
         t->byte_level = 1;
@@ -3507,7 +3523,7 @@ static int llm_tokenizer_fill(llm_tokenizer *t, const char *json, size_t length,
     else if (llm_has_nul(json, length))
         (void)llm_fail(t, "%s: a token with the character U+0000 is not known", name);
     if (!t->error[0] && llm_unicode_open(t)) {
-        errno = 0; /* malloc sets ENOMEM (POSIX), while cJSON says only that it failed */
+        errno = 0; /* to tell lack of memory (malloc sets ENOMEM) from malformed JSON */
         file = cJSON_ParseWithLength(json, length);
         if (!file && errno == ENOMEM)
             (void)llm_fail(t, "%s: there is no memory for its JSON", name);

@@ -45,7 +45,8 @@ static cJSON *llm_weights_header(llm_config *c, const char *path, int64_t *data)
     return json;
 }
 
-/* Returns 1 if a tensor's name is one of the names "a|b", either alone or after "BASE.". */
+/* Returns 1 if a tensor's name is one of `names`, such as "a|b", either alone or after the prefix
+ * `base` and a dot. */
 static int llm_weights_named(const char *tensor, const char *base, const char *names) {
     const size_t n = strlen(base);
     if (strncmp(tensor, base, n) == 0 && tensor[n] == '.') tensor += n + 1;
@@ -57,8 +58,8 @@ static int llm_weights_named(const char *tensor, const char *base, const char *n
     return 0;
 }
 
-/* Looks in a safetensors file for a tensor with one of these names (llm_weights_named), and writes
- * to *found where it is. */
+/* Looks in the safetensors file `path` for a tensor whose name is one of `names` (see
+ * llm_weights_named), and writes to *found where it is. */
 static void llm_weights_look(llm_config *c, llm_stored *found, const char *path, const char *base,
                              const char *names) {
     int64_t data;
@@ -81,7 +82,7 @@ static void llm_weights_look(llm_config *c, llm_stored *found, const char *path,
     cJSON_Delete(json);
 }
 
-/* Looks in all *.safetensors of a folder by llm_weights_look. */
+/* Calls llm_weights_look for each *.safetensors of a folder. */
 static void llm_weights_list(llm_config *c, llm_stored *found, const char *folder,
                              const char *base, const char *names) {
     DIR *list = opendir(folder);
@@ -96,8 +97,9 @@ static void llm_weights_list(llm_config *c, llm_stored *found, const char *folde
     if (list) (void)closedir(list);
 }
 
-/* Looks in the files that tsh_load reads of a folder: model.safetensors, else those that the index
- * names, else all *.safetensors. found->name is "" if there is no such tensor. */
+/* Looks for a tensor with one of `names` in the files that tsh_load reads of a folder:
+ * model.safetensors, else those that the index names, else all *.safetensors. found->name is "" if
+ * there is no such tensor. */
 static void llm_weights_find(llm_config *c, llm_stored *found, const char *folder, const char *base,
                              const char *names) {
     char path[8200]; /* room for a folder and a name */

@@ -47,19 +47,21 @@
  * good, it returns TSH_ERR_LOST. progress sends and receives without blocking, close sends what is
  * left. status and abort are those of rule 7. */
 
-/* Kinds of collectives. send, recv: how many elements the buffers of this rank hold, by the fields
- * of tsh_coll; `rank` is this rank of the group. */
+/* Kinds of collectives, and how many elements the buffers send and recv of this rank hold, by the
+ * fields of tsh_coll. `rank` is this rank of the group. */
 typedef enum tsh_coll_kind {
-    TSH_ALLREDUCE,      /* send: count; recv: count */
-    TSH_ALLGATHER,      /* send: recv_counts[rank]; recv: the sum of recv_counts */
-    TSH_REDUCE_SCATTER, /* send: the sum of recv_counts; recv: recv_counts[rank] */
-    TSH_BROADCAST,      /* recv: count, copied from the recv of the root; no send buffer */
-    TSH_ALLTOALL,       /* send_counts[r] to, recv_counts[r] from each rank r, in rank order */
-    TSH_SEND,           /* send: count, to rank send_to */
-    TSH_RECV,           /* recv: count, from rank recv_from */
-    TSH_SENDRECV,       /* SEND of send_counts[0] and RECV of recv_counts[0] at once */
-    TSH_BARRIER,        /* no buffers */
-    TSH_SPLIT,          /* by tsh_comm_split only; tsh_start refuses it */
+    TSH_ALLREDUCE,      /* send and recv hold `count` elements each */
+    TSH_ALLGATHER,      /* send holds recv_counts[rank] elements, recv the sum of recv_counts */
+    TSH_REDUCE_SCATTER, /* send holds the sum of recv_counts, recv holds recv_counts[rank]
+                         * elements */
+    TSH_BROADCAST,      /* recv holds `count` elements, copied from the root's recv; no send
+                         * buffer */
+    TSH_ALLTOALL,       /* sends send_counts[r] to and receives recv_counts[r] from each rank r */
+    TSH_SEND,           /* sends `count` elements to rank send_to */
+    TSH_RECV,           /* receives `count` elements from rank recv_from */
+    TSH_SENDRECV,       /* sends send_counts[0] and receives recv_counts[0] elements at once */
+    TSH_BARRIER,        /* waits for all ranks of the group; no buffers */
+    TSH_SPLIT,          /* splits the group: for tsh_comm_split only; tsh_start refuses it */
     TSH_COLL_KINDS
 } tsh_coll_kind;
 
@@ -67,35 +69,36 @@ typedef enum tsh_redop { TSH_SUM, TSH_PROD, TSH_MIN, TSH_MAX, TSH_AVG } tsh_redo
 
 /* Describes one collective. Counts are in elements of dtype. */
 typedef struct tsh_coll {
-    uint32_t size; /* sizeof(tsh_coll) */
+    uint32_t size; /* sizeof(tsh_coll), which tsh_start checks */
     tsh_coll_kind kind;
     tsh_dtype dtype;
     tsh_redop redop;
     const void *send;
     void *recv;
     int64_t count;
-    const int64_t *send_counts, *recv_counts; /* counts[r]: for rank r of the group */
+    const int64_t *send_counts, *recv_counts; /* entry r: elements for or from rank r */
     int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: send and recv consist of this many
-                     * blocks, each with the counts above; 0: 1. tsh_start sets it to 1 for other
-                     * kinds */
-    int root, send_to, recv_from, tag; /* ranks of the group; tag: equal in SEND and RECV. -1:
-                                        * none */
+                     * blocks, each with as many elements as the counts say; 0 means 1. tsh_start
+                     * sets it to 1 for other kinds */
+    int root, send_to, recv_from, tag; /* ranks of the group; tag: any number, equal in SEND and its
+                                        * RECV. -1: none */
     uint64_t seq;                      /* set by tsh_start: number of the collective in its group */
-    int64_t timeout_ns;                /* time limit from start on; 0: the backend's default */
+    int64_t timeout_ns;                /* time limit in ns from tsh_start on; 0: the backend's
+                                        * default */
 } tsh_coll;
 
-typedef uint64_t tsh_req; /* a started collective; 0: complete already */
+typedef uint64_t tsh_req; /* handle of a started collective; 0: it is complete already */
 typedef struct tsh_comm tsh_comm;
 
 enum {
-    TSH_COMM_ABI = 1,          /* version of tsh_comm_ops */
-    TSH_MESSAGE_BYTES = 32768, /* max bytes of a message of rule 9 */
-    TSH_CAP_ORDERED = 1,       /* bit of caps: sums in the order of rule 5 */
-    TSH_CAP_DEATH = 2          /* bit of caps: notices when a rank's process dies */
+    TSH_COMM_ABI = 1,          /* version of the struct tsh_comm_ops */
+    TSH_MESSAGE_BYTES = 32768, /* max bytes of a message, for backends that only send messages */
+    TSH_CAP_ORDERED = 1,       /* bit of .caps: sums in the documented order (rule 5 above) */
+    TSH_CAP_DEATH = 2          /* bit of .caps: the backend notices when a rank's process dies */
 };
 
 typedef struct tsh_comm_ops {
-    uint32_t size, abi; /* sizeof(tsh_comm_ops), TSH_COMM_ABI */
+    uint32_t size, abi; /* size: sizeof(tsh_comm_ops); abi: TSH_COMM_ABI */
     const char *name;
     uint64_t caps;
     tsh_result (*start)(tsh_comm *comm, const tsh_coll *coll, tsh_req *req);
@@ -103,11 +106,12 @@ typedef struct tsh_comm_ops {
     tsh_result (*wait)(tsh_comm *comm, tsh_req req);
     void (*progress)(tsh_comm *comm);
     tsh_result (*split)(tsh_comm *comm, int color, int key, tsh_comm *out);
-    /* Outputs the world's error; TSH_OK: it has none. */
+    /* Copies the world's error to *error and returns its code; returns TSH_OK if there is none. */
     tsh_result (*status)(tsh_comm *comm, tsh_error *error);
     void (*abort)(tsh_comm *comm, const tsh_error *why);
     void (*close)(tsh_comm *comm);
-    /* Only in a backend of messages (rule 9); else NULL. */
+    /* Sleeps until there may be something to do, for at most ns nanoseconds. NULL in backends that
+     * do every kind of collective; see rule 9. */
     void (*idle)(tsh_comm *comm,
                  int64_t ns);
 } tsh_comm_ops;
@@ -120,7 +124,8 @@ typedef struct tsh_comm_ops {
             prefix##_wait, prefix##_progress, prefix##_split, prefix##_status, prefix##_abort,     \
             prefix##_close, NULL                                                                   \
     }
-/* Initialises the tsh_comm_ops of a backend of messages (rule 9): no test, wait and split. */
+/* Initialises the tsh_comm_ops of a backend that only sends messages (rule 9). It has no functions
+ * test, wait and split. */
 #define TSH_MESSAGE_OPS(prefix, name, caps)                                                        \
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, NULL, NULL,      \
@@ -139,7 +144,7 @@ struct tsh_comm {
     const tsh_comm_ops *ops; /* NULL: a group of one rank, without a backend */
     void *impl;
     int rank, size;
-    uint64_t id; /* the same on all ranks of the group: see tshb_group_text */
+    uint64_t id; /* identifies the group, equally on all its ranks; tshb_group_text names it */
     uint64_t next_seq;
     int in_flight;
     tsh_comm_stats stats;
@@ -158,12 +163,12 @@ struct tsh_comm {
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op);
 /* Gathers counts[r] elements of each rank r, in rank order, into recv on every rank. With `blocks`
- * above 1, send and recv consist of that many blocks, each gathered separately (0: 1). */
+ * above 1, send and recv consist of that many blocks, each gathered separately (0 means 1). */
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype);
 /* Reduces the send buffers of all ranks by op; rank r receives its counts[r] elements of the
  * result. send holds counts[0] + counts[1] + ... elements. With `blocks` above 1, send and recv
- * consist of that many blocks, each scattered separately (0: 1). */
+ * consist of that many blocks, each scattered separately (0 means 1). */
 TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
                                       const int64_t *counts, int64_t blocks, tsh_dtype dtype,
                                       tsh_redop op);
@@ -171,7 +176,7 @@ TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *re
 TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  int root);
 /* Sends send_counts[r] elements to each rank r and receives recv_counts[r] elements from it. Both
- * buffers are in rank order; with `blocks` above 1 they consist of that many such blocks (0: 1). */
+ * buffers are in rank order, and consist of `blocks` such blocks (0 means 1). */
 TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
                                 void *recv, const int64_t *recv_counts, int64_t blocks,
                                 tsh_dtype dtype);
@@ -209,7 +214,8 @@ TSH_API tsh_result tsh_comm_split(tsh_comm *comm, int color, int key, tsh_comm *
 /* Returns the code of the world's error, or TSH_OK, and copies the error to *error if that is not
  * NULL. Never blocks. */
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
-/* Fails the world with this error on every rank, unless it has failed already. */
+/* Makes an error with this code and message the world's error, which every rank gets; does nothing
+ * if the world has an error already. */
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
 /* Releases the comm. Its requests must have been waited for, unless its world has failed. */
 TSH_API void tsh_comm_close(tsh_comm *comm);

@@ -36,7 +36,10 @@
 #define TSH_API extern
 #endif
 
-#if defined(__MINGW32__) /* stdio.h says whether printf is that of the C runtime or of mingw */
+/* TSH_PRINTF(fmt, first) makes the compiler check calls as those of printf: parameter number fmt is
+ * the format, first the first value. mingw's stdio.h says which formats its printf takes: those of
+ * Microsoft's C runtime or those of GNU. */
+#if defined(__MINGW32__)
 #define TSH_PRINTF(fmt, first) __attribute__((format(__MINGW_PRINTF_FORMAT, fmt, first)))
 #elif defined(__GNUC__)
 #define TSH_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
@@ -55,8 +58,8 @@
 #define TSH_VERSION_QUOTED(major, minor, patch) #major "." #minor "." #patch
 
 enum {
-    TSH_MAX_DIMS = 6,       /* dimensions of a tensor */
-    TSH_MAX_SEGMENTS = 4,   /* segments of a layout */
-    TSH_MESSAGE_SIZE = 512, /* bytes of an error's sentence, with its end */
-    TSH_PATH_SIZE = 192     /* bytes of a parameter's path, with its end */
+    TSH_MAX_DIMS = 6,       /* max number of dimensions of a tensor */
+    TSH_MAX_SEGMENTS = 4,   /* max number of segments of a sharded dimension (tsh_segment) */
+    TSH_MESSAGE_SIZE = 512, /* max bytes of an error's sentence, with the final 0 */
+    TSH_PATH_SIZE = 192     /* max bytes of a parameter's path, with the final 0 */
 };

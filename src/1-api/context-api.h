@@ -4,7 +4,7 @@
 /* Needs: >>comm-api.                                                         */
 /* ========================================================================== */
 
-/* -- error ------------------------------------------------------------------ */
+/* -- errors, messages, version, clock --------------------------------------- */
 
 /* Returns "0.2.0", the TSHARD_VERSION with which the implementation was compiled. In a shared
  * library it may differ from this header's. */
@@ -31,8 +31,8 @@ TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, .
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(const char *message, void *user);
 /* Formats a message, of at most TSH_MESSAGE_SIZE bytes with its final 0, and passes it to
- * logger->log, with control characters as '?'. Does nothing if logger,
- * logger->log or format is NULL. For backends and runners. */
+ * logger->log, with control characters as '?'. Does nothing if logger, logger->log or format is
+ * NULL. For backends and runners. */
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* Fills *error (may be NULL) with code, rank and a sentence formatted as by tsh_text_format.
@@ -50,16 +50,16 @@ TSH_API void tsh_text_add(char *text, size_t capacity, const char *format, ...) 
 /* Returns the time in nanoseconds on a monotonic clock, or -1 if the system has none. */
 TSH_API int64_t tsh_now(void);
 
-/* -- memory ----------------------------------------------------------------- */
+/* -- memory statistics ------------------------------------------------------ */
 
 typedef enum tsh_mem_kind {
     TSH_MEM_PARAMETERS,
-    TSH_MEM_GRADIENTS, /* of leaves of dtype TSH_REAL; those of other leaves are step memory,
-                        * from backward to tsh_zero_grad */
+    TSH_MEM_GRADIENTS, /* gradients of leaves of dtype TSH_REAL; those of other leaves are step
+                        * memory, from backward to tsh_zero_grad */
     TSH_MEM_OPTIMISER,
-    TSH_MEM_TENSORS, /* owned tensors of no kind above */
+    TSH_MEM_TENSORS, /* other owned tensors, such as those of tsh_tensor_new and tsh_keep */
     TSH_MEM_STEP,    /* the step pool: what ops return, their gradients, scratch */
-    TSH_MEM_BOOKS,   /* handles, tape, modules */
+    TSH_MEM_BOOKS,   /* the library's own data: tensor handles, the tape, modules */
     TSH_MEM_KINDS
 } tsh_mem_kind;
 
@@ -69,23 +69,24 @@ typedef struct tsh_mem {
     size_t now[TSH_MEM_KINDS], peak[TSH_MEM_KINDS];
     /* total: sum of `now`; step_live: the part of the step pool that is in use. */
     size_t total, total_peak, step_live, step_live_peak;
-    /* Calls of the allocator so far. */
+    /* How often the allocator was called so far. */
     uint64_t calls;
 } tsh_mem;
 /* Returns the memory statistics of a ctx. */
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
 
-/* -- context ---------------------------------------------------------------- */
+/* -- opening and closing a ctx, its groups of ranks ------------------------- */
 
-/* The fields up to .logger keep their places in later versions. */
+/* How to open a ctx; all 0: one rank and all defaults. The fields up to .logger keep their places
+ * in later versions. */
 typedef struct tsh_desc {
     tsh_comm comm;     /* all ranks; the ctx owns and closes it. All zero: one rank */
     int tp, pp;        /* degrees of tensor and pipeline parallelism. tp 0: the number of ranks /
-                        * pp; pp 0: 1. The rest, number of ranks / (tp pp), is dp */
+                        * pp; pp 0 means 1. The rest, number of ranks / (tp pp), is dp */
     const char *order; /* how ranks are numbered along the axes, the fastest first; NULL:
                         * "tp-pp-dp". Megatron's is "tp-dp-pp" */
     uint64_t seed;
-    int threads; /* threads of this rank if compiled with OpenMP (-fopenmp); 0: 1. Results are
+    int threads; /* threads of this rank if compiled with OpenMP (-fopenmp); 0 means 1. Results are
                   * bitwise the same for any number of threads */
     tsh_gemm gemm;
     tsh_allocator allocator;
@@ -98,12 +99,12 @@ typedef struct tsh_desc {
     tsh_dtype dtype;     /* dtype of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
 } tsh_desc;
 
-/* What a program was compiled with: the version of tshard.h times 1000, bytes of a tsh_real, bytes
- * of a tsh_desc. tsh_open and the runners are macros that pass it, as the first three arguments, to
- * tsh_open_built and so on, which fail with TSH_ERR_UNSUPPORTED and a sentence if the library was
- * compiled otherwise. The functions of the plain names always fail: those of version 0.1, which
- * passed nothing, reach them. Other languages call tsh_open_built; if desc is NULL, size may be
- * 0. */
+/* Expands to three arguments that say how a program was compiled: the version of tshard.h (1000
+ * times the major version, plus the minor one), bytes of a tsh_real, bytes of a tsh_desc. tsh_open
+ * and the runners are macros that pass them first to tsh_open_built and so on, which fail with
+ * TSH_ERR_UNSUPPORTED and a sentence if the library was compiled otherwise. The functions tsh_open,
+ * tsh_run and so on always fail: only programs compiled with version 0.1, which passed nothing,
+ * reach them. Other languages call tsh_open_built; if desc is NULL, size may be 0. */
 #define TSH_BUILT                                                                                  \
     TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR, sizeof(tsh_real), sizeof(tsh_desc)
 
@@ -115,9 +116,9 @@ TSH_API tsh_result tsh_open_built(int version, size_t real, size_t size, const t
 #define tsh_open(...) tsh_open_built(TSH_BUILT, __VA_ARGS__)
 /* Closes a ctx and frees everything that belongs to it; does nothing if ctx is NULL. */
 TSH_API void tsh_close(tsh_ctx *ctx);
-/* Returns the group of all ranks. These four functions never return NULL. The group of an axis that
- * is not used has size 1. If ctx is NULL they return a group of size 1 whose collectives fail with
- * TSH_ERR_ARGUMENT. */
+/* Returns the group of all ranks. This function and the next three never return NULL. The group of
+ * an axis that is not used has size 1. If ctx is NULL they return a group of size 1 whose
+ * collectives fail with TSH_ERR_ARGUMENT. */
 TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
 /* Returns this rank's tensor-parallel group. */
 TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);

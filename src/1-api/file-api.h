@@ -31,7 +31,8 @@
  * above 1 without a pipeline). No temporary file is left then, and tsh_clear_error on every rank
  * recovers. */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
-/* One renaming of tensors: see tsh_file_desc.rename. */
+/* A pair of patterns: tensors whose name in a file matches .from are loaded as .to; see
+ * tsh_file_desc.rename. */
 typedef struct tsh_rename {
     const char *from, *to;
 } tsh_rename;
@@ -107,7 +108,7 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
 TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
                                  const tsh_file_desc *desc);
 
-/* -- files of a program ------------------------------------------------------ */
+/* -- files that a program reads or writes itself ----------------------------- */
 
 /* Opens a file for reading as tsh_load does, for a program that reads other files of a model's
  * folder. It must be a regular file of at most max bytes (0: any size), or a symbolic link to one;
@@ -122,7 +123,7 @@ typedef struct tsh_writer {
     int64_t size;    /* bytes of the file so far */
     /* The other fields are private. */
     FILE *file;
-    int rows, lock; /* lock: file descriptor + 1 of the lock; 0: none */
+    int rows, lock; /* rows: of tsh_writer_open; lock: 1 + descriptor that locks a file; 0: none */
     char name[208], target[4096], temporary[4096 + 32];
 } tsh_writer;
 /* Opens a file for writing.
@@ -144,13 +145,14 @@ TSH_API tsh_result tsh_writer_sync(tsh_writer *writer);
  * stays. */
 TSH_API tsh_result tsh_writer_close(tsh_writer *writer, int keep);
 
-/* -- checks ----------------------------------------------------------------- */
+/* -- checks of gradients, replicas, values ---------------------------------- */
 
-/* Compares gradients with central differences and returns the largest |difference| / max(1,
- * |gradient|), or a negative number after an error. fn returns a scalar, a function of the n
- * inputs, which are leaves. Every element of every input is checked, or `samples` elements of each
- * (0: all). eps: the step; 0: 1e-2 in float, 1e-5 in double. Collective over tp: an element of a
- * replicated input is changed on all ranks at once, one of a sharded input on its owner. */
+/* tsh_gradcheck compares the gradients of fn with central differences and returns the largest
+ * |difference| / max(1, |gradient|), or a negative number after an error. fn, a tsh_gradcheck_fn,
+ * returns a scalar, a function of the n inputs, which are leaves. Every element of every input is
+ * checked, or `samples` elements of each (0: all). eps: the step; 0: 1e-2 in float, 1e-5 in double.
+ * Collective over tp: an element of a replicated input is changed on all ranks at once, one of a
+ * sharded input on its owner. */
 typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
                              double eps, int64_t samples);
@@ -166,7 +168,7 @@ TSH_API int tsh_check_replicas(tsh_module *module);
  * values are. Collective if the tensor is sharded. */
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 
-/* -- trace ------------------------------------------------------------------ */
+/* -- traces and profiles ---------------------------------------------------- */
 
 /* Where a trace is written, and its clock. What it points to must stay valid until
  * tsh_trace_end. */
@@ -187,7 +189,7 @@ typedef struct tsh_trace_desc {
  * those that were started early. Each event has the path of the module it ran in, in backward, too.
  * Call it on every rank, else tsh_trace_end fails. Names of custom ops must stay valid until then.
  * Errors: TSH_ERR_STATE (a trace or profile runs already), TSH_ERR_ARGUMENT (neither or both of
- * path and write; no clock). Without a trace, an op costs two well-predicted branches. */
+ * path and print; no clock). Without a trace, an op costs two well-predicted branches. */
 TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
 /* Ends the trace and writes one text for all ranks, with a row per rank, in Chrome's Trace Event
  * Format, which Perfetto opens (ui.perfetto.dev). Collective over the world: every other rank sends

@@ -16,21 +16,21 @@ typedef enum tsh_layout_kind {
  * rank r owns units [min(r c, n), min((r + 1) c, n)). A rank stores its parts of all segments one
  * after the other. */
 typedef struct tsh_segment {
-    int64_t length; /* in elements; 0 in a layout given by the caller: an equal part of the
-                     * dimension */
-    int64_t unit;   /* elements of a unit; 0: 1 */
+    int64_t length; /* length of the segment in elements; 0, in a layout that you pass: an equal
+                     * part of the dimension */
+    int64_t unit;   /* length of a unit in elements; 0 means 1 */
 } tsh_segment;
 
 typedef struct tsh_layout {
     tsh_layout_kind kind;
     int dim;      /* TSH_SHARDED: the sharded dimension; negative: counts from the end */
-    int segments; /* TSH_SHARDED: number of segments; 0: 1 */
+    int segments; /* TSH_SHARDED: number of segments; 0 means 1 */
     tsh_segment segment[TSH_MAX_SEGMENTS];
 } tsh_layout;
 
-/* Returns the layout R. */
+/* Returns the layout R: replicated. */
 TSH_API tsh_layout tsh_replicated(void);
-/* Returns the layout P. */
+/* Returns the layout P: partial sums. */
 TSH_API tsh_layout tsh_partial(void);
 /* Returns S(dim): one segment, units of one element. */
 TSH_API tsh_layout tsh_sharded(int dim);

@@ -4,7 +4,7 @@
 /* Needs: >>op-api.                                                           */
 /* ========================================================================== */
 
-/* -- modules ---------------------------------------------------------------- */
+/* -- modules: the tree, parameters, layers ---------------------------------- */
 
 typedef tsh_tensor *(*tsh_forward_fn)(tsh_module *module, tsh_tensor **in, int n, void *user);
 
@@ -30,38 +30,42 @@ typedef struct tsh_module_desc {
 } tsh_module_desc;
 typedef struct tsh_linear_desc {
     int64_t in, out;
-    const tsh_layout *input;  /* as in tsh_plan_rule */
-    const tsh_layout *output; /* as in tsh_plan_rule */
+    const tsh_layout *input;  /* layout that the input must have; NULL: that of the style (see
+                               * tsh_plan_rule) */
+    const tsh_layout *output; /* layout of the output; NULL: that of the style (see
+                               * tsh_plan_rule) */
     tsh_choice bias;          /* TSH_NO: no bias; TSH_USUAL: a bias */
     tsh_style style;
-    int segments;             /* number of segments of the sharded dimension; 0: 1 */
-    int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
-    int gather_output;        /* 1: COLWISE: the output is all-gathered to R */
+    int segments;             /* number of segments of the sharded dimension; 0 means 1 */
+    int64_t unit;             /* elements of a unit, which is not split (tsh_segment); 0 means 1 */
+    int gather_output;        /* 1, with COLWISE: the output is all-gathered to R */
     int skip_bias_add;        /* 1: forward does not add the bias; the caller adds
                                * tsh_param(module, "bias") */
     int reversed;             /* 1: the weight is stored as (in, out), as in GPT-2's Conv1D */
-    int regather;             /* as in tsh_plan_rule */
+    int regather;             /* 1, with COLWISE and an input S(seq): saves only this rank's shard
+                               * of the input for backward, which gathers it again */
     tsh_init weight_init;     /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Linear */
     tsh_init bias_init;       /* default: UNIFORM in [-s, s), s = 1 / sqrt(in) */
-    tsh_dtype dtype;          /* dtype of the parameters; 0: tsh_desc.dtype. The same in all
-                               * descriptors */
+    tsh_dtype dtype;          /* dtype of the parameters; 0: tsh_desc.dtype, as in the descriptors
+                               * of all layers */
 } tsh_linear_desc;
 typedef struct tsh_classifier_desc {
     int64_t in, classes;
     tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's weight;
                          * NULL: a new one */
-    const tsh_layout *input; /* as in tsh_plan_rule */
+    const tsh_layout *input; /* layout that the input must have; NULL: that of the style */
     tsh_choice bias;         /* TSH_NO: no bias; TSH_USUAL: a bias */
     tsh_style style; /* COLWISE: logits are S(-1), for a vocabulary-parallel loss; ROWWISE: R */
     int gather_output;
-    tsh_init weight_init;    /* as in tsh_linear_desc */
+    tsh_init weight_init;    /* default: that of tsh_linear_desc */
     tsh_init bias_init;
     tsh_dtype dtype; /* dtype of new parameters */
 } tsh_classifier_desc;
 typedef struct tsh_embedding_desc {
     int64_t count, dim; /* rows (vocabulary size) and columns (features) of the weight */
     tsh_style style;
-    const tsh_layout *output; /* as in tsh_plan_rule */
+    const tsh_layout *output; /* layout of the output; NULL: that of the style (see
+                               * tsh_plan_rule) */
     tsh_init init;            /* default: NORMAL with a = 0, b = 1; the padding row is 0 */
     tsh_lookup_desc lookup;   /* options of tsh_embedding */
     tsh_tensor *weight;       /* an existing parameter (count, dim): keeps its layout if sharded,
@@ -70,15 +74,16 @@ typedef struct tsh_embedding_desc {
 } tsh_embedding_desc;
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
-    double eps; /* 0: 1e-5; TSH_ZERO: 0 */
+    double eps; /* added to the variance; 0: 1e-5; TSH_ZERO: 0 */
     tsh_dtype dtype;
     tsh_choice bias; /* TSH_NO: no bias; TSH_USUAL: a bias */
 } tsh_layer_norm_desc;
 typedef struct tsh_param_desc {
-    tsh_init init;            /* default: ZEROS */
+    tsh_init init;            /* initial values; default: ZEROS */
     const tsh_layout *layout; /* R or S; NULL: R. A plan may change it later */
     int buffer;               /* 1: a buffer: no gradient, and optimisers leave it alone */
-    tsh_dtype dtype;          /* 0: tsh_desc.dtype; a buffer may also be TSH_I32 or TSH_I64 */
+    tsh_dtype dtype;          /* dtype; 0: tsh_desc.dtype; a buffer may also be TSH_I32 or
+                               * TSH_I64 */
 } tsh_param_desc;
 
 /* Returns the root of the module tree, which is made with the ctx. */
@@ -175,22 +180,23 @@ TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
  * the forward of module on it is returned. After an error both are NULL. */
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y);
 
-/* -- parallelize ------------------------------------------------------------ */
+/* -- sharding a model by a plan --------------------------------------------- */
 
-/* One rule of a plan: gives the style to all modules whose path below the root matches. */
+/* One rule of a plan: gives its style to all modules whose path matches. Paths begin below the
+ * module that tsh_parallelize is given. */
 typedef struct tsh_plan_rule {
     const char *path; /* pattern of names separated by dots; *, ? and [qkv], [0-9], [!qkv] match
                        * within a name, ** matches any number of names */
     tsh_style style;
-    int segments;             /* number of segments of the sharded dimension; 0: 1 */
-    int64_t unit;             /* elements of a unit (tsh_segment); 0: 1 */
-    int gather_output;        /* 1: COLWISE linear: the same as .output = R */
+    int segments;             /* number of segments of the sharded dimension; 0 means 1 */
+    int64_t unit;             /* elements of a unit, which is not split (tsh_segment); 0 means 1 */
+    int gather_output;        /* 1, for a COLWISE linear: the same as .output = R */
     const tsh_layout *input;  /* layout that the input must have, else an error; NULL: that of
                                * the style. SEQUENCE, PREPARE_INPUT: the layout that it is
                                * redistributed to */
     const tsh_layout *output; /* layout of the output; NULL: that of the style. ROWWISE with
                                * S(seq): a reduce-scatter in place of the all-reduce */
-    int regather;     /* 1: COLWISE with an input S(seq): saves only this rank's shard of the
+    int regather;     /* 1, with COLWISE and an input S(seq): saves only this rank's shard of the
                        * input for backward, which gathers it again */
     const char *kind; /* only for modules of this kind, such as "linear" or "embedding"; NULL:
                        * any */
@@ -241,8 +247,8 @@ TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
 
 typedef struct tsh_attention_layer_desc {
     int64_t dim;             /* features of the input and of the output */
-    int64_t heads, kv_heads; /* number of query heads; of key and value heads, which divides it;
-                              * 0: the same */
+    int64_t heads, kv_heads; /* heads: number of query heads; kv_heads: of key and value heads,
+                              * which divides heads; 0: as many */
     int64_t head_dim;        /* features of a head; 0: dim / heads */
     tsh_choice qkv_bias, out_bias; /* TSH_YES: the linear layers of q, k and v, and of the output,
                                     * have biases; TSH_USUAL: no */
@@ -263,10 +269,11 @@ typedef struct tsh_attention_layer_desc {
                                        * "v_proj", "o_proj" */
     const char *fused; /* name of one linear layer [Q|K|V] that replaces the three; NULL: three
                         * layers */
-    int by_group;      /* 1: the fused layer is ordered by key head: its query heads, the key
-                        * head, the value head */
-    int reversed;      /* as in tsh_linear_desc, for all linear layers */
-    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, for all linear layers */
+    int by_group;      /* 1: the features of the fused layer are ordered by key head: its query
+                        * heads, the key head, the value head */
+    int reversed;      /* 1: the weights of all linear layers are stored as (in, out) */
+    tsh_init weight_init, bias_init; /* initial values in all linear layers; defaults: see
+                                      * tsh_linear_desc */
     tsh_dtype dtype;                 /* dtype of the linear layers' parameters */
 } tsh_attention_layer_desc;
 /* Adds a self-attention layer: x (B, T, dim) -> (B, T, dim). tsh_forward_n takes a mask as second
@@ -285,14 +292,15 @@ typedef struct tsh_mlp_desc {
     int64_t dim, hidden; /* dim: features of the input and of the output; hidden: of the layer
                           * between */
     tsh_activation activation;
-    int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020 */
+    int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020; f: the activation */
     tsh_choice bias; /* TSH_YES: all linear layers have biases; TSH_USUAL: no */
     const char *gate, *up, *down; /* names of the linear layers; NULL: "gate_proj", "up_proj",
                                    * "down_proj" */
     const char *fused; /* if gated: name of one linear layer [gate|up] that replaces the two;
                         * NULL: two layers */
-    int reversed;      /* as in tsh_linear_desc, for all linear layers */
-    tsh_init weight_init, bias_init; /* as in tsh_linear_desc, for all linear layers */
+    int reversed;      /* 1: the weights of all linear layers are stored as (in, out) */
+    tsh_init weight_init, bias_init; /* initial values in all linear layers; defaults: see
+                                      * tsh_linear_desc */
     tsh_dtype dtype;                 /* dtype of the linear layers' parameters */
 } tsh_mlp_desc;
 /* Adds an MLP (feed-forward) layer: x (.., dim) -> (.., dim). It is sharded when it is made: gate
@@ -326,7 +334,7 @@ TSH_API int64_t tsh_cache_length(const tsh_cache *cache);
  * appended already. */
 TSH_API tsh_result tsh_cache_truncate(tsh_cache *cache, int64_t length);
 
-/* -- policies --------------------------------------------------------------- */
+/* -- policies: plans for families of models --------------------------------- */
 
 /* Sets a named integer of a module, such as its number of heads, or changes its value. */
 TSH_API tsh_result tsh_set_argument(tsh_module *module, const char *name, int64_t value);
@@ -346,29 +354,32 @@ typedef struct tsh_policy_heads {
     const char *hidden;   /* argument that counts the features of all query heads, divided as
                            * these are; NULL: none */
 } tsh_policy_heads;
-/* How a policy shards one layer: parallelformers' Layer. */
+/* How a policy shards one layer; the counterpart of parallelformers' Layer. */
 typedef struct tsh_policy_layer {
     const char *weight, *bias; /* paths of a layer's parameters below a block:
                                 * "attn.c_fc.weight"; Python's layer[0] is layer.0. bias NULL:
                                 * the layer need not have one */
-    int n_fused;               /* number of weights fused in one, such as 3 for [Q|K|V]; 0: 1 */
-    tsh_style replace;         /* style; 0: that of the list which holds this entry */
-    int reversed;              /* 1: the weight is stored (in, out); an error if the module is
-                                * not */
+    int n_fused;               /* how many weights are fused in one: 3 in [Q|K|V]; 0 means 1 */
+    tsh_style replace;         /* style of the layer; 0: that of the list in which this entry
+                                * stands */
+    int reversed;              /* 1: the weight is stored (in, out); an error if the module's weight
+                                * is not */
     int ignore_checker;        /* 1: a block may lack the layer; 0: that is an error */
-    const tsh_policy_heads *heads; /* sharded by these whole heads; NULL: anywhere */
-    int kv;                        /* with heads: 1: the layer makes keys, values, or both, but
-                                    * no queries */
+    const tsh_policy_heads *heads; /* heads that stay whole when the layer is sharded; NULL:
+                                    * features are split anywhere */
+    int kv;                        /* 1, if heads is given: the layer makes keys, values, or both,
+                                    * but no queries */
 } tsh_policy_layer;
-/* Which layers of a block are sharded, and how: parallelformers' Policy. Each list ends with an
- * entry of zeros; NULL: an empty list. */
+/* Which layers of a block are sharded, and how; the counterpart of parallelformers' Policy. Each
+ * list ends with an entry of zeros; NULL: an empty list. */
 typedef struct tsh_policy {
     const char *name;
     const char *blocks;               /* pattern of the paths of blocks, as in tsh_plan_rule */
-    const tsh_policy_layer *attn_qkv; /* column-parallel */
-    const tsh_policy_layer *attn_out; /* row-parallel, with a replicated bias */
-    const tsh_policy_layer *mlp_in;   /* column-parallel */
-    const tsh_policy_layer *mlp_out;  /* row-parallel */
+    const tsh_policy_layer *attn_qkv; /* layers that make queries, keys and values:
+                                       * column-parallel */
+    const tsh_policy_layer *attn_out; /* output layer of attention: row-parallel, bias replicated */
+    const tsh_policy_layer *mlp_in;   /* first layers of the MLP: column-parallel */
+    const tsh_policy_layer *mlp_out;  /* last layer of the MLP: row-parallel */
     /* Paths of further arguments below a block, such as a number of features, of which each rank
      * gets its part by torch.chunk's rule. Ends with NULL; NULL: none. */
     const char *const *arguments;

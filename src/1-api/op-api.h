@@ -25,10 +25,11 @@ TSH_API tsh_tensor *tsh_sqrt(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
-/* The error function: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x. */
+/* Returns the error function of each element x: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to
+ * x. */
 TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_gelu(tsh_tensor *x);      /* 0.5 x (1 + erf(x / sqrt 2)) */
-TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* with tanh, as GPT-2; torch:
+TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* approximates GELU by tanh, as in GPT-2; torch:
                                                    * approximate="tanh" */
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);      /* x sigmoid(x) */
 /* Comparisons return TSH_I32 tensors of 1 (true) and 0, without a gradient. The inputs must have
@@ -98,7 +99,7 @@ TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
  * of the result; else all must have the same layout. */
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 
-/* -- layouts ---------------------------------------------------------------- */
+/* -- layouts, reading and writing values ------------------------------------ */
 
 /* Returns x with another layout. S to R: all-gather; P to R: all-reduce; P to S: reduce-scatter; S
  * to S along another dimension: all-to-all; R to S: each rank takes its slice; R to P: rank 0 keeps
@@ -135,7 +136,7 @@ TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim);
  * one. */
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim);
 /* Copies an owned replicated tensor, such as a batch, from rank 0 of tp to all ranks of tp, in
- * place. One broadcast. TSH_ERR_STATE: as tsh_write. */
+ * place. One broadcast. TSH_ERR_STATE: a recorded op has used t; see tsh_write. */
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t);
 
 typedef enum tsh_extent { TSH_LOCAL, TSH_GLOBAL } tsh_extent;
@@ -156,12 +157,12 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 
 /* -- matmul, linear, embedding ---------------------------------------------- */
 
-/* Matrix product (.., m, k) x (.., k, n) -> (.., m, n); leading (batch) dimensions broadcast, as in
- * torch.matmul of two tensors with at least two dimensions. Layouts of a, b -> result: S(k), S(k)
- * -> P; S(m), R -> S(m); R, S(n) -> S(n); P, R or R, P -> P; batch dimensions as in elementwise
- * ops. Dtypes may differ: the result has a's. Two bf16 inputs, and the result's gradient with them,
- * are multiplied as bf16 and summed in float; any other 16-bit input is converted to tsh_real
- * first. */
+/* Returns the matrix product (.., m, k) x (.., k, n) -> (.., m, n); leading (batch) dimensions
+ * broadcast, as in torch.matmul of two tensors with at least two dimensions. Layouts of a, b ->
+ * result, where S(k) is sharded along the dimension of length k: S(k), S(k) -> P; S(m), R -> S(m);
+ * R, S(n) -> S(n); P, R or R, P -> P; batch dimensions as in elementwise ops. Dtypes may differ:
+ * the result has a's. Two bf16 inputs, and the result's gradient with them, are multiplied as bf16
+ * and summed in float; any other 16-bit input is converted to tsh_real first. */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 /* Returns x w^T + b (.., out) for x (.., in), weight w (out, in) and bias b (out) or NULL; torch's
  * F.linear. Column-parallel: w S(0), b S(0), x R; the result is S(-1), and backward all-reduces dx.
@@ -171,15 +172,15 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias);
 
 typedef struct tsh_lookup_desc {
-    int padding;            /* 1: row padding_idx of w gets no gradient */
-    int64_t padding_idx;    /* negative counts from the end */
-    double max_norm;        /* rows that are looked up and whose norm is larger are scaled down
-                             * to it, in w; 0: none */
-    double norm_type;       /* p of that p-norm, may be INFINITY; 0: 2 */
+    int padding;            /* 1: row padding_idx of the weight gets no gradient */
+    int64_t padding_idx;    /* row of the weight; negative: counts from the end */
+    double max_norm;        /* rows that are looked up and whose norm is larger are scaled down to
+                             * it, in the weight itself; 0: none */
+    double norm_type;       /* p of the p-norm that max_norm limits, may be INFINITY; 0 means 2 */
     int scale_grad_by_freq; /* 1: the gradient of a row is divided by how often its id occurs in
                              * ids */
-    int sparse;             /* 1: the gradient of w, a leaf, is row-sparse: optimisers update
-                             * only the rows that were looked up */
+    int sparse;             /* 1: the gradient of the weight, a leaf, is row-sparse: optimisers
+                             * update only the rows that were looked up */
 } tsh_lookup_desc;
 /* Looks up rows of the weight w (V, D): ids (..) -> (.., D); torch's F.embedding. ids are TSH_I32
  * or TSH_I64, each in [0, V). desc NULL: no options. Layouts: w R: the result has the layout of
@@ -192,78 +193,80 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight, const tsh
 
 /* -- norms, attention, loss ------------------------------------------------- */
 
-/* Layer normalisation over the last dimension (D), with weight and bias (D) or NULL;
+/* Applies layer normalisation over the last dimension (D), with weight and bias (D) or NULL;
  * torch.nn.functional.layer_norm. eps 0: 1e-5; TSH_ZERO: 0. Layouts: x R or S along another
  * dimension, weight and bias R (if x is S, their gradients are partial). Or x S(-1), weight and
  * bias sharded by the same units; then forward runs two all-reduces of one number per row, backward
  * one of two numbers per row. */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
-/* RMS normalisation over the last dimension (D): x weight / sqrt(mean x^2 + eps), weight (D) or
- * NULL: 1; Zhang & Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as in tsh_layer_norm; with x
- * S(-1), forward and backward each run one all-reduce of a number per row. */
+/* Applies RMS normalisation over the last dimension (D): x weight / sqrt(mean x^2 + eps), weight
+ * (D) or NULL: 1; Zhang & Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as in tsh_layer_norm;
+ * with x S(-1), forward and backward each run one all-reduce of a number per row. */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 typedef struct tsh_rms_norm_desc {
     int64_t dim;  /* tsh_add_rms_norm: number of features; the op does not read it */
-    double eps;   /* 0: 1e-6; TSH_ZERO: 0 */
+    double eps;   /* added to mean x^2; 0: 1e-6; TSH_ZERO: 0 */
     int plus_one; /* 1: x (weight + 1) / sqrt(mean x^2 + eps), as in Gemma; a layer's weight is
                    * then initialised to 0; weight NULL counts as 0 */
     tsh_dtype dtype; /* tsh_add_rms_norm: dtype of the weight */
 } tsh_rms_norm_desc;
-/* RMS normalisation with options; desc NULL: tsh_rms_norm with eps 0. */
+/* Applies RMS normalisation with options; desc NULL: as tsh_rms_norm with eps 0. */
 TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
                                       const tsh_rms_norm_desc *desc);
 
 typedef struct tsh_rope_desc {
-    double base;     /* base of the frequencies; 0: 10000 */
-    int64_t dims;    /* number of rotated features, the first of a row; even; 0: all D */
-    int interleaved; /* features of pair i: 0: i and i + dims / 2, as in GPT-NeoX and LLaMA; 1: 2
-                      * i and 2 i + 1, as in GPT-J */
+    double base;     /* base of the rotation frequencies; 0: 10000 */
+    int64_t dims;    /* how many features of a row, from the first, are rotated; even; 0: all */
+    int interleaved; /* 0: pair i is features i and i + dims / 2, as in GPT-NeoX and LLaMA; 1:
+                      * features 2 i and 2 i + 1, as in GPT-J */
     int64_t start;   /* position of the first row of the whole x */
     const double *freqs; /* dims / 2 frequencies, read during the call: the angle of pair i at
                           * position t is t freqs[i], for scalings such as Llama 3's; NULL:
                           * computed from base */
-    double factor;       /* factor of cosines and sines, as YaRN's attention factor; 0: 1 */
+    double factor;       /* cosines and sines are multiplied by it (YaRN's attention factor); 0
+                          * means 1 */
     /* For batches of sequences at different positions: starts[b], added to start, is the position
      * of the first row for index b of x's first dimension. x then has three dimensions or more.
      * Read during the call. NULL: start for all. */
     const int64_t *starts;
 } tsh_rope_desc;
-/* Rotary position embedding (Su et al. 2021) of x (.., T, D): rotates pair i of the row at position
- * t by the angle t base^(-2 i / dims), and multiplies it by factor. It is linear: keeps P, R, and S
- * along any dimension but D; if T is sharded, positions are still global. No collective. Backward
- * rotates by minus the angle. */
+/* Applies rotary position embedding (Su et al. 2021) to x (.., T, D): rotates pair i of the row at
+ * position t by the angle t base^(-2 i / dims), and multiplies it by factor. It is linear: keeps P,
+ * R, and S along any dimension but D; if T is sharded, positions are still global. No collective.
+ * Backward rotates by minus the angle. */
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc);
 
 typedef struct tsh_attention_desc {
-    int causal;        /* 1: query i sees only keys up to i + Tk - Tq */
+    int causal;        /* 1: query i sees only keys up to i + Tk - Tq, of Tk keys and Tq queries */
     double scale;      /* factor of the scores; 0: 1 / sqrt(D) */
     double dropout;    /* dropout probability of the attention weights */
     tsh_module *owner; /* module that keys the dropout mask; NULL: the ctx */
-    /* Broadcasts to (B, H, Tq, Tk); R, or sharded as q's heads. A floating mask is added to the
-     * scores; with a TSH_I32 mask, a query sees a key where it is not 0. If the mask requires a
-     * gradient (T5's bias), this is summed over broadcast dimensions; it is partial if q is sharded
-     * and the mask is R. */
+    /* The mask, broadcast to (B, H, Tq, Tk): batch, heads, queries, keys; R, or sharded as q's
+     * heads; NULL: none. A floating mask is added to the scores; with a TSH_I32 mask, a query sees
+     * a key where it is not 0. If the mask requires a gradient (T5's bias), this is summed over
+     * broadcast dimensions; it is partial if q is sharded and the mask is R. */
     tsh_tensor *mask;
-    /* Key and value cache: owned tensors (B, Hkv, Tmax, D), laid out as k, of any floating dtype no
-     * wider than tsh_real. k and v are rounded to that dtype and appended at position `past`;
-     * queries see keys [0, past + Tk) of the cache. Only without gradients. */
+    /* Key and value cache: owned tensors (B, Hkv, Tmax, D), for up to Tmax positions, laid out as
+     * k, of any floating dtype no wider than tsh_real. k and v are rounded to that dtype and
+     * appended at position `past`; queries see keys [0, past + Tk) of the cache. Only without
+     * gradients. NULL: no cache. */
     tsh_tensor *cache_k, *cache_v;
     int64_t past;
     /* For ragged batches: arrays with an entry for each row of the whole batch, read during the
      * call; NULL: all rows are the same. */
-    const int64_t *pasts;   /* (B): pasts[b] replaces `past` in row b */
-    const int64_t *lengths; /* (B): only the first lengths[b] of the Tk new positions of row b
+    const int64_t *pasts;   /* B entries: pasts[b] replaces `past` in row b of the batch */
+    const int64_t *lengths; /* B entries: only the first lengths[b] of the Tk new positions of row b
                              * belong to its sequence; the others are not appended, and no query
                              * sees them */
-    int64_t window;    /* sliding window: query i, at position p = i + Tk - Tq, sees key j only
-                        * if p - j < window and, unless causal, j - p < window; the cost is T
-                        * window. 0: no window */
+    int64_t window;    /* sliding window: query i, at position p = i + Tk - Tq (Tk keys, Tq
+                        * queries), sees key j only if p - j < window and, unless causal, j - p <
+                        * window; the cost is Tq times window. 0: no window */
     double soft_cap;   /* each scaled score s becomes soft_cap tanh(s / soft_cap), before the
                         * mask (Gemma 2); 0: off */
     tsh_tensor *sinks; /* (H), R or sharded as q's heads: a score per head that is part of every
                         * softmax of that head but has no value (gpt-oss); NULL: none */
 } tsh_attention_desc;
-/* Attention: q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
+/* Computes attention of q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
  * torch.nn.functional.scaled_dot_product_attention. It runs in tiles with an online softmax
  * (Milakov & Gimelshein 2018, Dao et al. 2022). A query that sees no key gets 0. A row of a ragged
  * batch gets the same bits as alone; the results of padding queries are unspecified but finite. H
@@ -279,19 +282,19 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
 typedef enum tsh_reduction { TSH_REDUCE_MEAN, TSH_REDUCE_SUM, TSH_REDUCE_NONE } tsh_reduction;
 typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
-    int ignore;           /* which target is ignored: 0: -100, as in torch; 1: ignore_index */
+    int ignore;           /* 0: target -100 is ignored, as in torch; 1: target ignore_index is */
     int64_t ignore_index; /* if ignore is 1: the target to ignore, any integer */
-    int empty_zero;       /* result of a mean whose divisor is 0: 0: NaN, as in torch; 1: 0 */
-    double label_smoothing; /* e, in [0, 1]: each target distribution becomes (1 - e) target + e
-                             * / V */
-    double z_loss;          /* adds z_loss (log sum exp logits)^2 to each row's loss */
+    int empty_zero;       /* a mean whose divisor is 0 is NaN, as in torch, if this is 0; 0 if 1 */
+    double label_smoothing; /* e, in [0, 1]: each target distribution becomes (1 - e) target + e /
+                             * V, where V is the number of classes */
+    double z_loss;          /* z_loss times (log sum exp logits)^2 is added to each row's loss */
     tsh_tensor *weight;     /* (V): a weight per class, R or sharded as the classes, without a
                              * gradient; NULL: 1 */
-    int dim;                /* which dimension of logits is the classes: 0: the last; 1:
-                             * dimension 1, as in torch */
+    int dim;                /* the classes are the last dimension of logits if this is 0,
+                             * dimension 1, as in torch, if 1 */
 } tsh_cross_entropy_desc;
-/* Cross-entropy of logits (.., V) and targets: integers (..) or probabilities (.., V). Returns a
- * scalar, or (..) with TSH_REDUCE_NONE. With .dim = 1, shapes are those of
+/* Returns the cross-entropy of logits (.., V) and targets, integers (..) or probabilities (.., V):
+ * a scalar, or (..) with TSH_REDUCE_NONE. With .dim = 1, shapes are those of
  * torch.nn.functional.cross_entropy: logits (V) or (N, V, d1, ..), target (N, d1, ..) or
  * probabilities of the logits' shape, unreduced (N, d1, ..); logits of three dimensions or more are
  * copied, unless their classes are contiguous in memory. Layouts: logits R; or sharded along the
@@ -305,20 +308,22 @@ typedef struct tsh_cross_entropy_desc {
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
 
-/* -- sampling ---------------------------------------------------------------- */
+/* -- sampling token ids ------------------------------------------------------ */
 
-/* Filters of tsh_sample, applied in this order, which is that of transformers. */
+/* Options of tsh_sample. Its filters are applied in the order of these fields, which is that of
+ * transformers. */
 typedef struct tsh_sample_desc {
-    /* Repetition penalty: for each id in .previous, its logit is divided by this if above 0, else
-     * multiplied, once per id; Keskar et al. 2019. 0: 1. */
+    /* Repetition penalty (Keskar et al. 2019): the logit of each id in .previous is divided by it
+     * if the logit is above 0, else multiplied by it; once per id. 0 means 1. */
     double penalty;
     /* (.., n), TSH_I32 or TSH_I64: the last n ids of each row. Entries outside [0, V), such as -1,
      * are skipped. NULL: none. */
     tsh_tensor *previous;
-    double temperature; /* divides the logits; 0: 1. TSH_ZERO: 0, which chooses the largest logit */
+    double temperature; /* divides the logits; 0 means 1. TSH_ZERO: 0, which takes the largest
+                         * logit */
     int64_t top_k;      /* keeps the k largest logits, and those equal to the k-th; 0: all */
     double top_p;       /* keeps the largest probabilities, as few as sum to at least top_p, and
-                         * those equal to the smallest of them (Holtzman et al. 2020); 0: 1 */
+                         * those equal to the smallest of them (Holtzman et al. 2020); 0 means 1 */
     double min_p;       /* keeps probabilities of at least min_p times the largest; 0: all */
     uint64_t seed;      /* seed of row 0; row i is drawn as a single row with seed + i would be */
     int64_t position;   /* index of this draw within its row: use another one for each token of a
@@ -334,20 +339,32 @@ TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
 
+enum { TSH_MAX_OUTPUTS = 8 }; /* the most outputs of one tsh_custom_op */
+
+/* One output of tsh_custom_op. */
+typedef struct tsh_output {
+    tsh_shape shape;   /* global shape */
+    tsh_layout layout;
+    tsh_dtype dtype;   /* 0: TSH_REAL. No gradient flows through one of integers */
+} tsh_output;
+
 typedef struct tsh_custom_op_desc {
     const char *name;
-    tsh_shape shape;   /* global shape of the output */
-    tsh_layout layout; /* layout of the output */
-    unsigned partial;  /* bit i: what backward adds to the gradient of input i is a partial sum
-                        * over tp */
-    /* Inputs are dense, floating ones of dtype TSH_REAL. forward writes this rank's output to out.
-     * backward adds the gradient of input i to grad_in[i], which is this rank's shard, dense; NULL:
-     * input i needs no gradient. */
-    void (*forward)(tsh_tensor *const *in, int n, tsh_real *out, void *user);
-    void (*backward)(tsh_tensor *const *in, int n, const tsh_real *out,
-                     const tsh_real *grad_out, tsh_real *const *grad_in, void *user);
+    int outputs; /* the number of outputs; 0: 1 */
+    tsh_output out[TSH_MAX_OUTPUTS];
+    unsigned partial; /* bit i: what backward adds to the gradient of input i is a partial sum
+                       * over tp */
+    /* All values are this rank's shards, dense. Floating ones are tsh_real, whatever the dtype of
+     * the tensor: inputs are converted before forward, outputs rounded after it; integers are those
+     * of the dtype. forward writes output k to out[k]. backward reads the gradient of output k in
+     * grad_out[k], NULL if the loss does not depend on it, and adds the gradient of input i to
+     * grad_in[i], NULL if input i needs none. */
+    void (*forward)(tsh_tensor *const *in, int n, void *const *out, void *user);
+    void (*backward)(tsh_tensor *const *in, int n, const void *const *out,
+                     const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user);
     void *user; /* passed to forward and backward; must stay valid until backward */
 } tsh_custom_op_desc;
-/* Runs an op of the caller's own, with 1 to 8 inputs, and records it for backward. */
-TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
+/* Runs an op of the caller's own, with 1 to 8 inputs, and records it for backward. Returns the
+ * first output; writes all desc->outputs of them to out, NULLs after an error. out may be NULL. */
+TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n, tsh_tensor **out,
                                   const tsh_custom_op_desc *desc);

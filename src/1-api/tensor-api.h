@@ -4,9 +4,10 @@
 /* Needs: >>context-api.                                                      */
 /* ========================================================================== */
 
-/* -- tensors ---------------------------------------------------------------- */
+/* -- making tensors, their properties, initial values ----------------------- */
 
-/* Returns a global shape with these lengths; without any, that of a scalar. */
+/* Returns a global shape with as many dimensions as the name says, of these lengths; tsh_shape0
+ * returns that of a scalar. */
 TSH_API tsh_shape tsh_shape0(void);
 TSH_API tsh_shape tsh_shape1(int64_t a);
 TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
@@ -36,39 +37,41 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
 /* Makes a step tensor of standard normal numbers, keyed by the ctx's seed and count of draws. */
 TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape);
 
-/* Returns a property of a tensor: with "local" in the name, and tsh_stride, that of this rank's
- * shard; else that of the whole tensor. A dim may be negative: -1 is the last dimension. A
- * dimension that does not exist gives 0. */
+/* This function and the next nine return a property of t: with "local" in the name, and tsh_stride,
+ * that of this rank's shard; else that of the whole tensor. A dim may be negative: -1 is the last
+ * dimension. A dimension that does not exist gives 0. */
 TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 TSH_API int tsh_ndim(const tsh_tensor *t);
 TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t);
 TSH_API int64_t tsh_size(const tsh_tensor *t, int dim);
 TSH_API int64_t tsh_local_size(const tsh_tensor *t, int dim);
-TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* of the shard, in elements */
+TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* stride of the shard, in elements */
 TSH_API int64_t tsh_numel(const tsh_tensor *t);
 TSH_API int64_t tsh_local_numel(const tsh_tensor *t);
 TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t);
 
-/* Returns a pointer to this rank's shard, not a copy: element (i, j, ...) is at i, j, ... times the
- * strides of tsh_stride. Returns NULL if the shard is empty, and after an error. */
+/* Returns a pointer to this rank's shard, not a copy. Element (i, j, ...) is i tsh_stride(t, 0) + j
+ * tsh_stride(t, 1) + ... elements after it. Returns NULL if the shard is empty, and after an
+ * error. */
 TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t);
 /* Returns the value of a replicated tensor of one element as a double; NaN after an error. */
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t);
 
-/* How to compute initial values. fan_in and fan_out are those of the whole weight (out, in, ..) at
+/* How to compute initial values. a, b, gain, low and high are fields of tsh_init; fan is fan_in or,
+ * if .fan_out is 1, fan_out. fan_in and fan_out are those of the whole weight (out, in, ..) at
  * every degree of tp: in or out, times the product of all further dimensions. The bias of a layer
  * has the fan_in of its weight and no fan_out. */
 typedef enum tsh_init_kind {
-    TSH_INIT_DEFAULT, /* the default of the layer */
+    TSH_INIT_DEFAULT, /* what the layer takes by default */
     TSH_INIT_ZEROS,
     TSH_INIT_ONES,
-    TSH_INIT_CONSTANT,        /* every value is a */
+    TSH_INIT_CONSTANT,        /* every value is tsh_init.a */
     TSH_INIT_UNIFORM,         /* uniform in [a, b) */
     TSH_INIT_NORMAL,          /* normal, mean a, standard deviation b */
     TSH_INIT_KAIMING_UNIFORM, /* uniform in [-s, s), s = gain sqrt(6 / ((1 + a^2) fan)); He et
                                * al. 2015 */
-    TSH_INIT_TRUNC_NORMAL,    /* as NORMAL, truncated to [low, high] */
+    TSH_INIT_TRUNC_NORMAL,    /* normal, mean a, standard deviation b, truncated to [low, high] */
     TSH_INIT_KAIMING_NORMAL,  /* normal, standard deviation gain sqrt(2 / ((1 + a^2) fan)) */
     TSH_INIT_XAVIER_UNIFORM,  /* uniform in [-s, s), s = gain sqrt(6 / (fan_in + fan_out));
                                * Glorot & Bengio 2010 */
@@ -81,9 +84,9 @@ typedef enum tsh_init_kind {
 typedef struct tsh_init {
     tsh_init_kind kind;
     double a, b;
-    double gain;      /* kaiming, xavier, orthogonal: a factor; 0: 1 */
-    int fan_out;      /* kaiming: fan is fan_in if 0, fan_out if 1 */
-    double low, high; /* TRUNC_NORMAL: the range; both 0: -2 and 2 */
+    double gain;      /* kaiming, xavier, orthogonal: factor of the values; 0 means 1 */
+    int fan_out;      /* kaiming: fan is fan_in if this is 0, fan_out if 1 */
+    double low, high; /* TRUNC_NORMAL: values lie in [low, high]; both 0: -2 and 2 */
 } tsh_init;
 
 /* Fills a tensor with initial values, as torch.nn.init.<name>_ does. This function and those below
@@ -92,7 +95,7 @@ typedef struct tsh_init {
  * (other tensors: the ctx's count of draws). desc->kind is not read; desc NULL: torch's defaults
  * (uniform: 0 to 1; normal: mean 0, standard deviation 1; kaiming: a 0; constant: 0). For
  * orthogonal values, every rank computes the whole matrix in double, in temporary memory. No
- * collective. TSH_ERR_STATE: as tsh_write. */
+ * collective. TSH_ERR_STATE: a recorded op has used t; see tsh_write. */
 TSH_API tsh_result tsh_init_uniform(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_normal(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_trunc_normal(tsh_tensor *t, const tsh_init *desc);
@@ -110,14 +113,16 @@ TSH_API tsh_result tsh_init_dirac(tsh_tensor *t, const tsh_init *desc);
 
 /* Stops recording ops for backward until tsh_no_grad_end. Calls may be nested. */
 TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
-/* Ends what tsh_no_grad_begin began. */
+/* Ends the effect of the last tsh_no_grad_begin: after as many ends as begins, ops are recorded
+ * again. */
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
 /* Makes an owned tensor a leaf, for which backward computes a gradient (on 0: no longer). Returns
  * t. */
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
-/* Averages the leaf's gradient over dp (on 1), as is always done for parameters; for weights of
- * your own that every replica holds and trains. on 0: the gradient is that of this rank's own loss.
- * Call it on every rank of dp, before tsh_backward. Returns t; 0 on a parameter is an error. */
+/* Averages the leaf's gradient over dp if on is 1, as is always done for parameters; meant for
+ * weights of your own that every replica holds and trains. If on is 0, the gradient is that of this
+ * rank's own loss. Call it on every rank of dp, before tsh_backward. Returns t; on 0 is an error
+ * for a parameter. */
 TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on);
 /* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (of
  * tsh_reshape, tsh_slice; of tsh_redistribute on one rank) shares the gradient of its base:
@@ -182,7 +187,7 @@ TSH_API tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file);
  * the rank. Every value is read once more, also between tsh_no_grad_begin and tsh_no_grad_end. */
 TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on);
 
-/* -- steps ------------------------------------------------------------------ */
+/* -- the ends of steps and scopes ------------------------------------------- */
 
 /* Ends a step: releases all step tensors, and the tape if no backward has cleared it. */
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx);

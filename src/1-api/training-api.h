@@ -4,15 +4,15 @@
 /* Needs: >>module-api.                                                       */
 /* ========================================================================== */
 
-/* -- optimisers ------------------------------------------------------------- */
+/* -- optimisers and learning rates ------------------------------------------ */
 
 typedef enum tsh_optim_kind { TSH_SGD, TSH_ADAM, TSH_ADAMW } tsh_optim_kind;
 typedef struct tsh_optim_desc {
     tsh_optim_kind kind;
-    double lr;                /* 0: 1e-3; TSH_ZERO: 0 */
-    double momentum;          /* SGD; 0: none */
-    int nesterov;             /* SGD: 1: Nesterov momentum */
-    double beta1, beta2, eps; /* Adam, AdamW; 0: 0.9, 0.999, 1e-8; TSH_ZERO: 0 */
+    double lr;                /* learning rate; 0: 1e-3; TSH_ZERO: 0 */
+    double momentum;          /* SGD: momentum factor; 0: none */
+    int nesterov;             /* SGD: 1: uses Nesterov momentum */
+    double beta1, beta2, eps; /* Adam, AdamW; 0 means 0.9, 0.999, 1e-8; TSH_ZERO: 0 */
     double weight_decay;      /* AdamW: decoupled weight decay; others: added to the gradient */
     double clip_norm;         /* above 0: a step first clips the gradients, as
                                * tsh_clip_grad_norm; 0: no clipping */
@@ -78,9 +78,9 @@ typedef enum tsh_schedule_kind { TSH_CONSTANT, TSH_LINEAR, TSH_COSINE } tsh_sche
 typedef struct tsh_schedule {
     tsh_schedule_kind kind;
     double lr, lr_min;
-    int64_t warmup, total; /* numbers of steps: the rate rises linearly from lr / warmup to lr
-                            * during warmup, then falls to lr_min at step total (TSH_CONSTANT:
-                            * stays) */
+    int64_t warmup, total; /* numbers of steps: the learning rate rises linearly from lr / warmup to
+                            * lr in the first `warmup` steps, then falls to lr_min at step `total`
+                            * (TSH_CONSTANT: stays) */
 } tsh_schedule;
 /* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
  * returns 0. */
@@ -112,10 +112,11 @@ TSH_API tsh_result tsh_quantize(tsh_module *module, const char *pattern, tsh_dty
  * bits, and with p equal stages and m micro-batches a stage is idle for the same share of the time,
  * (p - 1) / (m + p - 1). */
 typedef enum tsh_pipeline_schedule {
-    TSH_PIPELINE_1F1B, /* p - 1 - stage forwards, then one forward and one backward in turn: a
-                        * stage keeps what at most p - stage forwards save; Narayanan et al. 2021 */
-    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: a stage keeps what m forwards save;
-                        * Huang et al. 2019 */
+    TSH_PIPELINE_1F1B, /* of p stages, stage s runs p - 1 - s forwards, then one forward and one
+                        * backward in turn: it keeps what at most p - s forwards save; Narayanan et
+                        * al. 2021 */
+    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: a stage keeps what the forwards of all
+                        * micro-batches save; Huang et al. 2019 */
 } tsh_pipeline_schedule;
 typedef struct tsh_pipeline_desc {
     int micro_batches;
@@ -127,10 +128,10 @@ typedef struct tsh_pipeline_desc {
      * micro-batch. */
     tsh_tensor *(*input)(tsh_ctx *ctx, int micro_batch, void *user);
     tsh_tensor *(*loss)(tsh_ctx *ctx, tsh_tensor *output, int micro_batch, void *user);
-    /* NULL: each loss is a mean, and all count the same. Else each loss is a sum, and weight
-     * returns the number of its elements, such as the targets that are not ignored; it is called
-     * after loss. The result is then the mean over all elements of all micro-batches and replicas,
-     * however unevenly they are distributed. */
+    /* Called after loss: returns the number of elements that this loss, a sum, was summed over,
+     * such as the targets that are not ignored. The result is then the mean over all elements of
+     * all micro-batches and replicas, however unevenly they are distributed. NULL: each loss is a
+     * mean, and all count the same. */
     double (*weight)(tsh_ctx *ctx, int micro_batch, void *user);
     void *user;
 } tsh_pipeline_desc;

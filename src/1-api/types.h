@@ -55,7 +55,7 @@ typedef struct tsh_error {
  *     TSH_Q4_0   18 bytes: an f16 scale d, then 32 integers q of 4 bits, 0 to 15;    d (q - 8)
  *     TSH_Q4_1   20 bytes: f16 scale d and minimum m, then 32 q of 4 bits, 0 to 15;  d q + m */
 typedef enum tsh_dtype {
-    TSH_DTYPE_DEFAULT, /* no dtype; in a descriptor: the default that its comment names */
+    TSH_DTYPE_DEFAULT, /* no dtype; in a descriptor: the default that the field's comment names */
     TSH_F32,
     TSH_F64,
     TSH_BF16,
@@ -67,10 +67,10 @@ typedef enum tsh_dtype {
     TSH_Q4_1
 } tsh_dtype;
 
-/* In a descriptor 0 is the default, which the field's comment names. Where 0 is also a value that
- * may be wanted, it is written in one of three ways:
+/* A yes-or-no field of a descriptor. In a descriptor 0 (here TSH_USUAL) is the default, which the
+ * field's comment names. Fields whose value 0 differs from the default are set as follows:
  *
- *     a real number     TSH_ZERO: eps, lr, beta1, beta2, temperature
+ *     a real number     TSH_ZERO means 0: eps, lr, beta1, beta2, temperature
  *     yes or no         TSH_YES, TSH_NO: bias, qkv_bias, out_bias
  *     an integer        another field says whether it is used: padding for padding_idx, ignore for
  *                       ignore_index */

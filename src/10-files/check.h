@@ -22,11 +22,13 @@ static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global,
  * tensor the parts of all ranks add up to it. */
 static uint64_t tshi_check_part(const tsh_tensor *t) {
     const size_t width = tsh_dtype_size(t->dtype);
-    tshi_block *scratch; /* t's values, if it is not dense */
-    const char *values = (const char *)tshi_kernel_packed(t, &scratch); /* t's values, packed */
+    tshi_block *scratch; /* contiguous copy of t's values; NULL: t itself is contiguous */
+    /* t's values as a contiguous array; NULL: no memory */
+    const char *values = (const char *)tshi_kernel_packed(t, &scratch);
     tshi_runs run = tshi_tensor_own_runs(t);
     uint64_t sum = 0;
-    const int64_t each = tshi_dtypes[t->dtype].elements; /* a block counts as one element */
+    /* elements that share one hash: those of a block, if the dtype is quantised; else 1 */
+    const int64_t each = tshi_dtypes[t->dtype].elements;
     while (values && tshi_tensor_next_run(&run))
         sum += tshi_check_sum(values + tshi_dtype_bytes(t->dtype, run.local), width,
                               run.global / each, run.length / each);
@@ -45,25 +47,27 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
-    /* path: of the parameter; what: stands before the path in errors: "" for the parameter itself,
-     * "the first moments of " or "the second moments of " */
+    /* path: the parameter's path; what: words before the path in errors: "" for the parameter
+     * itself, "the first moments of " or "the second moments of " */
     const char *path, *what;
-    int64_t hash;               /* hash of this rank's values; 0: this rank has no values */
-    int over_tp, over_dp;       /* 1: must be equal on all ranks of tp; on all ranks of dp */
-    /* shape (pp), 1: the stage holds the values; NULL: not compared over pp */
+    int64_t hash;         /* hash of this rank's values; 0: this rank has no values */
+    int over_tp, over_dp; /* 1: must be equal on all ranks of tp; on all ranks of dp */
+    /* shape (pp), 1 for each pipeline stage that holds the parameter; NULL: the tensor is not
+     * compared over pp */
     const unsigned char *holds;
 } tshi_replica;
 
-/* The tensors to compare. Listed in two passes: count, then fill in. */
+/* The list of the tensors to compare. It is made in two passes: the first counts the tensors, the
+ * second fills in `each`. */
 typedef struct tshi_replicas {
-    tshi_replica *each; /* shape (count); NULL: only count them */
-    int count;          /* number of tensors so far */
-    int tied;           /* 1: list only parameters tied across stages; 0: all of this stage */
+    tshi_replica *each; /* the tensors, shape (count); NULL: they are only counted */
+    int count;          /* number of tensors counted or listed so far */
+    int tied;           /* 1: only parameters tied across pipeline stages; 0: all of this stage */
 } tshi_replicas;
 
 /* Counts the tensor t, which is param or one of its moments; if all->each is not NULL, also lists
- * it. t without values (NULL: not created) is left out if holds is NULL, else listed, since all
- * ranks of pp need the same list. what, holds: see tshi_replica. */
+ * it. A t that is NULL or has no values is left out if holds is NULL; else it is counted, too,
+ * since all ranks of pp need the same list. what, holds: see tshi_replica. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
@@ -75,19 +79,23 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->path = param->path;
     r->what = what;
     r->holds = holds;
-    if (!found) return; /* no values: hash 0, not compared over tp or dp */
+    if (!found) return; /* no values here: hash 0, and no comparison over tp or dp */
     r->over_tp = t->layout.kind == TSH_REPLICATED;
-    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED); /* chunks differ between ranks */
+    /* Moments that are cut into chunks over dp cannot be equal over dp: each rank has another
+     * chunk. */
+    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
     const uint64_t hash = r->over_dp
                               ? tshi_check_part(t)
                               : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
+    /* low: hash of the lower 16 bits of a bf16 parameter's exact float weights; 0: t has none */
     const uint64_t low = t->low ? tshi_check_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
-                                : 0;            /* hash of the low halves of exact weights */
+                                : 0;
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
-/* Lists a parameter and its moments in all optimisers. */
+/* Lists a parameter, and its moments in every optimiser that updates it. holds: see
+ * tshi_replica. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
     tshi_check_list(all, param, param, "", holds);
@@ -99,8 +107,8 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
         }
 }
 
-/* Callback of tshi_module_params: lists a parameter and its moments; if all->tied, only a parameter
- * that is tied across stages. */
+/* Callback of tshi_module_params, with a tshi_replicas as `user`: lists a parameter and its
+ * moments; if `tied` is 1 there, only if the parameter is tied across pipeline stages. */
 static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
     tshi_replicas *all = (tshi_replicas *)user;
     const tshi_tie *tie = all->tied ? param->ctx->pipeline->ties : NULL;
@@ -121,10 +129,11 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     /* mine: this rank's hashes, shape (n); theirs: those of all ranks, shape (size, n); counts: the
      * number of hashes that each rank sends, shape (size) */
     int64_t *mine, *theirs, *counts;
-    /* usual: a rank of the majority; differ: number of ranks whose hash differs from its hash */
+    /* usual: a rank of the majority; differ: number of ranks whose hash differs from that of
+     * `usual` */
     int i, r, usual, differ = 0;
     if (!block) {
-        tshi_error_report(ctx); /* the other ranks wait in the all-gather */
+        tshi_error_report(ctx); /* no memory: makes the other ranks leave the all-gather */
         return;
     }
     mine = (int64_t *)tshi_mem_data(block);
@@ -133,7 +142,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     for (i = 0; i < n; i++) {
         const tshi_replica *one = &all->each[i];
         const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
-        mine[i] = equal ? one->hash : 0; /* 0 on all ranks if not to be compared over comm */
+        mine[i] = equal ? one->hash : 0; /* 0 on all ranks: not compared over comm */
     }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
@@ -155,8 +164,8 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     tshi_mem_release(ctx, block);
 }
 
-/* Collective over the world: gives all ranks the error of the lowest rank that has one, before any
- * rank can fail the world. */
+/* Collective over the world: if some ranks have an error, gives the error of the lowest of them to
+ * all ranks, before any rank goes on. */
 static void tshi_check_agree(tsh_ctx *ctx) {
     static const char op[] = "tsh_check_replicas";
     tsh_comm *world = &ctx->world;
@@ -167,11 +176,11 @@ static void tshi_check_agree(tsh_ctx *ctx) {
         (void)tsh_barrier(world); /* all ranks have the error before any of them goes on */
 }
 
-/* Compares parameters and moments over tp and dp; tied 1: those that are tied across stages over
- * pp. */
+/* tied 0: compares the parameters of this rank's stage, and their moments, over tp and dp. tied 1:
+ * compares those that are tied across pipeline stages, over pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
-    tshi_replicas all = {NULL, 0, tied}; /* first pass: count */
+    tshi_replicas all = {NULL, 0, tied}; /* first pass: counts the tensors */
     tshi_block *block;                   /* memory of all.each */
     tshi_module_params(module, tied, tshi_check_param, &all);
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
@@ -180,7 +189,7 @@ static void tshi_check_axes(tsh_module *module, int tied) {
         return;
     }
     all.each = (tshi_replica *)tshi_mem_data(block);
-    all.count = 0; /* second pass: fill in */
+    all.count = 0; /* second pass: fills in all.each */
     tshi_module_params(module, tied, tshi_check_param, &all);
     if (tied) {
         tshi_check_over(ctx, &ctx->pp, "pp", &all);
@@ -191,9 +200,9 @@ static void tshi_check_axes(tsh_module *module, int tied) {
     tshi_mem_release(ctx, block);
 }
 
-/* Compares the module trees of all ranks: over the world, or over tp and dp if the stages of a
- * pipeline may still differ. Cancels the comparison that the next collective of a group would make
- * first: only ranks that have changed their tree would make it, the others would not. */
+/* Checks that all ranks have the same module tree: over the world or, while the stages of a
+ * pipeline may still differ, over tp and dp. First cancels the comparison that is due before the
+ * next collective of a group: only ranks that have changed their tree would make it. */
 static void tshi_check_models(tsh_ctx *ctx) {
     const int whole = ctx->pp.size == 1 || ctx->pipeline; /* 1: all ranks must have the same tree */
     tsh_comm *comm[2];
@@ -216,7 +225,7 @@ TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
     return ctx->error.code == TSH_OK;
 }
 
-/* -- gradcheck -------------------------------------------------------------- */
+/* -- gradients against finite differences: tsh_gradcheck -------------------- */
 
 /* The arguments of tsh_gradcheck. */
 typedef struct tshi_gradcheck {
@@ -228,8 +237,8 @@ typedef struct tshi_gradcheck {
     double eps;          /* step of the finite differences */
 } tshi_gradcheck;
 
-/* Returns the loss with *at increased by `by`, and restores *at. at NULL: another rank holds the
- * element and changes it. */
+/* Adds `by` to the element *at, computes and returns the loss, and restores the element. at NULL:
+ * another rank holds the element and changes it. */
 static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) {
     tsh_real before = at ? *at : 0;
     if (at) *at = TSHI_R((double)before + by);

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>file                                              MARK: - file (private) */
-/* What C lacks for files: types, symbolic links, locks, owners, fsync; files */
-/* that are written whole or not at all, or that grow by whole rows.          */
+/* What C lacks for files: types, symbolic links, locks, owners, fsync.       */
+/* Writing files that are replaced as a whole, or that grow by whole rows.    */
 /* Needs: >>error >>rng.                                                      */
 /* ========================================================================== */
 
@@ -9,7 +9,7 @@
  * is killed leaves the old file whole. A function below whose system call is missing on a system
  * does nothing there and returns success. */
 
-/* age in seconds from which tshi_file_sweep removes other hosts' files */
+/* how old, in seconds, other hosts' temporary files must be for tshi_file_sweep to remove them */
 enum { TSHI_FILE_STALE = 3600 };
 
 #if TSHI_POSIX
@@ -117,7 +117,7 @@ static int tshi_file_follow(const char *path, char *to, char *link, size_t size)
     strcpy(to, path);
     for (links = 0; (n = readlink(to, link, size)) >= 0; links++) {
         slash = strrchr(to, '/');
-        name = link[0] == '/' || !slash ? to : slash + 1; /* absolute: replaces the whole path */
+        name = link[0] == '/' || !slash ? to : slash + 1; /* an absolute target is the whole path */
         errno = links == max ? ELOOP : ENAMETOOLONG;
         if (links == max || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
         memcpy(name, link, (size_t)n);
@@ -171,7 +171,7 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
             strspn(name + prefix, "0123456789abcdef") != digits || strcmp(name, mine + folder) == 0)
             continue;
         strcpy(path + folder, name);
-        file = open(path, O_WRONLY | O_NONBLOCK); /* opened for its lock only */
+        file = open(path, O_WRONLY | O_NONBLOCK); /* opened only to try its lock */
         if (file < 0) continue;
         if (flock(file, LOCK_EX | LOCK_NB) == 0 && fstat(file, &then) == 0 &&
             S_ISREG(then.st_mode) &&
@@ -246,7 +246,7 @@ static int tshi_file_rename(const char *name, const char *path) {
 #if defined(_WIN32) /* the rename of Windows does not replace files */
     const unsigned long replace = 1, write_through = 8;
     if (MoveFileExA(name, path, replace | write_through)) return 1;
-    errno = EACCES; /* `path` is a folder, read-only, or open in some program */
+    errno = EACCES; /* likely: `path` is a folder, read-only, or open in a program */
     return 0;
 #else
     return rename(name, path) == 0;
@@ -280,7 +280,7 @@ TSH_API TSHI_COLD FILE *tsh_file_open(const char *path, int64_t max, tsh_error *
     return NULL;
 }
 
-/* -- writing ----------------------------------------------------------------- */
+/* -- writing a file: tsh_writer ---------------------------------------------- */
 
 /* Initialises a writer for `path`, without opening a file. Sets w->error if the path is too
  * long. */
@@ -293,7 +293,8 @@ static void tshi_file_begin(tsh_writer *w, const char *path) {
         (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%.160s...\" is too long a path", path);
 }
 
-/* Sets w->error, unless it is set already: the path, then the text as printf. */
+/* Sets w->error, unless it is set already. Its message is the path, then the text, formatted as by
+ * printf. */
 TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
     va_list list;
@@ -304,7 +305,7 @@ TSH_PRINTF(2, 3) static TSHI_COLD void tshi_file_fail(tsh_writer *w, const char 
         (void)tsh_error_set(&w->error, TSH_ERR_IO, -1, "\"%s\" %s", w->name, text);
 }
 
-/* Sets w->error for a failed system call: `what`, then strerror(errno). */
+/* Sets w->error after a failed system call. Its message ends with `what`, then strerror(errno). */
 static void tshi_file_system_error(tsh_writer *w, const char *what) {
     tshi_file_fail(w, "%s: %s", what, errno ? strerror(errno) : "the system gives no reason");
 }
@@ -313,7 +314,7 @@ static void tshi_file_system_error(tsh_writer *w, const char *what) {
 static void tshi_file_close(tsh_writer *w) {
     errno = 0;
     if (w->file && fclose(w->file) != 0) tshi_file_system_error(w, "cannot be written");
-    if (w->temporary[0]) (void)remove(w->temporary); /* tshi_file_finish empties this name */
+    if (w->temporary[0]) (void)remove(w->temporary); /* tshi_file_finish did not rename it */
 #if TSHI_POSIX
     if (w->lock) (void)close(w->lock - 1); /* closing the descriptor unlocks the file */
 #endif
@@ -444,9 +445,9 @@ static void tshi_file_finish(tsh_writer *w) {
     }
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
-    /* if this fails, it is no error: the file is in place */
+    /* A failure of this sync of the folder is no error: the file is in place. */
     (void)tshi_file_sync(slash ? name : ".", 1);
-    name[0] = '\0';                              /* tshi_file_close must not remove the file */
+    name[0] = '\0'; /* tshi_file_close must not remove the file */
 }
 
 TSH_API TSHI_COLD tsh_result tsh_writer_open(tsh_writer *writer, const char *path, int rows) {

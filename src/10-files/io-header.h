@@ -53,7 +53,8 @@ static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
 static void tshi_io_read_pairs(tshi_io *io, const char *what) {
     int more = tshi_io_open(io, "{}", what);
     for (; more; more = tshi_io_next(io, '}')) {
-        /* the array is long enough: see tshi_load_header and tshi_load_read_index */
+        /* io->pair is long enough: tshi_load_header and tshi_load_read_index count what the text
+         * can hold. */
         tshi_io_pair *pair = &io->pair[io->pairs++];
         pair->name = tshi_io_key(io);
         pair->text = tshi_io_string(io);
@@ -81,14 +82,14 @@ static void tshi_io_read_entries(tshi_io *io, size_t n) {
     if (io->at != end) (void)tshi_io_bad(io, "something follows the last }");
 }
 
-/* -- reading: order, gaps, names ---------------------------------------------- */
+/* -- reading: checks of offsets, shapes and names ----------------------------- */
 
 /* Compares two structs by their first field, a name; for qsort and bsearch. */
 static int tshi_io_by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Compares two entries by their offsets; for qsort. */
+/* Compares two tensors of a file by the offsets of their values; for qsort. */
 static int tshi_io_by_place(const void *a, const void *b) {
     const tshi_io_entry *x = (const tshi_io_entry *)a, *y = (const tshi_io_entry *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
@@ -144,7 +145,7 @@ static int tshi_io_check_entries(tshi_io *io) {
                               "is twice in __metadata__");
 }
 
-/* -- reading: values that are not finite ---------------------------------------- */
+/* -- reading: finding values that are NaN or infinite --------------------------- */
 
 /* Returns 1 if all values are finite: each has an exponent bit that is 0 (in infinity and NaN all
  * are 1). ones: the bits of infinity, signs: the sign bit, both repeated for each value of a 64-bit
@@ -197,7 +198,7 @@ static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values,
     }
 }
 
-/* -- reading: names that differ ----------------------------------------------- */
+/* -- reading: .ignore and .rename, for the files' names ----------------------- */
 
 /* Returns 1 if the name of a tensor in the files matches a pattern of .ignore. */
 static int tshi_io_ignored(const tshi_io *io, const char *name) {

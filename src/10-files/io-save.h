@@ -47,8 +47,8 @@ static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
  * such a tensor has dtype U8, and its last dimension is the number of bytes of a row. */
 static const char tshi_io_blocks[] = "tshard.dtype.";
 
-/* Returns the size of t's dimension d in the file's header, where t has dtype `file`: that of the
- * last dimension of a quantised tensor is in bytes. */
+/* Returns the size of dimension d of t as the file's header has it, where t has dtype `file`. The
+ * last dimension of a quantised tensor is counted in bytes there. */
 static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
     return d == t->ndim - 1 && tshi_dtype_in_blocks(file)
                ? (int64_t)tshi_dtype_bytes(file, t->dim[d])
@@ -91,7 +91,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     while (text->used % 8) tshi_io_put(text, " "); /* aligns the values to 8 bytes */
 }
 
-/* -- writing ----------------------------------------------------------------- */
+/* -- writing the header and the tensors -------------------------------------- */
 
 /* Returns 1 on the rank that writes the file. */
 static int tshi_io_is_writer(const tsh_ctx *ctx) {
@@ -127,7 +127,7 @@ static void tshi_io_write(tshi_io *io, const void *data, size_t bytes) {
     (void)tshi_io_written(io);
 }
 
-/* Returns up to 8 bytes as a little-endian number. */
+/* Returns the number that up to 8 bytes at `at` are in little-endian order. */
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
@@ -187,8 +187,8 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Returns the dtype in which tsh_save writes an item; TSH_DTYPE_DEFAULT: this rank has no values
- * for it. */
+/* Returns the dtype in which tsh_save writes a parameter or moment; TSH_DTYPE_DEFAULT: this rank
+ * has no values for it. */
 static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
     if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
     if (io->dtype && !item->moment && tshi_dtypes[item->dtype].floating) return io->dtype;
@@ -199,7 +199,7 @@ static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item)
  * Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    int64_t whole = 0; /* 1 + number of elements of the largest chunked moment; 0: none */
+    int64_t whole = 0; /* 1 + elements of the largest moment held in chunks (.zero); 0: none */
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
         (void)tsh_fail(
@@ -273,10 +273,10 @@ static void tshi_io_convert(const tsh_tensor *t, int64_t local, int64_t n, tsh_d
     }
 }
 
-/* Copies the elements of rank's shard of t that are among the global elements [from, to). Source:
- * own 1: this rank's shard, converted to dtype `file`; own 0: `message`, which holds them one after
- * the other in that dtype. Destination: `whole`, which begins with element `from`; if it is NULL,
- * `message` (own 1), or nowhere: they are only counted (own 0). Returns their number. */
+/* Copies the elements which `rank`'s shard of t has of the global elements [from, to), and returns
+ * their number. own 1: converts them from this rank's shard to dtype `file`. own 0: takes them from
+ * `message`, which rank has sent, one after the other. They go to `whole`, which begins with
+ * element `from`. If it is NULL, they go to `message` (own 1), or are only counted (own 0). */
 static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, int own,
                                  tsh_dtype file, char *message, char *whole) {
     tshi_runs run = tshi_tensor_runs(t, rank, from, to);
@@ -359,7 +359,8 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     return TSH_OK;
 }
 
-/* Writes an item from the first replica. A chunked moment is gathered over dp first. */
+/* Writes a parameter or moment from the first replica. A moment of which each rank of dp has a
+ * chunk (.zero) is gathered over dp first. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
     tsh_tensor whole; /* the gathered moment */

@@ -15,13 +15,13 @@
  * [2, 3], "data_offsets": [begin, end]}, ...}, padded with blanks; then the values, row-major and
  * without gaps. Offsets count from the first value. */
 enum {
-    TSHI_IO_BUFFER = 1 << 20,          /* bytes of a buffer for values */
-    TSHI_IO_HEADER = 100000000,        /* max bytes of a header, and of an index */
+    TSHI_IO_BUFFER = 1 << 20,   /* bytes of a buffer for tensors' values */
+    TSHI_IO_HEADER = 100000000, /* max bytes of a header, and of an index */
     /* max bytes of a tensor's name in a file: prefixes, path and NUL */
     TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 32,
-    TSHI_IO_QUOTE = 96,                /* max bytes of a name from a file when an error quotes it */
-    TSHI_IO_HASHES = 4, /* number of interleaved hashes that make the hash of all values */
-    TSHI_IO_SAMPLE = 64,               /* bytes of each tensor that tshi_load_sample hashes */
+    TSHI_IO_QUOTE = 96,   /* max bytes of a name from a file when an error quotes it */
+    TSHI_IO_HASHES = 4,   /* number of interleaved hashes that make the hash of all values */
+    TSHI_IO_SAMPLE = 64,  /* bytes of each tensor that tshi_load_sample hashes */
     TSHI_IO_NONFINITE = 8 /* max number of warnings that name a tensor with NaN or infinity */
 };
 
@@ -32,12 +32,12 @@ typedef struct tshi_io_entry {
     /* begin, end: byte offsets of its values, from the first value of the file; dim: its shape */
     int64_t begin, end, dim[TSH_MAX_DIMS];
     int ndim;          /* number of dimensions, of which dim holds at most TSH_MAX_DIMS */
-    const char *dtype; /* name of its dtype in the file */
-    int taken;         /* 1: matched with a tensor of the model */
-    int source;            /* index of its file in tshi_io.source */
-    const char *own;       /* its name in that file, before .rename */
-    const struct tshi_io_entry *twin; /* the tensor that the files have under another name of the
-                                       * same tied parameter; NULL: none */
+    const char *dtype; /* the tensor's dtype as the file names it */
+    int taken;         /* 1: the tensor is matched with one of the model */
+    int source;        /* index in tshi_io.source of the file that holds the tensor */
+    const char *own;   /* the tensor's name in that file, before .rename */
+    /* the tensor that the files have under another name of the same tied parameter; NULL: none */
+    const struct tshi_io_entry *twin;
 } tshi_io_entry;
 
 /* A key and its text in a file's metadata; or, in an index, a tensor's name and its file. */
@@ -47,14 +47,13 @@ typedef struct tshi_io_pair {
 
 /* A file to load from. */
 typedef struct tshi_io_source {
-    const char *path;     /* path of the file; the first field, as tshi_io_by_name requires */
-    const char *file;     /* its path in the index; NULL: there is no index */
-    int64_t data; /* position of its first value in bytes; 0: its header has not been read */
-    uint64_t stamp;       /* hash of inode, size and time, see tshi_load_stamp */
-    tshi_io_entry *entry; /* the file's tensors, sorted by name */
-    tshi_io_pair *pair;   /* the file's metadata, sorted by key */
-    /* number of tensors; number of keys */
-    size_t entries, pairs;
+    const char *path;      /* path of the file; the first field, as tshi_io_by_name requires */
+    const char *file;      /* the file's path as the index has it; NULL: there is no index */
+    int64_t data;          /* byte position of its first value; 0: its header was not read yet */
+    uint64_t stamp;        /* hash of the file's inode, size and time, see tshi_load_stamp */
+    tshi_io_entry *entry;  /* the file's tensors, sorted by name */
+    tshi_io_pair *pair;    /* the file's metadata, sorted by key */
+    size_t entries, pairs; /* number of tensors in `entry`; number of keys in `pair` */
 } tshi_io_source;
 
 /* A counter of the model that is saved in a file's metadata: state of the random generators or of
@@ -63,19 +62,19 @@ typedef struct tshi_io_count {
     const char *prefix, *name; /* the key in the metadata is prefix + name */
     uint64_t *value, read;     /* the model's counter; the value read from the file */
     int optional;              /* 1: a counter of 0 is not saved, and one that a file lacks is 0 */
-    int staged; /* 1: is 0 on pipeline stages that do not hold its module or parameter */
+    int staged;                /* 1: is 0 on stages that do not hold its module or parameter */
 } tshi_io_count;
 
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
-    const char *prefix, *path;   /* the name in the file is prefix + path */
+    const char *prefix, *path; /* the tensor's name in the file is prefix + path */
     /* moment: points to .first or .second of its tshi_moments; NULL: the item is the parameter */
     tsh_tensor *param, **moment;
-    const tshi_io_count *steps;  /* for a moment: number of updates of its parameter */
-    tsh_dtype dtype;             /* dtype of the model's tensor */
-    tsh_dtype file;              /* dtype of its values in the file; TSH_DTYPE_DEFAULT, when saving:
-                                  * no stage has values, so it is not written */
-    const tshi_io_entry *entry;  /* loading: the tensor of the files that matches; NULL: none */
+    const tshi_io_count *steps; /* for a moment: number of updates of its parameter */
+    tsh_dtype dtype;            /* the tensor's dtype in the model */
+    tsh_dtype file;             /* the tensor's dtype in the file; TSH_DTYPE_DEFAULT, when saving:
+                                 * no stage has values, so it is not written */
+    const tshi_io_entry *entry; /* loading: the tensor of the files that matches; NULL: none */
 } tshi_io_item;
 
 /* The state of one save or load. */
@@ -83,46 +82,49 @@ typedef struct tshi_io {
     tsh_ctx *ctx;
     tsh_module *root;       /* the module to save or load */
     const tsh_optim *optim; /* the optimiser whose moments are included; NULL: none */
-    const char *op, *path;  /* "tsh_save" or "tsh_load", for errors; the path (see `given`) */
+    const char *op, *path;  /* op: "tsh_save" or "tsh_load", for errors; path: that of the file */
     const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
-    tsh_dtype dtype;           /* tsh_file_desc.dtype */
-    int strict, strict_names;  /* tsh_file_desc.strict_dtype, .strict_names */
-    const tsh_rename *rename;  /* tsh_file_desc.rename */
-    const char *const *ignore; /* tsh_file_desc.ignore */
-    int broadcast; /* 1: rank 0 reads for all (.broadcast, and there are other ranks) */
+    tsh_dtype dtype;        /* saving: dtype in which parameters are written; 0: each in its own */
+    /* loading, strict 1: a dtype other than the model's is an error; strict_names 1: so are tensors
+     * whose names lack the prefix */
+    int strict, strict_names;
+    const tsh_rename *rename;    /* loading: pairs of patterns that rename the files' tensors */
+    const char *const *ignore;   /* loading: patterns of tensors to ignore, the last one NULL */
+    int broadcast;               /* 1: rank 0 reads for the other ranks (.broadcast) */
     const tsh_file_desc *reader; /* its .read_at gives the files' bytes; NULL: `file` gives them */
-    FILE *file;                    /* the file being read; NULL: none is open */
-    tsh_writer writer;             /* on the rank that saves: the new file */
+    FILE *file;                  /* the file being read; NULL: none is open */
+    tsh_writer writer;           /* on the rank that saves: the new file */
     /* hash of the model (saving, or loading with .broadcast) or of the files (loading); must be the
      * same on all ranks */
     uint64_t hash;
-    tshi_arena arena;              /* memory of this save or load */
-    tshi_io_item *item;            /* shape (items): all tensors to save or load */
+    tshi_arena arena;     /* memory of this save or load */
+    tshi_io_item *item;   /* shape (items): all tensors to save or load */
     tshi_io_count *count; /* shape (counts): counters of the generators, then of the optimiser */
-    /* number of items; of counters; of those that are the generators' */
+    /* length of `item`; length of `count`; how many of the counters are the random generators' */
     int items, counts, generators;
-    char *buffer; /* Saving: one buffer of TSHI_IO_BUFFER bytes; on rank 0 of tp, two. Loading with
-                   * .broadcast: one; on rank 0 of the world, two. Loading without: a quarter of one
-                   * if values must be converted, else NULL. */
-    /* for saving: */
-    int64_t *known;                  /* shape (items + counts), see tshi_io_merge_stages */
-    tshi_block *whole_block; /* memory for a whole moment, gathered from the chunks of dp's ranks */
+    /* Saving: a buffer of TSHI_IO_BUFFER bytes, or two on rank 0 of tp if tp has several ranks.
+     * Loading with .broadcast: one, or two on rank 0 of the world. Loading without: a quarter of
+     * one if values must be converted, else NULL. */
+    char *buffer;
+    /* The fields from here to `hashes` are for saving. */
+    int64_t *known;                  /* dtypes of items, then counters, merged from all stages */
+    tshi_block *whole_block;         /* memory for a whole moment, gathered from dp's chunks */
     int64_t bytes;                   /* bytes of all values in the file (loading: in all files) */
     int64_t hash_at;                 /* position of the hash of all values in the file */
     uint64_t hashes[TSHI_IO_HASHES]; /* interleaved hashes of the values written so far */
-    /* for loading: */
-    const char *given; /* the user's path; meanwhile `path` is that of the file being read */
+    /* The fields from here on are for loading. */
+    const char *given;          /* the user's path; `path` is that of the file being read */
     tshi_io_source *source;     /* shape (sources): the files to load from */
     const tshi_io_source *open; /* the source being read, by `file` or .read_at; NULL: none */
-    int sources, index;         /* number of files; 1 while an index is parsed */
+    int sources, index;         /* sources: number of files; index: 1 while an index is parsed */
     int prefixed;               /* 1: the files have a tensor whose name begins with the prefix */
     tshi_io_pair *map;          /* shape (maps): the index's names of tensors and their files */
     size_t maps;                /* number of tensors in the index */
     tshi_io_item **order; /* shape (items): the items in the order of their values in the files */
-    int64_t *share;       /* .broadcast: what tshi_load_share exchanges, see there */
+    int64_t *share;       /* .broadcast: what rank 0 knows of the files, see tshi_load_share */
     int32_t *peer, *holds;
-    int64_t nonfinite;     /* number of tensors with NaN or infinity */
-    char *text, *at;       /* the header's text; the next character to parse in it */
+    int64_t nonfinite; /* number of tensors with NaN or infinity that this rank reports */
+    char *text, *at;   /* text of the header or index being parsed; its next character */
     /* shape (entries): tensors of the file being read; in the end, of all files */
     tshi_io_entry *entry;
     tshi_io_pair *pair;    /* shape (pairs): keys and texts of the file's __metadata__ */
@@ -130,11 +132,11 @@ typedef struct tshi_io {
     /* buffer of TSHI_LOAD_AHEAD bytes to read ahead, on rank 0 with .broadcast from files; else
      * NULL */
     char *ahead;
-    /* begin and end of that buffer's bytes, as offsets from the file's first value; offset of the
-     * last run read */
+    /* ahead_at, ahead_end: the bytes in `ahead`, as offsets from the file's first value; ahead_run:
+     * offset of the last run of elements that was read */
     int64_t ahead_at, ahead_end, ahead_run;
-    int64_t place;         /* position in the file after the last read, in bytes */
-    int unreadable;        /* 1: the last read failed for another reason than the end of the file */
+    int64_t place;  /* position in the file after the last read, in bytes */
+    int unreadable; /* 1: the last read failed for another reason than the end of the file */
 } tshi_io;
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
@@ -178,7 +180,8 @@ static void tshi_io_end(tshi_io *io) {
     tshi_mem_close(io->ctx, TSH_MEM_BOOKS, io->arena.first);
 }
 
-/* Sets an error that begins with the operation and io->path; the rest as printf. Returns 0. */
+/* Sets an error that begins with the name of the call and the path; format and what follows are as
+ * for printf. Returns 0. */
 TSH_PRINTF(3, 4)
 static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char *format, ...) {
     char text[TSH_MESSAGE_SIZE];
@@ -190,19 +193,20 @@ static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char
     return 0;
 }
 
-/* Sets an error for a failed system call: `what`, then strerror(errno). Returns 0. */
+/* Sets an error after a failed system call; its sentence ends with `what`, then strerror(errno).
+ * Returns 0. */
 static int tshi_io_system_error(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "%s: %s", what,
                         errno ? strerror(errno) : "the system gives no reason");
 }
 
-/* Sets an error: the path is `what`, such as "a folder". Returns 0. */
+/* Sets an error: what is at the path is not one file, but `what`, such as "a folder". Returns 0. */
 static int tshi_io_wrong_kind(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is %s; %s takes one safetensors file", what, io->op);
 }
 
-/* Collective over the world: broadcasts the error of rank world.size - found, which becomes the
- * error of all ranks. */
+/* Collective over the world: the error of rank world.size - found becomes the error of all ranks,
+ * by a broadcast. */
 static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op) {
     const int rank = ctx->world.size - (int)found;
     tsh_error error = ctx->error; /* the error that `rank` sends and the others receive */
@@ -245,7 +249,7 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     return ctx->error.code;
 }
 
-/* -- the tensors of a file --------------------------------------------------- */
+/* -- the tensors and counters to save or load -------------------------------- */
 
 /* Returns the name in the file (prefix, dot, path below io->root) of a path in the tree. Returns ""
  * and sets an error if there is no memory. */
@@ -272,7 +276,7 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     return item;
 }
 
-/* Callback of tshi_module_params: appends a parameter. */
+/* Callback of tshi_module_params: appends a parameter to io->item. user: the tshi_io. */
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)path;
     (void)tshi_io_add((tshi_io *)user, "", param, NULL);
@@ -320,15 +324,15 @@ static int tshi_io_list(tshi_io *io) {
     tshi_module_params(io->root, 1, tshi_io_add_param, io);
     for (i = 0; i < updated; i++) {
         tshi_moments *each = &optim->each[i];
-        tshi_io_count *steps = tshi_io_add_count(
-            io, "tshard.optim.steps.", tshi_io_name(io, each->param->path), &each->steps);
+        tshi_io_count *steps = tshi_io_add_count(io, "tshard.optim.steps.",
+                                                 tshi_io_name(io, each->param->path), &each->steps);
         steps->staged = 1; /* only the stage that holds the parameter counts its steps */
         tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
     for (i = 0; i < updated && tshi_optims[optim->desc.kind].moments > 1; i++)
         tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
             &io->count[io->generators + 2 + i];
-    return ctx->error.code == TSH_OK; /* not TSH_OK: no memory for a name */
+    return ctx->error.code == TSH_OK; /* an error: there was no memory for a name */
 }
 
 /* Returns 1 if the item is a bf16 parameter of which an optimiser keeps the exact float weights
@@ -337,12 +341,13 @@ static int tshi_io_is_exact(const tshi_io_item *item) {
     return !item->moment && item->dtype == TSH_BF16 && (item->param->flags & TSHI_OPTIMISED);
 }
 
-/* Returns the dtype in which tsh_save writes an item if tsh_file_desc.dtype is 0. */
+/* Returns the dtype in which tsh_save writes a parameter or moment if tsh_file_desc.dtype is 0. */
 static tsh_dtype tshi_io_own_dtype(const tshi_io_item *item) {
     return tshi_io_is_exact(item) ? TSH_F32 : item->dtype;
 }
 
-/* Returns an item's tensor: the parameter or its moment; NULL if the moment was not created. */
+/* Returns the tensor that an item stands for, a parameter or a moment; NULL if the moment was not
+ * created. */
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
 }

@@ -9,7 +9,7 @@
  * model, and the ranks agree that all is well; only then are values changed, in the order of the
  * files. */
 
-/* -- bytes -------------------------------------------------------------------- */
+/* -- opening files and reading their bytes ------------------------------------ */
 
 enum { TSHI_LOAD_AHEAD = 1 << 16 }; /* bytes that tshi_load_read_run reads ahead */
 
@@ -49,8 +49,8 @@ static size_t tshi_load_read_file(tshi_io *io, int64_t at, char *to, size_t byte
     return got;
 }
 
-/* Reads `bytes` bytes from position `at` of the file or of io->reader. Returns 0 if the file has
- * fewer bytes, or on an error. */
+/* Reads `bytes` bytes from position `at` of the open file, or by the user's .read_at (io->reader).
+ * Returns 0 if the file has fewer bytes, or on an error. */
 static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     errno = 0;
     if (io->reader) {
@@ -62,7 +62,8 @@ static int tshi_load_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     return tshi_load_read_file(io, at, (char *)to, bytes) == bytes;
 }
 
-/* Sets an error for a failed read: a system error or, if the file ended, `what`. Returns 0. */
+/* Sets an error after a failed read: a system error or, if the file ended too early, one that says
+ * `what`. Returns 0. */
 static int tshi_load_read_error(const tshi_io *io, const char *what) {
     if (io->unreadable) return tshi_io_system_error(io, "cannot be read");
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s", tshi_io_form(io), what);
@@ -199,7 +200,7 @@ static int tshi_load_header(tshi_io *io, int64_t *data) {
     return 1;
 }
 
-/* -- which files -------------------------------------------------------------- */
+/* -- finding the files that a path stands for --------------------------------- */
 
 /* Returns the path of file `name` in a folder, given as the first `folder` characters of io->given.
  * Returns NULL and sets an error if there is no memory. */
@@ -219,7 +220,7 @@ static int tshi_load_sources(tshi_io *io, size_t count) {
     return io->source != NULL;
 }
 
-/* Makes the file at a path the only source. */
+/* Makes the file at a path the only one to load from (io->source). */
 static void tshi_load_single(tshi_io *io, const char *path) {
     if (!path || !tshi_load_sources(io, 1)) return;
     io->source[0].path = path;
@@ -265,7 +266,8 @@ static int tshi_load_read_index(tshi_io *io) {
     tshi_io_hash(io, io->text, (size_t)n);
     for (i = 0; i < (size_t)n; i++) quotes += io->text[i] == '"';
     io->pairs = 0;
-    /* space for the pairs: each has four quotes; one more for a last pair that is incomplete */
+    /* space for the pairs of tensor and file: each has four quotes; one more for a last, incomplete
+     * pair */
     io->map = io->pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                               (quotes / 4 + 1) * sizeof *io->pair);
     if (!io->map) return 0;
@@ -274,7 +276,7 @@ static int tshi_load_read_index(tshi_io *io) {
     return io->ctx->error.code == TSH_OK;
 }
 
-/* Compares two entries of io->map by their files; for qsort. */
+/* Compares two tensors of an index by the names of their files; for qsort. */
 static int tshi_load_by_file(const void *a, const void *b) {
     return strcmp(((const tshi_io_pair *)a)->text, ((const tshi_io_pair *)b)->text);
 }
@@ -353,7 +355,7 @@ static int tshi_load_list(tshi_io *io) {
         if (!pass && !tshi_load_sources(io, (size_t)n)) return 1;
         count = n;
     }
-    if (io->ctx->error.code == TSH_OK) /* without memory, some paths are NULL */
+    if (io->ctx->error.code == TSH_OK) /* else some paths are NULL, for want of memory */
         qsort(io->source, (size_t)io->sources, sizeof *io->source, tshi_io_by_name);
     return 1;
 #else
@@ -372,7 +374,7 @@ static void tshi_load_folder(tshi_io *io) {
         FILE *file = path ? tshi_file_open(path, &kind) : NULL;
         if (!path) return;
         if (!file && !kind) continue;
-        if (file) (void)fclose(file); /* if it is no regular file, tshi_load_use reports it */
+        if (file) (void)fclose(file); /* only looked for: tshi_load_use opens it */
         if (!i) tshi_load_single(io, path);
         if (i) io->given = path;
         if (i) tshi_load_index(io, path);
@@ -397,7 +399,7 @@ static void tshi_load_find_files(tshi_io *io) {
         tshi_load_single(io, io->path);
 }
 
-/* -- the tensors of all files -------------------------------------------------- */
+/* -- collecting the tensors of all files --------------------------------------- */
 
 /* Checks that each file holds exactly the tensors that the index lists for it, apart from those of
  * .ignore. Returns 0 and sets an error if not. Sets .text to NULL in the entries of io->map that it

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>load-match                                  MARK: - load-match (private) */
-/* Matches the model's tensors with those of the files before a value         */
-/* changes.                                                                   */
+/* Matches the model's tensors with those of the files.                       */
+/* Everything is checked here before any value of the model changes.          */
 /* Needs: >>load-files.                                                       */
 /* ========================================================================== */
 
@@ -57,8 +57,8 @@ static int tshi_load_counts(const tshi_io *io) {
     return 1;
 }
 
-/* Returns 1 if the files must hold an item: a parameter, or a moment of a parameter that was
- * updated, unless the optimiser may have been saved without momentum. */
+/* Returns 1 if the files must hold this tensor of the model: a parameter, or a moment of a
+ * parameter that was updated, unless the optimiser may have been saved without momentum. */
 static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
     return !item->moment ||
            (!tshi_optims[io->optim->desc.kind].momentum && item->steps->read > 0);
@@ -77,8 +77,8 @@ static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) 
     return (tsh_dtype)dtype;
 }
 
-/* Returns 1 if a tensor of the files has the item's shape. Returns 0 if not or, with an error, if
- * it is quantised and the item's shards do not consist of whole blocks. */
+/* Returns 1 if a tensor of the files has the shape of item, a tensor of the model. Returns 0 if not
+ * or, with an error, if it is quantised and the item's shards do not consist of whole blocks. */
 static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tshi_io_entry *entry) {
     const tsh_tensor *t = item->param;
     int d, same = entry->ndim == t->ndim;
@@ -87,8 +87,9 @@ static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tsh
            (!tshi_dtype_in_blocks(item->file) || tshi_tensor_check_blocks(t, io->op, item->file));
 }
 
-/* Sets item->entry to the tensor of the files that has the item's name, if item->entry is NULL and
- * no other item has that tensor. plain 0: compares the whole name; 1: the name without .prefix. */
+/* Matches item, a tensor of the model, with the tensor of the files that has its name
+ * (item->entry), unless one of the two is matched already. plain 0: compares the whole name; 1: the
+ * name without .prefix. */
 static void tshi_load_match(const tshi_io *io, tshi_io_item *item, int plain) {
     const size_t n = strlen(io->prefix);
     tshi_io_entry *e;
@@ -129,14 +130,14 @@ static int tshi_load_match_ties(tshi_io *io) {
     return io->ctx->error.code == TSH_OK;
 }
 
-/* Checks that the item's tensor in the files has the item's shape, and a dtype that tsh_load
- * converts. Returns 0 and sets an error if not. */
+/* Checks that the tensor of the files that is matched with item has its shape, and a dtype that
+ * tsh_load converts. Returns 0 and sets an error if not. */
 static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE], quote[TSHI_IO_QUOTE], dtype[TSHI_IO_QUOTE];
     const tsh_tensor *t = item->param;
     const tshi_io_entry *e = item->entry;
     int same, floating; /* same 1: shapes are equal; floating 1: both dtypes are floating */
-    if (!e) return 1;   /* the files lack it: tshi_load_match_all decides */
+    if (!e) return 1;   /* the files lack it: see tshi_load_match_all */
     item->file = tshi_load_dtype(io, e);
     same = tshi_load_fits(io, item, e);
     if (io->ctx->error.code != TSH_OK) return 0;
@@ -144,16 +145,16 @@ static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     if (same && (item->file == item->dtype || item->file == tshi_io_own_dtype(item) ||
                  (floating && !io->strict)))
         return 1;
-    (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
-                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op,
-                   tshi_io_quote(e->own, quote), tshi_io_quote(e->dtype, dtype),
-                   tshi_tensor_sizes(e->dim, e->ndim < TSH_MAX_DIMS ? e->ndim : TSH_MAX_DIMS,
-                                     theirs),
-                   io->source[e->source].path,
-                   tshi_dtypes[item->dtype].file, tshi_tensor_sizes(t->dim, t->ndim, ours),
-                   !same      ? ""
-                   : floating ? "; without .strict_dtype it is converted"
-                              : "; only F32, F64, BF16 and F16 are converted to each other");
+    (void)tsh_fail(
+        io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
+        "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model%s", io->op,
+        tshi_io_quote(e->own, quote), tshi_io_quote(e->dtype, dtype),
+        tshi_tensor_sizes(e->dim, e->ndim < TSH_MAX_DIMS ? e->ndim : TSH_MAX_DIMS, theirs),
+        io->source[e->source].path, tshi_dtypes[item->dtype].file,
+        tshi_tensor_sizes(t->dim, t->ndim, ours),
+        !same      ? ""
+        : floating ? "; without .strict_dtype it is converted"
+                   : "; only F32, F64, BF16 and F16 are converted to each other");
     return 0;
 }
 
@@ -254,10 +255,11 @@ static int tshi_load_match_all(tshi_io *io) {
         strange ? "\")" : "", hint);
 }
 
-/* Adds to io->hash, so far of the headers, what makes it differ for different files: ranks compare
- * it. A header of tsh_save holds the hash of all values. For other files, adds a few bytes from the
- * middle of every tensor, which training has probably changed. (Inode and date would differ for
- * copies.) Returns 0 and sets an error if a file cannot be read. */
+/* Adds to io->hash, which ranks compare, so that it differs if they read different files. So far it
+ * covers the headers; those of tsh_save hold the hash of all values, which is enough. For other
+ * files, adds a few bytes from the middle of every tensor, which training has probably changed.
+ * (Inode and date would differ for copies.) Returns 0 and sets an error if a file cannot be
+ * read. */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -274,9 +276,9 @@ static int tshi_load_sample(tshi_io *io) {
     return 1;
 }
 
-/* Compares elements [from, from + n) of item->entry, a tied tensor, with those of its twin, the
- * same tensor under another name. buffer: TSHI_IO_BUFFER bytes of scratch. Returns 0 and sets an
- * error if they differ or cannot be read. */
+/* Compares elements [from, from + n) of a tied parameter as the files have it under two names: of
+ * item->entry and of twin. buffer: TSHI_IO_BUFFER bytes of scratch. Returns 0 and sets an error if
+ * they differ or cannot be read. */
 static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                              int64_t from, int64_t n, char *buffer) {
     const tshi_io_entry *const e[2] = {twin, item->entry};
@@ -308,9 +310,9 @@ static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_i
                         tshi_dtype_get(item->file, at[1], i));
 }
 
-/* Compares a tied tensor with its twin: shape, dtype, and all values of this rank's shard (with
- * .broadcast, of the whole tensor). Returns 0 and sets an error if they differ or cannot be
- * read. */
+/* Compares a tied parameter as the files have it under two names, item->entry and twin: shape,
+ * dtype, and all values of this rank's shard (with .broadcast, of the whole tensor). Returns 0 and
+ * sets an error if they differ or cannot be read. */
 static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                                 char *buffer) {
     const int64_t all = tsh_numel(item->param), step = TSHI_IO_BUFFER / 64;
@@ -325,7 +327,7 @@ static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tsh
                             "in %s; leave out one of them by .ignore",
                             twin->own, tshi_dtypes[other.file].file, item->entry->own,
                             tshi_dtypes[item->file].file);
-    run.length = io->broadcast ? all : 0; /* 0: the loop takes the runs of this rank's shard */
+    run.length = io->broadcast ? all : 0; /* 0: goes through this rank's shard instead */
     while (run.length > 0 || (!io->broadcast && tshi_tensor_next_run(&run)))
         for (; run.length > 0; run.global += n, run.length -= n) {
             n = tshi_base_min(run.length, step);
@@ -350,8 +352,8 @@ static int tshi_load_check_ties(tshi_io *io) {
     return 1;
 }
 
-/* Compares two items by the place of their values in the files; for qsort. Items that the files
- * lack come last. Items with the same place keep the model's order. */
+/* Compares two tensors of the model by the place of their values in the files; for qsort. Those
+ * that the files lack come last. Those with the same place keep the model's order. */
 static int tshi_load_by_place(const void *a, const void *b) {
     const tshi_io_item *x = *(tshi_io_item *const *)a, *y = *(tshi_io_item *const *)b;
     const tshi_io_entry *p = x->entry, *q = y->entry;
@@ -361,8 +363,8 @@ static int tshi_load_by_place(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Fills io->order with all items, sorted so that files are read one after the other, each from its
- * beginning to its end. */
+/* Fills io->order with all tensors to load, sorted so that files are read one after the other, each
+ * from its beginning to its end. */
 static void tshi_load_sort_items(tshi_io *io) {
     int i;
     for (i = 0; i < io->items; i++) io->order[i] = &io->item[i];
@@ -370,8 +372,8 @@ static void tshi_load_sort_items(tshi_io *io) {
 }
 
 /* Allocates io->buffer: with .broadcast one buffer, two on rank 0; else a smaller one if values
- * must be converted. On rank 0 with .broadcast from files also io->ahead. Returns 0 and sets an
- * error if there is no memory. */
+ * must be converted. On rank 0 with .broadcast also allocates io->ahead, unless the user's .read_at
+ * is used. Returns 0 and sets an error if there is no memory. */
 static int tshi_load_prepare(tshi_io *io) {
     size_t bytes = io->broadcast ? TSHI_IO_BUFFER : 0;
     int i;
@@ -385,12 +387,12 @@ static int tshi_load_prepare(tshi_io *io) {
     return io->ahead != NULL;
 }
 
-enum { TSHI_LOAD_SHARED = 4 }; /* number of int64 per item that tshi_load_share broadcasts */
+enum { TSHI_LOAD_SHARED = 4 }; /* int64 that tshi_load_share broadcasts per tensor */
 
-/* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each item,
- * whether the files have it, and its dtype, file and offset there; and the counters. An all-gather
- * over the world tells which ranks are in the first replica, and at which place of tp and pp
- * (io->peer); an all-gather over pp tells which stages hold which item (io->holds). */
+/* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each tensor of
+ * the model, whether the files have it, and its dtype, file and offset there; and the counters. An
+ * all-gather over the world tells which ranks are in the first replica, and at which place of tp
+ * and pp (io->peer); an all-gather over pp tells which stages hold which tensor (io->holds). */
 static tsh_result tshi_load_share(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
@@ -440,7 +442,7 @@ static int tshi_load_prepare_share(tshi_io *io) {
     io->peer = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena, 2 * ranks * sizeof(int32_t));
     io->holds = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                 (stages + 1) * items * sizeof(int32_t));
-    if (ctx->world.rank > 0) /* one entry per item, filled in by tshi_load_share */
+    if (ctx->world.rank > 0) /* one entry per tensor, filled in by tshi_load_share */
         io->entry = (tshi_io_entry *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                           items * sizeof *io->entry);
     if (!io->share || !io->peer || !io->holds || (items && !io->entry)) return 0;

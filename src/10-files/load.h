@@ -4,7 +4,7 @@
 /* Needs: >>load-match.                                                       */
 /* ========================================================================== */
 
-/* Logs that an item has values that are not finite. Of a replicated tensor t, only rank 0 of tp
+/* Logs that a tensor has values that are not finite. Of a replicated tensor t, only rank 0 of tp
  * logs; of a sharded one, every rank of tp logs for its shard; both in the first replica only.
  * found: number of NaN, number of infinite values. */
 static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
@@ -23,8 +23,8 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
                     (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank, rounded);
 }
 
-/* Converts n values of the file's dtype and stores them in this rank's shard t of an item, from
- * index `local` on. Returns 0 and sets an error if there is no memory. */
+/* Converts n values from the file's dtype and stores them in t, this rank's shard of a parameter or
+ * moment, from index `local` on. Returns 0 and sets an error if there is no memory. */
 static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t local, int64_t n,
                              const char *from) {
     char *to = (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
@@ -65,8 +65,8 @@ static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t a
     return 1;
 }
 
-/* Reads the next elements of the shard that `run` goes through, at most n, to `to`, in the file's
- * dtype; after an error, only counts them. Returns their number. */
+/* Reads the next elements, at most n, of the shard whose runs of adjacent elements `run` goes
+ * through, to `to`, in the file's dtype; after an error, only counts them. Returns their number. */
 static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *run, int64_t n,
                               char *to) {
     const tshi_dtype *row = &tshi_dtypes[item->file];
@@ -90,16 +90,16 @@ static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *
     return done;
 }
 
-/* Returns how many elements of an item are read or sent at a time: with .broadcast TSHI_IO_BUFFER
- * bytes; else a quarter, which stays in the cache until it is checked for NaN. */
+/* Returns how many elements of a tensor are read or sent at a time: with .broadcast TSHI_IO_BUFFER
+ * bytes; else a quarter of that, which stays in the CPU's cache until it is checked for NaN. */
 static int64_t tshi_load_step(const tshi_io *io, const tshi_io_item *item) {
     const tshi_dtype *row = &tshi_dtypes[item->file];
     const int64_t bytes = io->broadcast ? TSHI_IO_BUFFER : TSHI_IO_BUFFER / 4;
     return bytes / row->size * (row->elements > 1 ? row->elements : 1);
 }
 
-/* With .broadcast, on rank 0: sends rank `peer` of the world the shard of an item that rank r of tp
- * holds. Reads one buffer while the other is being sent. */
+/* With .broadcast, on rank 0: sends the shard of a tensor that rank r of tp holds to rank `peer` of
+ * the world. Reads one buffer while the other is being sent. */
 static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, int peer) {
     tsh_comm *world = &io->ctx->world;
     const int64_t step = tshi_load_step(io, item);
@@ -127,8 +127,8 @@ static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, i
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* With .broadcast, on rank 0: sends an item to the ranks of the first replica that hold it; a
- * replicated item only to rank 0 of tp on each stage. */
+/* With .broadcast, on rank 0: sends a tensor to the ranks of the first replica that hold it; a
+ * replicated one only to rank 0 of tp on each stage. */
 static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     const tsh_ctx *ctx = io->ctx;
     const int ranks = item->param->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
@@ -142,9 +142,10 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     return result;
 }
 
-/* With .broadcast: gets n elements of an item, which rank 0 of the world has read, to `bytes` on
- * this rank. In the first replica, ranks receive their shard from rank 0; of a replicated item,
- * rank 0 of tp does, and broadcasts it over tp. Then both are broadcast over dp. */
+/* With .broadcast: gets n elements of a tensor, which rank 0 of the world has read, to `bytes` on
+ * this rank. In the first replica, ranks receive their shard from rank 0; of a replicated tensor,
+ * rank 0 of tp does, and broadcasts it over tp. In either case, the first replica then broadcasts
+ * over dp. */
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
     const int whole = item->param->layout.kind != TSH_SHARDED;
@@ -160,8 +161,8 @@ static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64
     return tshi_error_comm(ctx, result, io->op);
 }
 
-/* Reads or receives this rank's shard of an item into t. With .broadcast, t is NULL after an error:
- * messages are received all the same. Returns an error only if a message failed. */
+/* Reads or receives this rank's shard of a parameter or moment into t. With .broadcast, t is NULL
+ * after an error: messages are received all the same. Returns an error only if a message failed. */
 static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
     tsh_ctx *ctx = io->ctx;
     const int reads = !io->broadcast || ctx->world.rank == 0;
@@ -186,8 +187,8 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
     return TSH_OK;
 }
 
-/* Returns the tensor that an item's values are read to, with memory; NULL: there are none to read,
- * or no memory. Sets a moment that the files lack to 0. */
+/* Returns the parameter or moment that values are read to, with memory; NULL: the files have no
+ * values for it, or there is no memory. Sets a moment that the files lack to 0. */
 static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(t));
@@ -208,8 +209,8 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     return t->block ? t : NULL;
 }
 
-/* Loads this rank's shard of an item. A chunked moment is read whole and cut down to this rank's
- * chunk. Returns an error only if a message failed. */
+/* Loads this rank's shard of a parameter or moment. A moment of which this rank keeps only a chunk
+ * (.zero) is read whole and cut down to that chunk. Returns an error only if a message failed. */
 static tsh_result tshi_load_item(tshi_io *io, const tshi_io_item *item) {
     const int serves = io->broadcast && io->ctx->world.rank == 0;
     tsh_result result;
@@ -258,7 +259,7 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
     shares = desc && desc->broadcast && ctx->world.size > 1;
-    /* stands for the path in errors */
+    /* Ranks that read no file name this in errors, in place of a path. */
     if (shares && ctx->world.rank > 0) path = "the files of rank 0";
     tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
     io.broadcast = shares;

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>trace-file                                  MARK: - trace-file (private) */
-/* The trace of all ranks as one JSON text in Chrome's trace event format:    */
-/* rank 0 writes its own events, then those that the others send.             */
+/* Writes the trace of all ranks as one JSON text, in Chrome's trace format.  */
+/* Rank 0 writes its own events, then those that the other ranks send to it.  */
 /* Needs: >>io-save.                                                          */
 /* ========================================================================== */
 
@@ -55,11 +55,12 @@ static void tshi_trace_file_string(tshi_trace_file *out, const char *text) {
     for (; *text; text++) tshi_trace_file_put(out, tshi_io_escape(*text, one));
 }
 
-/* Appends one event, a "complete" one (ph X), with begin and duration in microseconds. */
+/* Appends one event as JSON. Its kind is Chrome's "complete" (ph X): it has a begin and a duration,
+ * in microseconds. */
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
     static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
     const int64_t length = event->end - event->begin; /* duration in nanoseconds */
-    char text[160]; /* a part of the event's text */
+    char text[160];                                   /* a part of the event's JSON text */
     tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":\"");
     tshi_trace_file_string(out, event->name);
     (void)snprintf(text, sizeof text,
@@ -68,7 +69,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
                    kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
                    (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
     tshi_trace_file_put(out, text);
-    text[0] = '\0'; /* only collectives have "bytes" */
+    text[0] = '\0'; /* "": an event that is no collective has no "bytes" */
     if (event->kind == TSHI_TRACE_COLL)
         (void)snprintf(text, sizeof text, "\"bytes\":%lld,", (long long)event->bytes);
     tshi_trace_file_put(out, text);
@@ -81,7 +82,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
 static void tshi_trace_file_row(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
     char text[224];
-    if (ctx->world.rank == 0) /* rank 0's text begins the file */
+    if (ctx->world.rank == 0) /* only rank 0 writes the beginning of the file */
         tshi_trace_file_put(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                                  "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"tid\":0,"
                                  "\"args\":{\"name\":\"tshard\"}}");
@@ -101,7 +102,7 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
     tsh_comm *world = &out->ctx->world;
     for (int r = 1; r < world->size; r++) {
         do {
-            tshi_trace_file_flush(out); /* writes the message received before */
+            tshi_trace_file_flush(out); /* writes the text received last */
             if (tshi_error_comm(out->ctx,
                                 tsh_recv(world, &out->message, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
                                 "tsh_trace_end: receive") != TSH_OK)
@@ -133,7 +134,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
     ctx->world.trace = NULL;                   /* the collectives below are not traced */
-    if (ctx->world.rank == 0 && out.desc.path) /* an error of opening is reported at the end */
+    if (ctx->world.rank == 0 && out.desc.path) /* tsh_writer_close reports an error of opening */
         (void)tsh_writer_open(&out.writer, out.desc.path, 0);
     tshi_trace_file_row(&out);
     tshi_trace_file_flush(&out); /* the rest of this rank's text */

@@ -34,10 +34,12 @@ Add -fno-fast-math (MSVC: /fp:precise) after it, for the file with TSHARD_IMPLEM
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
-/* System calls beyond C99, to resolve a link, flush a file, rename over another, read a clock. */
+/* Declares system calls beyond C99, those of Windows or of POSIX: to resolve a link, flush a file,
+ * rename over another, read a clock. */
 #if defined(_WIN32)
 #define TSHI_POSIX 0
-/* Declared as in windows.h, which is not included: it defines words such as `near` as macros. */
+/* These functions are declared as in windows.h, which is not included: it defines words such as
+ * `near` as macros. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -161,8 +163,9 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_X86 0
 #endif
 
-/* Alignment of blocks in bytes. Size class c has blocks of 2^c to 2^(c+1) - 1 times 64 bytes. */
-enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes exceed a size_t */
+/* TSHI_ALIGN: alignment of blocks in bytes. TSHI_SIZE_CLASSES: number of size classes; blocks of
+ * class c have 2^c to 2^(c+1) - 1 times 64 bytes. */
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes: too many for a size_t */
 
 /* Header of a reference-counted block of memory. Its data follows, aligned to 64 bytes because the
  * header is padded to 64. Blocks of the step pool lie side by side in a page. */
@@ -209,18 +212,18 @@ typedef struct tshi_op tshi_op;
 enum { /* bits of tsh_tensor.flags */
     TSHI_OWNED = 1,     /* owned: lives until it is freed, not until a step or scope ends */
     TSHI_PARAM = 2,     /* a module's parameter */
-    TSHI_LEAF = 4,      /* backward keeps its gradient, for the user or an optimiser */
-    TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
+    TSHI_LEAF = 4,      /* a leaf: backward leaves its gradient for the user or an optimiser */
+    TSHI_RETAIN = 8,    /* backward does not release its values and its gradient */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
     TSHI_DEAD = 32,     /* the handle itself was released; it is reused once refs is 0 */
-    TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of the gradient, or of a moment */
+    TSHI_CHUNKED = 64,  /* with .zero: each rank of dp holds a chunk of the gradient or moment */
     TSHI_AVERAGED = 128, /* its gradient is averaged over dp (parameters, tsh_average_grad) */
-    TSHI_CONSUMED = 256, /* a backward has released the node of the op that made it */
+    TSHI_CONSUMED = 256, /* a backward has released the tape's node of the op that made it */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
     TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
-    TSHI_CACHED = 8192,    /* a weight of keys or values: a cache relies on its layout */
+    TSHI_CACHED = 8192,    /* a weight that makes keys or values: a cache relies on its layout */
     TSHI_TIED = 16384      /* a parameter that several modules may share (tsh_tie) */
 };
 
@@ -234,27 +237,29 @@ struct tsh_tensor {
     tsh_ctx *ctx;
     tsh_tensor *next, *prev; /* neighbours in a list of tshi_handles: owned, step or free ones */
     tsh_dtype dtype;
-    unsigned flags;  /* TSHI_OWNED, ... */
+    unsigned flags;  /* bit mask: TSHI_OWNED, ... */
     int ndim, depth; /* depth: how many scopes were open when it was created */
     /* dim: shape of the whole tensor; local: shape of this rank's shard; stride: strides of the
      * shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
-    tsh_layout layout; /* resolved by tshi_layout_resolve: has no defaults */
+    tsh_layout layout; /* the layout, with defaults filled in by tshi_layout_resolve */
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
-    int64_t offset;    /* in elements, from the block's data to the tensor's first element */
+    int64_t offset;    /* elements from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
     int refs; /* references to the handle from nodes, views, buckets, pipelines and modules */
-    /* The fields from here to marks are used in a base only; its views share them. */
+    /* The fields from here to marks are used only in a tensor that is no view (a base); its views
+     * share them. */
     int requires_grad;       /* 1: backward computes its gradient */
     tshi_node *node;         /* the op that made it; NULL: a leaf */
     tshi_accumulator gr, gp; /* gr: gradient in the tensor's layout; gp: sum of partial gradients */
     int partial_contributions; /* number of partial gradients still to be added in this backward */
     int contributions;         /* leaf: number of gradients of either kind still to be added */
     int in_bucket;             /* leaf: 1 while its gradient waits in a bucket to be sent */
-    int reducing;      /* 1: the all-reduce of gp was started and not waited for yet */
-    tsh_req req;       /* while reducing is 1: the request of the all-reduce of gp */
+    int reducing;      /* 1: the all-reduce of the partial gradients gp is under way */
+    tsh_req req;       /* request of the all-reduce of gp, valid while reducing is 1 */
     int sparse;        /* 1: the gradient is row-sparse: 0 in every row r with marks[r] == 0 */
-    tshi_block *marks; /* one int32_t per local row, see sparse; NULL: never needed so far */
+    tshi_block *marks; /* one int32_t per local row: 0 if a row-sparse gradient is 0 there; NULL:
+                        * never needed so far */
     /* The fields from here on are used in a parameter only. */
     const char *path; /* its module's path and its own name: "h.3.mlp.c_fc.weight"; a moment of an
                        * optimiser has that of its parameter */
@@ -265,7 +270,7 @@ struct tsh_tensor {
     int absent; /* 1: other pipeline stages hold the parameter, this rank's stage does not */
     tshi_block *low; /* uint16_t per local element: the lower halves of the exact float weights of
                       * a bf16 parameter (see tshi_tensor_exact); NULL: all 0 */
-    /* The fields below are for an optimiser, which sets the first two. */
+    /* The fields below are for an optimiser, which sets grad_dtype and updates. */
     tsh_dtype grad_dtype;   /* TSH_BF16: the gradient is rounded to bf16; 0, TSH_REAL: it is not */
     const int64_t *updates; /* the optimiser's updates so far: they key the gradient's rounding */
     tshi_block *packed;     /* the gradient in bf16, while gr.live is 1 and gr.block is NULL */
@@ -276,20 +281,20 @@ struct tsh_tensor {
  * the op saves for backward, and which inputs have a gradient that is a partial sum. */
 enum {
     TSHI_NONE = 0,
-    TSHI_X = 1, /* inputs of unary ops, linear and norms: (x, weight, bias) */
+    TSHI_X = 1, /* bits of the inputs x, weight, bias: of unary ops, linear and norms */
     TSHI_WEIGHT = 2,
     TSHI_BIAS = 4,
-    TSHI_A = 1, /* inputs of binary ops and matmul: (a, b) */
+    TSHI_A = 1, /* bits of the inputs a, b: of binary ops and matmul */
     TSHI_B = 2,
-    TSHI_COND = 1, /* inputs of tsh_where: (cond, yes, no) */
+    TSHI_COND = 1, /* bits of the inputs cond, yes, no: of tsh_where */
     TSHI_YES = 2,
     TSHI_NO = 4,
-    TSHI_Q = 1, /* inputs of attention: (q, k, v, mask, sinks) */
+    TSHI_Q = 1, /* bits of the inputs q, k, v, mask, sinks: of attention */
     TSHI_K = 2,
     TSHI_V = 4,
     TSHI_MASK = 8,
     TSHI_SINKS = 16,
-    TSHI_LOGITS = 1, /* inputs of cross-entropy: (logits, target, class weights) */
+    TSHI_LOGITS = 1, /* bits of the inputs logits, target, class weights: of cross-entropy */
     TSHI_TARGET = 2,
     TSHI_CLASS_WEIGHTS = 4,
     TSHI_OUT = 1 << 30
@@ -315,12 +320,13 @@ typedef struct tshi_call {
 typedef int (*tshi_rule_fn)(const tshi_call *call, tshi_output *output);
 
 enum { /* bits of tshi_op.flags */
-    /* The op's backward reads both accumulators, gr and gp, of its output. (Before the backward of
-     * other ops gp is all-reduced into gr; also if the output is retained, because the user may
-     * read the gradient.) */
+    /* The op's backward reads both gradient accumulators of its output: gr (in the output's layout)
+     * and gp (partial sums). Before the backward of other ops gp is all-reduced into gr. So it is,
+     * too, if the output is retained, because the user may read the gradient. */
     TSHI_OP_ACCEPTS_PARTIAL = 1,
-    TSHI_OP_ACCEPTS_RETAINED = 2, /* backward reads gr and gp even if the output is retained */
-    TSHI_OP_PASSES_PARTIAL = 4    /* backward adds gp of the output to gp of input 0 */
+    TSHI_OP_ACCEPTS_RETAINED = 2, /* backward reads gr and gp even if the user retains the output */
+    TSHI_OP_PASSES_PARTIAL = 4    /* backward adds the partial gradient of the output to that of
+                                   * input 0 */
 };
 
 /* An op, described once for all its calls. */
@@ -330,7 +336,7 @@ struct tshi_op {
     tshi_rule_fn rule;                 /* the layout rule; NULL: the layout is an argument */
     void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: no gradients */
     unsigned saves;                    /* bit mask of the values that backward reads: TSHI_X, ... */
-    unsigned flags;                    /* TSHI_OP_... */
+    unsigned flags;                    /* bit mask: TSHI_OP_... */
 };
 
 /* One recorded call; only `progress` changes after recording. A tensor has two accumulators: gr for
@@ -351,9 +357,12 @@ struct tshi_node {
     tsh_tensor **leaves; /* parameters that are no inputs but that backward reads or adds
                           * gradients to */
     int leaf_count;      /* length of leaves */
+    tsh_tensor **more;   /* the outputs after `out`, of an op that has several */
+    tshi_block **more_saved; /* the saved values of each of them */
+    int more_count;          /* length of more and of more_saved */
     struct {
-        int reached;      /* 1: the loss depends on the output */
-        unsigned partial; /* bits of node.partial; plus input 0 if gp of out is passed on to it */
+        int reached;      /* 1: the loss depends on the op's output */
+        unsigned partial; /* bit mask of the inputs that get a partial gradient in this pass */
         unsigned done;    /* bit mask of the inputs whose gradient is complete */
     } progress;           /* state of this node in the running backward pass */
 };
@@ -362,7 +371,7 @@ struct tshi_node {
 typedef struct tshi_handles {
     tsh_tensor owned, step;      /* heads of circular lists: of owned and of step tensors */
     tsh_tensor *oldest, *newest; /* the two ends of the list of free handles */
-    int64_t free, ended;         /* number of free handles; number that the last step released */
+    int64_t free, ended;         /* numbers of handles: now free; released at the last step end */
 } tshi_handles;
 
 typedef struct tshi_tape {
@@ -371,7 +380,8 @@ typedef struct tshi_tape {
     int no_grad;       /* how many tsh_no_grad_begin are open; 0: calls are recorded */
     int locked;        /* number of calls in progress that need the tape unchanged: see
                         * tshi_tape_unlocked */
-    int evaluating;    /* as no_grad, not counting what a checkpoint's forward opens */
+    int evaluating;    /* how many tsh_no_grad_begin of the user are open, without those of
+                        * checkpoints */
     int pending;       /* 1: leaves have gradients that tsh_sync_grads must still sum over dp */
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
     double weight;     /* if summed: the number of terms in this rank's losses */
@@ -391,7 +401,7 @@ typedef struct tshi_buckets {
     int summed;                 /* 1: losses are sums of terms; 0: losses are means */
     double weight;      /* number of terms of this rank's summed losses; once weight_req is
                          * complete: the sum over dp */
-    tsh_req weight_req; /* the all-reduce of weight */
+    tsh_req weight_req; /* request of the all-reduce of weight */
 } tshi_buckets;
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
@@ -409,15 +419,15 @@ typedef struct tshi_micro {
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
-/* Bits of the warnings, each logged once per ctx; and TSHI_WARN_STEPS: after how many optimiser
- * steps without tsh_step_end TSHI_WARN_STEP may be logged. */
+/* Bits of ctx->warned: the warnings, each logged once per ctx. TSHI_WARN_STEPS is no bit, but a
+ * number: after so many optimiser steps without tsh_step_end TSHI_WARN_STEP may be logged. */
 enum {
     TSHI_WARN_GRADS = 1,  /* backward adds to gradients that were used, but not zeroed */
     TSHI_WARN_STEP = 2,   /* tsh_step_end is not called */
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
     TSHI_WARN_LATE = 8,   /* a parameter was added after the optimiser was made */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
-    TSHI_WARN_STEPS = 32 /* not a bit: number of steps before TSHI_WARN_STEP */
+    TSHI_WARN_STEPS = 32 /* no bit: number of optimiser steps before TSHI_WARN_STEP may be logged */
 };
 
 /* Everything that the angles of rotary positions depend on (tsh_rope_desc). */
@@ -432,7 +442,7 @@ typedef struct tshi_angles {
 /* The order in which matrices are read while a model decodes; it is the same for every token. From
  * it, a product of few rows knows which matrix is read next, and prefetches its beginning. A wrong
  * entry costs time, but changes no result. */
-enum { TSHI_MATMUL_ORDER = 1021 }; /* number of entries; prime: a hash is a remainder by it */
+enum { TSHI_MATMUL_ORDER = 1021 }; /* number of entries; a prime: addresses are hashed modulo it */
 typedef struct tshi_matmul_order {
     uintptr_t then[TSHI_MATMUL_ORDER]; /* entry h: the matrix (address) that was read after the
                                         * one whose address has hash h; 0: unknown */
@@ -459,15 +469,15 @@ struct tsh_ctx {
     int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
     int threads; /* number of threads of this rank, at least 1 */
     tshi_block *rope_table;  /* cosines and sines of the last tsh_rope in this step, or NULL */
-    tshi_angles rope_angles; /* the angles of rope_table */
-    uint64_t seed, randn_calls, dropout_calls; /* calls so far; they key the next random numbers */
+    tshi_angles rope_angles; /* what the angles in rope_table depend on */
+    uint64_t seed, randn_calls, dropout_calls; /* calls so far: key of new random numbers */
     tsh_mem mem;      /* statistics: what tsh_mem_stats returns */
     tshi_pool pool;   /* the pool of step memory */
-    tshi_arena books; /* for small structures that live as long as the ctx */
+    tshi_arena books; /* arena of small structures that live as long as the ctx */
     tshi_handles handles;
     tshi_tape tape;
     tshi_buckets buckets;
-    int depth;         /* how many scopes are open */
+    int depth;         /* how many scopes (tsh_scope_begin) are open */
     int changes;       /* number of changes of the module tree so far; optimisers compare it */
     int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
     tshi_trace *trace; /* the trace that is being recorded; NULL: none */
@@ -487,28 +497,28 @@ enum { TSHI_MODULE_PARAMS = 2 }; /* max parameters of a module: weight and bias 
 /* A named integer argument of a module, such as its number of heads. */
 typedef struct tshi_argument {
     struct tshi_argument *next;
-    const char *name;     /* "heads" */
+    const char *name;     /* such as "heads" */
     int64_t value, local; /* value: of the whole module; local: of this rank's shard */
 } tshi_argument;
 
 struct tsh_module {
     tsh_ctx *ctx;
-    const char *name, *path; /* "c_fc"; from the root: "h.3.mlp.c_fc"; both "" for the root */
-    tsh_module *parent, *first, *last, *next; /* first and last child, next sibling */
+    const char *name, *path; /* name: "c_fc"; path: "h.3.mlp.c_fc"; both "" for the root */
+    tsh_module *parent, *first, *last, *next; /* parent; first and last child; next sibling */
     tsh_forward_fn forward; /* of a container: the user's; NULL: the children run one by one */
     void *user;             /* argument of forward; of attention and MLP: struct of the layer */
-    tsh_tensor *param[TSHI_MODULE_PARAMS];      /* NULL: the module has no such parameter */
-    const char *param_name[TSHI_MODULE_PARAMS]; /* "weight", "bias" */
+    tsh_tensor *param[TSHI_MODULE_PARAMS];      /* parameters of the module; NULL: none */
+    const char *param_name[TSHI_MODULE_PARAMS]; /* names in param: "weight", "bias" */
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
     int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
     uint64_t dropout_calls; /* dropout calls in training mode so far; each draws another mask */
-    double number;          /* norm: eps; dropout: p, the probability of a zero */
-    int plus_one;           /* rms norm: as in tsh_rms_norm_desc */
+    double number;          /* eps of a norm; p, the probability of a zero, of a dropout */
+    int plus_one;           /* rms norm: 1: multiplies by weight + 1, as in Gemma */
     tsh_lookup_desc lookup; /* embedding: its options */
-    const struct tshi_kind *kind; /* linear, embedding, container, ... */
+    const struct tshi_kind *kind; /* what it is: linear, embedding, container, ... */
     tsh_style style;              /* how the plan shards the module */
-    int skip_bias_add, reversed, regather; /* linear: as in tsh_linear_desc */
+    int skip_bias_add, reversed, regather; /* linear: options of its tsh_linear_desc */
     int stage;                             /* 1 + its pipeline stage; 0: in no stage */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
     const tsh_layout *input_layout, *output_layout; /* the plan rule's .input and .output */
@@ -562,7 +572,8 @@ static double tshi_base_option(double given, double usual) {
 #define TSHI_CLOCK 1
 #if defined(__USE_TIME64_REDIRECTS) || defined(_REDIR_TIME64) ||                                   \
     (defined(__USE_TIME_BITS64) && defined(__TIMESIZE) && __TIMESIZE == 32)
-/* 64-bit time_t with a 32-bit long: clock_gettime itself is the function for a 32-bit time_t. */
+/* Where a 32-bit system has a 64-bit time_t, the symbol clock_gettime is the function for a 32-bit
+ * time_t; __clock_gettime64 is that for 64 bits. */
 extern int clock_gettime(int clock, struct timespec *time) __asm__("__clock_gettime64");
 #else
 extern int clock_gettime(int clock, struct timespec *time);

@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>dtype                                            MARK: - dtype (private) */
-/* Everything that depends on a dtype: one row of one table.                  */
+/* Everything that depends on the dtype: a table with one row per dtype.      */
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
@@ -9,12 +9,13 @@
  * compute, and store the results. Only the store rounds to the dtype. A row needs `load` and
  * `store`; if an optional function is NULL, the library uses these two instead. */
 
-/* out[i] = left[i] op right[i] for n elements. `out` may be `left`, `right` or both. */
+/* Computes out[i] = left[i] op right[i] for n elements, where op is +, *, min or max. `out` may be
+ * `left`, `right` or both. */
 typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int64_t n);
 
 typedef struct tshi_dtype {
     const char *name, *file; /* name: in messages, "f32"; file: in safetensors files, "F32" */
-    int size;                /* bytes of an element; of a quantised dtype: of a block */
+    int size;                /* bytes of an element or, if the dtype is quantised, of a block */
     int floating;            /* 1: floating point; 0: integer */
     /* Convert n elements, `step` elements apart, to (load) or from (store) n contiguous values. */
     void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
@@ -22,15 +23,16 @@ typedef struct tshi_dtype {
     /* (optional) Read or write element i as a double, not rounded to tsh_real. */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (used for integer dtypes only) As load and store, but exact for every integer. */
+    /* (integer dtypes only) Do what load and store do, with int64_t in place of tsh_real: exact for
+     * every integer. */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
-    /* (optional) The reductions of collectives. NULL: values are reduced in tsh_real, and rounded
-     * to the dtype once, after those of all ranks are reduced. */
-    const tshi_fold_fn *fold;                      /* one function per tsh_redop */
+    /* (optional) The functions by which collectives reduce elements. NULL: elements are reduced as
+     * tsh_real, and rounded to the dtype once, after those of all ranks are reduced. */
+    const tshi_fold_fn *fold;                      /* fold[op]: reduces by op, a tsh_redop */
     void (*divide)(void *sums, int64_t n, int by); /* for TSH_AVG: sums[i] /= by for n elements */
-    /* Number of elements of a block, of a quantised dtype; 1: of others. For blocks, `load` and
-     * `store` accept step 1 only and begin at a block; `store` stores whole blocks. */
+    /* Elements of a block if the dtype is quantised, else 1. `load` and `store` of a quantised
+     * dtype accept step 1 only and begin at a block; `store` stores whole blocks. */
     int elements;
 } tshi_dtype;
 
@@ -39,8 +41,8 @@ static int64_t tshi_dtype_clamp(int64_t value, int64_t min, int64_t max) {
     return value > max ? max : value < min ? min : value;
 }
 
-/* Returns value rounded towards zero and clamped to [min, max]; 0 if it is NaN. It is first
- * compared with 2^63 because INT64_MAX is no double. */
+/* Returns value rounded towards zero and clamped to [min, max]; 0 if it is NaN. (The code compares
+ * it with 2^63, not with INT64_MAX, which no double equals.) */
 static int64_t tshi_dtype_clamp_real(double value, int64_t min, int64_t max) {
     const double end = 9223372036854775808.0; /* 2^63 */
     if (value != value) return 0;
@@ -48,9 +50,10 @@ static int64_t tshi_dtype_clamp_real(double value, int64_t min, int64_t max) {
     return value < -end ? min : tshi_dtype_clamp((int64_t)value, min, max);
 }
 
-/* Folds process 32 elements at a time: compilers vectorise loops of constant length at every level
- * of optimisation. `out` may be `left` or `right`; a pragma says that iterations are independent.
- * (Else clang compares addresses at run time, and folds single elements if they are equal.) */
+/* Number of elements that a tshi_fold_fn processes at a time: compilers vectorise loops of constant
+ * length at every level of optimisation. As `out` may be `left` or `right`, a pragma,
+ * TSHI_DTYPE_LANES, says that iterations are independent. (Else clang compares addresses at run
+ * time, and processes single elements if they are equal.) */
 enum { TSHI_DTYPE_RUN = 32 };
 #if defined(__clang__)
 #define TSHI_DTYPE_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
@@ -58,7 +61,8 @@ enum { TSHI_DTYPE_RUN = 32 };
 #define TSHI_DTYPE_LANES TSHI_LANES
 #endif
 
-/* Defines tshi_dtype_<name>, a tshi_fold_fn: out[i] = expression of l = left[i], r = right[i]. */
+/* Defines tshi_dtype_<name>, a tshi_fold_fn: out[i] = expression, in which l is left[i] and r is
+ * right[i]. */
 #define TSHI_DTYPE_FOLD(name, type, expression)                                                    \
     static void tshi_dtype_##name(void *out_, const void *left_, const void *right_, int64_t n) {  \
         type *out = (type *)out_;                                                                  \
@@ -82,7 +86,8 @@ enum { TSHI_DTYPE_RUN = 32 };
         const type *TSHI_RESTRICT from = (const type *)data;                                       \
         for (int64_t i = 0; i < n; i++) to[i] = (wide)from[i * step];                              \
     }
-/* Defines tshi_dtype_<name>: to[i] = value, an expression of from[i], which has the type `wide`. */
+/* Defines tshi_dtype_<name>, which stores n elements: to[i] = value, an expression of from[i]. The
+ * values from[i] have the type `wide`. */
 #define TSHI_DTYPE_STORE(name, type, wide, value)                                                  \
     static void tshi_dtype_##name(void *data, int64_t step, int64_t n, const wide *from) {         \
         type *TSHI_RESTRICT to = (type *)data;                                                     \
@@ -98,9 +103,10 @@ enum { TSHI_DTYPE_RUN = 32 };
         for (; at < n; at++) sums[at] /= size;                                                     \
     }
 /* Defines the functions of a dtype. Sums and products are computed in the type `wide`: for integers
- * the unsigned type, so that they wrap on overflow. min and max return l if l and r are equal (such
- * as 0 and -0), and NaN if either is NaN. FIT clamps a floating value, FIT_INTEGER an int64_t, to
- * [min, max], the range of an integer type; for a floating type both return the value itself. */
+ * the unsigned type, so that they wrap on overflow. The minimum and the maximum of l and r are l if
+ * both are equal (as 0 and -0 are), and NaN if either is NaN. FIT clamps a floating value,
+ * FIT_INTEGER an int64_t, to [min, max], the range of an integer type; for a floating type both
+ * return the value itself. */
 #define TSHI_DTYPE(suffix, type, wide, FIT, FIT_INTEGER, min, max)                                 \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
@@ -152,7 +158,7 @@ static uint32_t tshi_dtype_odd_bits(double x) {
     const float nearest = (float)x;
     uint32_t bits = tshi_dtype_float_bits(nearest);
     if ((double)nearest != x && x == x) {
-        bits -= fabs((double)nearest) > fabs(x); /* towards zero */
+        bits -= fabs((double)nearest) > fabs(x); /* steps to the neighbour nearer to 0 */
         bits |= 1u;
     }
     return bits;
@@ -166,7 +172,7 @@ TSHI_INLINE tsh_real tshi_dtype_from_bf16(uint16_t h) {
     return TSHI_R(tshi_dtype_float_of((uint32_t)h << 16));
 }
 
-/* Rounds to the nearest bf16, ties to even; a NaN stays a NaN. */
+/* Returns the bits of the bf16 nearest to x, ties to even; a NaN stays a NaN. */
 TSHI_INLINE uint16_t tshi_dtype_to_bf16(tsh_real x) {
     const uint32_t bits = tshi_dtype_odd(x);
     const uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
@@ -183,14 +189,14 @@ TSHI_INLINE tsh_real tshi_dtype_from_f16(uint16_t h) {
     return TSHI_R(tshi_dtype_float_of(bits | sign));
 }
 
-/* Rounds to the nearest f16, ties to even; what rounds to 2^16 or more becomes infinity. Below
- * 2^-14 the result is a multiple of 2^-24, the distance of floats in [0.5, 1): adding 0.5 rounds
- * it. */
+/* Returns the bits of the f16 nearest to x, ties to even; of infinity, if x rounds to 2^16 or more.
+ * Below 2^-14, f16 numbers are the multiples of 2^-24. So are floats in [0.5, 1): there, adding 0.5
+ * rounds x. */
 TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
     const uint32_t all = tshi_dtype_odd(x), bits = all & 0x7FFFFFFFu;
     const uint32_t normal = (bits - 0x38000000u + 0xFFFu + (bits >> 13 & 1u)) >> 13;
     const uint32_t tiny = tshi_dtype_float_bits(tshi_dtype_float_of(bits) + 0.5f) - 0x3F000000u;
-    const uint32_t special = bits > 0x7F800000u ? 0x7E00u : 0x7C00u; /* NaN; infinity */
+    const uint32_t special = bits > 0x7F800000u ? 0x7E00u : 0x7C00u; /* f16: NaN; infinity */
     const uint32_t h = bits < 0x38800000u ? tiny : bits < 0x47800000u ? normal : special;
     return (uint16_t)(h | (all >> 16 & 0x8000u));
 }
@@ -220,7 +226,7 @@ TSHI_INLINE uint16_t tshi_dtype_to_f16(tsh_real x) {
 #if TSHI_X86
 #define TSHI_DTYPE_WIDE __attribute__((target("avx512bw")))
 #define TSHI_DTYPE_AVX2 __attribute__((target("avx2")))
-#define TSHI_DTYPE_PICK(name) /* the variant of a function that this processor can run */          \
+#define TSHI_DTYPE_PICK(name) /* the fastest variant of a function on this processor */            \
     (__builtin_cpu_supports("avx512bw") ? name##_avx512                                            \
      : __builtin_cpu_supports("avx2")   ? name##_avx2                                              \
                                         : name##_portable)
@@ -299,7 +305,8 @@ static void tshi_dtype_store_q8_0(void *data, int64_t step, int64_t n, const tsh
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 34, from += TSHI_DTYPE_BLOCK) {
         const float most = fabsf(tshi_dtype_extreme(from, x));
         const float inverse = tshi_dtype_put_scale(block, most / 127);
-        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* rounds to the nearest, ties away from 0 */
+        /* divides values by the scale, and rounds them to the nearest integers, ties away from 0 */
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
             const float y = x[i] * inverse, fit = y < 127 ? y > -127 ? y : -127 : 127;
             const int whole = (int)fit;
             const float rest = fit - (float)whole;
@@ -339,7 +346,8 @@ static void tshi_dtype_store_q4_0(void *data, int64_t step, int64_t n, const tsh
     }
 }
 
-/* Dequantises n elements: element = scale * bits + minimum. The bits lie as in q4_0. */
+/* Dequantises n elements: element = scale * bits + minimum. Byte i of a block's values has the bits
+ * of element i in its low half and those of element i + 16 in its high half. */
 static void tshi_dtype_load_q4_1(const void *data, int64_t step, int64_t n, tsh_real *to) {
     const unsigned char *block = (const unsigned char *)data;
     (void)step;
@@ -359,7 +367,7 @@ static void tshi_dtype_store_q4_1(void *data, int64_t step, int64_t n, const tsh
     for (; n > 0; n -= TSHI_DTYPE_BLOCK, block += 20, from += TSHI_DTYPE_BLOCK) {
         float min = (float)from[0], max = min, inverse;
         int bits[TSHI_DTYPE_BLOCK];
-        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* a NaN stays in min and max */
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) { /* finds min and max; a NaN makes both NaN */
             const float x = (float)from[i];
             if (x < min || x != x) min = x;
             if (x > max || x != x) max = x;
@@ -462,19 +470,20 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->store((char *)data + i * row->size, 1, 1, &rounded);
 }
 
-/* Converts n contiguous elements (quantised: whole blocks); each is rounded once, to the nearest,
- * ties to even. */
+/* Converts n contiguous elements of the dtype `source` to `target`; a quantised dtype needs whole
+ * blocks. Elements that become floats are rounded once, to the nearest, ties to even. */
 static void tshi_dtype_convert(const void *from, tsh_dtype source, void *to, tsh_dtype target,
                                int64_t n) {
     const tshi_dtype *in = &tshi_dtypes[source], *out = &tshi_dtypes[target];
     tsh_real run[TSHI_DTYPE_RUN];
-    int64_t e, m; /* first element, and number of elements, of the current run */
+    int64_t e, m; /* e: first element of the current run; m: its number of elements */
     if (source == target) memcpy(to, from, tshi_dtype_bytes(source, n));
     for (e = 0; e < n && source != target; e += m) {
         const char *at = (const char *)from + tshi_dtype_bytes(source, e);
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
         in->load(at, 1, m, run);
-        /* from 64 bits to 16: avoids rounding first to float and then to 16 bits */
+        /* 64-bit elements that become 16-bit ones are loaded again and rounded to odd: rounding
+         * them to the nearest float, and then to 16 bits, would be less exact. */
         if (in->get && in->size > (int)sizeof *run && out->size < (int)sizeof *run)
             for (int i = 0; i < m; i++)
                 run[i] = TSHI_R(tshi_dtype_float_of(tshi_dtype_odd_bits(in->get(at, i))));
@@ -499,7 +508,7 @@ static void tshi_dtype_fold(void *out, const void *left, const void *right, int6
                             tsh_dtype dtype, tsh_redop op) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
     tsh_real l[TSHI_DTYPE_RUN], r[TSHI_DTYPE_RUN]; /* up to 32 elements of left and right */
-    int64_t e, m; /* first element, and number of elements, of the current run */
+    int64_t e, m; /* e: first element of the current run; m: its number of elements */
     if (row->fold) row->fold[op](out, left, right, n);
     for (e = 0; e < n && !row->fold; e += m) {
         m = tshi_base_min(TSHI_DTYPE_RUN, n - e);

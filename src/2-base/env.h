@@ -23,7 +23,8 @@ static int tshi_env_digits(const char **at, int64_t high, int64_t *value) {
     return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
 }
 
-/* Fills error with 'NAME is "value"; it takes ...'. Returns -1. */
+/* Fills *error with the sentence 'NAME is "value"; it takes ...' on an environment variable.
+ * Returns -1. */
 TSH_PRINTF(4, 5)
 static int tshi_env_refuse(const char *name, const char *text, tsh_error *error, const char *takes,
                            ...) {
@@ -42,7 +43,7 @@ static int tshi_env_refuse(const char *name, const char *text, tsh_error *error,
 static int tshi_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
     const char *text = tshi_env_text(name), *at = text;
     int64_t number;
-    if (!text) return 0; /* variable unset or empty */
+    if (!text) return 0; /* the variable is unset or empty: nothing to read */
     if (!tshi_env_digits(&at, high, &number) || *at || number < low)
         return tshi_env_refuse(name, text, error,
                                high - low == 1 ? "%d or %d" : "a whole number from %d to %d", low,

@@ -38,7 +38,7 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
     if (!error) return code;
     error->code = code;
     error->rank = rank;
-    error->message[0] = '\0'; /* stays empty without a format */
+    error->message[0] = '\0'; /* the message stays empty if format is NULL */
     va_start(list, format);
     tsh_text_format(error->message, sizeof error->message, format, list);
     va_end(list);
@@ -141,7 +141,8 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     return code;
 }
 
-/* Call tsh_fail with these arguments and return NULL (as a tensor), or 0. */
+/* tshi_error_null and tshi_error_zero call tsh_fail with their arguments; their values are NULL, as
+ * a tensor, and 0. */
 #define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
 #define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 
@@ -160,18 +161,19 @@ TSH_API int tsh_ok(tsh_ctx *ctx) {
 }
 
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
-    /* the error of ctx NULL: tsh_open had no memory for a ctx */
+    /* the error of a ctx that is NULL, because tsh_open had no memory for it */
     static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"};
     return ctx ? &ctx->error : &none;
 }
 
 TSH_API void tsh_clear_error(tsh_ctx *ctx) {
-    if (!ctx || ctx->reported) return; /* an error that the world knows stays */
+    if (!ctx || ctx->reported) return; /* an error that other ranks know cannot be cleared */
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->logged = 0;
 }
 
-/* Sets an error if writing to `file` failed. Returns the ctx's error code. */
+/* Records an error if writing to `file` failed. op: the function that wrote, for the error's
+ * sentence. Returns the ctx's error code. */
 static tsh_result tshi_error_written(tsh_ctx *ctx, const char *op, FILE *file) {
     if (ctx->error.code == TSH_OK && ferror(file))
         (void)tsh_fail(ctx, TSH_ERR_IO, "%s: the file does not take the text", op);

@@ -25,7 +25,7 @@ enum { TSHI_GLOB_CAPTURES = 8 }; /* max wildcards of a pattern whose matched tex
 /* The texts that the wildcards * and ** of a pattern match in a path, in order: [from, to). */
 typedef struct tshi_captures {
     const char *from[TSHI_GLOB_CAPTURES], *to[TSHI_GLOB_CAPTURES];
-    int count; /* number of wildcards so far; the first TSHI_GLOB_CAPTURES are kept */
+    int count; /* wildcards matched so far; texts of the first TSHI_GLOB_CAPTURES are kept */
 } tshi_captures;
 
 /* Sets the text of wildcard k to [from, to), and removes those of later wildcards. */
@@ -43,7 +43,7 @@ static int tshi_glob_name(const char *p, const char *p_end, const char *s, const
         if (*p == '*') {
             const char *from = s;
             const int k = captures->count;
-            for (; s <= s_end; s++) { /* try every length of * */
+            for (; s <= s_end; s++) { /* tries every length of the text that * matches */
                 tshi_glob_capture(captures, k, from, s);
                 if (tshi_glob_name(p + 1, p_end, s, s_end, captures)) return 1;
             }
@@ -58,14 +58,14 @@ static int tshi_glob_name(const char *p, const char *p_end, const char *s, const
 
 /* Does what tshi_glob_match does, and appends the texts that wildcards match to captures. */
 static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures) {
-    const char *pe = p, *se = s;                       /* ends of the first names */
+    const char *pe = p, *se = s;                       /* pe, se: where their first names end */
     while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
     while (*se && *se != '.') se++;                    /* end of the path's first name */
     if (!*p) return !*s;                               /* the pattern ends: so must the path */
     if (pe - p == 2 && p[0] == '*' && p[1] == '*') {   /* the first name of the pattern is ** */
-        const char *rest = *pe ? pe + 1 : pe, *at = s; /* the pattern after **; the path after it */
+        const char *rest = *pe ? pe + 1 : pe, *at = s; /* rest: pattern after **; at: path's rest */
         const int k = captures->count;
-        for (;; at = *se ? se + 1 : se) { /* ** matches one name more each time */
+        for (;; at = *se ? se + 1 : se) { /* each time, ** matches one name more */
             tshi_glob_capture(captures, k, s, at > s && at[-1] == '.' ? at - 1 : at);
             if (tshi_glob_into(rest, at, captures)) return 1;
             if (!*at) return 0;
@@ -89,7 +89,7 @@ static int tshi_glob_match(const char *p, const char *s) {
 static int tshi_glob_replace(const char *to, const tshi_captures *captures, char *out,
                              size_t size) {
     size_t n = 0, length;
-    int k = 0; /* index of the next wildcard */
+    int k = 0; /* index of the next wildcard of `to` */
     while (*to) {
         const char *from = to;
         const int many = to[0] == '*' && to[1] == '*';
@@ -101,9 +101,9 @@ static int tshi_glob_replace(const char *to, const tshi_captures *captures, char
             k++;
         }
         to += 1 + many;
-        /* ** stands for no name: skip the dot after it */
+        /* If ** stands for no name, the dot after it in the pattern is skipped. */
         if (many && !length && *to == '.') to++;
-        /* ** at the end stands for no name: remove the dot before it */
+        /* If ** stands for no name and ends the pattern, the dot before it is removed from out. */
         if (many && !length && !*to && n && out[n - 1] == '.') n--;
         if (n + length >= size) return 0;
         memcpy(out + n, from, length);

@@ -17,7 +17,7 @@ static void tshi_mem_huge_pages(char *block, size_t bytes) {
 #if defined(__linux__)
     const size_t least = (size_t)4 << 20;
     const size_t page = 65536; /* the size of ordinary pages, or a multiple of it */
-    const int huge = 14;       /* MADV_HUGEPAGE */
+    const int huge = 14;       /* value of MADV_HUGEPAGE, the advice to use huge pages */
     char *first = block + (page - (uintptr_t)block % page);
     if (bytes >= least) (void)madvise(first, (bytes - page) / page * page, huge);
 #else
@@ -27,7 +27,7 @@ static void tshi_mem_huge_pages(char *block, size_t bytes) {
 
 /* The default tsh_allocator_fn: malloc, whose pointer is stored just before the aligned block. */
 static void *tshi_mem_libc(void *ptr, size_t old_size, size_t new_size, size_t align, void *user) {
-    char *raw, *block = NULL; /* what malloc returned; an aligned address in that memory */
+    char *raw, *block = NULL; /* raw: what malloc returned; block: an aligned address in it */
     (void)user;
     if (new_size) {
         if (new_size > SIZE_MAX - align - sizeof raw) return NULL;
@@ -201,10 +201,11 @@ TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
     else
         block = (tshi_block *)tshi_mem_call(ctx, kind, NULL, 0, size + sizeof *block);
     if (!block) return NULL;
-    if (kind != TSH_MEM_STEP) block->size = size; /* a pool block may be larger; its size is set */
+    /* the size of a block of the pool, which may be larger, is set already */
+    if (kind != TSH_MEM_STEP) block->size = size;
     block->kind = kind;
     block->refs = 1;
-    block->module = ctx->module; /* for tsh_profile */
+    block->module = ctx->module; /* tsh_profile sums up memory by module */
     return block;
 }
 
@@ -212,13 +213,13 @@ TSHI_OUTLINE tshi_block *tshi_mem_alloc(tsh_ctx *ctx, int kind, size_t bytes) {
 static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
     tshi_block *other;
     ctx->mem.step_live -= block->size + sizeof *block;
-    if (!block->last && !(other = tshi_mem_right(block))->refs) { /* the right one is free */
+    if (!block->last && !(other = tshi_mem_right(block))->refs) { /* the right neighbour is free */
         tshi_mem_unlink(&ctx->pool, other);
         block->size += other->size + sizeof *other;
         block->last = other->last;
     }
     other = block->before ? (tshi_block *)(void *)((char *)block - block->before) - 1 : NULL;
-    if (other && !other->refs) { /* the left one is free: it takes the block in */
+    if (other && !other->refs) { /* the left neighbour is free: it takes the block in */
         other->last = block->last;
         tshi_mem_resize(&ctx->pool, other, other->size + block->size + sizeof *block);
         block = other;

@@ -24,7 +24,7 @@ typedef struct tshi_profile_row {
     struct tshi_profile_row *next;
     char name[TSHI_PROFILE_NAME];
     int64_t calls;
-    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* [phase]: nanoseconds, without events inside others */
+    int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* ns[phase]: nanoseconds, less those of nested events */
     int64_t wait, bytes;                   /* sums of the events' wait and bytes, see tshi_event */
     double flops;
     size_t held[TSHI_PROFILE_KINDS]; /* bytes, by kind of memory; in rows of modules only */
@@ -34,7 +34,7 @@ typedef struct tshi_profile {
     tshi_profile_row *ops, *modules; /* lists of rows; modules: in tree order */
     int64_t begin, end, steps;       /* begin, end: times in ns; steps: how many ended in between */
     int skip;                        /* 1: the first step is left out if another one follows */
-    size_t live; /* bytes of the step pool in use when the rows' TSHI_PROFILE_STEP was measured */
+    size_t live; /* bytes of the step pool in use when the modules' step memory was measured */
 } tshi_profile;
 
 /* Returns the row with this name; appends it to the list if there is none yet. NULL: no memory. */
@@ -75,8 +75,8 @@ static TSHI_COLD void tshi_profile_tree(tshi_trace *trace, const tsh_module *mod
     for (module = module->first; module; module = module->next) tshi_profile_tree(trace, module);
 }
 
-/* Adds an event to a row (NULL: no memory; does nothing). self: nanoseconds of the event without
- * those of events inside it. */
+/* Adds an event to a row. Does nothing if row is NULL (there was no memory for it). self:
+ * nanoseconds of the event without those of events inside it. */
 static void tshi_profile_add(tshi_profile_row *row, const tshi_event *event, int64_t self) {
     if (!row) return;
     row->ns[event->phase] += self;
@@ -127,7 +127,8 @@ static void tshi_profile_fold(tshi_trace *trace) {
     tshi_mem_reset(&trace->arena);
     trace->first = trace->last = NULL;
     trace->count = trace->depth = 0;
-    memset(trace->flight, 0, sizeof trace->flight); /* the events of flights are freed */
+    /* forgets the collectives that are not waited for yet: their events are freed */
+    memset(trace->flight, 0, sizeof trace->flight);
 }
 
 /* Measures the step memory of each module, if the pool is fuller than at any earlier call. */
@@ -172,7 +173,7 @@ static TSHI_COLD void tshi_profile_step(tshi_trace *trace, int ended) {
     profile->steps++;
 }
 
-/* -- the tables ------------------------------------------------------------- */
+/* -- logging the tables of ops and of modules ------------------------------- */
 
 /* Adds the bytes of a block (may be NULL) to the row of the tensor's module. If several tensors
  * share the block, each gets an equal part. */
@@ -183,7 +184,7 @@ static void tshi_profile_hold(tshi_trace *trace, const tsh_tensor *t, const tshi
                      : block->kind == TSH_MEM_OPTIMISER  ? TSHI_PROFILE_MOMENTS
                                                          : TSHI_PROFILE_STEP;
     tshi_profile_row *row;
-    if (kind == TSHI_PROFILE_STEP) return; /* tshi_profile_measure counts it */
+    if (kind == TSHI_PROFILE_STEP) return; /* tshi_profile_measure counts step memory */
     row = tshi_profile_module(trace, t->path, 1);
     if (row) row->held[kind] += (block->size + sizeof *block) / (size_t)block->refs;
 }
@@ -195,7 +196,7 @@ static int64_t tshi_profile_time(const tshi_profile_row *row) {
     return ns;
 }
 
-/* Returns the sum of a list of rows. */
+/* Returns a row with the sums of the times and of the memory of a list of rows. */
 static tshi_profile_row tshi_profile_sum(const tshi_profile_row *row) {
     tshi_profile_row sum = TSHI_ZERO;
     for (; row; row = row->next) {
@@ -205,10 +206,11 @@ static tshi_profile_row tshi_profile_sum(const tshi_profile_row *row) {
     return sum;
 }
 
-/* Writes the times of a row into text: forward, backward, update, share of the step. */
+/* Writes the times of a row into text: milliseconds per step in forward, backward and update, and
+ * the share of the step. Returns text. */
 static const char *tshi_profile_times(const tshi_profile *profile, const tshi_profile_row *row,
                                       char text[TSHI_TEXT_SIZE]) {
-    const double step = 1e6 * (double)profile->steps; /* from nanoseconds to milliseconds */
+    const double step = 1e6 * (double)profile->steps; /* time / step: milliseconds per step */
     const double all = (double)(profile->end - profile->begin);
     const int digits = all / step < 1 ? 5 : 3; /* more digits if steps take less than a
                                                 * millisecond */
@@ -266,7 +268,7 @@ static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *out
     tshi_profile_log_op(ctx, &sum, 1);
 }
 
-/* Returns the bytes in the unit of the table: MB, or kB if the ctx holds < 10 MB. */
+/* Returns a number of bytes in the unit of the table: MB, or kB if the ctx holds < 10 MB. */
 static double tshi_profile_unit(const tsh_ctx *ctx, size_t bytes) {
     return (double)bytes / (ctx->mem.total < 10000000 ? 1e3 : 1e6);
 }
@@ -280,7 +282,7 @@ static void tshi_profile_log_module(const tsh_ctx *ctx, const tshi_profile_row *
         held += row->held[i];
         tsh_text_add(text, sizeof text, " %9.2f", tshi_profile_unit(ctx, row->held[i]));
     }
-    if (!held && !tshi_profile_time(row)) return; /* a container that only calls its children */
+    if (!held && !tshi_profile_time(row)) return; /* omitted: it only calls its children */
     tsh_log_message(&ctx->logger, "%-30.63s %s", row->name, text);
 }
 
@@ -324,7 +326,7 @@ static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
     tshi_profile *profile = trace->profile;
     const tsh_comm *world = &ctx->world;
     tshi_profile_row outside = TSHI_ZERO;
-    /* no step has ended: everything is one step */
+    /* If no step has ended, all that was recorded counts as one step. */
     if (profile->steps == 0) tshi_profile_step(trace, 1);
     (void)snprintf(outside.name, sizeof outside.name, "outside the library");
     outside.ns[TSHI_PHASE_FORWARD] = profile->end - profile->begin;
@@ -342,7 +344,8 @@ static TSHI_COLD void tshi_profile_end(tsh_ctx *ctx) {
     tshi_trace_drop(ctx);
 }
 
-/* Begins a profile. op: name of the public function, for errors. skip: as in tshi_profile. */
+/* Begins a profile. op: name of the public function, for errors. skip 1: the first step is left out
+ * if another one follows. */
 static TSHI_COLD void tshi_profile_begin(tsh_ctx *ctx, const char *op, int skip) {
     const tsh_trace_desc desc = TSHI_ZERO;
     tshi_trace *trace = tshi_trace_new(ctx, op, &desc);

@@ -18,8 +18,9 @@ TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     c[3] = (uint32_t)a;
 }
 
-/* Writes the four random words of a position to c. The rounds are written out because compilers do
- * not vectorise the caller's loop over positions if it has a loop of rounds inside. */
+/* Writes the four random 32-bit words of a position, a 64-bit counter, to c. The rounds are written
+ * out because compilers do not vectorise the caller's loop over positions if it has a loop of
+ * rounds inside. */
 TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *c) {
     const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     c[0] = (uint32_t)position;
@@ -42,26 +43,28 @@ TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t positio
 
 enum { TSHI_RNG_WORDS = 64 }; /* elements per call of tshi_rng_words */
 
-/* Writes the random bits of TSHI_RNG_WORDS elements to word. The first is element 4 * position. */
+/* Writes the random bits of TSHI_RNG_WORDS elements to `word`, 32 each. The first element is
+ * 4 * position. */
 TSHI_INLINE void tshi_rng_words(uint64_t key, uint64_t stream, uint64_t position, uint32_t *word) {
     for (int i = 0; i < TSHI_RNG_WORDS / 4; i++)
         tshi_rng_philox(key, stream, position + (uint64_t)i, word + 4 * i);
 }
 
-/* Returns the 32 random bits of an element: word e mod 4 of position e / 4. */
+/* Returns the 32 random bits of element e: word e mod 4 of the four words of position e / 4. */
 static uint32_t tshi_rng_bits(uint64_t key, uint64_t stream, uint64_t element) {
     uint32_t out[4];
     tshi_rng_philox(key, stream, element / 4, out);
     return out[element % 4];
 }
 
-/* Returns a uniform number in [0, 1), a multiple of 2^-24: exact in float. */
+/* Returns the uniform random number of an element: a multiple of 2^-24 in [0, 1), exact in
+ * float. */
 static double tshi_rng_uniform(uint64_t key, uint64_t stream, uint64_t element) {
     return (double)(tshi_rng_bits(key, stream, element) >> 8) / 16777216.0;
 }
 
-/* Returns a standard normal number, computed from two random words of the element (Box & Muller
- * 1958). */
+/* Returns the standard normal random number of an element, computed from two random words (Box &
+ * Muller 1958). */
 static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
     uint32_t out[4];
     const uint32_t *word = out + element % 2 * 2;

@@ -9,7 +9,8 @@
  * number of threads. Runs on any thread of the rank; must not allocate or call tsh_fail. */
 typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
 
-/* Returns how many pieces to cut n items into: one per thread, each of at least `min` items. */
+/* Returns how many pieces to cut n items into: at most one per thread, and so few that each has at
+ * least `min` items. */
 static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 #if defined(_OPENMP)
     const int64_t max = n / (min > 0 ? min : 1);
@@ -35,8 +36,8 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
-/* Returns how many threads one call of tsh_desc.gemm may use. With OpenMP 1: the rank's threads
- * call it concurrently. */
+/* Returns how many threads one call of tsh_desc.gemm, a user's matrix product, may use: with OpenMP
+ * 1, because the rank's threads call it concurrently, else all threads of the rank. */
 static int tshi_team_spare(const tsh_ctx *ctx) {
 #if defined(_OPENMP)
     (void)ctx;

@@ -57,14 +57,14 @@ static void tshi_text_unmark_numbers(char *text) {
 }
 
 TSH_API void tsh_text_format(char *text, size_t capacity, const char *format, va_list list) {
-    /* called through a pointer: compilers warn about a format that is no literal */
+    /* vsnprintf is called through a pointer, as compilers warn about a format that is no literal */
     int (*const print)(char *, size_t, const char *, va_list) = vsnprintf;
     char probe[8] = "", marked[1024];
     int numbers;
     if (!text || !format) return;
     numbers = tshi_text_mark_numbers(format, marked, sizeof marked);
     if (numbers) (void)snprintf(probe, sizeof probe, "%.1f", 0.5);
-    if (probe[1] == '.') numbers = 0; /* the locale has a decimal point, as most do */
+    if (probe[1] == '.') numbers = 0; /* the locale has a decimal point: nothing to replace */
     (void)print(text, capacity, numbers > 0 ? marked : format, list);
     if (numbers > 0 && capacity) tshi_text_unmark_numbers(text);
 }

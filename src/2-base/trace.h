@@ -22,25 +22,26 @@ enum { /* phases of a step; evaluation: between tsh_no_grad_begin and tsh_no_gra
     TSHI_PHASE_UPDATE,
     TSHI_PHASE_EVALUATION
 };
-/* Max ops on the stack; max collectives followed until their wait; default of desc.limit. */
+/* Max ops on the stack of running ops; max collectives that are followed until their wait; the
+ * default of desc.limit, the max number of events. */
 enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
 
 typedef struct tshi_event {
     struct tshi_event *next;
-    const char *name;   /* of an op, collective, module or parameter (path); not copied */
+    const char *name;   /* name of an op or collective, path of a module or parameter; not copied */
     const char *module; /* path of the module in whose forward or backward the event is; "": none */
     const char *group;  /* collective: "tp", "pp", "dp" or "world"; others: "" */
     int64_t begin, end; /* nanoseconds, on the clock of tshi_trace_now */
     int64_t wait;       /* collective: nanoseconds in tsh_wait; others: 0 */
     int64_t bytes; /* bytes read and written; of a collective, as in tsh_comm_stats; 0: not known */
     double flops;  /* floating-point operations of matrix products: two per multiply-add */
-    int kind, phase;          /* TSHI_TRACE_FORWARD, ...; TSHI_PHASE_FORWARD, ... */
-    struct tshi_event *below; /* for tshi_profile_fold: the event below on its stack */
+    int kind, phase;          /* one of TSHI_TRACE_...; one of TSHI_PHASE_... */
+    struct tshi_event *below; /* used by tshi_profile_fold: the event below this one on its stack */
 } tshi_event;
 
 /* A collective that was started and not waited for yet. */
 typedef struct tshi_flight {
-    const tsh_comm *comm; /* NULL: the entry is free */
+    const tsh_comm *comm; /* the group of the collective; NULL: this entry is free */
     tsh_req req;          /* identifies the collective in tshi_trace_waited */
     tshi_event *event;    /* the event added when the collective started */
 } tshi_flight;
@@ -48,12 +49,12 @@ typedef struct tshi_flight {
 struct tshi_trace {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
-    tshi_arena arena, books;  /* arena: events; books: what stays until the trace is dropped */
-    tshi_event *first, *last; /* the list of events */
-    int64_t count, lost;      /* number of events in the list; of events not added */
+    tshi_arena arena, books;  /* arena: memory of events; books: of what lasts until the end */
+    tshi_event *first, *last; /* first and last event of the list of events */
+    int64_t count, lost;      /* number of events in the list; number of events not added */
     int phase; /* TSHI_PHASE_...: what the rank is doing; public functions set it when they begin */
-    double flops;             /* operations of matrix products since the last event of an op */
-    struct tshi_profile *profile; /* the tables of a profile; NULL: the trace is none */
+    double flops;             /* flops of matrix products since the last event of an op */
+    struct tshi_profile *profile; /* tables, if this trace is a profile; else NULL */
     /* A stack of the ops that began and have not ended; ops may call other ops. */
     struct {
         const char *name; /* name of the op */
@@ -95,8 +96,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     event->kind = kind;
     event->phase = trace->ctx->tape.evaluating ? TSHI_PHASE_EVALUATION : trace->phase;
     if (kind == TSHI_TRACE_FORWARD || kind == TSHI_TRACE_BACKWARD) {
-        event->flops = trace->flops; /* without those of ops that this op called: they are in
-                                      * the events of those ops */
+        event->flops = trace->flops; /* without those of ops that this op called,
+                                      * which have events of their own */
         trace->flops = 0;
     }
     *(trace->last ? &trace->last->next : &trace->first) = event;
@@ -116,8 +117,8 @@ static void tshi_trace_open(tshi_trace *trace, const char *op) {
     trace->open[trace->depth++].begin = tshi_trace_now(trace);
 }
 
-/* Adds the event of an op that has ended, and pops the op and all entries above it. bytes: the
- * number of bytes that the op has read and written. */
+/* Adds the event of an op that has ended. Pops the op, and all entries above it, from the stack.
+ * bytes: the number of bytes that the op has read and written. */
 static void tshi_trace_close(tshi_trace *trace, const char *op, int64_t bytes) {
     int at = trace->depth;
     while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;

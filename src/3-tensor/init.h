@@ -4,8 +4,9 @@
 /* Needs: >>rng >>tensor-exact.                                               */
 /* ========================================================================== */
 
-/* tshi_init_fill computes every element of a shard from its global index, so that values do not
- * depend on the degree of tp. tshi_init_resolve first reduces all kinds to the six named below. */
+/* What tshi_init_fill needs to compute each element of a shard from its global index, so that
+ * values do not depend on the degree of tp. tshi_init_resolve sets it, and converts all kinds of
+ * tsh_init to six. */
 typedef struct tshi_tensor_filling {
     uint64_t key, stream; /* key: the ctx's seed; stream: random number stream (see >>rng) */
     /* init.kind is CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
@@ -21,7 +22,7 @@ typedef struct tshi_tensor_filling {
 
 static tsh_init tshi_init_make(tsh_init_kind kind, double a, double b) {
     tsh_init init;
-    memset(&init, 0, sizeof init); /* all other fields are 0 */
+    memset(&init, 0, sizeof init); /* fields that are not set below stay 0 */
     init.kind = kind;
     init.a = a;
     init.b = b;
@@ -42,7 +43,7 @@ static double tshi_init_element(const tshi_tensor_filling *f, int64_t e) {
         return col == f->first + row * f->step && row * f->step < f->cols ? 1 : 0;
     case TSH_INIT_ORTHOGONAL:
         return init->gain * f->whole[f->rows >= f->cols ? col * f->rows + row : e];
-    default: break; /* TRUNC_NORMAL */
+    default: break; /* TRUNC_NORMAL: computed below */
     }
     double u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0; /* in (0, 1) */
     double x = init->a + init->b * tshi_rng_quantile(f->from + u * (f->to - f->from));
@@ -56,7 +57,7 @@ static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
     double rest = t->ndim > 2 ? (double)tshi_tensor_product(t->dim + 2, t->ndim - 2) : 1;
-    double in = (double)t->fan_in, out = 0, fan, size; /* size: bound, or standard deviation */
+    double in = (double)t->fan_in, out = 0, fan, size; /* size: uniform: bound; normal: deviation */
     char text[TSHI_TEXT_SIZE];
     if (t->ndim > 1) {
         out = t->fan_in > 0 ? (double)tsh_numel(t) / in : (double)t->dim[0] * rest;
@@ -112,14 +113,15 @@ static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRI
  * NULL and records an error. */
 static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
-    /* The `count` vectors of `length` elements are the columns of a tall matrix, else the rows. */
+    /* What is made orthogonal: `count` vectors of `length` elements, the columns of a tall matrix,
+     * else the rows. */
     int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
     tshi_block *block = tshi_mem_alloc(t->ctx, TSH_MEM_STEP,
                                        tshi_dtype_bytes(TSH_F64, count * length));
-    double *q = block ? (double *)tshi_mem_data(block) : NULL; /* shape (count, length) */
+    double *q = block ? (double *)tshi_mem_data(block) : NULL; /* the `count` vectors */
     f->whole = q;
     for (j = 0; j < count && q; j++) {
-        double *v = q + j * length, norm = 0; /* vector j */
+        double *v = q + j * length, norm = 0; /* v: vector j; norm: its length */
         for (i = 0; i < length; i++)
             v[i] = tshi_rng_normal(f->key, f->stream,
                                    (uint64_t)(tall ? i * f->cols + j : j * f->cols + i));
@@ -153,9 +155,9 @@ static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_te
                             tshi_tensor_text(t, text));
         f->rows = t->dim[0];
         f->cols = tshi_tensor_product(t->dim + 1, t->ndim - 1);
-        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2); /* columns per index of dim 1 */
+        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2); /* matrix columns per dim 1 index */
         for (d = 2, f->first = 0; d < t->ndim; d++) f->first = f->first * t->dim[d] + t->dim[d] / 2;
-        break; /* f->first: the column of index (0, middle, middle, ...) of dims 1, 2, ... */
+        break; /* f->first is the column of index (0, middle, middle, ...) of dims 1, 2, ... */
     default: break;
     }
     return TSH_OK;
@@ -214,8 +216,8 @@ static tsh_result tshi_init_apply(tsh_tensor *t) {
     const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
     if (result != TSH_OK || row < 0) return result;
     const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
+    /* The exact weights of the row become 0, too: tshi_init_fill_param has cleared t->low. */
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
-           /* the exact weights are 0, too: tshi_init_fill_param cleared t->low */
            tshi_dtype_bytes(t->dtype, width));
     return TSH_OK;
 }

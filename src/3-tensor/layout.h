@@ -37,8 +37,8 @@ TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     return layout;
 }
 
-/* Sets *out to segment s, defaults resolved, of a dimension of `length` elements. Returns 0 if the
- * layout does not fit that dimension, else 1. */
+/* Sets *out to segment s of a layout, defaults resolved, for a dimension of `length` elements.
+ * Returns 0 if the layout does not fit that dimension, else 1. */
 static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
     int n = layout->segments ? layout->segments : 1; /* number of segments */
     *out = layout->segment[s];
@@ -48,7 +48,7 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     if (!out->length) {
         int i;
         for (i = 0; i < n; i++)
-            if (layout->segment[i].length) return 1; /* the user gave lengths: segment s has 0 */
+            if (layout->segment[i].length) return 1; /* explicit lengths: that of segment s is 0 */
         if (length % n) return 0;
         out->length = length / n;
     }
@@ -58,7 +58,8 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
 static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, int size, int rank,
                                tsh_range ranges[TSH_MAX_SEGMENTS]) {
     int s, n = layout->segments ? layout->segments : 1;
-    /* start: first element of segment s; owned: number of the rank's elements so far */
+    /* start: index of the first element of segment s; owned: number of elements that the rank owns
+     * in the segments before it */
     int64_t start = 0, owned = 0;
     if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
         n < 1)
@@ -157,7 +158,8 @@ static int tshi_layout_identical(const tsh_layout *a, const tsh_layout *b) {
            memcmp(a->segment, b->segment, sizeof a->segment) == 0;
 }
 
-/* Does what tsh_layout_text does, for a pointer. layout NULL: writes "R". */
+/* Writes a layout to text, as tsh_layout_text does, but takes a pointer; writes "R" if it is
+ * NULL. */
 static char *tshi_layout_text(const tsh_layout *layout, char *text, size_t size) {
     if (!size || !text) return text;
     text[0] = '\0';

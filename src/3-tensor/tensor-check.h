@@ -8,16 +8,16 @@
  * single input. Whether layouts fit together is checked afterwards, by the op's layout rule
  * (>>rule). */
 
-/* Returns 1 if node is a checkpoint whose forward used the parameter t. Backward runs that forward
- * again. */
+/* Returns 1 if node is a checkpoint whose forward, which backward will run again, used the
+ * parameter t. */
 static int tshi_tensor_in_checkpoint(const tshi_node *node, const tsh_tensor *t) {
     for (int i = 0; i < node->leaf_count; i++)
         if (node->leaves[i] == t) return 1;
     return 0;
 }
 
-/* Returns 1 if node used t as an input, through a view of t, or inside a checkpoint, or if it saved
- * t's values for backward. */
+/* Returns 1 if the recorded op `node` used t, as an input, through a view of t or inside a
+ * checkpoint, or if it saved t's values for backward. */
 static int tshi_tensor_in_node(const tshi_node *node, const tsh_tensor *t) {
     for (int i = 0; i < node->n; i++)
         if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
@@ -182,7 +182,7 @@ static tsh_ctx *tshi_tensor_check_weight(const char *op, tsh_tensor *const *in, 
 static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     tsh_dtype dtype = in[0]->dtype;
     for (int i = 1; i < n; i++) {
-        /* by > 0: input i is wider than dtype */
+        /* by: bytes per element by which input i is wider than dtype */
         const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size;
         if (in[i]->dtype != dtype) dtype = by > 0 ? in[i]->dtype : by < 0 ? dtype : TSH_REAL;
     }

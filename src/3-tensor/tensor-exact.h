@@ -11,8 +11,7 @@
  * from 0, so that E can be computed from the two. A NaN loses its lower half.) If t->low is NULL,
  * the exact weights are the parameter's values. */
 
-/* Returns an exact weight. value: the weight rounded to bf16; low: the lower 16 bits of its
- * float. */
+/* Returns an exact weight, a float. value: that float rounded to bf16; low: its lower 16 bits. */
 TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
     return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
 }
@@ -40,8 +39,9 @@ static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_
     for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
 }
 
-/* Allocates t->low and sets it to 0, if t is a bf16 parameter whose optimiser keeps exact weights
- * and t->low is NULL. Returns 0 if there is no memory, else 1. */
+/* Prepares a parameter for exact weights: allocates t->low, their lower 16 bits, and sets it to 0,
+ * if t is a bf16 parameter whose optimiser keeps exact weights and t->low is NULL. Returns 0 if
+ * there is no memory, else 1. */
 static int tshi_tensor_keep_exact(tsh_tensor *t) {
     const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
     if (t->low || t->dtype != TSH_BF16 || (t->flags & TSHI_INEXACT) || !(t->flags & TSHI_OPTIMISED))
@@ -68,7 +68,7 @@ static int tshi_tensor_set_exact(tsh_tensor *t, int64_t from, int64_t n, const t
     return 1;
 }
 
-/* Returns 1 if t's gradient is kept in bf16 (see tshi_tape_pack). */
+/* Returns 1 if t's gradient, computed in float, is kept in bf16 (see tshi_tape_pack). */
 static int tshi_tensor_packs(const tsh_tensor *t) {
     return t->grad_dtype == TSH_BF16;
 }

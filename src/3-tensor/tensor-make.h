@@ -86,7 +86,7 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
     return (double)NAN;
 }
 
-/* -- initial values, by name ------------------------------------------------ */
+/* -- tsh_init_<name>: initial values of a tensor ---------------------------- */
 
 /* Does what every tsh_init_<name> does: fills t as desc says, or as `usual` if desc is NULL. The
  * kind is always that of `usual`. op: the function's name, for errors. */
@@ -109,7 +109,7 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
     return tshi_init_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
 }
 
-/* Defines tsh_init_<name>. a and b: the defaults of torch.nn.init. */
+/* Defines tsh_init_<name>. a and b: default parameters of this kind, as in torch.nn.init. */
 #define TSHI_INIT_FUNCTION(name, kind, a, b)                                                       \
     TSH_API tsh_result tsh_init_##name(tsh_tensor *t, const tsh_init *desc) {                      \
         return tshi_tensor_init("tsh_init_" #name, t, desc,                                        \

@@ -56,15 +56,15 @@ static void tshi_tensor_ring(tsh_tensor *head) {
 }
 
 static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
-    t->prev = head->prev; /* at the end of the list */
+    t->prev = head->prev; /* appends t to the list */
     t->next = head;
     t->prev->next = t;
     head->prev = t;
 }
 
 /* Returns a new handle, zeroed and added to the list of owned or of step tensors. Reuses the oldest
- * free handle, but only if more handles are free than the last step released, so that use of a
- * released tensor is detected (TSHI_DEAD) for one whole step. Without memory, returns NULL and
+ * free handle, but only if over 256 more handles are free than the last step released, so that use
+ * of a released tensor is detected (TSHI_DEAD) for one whole step. Without memory, returns NULL and
  * records an error. */
 static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     tshi_handles *h = &ctx->handles;
@@ -87,14 +87,14 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     return t;
 }
 
-/* Releases a tensor's values and gradients; the handle stays. */
+/* Releases the memory of a tensor's values and gradients; its handle stays. */
 static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_release(t->ctx, t->block);
     tshi_mem_release(t->ctx, t->gr.block);
     tshi_mem_release(t->ctx, t->gp.block);
     tshi_mem_release(t->ctx, t->marks);
     t->block = t->marks = NULL;
-    if (t->flags & TSHI_OWNED) { /* step tensors never have low and packed */
+    if (t->flags & TSHI_OWNED) { /* only owned tensors have `low` and `packed` */
         tshi_mem_release(t->ctx, t->low);
         tshi_mem_release(t->ctx, t->packed);
         t->low = t->packed = NULL;
@@ -135,7 +135,7 @@ static void tshi_tensor_release(tsh_tensor *t) {
     tshi_tensor_unref(t);
 }
 
-/* -- shapes ----------------------------------------------------------------- */
+/* -- shapes, strides and dimensions of tensors ------------------------------ */
 
 static int64_t tshi_tensor_product(const int64_t *dim, int n) {
     int64_t product = 1; /* the result if n is 0 */
@@ -194,7 +194,7 @@ TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
     return shape;
 }
 
-#define TSHI_TENSOR_OF_DIM(name, values) /* defines tsh_<name> */                                  \
+#define TSHI_TENSOR_OF_DIM(name, values) /* defines tsh_<name>: returns t->values[dim] */          \
     TSH_API int64_t tsh_##name(const tsh_tensor *t, int dim) {                                     \
         int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
         return axis < 0 ? 0 : t->values[axis];                                                     \
@@ -344,17 +344,19 @@ static void *tshi_tensor_at(const tsh_tensor *t) { /* returns the first local el
     return (char *)tshi_mem_data(t->block) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
-static tsh_real *tshi_tensor_values(const tsh_tensor *t) { /* t's dtype must be TSH_REAL */
+/* Returns the address of the first local element of t, whose dtype must be TSH_REAL. */
+static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
     return (tsh_real *)tshi_tensor_at(t);
 }
 
-/* -- runs ------------------------------------------------------------------- */
+/* -- runs: the contiguous stretches of a shard ------------------------------ */
 
 /* An iterator over the runs of a shard: the stretches of elements that are consecutive in the whole
  * tensor (row-major). Columns 2 and 3 of a (2, 4) tensor are the runs [2, 4) and [6, 8). A row is
  * the elements that share the indices before the sharded dimension. */
 typedef struct tshi_runs {
-    /* current run: its start in the whole tensor, its start in the shard, its length */
+    /* global, local: where the current run starts in the whole tensor and in the shard; length: its
+     * number of elements */
     int64_t global, local, length;
     int64_t from, to; /* only elements from <= index < to of the tensor are visited */
     /* row: index in the whole tensor where the current row starts; width: elements of a row; inner:
@@ -370,13 +372,13 @@ typedef struct tshi_runs {
  * [from, to) of the whole tensor. Loop: while (tshi_tensor_next_run(&run)) ... */
 static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
-    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: one long row */
+    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: all is one row */
     tshi_runs run = TSHI_ZERO;
     const int64_t owned = tshi_layout_own(&t->layout, length, t->ctx->tp.size, rank, run.range);
     run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
     run.width = length * run.inner;
     run.segments = sharded ? t->layout.segments : 1;
-    if (!owned || !run.width) return run; /* no runs: to is 0 */
+    if (!owned || !run.width) return run; /* run.to is 0: there are no runs */
     run.from = from;
     run.to = to;
     run.row = from - from % run.width;
@@ -384,7 +386,8 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     return run;
 }
 
-/* Moves on to the next run; the first call moves to the first run. Returns 0 at the end. */
+/* Moves the iterator on to the next run; the first call moves it to the first run. Returns 0 at the
+ * end. */
 static int tshi_tensor_next_run(tshi_runs *run) {
     while (run->row < run->to) {
         const tsh_range *range = &run->range[run->segment];

@@ -5,7 +5,7 @@
 /* Needs: >>gemm-few.                                                         */
 /* ========================================================================== */
 
-/* -- the table ------------------------------------------------------------ */
+/* -- the table of micro-kernels ------------------------------------------- */
 
 /* One row per micro-kernel (columns: struct tshi_gemm_kernel), the best one first; the last one
  * runs on every processor. Block sizes: a block of A (mc * kc floats) fills at most half of an L2
@@ -45,7 +45,7 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
     return kernel;
 }
 
-/* -- products ------------------------------------------------------------- */
+/* -- products: structs, and the loops around micro-kernels ---------------- */
 
 /* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
  * GFLOP/s), on the thread that computes the product, so that collectives make progress
@@ -58,12 +58,13 @@ typedef struct tshi_gemm_progress {
 
 enum { TSHI_GEMM_INTERVAL = 1 << 24 }; /* multiply-adds between two calls of the callback */
 
-/* C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and D (m, n). */
+/* A product to compute: C = alpha A B + beta D. The shapes are A (m, k), B (k, n), C and
+ * D (m, n). */
 typedef struct tshi_product {
     int64_t m, n, k;        /* sizes: A is (m, k), B (k, n), C and D (m, n) */
     tsh_real alpha, beta;   /* factors of A B and of D; beta 0: D is not read */
-    tshi_matrix a, b, d, c; /* D is C, or does not overlap it; its strides may be 0, so that a bias
-                             * is broadcast without a pass of its own */
+    tshi_matrix a, b, d, c; /* D is C, or does not overlap C. D's strides may be 0: a bias is then
+                             * broadcast without a pass of its own. */
     /* callback during a long product, so that collectives make progress; NULL: none */
     const tshi_gemm_progress *progress;
 } tshi_product;
@@ -170,7 +171,7 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     /* line: elements of B in a cache line of 64 bytes */
     const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size;
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
-    const int across = job->b.column == 1; /* 1: a cache line is part of a row of B, not a column */
+    const int across = job->b.column == 1; /* 1: cache lines lie along rows of B */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
     const char *const b = (const char *)job->b.data;
     tshi_gemm_walk w = {b, b, b, 0, 0, 0};
@@ -183,9 +184,9 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     return w;
 }
 
-/* Returns how many columns `stream` computes at a time, a multiple of nr: as many as the memory of
- * packed B has space for, where their sums are kept. Returns 0 if the product cannot be
- * streamed. */
+/* Returns how many columns the kernel's `stream` computes at a time, a multiple of nr: as many as
+ * the memory of packed B has space for, where their sums are kept. Returns 0 if the product cannot
+ * be streamed. */
 static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int takes_b = job->form_b == TSHI_GEMM_REALS ||
@@ -252,9 +253,9 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
-    /* 1: the block of A is packed; 0: it is read in place */
+    /* pack_a: 1 if the block of A is packed, 0 if it is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
-    /* number of tsh_real that a row of A or a column of B takes when packed */
+    /* words: number of tsh_real that a row of A or a column of B takes when packed */
     const int64_t words = tshi_gemm_words(job->form_a, job->k);
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
@@ -275,14 +276,14 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     t.rsa = pack_a ? 1 : job->a.row;
     t.csa = pack_a ? mr : job->a.column;
     t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
-    if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* A has few rows */
+    if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* A has few rows: B is streamed */
     for (int64_t j = streamed; j < job->n; j += nr) {
         const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
         t.rsb = job->b.row;
         t.csb = job->b.column;
         walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
-        if (pack_b || cols < width) { /* B is not read in place */
+        if (pack_b || cols < width) { /* B is packed, not read in place */
             tsh_real *sliver = job->pack_b + (only ? 0 : j * words);
             const tshi_matrix columns = tshi_gemm_transposed(tshi_gemm_from(job->b, 0, j));
             if (first)
@@ -319,7 +320,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     const int in_place = m == 1 && job->a.column == 1 && (pairs || job->form_a == TSHI_GEMM_REALS);
     if (!in_place)
         tshi_gemm_pack_matrix(kernel, job->pack_a, width, m, job->k, job->a, job->form_a);
-    t.rsa = t.csa = t.rsb = 0; /* `few` uses neither these nor sums and walk */
+    t.rsa = t.csa = t.rsb = 0; /* not used by `few`, like sums and walk */
     t.sums = NULL;
     t.walk = NULL;
     t.then = job->progress ? job->progress->then : 0;
@@ -356,8 +357,8 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     job->d = tshi_gemm_from(job->d, 0, columns);
 }
 
-/* Returns the width of the panels that tshi_gemm_blocks computes one after the other, in
- * columns. */
+/* Returns the width, in columns of B and C, of the panels that tshi_gemm_blocks computes one after
+ * the other. */
 static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t stream = tshi_gemm_streams(all);
@@ -405,16 +406,17 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
     return csc != 1 && rsc == 1; /* C's columns are contiguous, its rows are not */
 }
 
-/* Returns the number of tsh_real that packed A needs, as a block or for `few`, rounded up to a
- * multiple of 16, which is 64 bytes or more. */
+/* Returns the number of tsh_real that packed A needs, as a block or for the kernel's `few`, rounded
+ * up to a multiple of 16, which is 64 bytes or more. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) * tshi_base_min(kernel->kc, k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
     return tshi_base_ceil(block > few ? block : few, 16) * 16;
 }
 
-/* Returns the bytes of scratch, aligned to 64, that one tshi_gemm_run needs: a packed block of A
- * and a packed panel of B, or one sliver of the panel if all of A is one block. */
+/* Returns how many bytes of scratch memory, aligned to 64, one tshi_gemm_run needs: for a packed
+ * block of A and a packed panel of B, or one sliver of the panel (nr columns) if all rows of A are
+ * one block. */
 static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                 int64_t rsc, int64_t csc) {
     int64_t columns = kernel->nr;
@@ -445,14 +447,14 @@ static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, 
            sizeof(tsh_real);
 }
 
-/* Computes a job. If C is not of tsh_real and k has several slices, computes TSHI_GEMM_SUMS rows of
- * C at a time and keeps their sums in `sums` until the last slice. */
+/* Computes the product `job`. If C is not of tsh_real and k has several slices, computes
+ * TSHI_GEMM_SUMS rows of C at a time and keeps their sums in `sums` until the last slice. */
 static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
     const int few = job->kernel->few && job->m <= TSHI_GEMM_FEW_ROWS && job->b.row == 1 &&
                     job->b.column != 1 && job->form_b != TSHI_GEMM_OTHER &&
                     job->form_b != TSHI_GEMM_ROUNDED;
     if (few) tshi_gemm_few(job);
-    if (job->n == 0) return; /* few has computed all columns */
+    if (job->n == 0) return; /* tshi_gemm_few has computed all columns */
     if (job->c.dtype == TSH_REAL || job->k <= tshi_gemm_slice(job->kernel, job->form_a, job->k)) {
         tshi_gemm_blocks(job);
         return;
@@ -475,7 +477,8 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_pr
     const int pairs = tshi_gemm_pairs(kernel, x.a, x.b);
     tshi_gemm_job job;
     if (x.m <= 0 || x.n <= 0) return;
-    if (done || (x.beta != 0 && x.beta != 1)) { /* rare, so scaling D may take its own pass */
+    /* This is rare, so scaling D may take a pass of its own. */
+    if (done || (x.beta != 0 && x.beta != 1)) {
         tshi_gemm_scale(x.m, x.n, x.beta, x.d, x.c);
         x.beta = 1;
         x.d = x.c;

@@ -53,9 +53,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_put8(float *to, int64_t n, __m256 x) {
     for (int64_t i = 0; i < n; i++) to[i] = lanes[i];
 }
 
-/* Packs rows whose 16-bit elements are contiguous, as floats, 8 elements of 8 rows at a time. inc:
- * bytes from row to row. If width < 8, a step of k still stores 8 floats, of which the next step
- * overwrites those beyond width. */
+/* Packs rows of contiguous 16-bit elements, which become floats, 8 elements of 8 rows at a time.
+ * inc: bytes from row to row. If width < 8, a step of k still stores 8 floats, of which the next
+ * step overwrites those beyond width. */
 TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int width, int valid,
                                             int64_t k, const char *src, int64_t inc) {
     char tail[8][16]; /* copy of a part with fewer than 8 rows or elements, padded with 0 */
@@ -74,7 +74,7 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(p, x) /* stores x, the words of index q + p along k */                     \
+#define TSHI_GEMM_WORD8(p, x) /* stores x: element q + p of each of 8 rows */                      \
     if ((p) < n)                                                                                   \
         tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
                        width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
@@ -87,8 +87,8 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
     }
 }
 
-/* Packs 16-bit elements, as floats, of a matrix whose columns are contiguous (its row stride is 1).
- * ld: bytes from column to column. */
+/* Packs a matrix of 16-bit elements, which become floats, whose columns are contiguous (its row
+ * stride is 1). ld: bytes from column to column. */
 TSHI_AVX2 static void tshi_gemm_pack_across8(tshi_gemm_form form, float *dst, int width, int valid,
                                              int64_t k, const char *src, int64_t ld) {
     for (int64_t q = 0; q < k; q++, src += ld, dst += width)

@@ -10,7 +10,8 @@ TSHI_INLINE uint32_t tshi_gemm_mask(int64_t n) {
     return n >= 32 ? 0xFFFFFFFFu : n <= 0 ? 0 : ((uint32_t)1 << n) - 1;
 }
 
-/* Rounds floats to bf16, in the upper halves of the lanes, as tshi_dtype_to_bf16 does. */
+/* Rounds 16 floats to bf16, as tshi_dtype_to_bf16 does. The results are in the upper halves of the
+ * lanes; the lower halves are not cleared. */
 TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round(__m512 x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -19,8 +20,8 @@ TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round(__m512 x) {
                                 _mm512_set1_epi32(0x400000)); /* NaN stays NaN */
 }
 
-/* Returns 16 pairs of floats rounded to bf16: (low[0], low[1]), ..., (high[14], high[15]). Only
- * processors with AVX512_BF16 pack pairs. */
+/* tshi_gemm_round2 returns 16 pairs of floats rounded to bf16: (low[0], low[1]), ..., (high[14],
+ * high[15]). It is called only on processors with AVX512_BF16, which alone use pairs. */
 #if TSHI_GEMM_BF16S
 #define TSHI_GEMM_TARGET_PACK TSHI_GEMM_TARGET_BF16
 TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512i tshi_gemm_round2(__m512 low, __m512 high) {
@@ -58,8 +59,8 @@ TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src
 }
 
 /* Returns one word of each of 16 rows in packed form: a float or a pair of bf16; 0 for rows that
- * are not in mask. src: one element of each row, contiguous. next: bytes from src to the rows' next
- * elements, the second ones of pairs; 0: the rows end, and the second ones are 0. */
+ * are not in mask. src: one element of each row, contiguous. next: bytes from src to the next
+ * element of each row, the second one of a pair; 0: the rows end, and second elements are 0. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
@@ -127,7 +128,7 @@ TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *r, const
     }
     TSHI_GEMM_EACH16(TSHI_GEMM_ROW)}
 
-/* Packs `valid` rows whose elements are contiguous. inc: bytes from row to row. */
+/* Packs `valid` rows of k contiguous elements each. inc: bytes from row to row. */
 TSHI_GEMM_TARGET_PACK
     static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid,
                                      int64_t k, const char *src, int64_t inc) {
@@ -157,8 +158,8 @@ TSHI_GEMM_TARGET_PACK
     }
 }
 
-/* Packs a matrix whose columns are contiguous (its row stride is 1). ld: bytes from column to
- * column. */
+/* Packs `valid` rows of a matrix whose columns are contiguous (its row stride is 1). ld: bytes from
+ * column to column. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
                                                              int width, int valid, int64_t k,

@@ -1,23 +1,24 @@
 /* ========================================================================== */
 /* >>gemm-few                                      MARK: - gemm-few (private) */
-/* Products of few rows, which are bound by reading B.                        */
+/* Products A B with few rows of A, which are bound by reading B.             */
 /* Needs: >>kernel >>gemm-avx512 >>gemm-avx2.                                 */
 /* ========================================================================== */
 
-/* Returns the width to which A is packed for `few`: 1, 4 or 8, at least `rows`. */
+/* Returns the number of rows to which A, of `rows` rows, is padded when it is packed for
+ * tshi_gemm_kernel.few: 1, 4 or 8. */
 static int tshi_gemm_few_width(int64_t rows) {
     return rows == 1 ? 1 : rows <= 4 ? 4 : TSHI_GEMM_FEW_ROWS;
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* A product with few rows is bound by reading B, and packing B would double the traffic. Columns of
- * B are contiguous here, so a few words of each of 8 or 16 columns are transposed in registers.
- * Each element is summed in the same order as in a tile. */
+/* A product A B with few rows of A is bound by reading B, and packing B would double the traffic.
+ * Columns of B are contiguous here, so a few words of each of 8 or 16 columns are transposed in
+ * registers. Each element is summed in the same order as in a tile. */
 #define TSHI_GEMM_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define TSHI_GEMM_FEW_SUM(i)                                                                       \
     if (rows > i) acc[i] = _mm256_fmadd_ps(_mm256_set1_ps(a[i]), y, acc[i]);
-/* One step of k: adds the products of A(i, p) = a[i] and 8 elements y of row p of B to acc[i], the
- * sums of row i, for every row i. */
+/* Computes one step of k: adds the products of A(i, p) = a[i] and y, 8 elements of row p of B, to
+ * acc[i], the sums of row i, for every row i. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_step(const int rows, const float *a, __m256 y,
                                               __m256 *acc) {
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)
@@ -37,8 +38,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int eac
     TSHI_GEMM_FEW_WORD4(0) TSHI_GEMM_FEW_WORD4(1) TSHI_GEMM_FEW_WORD4(2) TSHI_GEMM_FEW_WORD4(3)
 }
 
-/* Begins 8 columns of C, from column `col` on: sets out (their sums) to D or 0, and acc (the sums
- * of a slice of k) to 0. */
+/* Begins 8 columns of C, from column `col` on: in each row i, sets out[i] (the elements of C) to D
+ * or 0, and acc[i] (the sums of a slice of k) to 0. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col, int valid,
                                                const int rows, __m256 *acc, __m256 *out) {
 #define TSHI_GEMM_FEW_BEGIN8(i)                                                                    \
@@ -67,8 +68,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, i
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END8)
 }
 
-/* Copies the last n floats of A and the last `size` bytes of each of `columns` columns of B to
- * buffers, of 64 floats and of 16 bytes per column, and pads them with zeros. */
+/* Copies the last n floats of A to to_a, 64 floats, and the last `size` bytes of each of `columns`
+ * columns of B to to_b, 16 bytes per column. Pads both with zeros. */
 TSHI_OUTLINE void tshi_gemm_few_last(float *to_a, const float *a, int64_t n, char (*to_b)[16],
                                      const char *b, int64_t size, int64_t inc, int columns) {
     memset(to_a, 0, 64 * sizeof *to_a);
@@ -92,12 +93,12 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
                                                  int valid, const int each, const int rows,
                                                  int groups) {
-    /* size: bytes of an element of B; step: elements of 4 words of a column */
+    /* size: bytes of an element of B; step: number of elements in 4 words (16 bytes) of a column */
     const int64_t size = 4 / each, step = 4 * each;
     const int most = tshi_gemm_few_groups(rows);
     int64_t inc = t->csb * size;
     const char *const begin = (const char *)t->b + col * inc;
-    /* per group of 8 columns: the address at which B is read next */
+    /* b[g]: the address at which group g of 8 columns of B is read next */
     const char *b[4] = {NULL, NULL, NULL, NULL};
     uintptr_t ahead = !last     ? (uintptr_t)begin + (uintptr_t)(8 * groups * inc)
                       : t->then ? t->then
@@ -105,7 +106,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
     const tshi_gemm_word *a = t->a;
     float a_end[64];
     char b_end[32][16];
-    __m256 acc[4][8], out[4][8]; /* by group and row: acc: sums of a slice of k; out: of C */
+    __m256 acc[4][8], out[4][8]; /* [group][row]; acc: sums of a slice of k; out: of all of k */
 #define TSHI_GEMM_FEW_GROUPS(X)                                                                    \
     X(0) if (most > 1 && groups > 1) { X(1) } if (most > 2 && groups > 2) { X(2) X(3) }
 #define TSHI_GEMM_FEW_D(g)                                                                         \
@@ -141,9 +142,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int co
 
 /* Implements tshi_gemm_kernel.few with AVX2. */
 TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int cols) {
-    enum { MOST = 24 << 10 }; /* max bytes of columns side by side: if long, fewer are faster */
+    enum { MOST = 24 << 10 }; /* max bytes of columns read side by side: more would be slower */
     const int width = tshi_gemm_few_width(rows);
-    /* bytes: size of 8 columns of B */
+    /* bytes: size in memory of 8 columns of B */
     const int64_t bytes = 8 * t->csb * (t->form == TSHI_GEMM_REALS ? 4 : 2);
     int groups = tshi_gemm_few_groups(width);
     while (groups > 1 && groups * bytes > MOST) groups /= 2;
@@ -170,8 +171,8 @@ TSHI_AVX2 static void tshi_gemm_few_avx2(const tshi_gemm_tile *t, int rows, int 
 #endif
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* A permutation of 16 pairs of 16-bit elements: the first elements of all pairs, then the second
- * ones. */
+/* A permutation of 16 pairs of 16-bit elements: puts the first elements of all pairs before the
+ * second ones. */
 static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
                                                   22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
@@ -255,7 +256,8 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 }
 
 #define TSHI_GEMM_FEW_SUM_avx512(sum, x, y) sum = _mm512_fmadd_ps(_mm512_set1_ps(x), y, sum)
-/* This is assembly, because gcc 12 would broadcast x to all lanes by a separate instruction. */
+/* Adds the products of x, a pair of bf16, and y, 16 pairs, to sum. This is assembly, because gcc 12
+ * would broadcast x to all lanes by a separate instruction. */
 #define TSHI_GEMM_FEW_SUM_bf16(sum, x, y)                                                          \
     __asm__("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(x), "v"(y))
 #define TSHI_GEMM_FEW_ADD(isa, i, x, y) /* adds x[i] y to the sums of row i */                     \
@@ -265,7 +267,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
     TSHI_GEMM_FEW_ADD(isa, 2, x, y) TSHI_GEMM_FEW_ADD(isa, 3, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
-#define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products of A and word s of the 16 lines */         \
+#define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products of A and word s of 16 columns */           \
     if (form == TSHI_GEMM_REALS || form == TSHI_GEMM_PAIRS) {                                      \
         const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
         TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
@@ -275,7 +277,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
         TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
     }
-#define TSHI_GEMM_FEW_PART(isa, p) /* does part p of transposing, and adds words 2p, 2p + 1 */     \
+#define TSHI_GEMM_FEW_PART(isa, p) /* transposes part p; adds products of words 2p and 2p + 1 */   \
     tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
     TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
     TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)
@@ -311,7 +313,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
         const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
         __m512 acc[8], out[8], r[16]; /* acc: sums of a slice of k; out: sums of C */              \
-        __attribute__((aligned(64))) float words[2][16 * 32]; /* lines of B, transposed */         \
+        __attribute__((aligned(64))) float words[2][16 * 32]; /* 16 lines of B each, transposed */ \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
         if (t->k >= each) tshi_gemm_few_first(form, words[0], b, inc);                             \
         for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
@@ -320,7 +322,7 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
             for (; left >= each; left -= each, a += step, n++) {                                   \
                 const float *const now = words[n & 1];                                             \
                 float *const next = words[~n & 1];                                                 \
-                b += (n + 2) * each <= t->k ? 64 : 0; /* the last line is transposed twice */      \
+                b += (n + 2) * each <= t->k ? 64 : 0; /* no next line: repeats the last one */     \
                 ahead += 1024;                                                                     \
                 if (ahead >= end) { /* after B: t->then, or, if it is 0, this line again */        \
                     ahead = t->then ? ahead - end + t->then : (uintptr_t)b;                        \

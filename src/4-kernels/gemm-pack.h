@@ -1,12 +1,12 @@
 /* ========================================================================== */
 /* >>gemm-pack                                    MARK: - gemm-pack (private) */
-/* Packing A and B into slivers: portable code, SSE, and any dtype.           */
+/* Packing parts of A and B for micro-kernels: portable, SSE, any dtype.      */
 /* Needs: >>gemm.                                                             */
 /* ========================================================================== */
 
-/* Packs k steps of lanes `from` to valid - 1: dst[p * width + i] = src[i * inc + p * ld], and 0 for
- * valid <= i < width. A lane i is a row of A or a column of B; a step p is an index of k. If from
- * is 0, this is the reference that tshi_gemm_pack is tested against. */
+/* Packs k steps of lanes `from` to valid - 1 of A or B: dst[p * width + i] = src[i * inc + p * ld],
+ * and 0 for valid <= i < width. A lane i is a row of A or a column of B; a step p is an index of k.
+ * If from is 0, this is the reference that tshi_gemm_pack is tested against. */
 static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int from, int valid,
                                  int64_t k, const tsh_real *TSHI_RESTRICT src, int64_t inc,
                                  int64_t ld) {
@@ -17,7 +17,8 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Uses SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
+/* The next three functions use SSE, which every x86-64 has: packing is bound by memory, so wider
+ * registers would not help. */
 
 /* Packs 4 steps of k of `lanes` rows of A (or columns of B) whose elements of one step are
  * contiguous in src. ld: floats from step to step. more: 1 to prefetch steps 8 to 11. */
@@ -52,24 +53,24 @@ TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int
     }
 }
 
-/* Packs a sliver: dst[p * width + i] = src[i * inc + p * ld] if i < valid, else 0, for p < k,
- * i < width. i: row of A or column of B; p: index of k. */
+/* Packs a sliver, `valid` rows of A or columns of B: dst[p * width + i] = src[i * inc + p * ld] if
+ * i < valid, else 0, for p < k, i < width. i: row of A or column of B; p: index of k. */
 TSHI_OUTLINE void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
     const int64_t steps = lanes > 0 ? k & ~(int64_t)3 : 0, block = inc == 1 ? 4 : 16;
     for (int64_t q = 0; q < steps; q += block) {
         const int64_t end = tshi_base_min(q + block, steps);
-        if (inc == 1) /* lanes are contiguous in src */
+        if (inc == 1) /* the elements of one index of k are contiguous */
             tshi_gemm_pack_rows(dst + q * width, width, lanes, src + q * ld, ld, q + 12 <= k);
-        else /* steps are contiguous in src */
+        else /* the elements of a row of A, or a column of B, are contiguous */
             tshi_gemm_pack_columns(dst + q * width, width, lanes, end - q, src + q, inc,
                                    q + 32 < k);
-        if (lanes < width) /* the lanes that are left */
+        if (lanes < width) /* packs the rows or columns that are left, and zeros */
             tshi_gemm_pack_lanes(dst + q * width, width, lanes, valid, end - q, src + q * ld, inc,
                                  ld);
     }
-    if (steps < k) /* the steps that are left */
+    if (steps < k) /* packs the last elements along k */
         tshi_gemm_pack_lanes(dst + steps * width, width, 0, valid, k - steps, src + steps * ld, inc,
                              ld);
 }
@@ -93,7 +94,7 @@ static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
     for (int64_t p = 0; p < k; p += 2, dst += width)
         for (int i = 0; i < width; i++) {
             const char *from = (const char *)m->data + (i * m->row + p * m->column) * size;
-            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements that exist */
+            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements of the pair in m */
             tsh_real pair[2] = {0, 0};
             uint32_t word;
             tshi_dtypes[m->dtype].load(from, m->column, count, pair);
@@ -102,15 +103,15 @@ static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
         }
 }
 
-/* Packs the first `valid` rows of m, k columns long, as a sliver of width `width`. Elements that
- * are not tsh_real are converted: STEPS columns at a time if rows are contiguous, else one column
- * at a time. */
+/* Packs the first `valid` rows of m, each k elements long, as a sliver of `width` rows, the others
+ * of which are 0. Elements that are not tsh_real are converted: STEPS columns at a time if rows are
+ * contiguous, else one column at a time. */
 static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst, int width,
                                   int valid, int64_t k, tshi_matrix m, tshi_gemm_form form) {
     enum { STEPS = 64, ROWS = 32 };
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
-    tsh_real rows[ROWS * STEPS]; /* a sliver has at most ROWS rows */
-    if (form == TSHI_GEMM_REALS) /* no conversion */
+    tsh_real rows[ROWS * STEPS]; /* rows converted to tsh_real; a sliver has at most ROWS */
+    if (form == TSHI_GEMM_REALS) /* the elements are tsh_real already */
         tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
     else if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form))
         return;
@@ -126,6 +127,6 @@ static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst,
     else
         for (int64_t p = 0; p < k; p++, dst += width) {
             dtype->load(tshi_gemm_from(m, 0, p).data, m.row, valid, dst);
-            for (int i = valid; i < width; i++) dst[i] = 0; /* pads the rows that are missing */
+            for (int i = valid; i < width; i++) dst[i] = 0; /* pads with rows of zeros */
         }
 }

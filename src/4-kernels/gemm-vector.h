@@ -6,7 +6,7 @@
 
 #if TSHI_VECTORS
 
-/* One source for all instruction sets. Each instruction set `isa` defines macros
+/* Micro-kernels, one source for all instruction sets. Each instruction set `isa` defines macros
  * TSHI_GEMM_<name>_<isa>: VEC (type of a register), LOAD, STORE, SET (one value in all lanes), FMA
  * (x * y + z), and SUM, which adds one step of k to the sums: FMA, or the two products of a pair.
  * Rows are unrolled by hand, so that their sums are registers at every level of optimisation:
@@ -18,12 +18,12 @@
     TSHI_GEMM_ROWS6(X, isa)                                                                        \
     X(isa, 6, 2) X(isa, 7, 2) X(isa, 8, 2) X(isa, 9, 3) X(isa, 10, 3) X(isa, 11, 3)
 
-/* Prefetches the next cache line of a walk and advances the walk. */
+/* Prefetches the next cache line of a tshi_gemm_walk and advances the walk by one line. */
 TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     TSHI_PREFETCH(w->at);
-    if (w->at != w->last) /* within a pass */
+    if (w->at != w->last) /* this pass has more lines */
         w->at += w->step;
-    else if (w->left > 0) { /* the next pass */
+    else if (w->left > 0) { /* begins the next pass */
         w->left--;
         w->at = w->first += w->along;
         w->last += w->along;
@@ -72,7 +72,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 if (vecs > 1) TSHI_PREFETCH(c + lanes);                                            \
                 c += c == t->c + (rows - 1) * t->rsc ? 0 : t->rsc;                                 \
             }                                                                                      \
-            for (; p > rest; p--) { /* each step of k */                                           \
+            for (; p > rest; p--) { /* one step of k: a column of A, a row of B */                 \
                 b0 = TSHI_GEMM_LOAD_##isa(b);                                                      \
                 b1 = vecs > 1 ? TSHI_GEMM_LOAD_##isa(b + lanes) : b0;                              \
                 ROWS(TSHI_GEMM_STEP, isa)                                                          \
@@ -122,7 +122,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size;                 \
         const int64_t step = each * row, reach = TSHI_GEMM_NEAR / (each * cols * size) + 1;        \
         const char *b = (const char *)t->b + p * step;                                             \
-        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x: A by row and step */    \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x[i][q]: row i, step q */  \
         /* next: bytes from the row of B that is read to the row prefetched, maybe outside B */    \
         const uintptr_t next = (uintptr_t)(step * (steps > reach ? steps : reach));                \
         TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y[q]: register of B in step q */           \
@@ -180,9 +180,9 @@ typedef tsh_real tshi_gemm_v128
 #define TSHI_GEMM_VEC_v128          tshi_gemm_v128
 #define TSHI_GEMM_LOAD_v128(p)      (*(const tshi_gemm_v128 *)(p))
 #define TSHI_GEMM_STORE_v128(p, v)  (*(tshi_gemm_v128 *)(p) = (v))
-/* An initialiser with s in all lanes. It is written out, because gcc does not mix a scalar and a
- * vector where scalars are computed in a wider format (x87, s390x); it is a macro, because i386
- * without SSE passes no vectors. */
+/* An initialiser of a vector with s in all lanes. It is written out, because gcc does not mix a
+ * scalar and a vector where scalars are computed in a wider format (x87, s390x); it is a macro,
+ * because i386 without SSE passes no vectors. */
 #if TSHI_GEMM_FLOAT
 #define TSHI_GEMM_LANES(s)                                                                         \
     { (s), (s), (s), (s) }

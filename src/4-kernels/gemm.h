@@ -40,14 +40,15 @@
  * count as 0, in operands and in sums. A slice has 2 kc elements of k. If C has 16 bits, its sums
  * are floats until the last slice of k is added, and rounded once. */
 
-/* TSHI_GEMM_FLOAT: 1 if TSHARD_REAL is float, for #if. */
+/* TSHI_GEMM_FLOAT is 1 if TSHARD_REAL is float, 0 if it is double; #if can test it. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
 #define TSHI_GEMM_JOIN(x, y)  TSHI_GEMM_JOIN_(x, y)
 #define TSHI_GEMM_IS_float    1
 #define TSHI_GEMM_IS_double   0
 #define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
 
-/* TSHI_GEMM_BF16S: 1 if the compiler knows AVX512_BF16, the products of pairs of bf16. */
+/* TSHI_GEMM_BF16S is 1 if kernels for AVX512_BF16, which multiplies pairs of bf16, are compiled:
+ * for x86, if tsh_real is float and the compiler has the intrinsics. */
 #if TSHI_X86 && TSHI_GEMM_FLOAT && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
 #define TSHI_GEMM_BF16S 1
 #define TSHI_GEMM_TARGET_BF16                                                                      \
@@ -97,8 +98,8 @@ static tsh_real *tshi_gemm_at(tshi_matrix m, int64_t i, int64_t j) {
 }
 
 /* A sequence of cache lines to prefetch, a few at a time. A pass goes from address `first` to
- * `last` in steps of `step`. Then both addresses move by `along` for the next pass, `left` more
- * times. */
+ * `last` in steps of `step` bytes. Then both addresses move by `along` bytes for the next pass,
+ * `left` more times. */
 typedef struct tshi_gemm_walk {
     const char *at, *first, *last; /* at: the line to prefetch next */
     int64_t step, along, left;     /* step, along: in bytes; left: passes to come */
@@ -122,16 +123,17 @@ typedef tsh_real TSHI_MAY_ALIAS tshi_gemm_word;
 /* What a micro-kernel computes: C = alpha A B + D. The column strides of C and D are 1. With packed
  * pairs, k counts words. */
 typedef struct tshi_gemm_tile {
-    int64_t k;               /* length of each sum, in words of A; `few`: in elements */
+    int64_t k;               /* length of each sum in words; in elements for tshi_gemm_kernel.few */
     const tshi_gemm_word *a; /* A, shape (rows, k) */
     int64_t rsa, csa;        /* row stride and column stride of A */
     const tsh_real *b;       /* B, shape (k, cols) */
     int64_t rsb, csb;        /* row stride and column stride of B, in elements of B's dtype */
-    /* `few`, `stream`: form to which the elements of B, which is not packed, are converted */
+    /* for tshi_gemm_kernel.few and .stream, which read B unpacked: the form to which they convert
+     * its elements */
     tshi_gemm_form form;
-    int64_t slice;        /* `few`: length of a slice of k; `stream`: all of k; both in elements */
-    int64_t after;        /* `few`: number of columns of B after the tile's, to prefetch */
-    uintptr_t then;       /* `few`: address of the matrix that is read after B; 0: unknown */
+    int64_t slice;        /* tshi_gemm_kernel.few: elements of a slice of k; .stream: of all of k */
+    int64_t after;        /* tshi_gemm_kernel.few: columns of B after the tile's, to prefetch */
+    uintptr_t then;       /* tshi_gemm_kernel.few: address of the matrix read after B; 0: unknown */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 1: D is added; 0: D is not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
@@ -150,18 +152,20 @@ struct tshi_gemm_kernel {
     int mr, nr;       /* rows and columns of a tile */
     int mc, kc, nc;   /* max block sizes of m, k, n: multiples of mr, of 32 and of nr */
     int isa;          /* the instruction set that it needs: TSHI_ISA_... */
-    /* computes any tile with csb = 1, 1 <= rows <= mr, and nr or nr / 2 columns */
+    /* Computes a tile of 1 to mr rows and of nr or nr / 2 columns; needs t->csb = 1. */
     tshi_gemm_tile_fn tile;
-    /* (optional) Computes up to TSHI_GEMM_FEW rows without packing B, which is of tsh_real, or, if
+    /* (optional) Computes up to TSHI_GEMM_FEW rows without packing B, which is of tsh_real or, if
      * there is a `pack`, has 16-bit elements. The number of columns is a multiple of 8 (of nr / 2
-     * if that is less, of 16 for pairs). It uses t->sums, but not t->walk; t->k counts words,
-     * t->slice elements. */
+     * if that is less, of 16 for pairs of bf16). It uses t->sums, but not t->walk; t->k counts
+     * words, t->slice elements. */
     tshi_gemm_tile_fn stream;
     /* (optional) Computes up to TSHI_GEMM_FEW_ROWS rows and all slices of k without packing B,
-     * which has rsb = 1 and any form but OTHER and ROUNDED. The number of columns is a multiple of
-     * nr / 2. t->k counts elements; A is packed to a width of tshi_gemm_few_width(rows). */
+     * whose row stride is 1 and whose form is not OTHER or ROUNDED. The number of columns is a
+     * multiple of nr / 2. t->k counts elements; A is packed to a width of
+     * tshi_gemm_few_width(rows). */
     tshi_gemm_tile_fn few;
-    /* (optional) `tile` for A and B packed in pairs of bf16; needs AVX512_BF16 */
+    /* (optional) Does what `tile` does, for A and B that are packed as pairs of bf16; needs
+     * AVX512_BF16. */
     tshi_gemm_tile_fn pairs;
     /* (optional) Does what tshi_gemm_pack_matrix does if m has a unit stride and the function
      * supports `form` (mostly forms of 16-bit elements). Returns 1 if it has packed m, else 0. */
@@ -173,23 +177,24 @@ struct tshi_gemm_kernel {
 
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* max mr * nr of any kernel */
-    TSHI_GEMM_THIN = 2,       /* max rows of products that are computed nr columns at a time */
-    TSHI_GEMM_FEW_ROWS = 8,   /* max rows of products that `few` computes */
-    TSHI_GEMM_NEAR = 8192,    /* min bytes that `few` and `stream` prefetch ahead */
-    TSHI_GEMM_AHEAD = 32768,  /* max bytes that `few` prefetches beyond the next 16 columns */
+    TSHI_GEMM_THIN = 2,       /* max rows of a product that is computed nr columns at a time */
+    TSHI_GEMM_FEW_ROWS = 8,   /* max rows of a product that tshi_gemm_kernel.few computes */
+    TSHI_GEMM_NEAR = 8192,    /* min bytes that tshi_gemm_kernel.few and .stream prefetch ahead */
+    TSHI_GEMM_AHEAD = 32768,  /* max bytes a kernel's `few` prefetches beyond the next 16 columns */
     TSHI_GEMM_SUMS = 1024,    /* rows of C computed at a time if sums are kept apart from C */
-    TSHI_GEMM_STRETCH = 32,   /* steps of k between two prefetches in a tile */
-    TSHI_GEMM_FETCH = 4,      /* cache lines of B per prefetch of a tile */
+    TSHI_GEMM_STRETCH = 32,   /* steps of k that a tile computes between two prefetches */
+    TSHI_GEMM_FETCH = 4,      /* cache lines of B that a tile prefetches at a time */
     TSHI_GEMM_FETCH_C = 2,    /* rows of C that a tile prefetches at a time */
     TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
-    TSHI_GEMM_FEW = 6,        /* max rows of products that `stream` computes */
-    TSHI_GEMM_STEPS = 8       /* steps of k that `stream` takes at a time */
+    TSHI_GEMM_FEW = 6,        /* max rows of a product that tshi_gemm_kernel.stream computes */
+    TSHI_GEMM_STEPS = 8       /* steps of k that tshi_gemm_kernel.stream takes at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
 
-/* The reference that the other kernels are tested against; without GNU C the only one. It computes
- * strips of one row and constant width, whose sums all compilers keep in vector registers. */
+/* Computes a tile. It is the reference that the other micro-kernels are tested against; without GNU
+ * C the only one. It computes strips of one row and constant width, whose sums all compilers keep
+ * in vector registers. */
 static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {                        /* row i of the tile */
         for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) { /* a strip of columns, from j on */

@@ -29,18 +29,20 @@
  * vectorises. */
 typedef struct tshi_operand {
     void *data; /* address of the first element; NULL: the operand is not used */
-    /* stride from element to element, in elements; in kernels of rows: from row to row */
+    /* stride in elements: from element to element or, in kernels of rows, from row to row */
     int64_t step;
     tsh_dtype dtype; /* type of the elements */
 } tshi_operand;
 
 typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *params);
 
-/* instruction sets, the best one last: index into a kernel table; TSHI_ISAS: their number */
+/* Instruction sets, the best one last; each is an index into tables of kernels. TSHI_ISAS is their
+ * number. */
 enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 
 #if TSHI_X86
-/* attributes of functions compiled for AVX2 and for AVX-512; processors with AVX2 have F16C */
+/* Attributes of functions that are compiled for AVX2 and for AVX-512. (All processors with AVX2
+ * have F16C, too.) */
 #define TSHI_AVX2   __attribute__((target("avx2,fma,f16c")))
 #define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 /* Returns the best instruction set of this processor. */

@@ -18,15 +18,15 @@ enum { TSHI_BLOCK = 32 };
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     tsh_real a[16];
     int i;
-    for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16]; /* 32 sums become 16 */
-    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 16 become 8 */
-    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 8 become 4 */
+    for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16]; /* adds 32 sums in pairs: 16 are left */
+    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 8 are left */
+    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 4 are left */
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Copies the first TSHI_BLOCK of n values, or all if n is smaller, to pad, and fills the rest of
- * pad with the first value. step: distance of the values in x. Not inlined, like all TSHI_APART
- * functions, to keep kernels small. */
+/* Copies the first TSHI_BLOCK of n values (all, if n is smaller) to pad, and fills the rest of pad
+ * with the first value. step: distance of the values in x, in elements. Not inlined, like all
+ * TSHI_APART functions, to keep kernels small. */
 TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, tsh_real *pad) {
     const tsh_real first = x[0];
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK; /* m: number of values to copy */
@@ -56,7 +56,7 @@ TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t st
     if (step == 1 && n - e >= TSHI_BLOCK) return first; /* in place */
     if (step && n - e > 1)
         tshi_kernel_gather(first, step, n - e, pad);
-    else if (step || !e) {             /* a single value is left */
+    else if (step || !e) {             /* all of pad becomes one value */
         const tsh_real value = *first; /* read once: to the compiler, pad may overlap x */
         for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
     }
@@ -110,7 +110,7 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     int i;
     if (add) row->load(at, y->step, m, sum); /* reads the values to which block is added */
     for (i = 0; i < m && add && y->step; i++) sum[i] += block[i];
-    for (i = 0; i < m && add && !y->step; i++) /* y is one element: the sums run on */
+    for (i = 0; i < m && add && !y->step; i++) /* y is one element: the last running sum stays */
         sum[i] = sum[i ? i - 1 : 0] + block[i];
     row->store(at, y->step, m, add ? sum : block);
 }
@@ -267,7 +267,7 @@ TSHI_INLINE tsh_real tshi_kernel_sum_exps(const tsh_real *x, int64_t n, tsh_real
     tsh_real lane[TSHI_BLOCK];
     memset(lane, 0, sizeof lane);
     tshi_kernel_add_exps(lane, x, n, max, y, fused);
-    return tshi_kernel_fold(lane) + (max - max); /* max - max: 0, or NaN */
+    return tshi_kernel_fold(lane) + (max - max); /* max - max is 0, or NaN if max is not finite */
 }
 
 /* Casts const away without a compiler warning: tshi_operand.data is not const. */
@@ -294,7 +294,7 @@ static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
     if (x->data) x->data = (char *)x->data + elements * tshi_dtypes[x->dtype].size;
 }
 
-/* -- loops ------------------------------------------------------------------ */
+/* -- loops over elements, and over rows, of operands ------------------------ */
 
 enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 8 }; /* max operands of a tshi_loop; of a tshi_rows */
 
@@ -320,11 +320,12 @@ static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
     memcpy(loop->dim, shape->local, sizeof loop->dim);
 }
 
-/* Adds an operand of t's shape, broadcast to the loop's space as in PyTorch: dimensions are aligned
- * at the right; the stride is 0 along a dimension that t lacks or that has global length 1. */
+/* Adds an operand of t's shape, whose elements are at `data` with these strides, broadcast to the
+ * loop's space as in PyTorch: dimensions are aligned at the right; the stride is 0 along a
+ * dimension that t lacks or that has global length 1. */
 TSHI_OUTLINE void tshi_kernel_add_operand(tshi_loop *loop, const tsh_tensor *t, const void *data,
                                           const int64_t *stride, tsh_dtype dtype) {
-    int d, skip = loop->ndim - t->ndim; /* skip: dimensions that t lacks */
+    int d, skip = loop->ndim - t->ndim; /* skip: number of dimensions that t lacks */
     for (d = 0; d < skip; d++) loop->stride[loop->n][d] = 0;
     for (d = 0; d < t->ndim; d++) loop->stride[loop->n][d + skip] = t->dim[d] == 1 ? 0 : stride[d];
     loop->x[loop->n++] = tshi_kernel_operand(data, 0, dtype);
@@ -340,7 +341,7 @@ static void tshi_kernel_tensor(tshi_loop *loop, const tsh_tensor *t) {
 static void tshi_kernel_join(tshi_loop *loop) {
     int d, i, out = 0;
     for (d = 0; d < loop->ndim; d++) {
-        int joined = out > 0; /* 1: d continues the dimension before */
+        int joined = out > 0; /* 1: dimension d joins the one before it */
         if (loop->dim[d] == 1) continue;
         for (i = 0; i < loop->n && joined; i++)
             joined = loop->stride[i][out - 1] == loop->stride[i][d] * loop->dim[d];
@@ -371,7 +372,8 @@ static void tshi_kernel_walk(const tshi_loop *loop) {
     }
 }
 
-/* A tshi_team_fn: runs the part of the loop from index `from` to `to` of dimension `cut`. */
+/* Runs one thread's part of a tshi_loop, which is `job`: indices `from` to `to` - 1 of the
+ * dimension `cut`. A tshi_team_fn. */
 static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_loop part = *(const tshi_loop *)job;
     int i;
@@ -405,10 +407,10 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
 /* A job of `count` rows: row r of operand i begins at element r * x[i].step. If own[i] > 0, operand
  * i is scratch memory: each piece of the job (each thread) has own[i] elements of it. */
 typedef struct tshi_rows {
-    tshi_kernel_fn kernel;         /* called once per piece */
+    tshi_kernel_fn kernel;         /* the kernel, called once per piece of the rows */
     int64_t count;                 /* number of rows */
     const void *params;            /* the kernel's parameters */
-    tshi_operand x[TSHI_MAX_ROWS]; /* operands; data NULL: not used */
+    tshi_operand x[TSHI_MAX_ROWS]; /* the operands; data NULL: that operand is not used */
     int64_t own[TSHI_MAX_ROWS];    /* scratch elements per piece; 0: the operand is no scratch */
 } tshi_rows;
 
@@ -422,7 +424,8 @@ static tshi_rows tshi_kernel_rows_job(tshi_kernel_fn kernel, int64_t count, cons
     return rows;
 }
 
-/* A tshi_team_fn: calls the kernel once, for the rows from `from` to `to`. */
+/* Calls the kernel once, for rows `from` to `to` - 1 of a tshi_rows, which is `job`. A
+ * tshi_team_fn. */
 static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *rows = (const tshi_rows *)job;
     tshi_operand x[TSHI_MAX_ROWS];
@@ -439,7 +442,7 @@ static int tshi_kernel_parts(const tsh_ctx *ctx, int64_t rows, int64_t length) {
     return tshi_team_parts(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
 }
 
-/* Runs a job, whose rows have `length` elements each, on the rank's threads. */
+/* Runs a tshi_rows, whose rows have `length` elements each, on the rank's threads. */
 static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t length) {
     tshi_team_run(tshi_kernel_parts(ctx, rows->count, length), rows->count, 1, tshi_kernel_do_rows,
                   rows);
@@ -449,7 +452,7 @@ static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t le
  * integers of the dtype's size; if there is no such type, memcpy is called for each element. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
-        typedef type TSHI_MAY_ALIAS bits; /* may alias floats of this size */                      \
+        typedef type TSHI_MAY_ALIAS bits; /* an unsigned integer that may alias floats */          \
         bits *TSHI_RESTRICT y = (bits *)to->data;                                                  \
         const bits *TSHI_RESTRICT x = (const bits *)from->data;                                    \
         TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                   \
@@ -474,7 +477,7 @@ TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const t
 /* Copies n elements from `from` to `to` and converts their dtype: exactly between integers, else
  * through tsh_real. */
 TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_operand *from) {
-    enum { BLOCK = 256 }; /* elements converted at a time */
+    enum { BLOCK = 256 }; /* number of elements converted at a time */
     const tshi_dtype *y = &tshi_dtypes[to->dtype], *x = &tshi_dtypes[from->dtype];
     tshi_operand out = *to, in = *from;
     union {
@@ -508,13 +511,14 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
 static void tshi_kernel_narrow(void *values, int64_t n, tsh_dtype dtype) {
     const tshi_operand to = tshi_kernel_operand(values, 1, dtype);
     const tshi_operand from = tshi_kernel_operand(values, 1, TSH_REAL);
-    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from); /* reads each block before writing it */
+    /* Works in place, because tshi_kernel_cast reads each block of values before it writes it. */
+    if (dtype != TSH_REAL) tshi_kernel_cast(n, &to, &from);
 }
 
 static void tshi_kernel_widen(void *values, int64_t n, tsh_dtype dtype) {
     enum { BLOCK = 256 };
-    /* m: elements of this block; at: its first element. The last block is converted first, so that
-     * no value is overwritten before it is read. */
+    /* at: first element of the current block; m: its number of elements. The last block is
+     * converted first, so that no value is overwritten before it is read. */
     int64_t m, at;
     for (at = (n - 1) / BLOCK * BLOCK; n > 0 && at >= 0 && dtype != TSH_REAL; at -= BLOCK) {
         tsh_real block[BLOCK];

@@ -15,7 +15,8 @@ static int32_t tshi_quant_four(const signed char *q) { /* returns four bytes as 
     return four;
 }
 
-/* Transposes a 4 x 4 matrix of dwords within each 128 bits of z[0 .. 3]. */
+/* Transposes 4 x 4 matrices of 32-bit words: one in each 128-bit lane of the four registers z[0] to
+ * z[3], which are `bits` wide. */
 #define TSHI_QUANT_TRANSPOSE(bits, z)                                                              \
     do {                                                                                           \
         const __m##bits##i t0 = TSHI_QUANT_OP(bits, unpacklo_epi32)((z)[0], (z)[1]);               \
@@ -37,8 +38,8 @@ static int32_t tshi_quant_four(const signed char *q) { /* returns four bytes as 
 #define TSHI_QUANT_256(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
 #define TSHI_QUANT_TO(at)  ((__m256i *)(void *)(at))
 
-/* Loads the f16 scales (or minima) of one block of each of 8 rows, as floats. w: the first row's;
- * row: bytes from row to row. */
+/* Loads the f16 scales (or minima) of one block of each of 8 rows of W, as floats. w: address of
+ * the first row's scale; row: bytes from one row to the next. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int64_t row) {
     const __m128i s01 = _mm_unpacklo_epi16(TSHI_QUANT_32(w), TSHI_QUANT_32(w + row));
     const __m128i s23 = _mm_unpacklo_epi16(TSHI_QUANT_32(w + 2 * row), TSHI_QUANT_32(w + 3 * row));
@@ -48,8 +49,8 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int6
         _mm_unpacklo_epi64(_mm_unpacklo_epi32(s01, s23), _mm_unpacklo_epi32(s45, s67)));
 }
 
-/* Moves blocks to tiles, 16 bytes of each of 8 rows at a time. bits: 8 or 4 per weight, a constant
- * after inlining. */
+/* Moves from->count blocks of each of 16 rows of W to tiles, 16 bytes of 8 rows at a time. bits: 8
+ * or 4 per weight, a constant after inlining. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
                                                  const tshi_quant_source *from, const int bits) {
     const __m256i flip = _mm256_set1_epi8(-128), low = _mm256_set1_epi8(15);
@@ -65,7 +66,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
             if (has_min) _mm256_storeu_ps(to->min + c, tshi_quant_scales_avx2(w + 2, row));
             for (int half = 0; half < bits / 4; half++) {
                 __m256i z[4];
-#define TSHI_QUANT_ROWS(i) /* loads 16 bytes of rows i and i + 4 */                                \
+#define TSHI_QUANT_ROWS(i) /* loads 16 bytes each of rows i and i + 4 of W into z[i] */            \
     z[i] = _mm256_inserti128_si256(                                                                \
         _mm256_castsi128_si256(TSHI_QUANT_128(w + (i)*row + head + 16 * half)),                    \
         TSHI_QUANT_128(w + ((i) + 4) * row + head + 16 * half), 1);
@@ -93,12 +94,12 @@ TSHI_AVX2 static void tshi_quant_move_avx2(tshi_quant_tile *to, const tshi_quant
         tshi_quant_tiles_avx2(to, from, 4);
 }
 
-/* Adds the products w q of four elements of each of 8 columns to sum. AVX2 multiplies unsigned by
- * signed bytes and adds neighbouring products to 16 bits, with saturation. If bits is 8, it
- * multiplies |w| by q with w's sign: two products are at most 2 * 128 * 127, and are added as 32
- * bits. If bits is 4, it multiplies w (TSH_Q4_0: w + 8) by q: two products are at most
- * 2 * 15 * 127, so that 16-bit sums have space for a whole block. magnitude: |w|, read if bits is
- * 8. */
+/* Returns sum plus, for each of 8 rows of W, the products w q of four weights w and four elements q
+ * of the quantised X. AVX2 multiplies unsigned by signed bytes and adds neighbouring products to 16
+ * bits, with saturation. If bits, the bits per weight, is 8, it multiplies |w| by q with w's sign:
+ * two products are at most 2 * 128 * 127, and are added as 32 bits. If bits is 4, it multiplies w
+ * (TSH_Q4_0: w + 8) by q: two products are at most 2 * 15 * 127, so that 16-bit sums have space for
+ * a whole block. magnitude: |w|, read if bits is 8. */
 TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, __m256i w,
                                                   __m256i magnitude, __m256i q) {
     if (bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, q));
@@ -107,8 +108,8 @@ TSHI_AVX2 TSHI_INLINE __m256i tshi_quant_add_avx2(const int bits, __m256i sum, _
                                                    _mm256_set1_epi16(1)));
 }
 
-/* Returns sum plus the result of one block for 8 columns: its integer sums n times the scales, and,
- * if has_min is 1, the minima times x->sum. */
+/* Returns sum, of 8 columns of Y, plus the result of one block: its integer sums n times the scales
+ * of W and x, and, if has_min is 1, the minima of W times x->sum. */
 TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, int has_min,
                                                  __m256 min, const tshi_quant_input *x, __m256i n,
                                                  __m256 sum) {
@@ -120,7 +121,8 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, i
     return has_min ? _mm256_add_ps(sum, _mm256_mul_ps(min, _mm256_set1_ps(x->sum))) : sum;
 }
 
-/* Adds the products of all blocks of 16 rows of W with one row of X to 16 sums, without tiles. */
+/* Adds the products of 16 rows of W (all their blocks) with one row of X to 16 sums. Reads W as it
+ * is stored, without moving it to tiles. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, const int bits,
                                                const tshi_quant_input *x, float *sums) {
     const __m256i low = _mm256_set1_epi8(15);
@@ -129,7 +131,7 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
     for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8) {
         const unsigned char *w = from->w + c * row;
         const tshi_quant_input *y = x;
-        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* address of the next 8 rows */
+        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* the next 8 rows, to prefetch */
         __m256 sum = _mm256_loadu_ps(sums + c);
         for (int b = 0; b < from->count; b++, w += size, y += TSHI_QUANT_FEW) {
             __m256i n = _mm256_setzero_si256(), z[4];
@@ -159,13 +161,14 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
     }
 }
 
-/* Adds the products of one tile with 1, 2 or 4 rows of X (`rows`) to their sums of 16 columns. */
+/* Adds the products of one tile of W with `rows` (1, 2 or 4) rows of X to `sums`, which has 16
+ * columns of Y for each of these rows. */
 TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int bits,
                                                 const int rows, const int has_min,
                                                 const tshi_quant_input *x, float *sums,
                                                 int64_t stride) {
     const __m256i flip = _mm256_set1_epi8(bits == 8 ? -128 : 0);
-    __m256i n[4], m[4]; /* per row of X; n: sums of columns 0 to 7; m: of columns 8 to 15 */
+    __m256i n[4], m[4]; /* integer sums per row of X; n: columns 0 to 7 of Y; m: columns 8 to 15 */
 #define TSHI_QUANT_EACH4(X) X(0) X(1) X(2) X(3)
 #define TSHI_QUANT_BEGIN4(r) n[r] = m[r] = _mm256_setzero_si256();
 #define TSHI_QUANT_ADD4(r)                                                                         \
@@ -205,7 +208,7 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
                 tshi_quant_rows_avx2(w + b, 8, some, 0, x + TSHI_QUANT_FEW * b, sums, stride);     \
             else                                                                                   \
                 tshi_quant_rows_avx2(w + b, 4, some, has_min, x + TSHI_QUANT_FEW * b, sums, stride);
-    if (!w) { /* no tiles: X has one row */
+    if (!w) { /* w is NULL: there are no tiles, and X has one row */
         if (from->size == TSHI_QUANT_Q8)
             tshi_quant_one_avx2(from, 8, x, sums);
         else

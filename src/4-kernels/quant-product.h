@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>quant-product                            MARK: - quant-product (private) */
-/* Choosing a kernel; the product, cut into blocks for the rank's threads.    */
+/* Products with quantised weights: picks a kernel; divides Y among threads.  */
 /* Needs: >>team >>tensor >>gemm >>quant-vnni.                                */
 /* ========================================================================== */
 
@@ -24,7 +24,7 @@ static const tshi_quant_kernel *tshi_quant_pick(int isa) {
     return tshi_quant_kernels;
 }
 
-/* -- products --------------------------------------------------------------- */
+/* -- the product Y = X W^T + b with a quantised W -------------------------- */
 
 /* Quantises a block of 32 elements of a row of X: scale is the largest magnitude / 127, and q is
  * x / scale, rounded to nearest, ties to even. (Adding 1.5 * 2^23 rounds: the low 8 bits of the sum
@@ -61,8 +61,8 @@ typedef struct tshi_quant_job {
     tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
     int size, wide; /* size: bytes of a block of W; wide: number of tiles computed side by side */
-    char *scratch;  /* for every piece: tiles, then sums of shape (rows, 16 * wide) */
-    size_t each;    /* bytes of scratch per piece */
+    char *scratch;  /* for each piece of Y: tiles, then sums of shape (rows, 16 * wide) */
+    size_t each;    /* bytes of scratch for a piece of Y */
 } tshi_quant_job;
 
 /* Computes 16 * tiles columns of X W^T, from column `first` on, to `sums`. tile: scratch for tiles
@@ -70,8 +70,9 @@ typedef struct tshi_quant_job {
 static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile, float *sums,
                                int64_t first, int tiles) {
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
+    /* 1: X has so few rows that the kernel reads W itself, without tiles */
     const int direct = job->rows <= job->kernel->direct &&
-                       first + TSHI_QUANT_COLUMNS <= job->outs; /* 1: few rows, no tiles */
+                       first + TSHI_QUANT_COLUMNS <= job->outs;
     const int64_t strip = direct ? job->blocks : (int64_t)TSHI_QUANT_STRIP;
     tshi_quant_source from;
     memset(sums, 0, (size_t)(job->rows * stride) * sizeof *sums);
@@ -83,8 +84,8 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
             const int64_t c = first + t * TSHI_QUANT_COLUMNS; /* the tile's first column */
             from.w = job->w + c * from.row + b * job->size;
             from.rows = (int)tshi_base_min(TSHI_QUANT_COLUMNS, job->outs - c);
-            /* prefetches the rows of the next tiles, which follow each other in memory, from front
-             * to back: 16 b of their blocks were prefetched before */
+            /* what to prefetch: the 16 rows of W of the tile that is `tiles` tiles further on, from
+             * front to back in memory; their first 16 * b blocks were prefetched before */
             from.ahead = (uintptr_t)from.w + (uintptr_t)(TSHI_QUANT_COLUMNS * tiles * from.row +
                                                          (TSHI_QUANT_COLUMNS - 1) * b * job->size);
             if (!direct) job->kernel->move(tile + t * TSHI_QUANT_STRIP, &from);
@@ -107,7 +108,7 @@ static void tshi_quant_bias(tsh_real *TSHI_RESTRICT y, int64_t n, tshi_matrix bi
     for (; c < n; c++) y[c] += b[c * bias.column];
 }
 
-/* A tshi_team_fn: computes the columns [from, to) of Y. */
+/* Computes the columns [from, to) of Y, on any thread (a tshi_team_fn). */
 static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) {
     const tshi_quant_job *job = (const tshi_quant_job *)shared;
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
@@ -121,7 +122,7 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
             void *const row = tshi_gemm_from(job->y, i, from).data;
             const int direct = job->y.dtype == TSH_REAL && n % TSHI_QUANT_COLUMNS == 0;
             tsh_real *const at = direct ? (tsh_real *)row : y;
-            for (c = 0; c < n; c += TSHI_QUANT_COLUMNS) /* sums has whole tiles */
+            for (c = 0; c < n; c += TSHI_QUANT_COLUMNS) /* whole tiles: maybe more than n columns */
                 for (int l = 0; l < TSHI_QUANT_COLUMNS; l++)
                     at[c + l] = TSHI_R(sums[i * stride + c + l]);
             if (job->bias) tshi_quant_bias(at, n, tshi_gemm_from(*job->bias, i, from));
@@ -143,7 +144,8 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
     const int64_t eights = tshi_base_ceil(rows, TSHI_QUANT_FEW);
     const size_t each = sizeof(tshi_quant_input) * TSHI_QUANT_FEW;
-    const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64; /* bytes of X */
+    /* bytes of X when it is quantised, up to the end of a cache line */
+    const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64;
     const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
     const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
     const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
@@ -158,7 +160,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     }
     to = (tshi_quant_input *)tshi_mem_data(block);
     job.size = tshi_dtypes[w->dtype].size;
-    if (rows > 1) memset(to, 0, inputs); /* rows that the last group of 8 lacks are 0 */
+    if (rows > 1) memset(to, 0, inputs); /* fills up the last group of 8 rows of X with zeros */
     for (int64_t i = 0; i < rows; i++)
         for (int64_t b = 0; b < blocks; b++) {
             from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,

@@ -15,8 +15,8 @@ static short tshi_quant_two(const unsigned char *scale) {
     return two;
 }
 
-/* Loads the f16 scales (or minima) of one block of each of 16 rows, as floats. w: the first row's;
- * row: bytes from row to row. */
+/* Loads the f16 scales (or minima) of one block of each of 16 rows of W, as floats. w: address of
+ * the first row's scale; row: bytes from one row to the next. */
 TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int64_t row) {
     __m128i low = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(0));
     __m128i high = _mm_cvtsi32_si128((unsigned short)TSHI_QUANT_SCALE(8));
@@ -28,11 +28,12 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
     return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
-/* Does part p, of 8, of moving one block of each of 16 rows to a tile. Between the parts, the
- * caller adds products to sums: a processor does both at a time. z: values that the parts share. If
- * bits is 8, a register is loaded with the blocks of rows r and r + 4 (32 bytes each); transposing
- * rows 0 to 7 makes it hold dwords i and i + 4 of rows 0 to 3, then of rows 4 to 7. If bits is 4, a
- * register is loaded with the blocks of rows i, 4 + i, 8 + i and 12 + i (16 bytes each). */
+/* Moving one block of each of 16 rows of W to a tile has 8 parts; this function does part p, from 0
+ * to 7. Between the parts, the caller adds products to sums: a processor does both at a time. z:
+ * values that the parts share. bits: bits per weight. If it is 8, a register is loaded with the
+ * blocks of rows r and r + 4 (32 bytes each); transposing rows 0 to 7 makes it hold dwords i and i
+ * + 4 of rows 0 to 3, then of rows 4 to 7. If it is 4, a register is loaded with the blocks of rows
+ * i, 4 + i, 8 + i and 12 + i (16 bytes each). */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int bits, const int p, const int has_min,
                                                  __m512i *z, tshi_quant_tile *to,
                                                  const unsigned char *w, int64_t row) {
@@ -106,8 +107,9 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
     s[i] = rows > i ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
 #define TSHI_QUANT_BEGIN(i)                                                                        \
     if (width > i) n[i] = _mm512_set1_epi32(x[i].offset);
-/* Adds the products of w4, weights, and four elements of row i of X to n[i]. This is assembly,
- * because gcc 12 would broadcast the four elements to all lanes by a separate instruction. */
+/* Adds to n[i] the products of w4, four weights of each of 16 rows of W, and four elements of row i
+ * of X. This is assembly, because gcc 12 would broadcast the four elements to all lanes by a
+ * separate instruction. */
 #define TSHI_QUANT_ADD(i)                                                                          \
     if (width > i)                                                                                 \
         __asm__("vpdpbusd %1%{1to16%}, %2, %0"                                                     \
@@ -130,18 +132,19 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
 #define TSHI_QUANT_PUT(i)                                                                          \
     if (rows > i) _mm512_storeu_ps(sums + i * stride, s[i]);
 
-/* Does the work of a tshi_quant_dot_fn. bits: bits per weight of from->w, 8 or 4; 0: reads
- * `tile` instead. width: 1, 4 or 8, at least `rows`. Both are constants after inlining. */
+/* Adds products of 16 rows of W with `rows` rows of X to `sums`, as a tshi_quant_dot_fn does. bits:
+ * bits per weight of from->w, 8 or 4; 0: reads W from `tile` instead. width: number of rows that
+ * are computed, 1, 4 or 8, at least `rows`. bits and width are constants after inlining. */
 TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
                                                       const tshi_quant_source *from,
                                                       const tshi_quant_input *x, float *sums,
                                                       int64_t stride, int rows, const int bits,
                                                       const int width) {
     const unsigned char *w = from->w;
-    tshi_quant_source first = *from; /* `from` with its first block only */
+    tshi_quant_source first = *from; /* `from`, but with its first block only */
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     uintptr_t ahead = from->ahead;
-    /* tiles of this block and of the next one */
+    /* one tile is multiplied while the next block is moved to the other */
     __attribute__((aligned(64))) tshi_quant_tile two[2];
     __m512i z[8];
     __m512 s[8];
@@ -155,7 +158,7 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *til
         __m512i n[8];
         for (int i = 0; bits && i < TSHI_QUANT_COLUMNS * size; i += 64)
             TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
-        w += b + 1 < from->count ? size : 0; /* the last block is moved twice */
+        w += b + 1 < from->count ? size : 0; /* after the last block: moves it once more */
         TSHI_QUANT_EACH(TSHI_QUANT_BEGIN)
         TSHI_QUANT_STEP(0) TSHI_QUANT_STEP(1) TSHI_QUANT_STEP(2) TSHI_QUANT_STEP(3)
         TSHI_QUANT_STEP(4) TSHI_QUANT_STEP(5) TSHI_QUANT_STEP(6) TSHI_QUANT_STEP(7)

@@ -27,7 +27,7 @@ enum {
     TSHI_QUANT_COLUMNS = 16, /* columns of Y, and rows of W, per tile */
     TSHI_QUANT_STRIP = 8,    /* blocks of each row of W that are moved to tiles at a time */
     TSHI_QUANT_WIDE = 4,     /* tiles computed side by side if X has many rows */
-    TSHI_QUANT_FEW = 8,      /* rows of X that use a tile each time it is loaded */
+    TSHI_QUANT_FEW = 8,      /* max rows of X that are multiplied with a tile at a time */
     TSHI_QUANT_Q8 = 34,      /* bytes of a block of TSH_Q8_0 */
     TSHI_QUANT_Q4 = 18,      /* bytes of a block of TSH_Q4_0 */
     TSHI_QUANT_Q4_1 = 20     /* bytes of a block of TSH_Q4_1 */
@@ -49,7 +49,7 @@ typedef struct tshi_quant_input {
 
 /* What a kernel reads of W: `count` successive blocks of each of 16 rows. */
 typedef struct tshi_quant_source {
-    const unsigned char *w; /* first block of the first row */
+    const unsigned char *w; /* address of the first block of the first row */
     int64_t row;            /* bytes from row to row of W */
     int rows;               /* number of rows left in W; if below 16, the last one is repeated */
     int count, size;        /* number of blocks per row; bytes of a block */
@@ -71,7 +71,7 @@ typedef struct tshi_quant_kernel {
     int direct; /* max rows of X for which dot reads 16 rows of W without tiles; 0: it never does */
 } tshi_quant_kernel;
 
-/* -- the portable kernels --------------------------------------------------- */
+/* -- the portable kernels for quantised weights ----------------------------- */
 
 static void tshi_quant_move_c(tshi_quant_tile *to, const tshi_quant_source *from) {
     for (int b = 0; b < from->count; b++)

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>bucket                                          MARK: - bucket (private) */
-/* Gradients summed over dp (the data-parallel replicas) in buckets: flat     */
-/* messages, each sent as soon as it is full.                                 */
+/* Sums gradients over dp, the data-parallel replicas.                        */
+/* Gradients travel in buckets: flat messages, each sent once it is full.     */
 /* Needs: >>tensor-exact >>comm.                                              */
 /* ========================================================================== */
 
@@ -85,17 +85,17 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
         if (gathers && out) {
             (void)tshi_tensor_set_exact(leaf, first, n, row);
         } else if (gathers) {
-            /* exact weights: also the bits that bf16 cuts off */
+            /* copies the exact floats: of bf16 weights, also the bits that bf16 cuts off */
             tshi_tensor_exact(leaf, first, n, row);
         } else if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
         } else if (leaf->gr.live) {
             tshi_dtype_fold(at, at, row, n, TSH_REAL, TSH_SUM); /* at += row */
-            leaf->sparse = 0; /* any row of the gradient may differ from 0 */
+            leaf->sparse = 0; /* no longer row-sparse: any row may differ from 0 */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
-        if (!out) memset(row + n, 0, (size_t)(padded - n) * sizeof *row); /* padding */
+        if (!out) memset(row + n, 0, (size_t)(padded - n) * sizeof *row); /* pads with zeros */
         row += padded; /* where the next leaf's chunk is */
     }
 }
@@ -113,7 +113,7 @@ static void tshi_bucket_await(tsh_ctx *ctx) {
  * reduce-scatter, memory for the result. Returns 0 if there is no memory. */
 static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
-    tsh_tensor *only = tshi_bucket_only(b); /* NULL: the leaves are copied */
+    tsh_tensor *only = tshi_bucket_only(b); /* NULL: the leaves are copied to the message */
     int k;
     if (b->kind != TSH_ALLREDUCE) {
         b->counts = (int64_t *)tshi_mem_arena_alloc(ctx, &ctx->buckets.arena,
@@ -130,10 +130,10 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
                                   tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
         for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
             tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
-    } else if (gathers) { /* all-gathers in place */
+    } else if (gathers) { /* the message is the parameter's own memory */
         b->block = only->block;
         b->block->refs++;
-    } else { /* sends the accumulator itself */
+    } else { /* the message is the gradient's own memory */
         b->block = only->gr.block;
         only->gr.block = NULL; /* contributions added later get a new block */
     }
@@ -160,13 +160,13 @@ static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
         p->leaf->in_bucket = 0; /* the leaf may be added to a later bucket */
         if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
     }
-    coll.send = coll.recv = tshi_mem_data(b->block); /* in place */
+    coll.send = coll.recv = tshi_mem_data(b->block); /* an all-reduce works in place */
     coll.count = tshi_bucket_elements(ctx, b);
     coll.recv_counts = b->counts;
-    /* sums are divided later, by tshi_bucket_divide */
+    /* gradients are averaged, or summed and divided later (tshi_bucket_divide) */
     coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
     if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
-    if (b->own) coll.recv = tshi_mem_data(b->own); /* the result: this rank's row */
+    if (b->own) coll.recv = tshi_mem_data(b->own); /* a reduce-scatter's result: this rank's row */
     while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
         tshi_bucket_await(ctx); /* keeps one request free for tshi_bucket_sum_weights */
     if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) == TSH_OK)
@@ -179,7 +179,7 @@ static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
     tshi_buckets *all = &ctx->buckets;
     *all->last = b;
     all->last = &b->next;
-    if (!all->awaited) all->awaited = b; /* no earlier bucket is in flight */
+    if (!all->awaited) all->awaited = b; /* b is the first bucket to wait for */
     if (!all->hold) tshi_bucket_send(ctx, b);
 }
 
@@ -196,16 +196,16 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
-    if (!b->first) b->last = &b->first; /* a new bucket: its memory is all 0 */
+    if (!b->first) b->last = &b->first; /* a new bucket, all 0: makes its list of leaves empty */
     p->leaf = leaf;
     tshi_tensor_ref(leaf);
     *b->last = p;
     b->last = &p->next;
     b->kind = kind;
     b->count += n;
-    b->width += tshi_bucket_chunk_size(leaf, 0); /* padded length of a chunk */
+    b->width += tshi_bucket_chunk_size(leaf, 0); /* the leaf's part of each row, with padding */
     leaf->in_bucket = 1;
-    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* a full bucket is not open */
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* NULL: b is full */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
@@ -263,7 +263,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
                            ctx->buckets.weight);
-    if (in_place && !gathers) { /* the sum is in the accumulator: returns it to the leaf */
+    if (in_place && !gathers) { /* the message was the gradient's memory: returns it to the leaf */
         only->gr.block = b->block;
         b->block->refs++;
     }
@@ -273,7 +273,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
         const int kind = tshi_tensor_grad_kind(p->leaf);
         if (!*grad && !(*grad = tshi_mem_alloc(ctx, kind, bytes))) return;
     }
-    for (k = 0; k < ctx->dp.size; k++) /* row by row, except rows that are in place already */
+    for (k = 0; k < ctx->dp.size; k++) /* copies rows, except those that are in place already */
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
             tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
     for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
@@ -283,7 +283,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
  * leaves. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    /* closes the buckets that are not full */
+    /* closes the buckets that could still take leaves */
     if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);

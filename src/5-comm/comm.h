@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>comm                                              MARK: - comm (private) */
-/* The public entry points: check a collective, number it, count it, and hand */
-/* it to the backend; a group of one is served here.                          */
+/* The public entry points of collectives, which the backend carries out.     */
+/* A group of one rank without a backend is served here.                      */
 /* Needs: >>trace >>coll.                                                     */
 /* ========================================================================== */
 
@@ -36,9 +36,9 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
     tshi_comm_size size = {0, 0};
     int n = comm->size;
     int64_t count = tshi_comm_total(&coll->count, 1, 1), whole, own;
-    int root = coll->root >= 0 && coll->root < n;           /* 1: root is a rank */
-    int to = coll->send_to >= 0 && coll->send_to < n;       /* 1: send_to is a rank */
-    int from = coll->recv_from >= 0 && coll->recv_from < n; /* 1: recv_from is a rank */
+    int root = coll->root >= 0 && coll->root < n;           /* 1: root is a rank of comm */
+    int to = coll->send_to >= 0 && coll->send_to < n;       /* 1: send_to is a rank of comm */
+    int from = coll->recv_from >= 0 && coll->recv_from < n; /* 1: recv_from is a rank of comm */
     switch (coll->kind) {
     case TSH_ALLREDUCE: size.send = size.recv = count; break;
     case TSH_ALLGATHER:
@@ -100,7 +100,7 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    /* counts as a reduce-scatter and an all-gather */
+    /* sends as much as a reduce-scatter and an all-gather together */
     case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
@@ -113,10 +113,12 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
 
 /* Runs a collective of a group of one: copies send to recv. */
 static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
-    /* 1: send is copied to recv */
+    /* 1: collectives of this kind copy the send buffer to the recv buffer */
     int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER;
-    if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* no peer */
-    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;                  /* cannot copy */
+    /* a group of one has no other rank to send to or to receive from */
+    if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT;
+    /* buffers of different sizes cannot be copied */
+    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;
     if (moves && size.send && coll->send != coll->recv)
         memmove(coll->recv, coll->send, (size_t)size.send * tsh_dtype_size(coll->dtype));
     return TSH_OK;
@@ -125,7 +127,7 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
 /* Compares the models of the group's ranks if this rank's model has changed since the last
  * comparison. */
 static tsh_result tshi_comm_compare(tsh_comm *comm) {
-    tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: compared already */
+    tsh_ctx *ctx = comm ? comm->unchecked : NULL; /* NULL: the models were compared already */
     if (!ctx) return TSH_OK;
     comm->unchecked = NULL; /* before the comparison, which itself runs a collective on comm */
     return ctx->compare(comm, ctx);
@@ -139,8 +141,8 @@ TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
-/* Returns a tsh_coll with these buffers and this dtype. count: number of elements, of a kind with a
- * single count; of other kinds 0. */
+/* Returns a tsh_coll with these buffers and this dtype. count: number of elements; 0: the caller
+ * sets recv_counts or send_counts instead. */
 static tsh_coll tshi_comm_coll(tsh_coll_kind kind, const void *send, void *recv, int64_t count,
                                tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
@@ -246,8 +248,8 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
-    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* wait for some first */
-    /* the backend numbers the collectives between two ranks */
+    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* too many requests */
+    /* 1: a collective between two ranks; the backend numbers these */
     pairwise = tshi_coll_pairwise(coll->kind);
     coll->seq = pairwise ? 0 : comm->next_seq; /* number of the collective in its group */
     begin = tshi_trace_now(comm->trace);
@@ -264,8 +266,9 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
 
 TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
-    *done = 1;               /* what the caller gets if req is 0 */
-    if (!req) return TSH_OK; /* the collective is complete already */
+    /* req is 0: the collective is complete already */
+    *done = 1;
+    if (!req) return TSH_OK;
     return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
 }
 
@@ -274,7 +277,7 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
     tsh_result result;
     if (!req) return TSH_OK;
     if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
-    comm->in_flight--; /* also if the wait fails */
+    comm->in_flight--; /* the request ends here, also if the wait fails */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops->wait(comm, req);
     if (comm->trace) tshi_trace_waited(comm, req, begin);
@@ -299,8 +302,8 @@ static tsh_result tshi_comm_split(tsh_comm *comm, uint64_t name, int color, int 
                                   tsh_comm *out) {
     tsh_result result = TSH_OK;
     if (!out) return TSH_ERR_ARGUMENT;
-    memset(out, 0, sizeof *out); /* no group, in case of an error */
-    out->id = name;              /* read by the backend's split */
+    memset(out, 0, sizeof *out); /* after an error, *out is a closed comm */
+    out->id = name;              /* the backend's split puts it into the new group's id */
     if (!tshi_comm_usable(comm) || color < -1) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
     if (comm->ops) {
@@ -319,7 +322,7 @@ TSH_API tsh_result tsh_comm_split(tsh_comm *comm, int color, int key, tsh_comm *
 }
 
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
-    if (error) { /* the result if there is no error */
+    if (error) { /* *error says "no error" unless the backend overwrites it */
         memset(error, 0, sizeof *error);
         error->rank = -1;
     }
@@ -329,16 +332,16 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    /* code is no error code */
+    /* replaces a code that is not one of an error */
     if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
-    memset(&why, 0, sizeof why); /* all bytes: a backend may send the struct */
-    /* rank -1: the backend fills it in */
+    memset(&why, 0, sizeof why); /* clears padding, too: a backend may send the struct */
+    /* rank -1: the backend fills in its own rank */
     (void)tsh_error_set(&why, code, -1, "%s", message ? message : "");
     comm->ops->abort(comm, &why);
 }
 
 TSH_API void tsh_comm_close(tsh_comm *comm) {
-    if (!comm || comm == &tshi_comm_none) return; /* tshi_comm_none is const */
+    if (!comm || comm == &tshi_comm_none) return; /* is const: cannot be written */
     if (comm->ops) comm->ops->close(comm);        /* the backend ends the group */
     memset(comm, 0, sizeof *comm);                /* size 0: closed, see tshi_comm_usable */
 }

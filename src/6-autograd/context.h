@@ -52,7 +52,7 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
 /* Splits the world into the groups of each axis. The color of a group is its first rank in the
  * world, whose coordinate along the axis is 0; the key is the rank's coordinate. */
 static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
-    int size[3], i, step = 1, rank = ctx->world.rank; /* step: rank difference along axis i */
+    int size[3], i, step = 1, rank = ctx->world.rank; /* step: from rank to rank along axis i */
     char axis[3];
     if (!tshi_context_axes(ctx, desc, size, axis)) return;
     for (i = 0; i < 3; step *= size[i++]) {
@@ -204,14 +204,14 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned)
         tshi_tensor_release(ctx->handles.owned.next);
-    tshi_trace_drop(ctx); /* if tsh_trace_end was not called */
+    tshi_trace_drop(ctx); /* releases a trace that tsh_trace_end has not */
     tshi_mem_release(ctx, ctx->gemm_scratch);
     tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages); /* frees all pages of the step pool */
     for (tshi_micro *micro = ctx->micros; micro; micro = micro->next)
         tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->tape.arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->buckets.arena.first);
-    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first); /* modules, optimisers, pipelines */
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first); /* memory of modules, optimisers, ... */
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
     tsh_comm_close(&ctx->tp);

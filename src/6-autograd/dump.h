@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>dump                                              MARK: - dump (private) */
 /* The tape as text: a line per node, or a graph for Graphviz.                */
-/* Needs: >>tensor-check.                                                     */
+/* Needs: >>tape.                                                             */
 /* ========================================================================== */
 
 /* tsh_tape_dump prints a line per node, tsh_tape_dot a graph; both give tshi_dump_all a function
@@ -41,6 +41,7 @@ static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const c
         saved |= i < node->n ? 1u << i : (unsigned)TSHI_OUT;
         bytes += tshi_dtype_bytes(t->dtype, tsh_local_numel(t));
     }
+    for (int i = 0; i < node->more_count; i++) bytes += tshi_tape_local_bytes(node->more[i]);
     if (!saved && !node->aux) return;
     (void)fprintf(file, "%ssaves ", before);
     tshi_dump_bits(file, node, saved);
@@ -70,6 +71,8 @@ static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int numb
         (void)fprintf(file, "%.*s %s", length, name, tshi_tensor_text(t, text));
     }
     (void)fprintf(file, ") = %s", tshi_tensor_text(node->out, text));
+    for (i = 0; i < node->more_count; i++)
+        (void)fprintf(file, ", %s", tshi_tensor_text(node->more[i], text));
     tshi_dump_saved(file, node, "; ");
     if (tshi_dump_partial(node)) {
         (void)fputs("; partial gradient: ", file);

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>rule                                              MARK: - rule (private) */
-/* Layout rules: from the layouts of an op's inputs to that of its output,    */
-/* and to the inputs whose gradient is a partial sum.                         */
+/* Layout rules: from the layouts of an op's inputs to that of its output.    */
+/* They also say which inputs have a gradient that is a partial sum.          */
 /* Needs: >>tensor.                                                           */
 /* ========================================================================== */
 
@@ -46,16 +46,17 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
 
 /* Applies the rule of ops whose output has the layout of the first input, whatever that is. */
 static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
-    (void)call, (void)output; /* unused */
+    (void)call, (void)output; /* this rule changes nothing */
     return 1;
 }
 
 /* -- elementwise ops ----------------------------------------------------------
- * R R: R. S S: S if both have the same shards. S R: S, if the replicated input has length 1 along
- * the sharded dimension; the gradient of that input is P. P: only in ops that are linear in the P
- * inputs; each of these ops has a rule below. */
+ * If all inputs are R, the output is R. If all are S with the same shards, it is S. If some are S
+ * and the others R, it is S; the latter must have length 1 along the sharded dimension, and their
+ * gradients are P. Inputs that are P are only for ops that are linear in them; each of these ops
+ * has a rule below. */
 
-/* Returns the bits of the inputs that are partial sums. */
+/* Returns a bit mask of the inputs that are partial sums. */
 static unsigned tshi_rule_sums(const tshi_call *call) {
     unsigned sums = 0;
     for (int i = 0; i < call->n; i++)
@@ -74,7 +75,7 @@ static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind 
  * is linear in these inputs, so that they may be P. */
 static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
-    const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* NULL: none is sharded */
+    const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED); /* first sharded input or NULL */
     const int ndim = output->shape.ndim;
     int i, d;
     if (sums && (cut || !allowed)) {
@@ -129,7 +130,7 @@ static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
     return tshi_rule_elementwise(call, sums, 0, output);
 }
 
-/* -- ops along a dimension ---------------------------------------------------- */
+/* -- ops along a dimension: sum, max, softmax, argmax, concat -------------- */
 
 /* Parameters of the rules of reductions. */
 typedef struct tshi_rule_axis {
@@ -142,7 +143,8 @@ static int tshi_rule_is_sharded(const tsh_tensor *x, int axis) {
     return x->layout.kind == TSH_SHARDED && (axis < 0 || axis == x->layout.dim);
 }
 
-/* Applies the rule of sums. R: R. P: P. S along the reduced dimension: P. S along another: S. */
+/* Applies the rule of sum and mean. An R input gives an R output, P gives P, S along the reduced
+ * dimension gives P, and S along another one gives S. */
 static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
     const tshi_rule_axis *along = (const tshi_rule_axis *)call->params;
     tsh_layout *layout = &output->layout;
@@ -164,8 +166,8 @@ static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
     return tshi_rule_sum(call, output);
 }
 
-/* Applies the rule of argmax. S along the reduced dimension: R, since the ranks exchange the maxima
- * of their shards. Otherwise does what tshi_rule_whole does. */
+/* Applies the rule of argmax. S along the reduced dimension gives R, since the ranks exchange the
+ * maxima of their shards. Otherwise does what tshi_rule_whole does. */
 static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     if (axis < 0 || !tshi_rule_is_sharded(call->in[0], axis)) return tshi_rule_whole(call, output);
@@ -173,9 +175,9 @@ static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of concatenation along dimension d, to which params points. All parts S(d):
- * S(d), with the segments of all parts. Else all parts must have one layout, which is the
- * output's. */
+/* Applies the rule of concatenation along dimension d, to which params points. If all parts are
+ * S(d), the output is S(d), with the segments of all parts. Else all parts must have one layout,
+ * which is the output's. */
 static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     tsh_tensor *const *in = call->in;
     tsh_layout *layout = &output->layout;
@@ -188,7 +190,7 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
         if (fits && layout->kind == TSH_SHARDED && !along)
             fits = tshi_layout_equal(own, layout, in[i]->dim, in[i]->ctx->tp.size);
         for (e = 0; e < own->segments && along && fits; e++) {
-            fits = layout->segments < TSH_MAX_SEGMENTS; /* one more segment fits */
+            fits = layout->segments < TSH_MAX_SEGMENTS; /* there is space for one more */
             if (fits) layout->segment[layout->segments++] = own->segment[e];
         }
     }
@@ -201,11 +203,12 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
     return fits;
 }
 
-/* -- matmul, linear, embedding -------------------------------------------------- */
+/* -- matmul, linear, embedding: their layout rules ------------------------- */
 
-/* Fills in the output of a matrix product; returns 0 if the layouts do not fit. Shapes: A (.., m,
- * k), B (.., k, n), output (.., m, n). da, db: the sharded dimension of A and of B, counted as a
- * dimension of the output.
+/* Fills in the layout of a matrix product and which inputs have a partial gradient; returns 0 if
+ * the layouts do not fit. Shapes: A (.., m, k), B (.., k, n), output (.., m, n). da, db: the
+ * sharded dimension of A and of B, counted as a dimension of the output.
+ * The cases; "P R: P, dB P" says: if A is P and B is R, the output and the gradient of B are P.
  *   R R: R.  P R: P, dB P.  R P: P, dA P.  S(k) S(k): P.  S(m) R: S(m), dB P.
  *   R S(n): S(n), dA P.  S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P, if B has length
  *   1 along the batch dimension, or no such dimension. */
@@ -217,19 +220,19 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
     const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
-    /* bit of the input that is R, if any */
+    /* if one input is R, its gradient is a partial sum */
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B;
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* refused if A and B are P */
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* the other one must be R */
         *out = tsh_partial();
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
-    if (sa && sb) output->partial = TSHI_NONE;      /* no input is R */
+    if (sa && sb) output->partial = TSHI_NONE;      /* no input is R: no gradient is partial */
     if (sa && sb && da == nd - 1 && db == nd - 2) { /* both are sharded along k */
         *out = tsh_partial();
         return same;
     }
     *out = sa ? *la : *lb;
-    out->dim = sa ? da : db; /* the dimension of the sharded input */
+    out->dim = sa ? da : db; /* the sharded dimension, as one of the output */
     if (sa && sb)            /* both are sharded along a batch dimension */
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* A is sharded along m, B is R */
@@ -251,14 +254,16 @@ static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
 /* Options of a linear layer for sequence parallelism. */
 typedef struct tshi_rule_sequence {
     const tsh_layout *give; /* layout that a row-parallel op gives its output; NULL: R */
-    int regather;           /* 1: a column-parallel op gathers an input sharded along seq */
+    int regather;           /* 1: a column-parallel op gathers x from shards of the sequence */
 } tshi_rule_sequence;
 
 /* Applies the rule of linear, y = x W^T + b. Shapes: x (..., in), W (out, in), b (out),
- * y (..., out).
+ * y (..., out). dx, dW and db are the gradients.
  * W R: y has the layout of x. If x is S, but not S(-1), or P without b: dW and db are P.
- * W S(0), column-parallel: x R: y S(-1), dx P. x S(seq), which the op gathers: y S(-1).
- * W S(1), row-parallel: x S(-1): y R, or y S(seq) and db P. */
+ * W S(0), column-parallel: if x is R, y is S(-1) and dx P; if x is sharded along the sequence, the
+ * op gathers x, and y is S(-1).
+ * W S(1), row-parallel: x must be S(-1); y is R, or sharded along the sequence, and then db is
+ * P. */
 static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)call->params;
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
@@ -299,9 +304,10 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of embedding, which looks up rows of W, of shape (rows, features), by ids.
- * ids R, W R: R.  ids S, W R: S, dW P.  ids R, W S(1): S(-1).
- * ids R, W S(0): P, because a rank outputs 0 for rows that it does not hold. */
+/* Applies the rule of embedding, which looks up rows of W, of shape (rows, features), by ids. If
+ * ids and W are R, the output is R. If ids are S and W is R, it is S, and dW is P. If ids are R and
+ * W is S(1), it is S(-1). If ids are R and W is S(0), it is P, because a rank outputs 0 for rows
+ * that it does not hold. */
 static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *ids = call->in[0], *w = call->in[1];
     if (ids->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT;
@@ -315,7 +321,7 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* -- norms, rope, attention ------------------------------------------------------ */
+/* -- norms, rope, attention: their layout rules ---------------------------- */
 
 /* Returns 1 if t is NULL, or if t, of shape (d), is cut into the same shards as the last dimension
  * of x (.., d). */
@@ -324,8 +330,10 @@ static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
                   tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
 }
 
-/* Applies the rule of norms over the last dimension. Weight and bias R or NULL: x R: R. x S, but
- * not S(-1): S, dW and db P. Weight and bias S(0) or NULL: x S(-1) with the same shards: S(-1). */
+/* Applies the rule of norms over the last dimension. With a weight and bias that are R or NULL: if
+ * x is R, the output is R; if x is S, but not S(-1), it is S, and the gradients dW and db are P.
+ * With a weight and bias that are S(0) or NULL: if x is S(-1) with the same shards, the output is
+ * S(-1). */
 static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int last = x->ndim - 1;
@@ -339,7 +347,7 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
     }
-    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* w NULL: its layout fits */
+    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* its layout fits: forgets w */
     if (b && b->layout.kind == TSH_REPLICATED) b = NULL;
     if (w || b)
         return tshi_rule_refuse(call, x, w ? w : b,
@@ -358,7 +366,8 @@ static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
                call, "is sharded along its last dimension, whose features turn in pairs");
 }
 
-/* Returns 1 if on every rank the query heads use exactly the heads of k that this rank holds. */
+/* Returns 1 if on every rank the query heads use exactly the heads of k that the rank itself
+ * holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
     tsh_layout cut = k->layout; /* changed below into the layout that q must have */
@@ -370,9 +379,9 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
 }
 
 /* Applies the rule of attention. Shapes: q and output (B, heads, queries, D), k and v (B, k heads,
- * keys, D).
- * q, k, v R: R.  q, k, v S(0): S(0).  q S(1), k and v R: S(1), dk and dv P.
- * q, k, v S(1): S(1), if every rank's query heads use only heads of k that this rank holds. */
+ * keys, D). If q, k and v are R, the output is R; if all are S(0), it is S(0). If q is S(1) and k
+ * and v are R, it is S(1), and dk and dv are P. If all are S(1), it is S(1); every rank's query
+ * heads must use only heads of k that the rank itself holds. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
     const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads 1: q is S(1) */
@@ -404,7 +413,7 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
                     call->op->name, tq, tk, tv) == TSH_OK;
 }
 
-/* -- cross-entropy ---------------------------------------------------------------- */
+/* -- cross-entropy: its layout rule ---------------------------------------- */
 
 /* Returns which dimension of the logits is that of the classes. dim: as in
  * tsh_cross_entropy_desc. */
@@ -413,9 +422,10 @@ static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
 }
 
 /* Applies the rule of cross-entropy. The logits have a dimension of classes; the others are rows.
- * Logits R or S(classes), target R: R. Logits and target S(rows): P; S if losses are not reduced.
- * A target of probabilities may have the layout of the logits, too. The weight per class is R, or
- * sharded as the classes. *params: the tsh_cross_entropy_desc. */
+ * If the logits are R or sharded along the classes, and the target is R, the output is R. If logits
+ * and target are sharded along rows, it is P, or S if losses are not reduced. A target of
+ * probabilities may have the layout of the logits, too. The weight per class is R, or sharded as
+ * the classes. *params: the tsh_cross_entropy_desc. */
 static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const tsh_cross_entropy_desc *desc = (const tsh_cross_entropy_desc *)call->params;
     const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];

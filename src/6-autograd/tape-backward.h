@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>tape-backward                            MARK: - tape-backward (private) */
-/* Backward: marks the nodes that a loss depends on, runs them, completes     */
-/* leaves.                                                                    */
+/* Backward: marks the nodes that a loss depends on, and runs them.           */
+/* Then it sums the gradients of leaves over the ranks of tp and of dp.       */
 /* Needs: >>profile >>tape-grad.                                              */
 /* ========================================================================== */
 
@@ -26,7 +26,7 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
         node->progress.partial = node->partial;
         if ((node->op->flags & TSHI_OP_PASSES_PARTIAL) && tshi_tape_accepts_partial(node) &&
             node->out->partial_contributions)
-            /* backward adds gp of the output to gp of input 0 */
+            /* the output's partial gradient (gp) will be added to that of input 0 */
             node->progress.partial |= TSHI_X;
         for (int i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
@@ -53,14 +53,13 @@ static void tshi_tape_release_values(tsh_ctx *ctx, const tsh_tensor *loss, int d
     }
 }
 
-/* Releases the values that a node saved, and the gradient of its output unless that is retained. */
-static void tshi_tape_release_node(tshi_node *node) {
-    tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor *out = node->out;
-    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req); /* an error has left it in flight */
+/* Turns an output of a node that is being released into a constant, and releases its gradient
+ * unless that is retained. */
+static void tshi_tape_release_out(tsh_tensor *out) {
+    tsh_ctx *ctx = out->ctx;
+    /* after an error, the all-reduce of the gradient may still run */
+    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req);
     out->reducing = out->partial_contributions = 0;
-    for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
-    tshi_mem_release(ctx, node->aux);
     out->node = NULL; /* later backwards treat out as a constant */
     out->requires_grad = 0;
     if (out->flags & TSHI_RETAIN) return;
@@ -70,11 +69,24 @@ static void tshi_tape_release_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Releases a node's references to tensor handles: its output, inputs and leaves. The last step of
+/* Releases the values that a node saved, and what its outputs have of the tape. */
+static void tshi_tape_release_node(tshi_node *node) {
+    tsh_ctx *ctx = node->out->ctx;
+    for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
+    for (int i = 0; i < node->more_count; i++) {
+        tshi_mem_release(ctx, node->more_saved[i]);
+        tshi_tape_release_out(node->more[i]);
+    }
+    tshi_mem_release(ctx, node->aux);
+    tshi_tape_release_out(node->out);
+}
+
+/* Releases a node's references to tensor handles: its outputs, inputs and leaves. The last step of
  * releasing a node. */
 static void tshi_tape_unref_node(const tshi_node *node) {
     tshi_tensor_unref(node->out);
     for (int i = 0; i < node->n; i++) tshi_tensor_unref(node->in[i]);
+    for (int i = 0; i < node->more_count; i++) tshi_tensor_unref(node->more[i]);
     for (int i = 0; i < node->leaf_count; i++) tshi_tensor_unref(node->leaves[i]);
 }
 
@@ -110,7 +122,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             const int64_t begin = tshi_trace_now(ctx->trace);
             const int64_t bytes = ctx->trace ? tshi_tape_backward_bytes(node) : 0;
             node->op->backward(node);
-            /* completes the inputs that the op itself has not */
+            /* marks the gradient of each input as complete, unless the op itself has done so */
             for (int i = 0; i < node->n; i++) tshi_tape_input_done(node, i);
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
@@ -118,8 +130,9 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             tshi_tape_progress(ctx);
         }
         node->out->flags |= TSHI_CONSUMED;
+        for (int i = 0; i < node->more_count; i++) node->more[i]->flags |= TSHI_CONSUMED;
         tshi_tape_release_node(node);
-        /* packs gradients only now: the release above has freed memory for them */
+        /* the inputs' gradients are packed as bf16 only now: releasing the node has freed memory */
         for (int i = 0; i < node->n; i++)
             if (node->in[i]) tshi_tape_pack(node->in[i]->base);
         tshi_tape_unref_node(node);
@@ -133,9 +146,10 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
 /* Completes the partial gradients of all leaves with one all-reduce over tp, in one buffer. */
 static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int64_t total = 0, at = 0; /* total: elements of all gp; at: where the next gp is in flat */
-    int live = 0;              /* 1: a leaf has a partial gradient, perhaps of 0 elements */
-    tshi_block *flat;          /* holds the gp of all leaves, one after the other */
+    /* total: elements of all partial gradients (gp); at: where the next one is in `flat` */
+    int64_t total = 0, at = 0;
+    int live = 0;     /* 1: a leaf has a partial gradient, perhaps of 0 elements */
+    tshi_block *flat; /* the partial gradients of all leaves, one after the other */
     tsh_real *data;
     for (t = head->next; t != head; t = t->next) {
         if (t->gp.live) total += tsh_local_numel(t);
@@ -166,7 +180,7 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
  * buckets already. Divides the gradients of summed losses by the sum of their weights. */
 static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    const int replicas = ctx->dp.size > 1; /* gradients are also summed over dp */
+    const int replicas = ctx->dp.size > 1; /* 1: gradients are also summed over dp */
     const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     if (replicas) tshi_bucket_sum_weights(ctx, ctx->tape.weight);
@@ -186,7 +200,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket divides it */
+        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket has divided it */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
         tshi_tape_pack(t);
@@ -248,7 +262,7 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
 static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_tape *tape = &ctx->tape;
     tsh_tensor *t, *head = &ctx->handles.owned;
-    /* live: 1 if a leaf has a gradient; chunked: 1 if only a chunk of it */
+    /* live: 1 if a leaf has a gradient; chunked: 1 if this rank has only a chunk of one (.zero) */
     int live = 0, chunked = 0;
     for (t = head->next; t != head; t = t->next) {
         t->partial_contributions = t->contributions = 0;

@@ -15,7 +15,8 @@ typedef struct tshi_dest {
  * tshi_tape_pack rounds them to bf16 and frees the accumulator. gr.live is 1 then, but gr.block is
  * NULL. tshi_tape_allocate unpacks them, for the next contribution. */
 
-/* Returns t's gradient in gr as an operand: of tsh_real, or bf16 while it is packed. */
+/* Returns the gradient of t, in its accumulator gr, as an operand of a kernel: of tsh_real, or of
+ * bf16 while it is packed. */
 static tshi_operand tshi_tape_operand(const tsh_tensor *t) {
     return t->gr.block ? tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1)
                        : tshi_kernel_operand(tshi_mem_data(t->packed), 1, TSH_BF16);
@@ -66,14 +67,14 @@ static void tshi_tape_pack(tsh_tensor *t) {
     t->packs++;
 }
 
-/* Fills acc, an accumulator of base, with zeros and marks it live. */
+/* Fills acc, an accumulator of base, with zeros and marks it live: it has a gradient now. */
 static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
     memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
     acc->live = 1;
 }
 
 /* Fills *dest: where in acc, an accumulator of t's base, a contribution to the gradient of t goes.
- * Marks acc live. Returns 0 if there is not enough memory. */
+ * Marks acc live: it has a gradient now. Returns 0 if there is not enough memory. */
 static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
     if (!tshi_tape_allocate(base, acc)) return 0;
@@ -83,7 +84,7 @@ static int tshi_tape_dest_in(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *de
         tshi_tape_zero(base, acc);
     dest->add = acc->live; /* the first contribution overwrites */
     acc->live = 1;
-    acc->clean = base->sparse = 0; /* any row of the gradient may be written */
+    acc->clean = base->sparse = 0; /* from now on, any row may differ from 0 */
     return 1;
 }
 
@@ -135,7 +136,7 @@ static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     tshi_block *values = node->saved[i];
     if (base->requires_grad && !acc->block && values && values->refs == 1 &&
         tshi_tape_is_whole(t)) {
-        acc->block = values; /* shared with node->saved[i] */
+        acc->block = values; /* the gradient gets the memory of the saved values */
         values->refs++;
     }
     return tshi_tape_dest(node, i, dest);
@@ -190,7 +191,7 @@ static void tshi_tape_deliver(tsh_tensor *leaf) {
 }
 
 /* All-reduces the row marks of t's row-sparse gradient (does nothing if it is dense): a row is
- * marked afterwards if any rank of comm has touched it. All ranks of comm must call it. */
+ * marked afterwards if any rank of comm has added to it. All ranks of comm must call it. */
 static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
         (void)tshi_error_comm(
@@ -214,8 +215,9 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                     length, name, tshi_tensor_text(t, form), found) == TSH_OK;
 }
 
-/* Does what tshi_tape_check_grad does, for the gradient of input i after the node's contribution.
- * Skips gp while its all-reduce runs. */
+/* For tsh_detect_anomaly: checks that the gradient of input i is finite after the node has added to
+ * it, as tshi_tape_check_grad does; in both accumulators, but not in gp while its all-reduce
+ * runs. */
 static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
     int length;
@@ -257,7 +259,8 @@ static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x
     tshi_kernel_add[ctx->isa](n, operands, NULL);
 }
 
-/* Adds t's gp, which is complete, to t's gr, and empties gp. If gr is empty, swaps the two. */
+/* Adds the accumulator gp of t, already summed over tp, to gr, and empties gp. If gr is empty,
+ * swaps the two. */
 static void tshi_tape_merge(tsh_tensor *t) {
     if (!t->gp.live) return;
     if (t->gr.live) {
@@ -266,7 +269,7 @@ static void tshi_tape_merge(tsh_tensor *t) {
                           (const tsh_real *)tshi_mem_data(t->gp.block), tsh_local_numel(t));
         t->gp.live = 0; /* gp is empty now */
     } else {
-        tshi_accumulator swap = t->gr; /* gr's memory becomes gp's */
+        tshi_accumulator swap = t->gr; /* gr is empty: swaps the accumulators */
         t->gr = t->gp;
         t->gp = swap;
     }
@@ -289,14 +292,24 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
 
-/* Completes the gradient of the node's output, unless the node's backward accepts a partial one.
- * Returns 0 after an error. */
-static int tshi_tape_complete_out(const tshi_node *node) {
-    const tsh_tensor *out = node->out;
-    if (tshi_tape_accepts_partial(node)) return 1;
-    return tshi_tape_complete(node->out) &&
+/* Completes the gradient of one output of the node. Returns 0 after an error. */
+static int tshi_tape_complete_one(const tshi_node *node, tsh_tensor *out) {
+    return tshi_tape_complete(out) &&
            (!out->ctx->anomalies ||
             tshi_tape_check_grad(node, out, &out->gr, "sum of the gradients", "the output", 10));
+}
+
+/* Completes the gradients of the node's outputs, unless the node's backward accepts partial ones.
+ * Of several outputs, those that the loss does not depend on get none. Returns 0 after an error. */
+static int tshi_tape_complete_out(const tshi_node *node) {
+    int ok = 1;
+    if (tshi_tape_accepts_partial(node)) return 1;
+    if (!node->more_count) return tshi_tape_complete_one(node, node->out);
+    for (int i = -1; i < node->more_count && ok; i++) {
+        tsh_tensor *out = i < 0 ? node->out : node->more[i];
+        if (out->gr.live || out->gp.live) ok = tshi_tape_complete_one(node, out);
+    }
+    return ok;
 }
 
 /* Returns the complete gradient of the node's output, which the node's backward reads. */
@@ -326,7 +339,7 @@ static void tshi_tape_identity(tshi_node *node, int i) {
     for (k = i + 1; k < node->n; k++) alone &= node->in[k]->base != base;
     if (base->requires_grad && alone) {
         acc->block = out->gr.block;
-        acc->block->refs++; /* shares the memory */
+        acc->block->refs++; /* the input's gradient shares the block */
         acc->live = 1;
     } else if (tshi_tape_dest(node, i, &dest)) {
         tshi_tape_accumulate(node->in[i], &dest, tshi_tape_grad(node), out->stride);

@@ -47,7 +47,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
 
 TSH_API tsh_tensor *tsh_retain_grad(tsh_tensor *t) {
     if (t) t->flags |= TSHI_RETAIN;
-    if (t) t->base->flags |= TSHI_RETAIN; /* a view has the values of its base */
+    if (t) t->base->flags |= TSHI_RETAIN; /* a view shares its base's values: keeps these */
     return t;
 }
 
@@ -67,7 +67,7 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
     grad = tshi_tensor_detached(t, base->gr.block ? base->gr.block : base->packed);
     if (!grad) return NULL;
     grad->dtype = base->gr.block ? TSH_REAL : TSH_BF16; /* dtype of the gradient, not of t */
-    grad->offset = t->offset - base->offset; /* of a view: its part of the base's gradient */
+    grad->offset = t->offset - base->offset; /* if t is a view: its part of the base's gradient */
     /* every rank has the whole gradient of a partial sum */
     if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
     return grad;
@@ -104,7 +104,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
         tshi_tape_return(base);
 }
 
-/* -- steps and scopes ------------------------------------------------------- */
+/* -- the ends of steps and of scopes --------------------------------------- */
 
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;

@@ -33,7 +33,8 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     tsh_ctx *ctx = out->ctx;
     const size_t inputs = (size_t)n * sizeof(tsh_tensor *);      /* bytes of node->in */
     const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *); /* bytes of node->saved */
-    const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16; /* aligns params */
+    /* bytes of the node and its arrays, up to a multiple of 16 so that params are aligned */
+    const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16;
     tshi_node *node = (tshi_node *)tshi_mem_arena_alloc(ctx, &ctx->tape.arena, head + params);
     if (!node) return NULL;
     node->in = (tsh_tensor **)(void *)(node + 1); /* in, saved, params follow the node */
@@ -42,7 +43,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     node->op = op;
     node->out = out;
     node->n = n;
-    node->depth = ctx->depth; /* tsh_scope_end refuses nodes of its scope */
+    node->depth = ctx->depth; /* tsh_scope_end fails if the scope has nodes */
     node->partial = partial;
     node->module = ctx->module; /* errors of backward begin with the module's path */
     for (int i = 0; i <= n; i++) {
@@ -56,8 +57,30 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     node->older = ctx->tape.newest; /* the tape is a list, newest node first */
     ctx->tape.newest = node;
     out->requires_grad = 1;
-    out->node = node; /* out is not a leaf */
+    out->node = node; /* out is now the output of an op, not a leaf */
     return node;
+}
+
+/* Gives a node the outputs that its op has after the first, `count` of them: backward reads their
+ * values, too. A gradient comes back to each output of a floating dtype, also to the first. */
+static void tshi_tape_add_outputs(tshi_node *node, tsh_tensor *const *more, int count) {
+    tshi_arena *arena = &node->out->ctx->tape.arena;
+    const size_t size = (size_t)count * sizeof(tsh_tensor *); /* bytes of either array */
+    tsh_ctx *ctx = node->out->ctx;
+    if (!count) return;
+    node->more = (tsh_tensor **)tshi_mem_arena_alloc(ctx, arena, size);
+    node->more_saved = (tshi_block **)tshi_mem_arena_alloc(ctx, arena, size);
+    if (!node->more || !node->more_saved) return;
+    for (int i = 0; i < count; i++) {
+        node->more[i] = more[i];
+        tshi_tensor_ref(more[i]);
+        node->more_saved[i] = more[i]->block;
+        more[i]->block->refs++; /* keeps the values until backward */
+        more[i]->requires_grad = tshi_dtype_computes(more[i]->dtype);
+        more[i]->node = node;
+    }
+    node->more_count = count;
+    node->out->requires_grad = tshi_dtype_computes(node->out->dtype);
 }
 
 /* Looks for a NaN or an infinity among `values`, laid out by `stride` in t's local shape. If there
@@ -93,7 +116,7 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
     if (!tshi_tape_not_finite(out, tshi_tensor_at(out), out->dtype, out->stride, found))
         return;
     (void)snprintf(why, sizeof why, "the inputs are finite");
-    /* from the last input to the first, so that `why` names the first such input */
+    /* goes from the last input to the first, so that `why` names the first that is not finite */
     for (i = n - 1; i >= 0; i--) {
         const char *name = tshi_tensor_name(op->inputs, i, &length);
         if (in[i] && in[i]->block && !tshi_dtype_in_blocks(in[i]->dtype) &&
@@ -128,6 +151,7 @@ static TSHI_COLD int64_t tshi_tape_backward_bytes(const tshi_node *node) {
         if (t->base->requires_grad) bytes += tshi_dtype_reals(tsh_local_numel(t));
     }
     if (node->saved[node->n]) bytes += tshi_tape_local_bytes(node->out);
+    for (int i = 0; i < node->more_count; i++) bytes += tshi_tape_local_bytes(node->more[i]);
     return (int64_t)bytes;
 }
 
@@ -144,8 +168,8 @@ static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tenso
     return tshi_tape_add(op, out, in, n, partial, params);
 }
 
-/* Returns 1 if the node's backward reads both accumulators of its output, gr and gp. Then gp is not
- * all-reduced first. */
+/* Returns 1 if the node's backward reads both accumulators of its output, gr and gp. Then gp, a
+ * partial sum, is not all-reduced first. */
 static int tshi_tape_accepts_partial(const tshi_node *node) {
     const unsigned wanted = node->out->flags & TSHI_RETAIN ? TSHI_OP_ACCEPTS_RETAINED
                                                            : TSHI_OP_ACCEPTS_PARTIAL;
@@ -160,7 +184,8 @@ static void *tshi_tape_saved(const tshi_node *node, int i) {
 }
 
 /* Does what tshi_tape_saved does, but returns the values as tsh_real, in place or converted to
- * *scratch, which the caller releases; and sets `stride`. Returns NULL if there is no memory. */
+ * *scratch, which the caller releases; and writes their strides to `stride`. Returns NULL if there
+ * is no memory. */
 static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *stride,
                                        tshi_block **scratch) {
     tsh_tensor saved = *(i < node->n ? node->in[i] : node->out);

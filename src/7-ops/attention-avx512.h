@@ -85,7 +85,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_short(__m512 v) {
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2412803f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69304484f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, x); /* times 2^n */
+    return _mm512_scalef_ps(p, x); /* p = 2^f, times 2^n */
 }
 
 /* Adds up 32 lanes as tshi_kernel_fold does: the first 16 are in low, the others in high. */
@@ -93,7 +93,7 @@ TSHI_AVX512 TSHI_INLINE float tshi_attention_fold(__m512 low, __m512 high) {
     const __m512 a = _mm512_add_ps(low, high);
     const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
     const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
-    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c)); /* c0 + c2, c1 + c3 */
+    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c)); /* lanes c0 + c2 and c1 + c3 */
     return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
 
@@ -154,8 +154,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float 
     }
 }
 
-/* Sets h->back.rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to their delta, the
- * dot products of dO and O. The column strides of O and dO are 1. */
+/* Sets h->back.rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to delta, the dot
+ * product of dO and O, of each of these rows. The column strides of O and dO are 1. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h, int64_t i,
                                                              int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);

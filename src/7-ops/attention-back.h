@@ -37,8 +37,8 @@ static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r
 }
 
 /* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of the tile
- * that begins at query i, and of keys [j, j + n). If operands are pairs, p and dS are 0 after these
- * keys, up to the end of a tile of the product p^T dO. */
+ * that begins at query i, and of keys [j, j + n). If operands are pairs, also writes zeros after
+ * these keys, as far as the micro-kernels of p^T dO read. */
 static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                            int64_t n) {
     const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
@@ -47,7 +47,7 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     tshi_attention_scores(h, i, r, m, j, n);
     tshi_attention_by_keys(h, i + r, m, j, n, 1,
                            h->back.rows_do + r * tshi_attention_words(h, h->d), h->keys_v,
-                           t); /* dO V^T */
+                           t); /* t = dO V^T */
 #if TSHI_GEMM_BF16S
     if (h->rounded) {
         tshi_attention_grad_pairs(m, &strip);
@@ -77,7 +77,7 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     c += tshi_attention_block(h, j, d);
     for (int64_t e = 0; e < n; e += step) {
         const int64_t count = tshi_base_min(step, n - e);
-        /* the first row that sees key j + e */
+        /* the tile's first row that sees key j + e: the rows before it add nothing */
         int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
         r = r < 0 ? 0 : r;
         const tshi_matmul_strips left = {a + r * d, 1, d, 1};
@@ -94,9 +94,10 @@ static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
     return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
-/* Does what tshi_attention_backward_keys does, for pairs of bf16: adds P^T A to C (n, d). columns:
- * A (columns_do or columns_q); p: P (columns_p or columns_s); to: dV or dK; over 1: overwrites
- * `to`; scratch: dv_t or dk_t, where C is if it is not computed in place. */
+/* Adds P^T A to C (n, d), the rows of dV or dK of keys [j, j + n), as tshi_attention_backward_keys
+ * does, but for pairs of bf16. columns: A (columns_do or columns_q); p: P (columns_p or columns_s);
+ * to: dV or dK; over 1: overwrites `to`; scratch: dv_t or dk_t, which C is in if it is not computed
+ * in place. */
 static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                           const tsh_real *columns, const tsh_real *p,
                                           tshi_matrix to, int over, tsh_real *scratch) {
@@ -108,12 +109,12 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
     scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
     const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
     for (int64_t e = 0; e < n; e += step) {
-        /* 0: no earlier query saw key j + e */
+        /* 1: adds to C; 0: overwrites it, as no earlier query saw key j + e */
         const int add = (in_place && !over) || earlier > j + e;
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
-        /* the first row that sees key j + e */
+        /* the tile's first row that sees key j + e: the rows before it add nothing */
         int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
-        r = r < 0 ? 0 : r / 2; /* in pairs of rows */
+        r = r < 0 ? 0 : r / 2; /* from here on, r counts pairs of rows */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
         tshi_attention_ahead(h);
         tshi_matmul_tiles(
@@ -159,7 +160,7 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
  * tile's rows of dQ, which are overwritten if `over` is 1. */
 static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                              int64_t n, int over, tshi_matrix c) {
-    int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the first row that sees key j */
+    int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the tile's first row that sees key j */
     if (h->back.dv.data && h->pairs)
         tshi_attention_backward_pairs(h, i, m, j, n, h->back.columns_do, h->back.columns_p,
                                       h->back.dv, h->back.over[2], h->back.dv_t);
@@ -180,7 +181,8 @@ static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m,
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
     const int64_t start = tshi_attention_start(h, i);
-    /* 1: all queries see a key; 0: dQ is not computed in place, as nothing writes some rows */
+    /* 1: every query of the tile sees a key; 0: dQ is not computed in place, because the products
+     * leave some of its rows unwritten */
     const int seeing = tshi_attention_visible(h, i) > start;
     const int in_place = tshi_attention_in_place(h, h->back.dq) && seeing;
     const tshi_matrix c = in_place ? tshi_gemm_from(h->back.dq, i, 0)

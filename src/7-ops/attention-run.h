@@ -9,7 +9,7 @@
  * own. */
 typedef struct tshi_heads {
     tshi_head head;             /* the fields that all heads have in common; each piece copies it */
-    tsh_tensor *const *in;      /* q, k, v */
+    tsh_tensor *const *in;      /* the op's inputs: q, k, v */
     tsh_tensor *out;            /* shape (B, H, Tq, D) */
     void *value[4];             /* values of q, k, v, out */
     tsh_real *grad[4];          /* gradients of q, k, v, out; NULL: in forward, or not needed */
@@ -19,14 +19,14 @@ typedef struct tshi_heads {
     tsh_real *sink_grads;
     tsh_real *stats;            /* shape (2, local B, local H, Tq): m of each query, then log l */
     tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
-    /* scratch per piece: elements of `scratch`; bytes for tshi_gemm_run */
+    /* scratch memory of each piece: elements of `scratch`; bytes that tshi_gemm_run gets */
     int64_t each, each_product;
-    int pieces;                 /* number of pieces */
-    /* keys of each row of a ragged batch, shape (B); NULL: all rows have the same */
+    int pieces;                 /* number of pieces, at most one per thread */
+    /* keys of each row of a ragged batch, shape (B); NULL: all rows have as many keys */
     const tshi_keys *rows;
     /* 1: Tq is 1, and the query heads that share a head of k are the queries of one tile */
     int merged;
-    /* 1: later tiles see more keys, so a unit of forward is an early and a late tile */
+    /* 1: later tiles see more keys, so a unit of work in forward is an early and a late tile */
     int balanced;
     /* order in which pairs of a batch row and a head of k are computed: 1: all rows for one head,
      * then for the next head; 0: all heads for one row, then for the next row */
@@ -36,7 +36,7 @@ typedef struct tshi_heads {
     int64_t together;
     /* local heads of k that this rank's query heads use: the first one, and how many */
     int64_t first, groups;
-    /* per head: tiles; units of work in forward, which are tiles or (balanced) pairs of them */
+    /* per head: tiles; units of work in forward, each one tile or, if `balanced` is 1, two tiles */
     int64_t tiles, units;
     tshi_block *block;          /* the memory of `scratch` */
 } tshi_heads;
@@ -47,15 +47,15 @@ typedef struct tshi_heads {
 static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
     const int64_t *step = a->stride, distance = high->offset - low->offset;
-    /* low_end, high_end: distance in elements from the first to the last element of a row with all
-     * its heads */
+    /* low_end, high_end: distance from the first to the last element of one position with all its
+     * heads, in low and in high */
     const int64_t low_end = (low->local[1] - 1) * step[1] + (low->local[3] - 1) * step[3];
     const int64_t high_end = (high->local[1] - 1) * step[1] + (high->local[3] - 1) * step[3];
     if (a->base != b->base || !a->base->requires_grad) return 1;
     if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
     if (!distance) return a->local[1] == b->local[1];
     if (low_end >= distance) return 0;
-    /* the heads of a and b must fit between two batches (d = 0) and between two rows (d = 2) */
+    /* heads of a and b must fit between two batch rows (d = 0) and between two positions (d = 2) */
     for (int d = 0; d <= 2; d += 2)
         if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
     return 1;
@@ -92,7 +92,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
-        at += tshi_base_ceil(parts[p].size, 16) * 16; /* whole cache lines */
+        at += tshi_base_ceil(parts[p].size, 16) * 16; /* rounded up to whole cache lines */
     }
     return at;
 }
@@ -103,9 +103,10 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     tshi_head *h = &all->head;
     const int64_t heads = q->local[1], group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
-    /* queries per head, or (merged) per head of k */
+    /* queries that are divided into tiles: those of a head or, if merged, of the heads that share a
+     * head of k */
     const int64_t rows = all->merged ? group : h->tq;
-    int64_t visits;                                   /* number of tiles that use a head of k */
+    int64_t visits; /* number of tiles that use a head of k */
     h->rows = tshi_base_min(rows, back && h->pairs ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
     if (all->merged) h->rows = group;
     h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
@@ -193,7 +194,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
         product[0] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->keys, h->d, h->keys, 1);
         product[1] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->d, h->keys, h->d, 1);
         all->each_product = tshi_base_ceil(product[0] > product[1] ? product[0] : product[1], 64);
-        all->each_product *= 64; /* whole cache lines */
+        all->each_product *= 64; /* bytes, rounded up to whole cache lines */
         h->scratch = tshi_matmul_scratch(q->ctx, (size_t)(all->each_product * all->pieces));
     }
     all->each = tshi_attention_place(h, NULL, back);
@@ -214,7 +215,7 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
     const tshi_keys keys = all->rows ? all->rows[b] : h->more->keys;
     const int64_t place = keys.past + h->more->behind; /* position of query 0 */
-    /* more than the distance of any query from any key */
+    /* a window that hides no key: more than the distance of any query from any key */
     const int64_t beyond = all->in[0]->dim[2] + place + keys.added + 1;
     const int64_t window = h->more->window ? tshi_base_min(h->more->window, beyond) : beyond;
     h->tk = keys.past + keys.added;
@@ -234,7 +235,7 @@ static int64_t tshi_attention_own_head(const tsh_tensor *t, int64_t local, int64
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a,
                                 int64_t count) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
-    const int64_t c = tshi_attention_kv(q, k, a); /* head of k and v */
+    const int64_t c = tshi_attention_kv(q, k, a); /* the head of k and v that head a uses */
     const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
     const int64_t *stride = h->more->mask_stride, tq = all->head.tq;
     const int merged = all->merged;
@@ -248,8 +249,8 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
         h->sinks.step = merged ? step : 0;
     }
     if (all->sink_grads) h->sinks.grads = all->sink_grads + (b * q->local[1] + a) * tq;
-    h->max = all->stats + (b * q->local[1] + a) * tq;                       /* shape (tq) */
-    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* shape (tq) */
+    h->max = all->stats + (b * q->local[1] + a) * tq;                       /* m, shape (tq) */
+    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* log l, shape (tq) */
     h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, merged); /* shape (tq, d) */
     h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, 0);      /* shape (tk, d) */
     h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, 0);      /* shape (tk, d) */
@@ -288,8 +289,8 @@ static void tshi_attention_pair(const tshi_heads *all, int64_t pair, int64_t *b,
     *c = all->first + (all->by_head ? pair / batch : pair % all->groups);
 }
 
-/* Sets h to prefetch the matrices of `pair`, a row of the batch and a head of k
- * (tshi_attention_pair): those that are read first are prefetched first. */
+/* Makes h prefetch the matrices of `pair`, the number of a batch row and a head of k
+ * (tshi_attention_pair), and of their gradients, in the order in which they are read. */
 static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pair) {
     const tsh_tensor *q = all->in[0], *k = all->in[1];
     tshi_head next = *h;
@@ -376,8 +377,8 @@ static void tshi_attention_run(tshi_heads *all) {
     tshi_mem_release(all->head.ctx, all->block);
 }
 
-/* Returns 1 if backward writes each element of the gradient of input i, so that it need not be
- * zeroed first: all local heads and positions of k are used, and no other input has the same
+/* Returns 1 if backward writes each element of the gradient of input i (q, k or v), so that it need
+ * not be zeroed first: all local heads and positions of k are used, and no other input has the same
  * base. */
 static int tshi_attention_covers(const tshi_heads *all, int i) {
     tsh_tensor *const *in = all->in;

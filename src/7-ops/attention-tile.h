@@ -13,26 +13,27 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     const int64_t pitch = h->pitch, d = h->d, width = tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t end = tshi_base_ceil(strip->n, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
-    tsh_real *x = h->s;                             /* shape (n, pitch) */
-    tsh_real *m = h->row + strip->r, *l = m + rows; /* shapes (n), (n) */
-    tsh_real *o = h->sum + strip->r * width;        /* shape (n, width) */
+    tsh_real *x = h->s;                             /* scores, shape (n, pitch) */
+    tsh_real *m = h->row + strip->r, *l = m + rows; /* m and l of each row, shapes (n) */
+    tsh_real *o = h->sum + strip->r * width;        /* rows of O, shape (n, width) */
     int64_t r, c;
     (void)none;
     for (r = 0; r < n; r++, x += pitch, o += width) {
         /* seen: keys that row r sees; wide: the same, rounded up to whole blocks */
         const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
-        const tsh_real old = m[r]; /* m before these keys */
+        const tsh_real old = m[r]; /* the row's m over earlier keys */
         for (c = seen; c < wide && !h->exps; c++) x[c] = -TSHI_R(INFINITY);
         if (seen) m[r] = h->exps ? h->most(x, seen) : tshi_kernel_max(x, wide);
-        if (l[r] > 0 && old > m[r]) m[r] = old; /* l > 0: old is the m of earlier keys */
-        if (l[r] > 0 && old < m[r]) {           /* m has grown */
+        if (l[r] > 0 && old > m[r]) m[r] = old; /* earlier keys have the larger maximum */
+        if (l[r] > 0 && old < m[r]) {           /* these keys have the larger maximum */
             const tsh_real shrink = tshi_math_exp_below(old - m[r], fused);
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
     }
-    /* a loop of its own, so that no row waits for its maximum */
+    /* The exponentials have a loop of their own: in the loop above, each row would wait for its
+     * maximum. */
     for (r = 0, x = h->s; r < n; r++, x += pitch) {
         const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
@@ -54,9 +55,9 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     const tshi_head *h = strip->h;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t width = tshi_base_ceil(h->d, TSHI_BLOCK) * TSHI_BLOCK;
-    const tsh_real *m = h->row, *l = m + rows;                       /* shapes (n), (n) */
-    tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: 1 / l */
-    tsh_real *o = h->sum;                                            /* shape (n, width) */
+    const tsh_real *m = h->row, *l = m + rows;                       /* m and l, shapes (n) */
+    tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: l, then 1 / l */
+    tsh_real *o = h->sum;                                            /* O, shape (n, width) */
     const int direct = h->o.dtype == TSH_REAL && h->o.column == 1;   /* 1: writes O in place */
     (void)none;
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
@@ -83,8 +84,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_strip);
 
-/* Computes C (m, d) = p V over the keys [j, j + n), plus C if `add` is 1. Is for so few queries
- * that packing V does not pay. */
+/* Computes C (m, d) = p V over the keys [j, j + n), plus C if `add` is 1, without packing V: for so
+ * few queries that packing does not pay. */
 static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t n, tsh_real *p,
                                int add, tsh_real *c) {
     tshi_matrix a = tshi_attention_tile(h, p);
@@ -95,7 +96,7 @@ static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t
     tshi_gemm_run(h->kernel, h->scratch, product);
 }
 
-/* Initialises m and l of queries [i, i + m): 0 if there are no sinks, else m is the sink's score,
+/* Sets m and l of queries [i, i + m) to their initial values: 0; with sinks, m is the sink's score
  * and l is 1. */
 static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
     const int64_t rows = tshi_attention_wide(h->rows);
@@ -156,7 +157,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
                                           const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;
-    /* shapes: m, l and delta (n), x and dx (n, pitch) */
+    /* m, log l and delta (the dot product of dO and O) of each row, shapes (n) */
     const tsh_real *m = h->max + strip->i, *l = h->log_sum + strip->i, *delta = h->row + strip->r;
     const tsh_real scale = h->back.ds_scale;
     tsh_real *x = h->s, *dx = h->back.t + strip->r * pitch;
@@ -169,7 +170,7 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
         const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(strip, r);
         for (int64_t e = 0; e < strip->n; e += TSHI_BLOCK) {
             const int left = visible - (int)e; /* number of visible keys from e on */
-            if (left <= 0) {                   /* no key is visible */
+            if (left <= 0) {                   /* no key of this block is visible */
                 for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = 0;
                 for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = 0;
                 continue;

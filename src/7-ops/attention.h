@@ -34,16 +34,16 @@
  * comments below, h is a head, i the index of a query, j that of a key; a tile, or a strip of it
  * (some of its rows), has m queries and n keys. */
 enum {
-    TSHI_TILE_ROWS = 96,       /* queries per tile: a multiple of mr of every micro-kernel */
-    /* keys per tile, in forward and in backward: multiples of TSHI_BLOCK, at most kc of any
-     * kernel */
+    TSHI_TILE_ROWS = 96,       /* queries per tile: a multiple of mr, the rows of a micro-kernel */
+    /* keys per tile in forward, and in backward (_BACK): multiples of TSHI_BLOCK, at most kc, the
+     * longest sum that a micro-kernel takes in one call */
     TSHI_TILE_KEYS = 256,
     TSHI_TILE_KEYS_BACK = 128,
-    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once, to stay in L1 */
+    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once: they stay in L1 */
     TSHI_TILE_ROWS_PAIRS = 264 /* queries per tile in backward if operands are pairs of bf16 */
 };
 
-/* The numbers of keys that a row of the batch has. */
+/* How many keys a row of the batch has. */
 typedef struct tshi_keys {
     int64_t past, added; /* cached keys; new keys, without padding */
 } tshi_keys;
@@ -71,8 +71,9 @@ typedef struct tshi_attention {
 typedef struct tshi_head_back {
     tshi_matrix dq, dk, dv, dout; /* gradients of q, k, v, o; data NULL: not needed */
     int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
-    int raw; /* 1: not the kernels but tshi_attention_backward_raw multiplies dS by scale and by
-              * `derivative` */
+    /* 1: tshi_attention_backward_raw, not the kernels, multiplies dS by scale and by the soft cap's
+     * derivative */
+    int raw;
     /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
      * that sees such a key overwrites them */
     int fresh;
@@ -84,8 +85,8 @@ typedef struct tshi_head_back {
     /* if pairs: p and dS as (rows / 2, pitch) pairs of bf16, each of two queries */
     tsh_real *columns_p, *columns_s;
     tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS */
-    tsh_real *derivative;      /* shape (strip, pitch): 1 - (s / cap)^2 */
-    tsh_real *transposed; /* shape (keys, d): a block of dK or dV */
+    tsh_real *derivative; /* shape (strip, pitch): derivative of the soft cap, 1 - (s / cap)^2 */
+    tsh_real *transposed; /* shape (keys, d): a block of dK^T or dV^T, transposed back */
     /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
      * each block has shape (keys, d padded to a multiple of TSHI_BLOCK) */
     tsh_real *dk_t, *dv_t;
@@ -121,7 +122,7 @@ typedef struct tshi_head {
     /* elements from row to row of s and t: more than keys, so that the elements of a column are in
      * different sets of a cache */
     int64_t pitch;
-    /* blocks of packed keys that scratch has space for; blocks that are packed already */
+    /* how many blocks of packed keys scratch has space for; how many are packed already */
     int64_t blocks, packed;
     int pairs;                    /* 1: operands of products are pairs of bf16; 0: tsh_real */
     int few;                      /* 1: so few queries that packing the keys does not pay */
@@ -134,9 +135,11 @@ typedef struct tshi_head {
     /* multiplies n values by `by` and stores them as bf16; NULL: there is no such kernel */
     void (*put)(void *to, const tsh_real *x, int64_t n, tsh_real by);
     uint64_t first;               /* global index of this head's score (0, 0), for dropout masks */
-    int64_t width; /* scores per query, as dropout masks count them: all are (B, H, Tq, width) */
-    tsh_real *max;                /* shape (tq): m of each query; -infinity if it sees no key */
-    tsh_real *log_sum;            /* shape (tq): log l of each query */
+    /* dropout masks number the scores of all heads as an array of shape (B, H, Tq, width) */
+    int64_t width;
+    /* m of each query, its largest score, shape (tq); -infinity: the query sees no key */
+    tsh_real *max;
+    tsh_real *log_sum;            /* shape (tq): log l of each query, l = sum of e^(s - m) */
     /* the tile's rows of Q, shape (rows, d); if pairs: (rows, d / 2) pairs of bf16 */
     tsh_real *rows_q;
     tsh_real *s; /* shape (strip, pitch): scores, then p */
@@ -151,7 +154,7 @@ typedef struct tshi_head {
      * multiple of TSHI_BLOCK), or, in pairs of bf16, (keys / 2, d padded) */
     tsh_real *features_k, *features_v;
     char *scratch;                     /* scratch memory of tshi_gemm_run */
-    tshi_gemm_walk walk;               /* cache lines to prefetch */
+    tshi_gemm_walk walk;               /* cache lines to prefetch during the products */
     /* matrices to prefetch after `walk`: `left` of them, the last one first */
     tshi_matrix ahead[8];
     int left;
@@ -160,7 +163,7 @@ typedef struct tshi_head {
     tshi_head_back back;
 } tshi_head;
 
-/* Returns the matrix of scores, in h->s or h->back.t, that begins at `data`. */
+/* Returns the part of h->s or h->back.t that begins at `data`, as a matrix. */
 static tshi_matrix tshi_attention_tile(const tshi_head *h, tsh_real *data) {
     return tshi_gemm_matrix(data, h->pitch, 1);
 }
@@ -183,9 +186,9 @@ static int64_t tshi_attention_start(const tshi_head *h, int64_t i) {
     return hidden ? hidden / h->keys * h->keys : 0;
 }
 
-/* Returns which part of a product of queries from i on and keys from j on is needed. If its columns
- * are keys: the first (seen + r) scores of row r, whose keys the query sees; if it sums over keys:
- * as many terms. */
+/* Returns which part of a product of queries from i on and keys from j on is needed. Query i + r
+ * sees the first (seen + r) of these keys: in row r of a product whose columns are keys, only they
+ * are needed; in one that sums over keys, only their terms are not 0. */
 static tshi_matmul_stairs tshi_attention_stairs(const tshi_head *h, int64_t i, int64_t j) {
     const int64_t seen = h->moves ? h->to + i - j : (int64_t)TSHI_MATMUL_ALL;
     const tshi_matmul_stairs stairs = {seen, seen};
@@ -197,7 +200,8 @@ static int64_t tshi_attention_wide(int64_t d) {
     return tshi_base_ceil(d, TSHI_BLOCK) * TSHI_BLOCK;
 }
 
-/* Returns how many words n elements of an operand take: n, or (n + 1) / 2 if words are pairs. */
+/* Returns how many words of memory n elements of an operand take: n tsh_real or, if h->pairs is 1,
+ * (n + 1) / 2 pairs of bf16. */
 static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
@@ -270,7 +274,8 @@ static void tshi_attention_ahead(tshi_head *h) {
     w->step = 64; /* bytes of a cache line */
     w->last = w->at + (x.column == 1 ? (h->d * size - 1) / 64 * 64 : 0);
     w->along = x.row * size;
-    w->left = tshi_base_min(h->tq, h->tk) - 1; /* rows after the first: of tq or tk rows */
+    /* rows that follow the first: x has tq or tk rows, so only as many as the smaller number */
+    w->left = tshi_base_min(h->tq, h->tk) - 1;
 }
 
 /* Returns `data` as operand B of tshi_matmul_tiles: packed in groups of nr columns of B (slivers).
@@ -345,7 +350,7 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
 /* Parameters of the soft cap's kernel, which replaces s by cap tanh(s / cap), n values in each of m
  * rows, and sets `derivative` to 1 - tanh^2. */
 typedef struct tshi_cap {
-    tsh_real *s, *derivative; /* shapes (m, pitch); derivative may be NULL */
+    tsh_real *s, *derivative; /* m rows that begin `pitch` elements apart; derivative may be NULL */
     int64_t m, pitch;
     tsh_real cap;
 } tshi_cap;

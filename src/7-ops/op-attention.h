@@ -21,7 +21,7 @@ static void tshi_attention_backward_sinks(const tshi_heads *all, const tshi_dest
  * needed. */
 static void tshi_attention_backward(tshi_node *node) {
     const tsh_tensor *q = node->in[0];
-    tshi_block *grads = NULL; /* holds sink_grads */
+    tshi_block *grads = NULL; /* the memory of all.sink_grads */
     tshi_heads all;
     tshi_dest dest, sinks;
     tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
@@ -90,7 +90,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
     int d, fits = mask->ndim <= 4;
     if (!tshi_attention_holds("q k v mask", in, mask)) return 0;
     if (fits && mask->layout.kind != TSH_REPLICATED) {
-        d = mask->ndim - 3; /* the mask's dimension of heads; negative: none */
+        d = mask->ndim - 3; /* which dimension of the mask is the heads; negative: it has none */
         fits = d >= 0 && mask->dim[d] == q->dim[1] && tshi_rule_is_sharded(q, 1) &&
                tshi_rule_is_sharded(mask, d) &&
                tshi_layout_same_shards(&q->layout, &mask->layout, q->dim[1], q->ctx->tp.size);
@@ -109,7 +109,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
                         tshi_dtype_name(TSH_REAL), tshi_tensor_sizes(dim, 4, sizes)) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
     for (d = 0; d < 4 && mask; d++) {
-        int own = d - (4 - mask->ndim); /* dimension of the mask; negative: none */
+        int own = d - (4 - mask->ndim); /* own: the mask's index of dimension d; negative: none */
         more->mask_stride[d] = own < 0 || mask->dim[own] == 1 ? 0 : mask->stride[own];
     }
     return mask != NULL;

@@ -1,13 +1,14 @@
 /* ========================================================================== */
 /* >>op-dropout                                  MARK: - op-dropout (private) */
-/* Dropout, whose masks depend on the seed, the module and the element's      */
-/* global index, not on the layout.                                           */
+/* Dropout: which elements become 0 does not depend on the layout.            */
+/* Masks depend on the seed, the module and each element's global index.      */
 /* Needs: >>op.                                                               */
 /* ========================================================================== */
 
 /* -- dropout ----------------------------------------------------------------
  * y_e = x_e / (1 - p) if bits(key, stream, e) >= p 2^32, else 0, where e is the global index of the
- * element: the mask is the same however x is sharded. Backward computes the mask again. */
+ * element and bits(...) its random word of 32 bits: the mask is the same however x is sharded.
+ * Backward computes the mask again. */
 
 /* A dropout mask: element e is kept or not depending on key, stream and e only. */
 typedef struct tshi_dropout {
@@ -90,20 +91,20 @@ TSHI_DROPOUT_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2
 #define tshi_dropout_words_portable tshi_rng_words
 
 /* Defines the dropout kernel: y = x times 0 or 1 / (1 - p). Operands: y and x (may be y), dense.
- * draw: words that are drawn at a time. */
+ * draw: number of random words that are drawn at a time. */
 #define TSHI_DROPOUT_MASK(isa, TARGET, draw)                                                       \
     TARGET static void tshi_dropout_mask_##isa(int64_t n, const tshi_operand *operand,             \
                                                const void *params) {                               \
         const tshi_dropout_run *part = (const tshi_dropout_run *)params;                           \
         tsh_real *y = (tsh_real *)operand[0].data;                                                 \
         const tsh_real *x = (const tsh_real *)operand[1].data;                                     \
-        const double limit = part->mask->p * 4294967296.0; /* p 2^32 */                            \
+        const double limit = part->mask->p * 4294967296.0; /* p 2^32: lower words give 0 */        \
         const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;              \
         const tsh_real scale = part->mask->p < 1 ? TSHI_R(1 / (1 - part->mask->p)) : 0;            \
         const uint64_t key = part->mask->key, stream = part->mask->stream;                         \
         uint32_t word[TSHI_RNG_WORDS];                                                             \
         int64_t i, j, m;                                                                           \
-        int skip = (int)(part->first % 4); /* Philox makes 4 words at a time */                    \
+        int skip = (int)(part->first % 4); /* words to skip: Philox makes 4 at a time */           \
         for (i = 0; i < n; i += m, skip = 0) {                                                     \
             m = tshi_base_min((draw)-skip, n - i);                                                 \
             tshi_dropout_words_##isa(key, stream, (uint64_t)(part->first + i) / 4, word);          \
@@ -147,7 +148,7 @@ static void tshi_dropout_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    run.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dx, or *scratch */
+    run.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest itself, or *scratch */
     if (!run.y) return;
     tshi_dropout_mask_all(&run, out);
     tshi_op_accumulate(node->in[0], &dest, scratch);

@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>op-embedding                              MARK: - op-embedding (private) */
-/* out_i = W[id_i] and dW[id_i] += dout_i.                                    */
+/* Embedding lookup: out_i = W[id_i]; in backward, dW[id_i] += dout_i.        */
 /* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
@@ -10,7 +10,7 @@
  * each id occurs. */
 typedef struct tshi_lookup {
     int64_t count, width; /* number of local ids; local columns of W */
-    int by_count, sparse; /* 1 if the option is on: scale_grad_by_freq; sparse */
+    int by_count, sparse; /* 1: option scale_grad_by_freq is on; 1: option sparse is on */
 } tshi_lookup;
 
 /* A tshi_team_fn: computes columns [from, to) of dW. Adds the rows of dout in the order of the ids,
@@ -19,14 +19,16 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
     const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
     const tsh_real *g = tshi_tape_grad(work->node); /* dout, shape (count, width) */
-    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux); /* row of W of each id */
+    /* local row of W of each id; -1: the id adds to no row of this rank */
+    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux);
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
-    tshi_backward_params p = {1, 1}; /* dW += c dout; c is 1 unless by_count */
-    tshi_operand x[3]; /* operands: a row of dW; the gradient of the id's output, twice */
+    /* dW += c dout: c is 1 unless by_count is 1; the second 1 means add, do not overwrite */
+    tshi_backward_params p = {1, 1};
+    tshi_operand x[3]; /* a row of dW, and twice the row of dout that is added to it */
     int64_t i;
     (void)piece;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
-        if (row[i] < 0) continue; /* row of another rank, or padding */
+        if (row[i] < 0) continue; /* the row is on another rank, or the id is padding */
         if (lookup->by_count) p.c = 1 / (double)times[i];
         x[0] = tshi_kernel_reals(work->dest.data + row[i] * stride[0] + from * stride[1],
                                  stride[1]);
@@ -35,7 +37,7 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
     }
 }
 
-/* Backward: dW[row[i]] += dout_i for every id i. */
+/* Backward: adds dout_i, the gradient of the output of id i, to its row of dW, for every i. */
 static void tshi_embedding_backward(tshi_node *node) {
     const tshi_lookup *lookup = (const tshi_lookup *)node->params;
     const int64_t *row = (const int64_t *)tshi_mem_data(node->aux);
@@ -105,8 +107,9 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
  * counts are first reduced over dp, as all replicas must change the same rows. */
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
-    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm; /* norm: of each row used */
-    int64_t r, j, n = 0;                                         /* n: number of rows looked up */
+    /* norm: of each row that is looked up, the sum of |x|^p; for infinite p, the largest |x| */
+    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm;
+    int64_t r, j, n = 0; /* n: number of rows looked up */
     tshi_block *block;
     if (ctx->dp.size > 1)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, counts, w->local[0], TSH_I64, TSH_MAX),
@@ -142,20 +145,20 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
 static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
                                    const tsh_lookup_desc *desc, int64_t *row) {
     tsh_ctx *ctx = w->ctx;
-    int64_t i, *counts, count = tsh_local_numel(ids); /* counts: one per local row */
+    int64_t i, *counts, count = tsh_local_numel(ids); /* counts[r]: number of ids of local row r */
     tshi_block *block;
     if (!desc->scale_grad_by_freq && !(desc->max_norm > 0)) return;
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)w->local[0] * sizeof *counts);
     if (!block) return;
     counts = (int64_t *)tshi_mem_data(block);
-    memset(counts, 0, (size_t)w->local[0] * sizeof *counts); /* shape (local V) */
+    memset(counts, 0, (size_t)w->local[0] * sizeof *counts); /* one count per local row of w */
     for (i = 0; i < count; i++)
         if (row[i] >= 0) counts[row[i]]++;
     if (ids->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, counts, w->local[0], TSH_I64, TSH_SUM),
                               "tsh_embedding: all-reduce of the counts of ids");
     for (i = 0; i < count && desc->scale_grad_by_freq; i++)
-        /* 1: the row is on another rank, so this is not read */
+        /* 1 if the row is on another rank: backward then does not read the count */
         row[count + i] = row[i] < 0 ? 1 : counts[row[i]];
     if (desc->max_norm > 0) tshi_embedding_renorm(w, counts, desc);
     tshi_mem_release(ctx, block);
@@ -171,16 +174,16 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     for (i = 0; i < lookup->count; i++) {
         x[1] = tshi_kernel_operand(tshi_tensor_at(w), w->stride[1], w->dtype);
         if (row[i] >= 0 && tshi_dtype_in_blocks(w->dtype)) {
-            tshi_dtypes[w->dtype].load(
-                (char *)x[1].data + tshi_dtype_bytes(w->dtype, row[i] * w->stride[0]), 1,
-                lookup->width, (tsh_real *)x[0].data);
+            tshi_dtypes[w->dtype].load((char *)x[1].data +
+                                           tshi_dtype_bytes(w->dtype, row[i] * w->stride[0]),
+                                       1, lookup->width, (tsh_real *)x[0].data);
         } else if (row[i] >= 0) {
             tshi_kernel_move(&x[1], row[i] * w->stride[0]);
             tshi_kernel_copy(lookup->width, x, NULL);
         } else {
             memset(x[0].data, 0, tshi_dtype_bytes(out->dtype, lookup->width));
         }
-        tshi_kernel_move(&x[0], lookup->width); /* the next row */
+        tshi_kernel_move(&x[0], lookup->width); /* the output's next row */
     }
 }
 
@@ -208,11 +211,12 @@ static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup
            tshi_embedding_options(w->ctx, "tsh_embedding", desc, w->dim[0]);
 }
 
-/* Looks up all ids into out. Then row[] becomes -1 for the padding id: it gets no gradient. */
+/* Looks up all ids into out. Then sets row[i] to -1 for each padding id, so that it gets no
+ * gradient. */
 static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc,
                                const tshi_lookup *lookup, int64_t *row, tsh_tensor *out) {
     tshi_block *scratch;
-    const void *values = tshi_kernel_packed(ids, &scratch); /* shape (count) */
+    const void *values = tshi_kernel_packed(ids, &scratch); /* the ids, dense, shape (count) */
     int64_t i, padding = desc->padding_idx + (desc->padding_idx < 0 ? w->dim[0] : 0);
     if (!values) return;
     if (tshi_embedding_rows(ids, w, values, row)) {

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-linear                                    MARK: - op-linear (private) */
 /* Y = X W^T + b: plain, or column- or row-parallel by the weight's layout.   */
-/* dX = dY W, dW = dY^T X, db = the sum of dY's rows.                         */
+/* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows.               */
 /* Needs: >>quant-product >>redistribute >>op-matmul.                         */
 /* ========================================================================== */
 
@@ -17,7 +17,7 @@ typedef struct tshi_linear {
 
 /* Returns `values`, t's local values or its gradient (then dtype is TSH_REAL), as a matrix of shape
  * (*rows, features): in place (*block is NULL then) or, if gather is 1, all-gathered to *block,
- * which the caller releases. A gradient is gathered in the dtype of tshi_tape_sent_as. */
+ * which the caller releases. The gradient of a step tensor of bf16 is gathered in bf16. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
     const tsh_layout whole = tsh_replicated();
@@ -135,9 +135,9 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         partial = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(out->dtype, rows * outs));
     my = tshi_gemm_matrix_of(partial ? tshi_mem_data(partial) : tshi_tensor_at(out), out->dtype,
                              outs, 1);
-    mb = my; /* not read without a bias */
+    mb = my; /* any matrix: it is not read if there is no bias */
     if (b && !late) {
-        tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* shape (out) */
+        tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* b, shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
     if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
@@ -156,7 +156,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
         tshi_kernel_tensor(&loop, out);
-        tshi_kernel_tensor(&loop, b); /* broadcast to every row */
+        tshi_kernel_tensor(&loop, b); /* adds b to every row */
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
     tshi_mem_release(ctx, partial);

@@ -22,7 +22,7 @@
  * each row, tshi_loss_rows computes sums and row losses, tshi_loss_reduce their mean or sum. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 }; /* values of tshi_loss.local */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
-/* numbers per row: of sums; of tsh_real values that backward reads */
+/* per row: sums that forward may need; tsh_real values that it keeps for backward */
 enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 };
 
 /* A call of tsh_cross_entropy, and the params of the node. Arrays have an entry per local row. */
@@ -30,10 +30,11 @@ typedef struct tshi_loss {
     tsh_cross_entropy_desc desc; /* options of the call */
     /* rows and classes on this rank; elements from row to row of the logits */
     int64_t rows, classes, step;
-    int probs;                   /* 1: the target is probabilities */
+    int probs;                   /* 1: the target is probabilities; 0: it is class indices */
     int cut;                     /* 1: classes are sharded over several ranks */
-    /* The sums are one array (sums, rows): first S, then B, then the terms that are needed. */
-    int sums, at[TSHI_LOSS_TERMS]; /* number of sums; index of each term, 0: not needed */
+    /* The sums of all rows are one array (sums, rows): first S, then B, then those of the terms A,
+     * Q, V, W that are needed. */
+    int sums, at[TSHI_LOSS_TERMS]; /* sums per row; index of each term among them, 0: not needed */
     double divisor;                /* out = sum of the row losses / divisor */
     /* What backward reads, in the node's aux: */
     int64_t *local;          /* local index of class y; -1: on another rank; -2: ignored row */
@@ -42,7 +43,7 @@ typedef struct tshi_loss {
     tsh_real *scale;         /* factor of the softmax in dx: a + 2 z (m + log S) */
 } tshi_loss;
 
-/* -- kernels ---------------------------------------------------------------- */
+/* -- kernels: the sums of a row, and its gradient --------------------------- */
 
 /* Returns 1 if a class with logit x is padding: x is -infinity. */
 TSHI_INLINE int tshi_loss_padding(tsh_real x) {
@@ -57,7 +58,9 @@ enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPE
 enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH }; /* which results tshi_loss_softmax writes */
 typedef struct tshi_loss_work {
     int64_t classes; /* classes on this rank */
-    int which; /* tshi_loss_softmax: TSHI_LOSS_M, S or BOTH; tshi_loss_term: TSHI_LOSS_A, ... */
+    /* what to compute: in tshi_loss_softmax TSHI_LOSS_M, _S or _BOTH; in tshi_loss_term TSHI_LOSS_A
+     * to TSHI_LOSS_W */
+    int which;
 } tshi_loss_work;
 
 /* Sets *m to the maximum of a row of n logits and returns S, the sum of e^(x - m), in one pass:
@@ -86,7 +89,7 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
                                         const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* shape (n, classes) */
     tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* shape (n) */
-    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S (n) */
+    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S, shape (n) */
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         if (work->which == TSHI_LOSS_BOTH)
             sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
@@ -102,13 +105,13 @@ TSHI_KERNEL_FUSED(tshi_loss_softmax, tshi_loss_work);
  * logits x and their maximum m. The operands WEIGHT and TARGET may be NULL. */
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
-    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;      /* shape (n, classes) */
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;    /* shape (n) */
+    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;   /* shape (n, classes) */
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data; /* shape (n) */
     /* class weights, shape (classes); NULL: all are 1 */
     const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data;
     /* targets, shape (n, classes), or NULL */
     const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data;
-    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;              /* shape (n) */
+    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data; /* results, shape (n) */
     tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data; /* shape (classes) */
     const int64_t classes = work->classes;
     const int which = work->which;
@@ -135,7 +138,7 @@ TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 /* The parameters of the kernel that computes dx = g e^(x - m - log S) for a row of n classes. Its
  * operands are dx and x, which may be the same memory. */
 typedef struct tshi_loss_row {
-    double g, max, log_sum; /* g_i times scale; m_i; log S_i */
+    double g, max, log_sum; /* g_i times the factor `scale` of the softmax; m_i; log S_i */
     int add;                /* 1: dx += ..., 0: dx = ... */
 } tshi_loss_row;
 TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
@@ -153,10 +156,11 @@ TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_grad, tshi_loss_row);
 
-/* The parameters of the kernel that subtracts g w_c ((1 - e) t_c + e / V) from dx_c for a row of n
- * classes, without e / V for padding. Operands: dx, x, w, t, all (n); w and t may be NULL. */
+/* The parameters of the kernel that subtracts the target's part, g w_c ((1 - e) t_c + e / V), from
+ * dx_c for each class c of a row of n; for padding, e / V is left out. Operands: dx, x, w, t, all
+ * (n); w and t may be NULL. */
 typedef struct tshi_loss_shares {
-    double own, uniform; /* g (1 - e); g e / V */
+    double own, uniform; /* g (1 - e), the factor of w_c t_c; g e / V, the factor of w_c */
 } tshi_loss_shares;
 TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
                                       const tshi_loss_shares *shares) {
@@ -173,13 +177,14 @@ TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_loss_share, tshi_loss_shares);
 
-/* -- backward --------------------------------------------------------------- */
+/* -- backward: the gradient of the logits ----------------------------------- */
 
 /* What the threads of a rank share in backward. x: logits; t: probabilities; w: class weights. */
 typedef struct tshi_loss_job {
     const tshi_node *node;
     tshi_dest dest;            /* where dx goes */
-    const tsh_real *x, *t, *w; /* shapes (rows, classes), the same or NULL, (classes) or NULL */
+    /* x, and t or NULL: shape (rows, classes); w, or NULL: shape (classes) */
+    const tsh_real *x, *t, *w;
     int64_t step;              /* elements from row to row of x */
 } tshi_loss_job;
 
@@ -212,8 +217,8 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
         tshi_loss_grad[x->ctx->isa](loss->classes, operand, &row);
         if (loss->probs || loss->desc.label_smoothing > 0)
             tshi_loss_share[x->ctx->isa](loss->classes, operand, &shares);
-        if (loss->local[i] >= 0)
-            dx[loss->local[i] * last] -= TSHI_R(each * keep * (double)loss->own[i]); /* class y */
+        if (loss->local[i] >= 0) /* class y, the target: subtracts g_i (1 - e) A_i */
+            dx[loss->local[i] * last] -= TSHI_R(each * keep * (double)loss->own[i]);
     }
 }
 
@@ -221,7 +226,7 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    /* 1: one pass reads and writes each row, so dx may take the memory of x, or of its copy */
+    /* 1: each row is read and written only once, so dx may take the memory of x, or of its copy */
     const int once = !loss->probs && !(loss->desc.label_smoothing > 0) &&
                      (node->in[0]->dtype == TSH_REAL || tshi_tape_is_whole(node->in[0]));
     tshi_block *scratch[3] = {NULL, NULL, NULL}; /* copies of logits, target, weight as tsh_real */
@@ -231,21 +236,21 @@ static void tshi_loss_backward(tshi_node *node) {
     work.node = node;
     work.x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
     work.step = scratch[0] ? loss->classes : loss->step; /* elements from row to row */
-    if (once && scratch[0]) { /* the copy is all that is read from now on */
+    if (once && scratch[0]) { /* from now on only the copy of the logits is read */
         tshi_mem_release(ctx, node->saved[0]);
         node->saved[0] = scratch[0];
         scratch[0] = NULL;
     }
     if (loss->probs) work.t = tshi_tape_saved_reals(node, 1, stride, &scratch[1]);
     if (node->saved[2]) work.w = tshi_tape_saved_reals(node, 2, stride, &scratch[2]);
-    if (ctx->error.code == TSH_OK && (once ? tshi_tape_dest_over(node, 0, &work.dest)
-                                           : tshi_tape_dest(node, 0, &work.dest)))
+    if (ctx->error.code == TSH_OK &&
+        (once ? tshi_tape_dest_over(node, 0, &work.dest) : tshi_tape_dest(node, 0, &work.dest)))
         tshi_team_run(tshi_kernel_parts(ctx, loss->rows, loss->classes), loss->rows, 1,
                       tshi_loss_backward_rows, &work);
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
 }
 
-/* -- checks ----------------------------------------------------------------- */
+/* -- checks of the inputs; which sums are needed ---------------------------- */
 
 /* Checks the options. probs 1: the target is probabilities. Returns 0 after an error. */
 static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, int probs) {
@@ -275,8 +280,8 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
     return 0;
 }
 
-/* Returns 1 if the target's shape is that of logits x whose classes are dimension `axis`: the same
- * for probabilities, the same without the classes for integers. */
+/* Returns 1 if the target fits logits x whose classes are dimension `axis`: probabilities have the
+ * shape of x, class indices that of x without dimension `axis`. */
 static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int axis) {
     const int probs = tshi_dtypes[target->dtype].floating; /* 1: probabilities */
     int fits = x->ndim == target->ndim + !probs && x->ndim > 0;
@@ -351,7 +356,8 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->divisor = 1;
     loss->sums = 2; /* sums that every loss needs: of the exponentials, and TSHI_LOSS_B */
     loss->at[TSHI_LOSS_B] = 1;
-    /* otherwise A is w_y, which this rank knows without a sum */
+    /* A is a sum for probabilities, or if the class weights are sharded; else it is w_y, the weight
+     * of the target class y, which this rank has */
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED))
         loss->at[TSHI_LOSS_A] = loss->sums++;
     for (int t = TSHI_LOSS_Q; t <= TSHI_LOSS_W && desc->label_smoothing > 0; t++)
@@ -363,11 +369,11 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     return in[2] != NULL;
 }
 
-/* -- forward ---------------------------------------------------------------- */
+/* -- forward: targets, sums, row losses ------------------------------------- */
 
 /* Reports that target y, of local row i, is out of range. */
 static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
-    int64_t row = 0, size = 1; /* row: global index; size: rows that one index of d spans */
+    int64_t row = 0, size = 1; /* row: the row's global index; size: rows per index of dim d */
     for (int d = target->ndim - 1; d >= 0; d--) {
         row += tshi_tensor_global(target, d, i % target->local[d]) * size;
         i /= target->local[d];
@@ -383,11 +389,12 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, in
  * if only another rank has this weight. An index out of range is an error. */
 static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
     const tsh_tensor *x = in[0], *target = in[1], *w = in[2], *given = loss->desc.weight;
+    /* the weights of all classes, shape (V); NULL: there are none, or this rank has only a shard */
     const tsh_real *all = w && given->layout.kind == TSH_REPLICATED ? tshi_tensor_values(given)
-                                                                    : NULL; /* (V): all weights */
+                                                                    : NULL;
     const int64_t n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
     tshi_block *scratch;
-    const void *values = tshi_kernel_packed(target, &scratch); /* shape (n) */
+    const void *values = tshi_kernel_packed(target, &scratch); /* class indices, shape (n) */
     for (int64_t i = 0; i < n && x->ctx->error.code == TSH_OK; i++) {
         const int64_t y = tshi_tensor_integer(target, values, i); /* the row's class */
         loss->local[i] = TSHI_TARGET_IGNORED;
@@ -413,7 +420,7 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_
     const tshi_loss_work params = {loss->classes, which};
     tshi_rows work = tshi_kernel_rows_job(kernel[ctx->isa], loss->rows, &params);
     memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
-    work.own[TSHI_LOSS_SCRATCH] = loss->classes; /* scratch of each piece */
+    work.own[TSHI_LOSS_SCRATCH] = loss->classes; /* elements of scratch for each piece */
     tshi_kernel_run_rows(ctx, &work, loss->classes);
 }
 
@@ -490,7 +497,7 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
     int64_t stride[TSH_MAX_DIMS];
     memset(x, 0, TSHI_LOSS_OPERANDS * sizeof *x);
     for (int i = 0; i < 3; i++) {
-        const int used = in[i] && (i != 1 || loss->probs); /* class indices are no operand */
+        const int used = in[i] && (i != 1 || loss->probs); /* kernels do not take class indices */
         tsh_real *values = used ? tshi_kernel_reals_of(in[i], stride, &scratch[i]) : NULL;
         x[place[i]] = tshi_kernel_reals(values, i == 0 && scratch[0] ? loss->classes : step[i]);
     }
@@ -567,7 +574,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                 tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
                : NULL;
     if (sums) {
-        loss.local = (int64_t *)tshi_mem_data(aux); /* shape (rows), as the arrays below */
+        loss.local = (int64_t *)tshi_mem_data(aux); /* the arrays here have the shape (rows) */
         loss.max = (tsh_real *)(void *)(loss.local + loss.rows);
         loss.log_sum = loss.max + loss.rows;
         loss.own = loss.log_sum + loss.rows;

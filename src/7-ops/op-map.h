@@ -44,7 +44,7 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
                                 tshi_kernel_fn kernel, double c) {
     tsh_ctx *ctx = in[0]->ctx;
     tshi_output output;
-    tshi_loop loop; /* over the local elements of the output */
+    tshi_loop loop; /* loops over the local elements of the output */
     tsh_tensor *out;
     int i;
     if (!tshi_map_shape(op->name, in, n, &output.shape) || !tshi_rule_run(op, in, n, NULL, &output))
@@ -52,8 +52,8 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
     out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);                           /* operand 0 */
-    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]); /* operands 1 to n */
+    tshi_kernel_tensor(&loop, out);                           /* operand 0: the output */
+    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]); /* operands 1 to n: the inputs */
     tshi_kernel_run(&loop, kernel, &c);
     if (tshi_dtypes[dtype].floating)
         tshi_op_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
@@ -75,10 +75,10 @@ typedef struct tshi_map_row {
     const tshi_kernel_fn *forward, *backward[3];
 } tshi_map_row;
 
-/* Adds to the gradient of input i. The kernel's operands are that gradient, g, and for each input
- * its saved values; if these were not saved, the saved output; if that was not either, g again. A
- * new gradient of a broadcast input is filled with zeros first, because several terms are added to
- * each of its elements. */
+/* Runs `kernel`, which adds to the gradient of input i. Its operands are that gradient; g, the
+ * gradient of the output; and for each input its saved values, or if these were not saved, the
+ * saved output, or if that was not either, g again. A new gradient of a broadcast input is filled
+ * with zeros first, because several terms are added to each of its elements. */
 static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
     const tsh_tensor *t = node->in[i], *out = node->out;
     const int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
@@ -90,10 +90,10 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
         return;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0 */
-    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1 */
+    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL); /* operand 0: result */
+    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);       /* operand 1: g */
     for (k = 0; k < node->n; k++) {
-        const int from = node->saved[k] ? k : node->n; /* which saved values; n: the output's */
+        const int from = node->saved[k] ? k : node->n; /* values of input k, else of the output */
         const tsh_tensor *v = from < node->n ? node->in[from] : out;
         if (node->saved[from])
             tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
@@ -105,7 +105,7 @@ static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn
     tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
 }
 
-/* Backward of all elementwise ops: adds to the gradient of each input. */
+/* Computes the backward of all elementwise ops: adds to the gradient of each input. */
 static void tshi_map_backward(tshi_node *node) {
     const tshi_map_row *row = (const tshi_map_row *)(const void *)node->op;
     const tsh_tensor *out = node->out;
@@ -145,7 +145,7 @@ static void tshi_map_backward(tshi_node *node) {
     }                                                                                              \
     TSHI_KERNEL_FUSED(name, P);
 
-/* -- unary ops -------------------------------------------------------------- */
+/* -- unary ops, a row each: neg, exp, relu, gelu, ... ---------------------- */
 
 /* Checks that the n inputs are floating and runs the row's op on them. c: the op's scalar. */
 static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in, int n, double c) {
@@ -163,7 +163,7 @@ static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in
                     D)                                                                             \
     static const tshi_map_row tshi_map_##name##_row = {                                            \
         {public, "x", tshi_rule_##rule, tshi_map_backward, TSHI_##save, 0},                        \
-        0, /* pass: none */                                                                        \
+        0, /* pass: no input's gradient is g as it is */                                           \
         tshi_map_##name##_forward,                                                                 \
         {tshi_map_##name##_backward, NULL}};
 #define TSHI_UNARY(name, ...)                                                                      \
@@ -203,7 +203,7 @@ TSHI_UNARY(silu, nonlinear, X, tshi_math_silu(x, fused), g *tshi_math_silu_deriv
 #undef TSHI_UNARY
 #undef TSHI_SCALAR
 
-/* -- binary ops ------------------------------------------------------------- */
+/* -- binary ops, a row each: add, sub, mul, div, pow ----------------------- */
 
 /* Returns d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
 TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
@@ -268,7 +268,7 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
                 bs = tshi_kernel_load_integers(&x[2], e, n, pad[1].integer);                       \
                 TSHI_COMPARE_LOOP(int64_t, OP)                                                     \
             }                                                                                      \
-            /* the output is new and dense */                                                      \
+            /* the output is new, therefore dense: no strides are needed */                        \
             memcpy((int32_t *)x[0].data + e, y,                                                    \
                    (size_t)tshi_base_min(TSHI_BLOCK, n - e) * sizeof *y);                          \
         }                                                                                          \

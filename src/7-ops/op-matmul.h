@@ -20,15 +20,16 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
 /* A product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
     const tsh_ctx *ctx;
-    tshi_product whole; /* the product that the pieces make up */
+    tshi_product whole; /* the product as a whole, of all pieces */
     char *scratch;      /* scratch of all pieces, one after the other */
     size_t each;        /* bytes of scratch for a piece */
     int by_rows;        /* 1: pieces are rows of C; 0: columns */
 } tshi_products;
 
-/* Computes a product on the calling thread. A user's gemm takes no D: C = beta D is set first. */
+/* Computes C = alpha A B + beta D on the calling thread. A user's gemm takes no D: C = beta D is
+ * computed first, and the product added to it. */
 static void tshi_matmul_alone(const tsh_ctx *ctx, const tshi_product *x, char *scratch) {
-    const int apart = x->beta != 0 && x->d.data != x->c.data; /* D is not C */
+    const int apart = x->beta != 0 && x->d.data != x->c.data; /* 1: D is added, and is not C */
     if (!ctx->gemm.multiply) {
         tshi_gemm_run(ctx->gemm_kernel, scratch, *x);
         return;
@@ -40,7 +41,7 @@ static void tshi_matmul_alone(const tsh_ctx *ctx, const tshi_product *x, char *s
                        tshi_team_spare(ctx), ctx->gemm.user); /* spare: threads the gemm may use */
 }
 
-/* A tshi_team_fn: computes the rows or columns [from, to) of C. */
+/* Computes the rows or columns [from, to) of C, on any thread (a tshi_team_fn). */
 static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_products *all = (const tshi_products *)job;
     const int64_t i = all->by_rows ? from : 0, j = all->by_rows ? 0 : from;
@@ -80,8 +81,8 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     return reals;
 }
 
-/* Returns the address of the matrix that was read after b the last time, 0 if unknown. Records that
- * b was read after the matrix of the call before. */
+/* Returns the address of the matrix that was read after b the last time, to be prefetched; 0 if
+ * unknown. Records that b was read after the matrix of the call before. */
 static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
     uintptr_t *const then = &order->then[(uintptr_t)b / 64 * 2654435761u % TSHI_MATMUL_ORDER];
     if (order->last) *order->last = (uintptr_t)b;
@@ -109,7 +110,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int pieces = (int)tshi_base_min(tshi_team_parts(ctx, work, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const int few = m <= TSHI_GEMM_FEW_ROWS;
-    const tshi_gemm_progress progress = {/* called during the product */
+    const tshi_gemm_progress progress = {/* lets collectives progress during the product */
                                          tshi_tape_progress, ctx,
                                          few ? tshi_matmul_then(&ctx->order, b.data) : 0};
     const size_t bytes = tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) +
@@ -146,18 +147,18 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
     tshi_matmul_run(ctx, m, n, k, alpha, a, b, beta, c, c);
 }
 
-/* -- tiles, for ops that pack by themselves -------------------------------- */
+/* -- products by tiles, for ops that pack A and B themselves --------------- */
 
-/* Operand A of tshi_matmul_tiles, packed in strips of mr rows: element (i, p), or pair of bf16, is
- * data[i / mr * mr * next + i % mr * row + p * column]. */
+/* The matrix A of tshi_matmul_tiles, packed in strips of mr rows, the height of a tile. Word (i,
+ * p), one element or a pair of bf16, is data[i / mr * mr * next + i % mr * row + p * column]. */
 typedef struct tshi_matmul_strips {
     const tsh_real *data;
     int64_t row, column, next;
 } tshi_matmul_strips;
 
-/* Operand B of tshi_matmul_tiles, packed in slivers of nr columns: element (p, j), or pair of bf16,
- * is data[p * row + j / nr * next + j % nr]. form: what elements of B and A are: TSHI_GEMM_REALS or
- * TSHI_GEMM_PAIRS. */
+/* The matrix B of tshi_matmul_tiles, packed in slivers of nr columns, the width of a tile. Word (p,
+ * j), one element or a pair of bf16, is data[p * row + j / nr * next + j % nr]. form: what the
+ * words of B and A are: TSHI_GEMM_REALS or TSHI_GEMM_PAIRS. */
 typedef struct tshi_matmul_slivers {
     const tsh_real *data;
     int64_t row, next;
@@ -181,10 +182,10 @@ typedef struct tshi_matmul_stairs {
 
 enum { TSHI_MATMUL_ALL = 1 << 30 };
 
-/* Computes C = alpha A B, plus C if `add` is 1; shapes: A (m, k), B (k, n), C (m, n). The rows of C
- * have space for a multiple of nr / 2 elements. Elements outside the stairs are not computed, or
- * become any number. The order of each sum is that of tshi_gemm_run for a k of one slice.
- * Prefetches the cache lines of `walk` meanwhile. */
+/* Computes C = alpha A B, plus C if `add` is 1, by the tiles of a micro-kernel; shapes: A (m, k), B
+ * (k, n), C (m, n). The rows of C have space for a multiple of nr / 2 elements. Elements outside
+ * the stairs are not computed, or become any number. Each sum is added in the order of
+ * tshi_gemm_run, where that does not cut k. Prefetches the cache lines of `walk` meanwhile. */
 static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                               tsh_real alpha, tshi_matmul_strips a, tshi_matmul_slivers b, int add,
                               tshi_matrix c, tshi_matmul_stairs stairs, tshi_gemm_walk *walk) {

@@ -17,12 +17,12 @@
  * The first pass (TSHI_NORM_SUMS) computes the means over this rank's features, an all-reduce turns
  * them into the means over all, and the second pass (TSHI_NORM_GIVEN) normalises with them. */
 typedef enum tshi_norm_pass {
-    TSHI_NORM_WHOLE, /* all in one pass */
-    TSHI_NORM_SUMS,  /* only the means of each row */
-    TSHI_NORM_GIVEN  /* the means are given */
+    TSHI_NORM_WHOLE, /* computes the means and normalises, in one pass */
+    TSHI_NORM_SUMS,  /* computes only the means of each row */
+    TSHI_NORM_GIVEN  /* normalises with means that are given */
 } tshi_norm_pass;
 
-/* Adds TSHI_BLOCK values v = x - c to lane[0 ...], and v^2 to lane[TSHI_BLOCK ...]. */
+/* For TSHI_BLOCK values x, adds v = x - c to lane[0 ...] and v^2 to lane[TSHI_BLOCK ...]. */
 TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) {
@@ -82,7 +82,7 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
 typedef struct tshi_norm {
     int64_t d, all; /* features on this rank, and on all ranks of tp together */
     double eps;     /* added to the variance */
-    int about_zero; /* 1: rms_norm */
+    int about_zero; /* 1: RMS norm, which does not subtract the mean */
     int plus_one;   /* 1: w + 1 in place of w */
     int cut;        /* 1: the features are sharded over several ranks */
     int add;        /* backward: 1: dx += ..., 0: dx = ... */
@@ -135,8 +135,9 @@ static void tshi_norm_combine(tsh_ctx *ctx, const tshi_norm *p, int64_t rows, ts
     tshi_mem_release(ctx, block);
 }
 
-/* Returns the factors of the d features: w itself or, in *scratch, w + 1 if p->plus_one is 1, and 1
- * if w is NULL, as there is no weight then. *scratch may hold w already. NULL: no memory. */
+/* Returns the factors of the normalised features, shape (d): w itself; w + 1 if p->plus_one is 1; 1
+ * if w is NULL, as the norm then has no weight. Factors that are not w itself lie in *scratch,
+ * which may hold a copy of w already. NULL: no memory. */
 static tsh_real *tshi_norm_weight(tsh_ctx *ctx, const tshi_norm *p, tsh_real *w,
                                   tshi_block **scratch) {
     tsh_real *factor = *scratch ? w : NULL;
@@ -227,7 +228,7 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
     const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;         /* shape (d) */
     const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;       /* shape (n, d) */
     const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data; /* shape (n, 2) */
-    tsh_real own[2] = {0, 0}; /* the means of a row, if it is not sharded */
+    tsh_real own[2] = {0, 0}; /* mean(h) and mean(h xh) of a row, if features are not sharded */
     int64_t r;
     for (r = 0; r < n; r++) {
         tsh_real *means = p->pass == TSHI_NORM_WHOLE ? own : given + 2 * r;
@@ -258,8 +259,9 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     all->kernel(all->count, x, &part);
 }
 
-/* Computes dx, dw and db. With one piece, in one pass. With several, in two: first dx, divided by
- * rows; then dw and db, divided by columns, because every row adds to them. */
+/* Computes dx, dw and db. With pieces 1, one thread does this in one pass. With more, the threads
+ * take two passes: first they divide the rows of dx among them, then the columns of dw and db,
+ * because every row adds to these. */
 static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
@@ -301,8 +303,9 @@ static void tshi_norm_backward(tshi_node *node) {
     tshi_block *two = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d));
     tshi_block *saved[2] = {NULL, NULL};
     tshi_block *means = NULL; /* mean(h) and mean(h xh) of each row, if the features are sharded */
-    tsh_real *dw, *values[2] = {NULL, NULL}; /* shapes: dw with db (2, d); x (rows, d), w (d) */
-    tshi_dest dest[3];        /* where dx, dw and db go */
+    /* dw: dw, then db, shape (2, d); values: those of x, shape (rows, d), and of w, shape (d) */
+    tsh_real *dw, *values[2] = {NULL, NULL};
+    tshi_dest dest[3]; /* where dx, dw and db go */
     tshi_rows work;
     if (!two) return;
     dw = (tsh_real *)tshi_mem_data(two);
@@ -335,7 +338,7 @@ static void tshi_norm_backward(tshi_node *node) {
 /* Checks the inputs x (.., d), weight (d) or NULL, bias (d) or NULL. Returns the ctx; NULL after an
  * error. */
 static tsh_ctx *tshi_norm_check(const tshi_op *op, tsh_tensor *const *in) {
-    /* names of the tensors in `given` */
+    /* names of the inputs in `given`: without weight and bias, with weight, with bias, with both */
     static const char *const names[] = {"x", "x weight", "x bias", "x weight bias"};
     tsh_tensor *given[3]; /* the inputs that are not NULL */
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
@@ -354,13 +357,14 @@ static tsh_ctx *tshi_norm_check(const tshi_op *op, tsh_tensor *const *in) {
             return (tsh_ctx *)tshi_error_null(
                 ctx, TSH_ERR_SHAPE,
                 "%s: input %s, %s %s; weight and bias must have as many elements as the input has "
-                "features (its last dimension)", op->name, tshi_tensor_text(in[0], tx),
-                i == 1 ? "weight" : "bias", tshi_tensor_text(in[i], tw));
+                "features (its last dimension)",
+                op->name, tshi_tensor_text(in[0], tx), i == 1 ? "weight" : "bias",
+                tshi_tensor_text(in[i], tw));
     return ctx;
 }
 
-/* Replaces an input by a copy if its features are not adjacent or its rows do not have equal
- * strides. Returns 0 if there is no memory. */
+/* Replaces each input whose features are not adjacent in memory, or whose rows are not equally far
+ * apart, by a copy. Returns 0 if there is no memory. */
 static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     int64_t rows, step;
     int i;
@@ -385,8 +389,8 @@ static void tshi_norm_forward(tsh_ctx *ctx, tshi_rows *work, tshi_norm *p) {
     p->pass = TSHI_NORM_WHOLE;
 }
 
-/* Runs tsh_layer_norm or, if options->about_zero is 1, tsh_rms_norm. op: which of the two is
- * recorded. */
+/* Runs tsh_layer_norm or, if options->about_zero is 1, tsh_rms_norm. op: the tshi_op of that
+ * function. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, const tshi_norm *options) {
     /* shapes: x and out (.., d), weight and bias (d) or NULL */
@@ -395,8 +399,9 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     tshi_norm p = *options; /* d, all and cut are filled in below */
     tshi_output output;
     tshi_block *stats, *scratch[3] = {NULL, NULL, NULL}, *unrounded;
-    tsh_real *values[3] = {NULL, NULL, NULL}, *y; /* x (rows, d), weight, bias (d); y (rows, d) */
-    int64_t rows, step, stride[TSH_MAX_DIMS];     /* step: elements from row to row of x */
+    /* values: those of x, shape (rows, d), of weight and of bias, shape (d); y: shape (rows, d) */
+    tsh_real *values[3] = {NULL, NULL, NULL}, *y;
+    int64_t rows, step, stride[TSH_MAX_DIMS]; /* step: elements from row to row of x */
     tshi_rows work;
     int i;
     if (!ctx || !tshi_rule_run(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))

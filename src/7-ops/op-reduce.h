@@ -12,7 +12,7 @@
 /* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
     double c;   /* factor of a sum: 1, in tsh_mean 1 / (number of elements summed) */
-    int64_t n;  /* local length of the reduced dimension; if all are: number of local elements */
+    int64_t n;  /* local length of the reduced dimension; axis -1: number of local elements */
     int axis;   /* the reduced dimension; -1: all */
     int is_log; /* 1: tsh_log_softmax, 0: tsh_softmax or another op */
 } tshi_reduce_params;
@@ -22,7 +22,7 @@ typedef struct tshi_reduce_params {
  * only, so their bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
     int64_t outer, inner; /* products of the local sizes before and after the axis */
-    int64_t length; /* global length of the reduced dimension; if all are: number of elements */
+    int64_t length;       /* global length of the reduced dimension; axis -1: number of elements */
     tsh_shape shape;      /* global shape of the output */
     tsh_layout layout;    /* layout of the output */
     tshi_reduce_params params;
@@ -90,7 +90,7 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
 }
 
 /* Computes sums = c sum x, in the shape of out. If the reduced values are adjacent (inner is 1),
- * sums each row; else adds rows (inner values) in order. */
+ * sums each row; else adds up rows of `inner` values, in order. */
 static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
                              tsh_real *sums) {
     const int64_t n = r->params.n, count = tsh_local_numel(out); /* count: number of sums */
@@ -108,7 +108,7 @@ static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_re
     memset(sums, 0, tshi_dtype_reals(count));
     tshi_reduce_spread(x, out, r->params.axis, stride);
     tshi_kernel_space(&loop, x);
-    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL); /* stride 0 along the axis: sums */
+    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL); /* stride 0: adds along the axis */
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
     for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
@@ -129,7 +129,7 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    /* the kernel's operand v, which its formula does not read */
+    /* passes g again as the kernel's operand v, which its formula does not read */
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
     back.c = params->c;
     back.add = dest.add;
@@ -197,7 +197,8 @@ static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* Returns a job for all rows of t, each of params->n values; if n is 0, a job without rows. */
+/* Returns a job that runs `kernel` on all rows of t, each of params->n values; if n is 0, on
+ * none. */
 static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor *t,
                                  const tshi_reduce_params *params) {
     const int64_t count = params->n ? tsh_local_numel(t) / params->n : 0;
@@ -215,7 +216,7 @@ TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operan
     tsh_real *max = (tsh_real *)operand[2].data, best, here;
     const int64_t part = 256, n = p->n;
     for (; rows > 0; rows--, x += n) {
-        best = x[at = 0]; /* at: where the best part starts */
+        best = x[at = 0]; /* at: start of the part with the maximum so far */
         for (i = 0; i < n && best == best; i += part) {
             here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
             if (here <= best) continue; /* false for NaN, which ends the loop */
@@ -243,7 +244,7 @@ static void tshi_reduce_max_backward(tshi_node *node) {
         tsh_real *at = dest.data;
         int64_t rest = e * params->n + place[e]; /* row-major index of the maximum */
         for (d = x.ndim - 1; d >= 0; d--) {
-            at += rest % x.local[d] * x.stride[d]; /* the index along dimension d */
+            at += rest % x.local[d] * x.stride[d]; /* rest % local: the index along d */
             rest /= x.local[d];
         }
         *at += g[e];
@@ -268,8 +269,8 @@ typedef struct tshi_best {
     int64_t place; /* global index of the value along the row; -1: the shard is empty */
 } tshi_best;
 
-/* Replaces the local maximum of each of n rows, and its local index, by the largest value on all
- * ranks and its global index: one all-gather. Along `axis`, x is sharded. */
+/* Replaces, for each of n rows, the maximum of this rank's shard and its local index by the largest
+ * value on all ranks and its global index, with one all-gather. x is sharded along `axis`. */
 static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t *place,
                               tsh_real *max) {
     tsh_ctx *ctx = x->ctx;
@@ -399,7 +400,7 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
         const tsh_real c = log ? tshi_math_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
         for (e = 0; e < n; e += TSHI_BLOCK) {
             in = tshi_kernel_load_block(log ? x : y, 1, e, n, pad);
-            if (log) /* x - (max + c) would lose digits of c if max is large */
+            if (log) /* not x - (max + c): if max is large, that loses digits of c */
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
             else
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
@@ -435,17 +436,18 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
 
-/* Backward of both softmaxes: runs tshi_reduce_softmax_grad on rows of dx, y (saved) and dy. */
+/* Computes the backward of softmax and log_softmax: runs tshi_reduce_softmax_grad on rows of dx, y
+ * (saved) and dy. */
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* has dx's strides */
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis); /* sizes and strides of dx */
     tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
     tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
     tshi_block *scratch[3]; /* dense copies of dx, y, dy, or NULL */
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dest.stride = dx.stride;        /* the axis comes last */
+    dest.stride = dx.stride;        /* strides with the axis last */
     y.block = node->saved[1];       /* the values of the output */
     dy.block = node->out->gr.block; /* a gradient has the strides of its tensor */
     dy.dtype = TSH_REAL;

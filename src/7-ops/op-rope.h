@@ -11,15 +11,15 @@
 typedef struct tshi_rope {
     int64_t pairs;        /* number of pairs: dims / 2 */
     int by_batch;         /* 1: each index of x's first dimension has positions of its own */
-    int64_t next;         /* distance from the a of one pair to that of the next, in features */
-    int64_t gap;          /* distance from a to b of a pair, in features */
+    int64_t next;         /* features from the a of one pair to the a of the next */
+    int64_t gap;          /* features from the a of a pair to its b */
     double sign;          /* sign of the angle: 1, in backward -1 */
     int add;              /* 1: y += ..., 0: y = ... */
-    int64_t gap_x, gap_y; /* the same distance in elements of x's memory; of y's */
+    int64_t gap_x, gap_y; /* gap as elements of x's memory, and of y's memory */
 } tshi_rope;
 
-/* Rotates n pairs (a, b). Operands: y and x, each beginning with the first pair's a; the table of
- * the position, `pairs` cosines followed by `pairs` sines. */
+/* Rotates n pairs (a, b). Operands: y and x, each from the first pair's a on, and the table of one
+ * position: `pairs` cosines, then `pairs` sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
     /* y and x point to the first element (a) of the first pair (a, b) */
@@ -73,7 +73,7 @@ static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_bl
     tshi_kernel_run(&loop, rope->add ? tshi_kernel_add[isa] : tshi_kernel_copy, NULL);
 }
 
-/* Backward: dx = dy, rotated by minus the angle. */
+/* Backward: adds the gradient of the output, rotated by minus the angle, to dx. */
 static void tshi_rope_backward(tshi_node *node) {
     tshi_rope back = *(const tshi_rope *)node->params;
     tsh_tensor *out = node->out;
@@ -86,8 +86,8 @@ static void tshi_rope_backward(tshi_node *node) {
 }
 
 /* Writes the table of x's local positions, shape (rows, 2, pairs): for each position its cosines,
- * then its sines, times factor. b: local index of x's first dimension, to choose from
- * desc->starts. */
+ * then its sines, times factor. b: a local index into x's first dimension, which selects the start
+ * if desc has starts. */
 static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int64_t b,
                              int64_t pairs, tsh_real *table) {
     const int64_t rows = x->local[x->ndim - 2];
@@ -108,9 +108,9 @@ static void tshi_rope_angles(const tsh_tensor *x, const tsh_rope_desc *desc, int
 }
 
 /* Returns a new reference to the table of cosines and sines of all local positions, shape (texts,
- * rows, 2, pairs). texts: 1 or, if desc has starts, the local length of x's first dimension. The
- * ctx keeps the table, unless positions are sharded, because k and the other layers need the same.
- * NULL: no memory. */
+ * rows, 2, pairs). texts: 1 or, if desc has starts, the local length of x's first dimension. A
+ * table of all positions stays in the ctx for the next calls: k and the other layers use the same
+ * angles. NULL: no memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, const tsh_rope_desc *desc) {
     const int64_t rows = x->local[x->ndim - 2], texts = desc->starts ? x->local[0] : 1;
     tsh_ctx *ctx = x->ctx;
@@ -173,7 +173,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", "x", &x, 1);
     const tshi_op *op = &tshi_rope_op;
     tshi_output output;
-    tshi_rope rope = {0, 0, 0, 0, 1, 0, 0, 0}; /* sign is 1 */
+    tshi_rope rope = {0, 0, 0, 0, 1, 0, 0, 0}; /* all fields 0 but sign, which is 1 */
     tshi_block *table, *scratch, *unrounded;
     tsh_real *values, *y; /* the values of x and of the output, shape (.., T, D) */
     int64_t stride[TSH_MAX_DIMS];

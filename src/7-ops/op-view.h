@@ -8,7 +8,7 @@
  * its own. No node is recorded for it: a gradient of the view is added to the base's accumulators
  * at the view's offset and strides. Only concat copies values, and reshape if no strides fit. */
 
-/* Makes dimension `from` of x dimension d of its view. */
+/* Makes dimension `from` of x the dimension d of its view. */
 static void tshi_view_dim(tsh_tensor *view, int d, const tsh_tensor *x, int from) {
     view->dim[d] = x->dim[from];
     view->local[d] = x->local[from];
@@ -55,7 +55,7 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
     return out;
 }
 
-/* -- slices ----------------------------------------------------------------- */
+/* -- slices: tsh_slice, tsh_split ------------------------------------------ */
 
 /* Narrows out, a view, to elements [start, start + length) of its sharded dimension d. Returns 0 if
  * these are not whole segments: of a part of a segment, no layout describes the ranks' shards. */
@@ -64,23 +64,23 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     const tsh_segment *segment = layout->segment;
     const int64_t end = start + length;
     tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range of each segment */
-    int64_t at = 0, local = 0;         /* start of segment s; this rank's elements that are kept */
+    int64_t at = 0, local = 0;         /* at: start of segment s; local: length kept on this rank */
     int s, kept = 0;                   /* kept: number of segments in [start, end) */
     (void)tshi_layout_own(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
-        out->offset += range[s].length * out->stride[d]; /* skips a segment */
-    if (at != start) return 0;                           /* the part starts inside a segment */
+        out->offset += range[s].length * out->stride[d]; /* skips this rank's range of segment s */
+    if (at != start) return 0;                           /* the slice starts inside a segment */
     for (; s < layout->segments && at + segment[s].length <= end; at += segment[s++].length) {
         layout->segment[kept++] = segment[s]; /* in place, as kept <= s */
         local += range[s].length;
     }
     layout->segments = kept;
     out->local[d] = local;
-    return kept && at == end; /* 0: the part ends inside a segment */
+    return kept && at == end; /* 0: the slice ends inside a segment */
 }
 
-/* Adds to hint, a part of an error's text, what the plan lacks if the sharded dimension of x has
- * one segment but consists of `parts` fused parts, such as Q, K and V. */
+/* Adds advice to `hint`, a part of an error's text, if the sharded dimension of x has one segment
+ * but seems to consist of `parts` fused parts, such as Q, K and V: how the plan declares these. */
 static TSHI_COLD void tshi_view_hint_fused(const tsh_tensor *x, int64_t parts, char *hint,
                                            size_t size) {
     if (x->layout.segments == 1 && parts > 1 && parts <= TSH_MAX_SEGMENTS)
@@ -104,7 +104,7 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     out = tshi_tensor_view(x);
     if (!out) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim == d && (start || length != x->dim[d])) {
-        /* the slice is one of several equal parts, such as Q of [Q|K|V] */
+        /* gives a hint if the slice is one of several equal parts, such as Q of [Q|K|V] */
         if (length > 0 && start % length == 0 && x->dim[d] % length == 0)
             tshi_view_hint_fused(x, x->dim[d] / length, hint, sizeof hint);
         if (!tshi_view_segments(out, d, start, length))
@@ -139,9 +139,10 @@ TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) 
     return x->ctx->error.code;
 }
 
-/* -- concat ----------------------------------------------------------------- */
+/* -- joining tensors: tsh_concat ------------------------------------------- */
 
-/* Adds to the gradient of each part its own range of dy along the dimension. */
+/* Computes the backward of tsh_concat: adds to the gradient of each part its own range of dy, the
+ * gradient of the output. */
 static void tshi_view_concat_backward(tshi_node *node) {
     int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
@@ -184,7 +185,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     int i, d;
     char *at; /* where the next part goes in out */
     if (!ctx) return NULL;
-    if (n > 30) /* a node has one bit per input */
+    if (n > 30) /* a node has a bit mask of its inputs */
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30", n);
     d = tshi_tensor_axis(parts[0], dim);
     if (d < 0)
@@ -212,10 +213,10 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     return out;
 }
 
-/* -- reshape ---------------------------------------------------------------- */
+/* -- new shapes: tsh_reshape ----------------------------------------------- */
 
-/* Computes the size of shape that is -1, if any. Returns 0 if shape cannot have as many elements as
- * x. */
+/* Replaces the size -1 in shape, if there is one, by the size that fits. Returns 0 if shape cannot
+ * have as many elements as x. */
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int64_t total = tsh_numel(x), known = 1; /* known: product of the sizes given */
     int d, open = -1;                        /* open: the dimension whose size is -1 */
@@ -228,7 +229,7 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
             known *= shape->dim[d];
     }
     if (open >= 0 && known) shape->dim[open] = total / known;
-    if (open >= 0) known *= shape->dim[open]; /* total, if `known` divides it */
+    if (open >= 0) known *= shape->dim[open]; /* equals total if the size -1 has a solution */
     return known == total;
 }
 
@@ -237,7 +238,7 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
  * (6, 2, 2): {0, 1} becomes {0}, {2} becomes {1, 2}. */
 static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, int *a0, int *a1,
                             int *b0, int *b1) {
-    int i = 0, j = 0; /* next dimension of x, of shape */
+    int i = 0, j = 0; /* i: next dimension of x; j: of shape */
     while (i < x->ndim) {
         int64_t p = x->dim[i], q = j < shape->ndim ? shape->dim[j] : 1;
         *a0 = i++;
@@ -259,16 +260,17 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
 
 /* Fills in the layout after a reshape of x, which is sharded and not empty. Returns 0 if no layout
  * describes the shards: x's sharded dimension d is not the outermost of those that are merged, or a
- * unit would be cut. */
+ * unit, which must stay on one rank, would be cut. */
 static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
-    int64_t inner, divisor; /* elements per index of d in x; per index of layout->dim in shape */
+    /* inner: elements per index of d in x; divisor: per index of layout->dim in shape */
+    int64_t inner, divisor;
     *layout = x->layout;
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
         if (x->dim[e] != 1) return 0; /* d is not the outermost of the merged dimensions */
     inner = tshi_tensor_product(x->dim + d + 1, a1 - d - 1);
-    while (b0 < b1 - 1 && shape->dim[b0] == 1 && /* a size of 1 can hold no more than one unit */
+    while (b0 < b1 - 1 && shape->dim[b0] == 1 && /* skips sizes of 1, unless they are whole units */
            layout->segment[0].unit * inner % tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1))
         b0++;
     if (b0 >= b1) return 0;
@@ -297,9 +299,9 @@ static int tshi_view_shards(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
  * sizes of 0 were 1. */
 static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *shape,
                                          tsh_layout *layout) {
-    tsh_tensor from = *x; /* x's shape and the new one, with 1 for each size of 0 */
+    tsh_tensor from = *x; /* from, to: x's shape and the new shape, with 1 for each size of 0 */
     tsh_shape to = *shape;
-    int d, zeros = 0; /* number of sizes of 0 in x, up to and including the sharded dimension's */
+    int d, zeros = 0; /* zeros: how many sizes of x are 0, up to and including the sharded one */
     for (d = 0; d < x->ndim; d++) {
         if (!x->dim[d] && d <= x->layout.dim) zeros++;
         if (!x->dim[d]) from.dim[d] = 1;
@@ -307,7 +309,7 @@ static TSHI_COLD int tshi_view_no_shards(const tsh_tensor *x, const tsh_shape *s
     *layout = tsh_sharded(0);
     for (d = 0; d < to.ndim; d++) {
         if (to.dim[d]) continue;
-        if (zeros-- > 0) layout->dim = d; /* the empty dimension that corresponds to x's */
+        if (zeros-- > 0) layout->dim = d; /* the dimension of length 0 that matches x's */
         to.dim[d] = 1;
     }
     return (!x->dim[x->layout.dim] || tshi_view_shards(&from, &to, layout)) &&
@@ -322,8 +324,9 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
                         : tshi_view_no_shards(x, shape, layout);
 }
 
-/* Adds to hint what the plan lacks if a reshape that is refused splits the sharded dimension of x
- * into fused parts or heads: (3 H D) to (3, H, D), (H D) to (H, D). */
+/* Adds advice to `hint`, a part of an error's text, if a reshape that is refused splits the sharded
+ * dimension of x into fused parts or heads, as (3 H D) to (3, H, D), or (H D) to (H, D): how the
+ * plan declares these. */
 static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape *shape, char *hint,
                                            size_t size) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, heads; /* heads: which dimension of shape counts heads */
@@ -349,7 +352,7 @@ static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, i
     tshi_tensor_strides(to, ndim, stride);
     if (!tsh_local_numel(x)) return 1; /* no values: any strides do */
     while (i >= 0) {
-        while (i >= 0 && x->local[i] == 1) i--; /* a size of 1 has no stride */
+        while (i >= 0 && x->local[i] == 1) i--; /* skips sizes of 1: any stride does */
         if (i < 0) break;
         step = x->stride[i];
         run = x->local[i];
@@ -362,7 +365,7 @@ static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, i
             step *= to[j];
             run /= to[j];
         }
-        if (run != 1) return 0; /* the dimensions of `to` are used up */
+        if (run != 1) return 0; /* `to` has no dimension left for the rest of the run */
     }
     return 1;
 }

@@ -18,7 +18,7 @@ static void tshi_op_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const
     node->aux = aux;
 }
 
-/* -- dense gradients --------------------------------------------------------- */
+/* -- dense buffers that kernels write gradients to ------------------------- */
 
 /* Returns the buffer to which a kernel writes a dense gradient of input x: dest itself if that is
  * dense and is to be overwritten (*scratch is NULL then), else *scratch, which tshi_op_accumulate
@@ -44,11 +44,11 @@ static void tshi_op_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block 
     tshi_mem_release(x->ctx, scratch);
 }
 
-/* -- copies ----------------------------------------------------------------- */
+/* -- copies: tsh_clone, tsh_detach, tsh_keep ------------------------------- */
 
-/* Adds the gradients of the copy to those of the input: the complete one (gr) to gr, the partial
- * sum (gp) to gp. If gp must be all-reduced, the backward of the op that made the input has it
- * done. */
+/* Computes the backward of tsh_clone: adds the gradients of the copy to those of the input, the
+ * complete one (gr) to gr, the partial sum (gp) to gp. If gp must be all-reduced, the backward of
+ * the op that made the input has it done. */
 static void tshi_op_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out, *base = node->in[0]->base;
     tshi_accumulator *const from[] = {&out->gr, &out->gp}, *const to[] = {&base->gr, &base->gp};

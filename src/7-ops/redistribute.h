@@ -73,8 +73,8 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
 }
 
 /* Copies the array `whole` to `shards`, the shards of all ranks in rank order (to_shards 1), or
- * back (0). by_row 1: in `shards`, each index before the sharded dimension has its part of all
- * shards, one after the other; 0: each shard as a whole follows the one before. */
+ * back (0). by_row 1: `shards` has, for each index before the sharded dimension, the parts of all
+ * shards, one after the other; 0: one shard as a whole after the other. */
 static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
                                     int to_shards) {
     int r;
@@ -124,8 +124,8 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
-    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* cuts `in` along j */
-    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* joins `out` along i */
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* how `in` is cut */
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* how `out` is joined */
     const size_t counted = (size_t)cut.size * sizeof(int64_t);
     const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* enough for a shard of any size */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
@@ -180,9 +180,9 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
                               "tsh_redistribute: all-reduce");
     } else if (ctx->tp.rank) {
-        memset(out, 0, bytes); /* R to P, not on rank 0 */
+        memset(out, 0, bytes); /* R to P: zero on all ranks but rank 0 */
     } else {
-        memcpy(out, in, bytes); /* R to P, on rank 0 */
+        memcpy(out, in, bytes); /* R to P: rank 0 keeps the values */
     }
     return ctx->error.code;
 }
@@ -193,7 +193,7 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
                                    const tsh_layout *to, tsh_real *g) {
     tsh_tensor *x = node->in[0];
     const int64_t n = from->kind == TSH_SHARDED ? tsh_local_numel(form) : tsh_numel(form);
-    tsh_dtype dtype = from->kind == TSH_REPLICATED ? TSH_REAL /* nothing is sent */
+    tsh_dtype dtype = from->kind == TSH_REPLICATED ? TSH_REAL /* R: nothing is sent */
                                                    : tshi_tape_sent_as(x);
     tshi_block *scratch, *sent = NULL; /* sent: g rounded to the dtype that is sent, or NULL */
     tshi_dest dest;
@@ -312,8 +312,9 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     /* the sharded one of the old and the new layout, if there is one */
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    tsh_tensor next = *form; /* what form becomes */
-    int64_t held, owned;     /* the length along d that all shards must have; that rank r's has */
+    tsh_tensor next = *form; /* next: what *form becomes */
+    /* held: length along d that all shards must have; owned: that of the shard of rank r */
+    int64_t held, owned;
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
     if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
     if (layout.kind == TSH_SHARDED && fits) { /* d becomes as long as all shards together */

@@ -4,8 +4,9 @@
 /* Needs: >>tape-leaf >>op-reduce >>redistribute.                             */
 /* ========================================================================== */
 
-/* Every rank does the same with the whole logits, in double, so all draw the same ids. Each filter
- * keeps what is not below a threshold; quickselect finds the threshold, no row is sorted. */
+/* Every rank samples from the whole logits, in double, so all draw the same ids. Each filter
+ * (top_k, top_p, min_p) keeps what is not below a threshold. Quickselect finds those of top_k and
+ * top_p, so no row is sorted. */
 
 /* Splits n values into those above a pivot, equal to it, and below it. *above: number of values
  * above the pivot; *below: index of the first value below it. */
@@ -79,7 +80,7 @@ static double tshi_sample_kth(const double *z, int64_t n, int64_t k, double *scr
 static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_sample_desc *desc,
                                double chance) {
     const double temperature = tshi_base_option(desc->temperature, 1);
-    /* least: smaller logits, later smaller weights, are left out */
+    /* least: logits below it are left out; later, weights below it */
     double max = -(double)INFINITY, least = max, total = 0;
     int64_t i, best = -1;
     for (i = 0; i < n; i++) {
@@ -94,7 +95,8 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
     }
     least = desc->min_p;
     if (desc->top_p > 0 && desc->top_p < 1) {
-        /* the weights below `bound` together are less than what top_p may leave out */
+        /* Quickselect gets only the weights from `bound` on: those below it sum to less than what
+         * top_p may leave out. */
         const double bound = (1 - desc->top_p) * total / (double)n;
         const int64_t count = tshi_sample_copy(z, n, bound, scratch);
         const double top = tshi_sample_threshold(scratch, count, desc->top_p * total, 0);
@@ -105,7 +107,7 @@ static int64_t tshi_sample_row(double *z, double *scratch, int64_t n, const tsh_
     for (i = 0; i < n && chance >= 0; i++) {
         if (!(z[i] > 0) || z[i] < least) continue;
         chance -= z[i];
-        best = i; /* if the sum was rounded up, the last id that is kept is returned */
+        best = i; /* if rounding leaves chance at 0 or above, the last id kept is drawn */
     }
     return best;
 }
@@ -151,7 +153,7 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
     const double penalty = desc->penalty > 0 ? desc->penalty : 1;
     const uint64_t stream = tshi_rng_hash(0, "sample", 6);
     tshi_block *scratch, *held = NULL, *block;
-    const tsh_real *values = tshi_kernel_packed_reals(x, &scratch); /* shape (rows, n) */
+    const tsh_real *values = tshi_kernel_packed_reals(x, &scratch);           /* shape (rows, n) */
     const void *past = previous ? tshi_kernel_packed(previous, &held) : NULL; /* (rows, seen) */
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * (size_t)n * sizeof(double));
     double *z = block ? (double *)tshi_mem_data(block) : NULL; /* the logits of a row */
@@ -167,7 +169,7 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
         tshi_rng_philox(desc->seed + (uint64_t)r, stream, (uint64_t)desc->position, word);
         ids[r] = tshi_sample_row(z, z + n, n, desc,
                                  ((double)(word[0] >> 5) * 67108864.0 + (double)(word[1] >> 6)) /
-                                     9007199254740992.0); /* 53 random bits */
+                                     9007199254740992.0); /* 53 random bits, in [0, 1) */
         if (ids[r] < 0) tshi_reduce_refuse_row(ctx, r);
     }
     tshi_mem_release(ctx, scratch);

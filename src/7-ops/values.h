@@ -4,8 +4,9 @@
 /* Needs: >>redistribute.                                                     */
 /* ========================================================================== */
 
-/* TSH_LOCAL copies this rank's values. TSH_GLOBAL copies the whole tensor: reading one that is not
- * replicated is a collective; writing takes this rank's slice of the argument and needs none. */
+/* TSH_LOCAL copies this rank's values. TSH_GLOBAL copies the whole tensor: to read one that is not
+ * replicated is a collective; to write one is not, since every rank takes its slice of the given
+ * values. */
 
 /* Checks the arguments of tsh_read and tsh_write: t is of ctx and its values have `bytes` bytes.
  * Returns ctx; NULL and an error if not. */
@@ -44,7 +45,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes) {
     tsh_layout whole = tsh_replicated();
-    tshi_block *scratch; /* holds this rank's slice of the values to write, dense */
+    tshi_block *scratch; /* this rank's slice of the values to write, dense */
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (!tshi_values_io("tsh_write", ctx, t, extent, in, bytes)) return ctx->error.code;
     if (!(t->base->flags & TSHI_OWNED))

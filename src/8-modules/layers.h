@@ -1,16 +1,17 @@
 /* ========================================================================== */
 /* >>layers                                          MARK: - layers (private) */
-/* Layers of transformers, sharded by their constructors: attention and MLP;  */
-/* and the cache of keys and values.                                          */
+/* Layers of transformers, sharded by their constructors: attention and MLP.  */
+/* The cache of keys and values for generating with attention layers.         */
 /* Needs: >>tensor-make >>op-rope >>op-attention >>nn.                        */
 /* ========================================================================== */
 
 /* These layers are modules whose children are linear layers: plans, files and tsh_quantize treat
  * the children like any other linear layer. module->user points to the struct of the layer. */
 
-/* Adds a linear layer from `in` to `out` features, with the other options of `like`, and gives it a
- * style: PLAIN, COLWISE or ROWWISE. The sharded dimension has `segments` segments, whose lengths
- * and units are in `cut`. Returns NULL after an error. */
+/* Adds a linear layer from `in` to `out` features, with the other options of `like`, and shards it
+ * by style: TSH_PLAIN (replicated), TSH_COLWISE or TSH_ROWWISE. The sharded dimension consists of
+ * `segments` segments, such as Q, K and V; cut[i] has the length of segment i and its unit, the
+ * number of elements that sharding keeps together. Returns NULL after an error. */
 static tsh_module *tshi_layers_linear(tsh_module *parent, const char *name,
                                       const tsh_linear_desc *like, int64_t in, int64_t out,
                                       tsh_style style, const tsh_segment *cut, int segments) {
@@ -33,36 +34,38 @@ static tsh_module *tshi_layers_finish(tsh_module *module) {
     return tshi_module_finish(module);
 }
 
-/* -- attention -------------------------------------------------------------- */
+/* -- the attention layer: tsh_add_attention --------------------------------- */
 
 typedef struct tshi_attention_layer {
-    /* the user's options, with defaults in place of counts that are 0 */
+    /* the user's options; kv_heads and head_dim have their defaults if the user gave 0 */
     tsh_attention_layer_desc desc;
     tsh_rope_desc rope; /* copy of the options to which desc.rope points; unused if that is NULL */
     tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: the layer has no such child */
-    tsh_module *sinks;          /* child that holds the parameter "sinks"; NULL: none */
-    tsh_cache *cache;           /* the cache attached to the layer; NULL: none */
-    tsh_tensor *keys, *values;  /* cached keys and values, (B, Hkv, length, D) */
-    tsh_tensor *held;           /* (B), i64: number of positions cached of each row */
+    tsh_module *sinks;         /* child that holds the parameter "sinks"; NULL: none */
+    tsh_cache *cache;          /* the cache attached to the layer; NULL: none */
+    tsh_tensor *keys, *values; /* cached keys and values: (batch, kv_heads, length, head_dim) */
+    tsh_tensor *held;          /* int64, (batch): number of cached positions of each sequence */
 } tshi_attention_layer;
 
 struct tsh_cache {
-    tsh_cache *next;    /* in the list ctx->caches */
-    tsh_module *module; /* the attention layers below it use the cache; NULL: the handle is free */
-    int64_t batch, length, longest; /* number of rows; capacity of a row in positions; number of
-                                     * positions that the longest row has in the cache */
-    /* (B), i64: number of positions of each row in a forward, the rest being padding; NULL: no
-     * padding */
+    tsh_cache *next;    /* the next cache in the list ctx->caches; NULL: this is the last */
+    tsh_module *module; /* the attention layers below it use the cache; NULL: freed, to be reused */
+    /* batch: number of sequences; length: how many positions of a sequence fit into the cache;
+     * longest: how many positions of the longest sequence are in the cache */
+    int64_t batch, length, longest;
+    /* int64, (batch): how many positions of each sequence a forward gets, those after them being
+     * padding; NULL: no padding */
     tsh_tensor *counts;
 };
 
-/* Returns an array (B): the number of positions that the layer's cache holds of each row. */
+/* Returns an array of `batch` entries: how many positions of each sequence the layer's cache
+ * holds. */
 static int64_t *tshi_layers_held(const tshi_attention_layer *a) {
     return (int64_t *)tshi_tensor_at(a->held);
 }
 
-/* Returns an array (B): the number of positions that each row has in a forward, the rest being
- * padding; NULL: there is no padding. */
+/* Returns an array of `batch` entries: how many positions of each sequence a forward gets, those
+ * after them being padding. NULL: there is no padding. */
 static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
     return cache->counts ? (const int64_t *)tshi_tensor_at(cache->counts) : NULL;
 }
@@ -72,10 +75,11 @@ static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
 static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_tensor **qkv) {
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t kv = desc->kv_heads, group = desc->heads / kv, d = desc->head_dim;
-    /* elements along dim 2 that one head of every group takes */
+    /* Size along dim 2 of y of one head from each group, where a group is the query heads that
+     * share a key head. With by_group, dim 2 will count heads; else it counts features. */
     const int64_t unit = desc->by_group ? 1 : kv * d;
     const tsh_shape whole = tsh_shape_of(y);
-    int64_t at = 0; /* number of heads per group split off so far */
+    int64_t at = 0; /* how many heads of each group were split off so far */
     if (desc->by_group)
         y = tsh_reshape(y, tsh_shape4(whole.dim[0] * whole.dim[1], kv, group + 2, d));
     for (int i = 0; i < 3; i++) {
@@ -147,8 +151,8 @@ static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) 
 static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor *x) {
     const tsh_tensor *weight = (a->fused ? a->fused : a->qkv[0])->param[0];
     const tshi_tape *tape = &x->ctx->tape;
-    const int trains = tape->no_grad /* in a checkpoint's forward */ || x->base->requires_grad ||
-                       weight->requires_grad;
+    /* the forward of a checkpoint sets no_grad, too, although it belongs to training */
+    const int trains = tape->no_grad || x->base->requires_grad || weight->requires_grad;
     if (tape->evaluating || !trains) return 1;
     return tshi_error_zero(x->ctx, TSH_ERR_STATE,
                            "tsh_forward: training with a cache of %lld positions: it is for "
@@ -166,8 +170,8 @@ static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc
     desc->lengths = tshi_layers_counted(a->cache);
 }
 
-/* After a forward of n positions: adds n, or each row's number without padding, to the numbers of
- * positions that the cache holds. */
+/* Called after a forward of n positions: adds n, or of each sequence the number of positions that
+ * are not padding, to the number of positions that the cache holds of it. */
 static void tshi_layers_hold(const tshi_attention_layer *a, int64_t n) {
     const int64_t *counts = tshi_layers_counted(a->cache);
     for (int64_t b = 0; b < a->cache->batch; b++) {
@@ -235,9 +239,10 @@ static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a)
     const tsh_attention_layer_desc *desc = &a->desc;
     const char *const given[3] = {desc->q, desc->k, desc->v};
     const int64_t d = desc->head_dim, kv = desc->kv_heads, group = desc->heads / kv;
-    /* 1: k and v stay replicated: fewer key heads than query heads and than ranks */
+    /* 1: k and v stay replicated, as there are fewer key heads than query heads and than ranks */
     const int whole = kv < desc->heads && kv < module->ctx->tp.size;
-    /* segments of [Q|K|V]; query heads that share a key head stay on one rank */
+    /* How the features of q, k and v are sharded. Query heads that share a key head stay on one
+     * rank, unless k and v are replicated. */
     tsh_segment cut[3];
     tsh_linear_desc like;
     memset(&like, 0, sizeof like);
@@ -279,7 +284,7 @@ static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t d = desc->head_dim, kv = desc->kv_heads;
-    /* 1: k stays replicated: fewer key heads than query heads and than ranks */
+    /* 1: k stays replicated, as there are fewer key heads than query heads and than ranks */
     const int whole = kv < desc->heads && kv < module->ctx->tp.size;
     tsh_plan_rule rule = tshi_parallel_rule(TSH_COLWISE);
     for (int i = 0; i < 2 && module->ctx->error.code == TSH_OK; i++) {
@@ -292,8 +297,8 @@ static void tshi_layers_add_norms(tsh_module *module, tshi_attention_layer *a) {
     }
 }
 
-/* Sets an error if a cache exists for a module above the new layer: that cache would hold no keys
- * of it. */
+/* Sets an error if a module above the new attention layer already has a cache: that cache would not
+ * hold the keys of the new layer. */
 static void tshi_layers_check_caches(const tsh_module *module) {
     for (const tsh_cache *cache = module->ctx->caches; cache; cache = cache->next)
         for (const tsh_module *m = module; m; m = m->parent)
@@ -324,17 +329,18 @@ TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *
     return module;
 }
 
-/* -- MLP -------------------------------------------------------------------- */
+/* -- the MLP layer: tsh_add_mlp --------------------------------------------- */
 
 typedef struct tshi_mlp_layer {
-    tsh_module *gate, *up, *down; /* gate: NULL if not gated; up: NULL if gate is [gate|up] */
+    tsh_module *gate, *up, *down; /* gate NULL: not gated; up NULL: gate is the fused [gate|up] */
     tsh_tensor *(*activation)(tsh_tensor *x);
 } tshi_mlp_layer;
 
-/* Forward of an MLP, x (.., dim) -> (.., dim): down(f(up x)) or, if gated, down(f(gate x) up x). */
+/* Forward of an MLP with activation f, from x (.., dim) to (.., dim): down(f(up x)) or, if gated,
+ * down(f(gate x) up x). */
 static tsh_tensor *tshi_layers_mlp(tsh_module *module, tsh_tensor **in, int n) {
     const tshi_mlp_layer *mlp = (const tshi_mlp_layer *)module->user;
-    /* part: outputs of gate and up */
+    /* part[0], part[1]: the outputs of gate and of up */
     tsh_tensor *x = tshi_nn_input(module, in, n), *part[2] = {NULL, NULL};
     if (!x) return NULL;
     if (!mlp->up) {
@@ -355,7 +361,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_ctx *ctx = module ? module->ctx : NULL;
     const int fused = ctx && desc->gated && desc->fused;
-    tsh_segment cut[2]; /* segments of a fused [gate|up] */
+    tsh_segment cut[2]; /* how the hidden features of gate and of up are sharded */
     tsh_linear_desc like;
     tshi_mlp_layer *mlp;
     if (!ctx) return NULL;
@@ -372,7 +378,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     if (!mlp || ctx->error.code != TSH_OK) return tshi_layers_finish(module);
     mlp->activation = activations[desc->activation];
     cut[0].length = cut[1].length = desc->hidden;
-    /* units of 32 features, the length of a block of quantised weights, if these divide hidden */
+    /* Shards in units of 32 features, the length of a block of quantised weights, if 32 divides the
+     * number of hidden features. */
     cut[0].unit = cut[1].unit = desc->hidden % 32 ? 1 : 32;
     memset(&like, 0, sizeof like);
     like.reversed = desc->reversed;
@@ -395,10 +402,10 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
     return tshi_layers_finish(module);
 }
 
-/* -- caches ----------------------------------------------------------------- */
+/* -- caches of keys and values: tsh_cache_new ------------------------------- */
 
-/* Steps *m to the next attention layer below root in pre-order (from NULL: to the first) and
- * returns the struct of that layer; NULL at the end. */
+/* Steps *m to the next attention layer of the tree of root, in pre-order, or from NULL to the
+ * first, and returns the struct of that layer; NULL: there is no further one. */
 static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) {
     do {
         *m = *m ? tshi_module_next(root, *m) : root;
@@ -412,8 +419,8 @@ static tsh_tensor *tshi_layers_weight(const tshi_attention_layer *a, int i) {
     return (a->fused ? a->fused : a->qkv[i])->param[0];
 }
 
-/* Flags the weights that the layout of a cache follows, so that their layout cannot change. Does
- * nothing if the cache has been freed. */
+/* Flags the weights of keys and values of the layers that use a cache (TSHI_CACHED), so that their
+ * layout, which the cache shares, cannot change. Does nothing if the cache has been freed. */
 static void tshi_layers_mark(const tsh_cache *cache) {
     tsh_module *m = NULL;
     tshi_attention_layer *a;
@@ -449,7 +456,7 @@ static void tshi_layers_attach(tsh_module *module, tshi_attention_layer *a, tsh_
     a->held = tsh_tensor_new(module->ctx, TSH_I64, tsh_shape1(batch), tsh_replicated());
 }
 
-/* Returns the handle of a cache that has been freed, or else a new one; NULL: no memory. */
+/* Returns a tsh_cache that was freed, to be reused, or else a new one; NULL: no memory. */
 static tsh_cache *tshi_layers_handle(tsh_ctx *ctx) {
     tsh_cache *cache = ctx->caches;
     while (cache && cache->module) cache = cache->next;
@@ -508,7 +515,8 @@ TSH_API TSHI_COLD void tsh_cache_free(tsh_cache *cache) {
     cache->counts = NULL;
     const tsh_cache *other = cache->module->ctx->caches;
     cache->module = NULL;
-    /* flags tied weights of other caches again */
+    /* The loop above has also cleared the flags of weights that are tied to those of layers with
+     * another cache: sets them again. */
     for (; other; other = other->next) tshi_layers_mark(other);
 }
 

@@ -23,19 +23,19 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
     tsh_text_add(line->text, size, m->path[0] ? "\"%s\" %s" : "the root%s %s", m->path,
-                     m->kind->name);
+                 m->kind->name);
     line->number = m->number;
     if (m->number > 0) tsh_text_add(line->text, size, " (%.9g)", m->number);
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
         tsh_text_add(line->text, size, "%s %s%s%s %s", i ? "," : ":", m->param_name[i],
-                         *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
-                         tshi_tensor_text(param, text));
-        /* lengths of segments, if there is more than one */
+                     *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
+                     tshi_tensor_text(param, text));
+        /* appends the lengths of the segments, if there are several */
         for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",
-                             (long long)param->layout.segment[k].length);
+                         (long long)param->layout.segment[k].length);
     }
 }
 
@@ -86,7 +86,7 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
 static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
                                     const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
-    /* 1: ctx has no earlier error, so its rank is set below */
+    /* 1: ctx has no earlier error, so the rank of the new one is set below */
     const int first = ctx->error.code == TSH_OK;
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
                    "the ranks of %s built different models: rank %d has %s where rank %d has "
@@ -108,7 +108,7 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     /* usual, blamed: ranks whose lines the error compares */
     int r, i = 0, usual = 0, blamed = 0, more;
     if (!block) {
-        tshi_error_report(ctx); /* the other ranks wait in the all-gather */
+        tshi_error_report(ctx); /* tells the other ranks, which wait in the all-gather */
         return TSH_ERR_MEMORY;
     }
     counts = (int64_t *)tshi_mem_data(block); /* block: counts, then lines */
@@ -156,7 +156,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
 static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->changes++;
     ctx->compare = tshi_module_compare; /* a pointer, since >>comm is defined before this section */
-    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* read by tshi_comm_compare */
+    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx; /* makes the next collective of tp compare */
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
     if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
 }

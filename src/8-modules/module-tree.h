@@ -4,7 +4,7 @@
 /* Needs: >>recompute >>module-same.                                          */
 /* ========================================================================== */
 
-/* -- calling ---------------------------------------------------------------- */
+/* -- running a module ------------------------------------------------------- */
 
 /* Runs a module, checkpointed or not. ctx->module is the module while it runs: errors and traces
  * name it. */
@@ -37,7 +37,7 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
     return x;
 }
 
-/* -- the tree --------------------------------------------------------------- */
+/* -- adding modules and parameters; changing layouts ------------------------ */
 
 /* The kind of the root and of the modules that tsh_add_module adds: no styles, no parameters. */
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
@@ -186,7 +186,7 @@ static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layo
     tshi_block *block, *low = NULL;
     if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
     if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
-        t->layout = *layout; /* every rank keeps the same elements; only units may differ */
+        t->layout = *layout; /* each rank keeps its elements: at most the sizes of units differ */
         return;
     }
     if (!tshi_module_may_move(t) ||

@@ -40,12 +40,12 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
     return text;
 }
 
-/* -- forward ---------------------------------------------------------------- */
+/* -- walking the tree; running a module ------------------------------------- */
 
 /* Returns the module after `module` in pre-order below root; NULL at the end. */
 TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
     if (module->first) return module->first;                         /* first the children */
-    while (module != root && !module->next) module = module->parent; /* else go up */
+    while (module != root && !module->next) module = module->parent; /* else up to a next sibling */
     return module == root ? NULL : module->next;
 }
 
@@ -63,7 +63,7 @@ TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
     if (at->module)
         at->slot++; /* continue after the current parameter */
     else
-        at->module = root; /* the first call of a walk */
+        at->module = root; /* the first call of a walk begins at root */
     for (; at->module; at->module = tshi_module_next(root, at->module), at->slot = 0)
         for (; at->slot < TSHI_MODULE_PARAMS; at->slot++)
             if ((at->param = at->module->param[at->slot]) != NULL) return at->param;
@@ -114,7 +114,7 @@ static int tshi_module_quantises(const tsh_module *m) {
 
 /* Returns the number of modules of the whole tree, the root included. */
 static uint64_t tshi_module_count(const tsh_ctx *ctx) {
-    uint64_t n = ctx->root == NULL; /* 1: tsh_root has not created the root yet */
+    uint64_t n = ctx->root == NULL; /* counts the root if tsh_root has not created it yet */
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) n++;
     return n;
 }

@@ -28,7 +28,7 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
  * (default S(1)). Returns NULL and sets an error if there is not exactly one, or if it does not
  * have the layout that the plan declared. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* for the error: x; the declared layout */
+    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE]; /* for the error: texts of x and of the layout */
     tsh_layout takes = module->input_layout ? *module->input_layout : tsh_sharded(1);
     tsh_tensor *x = in[0];
     if (n != 1 || !x)
@@ -56,7 +56,7 @@ static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
     return layout;
 }
 
-/* Sets the layout of the weight (count, dim): ROWWISE shards the vocabulary, COLWISE the
+/* Sets the layout of an embedding's weight (count, dim): ROWWISE shards the vocabulary, COLWISE the
  * features. */
 static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                       tsh_layout *layouts) {
@@ -95,7 +95,7 @@ static tsh_module *tshi_nn_apply_style(tsh_module *module, const tsh_plan_rule *
     return tshi_module_finish(module);
 }
 
-/* -- linear ----------------------------------------------------------------- */
+/* -- linear layers and classifiers ------------------------------------------ */
 
 /* Sets layouts[0], of the weight, and layouts[1], of the bias. dim 0: both are sharded along the
  * output features, in the segments and units of `cut`. dim 1: the weight is sharded along the input
@@ -105,7 +105,7 @@ static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int d
     layouts[0] = layouts[1] = cut;
     layouts[0].dim = module->reversed ? 1 - dim : dim; /* reversed: weight (in, out) */
     layouts[1].dim = 0;
-    /* R: the bias is added after the output is reduced */
+    /* the bias is R: it is added after the output is reduced */
     if (dim == 1) layouts[1] = tsh_replicated();
 }
 
@@ -223,7 +223,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     return tshi_nn_add_linear(module, &linear, desc->weight);
 }
 
-/* -- embedding -------------------------------------------------------------- */
+/* -- embedding layers ------------------------------------------------------- */
 
 /* Looks up ids (..) -> (.., dim) in a weight (count, dim). The output of a sharded table is
  * redistributed to R, unless the plan declares an output layout. */
@@ -281,7 +281,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     return tshi_nn_apply_style(module, &rule);
 }
 
-/* -- norms, dropout --------------------------------------------------------- */
+/* -- norms and dropout as layers -------------------------------------------- */
 
 /* The styles that dropout supports; norms also support COLWISE. */
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
@@ -350,7 +350,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *na
     return module;
 }
 
-/* -- bare parameters -------------------------------------------------------- */
+/* -- parameters and buffers outside layers ---------------------------------- */
 
 /* Forward of a bare parameter or buffer: returns its input, so that a container that runs its
  * children in order may have one among them. */
@@ -399,7 +399,7 @@ TSH_API TSHI_COLD tsh_tensor *tsh_add_param(tsh_module *module, const char *name
     return tshi_module_finish(own) ? t : NULL;
 }
 
-/* -- forward ---------------------------------------------------------------- */
+/* -- running any module ----------------------------------------------------- */
 
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
     if (!module && in && n > 0 && in[0])

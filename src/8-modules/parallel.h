@@ -85,7 +85,7 @@ static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *c
 static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
                                            const tshi_choice *choices, int n) {
     char similar[TSH_MESSAGE_SIZE / 2] = ""; /* similar paths of the tree, for the error */
-    /* the rule applies to at least one module */
+    /* no error: the rule applies to at least one module */
     if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
     /* looks for modules that have the path, but whose kind does not support the style */
     for (int c = 0; c < n && !*similar; c++) {
@@ -100,10 +100,11 @@ static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule
                     rule->path, similar);
 }
 
-/* -- checking --------------------------------------------------------------- */
+/* -- checking the layouts that the rules give to parameters ----------------- */
 
 /* Sets choice->layout, the new layouts of the module's parameters. Returns an error if a layout
- * does not fit the parameter's shape, or the present layout may not change. */
+ * does not fit the parameter's shape, if the present layout may not change, or if the module has a
+ * PREPARE rule but a pipeline runs its children one by one. */
 static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
@@ -181,7 +182,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
     return block;
 }
 
-/* -- applying --------------------------------------------------------------- */
+/* -- applying the rules that were chosen ------------------------------------ */
 
 /* Returns a copy of a layout that lives until the ctx closes; NULL if layout is NULL or there is no
  * memory. */
@@ -248,7 +249,7 @@ static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     return rule;
 }
 
-/* -- reports ---------------------------------------------------------------- */
+/* -- report of the modules that each rule matches --------------------------- */
 
 /* Returns a style's name for reports. */
 static const char *tshi_parallel_style(tsh_style style) {

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>policy                                          MARK: - policy (private) */
-/* Sharding plans for families of models (GPT-2, Llama, ...), made from the   */
-/* names of their parameters and the head counts of their attention.          */
+/* Sharding plans for families of models, such as GPT-2 and Llama.            */
+/* Made from the names of parameters and the numbers of attention heads.      */
 /* Needs: >>parallel.                                                         */
 /* ========================================================================== */
 
@@ -11,7 +11,7 @@
  * (such as numbers of heads) by ranks. To add a family, write its lists with the TSHI_POLICY_
  * macros and a row in tshi_policy_shipped. */
 
-/* -- arguments -------------------------------------------------------------- */
+/* -- arguments of modules, such as numbers of heads ------------------------- */
 
 /* Returns the module's argument with this name; NULL if it has none. */
 static tshi_argument *tshi_policy_named(const tsh_module *module, const char *name) {
@@ -39,7 +39,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
         argument->next = module->arguments;
         module->arguments = argument;
     }
-    /* local: the whole value until a policy divides it */
+    /* local, this rank's part, is the whole value until a policy divides it by ranks */
     argument->value = argument->local = value;
     return TSH_OK;
 }
@@ -65,16 +65,16 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
     return argument ? argument->local : 0;
 }
 
-/* -- the shipped families --------------------------------------------------- */
+/* -- the policies that the library has, by families of models --------------- */
 
-/* The layer lists of an attention, for tsh_policy. Entries after the last layer are zeros, which
+/* The lists .attn_qkv and .attn_out of a tsh_policy. Entries after the last layer are zeros, which
  * end a list. */
 typedef struct tshi_attention_lists {
     tsh_policy_heads heads[2];       /* numbers of heads: [0] self-attention, [1] cross-attention */
     /* column-parallel layers (q, k, v); row-parallel output layers */
     tsh_policy_layer qkv[7], out[3];
 } tshi_attention_lists;
-/* The layer lists of an MLP, for tsh_policy. */
+/* The lists .mlp_in and .mlp_out of a tsh_policy, which end with an entry of zeros. */
 typedef struct tshi_mlp_lists {
     tsh_policy_layer in[4], out[2]; /* column-parallel layers; row-parallel layers */
 } tshi_mlp_lists;
@@ -109,8 +109,8 @@ typedef struct tshi_mlp_lists {
     static const tshi_mlp_lists tshi_policy_##f##_mlp = {                                          \
         {TSHI_POLICY_LAYER(names, in, 0, NULL, 0)}, {TSHI_POLICY_LAYER(names, out, 0, NULL, 0)}}
 
-/* GPT-2's layers are transformers' Conv1D with weights (in, out): reversed. Only decoders with
- * cross-attention have the optional layers. */
+/* In Hugging Face transformers, GPT-2's layers are Conv1D, whose weights are (in, out): .reversed
+ * is 1. Layers of cross-attention are optional: only some decoders have them. */
 static const tshi_attention_lists tshi_policy_gpt2 = {
     {{"attn.num_heads", NULL, NULL}, {"crossattention.num_heads", NULL, NULL}},
     {{TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2.heads[0], 0},
@@ -122,8 +122,8 @@ static const tshi_mlp_lists tshi_policy_gpt2_mlp = {
     {{TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}},
     {{TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}}};
 
-/* GPT-NeoX and BLOOM: query_key_value holds the features of q, k and v head by head, so it is one
- * segment, sharded in units of a head, which has 3 D features. */
+/* GPT-NeoX and BLOOM: query_key_value holds, head by head, the D features each of q, k and v. So it
+ * is one segment, sharded in units of a head, which has 3 D features. */
 static const tshi_attention_lists tshi_policy_gpt_neox = {
     {{"attention.num_attention_heads", NULL, NULL}},
     {TSHI_POLICY_LAYER(WB, "attention.query_key_value", 0, &tshi_policy_gpt_neox.heads[0], 0)},
@@ -184,7 +184,7 @@ TSHI_POLICY_T5_MLP(t5_decoder, "layer.2.DenseReluDense.");
 #define TSHI_POLICY_FAMILY(name, blocks, attention, mlp, next)                                     \
     { name, blocks, tshi_policy_##attention.qkv, tshi_policy_##attention.out,                      \
       tshi_policy_##mlp##_mlp.in, tshi_policy_##mlp##_mlp.out, NULL, next }
-/* Decoders that follow an encoder: .next of the encoder's policy. */
+/* The policies of decoders that follow an encoder: .next of the encoder's policy points to them. */
 static const tsh_policy tshi_policy_decoders[] = {
     TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart_decoder, opt, NULL),
     TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_decoder, t5_decoder, NULL),
@@ -229,17 +229,18 @@ TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
     return NULL;
 }
 
-/* -- one layer of one block ------------------------------------------------- */
+/* -- the rule for one layer of one block ------------------------------------ */
 
 /* One pass over the blocks of a model: the first (rules NULL) counts rules, the second writes them,
  * the third (divide 1), after the plan was applied, divides the arguments. */
 typedef struct tshi_policy_pass {
-    tsh_module *root, *block; /* module below which the policy is applied; current block */
+    /* root: the module below which the policy is applied; block: the current block */
+    tsh_module *root, *block;
     const tsh_policy *policy;                  /* the policy that the block belongs to */
     tsh_plan_rule *rules;                      /* the plan; NULL in the first pass */
-    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: the segments of rule i, its .cut */
+    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* segments[i]: .cut of rule i points there */
     int count;                                 /* number of rules so far */
-    int divide;                                /* 1: the third pass */
+    int divide;                                /* 1: this is the third pass */
 } tshi_policy_pass;
 
 /* Sets an error that begins with the policy and the current block; format and what follows are as
@@ -337,11 +338,11 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
                                 int *n) {
     tshi_policy_counts c;
     int64_t total = 0, head; /* total: heads of all segments; head: features of one head */
-    int s, grouped = *n == 3 && !layer->kv; /* 1: a fused [Q|K|V] */
+    int s, grouped = *n == 3 && !layer->kv; /* grouped 1: the layer is a fused [Q|K|V] */
     if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
         int queries = !layer->kv && (s == 0 || !grouped); /* 1: segment s holds query heads */
-        segment[s].length = queries ? c.heads : c.kv;     /* in heads, later in features */
+        segment[s].length = queries ? c.heads : c.kv;     /* in heads; below, in features */
         segment[s].unit = queries ? c.group : 1;
         total += segment[s].length;
     }
@@ -394,7 +395,7 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                "has \"%s\" and \"%s\" in different layers: give each its own entry",
                                name[0], name[1]);
-    return owner[0] ? owner[0] : owner[1]; /* a layer may have only one of them */
+    return owner[0] ? owner[0] : owner[1]; /* the layer may lack its weight or its bias */
 }
 
 /* Appends to the plan the rule for m, the module that `layer` names. style: used if layer->replace
@@ -403,9 +404,9 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
-    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* computed to learn which dimension is sharded */
+    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* say which dimension of the weight is sharded */
     int n = layer->n_fused ? layer->n_fused : 1; /* segments of the fused weight; 1: not fused */
-    memset(layouts, 0, sizeof layouts);          /* stays zero if the style shards nothing */
+    memset(layouts, 0, sizeof layouts);          /* remain zero if the style shards nothing */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "stores \"%s\" %s, but the policy says %s: see "
@@ -436,14 +437,14 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
     return 1;
 }
 
-/* -- all layers of all blocks ----------------------------------------------- */
+/* -- the three passes over all blocks and their layers ---------------------- */
 
 /* Runs the pass over one list of the policy, for the current block. list: its name, for errors;
  * style: that of layers whose .replace is 0. Returns 0 and sets an error if the block does not fit
  * the list. */
 static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *layer,
                               const char *list, tsh_style style) {
-    int found = !layer || !pass->rules; /* 1: the block has a layer of the list */
+    int found = !layer || !pass->rules; /* 1: the block has a layer of the list, or needs none */
     for (; layer && !tshi_policy_is_end(layer); layer++) {
         tsh_module *m = pass->rules ? tshi_policy_find_layer(pass, layer) : NULL;
         if (pass->root->ctx->error.code != TSH_OK) return 0;
@@ -456,8 +457,9 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
     return found || tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", list);
 }
 
-/* Checks policy->arguments, which are not numbers of heads; in the third pass also divides them by
- * ranks. Returns 0 and sets an error if one is missing. */
+/* Checks that the current block has all arguments that policy->arguments lists, such as numbers of
+ * features; in the third pass also divides them by ranks. Returns 0 and sets an error if one is
+ * missing. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_comm *tp = &pass->root->ctx->tp;
     const char *const *path = pass->policy->arguments; /* paths of arguments, ended by NULL */
@@ -475,8 +477,8 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
  * fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
-    int blocks = 0;                  /* number of blocks that match */
-    for (p = family; p; p = p->next) /* p: policy of encoders, then of decoders */
+    int blocks = 0;                  /* number of blocks that the policy applies to */
+    for (p = family; p; p = p->next) /* p: the policy of encoders, then that of decoders */
         for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
             if (!p->blocks || !tshi_glob_match(p->blocks, path)) continue;
@@ -521,7 +523,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
     capacity = (size_t)pass.count; /* max number of rules */
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
     if (!block) return ctx->error.code;
-    pass.rules = (tsh_plan_rule *)tshi_mem_data(block); /* block: rules, then segments */
+    pass.rules = (tsh_plan_rule *)tshi_mem_data(block); /* `block` holds rules, then segments */
     pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
     pass.count = 0;                              /* counts the rules as they are written */
     if (tshi_policy_blocks(&pass, policy) > 0 && /* second pass: writes the rules */

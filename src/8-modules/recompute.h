@@ -13,15 +13,15 @@
 /* State of one module at its forward, which the recomputation restores. */
 typedef struct tshi_module_calls {
     const tsh_module *module; /* the module that the state belongs to */
-    uint64_t dropout_calls;   /* module->dropout_calls */
-    int evaluating;           /* module->evaluating */
+    uint64_t dropout_calls;   /* the module's dropout_calls at the forward */
+    int evaluating;           /* the module's evaluating at the forward */
 } tshi_module_calls;
 
 /* Counters of random draws of the ctx and of all modules, and the modules' modes (training or not),
  * saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
-    uint64_t randn_calls, dropout_calls; /* ctx->randn_calls and ctx->dropout_calls */
+    uint64_t randn_calls, dropout_calls; /* the ctx's randn_calls and dropout_calls */
     /* shape (modules + 1): one entry per module, in pre-order, and a zeroed one at the end */
     tshi_module_calls *each;
 } tshi_rng_counts;
@@ -30,7 +30,7 @@ typedef struct tshi_rng_counts {
  * there is no memory. */
 static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
-    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* 1: the zeroed entry at the end */
+    const size_t n = (size_t)tshi_module_count(ctx) + 1; /* + 1: the zeroed entry at the end */
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_arena_alloc(
         ctx, &ctx->tape.arena, sizeof *counts + n * sizeof *counts->each);
     size_t i = 0;
@@ -67,15 +67,15 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
 static tsh_result tshi_recompute_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner; /* the node of a recomputed op */
-    int k; /* index of the checkpoint's input with the same base */
-    /* the tape holds recomputed ops only */
+    int k;                  /* index of the checkpoint's input whose base the op reads */
+    /* visits all recomputed ops: the tape holds no others */
     for (inner = ctx->tape.newest; inner; inner = inner->older)
         for (int i = 0; i < inner->n; i++) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
-            /* the op may read leaves, and tensors made inside the checkpoint */
+            /* the op may read any leaf, and any tensor that was made inside the checkpoint */
             if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
-            if (k == node->n) /* base is not that of an input of the checkpoint */
+            if (k == node->n) /* the base belongs to no input of the checkpoint */
                 return tsh_fail(ctx, TSH_ERR_STATE,
                                 "tsh_checkpoint: the forward reads what %s gave, which wants a "
                                 "gradient, but is none of its inputs; make it one",
@@ -94,7 +94,8 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     const int as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
                          base->depth < ctx->depth;
     const tshi_accumulator *from[2] = {&out->gr, &out->gp}; /* R gradient, partial gradient */
-    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr}; /* y's gradients */
+    /* accumulators of y that the R gradient and the partial gradient are added to */
+    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr};
     tshi_dest dest; /* the part of *to[i] that belongs to y, which may be a view */
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
@@ -108,7 +109,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
                                  out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->partial_contributions = 1;
     tshi_tape_mark(ctx, y);                       /* marks the nodes that y depends on */
-    tshi_tape_release_values(ctx, y, ctx->depth); /* frees all but y's; nodes hold what they read */
+    tshi_tape_release_values(ctx, y, ctx->depth); /* frees values that neither y nor a node holds */
     tshi_tape_walk(ctx);                          /* runs backward of the ops */
 }
 
@@ -142,7 +143,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
     if (y && tshi_recompute_check_inputs(node) == TSH_OK) tshi_recompute_backward(node, y);
-    tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
+    tshi_tape_walk(ctx); /* if an error stopped backward, releases the nodes that are left */
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
     ctx->tape.newest = outer; /* back to the outer tape */
@@ -214,7 +215,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
-    node->leaves = (tsh_tensor **)node->params; /* the space reserved above */
+    node->leaves = (tsh_tensor **)node->params; /* memory that tshi_tape_add reserved for them */
     node->leaf_count = tshi_recompute_params(module, node->leaves, &trained);
     for (int i = 0; i < leaves; i++) tshi_tensor_ref(node->leaves[i]);
     node->params = counts; /* what tshi_recompute_replay reads */

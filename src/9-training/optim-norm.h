@@ -9,29 +9,31 @@
  * 2020), each rank of dp holds one chunk of every gradient and moment (TSHI_CHUNKED), updates that
  * chunk of the parameter, and gathers the other ranks' chunks: the same bits as without .zero. */
 
-/* The state of one parameter. Moments are allocated at the first update. */
+/* What an optimiser keeps of one parameter. Moments are allocated at the first update. */
 typedef struct tshi_moments {
     /* first, second: Adam's m and v; SGD with momentum has `first` alone; NULL: not allocated */
     tsh_tensor *param, *first, *second;
-    double lr_scale, weight_decay;      /* factor of desc.lr; decay: see tsh_optim_group */
-    int64_t steps;                      /* number of updates of this parameter so far */
+    double lr_scale, weight_decay; /* lr_scale: factor of desc.lr; see tsh_optim_group */
+    int64_t steps;                 /* number of updates of this parameter so far */
 } tshi_moments;
 
 struct tsh_optim {
     tsh_module *module;  /* the module whose parameters are optimised */
     tsh_optim_desc desc; /* the caller's tsh_optim_desc, with its defaults filled in */
-    tsh_optim_info info; /* what tsh_optim_state returns, except that it takes lr from desc */
+    tsh_optim_info info; /* what tsh_optim_state returns, except lr, which is desc.lr */
     /* `count` entries: the state of each parameter, in the order of the module tree */
     tshi_moments *each;
     int count;           /* number of parameters; a tied one counts once */
-    /* ctx->changes when tshi_optim_warn_late was last called; -1: never */
+    /* the number of changes of the module tree (ctx->changes) when tshi_optim_warn_late was last
+     * called; -1: never */
     int changes;
     tsh_optim *older;    /* the optimiser of the ctx created before this one; NULL: none */
 };
 
-/* -- the global norm -------------------------------------------------------- */
+/* -- the global norm of gradients, and clipping ----------------------------- */
 
-/* Does what tshi_kernel_load does, for contiguous elements; faster for bf16. */
+/* Returns the TSHI_BLOCK elements of x from element e on as tsh_real, as tshi_kernel_load does, but
+ * x must be contiguous; faster for bf16. n: elements of x; pad: memory for converted elements. */
 TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, int64_t n,
                                             tsh_real *pad) {
     const uint16_t *from = (const uint16_t *)x->data + e;
@@ -40,12 +42,12 @@ TSHI_INLINE const tsh_real *tshi_optim_load(const tshi_operand *x, int64_t e, in
     return pad;
 }
 
-/* Kernel: **total += the sum of x^2 over n elements, in double. It keeps TSHI_BLOCK partial sums at
- * a time, so that the loop vectorises. */
+/* Kernel: adds to **total the sum of the squares of an operand's n elements, in double. It keeps
+ * TSHI_BLOCK partial sums at a time, so that the loop vectorises. */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
-    /* sum: of the squares after the last full block; in the end, of all squares */
+    /* sum: the sum of the squares after the last full block; in the end, of all squares */
     double partial[TSHI_BLOCK], sum = 0;
     tsh_real pad[TSHI_BLOCK];
     int64_t e;
@@ -63,11 +65,11 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_squares, tshi_optim_total);
 
-/* Number of elements that one unit of work sums. The units' sums are added in order, so the bits
- * are the same for any number of threads. */
+/* Number of elements whose squares one unit of work sums. The sums of the units are added in order,
+ * so the bits are the same for any number of threads. */
 enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
-/* The job of tshi_optim_sum_part, shared by all threads. */
+/* A sum of squares that all threads compute together: the argument of tshi_optim_sum_part. */
 typedef struct tshi_squares {
     tshi_operand x; /* the n elements whose squares are summed */
     int64_t n;
@@ -75,7 +77,7 @@ typedef struct tshi_squares {
     tshi_kernel_fn kernel; /* tshi_optim_squares for this CPU */
 } tshi_squares;
 
-/* Runs on one thread: sums the squares of the units [from, to). */
+/* Runs on one thread: sums the squares of the units [from, to), TSHI_OPTIM_BLOCK elements each. */
 static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_squares *all = (const tshi_squares *)job;
     (void)thread;
@@ -89,13 +91,13 @@ static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to)
     }
 }
 
-/* Returns the sum of squares of n elements; 0 and an error if there is no memory. */
+/* Returns the sum of squares of the n elements of x; 0 and an error if there is no memory. */
 static double tshi_optim_sum_squares(tsh_ctx *ctx, tshi_operand x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
     tshi_squares all = {x, n, NULL, tshi_optim_squares[ctx->isa]};
-    tshi_block *scratch; /* memory of all.sums */
+    tshi_block *scratch; /* memory for all.sums */
     double sum = 0;
-    if (!n) return 0; /* this rank's shard is empty */
+    if (!n) return 0; /* there are no elements: the shard or the chunk is empty */
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
     if (!scratch) return 0;
     all.sums = (double *)tshi_mem_data(scratch);
@@ -116,7 +118,7 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
                        "before tsh_optim_step or tsh_clip_grad_norm",
                        param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* left to another stage */
+    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* added on another stage */
     for (int k = 0; k < ctx->dp.size; k++) {
         tshi_operand grad = tshi_tape_operand(param);
         if (chunked && k != ctx->dp.rank) continue;
@@ -126,14 +128,15 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
 }
 
 /* Sets *norm to the 2-norm of all gradients below module, the same on every rank; NaN or infinity
- * if a gradient has one. Summed by chunks: the same bits with and without .zero. */
+ * if a gradient has one. Squares are summed chunk by chunk: the same bits with and without
+ * .zero. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace);
-    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* bytes of sums */
+    const size_t bytes = (size_t)ctx->dp.size * sizeof(double); /* size of the array `sums` */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
     tshi_walk at = {NULL, NULL, 0};
-    /* sums[k]: over chunk k of all gradients, k < dp.size; sum: over all chunks */
+    /* sums[k]: sum of squares of chunk k of all gradients, k < dp.size; sum: of all chunks */
     double *sums, sum = 0;
     int k, chunked = 0; /* chunked: 1 if a parameter is TSHI_CHUNKED */
     *norm = 0;
@@ -144,7 +147,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
         chunked |= !at.param->absent && (at.param->flags & TSHI_CHUNKED);
     while (tshi_module_step_once(module, &at))
         if (!at.param->absent) tshi_optim_add_squares(at.param, chunked, sums);
-    if (tsh_ok(ctx) && chunked) /* sums[k] is 0 on all ranks of dp but rank k */
+    if (tsh_ok(ctx) && chunked) /* chunk k was summed on rank k of dp only */
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
     for (k = 0; k < ctx->dp.size; k++) sum += sums[k];

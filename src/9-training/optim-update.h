@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>optim-update                              MARK: - optim-update (private) */
-/* The optimisers, a row each; the update of one parameter or a chunk of it.  */
+/* The table of optimisers; the update of one parameter or of a chunk of it.  */
 /* Needs: >>module-tree >>optim-norm.                                         */
 /* ========================================================================== */
 
@@ -9,12 +9,14 @@
 enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_OPTIM_LOW,
        TSHI_OPTIM_OPERANDS };
 
-/* The parameters of an update's kernel. */
+/* The options of a kernel that updates a parameter x. */
 typedef struct tshi_update {
-    double clip, decay; /* SGD and Adam: the gradient is g = clip grad + decay x */
-    double lr, momentum;                   /* SGD: learning rate; factor of the old momentum */
-    int nesterov;                          /* SGD: 1: Nesterov momentum */
-    double keep, b1, b2, step, root, eps;  /* Adam: see tshi_optim_adam_body */
+    /* SGD and Adam take clip * gradient + decay * x as the gradient */
+    double clip, decay;
+    double lr, momentum; /* SGD: learning rate; factor of the old momentum */
+    int nesterov;        /* SGD: 1: Nesterov momentum */
+    /* Adam: x = keep x - step m / (root sqrt(v) + eps); b1, b2: decay rates of the moments m, v */
+    double keep, b1, b2, step, root, eps;
     /* random 1: the moments are stored in bf16 with stochastic rounding; rounds 1: the parameter is
      * stored in bf16 with stochastic rounding, and no exact weights are kept */
     int random, rounds;
@@ -22,7 +24,9 @@ typedef struct tshi_update {
     uint64_t stream;  /* replaces noise.stream in the key when the parameter is rounded */
 } tshi_update;
 
-/* Loads a block of the parameter: its exact float weights if the optimiser keeps them. */
+/* Returns the TSHI_BLOCK elements of the parameter from element e on as tsh_real: exact float
+ * weights if the optimiser keeps them. n: number of elements; pad: memory for converted
+ * elements. */
 TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64_t e, int64_t n,
                                               tsh_real *pad) {
     const uint16_t *x = (const uint16_t *)operand[TSHI_OPTIM_X].data + e;
@@ -36,8 +40,8 @@ TSHI_INLINE const tsh_real *tshi_optim_load_x(const tshi_operand *operand, int64
     return pad;
 }
 
-/* Stores a block of the parameter: rounded at random (p->rounds), in its dtype, or, if exact
- * weights are kept, split into bf16 values and their lower halves. */
+/* Stores a block of new values of the parameter, from element e on: rounded at random (p->rounds),
+ * or in its dtype or, if exact weights are kept, split into bf16 values and their lower halves. */
 TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int64_t n,
                                     const tsh_real *block, const tshi_update *p,
                                     tshi_words *drawn) {
@@ -55,8 +59,8 @@ TSHI_INLINE void tshi_optim_store_x(const tshi_operand *operand, int64_t e, int6
         for (int i = 0; i < n - e; i++) tshi_tensor_split(block[i], &x[i], &low[i]);
 }
 
-/* Stores a block of both moments, or of the first one if `second` is NULL. One random word per
- * element is enough for both. */
+/* Stores a block of new values of both moments, or of the first one if `second` is NULL, from
+ * element e on. If they are rounded at random, the two halves of one random word serve both. */
 TSHI_INLINE void tshi_optim_store_moments(const tshi_operand *operand, int64_t e, int64_t n,
                                           const tsh_real *first, const tsh_real *second,
                                           const tshi_update *p, tshi_words *drawn) {
@@ -71,8 +75,9 @@ TSHI_INLINE void tshi_optim_store_moments(const tshi_operand *operand, int64_t e
     if (second) tshi_kernel_store_random(&operand[TSHI_OPTIM_SECOND], e, n, second, word, 16);
 }
 
-/* Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019): g = clip grad + decay x, m = b1 m +
- * (1 - b1) g, v = b2 v + (1 - b2) g^2, x = x keep - step m / (sqrt(v) root + eps). */
+/* Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019): g = clip grad + decay x,
+ * m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, x = x keep - step m / (sqrt(v) root + eps).
+ * x: the parameter; m, v: its moments; other names: fields of p. */
 TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
                                       const tshi_update *p) {
     const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), keep = TSHI_R(p->keep);
@@ -83,7 +88,7 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
     const tsh_real *xs, *gs, *ms, *vs; /* blocks of x, gradient, m, v */
     tshi_words drawn[2];
     drawn[0].first = drawn[1].first = -1;
-    for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loads pad the last block */
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) { /* loading pads the last block */
         xs = tshi_optim_load_x(operand, e, n, pad[0]);
         gs = tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         ms = tshi_optim_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
@@ -100,13 +105,13 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_adam, tshi_update);
 
-/* torch.optim.SGD: d = clip grad + decay x, m = momentum m + d, x -= lr (nesterov ? d + momentum m
- * : m); without momentum, whose operand is NULL, x -= lr d. */
-TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand,
-                                     const tshi_update *p) {
+/* torch.optim.SGD: d = clip grad + decay x, m = momentum m + d,
+ * x -= lr (nesterov ? d + momentum m : m); without momentum, x -= lr d, and the operand m is NULL.
+ * x: the parameter; m: its moment; other names: fields of p. */
+TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, const tshi_update *p) {
     const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), lr = TSHI_R(p->lr),
                    momentum = TSHI_R(p->momentum);
-    const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL; /* 1: with momentum */
+    const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL; /* 1: SGD with momentum */
     tsh_real pad[3][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms; /* blocks of x, gradient, m */
     tshi_words drawn[2];
@@ -143,8 +148,9 @@ static int64_t tshi_optim_count(const tsh_tensor *x) {
                                    : tsh_local_numel(x);
 }
 
-/* Gathers chunks over dp: `values` has as many elements as this rank's shard of t, a parameter or a
- * moment, and holds this rank's chunk in its place. what: names the collective in errors. */
+/* Collective over dp: gathers the chunks of t, a parameter or a moment, in `values`, which has as
+ * many elements as this rank's shard of t, and in which this rank's chunk is in its place already.
+ * what: names the collective in errors. */
 static tsh_result tshi_optim_gather_chunks(const tsh_tensor *t, void *values, tsh_dtype dtype,
                                            const char *what) {
     tsh_ctx *ctx = t->ctx;
@@ -160,8 +166,8 @@ static tsh_result tshi_optim_gather_chunks(const tsh_tensor *t, void *values, ts
     return result;
 }
 
-/* Gathers all chunks of a moment over dp into `values`, which has as many elements as this rank's
- * shard of the parameter. what: names the collective in errors. */
+/* Collective over dp: gathers all chunks of a moment in `values`, which has as many elements as
+ * this rank's shard of the parameter. what: names the collective in errors. */
 static tsh_result tshi_optim_gather(const tsh_tensor *moment, void *values, const char *what) {
     memcpy((char *)values + tshi_dtype_bytes(moment->dtype, tshi_optim_first(moment)),
            tshi_mem_data(moment->block),
@@ -180,9 +186,10 @@ static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     return 1;
 }
 
-/* Cuts a moment that holds all values down to this rank's chunk. */
+/* Replaces the values of a moment, which are those of this rank's whole shard, by this rank's chunk
+ * of them. */
 static void tshi_optim_keep_chunk(tsh_tensor *moment) {
-    tshi_block *whole = moment->block; /* referenced until the chunk is copied */
+    tshi_block *whole = moment->block; /* the old values, kept until the chunk is copied */
     const int64_t n = tshi_optim_count(moment);
     whole->refs++;
     if (tshi_optim_allocate(moment, n))
@@ -193,11 +200,11 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
     tshi_mem_release(moment->ctx, whole);
 }
 
-/* Gives a moment its parameter's new layout. A chunked moment is gathered over dp first and cut
- * down to this rank's chunk afterwards. */
+/* Gives a moment its parameter's new layout. A chunked moment (.zero) is gathered over dp first and
+ * cut down to this rank's chunk afterwards. */
 static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
-    tsh_tensor part = *moment; /* the moment with its old block */
+    tsh_tensor part = *moment; /* a copy of the handle, which keeps the old values */
     if (!(moment->flags & TSHI_CHUNKED) ||
         tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
         tshi_module_relayout(moment, layout);
@@ -244,9 +251,9 @@ typedef struct tshi_optim_work {
     tshi_kernel_fn kernel; /* updates a run of elements, such as tshi_optim_adam */
     const tshi_operand *x; /* the operands, TSHI_OPTIM_OPERANDS entries */
     tshi_update params;
-    /* one per local row: not 0 if the gradient has values in the row; NULL: dense */
+    /* marks[r]: not 0 if the gradient has values in local row r; NULL: the gradient is dense */
     const int32_t *marks;
-    int64_t width;        /* elements per row; 1 if dense */
+    int64_t width; /* elements per row; 1 if the gradient is dense */
 } tshi_optim_work;
 
 /* Updates n of the elements that this rank updates, from the at-th of them on. If values are
@@ -296,8 +303,8 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
                   tshi_optim_update_part, &work);
 }
 
-/* Fills in x, the operands of a parameter. Those of its moments get the dtype `moments` and no
- * data. Returns 0 if there is no memory. */
+/* Fills in x, the operands for the update of parameter t. Those of its moments get the dtype
+ * `moments` and no data. Returns 0 if there is no memory. */
 static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x) {
     if (!tshi_tensor_keep_exact(t)) return 0;
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
@@ -310,7 +317,7 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
     return 1;
 }
 
-/* -- the optimisers --------------------------------------------------------- */
+/* -- the optimisers: SGD, Adam and AdamW ------------------------------------ */
 
 /* One update of one parameter: the argument of an optimiser's update function (tshi_optims). */
 typedef struct tshi_turn {
@@ -318,11 +325,12 @@ typedef struct tshi_turn {
     const tsh_tensor *t;        /* the parameter; t->dim: its global shape */
     double lr, decay;           /* learning rate and weight decay of this parameter */
     int64_t step;               /* number of this update of the parameter, from 1 on */
-    /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the row asks for
-     * whole parameters, they are global tensors, row-major and of tsh_real, and the update writes
-     * to X and the moments. Otherwise they are what tshi_optim_run reads and writes. */
+    /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the optimiser's row
+     * in tshi_optims has .whole, they are global tensors, row-major and of tsh_real, and the update
+     * writes to X and the moments. Otherwise they are what tshi_optim_run reads and writes. */
     tshi_operand *x;
-    /* set already: clip, by which the gradient is multiplied, and the fields for random rounding */
+    /* options of the kernel: clip and the fields for random rounding are set already, the others
+     * are set by the update function */
     tshi_update params;
 } tshi_turn;
 
@@ -345,7 +353,8 @@ static void tshi_optim_update_adam(tshi_turn *turn) {
     p->eps = d->eps;
     p->step = turn->lr / (1 - pow(d->beta1, (double)turn->step)); /* corrects the bias of m */
     p->root = 1 / sqrt(1 - pow(d->beta2, (double)turn->step));
-    /* does what torch.optim.SparseAdam does: adds eps to sqrt(v) before the bias is corrected */
+    /* row-sparse gradient: as in torch.optim.SparseAdam, eps is added to sqrt(v) before its bias is
+     * corrected */
     if (turn->t->sparse) {
         p->step /= p->root;
         p->root = 1;
@@ -372,7 +381,7 @@ static const tshi_optim_row tshi_optims[] = {
 };
 enum { TSHI_OPTIMS = sizeof tshi_optims / sizeof tshi_optims[0] };
 
-/* -- whole parameters ------------------------------------------------------- */
+/* -- updates that need whole parameters ------------------------------------- */
 
 /* Kernel: stores the values of the operand TSHI_OPTIM_GRAD in the operand TSHI_OPTIM_X. */
 TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
@@ -386,14 +395,14 @@ TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_assign, tshi_update);
 
-/* Gathers the values of operand i over dp and tp into `whole`, a global tensor; `shard` has space
- * for this rank's shard. */
+/* Collective over dp and tp: gathers the values of operand i, such as a moment, in `whole`, a
+ * global tensor. shard: scratch with space for this rank's shard. */
 static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_operand *x, int i,
                                           tsh_real *shard, tsh_real *whole) {
     const tsh_layout replicated = tsh_replicated();
     const tsh_tensor *t = turn->t;
     const int64_t first = tshi_optim_first(t), count = tshi_optim_count(t);
-    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* the operands, operand i in place of the parameter */
+    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* copy of x with operand i as the parameter */
     tsh_real pad[TSHI_BLOCK];
     memcpy(part, x, sizeof part);
     part[TSHI_OPTIM_X] = x[i];
@@ -407,7 +416,8 @@ static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_oper
     return tshi_redistribute_move(t, &t->layout, &replicated, TSH_REAL, shard, whole);
 }
 
-/* Stores this rank's elements of `whole` in operand i, rounded as that operand is. */
+/* Stores this rank's elements of `whole`, a global tensor, in operand i, which may be rounded at
+ * random. shard: scratch with space for this rank's shard. */
 static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, int i,
                                   tsh_real *whole, tsh_real *shard) {
     const tsh_layout replicated = tsh_replicated();
@@ -427,12 +437,12 @@ static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, 
     tshi_optim_run(t, tshi_optim_assign[t->ctx->isa], part, &params);
 }
 
-/* Calls the update of a row that needs whole parameters: gathers the operands, the same on every
- * rank, and keeps this rank's part of the results. */
+/* Runs the update of an optimiser that needs whole parameters: gathers the operands, the same on
+ * every rank, and keeps this rank's part of the results. */
 static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
     tsh_ctx *ctx = turn->t->ctx;
     const int64_t n = tsh_numel(turn->t);
-    /* shape (TSHI_OPTIM_LOW + 1, n): the global operands, then space for a shard */
+    /* TSHI_OPTIM_LOW + 1 arrays of n elements: one for each global operand, and one for a shard */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                                        tshi_dtype_reals((TSHI_OPTIM_LOW + 1) * n));
     tshi_operand *const own = turn->x, whole[TSHI_OPTIM_OPERANDS];
@@ -454,8 +464,8 @@ static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
     tshi_mem_release(ctx, block);
 }
 
-/* Updates one parameter and its moments, which the first update creates. clip: what the gradient is
- * multiplied by. */
+/* Updates one parameter and its moments, which the first update creates. clip: factor of the
+ * gradient. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     const tshi_optim_row *row = &tshi_optims[d->kind];

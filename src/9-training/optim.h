@@ -9,7 +9,7 @@ static int tshi_optim_keeps(tsh_dtype dtype) {
     return dtype == TSH_DTYPE_DEFAULT || dtype == TSH_REAL || dtype == TSH_BF16;
 }
 
-/* Checks a description; returns an error if a value is out of range. */
+/* Checks the options given to tsh_optim_new; returns an error if one is out of range. */
 static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
     if (!tshi_optim_keeps(d->grad_dtype) || !tshi_optim_keeps(d->moments_dtype))
         return tsh_fail(ctx, TSH_ERR_DTYPE,
@@ -107,7 +107,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
     if (!optim->desc.moments_dtype) optim->desc.moments_dtype = TSH_REAL;
-    /* at the end, `at` is ready for the next walk */
+    /* Counts the parameters and buffers. At its end the walk is ready to begin anew. */
     while (tshi_module_step_once(module, &at)) slots++;
     optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
                                                        (slots + 1) * sizeof *optim->each);
@@ -120,10 +120,10 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         each->lr_scale = 1; /* the default, which tsh_optim_group changes */
         each->weight_decay = optim->desc.weight_decay;
     }
-    /* -1: the first step calls tshi_optim_warn_late */
+    /* -1: the first step looks for parameters that were added too late (tshi_optim_warn_late) */
     optim->changes = -1;
     tshi_optim_warn_blocks(module, optim->count);
-    optim->older = ctx->optims; /* prepend to the ctx's list */
+    optim->older = ctx->optims; /* optim becomes the first in the ctx's list */
     ctx->optims = optim;
     for (int i = 0; i < optim->count; i++) tshi_optim_claim(optim, i);
     return optim;
@@ -142,7 +142,7 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
         param->grad_dtype = TSH_DTYPE_DEFAULT;
         param->updates = NULL;
     }
-    /* some parameters still have another optimiser */
+    /* Parameters that other optimisers have, too, get the fields that these want. */
     tshi_optim_claim_all(optim->module->ctx->optims);
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -245,7 +245,7 @@ static TSHI_COLD void tshi_optim_warn_late(tsh_ctx *ctx, tsh_optim *optim) {
  * were taken without tsh_step_end and, in the second half of them, the number of step tensors grew
  * by at least one per step. */
 static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
-    /* wanted: number of parameters that require a gradient; live: of those that have one */
+    /* wanted: number of parameters that require a gradient; live: number of those that have one */
     int wanted = 0, live = 0;
     if (ctx->error.code != TSH_OK) return;
     for (int i = 0; i < optim->count; i++) {
@@ -254,7 +254,7 @@ static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
         live += param->gr.live;
         if (param->gr.live) param->flags |= TSHI_USED;
     }
-    /* with pp, all that is trained may lie on other stages */
+    /* With pp > 1 it may be no mistake: all trained parameters may lie on other stages. */
     if (wanted && !live && ctx->pp.size == 1)
         tshi_error_warn(ctx, TSHI_WARN_NONE,
                         "tsh_optim_step changes nothing, as no parameter has a gradient; call "
@@ -274,7 +274,7 @@ static void tshi_optim_warn(tsh_ctx *ctx, tsh_optim *optim) {
 
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
-    int64_t begin; /* start of the event in the trace */
+    int64_t begin; /* when the step began, for the trace */
     if (!ctx) return TSH_ERR_ARGUMENT;
     begin = tshi_trace_now(ctx->trace);
     (void)tshi_trace_phase(ctx->trace, TSHI_PHASE_UPDATE);

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>pipeline                                      MARK: - pipeline (private) */
-/* Pipeline parallelism: layers assigned to stages, micro-batches sent        */
-/* between them.                                                              */
+/* Pipeline parallelism: layers are assigned to stages, one per rank of pp.   */
+/* Micro-batches are sent from stage to stage.                                */
 /* Needs: >>tensor-make >>module-tree.                                        */
 /* ========================================================================== */
 
@@ -51,11 +51,12 @@ struct tsh_pipeline {
     tshi_micro *micro;        /* shape (slots): micro-batch k is in slot k % slots */
     tshi_send_queue queue[2]; /* sends [0] to earlier stages, [1] to later ones */
     tshi_tie *ties;           /* list of the tied parameters */
-    /* last stage: [0] sum of losses; [1] sum of weights, or number of micro-batches */
+    /* on the last stage: [0] sum of losses; [1] sum of weights or, if losses are means, number of
+     * micro-batches */
     double total[2];
 };
 
-/* -- messages ---------------------------------------------------------------- */
+/* -- sending to and receiving from other stages ------------------------------ */
 
 /* Waits for the oldest send of a queue and releases its values. */
 static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
@@ -109,7 +110,7 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
                            "tsh_pipeline: receive");
 }
 
-/* -- from stage to stage ------------------------------------------------------ */
+/* -- tensors and gradients from stage to stage -------------------------------- */
 
 /* Sends y to the next stage: its description, then this rank's shard. */
 static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
@@ -131,8 +132,9 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tshi_pipeline_send(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
 }
 
-/* Sends the gradient of the received tensor to the previous stage. Takes over the caller's
- * reference to block. block NULL: sends zeros, since the output does not depend on the tensor. */
+/* Sends the gradient of the micro-batch's input to the previous stage, from which the input came.
+ * Takes over the caller's reference to block. block NULL: sends zeros, since the output does not
+ * depend on the input. */
 static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
     tsh_pipeline *p = micro->pipeline;
     const int64_t n = tsh_local_numel(micro->input);
@@ -141,7 +143,7 @@ static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
         if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
     }
     if (block) tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
-    micro->input = NULL; /* no gradient is still to be sent */
+    micro->input = NULL; /* no gradient has to be sent any more */
 }
 
 /* Backward of a received tensor: sends its gradient to the previous stage. */
@@ -185,14 +187,14 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
  * the next stage, or on the last stage the loss; NULL after an error. */
 static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
-    tsh_module *child = p->child; /* the stage's children are adjacent */
+    tsh_module *child = p->child; /* the stage's children follow each other */
     tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro) /* the stage's input */
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
     for (i = 0; i < p->counts[p->stage] && x && ctx->error.code == TSH_OK; i++) {
         x = tshi_module_call(child, &x, 1);
         child = child->next;
-        tshi_tape_progress(ctx); /* lets sends go on */
+        tshi_tape_progress(ctx); /* lets sends in flight go on */
     }
     if (!x || ctx->error.code != TSH_OK)
         return tshi_error_null(
@@ -205,7 +207,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
     return x;
 }
 
-/* -- micro-batches ------------------------------------------------------------ */
+/* -- forward and backward of one micro-batch ---------------------------------- */
 
 /* Exchanges the tape (nodes and arena) of the micro-batch and that of the ctx. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
@@ -223,12 +225,13 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
  * step. Also releases the caller's reference to `last`. */
 static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
-    /* TSHI_DEAD: a callback has ended the step */
+    /* If a callback has ended the step, `last` was released (TSHI_DEAD): begins at the head of the
+     * list of step tensors. */
     t = last->flags & TSHI_DEAD ? &ctx->handles.step : last;
     for (t = t->next; t != &ctx->handles.step; t = next) {
         next = t->next;
         if (t->flags & TSHI_RETAIN) continue; /* the user retains t */
-        t->prev->next = t->next;              /* unlink from the step */
+        t->prev->next = t->next;              /* unlink t from the step */
         t->next->prev = t->prev;
         tshi_tensor_insert(&micro->handles, t);
         tshi_mem_release(ctx, t->block);
@@ -273,7 +276,7 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
 static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
-    int64_t stride[TSH_MAX_DIMS]; /* strides of a dense shard */
+    int64_t stride[TSH_MAX_DIMS]; /* strides of `grad` */
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
     tsh_real *grad; /* gradient of this rank's shard of y, dense */
     tshi_dest dest;
@@ -323,7 +326,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tshi_pipeline_end(micro);
 }
 
-/* -- the schedule ------------------------------------------------------------- */
+/* -- the schedule: GPipe or 1F1B ---------------------------------------------- */
 
 /* Runs the schedule: `warmup` forwards, then a forward and a backward in turn (1F1B, Narayanan et
  * al. 2021), then the backwards that are left. With GPipe, warmup is the number of micro-batches.
@@ -435,7 +438,7 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_pipeline_begin_tied(pipeline);
     tshi_pipeline_run(pipeline);
-    tshi_error_report(ctx); /* a peer may wait for what this rank will not send */
+    tshi_error_report(ctx); /* after an error: peers may wait for what will not be sent */
     tshi_pipeline_end_sends(pipeline, 1);
     for (int i = 0; i < pipeline->slots; i++) tshi_pipeline_end(&pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
@@ -462,7 +465,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     tsh_no_grad_begin(ctx);
     for (int k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
-        tsh_scope_begin(ctx); /* frees each micro-batch's tensors */
+        tsh_scope_begin(ctx); /* the scope's end frees the micro-batch's tensors */
         y = tshi_pipeline_stage_forward(pipeline, NULL, k);
         if (pipeline->stage == pipeline->last && ctx->error.code == TSH_OK)
             tshi_pipeline_add_loss(pipeline, y, k);
@@ -538,7 +541,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
         if (at.param == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
     for (int s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
-        param->stage = 1 + s; /* after the loop: 1 + the first holder */
+        param->stage = 1 + s; /* 1 + stage; in the end, that of the first holder */
         tie->holders++;
     }
     param->absent = tie->holders && !tie->holds[p->stage];
@@ -549,7 +552,8 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     p->ties = tie;
 }
 
-/* Compares the descriptions of all ranks of the world: if they differed, ranks would deadlock. */
+/* Sets an error if the ranks of the world made pipelines that differ, for example in their
+ * micro-batches: they would deadlock. Collective over the world. */
 static void tshi_pipeline_compare(const tsh_pipeline *p) {
     const int same[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
                          p->desc.weight != NULL};
@@ -630,14 +634,13 @@ static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
                        "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
                        "in another way",
                        before->container->path);
-    if (!before) tshi_module_changed(ctx); /* stages are assigned: models can be compared */
+    if (!before) tshi_module_changed(ctx); /* the next collective compares the ranks' models */
     if (!before && ctx->world.size > 1) ctx->world.unchecked = ctx;
     if (tsh_ok(ctx)) tshi_pipeline_compare(p); /* collective: all ranks must call it */
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_assign_modules(p);
     if (before) return; /* parameters are assigned already */
-    while (tshi_module_step_once(ctx->root, &at))
-        tshi_pipeline_assign_param(p, at.param);
+    while (tshi_module_step_once(ctx->root, &at)) tshi_pipeline_assign_param(p, at.param);
     ctx->pipeline = p;
 }
 

@@ -105,7 +105,7 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
                         "tsh_quantize: takes TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1, not %s",
                         tshi_dtype_exists(dtype) ? tshi_dtype_name(dtype) : "another number");
     if (!pattern) pattern = "**";
-    for (apply = 0; apply < 2; apply++) /* 0: checks all weights; 1: changes them */
+    for (apply = 0; apply < 2; apply++) /* pass 0 checks all weights, pass 1 quantises them */
         for (m = module; m && ctx->error.code == TSH_OK; m = tshi_module_next(module, m)) {
             if (!tshi_module_quantises(m) ||
                 !tshi_glob_match(pattern, tshi_module_below(module, m->path)))
@@ -123,6 +123,6 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
                        "tsh_quantize: \"%.96s\" matches no linear or embedding layer; %s", pattern,
                        similar);
     }
-    tshi_module_changed(ctx); /* the comparison of models includes dtypes */
+    tshi_module_changed(ctx); /* ranks compare their models anew, with the new dtypes */
     return ctx->error.code;
 }

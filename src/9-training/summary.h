@@ -4,8 +4,8 @@
 /* Needs: >>optim.                                                            */
 /* ========================================================================== */
 
-/* Writes the groups of the optimisers of root and of modules below, oldest first.
- * A group is all parameters that have the same learning rate and weight decay. */
+/* Writes a line for each parameter group of the optimisers of root and of modules below it, oldest
+ * optimiser first. A group is all parameters that have the same learning rate and weight decay. */
 static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_module *root,
                                           FILE *file) {
     const tsh_module *m = optim->module;

@@ -1,8 +1,8 @@
 /* ========================================================================== */
 /* >>uv-admit                                      MARK: - uv-admit (private) */
-/* Dials and accepts connections. Once both ends are authenticated, each is   */
-/* assigned: to a peer as its control connection, or to a link of a group. A  */
-/* dialled connection that fails is dialled again; an accepted one is freed.  */
+/* Dials and accepts connections, and hands them over once authenticated.     */
+/* A connection then belongs to a peer (control), or to a link of a group.    */
+/* A dialled connection that fails is dialled again; an accepted one, freed.  */
 /* Needs: >>uv-hear.                                                          */
 /* ========================================================================== */
 
@@ -11,7 +11,9 @@
 static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
 #ifdef TCP_THIN_LINEAR_TIMEOUTS
-    int one = 1; /* after a short break TCP resends at even intervals, not doubled ones */
+    /* Switches on that TCP, after a short break of the network, resends at even intervals, not at
+     * doubled ones. */
+    int one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
 #endif
     peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
@@ -29,7 +31,7 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
     return 1;
 }
 
-/* Returns 1 if both ends of the connection are on this host. */
+/* Returns 1 if both ends of the connection fd are on this host. */
 static int tshi_uv_is_local(int fd) {
     tshi_uv_address ends[2];
     char text[2][64];
@@ -48,7 +50,7 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
     int near = TSHI_UV_NEAR; /* size of the send buffer in bytes */
     if (!link) return 0;     /* no group needs this connection any more */
     if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
-    if (link->fd < 0) link->group->missing--; /* one missing connection less */
+    if (link->fd < 0) link->group->missing--; /* the group lacks one connection less */
     tshi_uv_close_fd(&link->fd);              /* the connection of an earlier attempt, if any */
     link->fd = fd;
     link->checks = hello->checks;
@@ -76,7 +78,7 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
         tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT);
         kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
         if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
-        /* the list of absent ranks has changed */
+        /* sends all ranks the list of absent ranks, which has changed */
         if (kept && world->rank == 0) tshi_uv_tell_absent(world);
     } else {
         kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
@@ -112,7 +114,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
 /* Starts the handshake on fd, whose other end is `peer`. If this rank accepted the connection,
  * sends the server hello. */
 static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address *peer) {
-    /* UV_WRITABLE: the socket has connected */
+    /* a dialled socket becomes writable (UV_WRITABLE) when it has connected */
     int events = UV_READABLE | (conn->dialled ? UV_WRITABLE : 0);
     /* time limit of the handshake in seconds */
     int patience = conn->dialled ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
@@ -125,7 +127,7 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
         tshi_uv_conn_end(conn); /* there is no memory to watch the socket */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
-        randombytes_buf(conn->hello.server_nonce, 32); /* a replayed client hello is refused */
+        randombytes_buf(conn->hello.server_nonce, 32); /* so no client hello can be replayed */
         (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_nonce);
         conn->out_used = TSHI_UV_SERVER_HELLO;
         conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the client hello, to be read */
@@ -138,12 +140,12 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
  * all n places (world->unproven_limit). At random, a connection survives n arrivals with
  * probability 1/e, and a rank dials again. */
 static int tshi_uv_drop_unproven(tsh_uv_world *world) {
-    tshi_uv_conn *conn = world->conns; /* the list has dialled connections, too */
+    tshi_uv_conn *conn = world->conns; /* this list has dialled connections, too */
     int skip;
     if (!world->unproven) return 0;
-    /* number of accepted connections to pass over */
+    /* number of accepted connections to pass over in the list */
     skip = (int)randombytes_uniform((uint32_t)world->unproven);
-    while (conn->dialled || skip--) conn = conn->next; /* dialled ones do not count */
+    while (conn->dialled || skip--) conn = conn->next; /* skips dialled ones, too */
     tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
                  "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
                  world->unproven);
@@ -154,11 +156,11 @@ static int tshi_uv_drop_unproven(tsh_uv_world *world) {
 /* Handles a lack of file descriptors. While the world forms, it is only recorded in
  * world->obstacle, since descriptors may become free; later it is an error. */
 static void tshi_uv_too_few(tsh_uv_world *world) {
-    /* descriptors that the world and its groups need */
+    /* number of file descriptors that the world needs; below, those of its groups are added */
     int need = tshi_uv_descriptors(world->size);
     uv_mutex_lock(&world->lock);
     for (const tshi_uv_group *group = world->groups; group; group = group->next)
-        if (group != world->world_group) need += 2 * (group->size - 1); /* 2 links per member */
+        if (group != world->world_group) need += 2 * (group->size - 1); /* 2 links to a member */
     uv_mutex_unlock(&world->lock);
     tshi_uv_hindered(world, "too few descriptors: rank %d needs about %d (ulimit -n)", world->rank,
                      need);

@@ -16,15 +16,15 @@
 
 /* Contiguous bytes in a buffer. */
 typedef struct tshi_uv_span {
-    char *at;     /* the first byte */
-    int64_t size; /* number of bytes */
+    char *at;     /* where they begin */
+    int64_t size; /* how many they are */
 } tshi_uv_span;
 
 static int64_t tshi_uv_width(const tshi_uv_op *op) { /* Returns the bytes per element. */
     return (int64_t)tsh_dtype_size(op->coll.dtype);
 }
 
-/* Returns the size of chunk k in bytes, which may be 0. */
+/* Returns the size in bytes, maybe 0, of chunk k of op's data, which has one chunk per rank. */
 static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;
@@ -41,9 +41,9 @@ static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int6
                                     int64_t offset) {
     /* row: size in bytes of rank k's range in each row */
     int64_t width = tshi_uv_width(op), row = counts[k] * width;
-    /* whole: bytes of a row, all ranks' ranges */
+    /* whole: size in bytes of a row, which has one range per rank */
     int64_t whole = tshb_coll_before(counts, op->group->size) * width;
-    /* b: index of the row; within: offset in rank k's range of it */
+    /* b: index of the row that holds the byte; within: its offset in rank k's range of that row */
     int64_t b = row ? offset / row : 0, within = row ? offset % row : 0;
     tshi_uv_span span;
     span.at = (char *)base + b * whole + tshb_coll_before(counts, k) * width + within;
@@ -54,7 +54,7 @@ static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int6
 /* Finds byte `offset` of chunk k in a buffer that holds the chunks of all ranks. */
 static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, int64_t offset) {
     const tsh_coll *coll = &op->coll;
-    int64_t chunk; /* index of the chunk's first element */
+    int64_t chunk; /* index in the buffer of chunk k's first element */
     tshi_uv_span span;
     if (coll->kind != TSH_ALLREDUCE) return tshi_uv_in_rows(op, base, coll->recv_counts, k, offset);
     chunk = tshb_coll_chunk(coll->count, op->group->size, k);
@@ -76,23 +76,26 @@ static int tshi_uv_first_out(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? tshi_uv_prev(op->group) : op->group->rank;
 }
 
-static int tshi_uv_first_in(const tshi_uv_op *op) { /* Returns the chunk received in step 0. */
+/* Returns the chunk that this rank receives in step 0 of a ring. */
+static int tshi_uv_first_in(const tshi_uv_op *op) {
     return (tshi_uv_first_out(op) + op->group->size - 1) % op->group->size;
 }
 
-static int tshi_uv_steps(const tshi_uv_op *op) { /* Returns the number of steps in a row. */
+/* Returns the number of steps that each row of a ring's stream has (row i: a sequence of steps, of
+ * which each carries segment i of one chunk). */
+static int tshi_uv_steps(const tshi_uv_op *op) {
     return (op->coll.kind == TSH_ALLREDUCE ? 2 : 1) * (op->group->size - 1);
 }
 
-/* Returns the number of steps, the first ones of each row, whose received bytes are summed with
- * this rank's own. */
+/* Returns how many steps of a ring, the first ones of each row, receive bytes that are added to
+ * this rank's own; 0: op is no reduction. */
 static int tshi_uv_summed(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? op->group->size - 1 : 0;
 }
 
-/* A position in a ring's stream. */
+/* A position in the stream of bytes that a rank sends, or receives, in the ring algorithm. */
 typedef struct tshi_uv_at {
-    int64_t row;        /* index of the row */
+    int64_t row;        /* index of the row of the stream */
     int step, chunk;    /* step within the row; chunk whose segment that step carries */
     int64_t done, left; /* done, left: bytes of the step before this position, and from it on */
     int64_t offset;     /* offset of this position in the chunk, in bytes */
@@ -103,8 +106,8 @@ static int tshi_uv_chunk_of(const tshi_uv_op *op, int first, int step) {
     return (first + 2 * op->group->size - step) % op->group->size;
 }
 
-/* Returns the number of bytes of a ring's stream that precede row `row`. first: the chunk of its
- * step 0. */
+/* Returns the number of bytes of a ring's stream that precede row `row` (row i: a sequence of
+ * steps, of which each carries segment i of one chunk). first: the chunk of step 0. */
 static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) {
     int64_t total = 0;
     for (int t = 0; t < tshi_uv_steps(op); t++)
@@ -113,13 +116,15 @@ static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) 
     return total;
 }
 
-/* Returns the size in bytes of segment `row` of chunk k; 0: the chunk has fewer segments. */
+/* Returns the size in bytes of segment `row` of chunk k; 0: the chunk has fewer segments. All but
+ * a chunk's last segment have TSHI_UV_SEGMENT bytes. */
 static int64_t tshi_uv_segment(const tshi_uv_op *op, int k, int64_t row) {
     int64_t left = tshi_uv_length(op, k) - row * TSHI_UV_SEGMENT;
     return left < 0 ? 0 : tshi_uv_min(left, TSHI_UV_SEGMENT);
 }
 
-/* Returns the offset in a ring's stream of the point `done` bytes into step `step` of row `row`. */
+/* Returns the offset in a ring's stream of the point `done` bytes into step `step` of row `row`.
+ * first: the chunk that step 0 carries. */
 static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, int step,
                                 int64_t done) {
     int64_t total = tshi_uv_before_row(op, first, row) + done;
@@ -128,8 +133,8 @@ static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, in
     return total;
 }
 
-/* Finds the row, step and chunk of byte `at` of a ring's stream. All rows but the last ones are
- * full, so the first guess, by division, is mostly right. */
+/* Finds the row, step and chunk of byte `at` of a ring's stream. first: the chunk that step 0
+ * carries. Rows have the same size, but for the last ones, so a division mostly finds the row. */
 static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
     tshi_uv_at place;
     int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(op)), high = low + 1;
@@ -141,12 +146,12 @@ static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
         else
             high = middle;
     }
-    at -= tshi_uv_before_row(op, first, low); /* now an offset in the row */
+    at -= tshi_uv_before_row(op, first, low); /* now the offset in row `low` */
     place.row = low;
     for (place.step = 0;; place.step++) { /* goes through the steps of the row */
         int64_t n;
         place.chunk = tshi_uv_chunk_of(op, first, place.step);
-        n = tshi_uv_segment(op, place.chunk, low); /* bytes of the step */
+        n = tshi_uv_segment(op, place.chunk, low); /* size of the step in bytes */
         place.done = at;
         place.left = n - at;
         place.offset = low * TSHI_UV_SEGMENT + at;
@@ -170,13 +175,13 @@ static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
 static int64_t tshi_uv_ring_ready(const tshi_uv_op *op, int64_t total) {
     tshi_uv_at in;
     int first = tshi_uv_first_out(op);
-    /* the whole incoming stream has arrived */
+    /* once all of the incoming stream has arrived, all of the outgoing one may be sent */
     if (op->ready >= op->in[tshi_uv_prev(op->group)].total) return total;
-    /* the position of op->ready in the incoming stream */
+    /* in: the position up to which received bytes may be sent on */
     in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
     if (in.step + 1 < tshi_uv_steps(op))
         return tshi_uv_position(op, first, in.row, in.step + 1, in.done);
-    /* step 0 of the next row needs no received bytes */
+    /* step 0 of the next row needs no received bytes, so it may be sent, too */
     return tshi_uv_position(op, first, in.row + 1, 1, 0);
 }
 
@@ -197,11 +202,11 @@ static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
     tshi_uv_at out = tshi_uv_locate(op, tshi_uv_first_out(op), at);
     char *send = (char *)tshi_uv_send_buffer(op);
     tshi_uv_span span = {send + out.offset, out.left}; /* all-gather, step 0: this rank's part */
-    /* later steps of a reduce-scatter: sums in the window */
+    /* later steps of a reduce-scatter send the sums that are in the window */
     if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
         span = tshi_uv_window(
             op, tshi_uv_position(op, tshi_uv_first_in(op), out.row, out.step - 1, out.done));
-    else if (out.step > 0 || tshi_uv_sums(op)) /* a sum's step 0 sends from send, later from recv */
+    else if (out.step > 0 || tshi_uv_sums(op)) /* step 0: from send; later: from recv */
         span = tshi_uv_in_whole(op, out.step ? op->coll.recv : send, out.chunk, out.offset);
     span.size = tshi_uv_min(span.size, out.left);
     return span;
@@ -225,8 +230,8 @@ static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
 }
 
 /* Adds at most `come` received bytes of one step, from op->ready on, to this rank's own elements;
- * only whole elements are added. in: the position of op->ready in the collective. Returns how many
- * bytes were added. */
+ * only whole elements are added. in: the position of op->ready in the incoming stream. Returns how
+ * many bytes were added. */
 static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     const tsh_coll *coll = &op->coll;
     /* left: the received partial sums; out: where the new sums are stored; right: this rank's own
@@ -239,7 +244,7 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     if (coll->kind == TSH_ALLREDUCE)
         out = tshi_uv_in_whole(op, coll->recv, in.chunk, in.offset); /* the sum's final place */
     else if (last)
-        out.at = (char *)coll->recv + in.offset; /* recv is this rank's chunk */
+        out.at = (char *)coll->recv + in.offset; /* recv holds this rank's chunk only */
     tshb_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
     if (last) tshb_coll_finish(out.at, n, coll->dtype, coll->redop, op->group->size);
     return n * width;
@@ -247,7 +252,8 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
 
 /* Sums what has arrived on a ring, and advances op->ready, the bytes that may be sent on. */
 static void tshi_uv_ring_fold(tshi_uv_op *op) {
-    /* come: bytes received; n: bytes that a round summed or kept, 0 if no whole element is left */
+    /* come: bytes received; n: bytes that one turn of the loop summed, or kept as they are; 0: not
+     * even one whole element is left */
     int64_t come = op->in[tshi_uv_prev(op->group)].good, n = 1;
     while (op->ready < come && n) {
         tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
@@ -257,18 +263,18 @@ static void tshi_uv_ring_fold(tshi_uv_op *op) {
     }
 }
 
-/* ---- the direct algorithm ---- */
+/* ---- TSHI_UV_DIRECT: every rank sends its data to every other rank ---- */
 
 /* Returns how many bytes rank `from` sends to rank `to` by TSHI_UV_DIRECT or TSHI_UV_PIECES. */
 static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     const tsh_coll *coll = &op->coll;
     switch (coll->kind) {
     case TSH_ALLREDUCE:
-        if (op->algorithm == TSHI_UV_PIECES) /* chunk `to`, then the sum of chunk `from` */
+        if (op->algorithm == TSHI_UV_PIECES) /* data of chunk `to`, then the sum of chunk `from` */
             return tshi_uv_length(op, to) + tshi_uv_length(op, from);
-        return coll->count * tshi_uv_width(op);             /* the whole buffer */
-    case TSH_ALLGATHER: return tshi_uv_length(op, from);    /* the part of `from` */
-    case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to); /* the part of `to` */
+        return coll->count * tshi_uv_width(op);             /* the whole send buffer */
+    case TSH_ALLGATHER: return tshi_uv_length(op, from);    /* all that rank `from` has */
+    case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to); /* the chunk that rank `to` sums */
     case TSH_ALLTOALL: /* this rank is `from` or `to`, so it knows the count */
         return (from == op->group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
                coll->blocks * tshi_uv_width(op);
@@ -301,10 +307,10 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
     tshi_uv_span span;
     if (coll->kind == TSH_ALLTOALL)
         return tshi_uv_in_rows(op, base, out ? coll->send_counts : coll->recv_counts, peer, offset);
-    /* the buffer has a part for each rank */
+    /* `base` has a part for each rank; finds that of the peer */
     if (coll->kind == (out ? TSH_REDUCE_SCATTER : TSH_ALLGATHER))
         return tshi_uv_in_whole(op, base, peer, offset);
-    /* the data for one peer is contiguous */
+    /* otherwise the data sent to a peer, or received from it, is contiguous */
     span.at = (out ? (char *)base : tshi_uv_row(op, peer)) + offset;
     span.size = tshi_uv_direct_size(op, out ? own : peer, out ? peer : own) - offset;
     return span;
@@ -328,7 +334,7 @@ static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank
  * how many bytes were summed, whole elements only. */
 static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t most, int64_t from,
                                 int64_t to) {
-    double tile[512]; /* aligned for every dtype */
+    double tile[512]; /* buffer for sums, as double, so that it is aligned for every dtype */
     tshi_uv_span own = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), k, at);
     tshi_uv_parts parts = {op, own.at, from};
     int64_t width = tshi_uv_width(op);
@@ -357,7 +363,7 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     }
 }
 
-/* ---- TSHI_UV_PIECES ---- */
+/* ---- TSHI_UV_PIECES: rank k sums chunk k of all ranks ---- */
 
 /* Sums of 16-bit floats are to be rounded only once, at their end, so partial sums cannot be sent
  * on in 16 bits, as in a ring. Instead every rank sends its chunk k to rank k, which sums them and,
@@ -371,7 +377,8 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
 static void tshi_uv_pieces_fold(tshi_uv_op *op) {
     const int rank = op->group->rank;
     int64_t row = tshi_uv_row_size(op), base = tshi_uv_sum_place(op, rank);
-    /* come: bytes that have arrived from every rank */
+    /* come: bytes of this rank's chunk that have arrived from every rank; n: bytes that one turn of
+     * the loop below sums */
     int64_t come = tshi_uv_length(op, rank), n = 1;
     for (int r = 0; r < op->group->size; r++)
         if (r != rank) come = tshi_uv_min(come, op->in[r].good);
@@ -396,8 +403,8 @@ static tshi_uv_span tshi_uv_pieces_at(const tshi_uv_op *op, int peer, int64_t of
     return span;
 }
 
-/* Copies n bytes of what this rank would send to itself, from byte `offset` on, from send to
- * recv. */
+/* Copies to recv what this rank would send to itself: of this part of send, n bytes from byte
+ * `offset` on. */
 static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
     const int rank = op->group->rank;
     for (int64_t end = offset + n; offset < end;) {
@@ -410,12 +417,11 @@ static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
     }
 }
 
-/* ---- any algorithm ---- */
+/* ---- where the next bytes of a frame are, whatever the algorithm ---- */
 
-/* Finds where the next bytes of a frame are that this rank can send to `peer` (out = 1), or where
- * the next bytes received from it are to be stored (out = 0), from byte `offset` of the `total`
- * bytes of payload on. Size 0: no bytes are ready to be sent, or there is no space for received
- * ones yet. */
+/* Finds where byte `offset` of a frame's payload of `total` bytes is taken from, if the frame goes
+ * to `peer` (out = 1), or stored, if it comes from `peer` (out = 0), and how many bytes may follow
+ * there. Size 0: no byte is ready to be sent, or there is no space for received ones yet. */
 static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t offset, int64_t total,
                                      int out) {
     tshi_uv_span span = {NULL, 0};
@@ -433,8 +439,8 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
     } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_at(op, peer, offset, out);
     } else {
-        /* TSHI_UV_CHAIN, _STAR or _MESSAGE: the payload is one contiguous buffer. sends: 1: `send`
-         * of a message; 0: `recv`, from which a broadcast is also sent */
+        /* TSHI_UV_CHAIN, _STAR or _MESSAGE: the payload is one contiguous buffer. sends: 1: the
+         * buffer is coll.send (of a message to send); 0: coll.recv (broadcasts are sent from it) */
         int sends = out && op->algorithm == TSHI_UV_MESSAGE;
         span.at = (char *)(sends ? tshi_uv_send_buffer(op) : op->coll.recv) + offset;
         span.size = total - offset;

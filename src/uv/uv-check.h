@@ -1,8 +1,8 @@
 /* ========================================================================== */
 /* >>uv-check                                      MARK: - uv-check (private) */
-/* Computes CRC32C (Castagnoli; RFC 3720, B.4), reflected. If the processor   */
-/* has an instruction for it, in three streams at once, as instructions of    */
-/* one stream wait for each other; else with tables, 8 bytes at a time.       */
+/* Computes CRC32C checksums (Castagnoli; RFC 3720, B.4), reflected.          */
+/* By a processor's instruction: in three streams at once, to hide latency.   */
+/* Without such an instruction: by tables, 8 bytes at a time.                 */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -44,7 +44,7 @@ TSHI_UV_WIDE static uint32_t tshi_uv_crc_skip(uint32_t crc, uint32_t factor) {
 
 TSHI_UV_WIDE static uint32_t tshi_uv_crc_fast(uint32_t crc, const unsigned char *at, size_t n) {
     static const struct {
-        size_t size; /* bytes of each of the three streams, n of tshi_uv_crc_skip */
+        size_t size; /* bytes of each of the three streams: the n of tshi_uv_crc_skip */
         uint32_t factor;
     } by[] = {{8192, 0x54a86326u}, {512, 0xdd7e3b0cu}};
     for (int i = 0; i < 2; i++) {
@@ -70,7 +70,7 @@ TSHI_UV_WIDE static uint32_t tshi_uv_crc_fast(uint32_t crc, const unsigned char 
 static uint32_t tshi_uv_crc_fast(uint32_t crc, const unsigned char *at, size_t n) {
     (void)at;
     (void)n;
-    return crc; /* never called */
+    return crc; /* never called: there is no CRC32C instruction */
 }
 #endif
 
@@ -96,7 +96,8 @@ static void tshi_uv_crc_tables(uint32_t table[8][256]) {
             table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
 }
 
-/* Continues a CRC32C by n bytes. crc: that of the bytes before them (0: there are none). */
+/* Returns a CRC32C continued by n bytes. crc: the CRC32C of the bytes before these; 0: there are
+ * none. */
 static uint32_t tshi_uv_crc(const tsh_uv_world *world, uint32_t crc, const void *bytes, size_t n) {
     const unsigned char *at = (const unsigned char *)bytes;
     return ~(world->crc_wide ? tshi_uv_crc_fast(~crc, at, n)

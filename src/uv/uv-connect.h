@@ -1,22 +1,23 @@
 /* ========================================================================== */
 /* >>uv-connect                                  MARK: - uv-connect (private) */
-/* The handshake of a connection (tshi_uv_conn), dialled or accepted, until   */
-/* both ends are authenticated. tshi_uv_client_step and tshi_uv_server_step   */
-/* advance it; >>uv-admit calls them when the socket is ready.                */
+/* The handshake of a connection, by which both ends are authenticated.       */
+/* The end that dialled advances it by tshi_uv_client_step.                   */
+/* The end that accepted the connection advances it by tshi_uv_server_step.   */
+/* >>uv-admit calls these when the socket is ready.                           */
 /* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 
-/* Time limits in seconds. PATIENCE: of a handshake, on the server. DIAL: until the server hello
- * arrives, and of the reply to a JOIN, on the client. REPLY: of the reply to other hellos, which
- * may have to wait for rank 0's address table. */
+/* Time limits in seconds. PATIENCE: on the server, for the whole handshake. DIAL: on the client,
+ * until the server hello arrives, and for the reply to a JOIN. REPLY: on the client, for the reply
+ * to any other hello, which may wait for rank 0's address table. */
 enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2, TSHI_UV_REPLY_S = 6 };
 
 static void tshi_uv_freed(uv_handle_t *handle) {
     free(handle);
 }
 
-/* Returns 1 if so many bytes can be allocated now. Called before libuv enlarges its table of
- * descriptors: if it gets no memory for that, libuv aborts the process. */
+/* Returns 1 if so many bytes can be allocated now. This is tested before libuv enlarges its table
+ * of descriptors, since libuv aborts the process if it gets no memory. */
 static int tshi_uv_has_memory(size_t bytes) {
     void *volatile probe = malloc(bytes); /* volatile: else compilers remove malloc and free */
     free(probe);
@@ -82,7 +83,8 @@ static void tshi_uv_conn_end(tshi_uv_conn *conn) {
         return;
     }
     tshi_uv_unwatch(&conn->poll);
-    if (conn->phase == TSHI_UV_AWAITS_REPLY) { /* the server may have accepted this connection */
+    /* While the reply is awaited, the server may have accepted the connection: keeps it open. */
+    if (conn->phase == TSHI_UV_AWAITS_REPLY) {
         tshi_uv_close_fd(&conn->earlier);
         conn->earlier = conn->fd;
         conn->fd = -1;
@@ -102,7 +104,7 @@ TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *f
     va_end(list);
 }
 
-/* Returns the key (32 bytes) for handshakes of this purpose. */
+/* Returns the key (32 bytes) for the handshake of a connection with this purpose. */
 static const unsigned char *tshi_uv_secret(const tsh_uv_world *world, uint32_t purpose) {
     return purpose == TSHI_UV_JOIN ? world->secret : world->mesh;
 }
@@ -121,8 +123,8 @@ static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, in
                                      : tshi_uv_link_to(group, r, purpose == TSHI_UV_MESSAGES);
 }
 
-/* Returns 1 if a group that is being made lacks a connection to member r, or the LINKED of a higher
- * member r. */
+/* Returns 1 if a group that is being made still lacks a connection to member r or, if r is above
+ * this rank, r's LINKED message. */
 static int tshi_uv_unlinked(tshi_uv_group *group, int r) {
     return tshi_uv_link_to(group, r, 0)->fd < 0 || tshi_uv_link_to(group, r, 1)->fd < 0 ||
            (r > group->rank && !group->link[r].confirmed);
@@ -137,7 +139,7 @@ static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hell
     return tshi_uv_link_for(group, hello->purpose, rank);
 }
 
-/* ---- the server's side ---- */
+/* ---- the server's side of the handshake ---- */
 
 /* Returns the reply to a client hello with a valid proof. *value: if it is a refusal, what this
  * rank has in the field that differs. */
@@ -145,7 +147,7 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
                                          int64_t *value) {
     const tshi_uv_peer *peer;
     const tshi_uv_link *link;
-    int same; /* 1: the process that connected as this rank before dials again */
+    int same; /* 1: the client's process has connected to this rank before */
     *value = 0;
     if (hello->job != world->job) return TSHI_UV_OTHER_JOB;
     *value = world->size;
@@ -217,14 +219,14 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
                      conn->name, hello->client, hello->size, tshi_uv_status_text(status));
     if (status == TSHI_UV_WELCOME) value = hello->checks || tshi_uv_wants_checks(world, conn->fd);
     tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
-    hello->checks = value != 0; /* only used if the reply is a welcome */
+    hello->checks = value != 0; /* matters only if the reply is a welcome */
     conn->out_used = TSHI_UV_REPLY;
     conn->welcome = status == TSHI_UV_WELCOME;
     conn->phase = TSHI_UV_REPLIES;
     return 1;
 }
 
-/* ---- the client's side ---- */
+/* ---- the client's side of the handshake ---- */
 
 /* Logs that a server refused this rank without a proof that it has the key. Anybody could have sent
  * such a refusal, so this rank dials again. */
@@ -238,8 +240,8 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
                  world->obstacle);
 }
 
-/* Reads the server hello in conn->in and puts the client hello into conn->out. Returns 0 if the
- * connection is to end. */
+/* Reads the server hello in conn->in and puts the client hello into conn->out. Returns 0 if what it
+ * read is wrong, so that the connection is to end. */
 static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -317,7 +319,7 @@ static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
     return status == TSHI_UV_WELCOME;
 }
 
-/* ---- sending, receiving, and the steps of both sides ---- */
+/* ---- the handshake's sends and receives, and the steps of both sides ---- */
 
 /* Sends the bytes in conn->out. Returns 1: all are sent; 0: call again later; -1: the connection
  * broke. */

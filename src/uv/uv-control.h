@@ -1,8 +1,9 @@
 /* ========================================================================== */
 /* >>uv-control                                  MARK: - uv-control (private) */
-/* The control thread. After each batch of events, and at least every 100 ms, */
-/* tshi_uv_tick does what is due: heartbeats, dialling, error reports and     */
-/* decisions. The thread ends once the last group is closed and peers know.   */
+/* The loop of the control thread, which runs until the world has shut down.  */
+/* After each batch of events, at least every 100 ms, it calls tshi_uv_tick.  */
+/* That does what is due: heartbeats, dialling, error reports and decisions.  */
+/* The loop ends once the last group is closed and the peers were told.       */
 /* Needs: >>uv-admit.                                                         */
 /* ========================================================================== */
 
@@ -19,7 +20,7 @@ static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
         if (world->peer[r].fd >= 0) tshi_uv_look(&world->peer[r]); /* updates peer->acked */
     (void)tshi_uv_write(world, TSHI_UV_BEAT);
     for (int r = 0; r < world->size; r++)
-        /* unsent bytes to the peer are as good as a heartbeat */
+        /* a peer to which bytes are still to be sent needs no heartbeat */
         if (!world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
     world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
 }
@@ -39,10 +40,10 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
             /* no control connection to the peer, or no bytes of this link are awaited */
             if (peer->fd < 0 || !TSHI_UV_GET(&link->awaits)) continue;
             tshi_uv_look(peer); /* updates peer->acked */
-            /* the peer has not acknowledged an older message */
+            /* waits until the peer's system has acknowledged the previous messages */
             if (peer->mark && peer->marked < now) continue;
             c = tshi_uv_write(world, TSHI_UV_AWAIT);
-            (void)tshi_uv_field(c, group->id, 8);               /* read by tshi_uv_on_await */
+            (void)tshi_uv_field(c, group->id, 8);               /* id of the link's group */
             (void)tshi_uv_field(c, TSHI_UV_GET(&link->got), 8); /* bytes received so far */
             (void)tshi_uv_field(c, i < group->size ? TSHI_UV_DATA : TSHI_UV_MESSAGES, 1);
             tshi_uv_post(peer);
@@ -54,7 +55,8 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
 /* Reports peers that have been silent for TSHARD_HEARTBEAT. Time in which this thread did not run
  * does not count. */
 static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
-    /* overslept: this thread woke so late that peers' messages may be unread */
+    /* overslept: 1: this thread woke so late that messages of peers may be unread; cut: 1: the
+     * network to a peer is cut */
     int overslept = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS, cut;
     int64_t due; /* when this peer's silence becomes an error */
     char last[240];
@@ -76,7 +78,7 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
             world->silent_at = tshi_uv_min(world->silent_at, due);
             continue;
         }
-        peer->state = TSHI_UV_MUTE; /* reported only once */
+        peer->state = TSHI_UV_MUTE; /* so that the silence is reported only once */
         if (cut)
             tshi_uv_suspect_cut(world);
         else
@@ -111,18 +113,19 @@ static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     }
 }
 
-/* Appends to text, if all ranks have joined, those that may still lack connections to others. */
+/* When all ranks have joined: appends to text those that may still lack connections to others. */
 static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
     tsh_text_add(text, room, "; a firewall between hosts? Still connecting:");
     /* a rank other than 0 knows only that it is not ready itself */
     if (world->rank) tsh_text_add(text, room, " %d", world->rank);
     for (int r = 1; r < world->size && !world->rank; r++)
-        /* rank 0: r has not sent READY */
+        /* rank 0 lists the ranks that have not sent READY */
         if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r);
 }
 
-/* Fills error: the world is not complete after `passed` ns; which ranks are absent, and what
- * prevents connections. how: "did not form in" or "is not complete after". */
+/* Fills error with a sentence that says that the world is not complete after `passed` ns, which
+ * ranks are absent, and what prevents connections. how: the sentence's verb, "did not form in" or
+ * "is not complete after". */
 static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64_t passed,
                                tsh_error *error) {
     char absent[256], where[340], hint[256] = "", host[64]; /* parts of the error's sentence */
@@ -133,7 +136,7 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
         tshi_uv_list_absent(world, absent, sizeof absent); /* rank 0 knows who is absent */
     else
         (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : "");
-    first = absent[0] ? strtol(absent, NULL, 10) : -1; /* the list is sorted */
+    first = absent[0] ? strtol(absent, NULL, 10) : -1; /* the list is sorted by rank */
     /* rank 0 sent world->absent: check that it names a rank */
     if (first < 0 || first >= world->size) first = -1;
     tshi_uv_name(world->host, world->port, where, sizeof where);
@@ -150,7 +153,7 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
                        where);
     else if (!absent[0] && !world->obstacle[0]) /* all have joined, nothing was refused */
         tshi_uv_list_unready(world, hint, sizeof hint);
-    /* this rank's own failures are not why others are absent */
+    /* obstacle: left out if ranks are absent, since the failures of this rank are not the reason */
     obstacle = there && absent[0] ? "" : world->obstacle;
     if (there)
         (void)tsh_error_set(error, TSH_ERR_TIMEOUT, (int)first,
@@ -172,7 +175,7 @@ static void tshi_uv_give_notice(const tsh_uv_world *world) {
     tsh_error error;
     if (joined && (world->absent[0] || world->told_ready)) return;
     tshi_uv_not_formed(world, "is not complete after", world->notice, &error);
-    /* a longer timeout stands for no limit */
+    /* a timeout of 10^9 s or more stands for no time limit */
     if (world->timeout < INT64_C(1000000000) * TSHI_UV_SECOND)
         tsh_log_message(&world->logger, "%s; waiting until %g s are over (TSHARD_TIMEOUT)",
                         error.message, (double)world->timeout / 1e9);
@@ -180,7 +183,8 @@ static void tshi_uv_give_notice(const tsh_uv_world *world) {
         tsh_log_message(&world->logger, "%s; waiting without a time limit", error.message);
 }
 
-/* While the world forms: logs once that it takes long, and reports a timeout. */
+/* While the world forms: logs once that this takes long, and reports an error when the time is
+ * over. */
 static void tshi_uv_watch_forming(tsh_uv_world *world, int64_t now) {
     tsh_error error;
     if (!world->forming || tshi_uv_failed(world) != TSH_OK) return;
@@ -227,21 +231,21 @@ static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
 }
 
 static void tshi_uv_part(tsh_uv_world *world) { /* Begins the shutdown: sends BYE to all. */
-    if (tshi_uv_has_reported(world)) return;    /* waits for the decision first */
+    if (tshi_uv_has_reported(world)) return;    /* first awaits the decision on its error */
     world->parting = tsh_now();
     (void)tshi_uv_write(world, TSHI_UV_BYE);
     tshi_uv_post_all(world);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].fd >= 0 && !world->peer[r].out.used)
-            /* no more bytes will be sent to this peer */
+            /* tells the peer's system that no more bytes will be sent */
             (void)shutdown(world->peer[r].fd, SHUT_WR);
 }
 
-/* Updates which events libuv watches on the control connections. */
+/* Tells libuv for which events (UV_READABLE, UV_WRITABLE) to watch each control connection. */
 static void tshi_uv_watch_peers(tsh_uv_world *world) {
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
-        /* UV_WRITABLE: if bytes wait to be sent */
+        /* UV_WRITABLE only if bytes wait to be sent to the peer */
         int events = UV_READABLE | (peer->out.used ? UV_WRITABLE : 0);
         if (peer->fd < 0 || events == peer->events) continue; /* no connection, or no change */
         (void)uv_poll_start(peer->poll, events, tshi_uv_peer_event);
@@ -249,7 +253,7 @@ static void tshi_uv_watch_peers(tsh_uv_world *world) {
     }
 }
 
-/* Timer callback; the event alone ends the loop's sleep. */
+/* Callback of world->tick. It does nothing: the event itself ends the loop's sleep. */
 static void tshi_uv_on_tick(uv_timer_t *timer) {
     (void)timer;
 }
@@ -282,11 +286,11 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
  * connected, and why. */
 static void tshi_uv_name_missing(tshi_uv_group *group, tsh_error *error) {
     const tsh_uv_world *world = group->world;
-    for (int r = group->size - 1; r >= 0; r--) /* the lowest missing rank is set last */
+    for (int r = group->size - 1; r >= 0; r--) /* sets the lowest missing rank last */
         if (r != group->rank && tshi_uv_unlinked(group, r)) error->rank = group->ranks[r];
     if (error->rank < 0) return; /* no rank is missing */
     tsh_text_add(error->message, sizeof error->message, "; absent ranks: %d", error->rank);
-    if (world->obstacle[0]) /* why the last attempt failed */
+    if (world->obstacle[0]) /* says why the last attempt to connect failed */
         tsh_text_add(error->message, sizeof error->message, " (%s)", world->obstacle);
 }
 

@@ -1,9 +1,9 @@
 /* ========================================================================== */
 /* >>uv-cycle                                      MARK: - uv-cycle (private) */
-/* Finds ranks that wait for each other in a cycle, in groups or in messages. */
-/* A rank that has waited for 20 ms sends BLOCKED to the coordinator, which   */
-/* searches for a cycle, asks its ranks to confirm, and then reports an       */
-/* error.                                                                     */
+/* Finds ranks that wait in a cycle for each other's collectives or messages. */
+/* A rank that has waited for 20 ms tells the coordinator (BLOCKED).          */
+/* The coordinator searches for a cycle and asks its ranks to confirm it.     */
+/* When all of them have confirmed, the coordinator reports an error.         */
 /* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 
@@ -11,7 +11,7 @@
 static uint64_t tshi_uv_blocked_started(const tshi_uv_blocked *s, uint64_t group) {
     for (int i = 0; i < s->groups; i++)
         if (s->groups_of[i].id == group) return s->groups_of[i].started;
-    return UINT64_MAX; /* unknown: assume that it has started all */
+    return UINT64_MAX; /* the group is not listed: assumes that all were started */
 }
 
 /* Returns how many RECVs from world rank `peer` (`receives` 1), or SENDs to it (`receives` 0), a
@@ -22,7 +22,7 @@ static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t grou
     for (int i = 0; i < s->pairs; i++)
         if (s->pairs_of[i].group == group && s->pairs_of[i].peer == peer)
             return receives ? s->pairs_of[i].receives : s->pairs_of[i].sends;
-    return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX; /* a full list may lack this pair */
+    return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX; /* a full list may lack `peer` */
 }
 
 /* Callback of tshb_coll_cycle: returns the i-th rank that blocked rank r waits for, if that rank is
@@ -125,7 +125,7 @@ static void tshi_uv_follow(tsh_uv_world *world, int r) {
  * coordinator, decodes the message right here. */
 static void tshi_uv_send_blocked(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
-    /* own: a cursor that reads the message back */
+    /* own: a second cursor, by which the coordinator reads its own message back */
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_BLOCKED), own = *c;
     uv_mutex_lock(&world->lock);
     TSHI_UV_PUT(&world->blocked_new, 0);

@@ -1,9 +1,11 @@
 /* ========================================================================== */
 /* >>uv-decide                                    MARK: - uv-decide (private) */
-/* How ranks agree on one error. A rank that finds one sends a report to the  */
-/* coordinator, the lowest rank that is not lost. The coordinator collects    */
-/* reports for a while, holds the gravest, asks all ranks what they called    */
-/* (ASK, TELL) if it is about a collective, and sends its decision to all.    */
+/* How all ranks agree on one error, on which the coordinator decides.        */
+/* The coordinator is the lowest rank that is not lost.                       */
+/* A rank that finds an error reports it to the coordinator (REPORT).         */
+/* The coordinator collects reports for 20 ms and keeps the gravest one.      */
+/* If that is about a collective, it asks all ranks what they called (ASK).   */
+/* Then it sends its decision to all ranks (DECISION).                        */
 /* Needs: >>uv-error >>uv-post.                                               */
 /* ========================================================================== */
 
@@ -26,10 +28,10 @@ static void tshi_uv_pass_on(tsh_uv_world *world) {
         if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
 }
 
-/* Handles a DECISION from a peer. It becomes the world's error at once if the peer is the
- * coordinator, or if it says that this rank is lost. Any other is held back as world->offer (of
- * several, that of the lowest rank), so that a rank that was cut off does not decide for the others
- * when it is back. */
+/* Handles a DECISION, the error on which a peer has decided. It becomes the world's error at once
+ * if the peer is the coordinator, or if it says that this rank is lost. Any other is held back as
+ * world->offer (of several, that of the lowest rank), so that a rank that was cut off does not
+ * decide for the others when it is back. */
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
     if (tshi_uv_failed(world) != TSH_OK) return;
@@ -61,7 +63,8 @@ static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     tshi_uv_send_decision(world, &world->offer);
 }
 
-/* Fills this rank's answer to an ASK about collective number seq of the group with this id. */
+/* Fills this rank's answer to an ASK message, which asks about collective number seq of the group
+ * with this id. */
 static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
                                tshi_uv_answer *answer) {
     const tshi_uv_group *group;
@@ -78,12 +81,14 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
     uv_mutex_unlock(&world->lock);
 }
 
-/* Returns 1 if an answer is final: the rank has started the collective, or is not in the group. */
+/* Returns 1 if a rank's answer to ASK is final: it has started the collective, or is not in the
+ * group. */
 static int tshi_uv_has_told(const tshi_uv_answer *answer) {
     return answer->told && (answer->started || !answer->member);
 }
 
-/* Sends ASK about the collective of world->held to all ranks that have not given a final answer. */
+/* Asks all ranks (ASK) what they called as the collective that the report world->held is about,
+ * except those that have given a final answer. */
 static void tshi_uv_ask(tsh_uv_world *world) {
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
     (void)tshi_uv_field(c, world->held.group, 8);
@@ -152,15 +157,16 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
                     "rank %d has no memory for a connection to rank %d", world->rank, rank);
 }
 
-/* ---- a network that is cut ---- */
+/* ---- finding out that the network is cut ---- */
 
-/* Returns the length of a gap in ns: heartbeats are missing if a pulse has no event for longer. */
+/* Returns in ns how much time may pass between two events of a pulse (tshi_uv_pulse). A longer time
+ * is a gap: heartbeats are missing. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
 
-/* Records in a pulse of the peer an event at time `at`. Time in which this thread itself did not
- * run does not count as a gap. */
+/* Records in `pulse`, one of the peer's, that its event occurred at time `at`. Time in which this
+ * thread itself did not run does not count as a gap between events. */
 static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) {
     const tsh_uv_world *world = peer->world;
     int64_t now = tsh_now(), gap = tshi_uv_gap(world);
@@ -169,11 +175,12 @@ static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) 
     pulse->last = at;
 }
 
-/* Updates peer->acked if the bytes up to peer->mark are acknowledged, and sets the next mark. */
+/* If the peer's system has acknowledged the bytes up to peer->mark, updates peer->acked and sets
+ * the next mark. */
 static void tshi_uv_look(tshi_uv_peer *peer) {
     int left = tshi_uv_unacknowledged(peer->fd);
     int64_t now = tsh_now();
-    if (left < 0) { /* unknown on this system: assume that all are acknowledged */
+    if (left < 0) { /* unknown: assumes that all sent bytes are acknowledged */
         tshi_uv_beats(peer, &peer->acked, now);
         peer->mark = 0;
         return;
@@ -184,7 +191,8 @@ static void tshi_uv_look(tshi_uv_peer *peer) {
     peer->marked = now;
 }
 
-/* Returns 1 if a pulse is in a gap (tshi_uv_gap), or was less than TSHARD_HEARTBEAT ago. */
+/* Returns 1 if a pulse has had no event for longer than tshi_uv_gap, or if such a gap ended less
+ * than TSHARD_HEARTBEAT ago. */
 static int tshi_uv_missed(const tsh_uv_world *world, const tshi_uv_pulse *pulse) {
     int64_t now = tsh_now();
     return now - pulse->last > tshi_uv_gap(world) ||
@@ -209,8 +217,8 @@ static tshi_uv_side tshi_uv_side_of(const tsh_uv_world *world, int r) {
     return peer->state == TSHI_UV_THERE ? TSHI_UV_OURS : TSHI_UV_NEITHER;
 }
 
-/* Writes the ranks of a side and the address of the lowest one: "ranks 2 3 (10.77.0.3)". *count:
- * number of its ranks. Returns the lowest rank; -1: there is none. */
+/* Writes the ranks on one side of a network cut, and the address of the lowest: "ranks 2 3
+ * (10.77.0.3)". *count: number of these ranks. Returns the lowest rank; -1: there is none. */
 static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *count, char *text,
                              size_t room) {
     char host[64];
@@ -268,8 +276,9 @@ static int tshi_uv_called(const void *user, int rank, tshb_call *out) {
     return 0;
 }
 
-/* After a timeout: appends the ranks that have not started the collective, and blames the lowest of
- * them. Ranks that have not answered count if this rank knows that they are in the group. */
+/* After a timeout of a collective: appends to the error's text the ranks that have not started it,
+ * and blames the lowest. A rank that has not answered ASK counts as one of them if this rank knows
+ * that it is in the group. */
 static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     const tshi_uv_group *group;
     int first = -1;

@@ -1,7 +1,8 @@
 /* ========================================================================== */
 /* >>uv-error                                      MARK: - uv-error (private) */
-/* The world's error: the first one set. The caller's thread only reports     */
-/* errors; the control thread decides (>>uv-decide) and sets it, locked.      */
+/* The world's error is the first one that is set, and does not change.       */
+/* The caller's thread reports errors to the control thread.                  */
+/* The control thread decides (>>uv-decide) and sets the error, locked.       */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -33,8 +34,9 @@ static void tshi_uv_fill_report(tshi_uv_report *e, tshi_uv_error_kind kind, tsh_
     tsh_text_format(e->error.message, sizeof e->error.message, format, list);
 }
 
-/* Hands an error report to the control thread, unless an earlier one is pending there, and stops
- * moving data. group, seq: the collective in question; group 0: none. */
+/* Hands an error report of the caller's thread to the control thread, unless an earlier one is
+ * pending there, and stops moving data. group, seq: id of the group and number of the collective in
+ * question; group 0: none. */
 TSH_PRINTF(7, 8)
 static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
                                  uint64_t seq, tsh_result code, int rank, const char *format, ...) {

@@ -13,8 +13,8 @@ static int tshi_uv_for_messages(const tshi_uv_link *link) {
     return link >= link->group->link + link->group->size;
 }
 
-/* Writes "all-reduce of 7 f32 (sum), collective 3 of tp"; if op is NULL, "the connections of
- * tp". */
+/* Describes op in `text`: "all-reduce of 7 f32 (sum), collective 3 of tp". If op is NULL, writes
+ * "the connections of tp". */
 static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, char *text,
                             size_t room) {
     char name[TSHI_UV_NAME];
@@ -26,7 +26,8 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
                      tshb_group_text(group->id, name, sizeof name));
 }
 
-/* Returns a queue of the connection that is not empty, whose first operation an error can name. */
+/* Returns a queue of the connection that is not empty, so that an error can name its first
+ * operation. */
 static tshi_uv_fifo *tshi_uv_in_use(tshi_uv_link *link) {
     return link->in.used ? &link->in : link->out.used ? &link->out : &link->clears;
 }
@@ -44,8 +45,8 @@ static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const ch
                          world->peer[peer].name, how, world->rank, text);
 }
 
-/* Reports that a message and the receive for it differ in count, dtype or tag. from, to: ranks of
- * the group. */
+/* Reports that a message and the receive for it differ in count, dtype or tag. from, to: sender
+ * and receiver, as ranks of the group. */
 static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const tshi_uv_head *wanted,
                           int from, int to) {
     tshi_uv_group *group = link->group;
@@ -73,7 +74,7 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
 
 /* Returns the header of a message (receives = 0), or of the clear for it (receives = 1). */
 static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
-    /* the SEND or the RECV in a SENDRECV */
+    /* half: op itself; of a SENDRECV, its RECV (receives = 1) or its SEND (0) */
     const tsh_coll half = tshb_coll_half(&op->coll, receives);
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
@@ -135,7 +136,7 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
             (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
         return 0;
     }
-    /* a clear has arrived */
+    /* a header of kind RECV is a clear: the peer is ready to receive a message */
     if (head->kind == TSH_RECV && link->cleared - link->sent < TSHI_UV_OPS) {
         link->clear[link->cleared++ % TSHI_UV_OPS] = *head; /* lets this rank send the message */
         link->heard_done = 0;                               /* expect the next header */
@@ -164,13 +165,14 @@ static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {
     batch->asked += (int64_t)n;
 }
 
-/* Adds to batch the next payload of op's frame, up to the end of the current block at most, and the
- * block's checksum. Outgoing bytes enter the checksum here: they do not change any more. */
+/* Adds to batch the next payload of op's frame, up to the end of the current block (the bytes that
+ * one checksum covers), and the block's checksum. Outgoing bytes enter the checksum here: they do
+ * not change any more. */
 static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, const tshi_uv_op *op,
                                tshi_uv_stream *s, int out) {
     const tsh_uv_world *world = link->group->world;
     int64_t at = s->done, most, now;
-    if (s->done == s->good) /* a block begins */
+    if (s->done == s->good) /* a new block begins */
         s->block = link->checks && s->done < s->total
                        ? tshi_uv_block(op, link->peer, s->done, s->total, out)
                        : s->total;
@@ -192,8 +194,7 @@ static void tshi_uv_batch_fill(tshi_uv_batch *batch, const tshi_uv_link *link, c
                           sizeof s->check - s->tail);
 }
 
-/* Adds to the checksum of the payload those of the n bytes just received that are payload, not
- * header. */
+/* Updates the payload's checksum for the n bytes just received, leaving out those of the header. */
 static void tshi_uv_batch_sum(const tshi_uv_batch *batch, const tsh_uv_world *world,
                               tshi_uv_stream *s, size_t n) {
     size_t left = (size_t)batch->payload;
@@ -215,7 +216,7 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
     tshi_uv_batch batch;
     struct msghdr message;
     tshi_uv_stream *s = !op ? NULL : out ? &op->out[link->peer] : &op->in[link->peer];
-    /* counter of moved bytes, for AWAIT messages */
+    /* counts the bytes sent, or received, on this connection, so that a dead one is noticed */
     uint64_t *count = out ? &link->wrote : &link->got;
     ssize_t n;
     batch.used = 0;
@@ -232,7 +233,7 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
         tshi_uv_broke(link, fifo, n < 0 ? "lost its connection" : "closed its connection");
         return 0;
     }
-    if (n < 0) n = 0; /* try again later */
+    if (n < 0) n = 0; /* nothing was moved: try again later */
     TSHI_UV_PUT(count, *count + (uint64_t)n);
     if (n < batch.asked) link->want |= out ? UV_WRITABLE : UV_READABLE;
     if (link->checks && op && !out) tshi_uv_batch_sum(&batch, link->group->world, s, (size_t)n);
@@ -295,7 +296,7 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
             tshi_uv_frame_done(op, &link->in);
         }
     }
-    return link->want & UV_READABLE ? 1 : 2; /* want is set if fewer bytes have arrived */
+    return link->want & UV_READABLE ? 1 : 2; /* 1: fewer bytes than asked for */
 }
 
 /* Returns the queue whose first frame is to be written next; NULL: none may be sent now. */
@@ -305,8 +306,9 @@ static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
     tshi_uv_head sent;
     if (link->writing) return link->writing; /* a frame that was begun must be finished first */
     if (!tshi_uv_for_messages(link)) return link->out.used ? &link->out : NULL;
-    if (link->clears.used) return &link->clears;                     /* clears go before messages */
-    if (!link->out.used || link->cleared == link->sent) return NULL; /* no message, or no clear */
+    if (link->clears.used) return &link->clears; /* clears go before messages */
+    /* no message is to be sent, or its receiver has not sent the clear for it yet */
+    if (!link->out.used || link->cleared == link->sent) return NULL;
     sent = tshi_uv_message_head(tshi_uv_first(link->group, &link->out), 0);
     if (tshi_uv_fits(&sent, wanted)) {
         link->sent++; /* the message uses up this clear */
@@ -356,7 +358,7 @@ static int tshi_uv_meet(tshi_uv_link *link) {
             return 0;
         }
         if (sent.bytes) memmove(to->coll.recv, from->coll.send, (size_t)sent.bytes);
-        /* both frames are complete */
+        /* marks both frames as complete, the one sent and the one received */
         to->in[link->peer].head = from->out[link->peer].head = sizeof sent;
         tshi_uv_frame_done(to, &link->in);
         tshi_uv_frame_done(from, &link->out);
@@ -367,9 +369,9 @@ static int tshi_uv_meet(tshi_uv_link *link) {
 /* Sends and receives all that is possible now on one connection. Returns 0 if no byte was moved. */
 static int tshi_uv_move_link(tshi_uv_link *link) {
     int moved = 0, got;
-    link->want = 0; /* events that tshi_uv_watch_links waits for */
+    link->want = 0; /* libuv events to wait for, set below: none yet */
     if (!link->in.used && !link->out.used && !link->clears.used) return 0;
-    /* messages from this rank to itself */
+    /* messages from this rank to itself are copied, not sent */
     if (link->peer == link->group->rank) return tshi_uv_meet(link);
     if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
         do {

@@ -1,13 +1,15 @@
 /* ========================================================================== */
 /* >>uv-form                                        MARK: - uv-form (private) */
-/* Setting up connections. Every rank first connects to rank 0 and sends it   */
-/* its own address (HERE). Rank 0 sends all addresses (TABLE); then each rank */
-/* dials all lower ranks, sends READY to rank 0 once it has all connections,  */
-/* and waits for rank 0's GO. In a new group, too, members dial lower ones.   */
+/* Sets up all connections. First, each rank connects to rank 0.              */
+/* A rank sends its own address to rank 0 (HERE), which sends all (TABLE).    */
+/* Each rank then dials all lower ranks; in a new group, the lower members.   */
+/* A rank that has all its connections sends READY to rank 0.                 */
+/* When all ranks are ready, rank 0 sends GO: the world has formed.           */
 /* Needs: >>uv-connect.                                                       */
 /* ========================================================================== */
 
-/* Returns an error if `address` is beyond loopback and no key (nor TSHARD_INSECURE) is set. */
+/* Returns an error if other hosts can reach `address`, and neither a key nor TSHARD_INSECURE is
+ * set. */
 static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
                                    tsh_error *error) {
     char host[64]; /* the address as numbers, for the error */
@@ -25,7 +27,8 @@ static void tshi_uv_close_listener(tsh_uv_world *world) { /* Stops accepting con
     tshi_uv_close_fd(&world->listener);
 }
 
-/* Adds a connection to `address` that the next tick dials. Lack of memory is reported. */
+/* Adds a connection to world rank `rank` at `address`, which the control thread dials in its next
+ * tick. A lack of memory is reported. */
 static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64_t group, int rank,
                              const tshi_uv_address *address) {
     tshi_uv_conn *conn = tshi_uv_conn_new(world, 1); /* 1: dialled by this rank */
@@ -44,16 +47,16 @@ static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) 
     for (int r = 0; r < group->rank; r++) {
         int rank = group->ranks[r]; /* world rank of member r */
         tshi_uv_address address = world->peer[rank].address;
-        /* 0: keep the port of the address table */
+        /* 0: for this group, too, member r listens on its port in the address table */
         if (group->ports[r]) tshi_uv_set_port(&address, group->ports[r]);
-        /* connection for collectives */
+        /* adds the connection for collectives */
         tshi_uv_add_dial(world, TSHI_UV_DATA, group->id, rank, &address);
-        /* connection for messages */
+        /* adds the connection for messages */
         tshi_uv_add_dial(world, TSHI_UV_MESSAGES, group->id, rank, &address);
     }
 }
 
-/* Called when rank 0 has accepted this rank: starts listening, and sends the address to rank 0. */
+/* Called when rank 0 has accepted this rank: starts to listen, and tells rank 0 the address. */
 static void tshi_uv_joined(tsh_uv_world *world) {
     tsh_error error;
     tshi_uv_cursor *c;
@@ -62,7 +65,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
         tshi_uv_host_text(&world->own, host, sizeof host);
         if (strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0) host[0] = 0;
     } else {
-        /* the address of this end of the connection */
+        /* listens on the address of this rank's end of the connection to rank 0 */
         (void)tshi_uv_end_of(world->peer[0].fd, 0, &world->own);
         tshi_uv_set_port(&world->own, 0); /* the system picks a port */
     }
@@ -82,7 +85,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
     (void)tshi_uv_end_of(world->listener, 0, &world->own); /* world->own now has the port */
     (void)tshi_uv_end_of(world->peer[0].fd, 1, &world->peer[0].address); /* rank 0's address */
     c = tshi_uv_write(world, TSHI_UV_HERE);
-    tshi_uv_text_field(c, host, sizeof host); /* read by tshi_uv_read_place */
+    tshi_uv_text_field(c, host, sizeof host); /* rank 0 reads it in tshi_uv_read_place */
     (void)tshi_uv_field(c, (uint64_t)tshi_uv_port(&world->own), 2);
     tshi_uv_post(&world->peer[0]);
 }
@@ -132,7 +135,7 @@ static void tshi_uv_tell_absent(tsh_uv_world *world) {
  * table, which only ranks that have joined receive. */
 static void tshi_uv_set_mesh(tsh_uv_world *world) {
     (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
-    world->tabled = 1; /* rank 0's address table is here */
+    world->tabled = 1; /* rank 0's address table is known now */
 }
 
 static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks' addresses. */
@@ -153,7 +156,7 @@ static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks
 static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     if (world->tabled) return; /* a second table is ignored */
     tshi_uv_bytes_field(c, world->token, sizeof world->token);
-    for (int r = 1; r < world->size && !c->bad; r++) /* in the table a host is required */
+    for (int r = 1; r < world->size && !c->bad; r++) /* reads rank r's host and port */
         if (!tshi_uv_read_place(c, &world->peer[r].address)) c->bad = 1;
     if (c->bad) return; /* the message is malformed: tshi_uv_next_message ends the connection */
     tshi_uv_set_mesh(world);
@@ -171,8 +174,8 @@ static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wa
     uv_mutex_unlock(&world->lock);
 }
 
-/* Returns 1 if every other rank has sent READY (if ready = 1), or has a control connection and, if
- * placed = 1, a known address (if ready = 0). */
+/* ready 1: returns 1 if every other rank has sent READY. ready 0: returns 1 if every other rank has
+ * a control connection to this one and, if placed is 1, a known address. */
 static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_peer *peer = &world->peer[r];
@@ -192,7 +195,7 @@ static void tshi_uv_form(tsh_uv_world *world) {
         TSHI_UV_PUT(&group->linked, 1); /* from here on the caller's thread uses the group */
         (void)uv_async_send(&world->wake_caller); /* wakes tshi_uv_wait_for */
     }
-    if (!world->forming) return; /* what follows sets up the world */
+    if (!world->forming) return; /* the world has formed: no steps are left */
     if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0)) tshi_uv_send_table(world);
     if (!world->told_ready && world->tabled && tshi_uv_all(world, 0, 0) &&
         world->world_group->missing == 0) { /* all of this rank's connections are made */

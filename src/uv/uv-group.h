@@ -8,7 +8,7 @@
 
 static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a group, or NULL. */
     if (!group) return;
-    /* link is NULL if memory was lacking */
+    /* group->link is NULL if there was no memory for it */
     for (int i = 0; group->link && i < 2 * group->size; i++) {
         tshi_uv_unwatch(&group->link[i].poll);
         tshi_uv_close_fd(&group->link[i].fd);
@@ -36,7 +36,8 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     /* `size` connections for collectives, then `size` for messages */
     group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
     group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
-    group->ranks = (int *)calloc(2 * n, sizeof *group->ranks); /* ranks, then ports */
+    /* one array: the world ranks of all members, then their TCP ports */
+    group->ranks = (int *)calloc(2 * n, sizeof *group->ranks);
     for (int i = 0; group->link && i < 2 * size; i++) {
         group->link[i].group = group;
         group->link[i].fd = -1;         /* not connected */
@@ -46,10 +47,10 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
         tshi_uv_group_free(group);
         return NULL;
     }
-    group->ports = group->ranks + n; /* ports are the second half of that array */
+    group->ports = group->ranks + n; /* the second half of the array `ranks` */
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
-        group->op[i].in = group->streams + 2 * i * n; /* one stream per peer and direction */
+        group->op[i].in = group->streams + 2 * i * n; /* n streams from peers, then n to peers */
         group->op[i].out = group->op[i].in + n;
     }
     return group;
@@ -63,7 +64,7 @@ static int tshi_uv_prev(const tshi_uv_group *group) { /* Returns the previous ra
     return group->rank == 0 ? group->size - 1 : group->rank - 1;
 }
 
-/* ---- queues ---- */
+/* ---- queues of operations that wait for a connection ---- */
 
 static void tshi_uv_push(tshi_uv_fifo *fifo, const tshi_uv_op *op) { /* Appends op to a queue. */
     fifo->op[(fifo->first + fifo->used) % TSHI_UV_OPS] = (unsigned char)(op - op->group->op);

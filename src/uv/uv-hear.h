@@ -1,8 +1,8 @@
 /* ========================================================================== */
 /* >>uv-hear                                        MARK: - uv-hear (private) */
-/* Handles what peers send on their control connections, on the control       */
-/* thread. There is one handler per type of message; it sets c->bad if the    */
-/* message is malformed, and the peer then counts as lost.                    */
+/* Handles, on the control thread, what peers send on control connections.    */
+/* Each type of message has a handler, which sets c->bad if it is malformed.  */
+/* A peer that sends a malformed message counts as lost.                      */
 /* Needs: >>uv-cycle >>uv-form.                                               */
 /* ========================================================================== */
 
@@ -21,7 +21,7 @@ static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_answer answer;
     uint64_t group = 0, seq = 0;
     memset(&answer, 0, sizeof answer);
-    answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32); /* valid values for fields not sent */
+    answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32); /* values of fields that TELL lacks */
     tshi_uv_answer_fields(c, &group, &seq, &answer);
     if (!c->bad && group == held->group && seq == held->seq) peer->answer = answer;
 }
@@ -65,11 +65,11 @@ static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     uint64_t wait = tshi_uv_field(c, 0, 8);
     int still = (int)tshi_uv_field(c, 0, 1);
     if (!c->bad && tshi_uv_confirmed(peer->world, peer->rank, wait, still))
-        tshi_uv_follow(peer->world, -1); /* that was no cycle: look for another */
+        tshi_uv_follow(peer->world, -1); /* the cycle is gone: looks for another */
 }
 
 /* Handles LINKED: a higher member of the group that is being made has both its connections to this
- * rank. Until then it may have to dial again, since this rank's reply may have been damaged. */
+ * rank. Until it says so, it may dial again, since this rank's reply may have been damaged. */
 static void tshi_uv_on_linked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_group *group = peer->world->making;
     uint64_t id = tshi_uv_field(c, 0, 8);
@@ -95,7 +95,8 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
                         "rank %d at %s left while its connections were made", peer->rank,
                         peer->name);
     uv_mutex_lock(&world->lock);
-    TSHI_UV_PUT(&world->blocked_new, world->blocked.wait != 0); /* reports the current wait again */
+    /* If this rank waits, reports that again: another rank may be the coordinator now. */
+    TSHI_UV_PUT(&world->blocked_new, world->blocked.wait != 0);
     uv_mutex_unlock(&world->lock);
 }
 
@@ -110,7 +111,7 @@ static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t roo
     group = tshi_uv_find_group(world, world->last);
     if (group) {
         id = group->id;
-        seq = group->started - 1;                      /* number of its latest collective */
+        seq = group->started - 1;                      /* number of the group's latest collective */
         record = group->record[seq % TSHI_UV_RECORDS]; /* copied: the caller may overwrite it */
     }
     uv_mutex_unlock(&world->lock);
@@ -124,7 +125,7 @@ static const char *tshi_uv_last_call(tsh_uv_world *world, char *text, size_t roo
  * addresses of this rank's end and the peer's. */
 static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[2]) {
     tsh_uv_world *world = peer->world;
-    char texts[2][80], last[240]; /* both ends as host:port */
+    char texts[2][80], last[240]; /* texts: both ends as host:port */
     for (int i = 0; i < 2; i++) tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tshb_blamed(world->rank, peer->rank),
                     "the data connection of rank %d (%s) and rank %d (%s) is dead: for %.1f s "
@@ -153,10 +154,11 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     group = c->bad ? NULL : tshi_uv_find_group(world, id);
     if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
     if (link) {
-        /* same: no progress since the peer's previous AWAIT, which is recent */
+        /* same: 1: the peer has received nothing since its previous AWAIT message, a short time
+         * ago */
         int same = got == link->peer_got && now - link->peer_got_at < world->heartbeat / 2;
-        /* After the network was cut, TCP resends late: it may wait for as long again as the cut
-         * lasted. */
+        /* A time after a cut of the network does not count, since TCP resends late then: it may
+         * wait for as long again as the cut lasted. */
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
@@ -167,7 +169,7 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         for (int i = 0; i < 2 && dead; i++) (void)tshi_uv_end_of(link->fd, i, &ends[i]);
     }
     uv_mutex_unlock(&world->lock);
-    /* after unlocking, since this call takes the lock */
+    /* called only after unlocking, since it takes the lock itself */
     if (dead) tshi_uv_suspect_link(peer, ends);
 }
 
@@ -184,7 +186,8 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_GO:                            /* from rank 0: the world has formed */
         if (world->forming) tshi_uv_completed(world);
         break;
-    case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break; /* an error report to this rank */
+    /* the peer reports an error to this rank, its coordinator */
+    case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break;
     /* the coordinator asks what this rank called */
     case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break; /* the answer to an ASK */
@@ -200,10 +203,11 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
         tshi_uv_error_fields(c, &error, world->size);
         if (!c->bad) tshi_uv_on_decision(peer, &error);
         break;
-    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break; /* the peer shuts down */
-    /* how many bytes of this rank the peer has received */
+    /* the peer shuts down */
+    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;
+    /* the peer says how many bytes it has received from this rank */
     case TSHI_UV_AWAIT: tshi_uv_on_await(peer, c); break;
-    /* the peer has its connections to this rank */
+    /* the peer says that it has both connections of a new group to this rank */
     case TSHI_UV_LINKED: tshi_uv_on_linked(peer, c); break;
     default: c->bad = 1; /* unknown type */
     }
@@ -252,10 +256,10 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
         tshi_uv_deafen(peer);
         return 1;
     }
-    c.end = c.at + n; /* handlers read no further */
+    c.end = c.at + n; /* the message's handler reads no further */
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
-    if (peer->fd >= 0) /* removes the message */
+    if (peer->fd >= 0) /* unless a handler closed the connection: removes the message */
         tshi_uv_drop(&peer->in, TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL);
     return 1;
 }

@@ -2,7 +2,7 @@
  *
  * ========================================================================== */
 /* >>uv-manual                                             MARK: - uv-manual */
-/* How to use it, what it promises and what not.                               */
+/* How to use the libuv backend, what it promises and what it does not.        */
 /* Needs: nothing.                                                              */
 /* ==========================================================================
  *

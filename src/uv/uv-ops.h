@@ -54,23 +54,24 @@ static void tshi_uv_progress(tsh_comm *comm) { /* Moves data while the caller co
     (void)tshi_uv_advance(tshi_uv_group_of(comm)->world);
 }
 
-/* Returns the world's error: its code (TSH_OK: none), and in *error, if not NULL, all of it. */
+/* Returns the code of the world's error (TSH_OK: none), and fills *error, if error is not NULL. */
 static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tsh_result failed = tshi_uv_failed(world);
-    /* error is complete before `failed` is set */
+    /* world->error is complete before tshi_uv_failed returns its code */
     if (failed != TSH_OK && error) *error = world->error;
     return failed;
 }
 
-/* Reports `why` as an error of this rank or of why->rank. Does not wait for the decision. */
+/* Reports `why` as an error of this rank or of why->rank. Does not wait for the coordinator, which
+ * decides on one error for all ranks. */
 static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, why->code,
                          why->rank < 0 ? world->rank : why->rank, "%s", why->message);
 }
 
-/* ---- split ---- */
+/* ---- splitting a group by colors ---- */
 
 typedef struct tshi_uv_ticket { /* What each rank sends to all others in a split. */
     /* color, key: of tsh_comm_split; port: TCP port on which this rank listens, 0: none */
@@ -81,13 +82,14 @@ typedef struct tshi_uv_ticket { /* What each rank sends to all others in a split
 /* Returns a new, unconnected group of the ranks of this rank's color. NULL: no memory. */
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
     int color = tickets[parent->rank].color, n, leader = 0; /* leader: lowest rank of the color */
-    /* ranks of the parent, in the new group's order */
+    /* order: which rank of the parent each member of the new group is */
     int *order = (int *)calloc((size_t)parent->size, sizeof *order);
     tshi_uv_group *group;
     if (!order) return NULL;
     n = tshb_split_order(tickets, sizeof *tickets, parent->size, color, order);
     while (tickets[leader].color != color) leader++;
-    group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n); /* its rank is set below */
+    /* this rank's place in the group, here 0, is set in the loop */
+    group = tshi_uv_group_new(parent->world, tickets[leader].id, 0, n);
     for (int i = 0; group && i < n; i++) {
         group->ranks[i] = parent->ranks[order[i]]; /* world rank of member i */
         group->ports[i] = tickets[order[i]].port;  /* port on which member i listens */
@@ -104,7 +106,7 @@ static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh
     group->next = world->groups;
     world->groups = group;
     uv_mutex_unlock(&world->lock);
-    world->open++; /* the world closes with its last group */
+    world->open++; /* number of open groups; the world closes with the last */
     *out = tshb_comm_make(ops, group, group->rank, group->size, group->id);
 }
 
@@ -121,8 +123,8 @@ static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
     return result == TSH_OK ? tshi_uv_finish(op) : result;
 }
 
-/* Lets the control thread make a new group's connections, and waits for that. The group owns
- * `listener`. */
+/* Lets the control thread make a new group's connections, and waits for that. Takes over
+ * `listener`, this rank's listening socket. */
 static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     tsh_uv_world *world = group->world;
     group->listener = listener;
@@ -131,7 +133,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
         return TSH_OK;
     }
     uv_mutex_lock(&world->lock);
-    world->requested = group; /* tshi_uv_on_request takes it */
+    world->requested = group; /* the control thread then connects it */
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
     return tshi_uv_wait_for(group, NULL);
@@ -173,7 +175,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
     return result;
 }
 
-/* ---- close ---- */
+/* ---- closing a group, and the world with the last one ---- */
 
 static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loops are closed. */
     if (!world) return;
@@ -185,7 +187,8 @@ static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loo
     free(world);
 }
 
-static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) { /* Callback of uv_walk. */
+/* Closes one handle of an event loop: callback of uv_walk. */
+static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) {
     (void)unused;
     if (!uv_is_closing(handle)) uv_close(handle, NULL);
 }

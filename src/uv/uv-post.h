@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>uv-post                                        MARK: - uv-post (private) */
-/* Sending control messages. tshi_uv_write begins one in world->outgoing, the */
-/* *_field functions append to it, tshi_uv_post sends it to a peer.           */
+/* Sends control messages. tshi_uv_write begins one, in world->outgoing.      */
+/* The *_field functions append fields to it; tshi_uv_post sends it.          */
 /* Needs: >>uv-check >>uv-wire >>uv-socket.                                   */
 /* ========================================================================== */
 
@@ -12,10 +12,10 @@ enum { TSHI_UV_BACKLOG = 1 << 20 };
 static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
     tshi_uv_outgoing *outgoing = &world->outgoing;
     outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes, 1);
-    /* the length of the payload, which tshi_uv_post fills in */
+    /* 0 in place of the payload's length, which tshi_uv_post fills in */
     (void)tshi_uv_field(&outgoing->c, 0, 4);
     (void)tshi_uv_field(&outgoing->c, type, 1);
-    (void)tshi_uv_field(&outgoing->c, 0, 4); /* the checksum, which tshi_uv_post fills in */
+    (void)tshi_uv_field(&outgoing->c, 0, 4); /* 0 for the checksum: tshi_uv_post fills it in */
     return &outgoing->c;
 }
 
@@ -62,7 +62,7 @@ static void tshi_uv_post(tshi_uv_peer *peer) {
     tshi_uv_outgoing *outgoing = &world->outgoing;
     /* size of the message without the checksum at its end */
     size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
-    /* bytes before the checksum of the head */
+    /* bytes of the message before the checksum of its head */
     size_t before = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL;
     tshi_uv_cursor c = tshi_uv_cursor_over(outgoing->bytes, n + TSHI_UV_MESSAGE_TAIL, 1);
     if (peer->fd < 0 || outgoing->c.bad || n > TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD ||

@@ -1,12 +1,13 @@
 /* ========================================================================== */
 /* >>uv-settings                                MARK: - uv-settings (private) */
-/* Reads the settings of a world: from the tsh_uv_desc, else from variables:  */
-/* TSHARD_*, then torchrun's, then Slurm's. Functions that fail fill *error.  */
+/* Reads a world's settings from tsh_uv_desc, else environment variables.     */
+/* Variables are read in this order: TSHARD_*, torchrun's, Slurm's.           */
+/* Functions that fail fill *error.                                           */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
-/* Sets the world's rank and size. *of: where they come from: 0 the desc, 1 TSHARD_*, 2 torchrun, 3
- * Slurm, 4 none of these. */
+/* Sets world->rank and world->size. *of: where they come from. 0: desc; 1: TSHARD_*; 2: torchrun's
+ * variables; 3: Slurm's; 4: none of these. */
 static tsh_result tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, int *of,
                                    tsh_error *error) {
     static const char *const ranks[] = {"TSHARD_RANK", "RANK", "SLURM_PROCID"};
@@ -72,7 +73,7 @@ static int tshi_uv_host_setting(const char *given, const char *field, const char
     }
     colon = has > 0 ? strchr(host, ':') : NULL;
     if (has <= 0 || (host[0] && !strpbrk(host, " \t\r\n/[]") &&
-                     (!colon || strchr(colon + 1, ':')))) /* IPv6 has two colons or more */
+                     (!colon || strchr(colon + 1, ':')))) /* IPv6 addresses have 2 colons or more */
         return has;
     (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
                         "%s is \"%.100s\"; it takes the name or address of a host alone, such as "
@@ -118,7 +119,8 @@ static tsh_result tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, ts
     if (!has) {
         has = tshb_env_int("MASTER_PORT", 1, 65534, &world->port, error);
         if (has > 0 && tshb_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
-            /* 2: use the next port after MASTER_PORT, since torchrun's store listens on that */
+            /* 2: takes the port after MASTER_PORT, since torchrun's store listens on MASTER_PORT;
+             * 1: takes MASTER_PORT itself; -1: invalid */
             has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1;
         if (has < 0 && agent[0])
             return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
@@ -149,7 +151,7 @@ static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *w
     for (int i = 0; !failed && i < count; i++) {
         const uv_interface_address_t *at = &list[i];
         int is = at->address.address4.sin_family == AF_INET ? AF_INET : AF_INET6;
-        int rank = is == family ? 2 : 1; /* 2: of the preferred family, 1: of the other */
+        int rank = is == family ? 2 : 1; /* 2: the preferred family, 1: the other */
         (void)snprintf(text, sizeof text, " %s", at->name);
         if (!strstr(names, text)) tsh_text_add(names, sizeof names, "%s", text);
         if (strcmp(at->name, name) != 0 || rank <= best ||
@@ -169,11 +171,11 @@ static tsh_result tshi_uv_set_interface(const tsh_uv_desc *desc, tsh_uv_world *w
                          name, failed ? " none" : names);
 }
 
-/* bytes of a buffer for a key; minimum size of a key */
+/* ROOM: bytes of the buffer into which a key is read; LEAST: fewest bytes of a key */
 enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 };
 
-/* Hashes a key into `hash`; an error if it is too short. `where`: the field, variable or file that
- * has the key, for the error. */
+/* Hashes a key into `hash`; fails if the key is too short. `where`: name of the field, variable or
+ * file that has the key, for the error. */
 static tsh_result tshi_uv_take_key(const void *key, size_t size, const char *where,
                                    unsigned char hash[32], tsh_error *error) {
     (void)crypto_hash_sha256(hash, (const unsigned char *)key, size);
@@ -228,7 +230,8 @@ static tsh_result tshi_uv_key_file(const char *path, unsigned char hash[32], tsh
     return result;
 }
 
-/* Sets world->insecure, keyed, and secret: the hash of the key; all zeros if there is no key. */
+/* Sets world->insecure (1: other hosts need no key), world->keyed (1: there is a key) and
+ * world->secret (hash of the key; all zeros: there is no key). */
 static tsh_result tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     char text[TSHI_UV_KEY_ROOM];
     int has;
@@ -287,7 +290,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
                              "that a busy machine keeps",
                              (double)world->heartbeat / 1e9);
     (void)crypto_hash_sha256(hash, (const unsigned char *)world->jobname, strlen(world->jobname));
-    /* on ranks of another byte order the number differs */
+    /* a rank of another byte order gets another number, so that the handshake refuses it */
     memcpy(&world->job, hash, sizeof world->job);
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&

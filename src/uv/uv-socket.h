@@ -1,21 +1,21 @@
 /* ========================================================================== */
 /* >>uv-socket                                    MARK: - uv-socket (private) */
-/* Addresses, and sockets. Sockets are non-blocking and closed on exec, and   */
-/* do not raise SIGPIPE.                                                      */
+/* Internet addresses; sockets that connect, listen or were accepted.         */
+/* Sockets do not block, are closed on exec, and do not raise SIGPIPE.        */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
 #if defined(MSG_NOSIGNAL)
 #define TSHI_UV_NOSIGNAL MSG_NOSIGNAL
 #elif defined(SO_NOSIGPIPE)
-#define TSHI_UV_NOSIGNAL 0 /* SO_NOSIGPIPE is set instead */
+#define TSHI_UV_NOSIGNAL 0 /* no flag of send(): SO_NOSIGPIPE is set on the socket */
 #else
 #error "tshard_uv.h needs MSG_NOSIGNAL or SO_NOSIGPIPE: on macOS define _DARWIN_C_SOURCE, too"
 #endif
 
 /* Fills list with the addresses of a host, in the system's order of preference, and returns their
- * number. 0: none, and *why says why. `numeric` 1: host must be an address, no name is looked
- * up. */
+ * number. 0: there are none, and *why is the reason. `numeric` 1: host must be an address, no name
+ * is looked up. */
 static int tshi_uv_resolve(const char *host, int port, int numeric, tshi_uv_address *list,
                            const char **why) {
     struct addrinfo hints, *found = NULL;
@@ -130,7 +130,7 @@ static int tshi_uv_socket(const tshi_uv_address *address) {
     return fd < 0 || tshi_uv_prepare_fd(fd) ? fd : tshi_uv_give_up(fd);
 }
 
-/* Returns a new listening socket; -1: a system call failed (errno). */
+/* Returns a new socket that listens on the address; -1: a system call failed (errno). */
 static int tshi_uv_listen(const tshi_uv_address *address) {
     int one = 1, fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
@@ -140,7 +140,8 @@ static int tshi_uv_listen(const tshi_uv_address *address) {
                : tshi_uv_give_up(fd);
 }
 
-/* Returns a new socket that is connecting or connected; -1: a system call failed (errno). */
+/* Returns a new socket that is connected, or still connecting, to the address; -1: a system call
+ * failed (errno). */
 static int tshi_uv_connect(const tshi_uv_address *address) {
     int fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
@@ -155,7 +156,8 @@ static int tshi_uv_later(void) {
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
-/* Returns how many sent bytes the other end's system has not acknowledged; -1: unknown. */
+/* Returns how many bytes sent on the socket the other end's system has not acknowledged; -1:
+ * unknown. */
 static int tshi_uv_unacknowledged(int fd) {
     int bytes = -1;
 #if defined(SO_NWRITE) /* macOS */
@@ -173,7 +175,8 @@ static int tshi_uv_out_of_descriptors(int why) {
     return why == EMFILE || why == ENFILE;
 }
 
-/* Returns the number of descriptors that a world of `size` ranks needs; groups need more. */
+/* Returns the number of file descriptors that a rank needs for a world of `size` ranks; groups need
+ * more. */
 static int tshi_uv_descriptors(int size) {
     /* 3 connections per peer; 24 for the listener, event loops and so on */
     return 3 * (size - 1) + 24;

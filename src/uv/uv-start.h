@@ -66,7 +66,7 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
             op->group->world->rank, rank, (long long)coll->send_counts[rank], rank,
             (long long)coll->recv_counts[rank]);
     else if (coll->kind == TSH_ALLTOALL || coll->kind == TSH_ALLGATHER)
-        /* copies this rank's own part */
+        /* copies this rank's own part from send to recv */
         tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
     for (int j = 1; j < size; j++) {
         /* starts with the next rank, so that not all start with rank 0 */
@@ -76,9 +76,9 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
     }
 }
 
-/* Queues the stream to the next rank, and the one from the previous rank. */
+/* Queues the frames of a ring: one to the next rank, one from the previous rank. */
 static void tshi_uv_plan_ring(tshi_uv_op *op) {
-    /* more rows than exist, to get the bytes of all rows */
+    /* a row beyond the last one: all bytes of a stream precede it */
     const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT;
     const tshi_uv_group *group = op->group;
     tshi_uv_promise(op, tshi_uv_next(group), tshi_uv_before_row(op, tshi_uv_first_out(op), rows));
@@ -96,9 +96,9 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     if (star && is_root) /* root sends to every rank */
         for (int j = 1; j < group->size; j++) tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
-        /* root, at the chain's end, gets no payload */
+        /* an empty frame: in a star, and to root, at the end of a chain */
         tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
-    /* the previous rank sends a frame without payload */
+    /* expects an empty frame from the previous rank */
     if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
     if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes); /* the frame with the payload */
 }
@@ -118,7 +118,8 @@ static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SEN
     }
 }
 
-/* Records the call, under the lock, so that this rank can answer the coordinator's ASK later. */
+/* Records the call, under the lock, so that this rank can answer when the coordinator asks for it
+ * (ASK). */
 static void tshi_uv_remember(const tshi_uv_op *op) {
     tshi_uv_group *group = op->group;
     tshi_uv_record *record = &group->record[op->head.seq % TSHI_UV_RECORDS];
@@ -127,13 +128,13 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
     uv_mutex_lock(&group->world->lock);
     record->coll = *coll;
     record->digest = op->head.digest;
-    record->counts = counts; /* number of counts that are recorded */
+    record->counts = counts; /* number of send_counts, and of recv_counts, recorded below */
     for (int r = 0; r < counts; r++) {
         record->send_counts[r] = coll->send_counts ? coll->send_counts[r] : 0;
         record->recv_counts[r] = coll->recv_counts[r];
     }
     group->started = op->head.seq + 1; /* number of collectives that were started */
-    group->world->last = group->id;    /* tshi_uv_last_call describes it in errors */
+    group->world->last = group->id;    /* errors describe this group's last collective */
     uv_mutex_unlock(&group->world->lock);
 }
 
@@ -141,7 +142,7 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
 static size_t tshi_uv_scratch(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     if (!tshi_uv_sums(op) || group->size == 1) return 0;
-    /* size of the window, a circular buffer */
+    /* a ring needs the window, a circular buffer for received bytes */
     if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
     return (size_t)(tshi_uv_row_size(op) * group->size);
 }
@@ -171,7 +172,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     if (need > op->scratch_size) {
         free(op->scratch);
         op->scratch = (char *)malloc(need);
-        op->scratch_size = op->scratch ? need : 0; /* later operations of the slot use it again */
+        op->scratch_size = op->scratch ? need : 0; /* the slot's later operations reuse scratch */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
     /* deadline: a point in time, in ns */
@@ -184,7 +185,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         memset(&op->head, 0, sizeof op->head);
         op->head.group = group->id;
         op->head.seq = group->started; /* the collective's number in the group */
-        /* the peers compare it with the digests of their calls */
+        /* digest: a hash of the call, which peers compare with that of their own call */
         op->head.digest = tshb_coll_digest(coll, group->size);
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;

@@ -1,9 +1,10 @@
 /* ========================================================================== */
 /* >>uv-types                                      MARK: - uv-types (private) */
-/* The structs of a world. Each process has two threads: the caller's thread  */
-/* moves data, on two data connections per peer and group; the control thread */
-/* makes connections, sends heartbeats and decides on errors, on one control  */
-/* connection per peer. What both use is guarded by world->lock, or atomic.   */
+/* The structs of a world. Each process of a world has two threads.           */
+/* The caller's thread moves data: two data connections per peer and group.   */
+/* The control thread makes connections, sends heartbeats, decides on errors. */
+/* It has one control connection per peer, for short messages (tshi_uv_type). */
+/* What both threads use is guarded by world->lock, or atomic.                */
 /* Needs: >>uv-api.                                                           */
 /* ========================================================================== */
 
@@ -61,24 +62,26 @@ extern "C" {
 
 enum {
     TSHI_UV_OPS = 64, /* most operations in flight in one group; a tsh_comm has the same limit */
-    /* collectives that a group remembers, the latest ones, to answer the coordinator */
+    /* A group remembers so many of its latest collectives: the coordinator, the rank that decides
+     * on errors, may ask about them. */
     TSHI_UV_RECORDS = 128,
-    /* most send_counts (and recv_counts) that are kept of a remembered collective */
+    /* most entries of send_counts (and recv_counts) that are kept of a remembered collective */
     TSHI_UV_COUNTS = 16,
-    /* limit of iovec entries for header and payload per sendmsg or recvmsg */
+    /* most entries of the iovec, for headers and payload, that one sendmsg or recvmsg takes */
     TSHI_UV_IO_SPANS = 64,
     TSHI_UV_IO_BYTES = 1 << 20, /* most bytes of payload per sendmsg or recvmsg */
     TSHI_UV_RANKS = 1024, /* most ranks in a world: their addresses fit in one control message */
     TSHI_UV_NAME = 32,    /* bytes for a group's name ("tp", "group 7") with its final 0 */
-    /* upper bound of world->unproven_limit (unauthenticated connections) */
+    /* upper bound of the limit of unauthenticated connections (world->unproven_limit) */
     TSHI_UV_UNPROVEN = 1024,
-    TSHI_UV_FEW = 8,      /* lower bound of world->unproven_limit */
+    TSHI_UV_FEW = 8,      /* lower bound of the limit of unauthenticated connections */
     TSHI_UV_ACCEPTS = 64, /* most connections accepted per event of the listener */
     /* SO_SNDBUF, in bytes, of a connection between two ranks of one host */
     TSHI_UV_NEAR = 512 << 10,
     /* bytes of a segment; a ring sends every chunk in segments (>>uv-algorithm) */
     TSHI_UV_SEGMENT = 512 << 10,
-    /* bytes of the circular receive buffer of a sum on a ring; must exceed a segment */
+    /* bytes of the circular buffer into which a ring receives what is to be summed; must be more
+     * than TSHI_UV_SEGMENT */
     TSHI_UV_WINDOW = 1 << 20
 };
 
@@ -91,12 +94,12 @@ typedef struct tshi_uv_head {
         /* seq: number of the collective in its group, or of the message among those from its sender
          * to its receiver */
         seq,
-        digest, bytes; /* hash of the call (0: a message); bytes of payload that follow */
+        digest, bytes; /* digest: hash of the call, 0: a message; bytes: size of the payload */
     int64_t count;     /* collective: tsh_coll.count; message: its number of elements */
     int32_t tag;       /* tag of a message; 0: a collective */
-    uint8_t kind,      /* tsh_coll_kind of the call; TSH_RECV: a "clear" (see tshi_uv_link) */
+    uint8_t kind,      /* tsh_coll_kind; TSH_RECV: a "clear", which lets the peer send a message */
         dtype, pad[6]; /* dtype: tsh_dtype of a message, 0 for a collective; pad: zeros */
-    uint32_t check;    /* CRC32C of all fields above; 0 if link->checks is 0 */
+    uint32_t check;    /* CRC32C of all fields above; 0: the connection has no checksums */
 } tshi_uv_head;
 
 /* A collective that a rank has started in a group: kept to compare it with the calls of other
@@ -109,16 +112,17 @@ typedef struct tshi_uv_record {
     int64_t send_counts[TSHI_UV_COUNTS], recv_counts[TSHI_UV_COUNTS];
 } tshi_uv_record;
 
-/* How much of one frame has been sent to, or received from, one peer. If link->checks is 1, the
- * payload is cut into blocks (tshi_uv_block), each followed by its checksum of 4 bytes. */
+/* How much of one frame has been sent to, or received from, one peer. If the connection has
+ * checksums, the payload is cut into blocks (tshi_uv_block), each followed by its checksum of 4
+ * bytes. */
 typedef struct tshi_uv_stream {
     int64_t total, done; /* bytes of payload: of the whole frame; sent or received so far */
     /* Offsets in the payload. block: end of the current block; good: end of the last complete one.
      * Received bytes are used only up to `good`: the checksum of later ones is not verified yet. */
     int64_t block, good;
-    int64_t summed; /* outgoing: bytes of payload that `check` covers, from the first one on */
-    /* outgoing: bytes of the header sent so far. Incoming: only used for a message from this rank
-     * to itself; not 0 once that is copied */
+    int64_t summed; /* of a sent frame: how many bytes of the payload `check` covers so far */
+    /* of a sent frame: bytes of its header sent so far. Of a received frame: only used for a
+     * message of this rank to itself: not 0 once it is copied */
     size_t head;
     size_t tail; /* bytes of the current block's checksum sent or received so far */
     /* check: CRC32C of the payload so far, computed here; received: the one that the peer sent */
@@ -143,7 +147,7 @@ typedef struct tshi_uv_group tshi_uv_group;
 /* A slot for an operation (collective or message) in flight. Used by the caller's thread only. */
 typedef struct tshi_uv_op {
     tshi_uv_group *group;
-    tsh_coll coll; /* the call */
+    tsh_coll coll; /* the collective or message, as the caller described it */
     tshi_uv_algorithm algorithm;
     tshi_uv_head head; /* header of all frames of a collective; unused for a message */
     int64_t deadline;  /* time at which the operation times out */
@@ -154,9 +158,9 @@ typedef struct tshi_uv_op {
     int64_t ready;
     /* in, out: progress of the frame from, and to, each peer, by its rank in the group */
     tshi_uv_stream *in, *out;
-    /* RECV: progress of the "clear" (see tshi_uv_link) to the message's sender */
+    /* RECV: progress of sending the "clear", the header that allows the peer to send its message */
     tshi_uv_stream clear;
-    uint64_t number[2]; /* messages: [0]: number of the one sent; [1]: of the one received */
+    uint64_t number[2]; /* number of the message that is sent ([0]), or received ([1]) */
     char *scratch; /* buffer for received data that is to be summed; kept for the slot's next sum */
     size_t scratch_size; /* size of the scratch buffer in bytes */
 } tshi_uv_op;
@@ -173,13 +177,13 @@ typedef struct tshi_uv_fifo {
  * receives yet would block the clears that follow it. */
 typedef struct tshi_uv_link {
     tshi_uv_group *group;
-    /* fd: socket, -1: not connected, or peer is this rank; peer: its rank in the group */
+    /* fd: socket, -1: not connected, or peer is this rank; peer: the peer's rank in the group */
     int fd, peer;
     int checks;    /* 1: headers and payload have checksums */
     int confirmed; /* control thread: 1 once the peer has sent LINKED (it has both connections) */
-    /* queues of operations that are to receive; to send; to send a clear */
+    /* queues of operations that are to receive (in), to send (out), to send a clear (clears) */
     tshi_uv_fifo in, out, clears;
-    tshi_uv_fifo *writing; /* queue whose first frame is being sent; NULL: none */
+    tshi_uv_fifo *writing; /* queue whose first operation is sending its frame; NULL: none */
     tshi_uv_head heard;    /* header of the frame that is being received */
     size_t heard_done;     /* bytes of that header received so far */
     /* number of SENDs to the peer, and of RECVs from it, that this rank has started */
@@ -188,11 +192,11 @@ typedef struct tshi_uv_link {
     uint64_t sent, cleared;
     /* received clears; the one for message n is entry n % TSHI_UV_OPS */
     tshi_uv_head clear[TSHI_UV_OPS];
-    int want, polled;    /* libuv events (UV_READABLE, ...): needed to go on; watched by poll now */
+    int want, polled;    /* libuv events (UV_READABLE, ...): want: awaited; polled: watched now */
     uint64_t wrote, got; /* atomic: bytes written to, and read from, the socket, with headers */
     int awaits; /* atomic: not 0 if the caller's thread sleeps until the peer sends more bytes */
-    uint64_t peer_got;   /* control thread: bytes received by the peer, as its latest AWAIT says */
-    int64_t peer_got_at; /* control thread: when that AWAIT arrived */
+    uint64_t peer_got;   /* control thread: bytes received by the peer, says its last AWAIT */
+    int64_t peer_got_at; /* control thread: when the peer's last AWAIT message arrived */
     /* control thread: since when written bytes do not arrive (peer_got does not grow and is less
      * than wrote); 0: they arrive */
     int64_t stalled_since;
@@ -215,11 +219,12 @@ struct tshi_uv_group {
     /* The latest collectives that this rank started: number seq is entry seq % TSHI_UV_RECORDS.
      * Guarded by world->lock. */
     tshi_uv_record record[TSHI_UV_RECORDS];
-    /* Used by the control thread, once the caller's thread has set world->requested: */
-    /* listener: listening socket, -1: none; missing: connections and LINKED messages yet to
-     * arrive */
+    /* The fields below are used by the control thread, once the caller's thread has set
+     * world->requested to this group. */
+    /* listener: listening socket, -1: none; missing: number of connections that are not made yet
+     * and of LINKED messages that have not arrived yet */
     int listener, missing;
-    /* TCP port on which each member listens for this group; 0: that of its peer->address */
+    /* TCP port on which each member listens for this group; 0: the one in its peer->address */
     int *ports;
     int linked; /* atomic: 1 once all connections are made and the caller's thread may use them */
 };
@@ -227,10 +232,10 @@ struct tshi_uv_group {
 /* What client and server tell each other in the handshake of a connection. Both prove that they
  * know the key by an HMAC that covers all these fields (tshi_uv_proof). */
 typedef struct tshi_uv_hello {
-    uint32_t version;         /* TSHI_UV_VERSION of the other end */
+    uint32_t version;         /* version of the protocol (TSHI_UV_VERSION) at the other end */
     int client, server, size; /* world rank of the client and of the server; ranks in the world */
-    uint32_t purpose;         /* a tshi_uv_purpose */
-    uint64_t group, job;      /* id of the group, 0: none; hash of the job's name */
+    uint32_t purpose;         /* what the connection is for: a tshi_uv_purpose */
+    uint64_t group, job;      /* group: id of a group, 0: none; job: hash of the job's name */
     uint64_t process;         /* random number of the client's process, not 0 */
     /* 1: the client wants checksums on this data connection. After the handshake: 1 if either end
      * does */
@@ -243,7 +248,7 @@ enum { TSHI_UV_ADDRESSES = 8 }; /* most addresses of one host that are tried */
 /* A socket address, IPv4 or IPv6. */
 typedef struct tshi_uv_address {
     struct sockaddr_storage storage;
-    socklen_t size; /* bytes of storage that are used */
+    socklen_t size; /* how many bytes of storage the address takes */
 } tshi_uv_address;
 
 /* Kinds of errors that a rank reports to the coordinator, in order of priority: a report of a
@@ -276,28 +281,30 @@ typedef struct tshi_uv_answer {
     tshi_uv_record record; /* if started: the call that the rank made */
 } tshi_uv_answer;
 
-/* most entries of tshi_uv_blocked.groups_of, and of .pairs_of */
+/* most groups, and most pairs of a group and a peer, that a tshi_uv_blocked lists */
 enum { TSHI_UV_BLOCKED_GROUPS = 64, TSHI_UV_BLOCKED_PAIRS = 256 };
 
 /* What a rank reports to the coordinator once it has been blocked for 20 ms: the call in which it
  * waits, and which operations it had started by then. */
 typedef struct tshi_uv_blocked {
-    uint64_t wait; /* number of the wait, another one each time; 0: the rank is not blocked */
-    /* group: id of the group in which it waits; seq: number of the collective or message */
+    uint64_t wait; /* number that identifies the rank's wait; 0: the rank is not blocked */
+    /* group: id of the group in which the rank waits; seq: number of the awaited collective or
+     * message */
     uint64_t group, seq;
-    int peer;       /* message: world rank that it waits for; -1: it waits in a collective */
-    int sends;      /* message: 1 if it waits to send to peer, 0 if it waits to receive */
+    int peer;       /* world rank of the awaited message's other end; -1: it is a collective */
+    int sends;      /* 1: the rank waits to send to peer; 0: it waits to receive */
     char text[160]; /* description of the call in which it waits, for the error */
-    int members, groups, pairs; /* number of valid entries of member; of groups_of; of pairs_of */
-    int *member; /* world ranks of that group's members; points into world->members */
+    int members, groups, pairs; /* numbers of valid entries of member, groups_of and pairs_of */
+    int *member; /* world ranks of the members of `group`; points into world->members */
     struct {
         /* id: id of a group; started: number of collectives that the rank has started in it */
         uint64_t id, started;
     } groups_of[TSHI_UV_BLOCKED_GROUPS];
     struct {
-        /* group: id of a group; sends, receives: SENDs and RECVs that the rank has started in it */
+        /* group: id of a group; sends, receives: numbers of SENDs to `peer`, and of RECVs from it,
+         * that the rank has started in the group */
         uint64_t group, sends, receives;
-        int peer; /* world rank to which, or from which, these messages go */
+        int peer; /* world rank to which the SENDs go and from which the RECVs come */
     } pairs_of[TSHI_UV_BLOCKED_PAIRS];
 } tshi_uv_blocked;
 
@@ -320,7 +327,7 @@ typedef struct tshi_uv_buffer {
 /* A position in a message that is being written, or read, field by field. */
 typedef struct tshi_uv_cursor {
     unsigned char *at, *end; /* where the next field begins; end of the message */
-    /* writes: 1: fields are written, 0: read; bad: 1 if one did not fit or is invalid */
+    /* writes: 1: fields are written, 0: read; bad: 1 if a field did not fit or is invalid */
     int writes, bad;
 } tshi_uv_cursor;
 
@@ -330,7 +337,7 @@ enum { TSHI_UV_MESSAGE_HEAD = 9, TSHI_UV_PAYLOAD = 60000, TSHI_UV_MESSAGE_TAIL =
 
 /* A control message that is being written. */
 typedef struct tshi_uv_outgoing {
-    tshi_uv_cursor c; /* writes the message into bytes */
+    tshi_uv_cursor c; /* cursor that writes the message into `bytes` */
     unsigned char bytes[TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD + TSHI_UV_MESSAGE_TAIL];
 } tshi_uv_outgoing;
 
@@ -347,28 +354,28 @@ typedef struct tshi_uv_peer {
     tsh_uv_world *world;
     int rank;
     tshi_uv_state state;
-    int fd, events; /* control connection, -1: none; libuv events that poll waits for */
+    int fd, events; /* fd: control connection, -1: none; events: libuv events of poll */
     uv_poll_t *poll;
     tshi_uv_buffer in, out; /* bytes received and not yet handled; bytes to be sent */
     tshi_uv_pulse heard;    /* times at which bytes arrived from the peer */
     /* times at which the peer's system had acknowledged all bytes sent so far */
     tshi_uv_pulse acked;
-    /* sent: bytes sent so far; mark: `acked` is updated once so many bytes are acknowledged; 0: all
-     * are acknowledged already */
+    /* sent: bytes sent to the peer so far; mark: `acked` is updated once the peer's system has
+     * acknowledged so many bytes; 0: it has acknowledged all */
     uint64_t sent, mark;
     int64_t marked; /* when mark was last set */
-    int reported;   /* 1: it has sent this rank an error report and waits for a decision */
-    /* used: 1: it has sent something on this connection; deaf: 1: a control message from it was
-     * damaged, so that nothing more is read, but this rank still sends */
+    int reported;   /* 1: the peer has reported an error to this rank and awaits a decision */
+    /* used: 1: the peer has sent something on its control connection; deaf: 1: one of its messages
+     * was damaged: this rank reads nothing more from it, but still sends to it */
     int used, deaf;
-    uint64_t process;        /* number of the process that dialled this rank; 0: none has yet */
-    tshi_uv_address address; /* address on which it listens */
-    int placed, ready;       /* rank 0 only: 1 if address is known; 1 if it has sent READY */
-    char name[80];           /* host:port of the control connection */
-    /* Used on the coordinator: */
-    tshi_uv_answer answer;   /* its answer to the latest ASK */
-    tshi_uv_blocked blocked; /* its latest BLOCKED message */
-    uint64_t asked;          /* number of its wait that the latest CONFIRM asks about; 0: none */
+    uint64_t process;        /* random number of the peer's process; 0: it has not dialled */
+    tshi_uv_address address; /* address on which the peer listens */
+    int placed, ready;       /* on rank 0: placed: address is known; ready: the peer sent READY */
+    char name[80];           /* host:port of the peer's end of the control connection */
+    /* The fields below are used on the coordinator only. */
+    tshi_uv_answer answer;   /* the peer's answer to the latest ASK message */
+    tshi_uv_blocked blocked; /* the peer's latest BLOCKED message */
+    uint64_t asked;          /* number of the peer's wait that it is to CONFIRM; 0: none */
 } tshi_uv_peer;
 
 /* What a connection is for. */
@@ -394,8 +401,8 @@ typedef enum tshi_uv_phase {
 /* A connection that is not authenticated yet: dialled by this rank (the client), or accepted. */
 typedef struct tshi_uv_conn {
     tsh_uv_world *world;
-    struct tshi_uv_conn *next; /* next of world->conns */
-    int dialled, attempts;     /* 1: dialled, 0: accepted; number of attempts that failed */
+    struct tshi_uv_conn *next; /* next connection in the list world->conns */
+    int dialled, attempts;     /* dialled: 1: dialled here, 0: accepted; attempts: failed ones */
     tshi_uv_address address;   /* address that is dialled; a JOIN dials world->address instead */
     int fd;                    /* socket, -1: none */
     /* dialled: socket of an earlier attempt that got no valid reply, -1: none. It stays open until
@@ -404,9 +411,9 @@ typedef struct tshi_uv_conn {
     int earlier;
     tshi_uv_phase phase;
     uv_poll_t *poll;
-    int64_t until; /* WAITS: when to dial; else: when the handshake times out */
+    int64_t until; /* in phase WAITS: when to dial; else: when the handshake times out */
     tshi_uv_hello hello;
-    unsigned char in[128], out[128]; /* bytes received; bytes to be sent */
+    unsigned char in[128], out[128]; /* in: bytes received; out: bytes to be sent */
     /* in_used: bytes in `in`; in_need: how many of them the next step needs; out_used: bytes in
      * `out` that are not sent yet */
     size_t in_used, in_need, out_used;
@@ -434,24 +441,24 @@ struct tsh_uv_world {
     int crc_wide; /* 1: CRC32C is computed by the processor's instruction for it */
     /* if crc_wide is 0: [k][b]: CRC32C of byte b followed by k zero bytes */
     uint32_t crc_table[8][256];
-    uint64_t job, process;    /* hash of jobname; random number of this process */
+    uint64_t job, process;    /* job: hash of jobname; process: random number of this process */
     unsigned char secret[32], /* hash of the shared key; all 0: no key */
         token[32],            /* random bytes that rank 0 sends with the address table */
         mesh[32];             /* HMAC of token under secret: the key of all handshakes but JOIN */
-    char jobname[300], host[256]; /* TSHARD_JOB; host of rank 0 */
+    char jobname[300], host[256]; /* name of the job (TSHARD_JOB); host of rank 0 */
     const char *host_from;        /* name of the field or variable that gave host, for errors */
     int port;                     /* TCP port of rank 0 */
     tsh_logger logger;
 
-    /* Used by the caller's thread: */
+    /* The fields below are used by the caller's thread. */
     uv_loop_t loop;
     uv_timer_t timer;       /* ends the sleep of `loop` at a given time */
-    uv_async_t wake_caller; /* by this the control thread ends the sleep of `loop` */
-    int open;               /* number of groups not closed yet */
-    /* waits: number of waits of 20 ms or more so far; ids: number of splits so far */
+    uv_async_t wake_caller; /* the control thread uses it to end the sleep of `loop` */
+    int open;               /* number of groups that are not closed yet */
+    /* waits: number of waits of 20 ms or more so far; ids: number of splits of groups so far */
     uint64_t waits, ids;
 
-    /* Used by both threads, under the lock unless a field says otherwise: */
+    /* The fields below are used by both threads, under the lock unless a field says otherwise. */
     uv_mutex_t lock;
     uv_cond_t changed;     /* signalled when the world has formed or failed */
     int failed;            /* atomic, a tsh_result; error is valid once this is not TSH_OK */
@@ -472,12 +479,12 @@ struct tsh_uv_world {
     /* caller's thread: groups closed after the world failed; freed with the world */
     tshi_uv_group *ended;
 
-    /* Used by the control thread: */
+    /* The fields below are used by the control thread. */
     uv_thread_t thread;
     uv_loop_t control;
-    uv_prepare_t turn;       /* calls tshi_uv_on_turn each time before the loop sleeps */
-    uv_timer_t tick;         /* ends that sleep at a given time */
-    uv_async_t wake_control; /* by this the caller's thread ends the sleep of `control` */
+    uv_prepare_t turn;       /* calls tshi_uv_on_turn each time before the loop `control` sleeps */
+    uv_timer_t tick;         /* ends the sleep of `control` at a given time */
+    uv_async_t wake_control; /* the caller's thread uses it to end the sleep of `control` */
     uv_poll_t *listening;    /* watches listener; NULL: no listener, or accepting is paused */
     int listener,            /* listening socket; -1: none */
         /* tabled: 1: rank 0's address table is known; told_ready: 1: READY is sent */
@@ -490,29 +497,29 @@ struct tsh_uv_world {
     tshi_uv_peer *peer;                         /* what is known of each rank, by world rank */
     int *members;                 /* array that every tshi_uv_blocked.member points into */
     tshi_uv_conn *conns;          /* list of connections not authenticated yet */
-    int unproven, unproven_limit; /* number of accepted connections in conns; limit of it */
+    int unproven, unproven_limit; /* number of accepted connections in conns; its limit */
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
     /* world_group: group of all ranks; making: group whose connections are being made, or NULL */
     tshi_uv_group *world_group, *making;
     tshb_coll_search *search; /* by rank: the coordinator's search for a cycle of blocked ranks */
-    int confirming;           /* number of ranks on a cycle that have not confirmed their wait */
+    int confirming;           /* ranks on the cycle that have not yet confirmed that they wait */
     tshi_uv_outgoing outgoing;
     /* due: when joining times out; notice_at: when absent ranks are logged */
     int64_t due, notice_at;
-    /* beat: when heartbeats are sent next; accept_at: when to accept again */
+    /* beat: when heartbeats are sent next; accept_at: when to accept connections again */
     int64_t beat, accept_at;
     int64_t silent_at;  /* when the next rank counts as lost, if it stays silent */
     int64_t await_at;   /* when the next AWAIT messages are to be sent */
-    int64_t ticked;     /* the latest time at which the last sleep should have ended */
+    int64_t ticked;     /* when the last sleep of `control` should have ended at the latest */
     int64_t parting;    /* when this rank sent BYE; 0: not yet */
     int64_t held_since; /* when `held` got its first report; 0: it has none */
     /* when this rank began, as coordinator, to collect reports; 0: it has not */
     int64_t considered_at;
     int reported_to; /* coordinator to which `held` was sent; -1: to none yet */
-    /* decision of a rank that is not the coordinator, held back (tshi_uv_on_decision) */
+    /* decision received from a rank that is not the coordinator; not adopted yet */
     tsh_error offer;
-    int offered_by;     /* rank that sent the offer */
-    int64_t offered_at; /* when the first offer arrived; 0: none did */
+    int offered_by;     /* rank that sent `offer` */
+    int64_t offered_at; /* when the first such decision arrived; 0: none did */
     char absent[256];   /* ranks that have not joined, as the latest MISSING message lists them */
     char obstacle[300]; /* why a connection last failed, for the error of a timeout */
 };
@@ -526,8 +533,8 @@ static int64_t tshi_uv_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Logs one line for each kind that has messages not logged yet, unless one of that kind was logged
- * less than a second ago. now = INT64_MAX: logs them in any case. */
+/* Logs one line for each kind of message that was counted but not logged, unless one of that kind
+ * was logged less than a second ago. now INT64_MAX: logs them in any case. */
 static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
     for (int i = 0; i < TSHI_UV_TALLIES; i++) {
         tshi_uv_log_count *t = &world->tally[i];

@@ -41,10 +41,10 @@ static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if the wait 
 static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     const tsh_coll *coll = &op->coll;
     const int own = op->group->rank;
-    *sends = coll->kind == TSH_SEND || /* a SENDRECV waits to send until the first byte is sent: */
+    *sends = coll->kind == TSH_SEND || /* a SENDRECV waits to send until its first byte is out */
              (coll->kind == TSH_SENDRECV && op->out[coll->send_to].head == 0);
     if (coll->kind == TSH_SENDRECV && coll->recv_from == own && op->in[own].head == 0)
-        /* it waits for a message from itself, whatever becomes of the one that it sends */
+        /* a SENDRECV that receives from this rank itself: the wait is for that message */
         *sends = 0;
     *number = op->number[!*sends];
     return *sends ? coll->send_to : coll->recv_from;
@@ -55,7 +55,7 @@ static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
 static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     char text[240];
-    /* id 0: there is no collective to ask about */
+    /* id, seq: the collective that the coordinator asks all ranks about; id 0: none */
     uint64_t id = op ? group->id : 0, seq = op ? op->head.seq : 0;
     int sends, peer = -1;
     if (TSHI_UV_GET(&world->halted)) return; /* an error was reported already */
@@ -89,7 +89,7 @@ static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) 
     }
 }
 
-/* Records in world->blocked that this rank is blocked in op, for the control thread to send. */
+/* Records in world->blocked that this rank is blocked in op; the control thread reports it. */
 static void tshi_uv_note_blocked(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     tsh_uv_world *world = group->world;
@@ -122,15 +122,15 @@ static void tshi_uv_unblock(tsh_uv_world *world) {
 
 /* Tells libuv which events on data connections end this thread's sleep. */
 static void tshi_uv_watch_links(tsh_uv_world *world) {
-    int still = TSHI_UV_GET(&world->halted); /* 1: an error was reported, move no data */
+    int still = TSHI_UV_GET(&world->halted); /* 1: an error was reported, watch no connection */
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
         for (int i = 0; i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
-            int want = still || !group->active ? 0 : link->want; /* events: UV_READABLE, ... */
-            /* the control thread sends AWAIT if this is set */
+            int want = still || !group->active ? 0 : link->want; /* libuv events to watch */
+            /* if not 0, the control thread tells the peer that this rank waits (AWAIT) */
             TSHI_UV_PUT(&link->awaits, want & UV_READABLE);
             if (want == link->polled || link->fd < 0) continue; /* no change, or not connected */
-            if (!link->poll) /* the handle is made at the first sleep */
+            if (!link->poll) /* the poll handle is made at the first sleep */
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
             else if (want)
                 (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);

@@ -1,9 +1,9 @@
 /* ========================================================================== */
 /* >>uv-wire                                        MARK: - uv-wire (private) */
-/* Encoding of the handshake and of control messages. One function per        */
-/* message writes the given values as fields, or reads fields, as the cursor  */
-/* says. A field that does not fit or is invalid sets cursor->bad; those      */
-/* after it read as 0. Nothing received is trusted.                           */
+/* Encodes and decodes the messages of handshakes and control connections.    */
+/* For each message one function writes its fields, or reads them.            */
+/* A field that is invalid or does not fit sets cursor->bad.                  */
+/* The fields after it are read as 0. Nothing received is trusted.            */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -14,8 +14,8 @@ static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size, int writes) 
     return c;
 }
 
-/* Returns the next n bytes and moves the cursor past them. If fewer are left: sets bad, returns
- * NULL. */
+/* Returns the next n bytes and moves the cursor past them. If fewer are left: sets c->bad and
+ * returns NULL. */
 static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
     unsigned char *at = c->at;
     if (c->bad || n > (size_t)(c->end - c->at)) {
@@ -26,7 +26,8 @@ static unsigned char *tshi_uv_take(tshi_uv_cursor *c, size_t n) {
     return at;
 }
 
-/* Writes or reads a number of n bytes, little endian. Returns it; 0 if fewer bytes are left. */
+/* Writes `value` as a number of n bytes, little endian, or reads such a number. Returns the number;
+ * 0 if fewer bytes are left. */
 static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
     unsigned char *at = tshi_uv_take(c, n);
     uint64_t there = 0; /* the number that the bytes hold */
@@ -50,8 +51,8 @@ static void tshi_uv_bytes_field(tshi_uv_cursor *c, void *bytes, size_t n) {
     if (at) memcpy(c->writes ? at : bytes, c->writes ? bytes : at, n);
 }
 
-/* Writes or reads a text after its length (2 bytes). Reading cuts the text to `room` bytes, with a
- * final 0, and replaces control characters by '?'. */
+/* Writes or reads the length of a text (2 bytes), then the text. Reading cuts the text to `room`
+ * bytes, with a final 0, and replaces control characters by '?'. */
 static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
     size_t n = (size_t)tshi_uv_field(c, c->writes ? strlen(text) : 0, 2), kept = 0;
     unsigned char *at = tshi_uv_take(c, n);
@@ -64,7 +65,7 @@ static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
     text[kept] = 0;
 }
 
-/* Writes or reads a rank of a world of `size` ranks, or -1. Sets bad if it read anything else. */
+/* Writes or reads a rank of a world of `size` ranks, or -1. Sets c->bad if it is anything else. */
 static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
     rank = tshi_uv_int_field(c, rank);
     if (rank < -1 || rank >= size) c->bad = 1;
@@ -72,14 +73,14 @@ static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
 }
 
 /* Writes or reads a number of entries, 0 to `most`, and returns it. If it is out of range: sets
- * bad, returns 0. */
+ * c->bad and returns 0. */
 static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
     count = tshi_uv_int_field(c, count);
     if (count < 0 || count > most) c->bad = 1;
     return c->bad ? 0 : count;
 }
 
-/* ---- the handshake ---- */
+/* ---- the three messages of the handshake ---- */
 
 /* The handshake:
  * 1. Server hello: "tshd", version, nonce.
@@ -93,14 +94,14 @@ static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
 enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 116, TSHI_UV_REPLY = 44 };
 
 typedef enum tshi_uv_reply {
-    TSHI_UV_WELCOME,       /* accepted */
+    TSHI_UV_WELCOME,       /* the client is accepted */
     TSHI_UV_OTHER_KEY,     /* the client has another key, so its proof is wrong */
     TSHI_UV_OTHER_VERSION, /* the client has another version of the protocol */
-    TSHI_UV_OTHER_JOB,     /* the jobs' names differ */
-    TSHI_UV_OTHER_SIZE,    /* the numbers of ranks differ */
+    TSHI_UV_OTHER_JOB,     /* client and server belong to jobs of different names */
+    TSHI_UV_OTHER_SIZE,    /* client and server belong to worlds of different sizes */
     TSHI_UV_OTHER_RANK,    /* the client expected another rank at this address */
-    TSHI_UV_TAKEN,         /* the client's rank has this connection already */
-    TSHI_UV_UNKNOWN        /* the group, or the world, is not being set up now */
+    TSHI_UV_TAKEN,         /* the client's rank has made this connection already */
+    TSHI_UV_UNKNOWN        /* the server is not setting up the group (or world) now */
 } tshi_uv_reply;
 
 static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
@@ -118,8 +119,8 @@ static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
  * status and value (client: 0, 0), and the fields of hello. */
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status, int64_t value,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
-    /* who (1 byte), status (4), value (8); version and 5 ints of hello (4 each); group, job,
-     * process (8 each); both nonces (32 each) */
+    /* bytes of: who (1), status (4), value (8); then of hello: its version and 5 ints (4 each), its
+     * group, job and process (8 each), its client_nonce and server_nonce (32 each) */
     unsigned char bytes[13 + 4 * 6 + 24 + 64];
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
     tshi_uv_hello all = *hello;
@@ -145,7 +146,7 @@ static int tshi_uv_hello_start(tshi_uv_cursor *c, const char *word, uint32_t *ve
     return memcmp(magic, word, 4) == 0;
 }
 
-/* Writes or reads the server hello. Returns 0 if it read something else. */
+/* Writes or reads the server hello. Returns 0 if the bytes that it read are no server hello. */
 static int tshi_uv_server_hello(unsigned char bytes[TSHI_UV_SERVER_HELLO], int writes,
                                 uint32_t *version, unsigned char nonce[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_SERVER_HELLO, writes);
@@ -162,7 +163,8 @@ static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int 
     tshi_uv_bytes_field(&c, proof, 32);
 }
 
-/* Returns 1 if a reply of this status has a proof; if keys or versions differ, it has none. */
+/* Returns 1 if a server's reply with this status has a proof. It has none if keys or versions
+ * differ. */
 static int tshi_uv_is_proven(uint32_t status) {
     return status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
 }
@@ -195,7 +197,7 @@ static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_h
     return sodium_memcmp(proof, expected, 32) == 0;
 }
 
-/* ---- control messages ---- */
+/* ---- the messages on control connections ---- */
 
 /* A control message is: length of the payload (4 bytes), type (1), checksum of these 5 bytes (4);
  * payload; checksum of all bytes before it (4). Control messages always have checksums: they are
@@ -215,11 +217,11 @@ typedef enum tshi_uv_type {
     TSHI_UV_BLOCKED,
     TSHI_UV_CONFIRM, /* from the coordinator: is the receiver still in the wait that it reported? */
     TSHI_UV_STILL,   /* answers CONFIRM: 1 if the rank is still in the wait that it reported */
-    TSHI_UV_DECISION, /* the world's error */
+    TSHI_UV_DECISION, /* the world's error, on which the sender has decided */
     TSHI_UV_BYE,      /* the sender shuts down in good order */
-    TSHI_UV_AWAIT,    /* bytes that the sender has received so far; it waits for more */
+    TSHI_UV_AWAIT,    /* number of bytes that the sender has received; it waits for more */
     TSHI_UV_LINKED,   /* the sender, which dialled the receiver, has both connections of a group */
-    TSHI_UV_TYPES     /* number of types */
+    TSHI_UV_TYPES     /* number of types of control messages */
 } tshi_uv_type;
 
 static void tshi_uv_error_fields(tshi_uv_cursor *c, tsh_error *error, int size) {
@@ -237,7 +239,8 @@ static void tshi_uv_report_fields(tshi_uv_cursor *c, tshi_uv_report *e, int size
     tshi_uv_error_fields(c, &e->error, size);
 }
 
-/* Writes or reads the payload of TELL: group and number of the collective, then the answer. */
+/* Writes or reads the payload of a TELL message: id of the group and number of the collective that
+ * it is about, then the answer. */
 static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
                                   tshi_uv_answer *answer) {
     tshi_uv_record *record = &answer->record;
@@ -266,8 +269,8 @@ static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *
     }
 }
 
-/* Writes or reads the payload of BLOCKED in a world of `size` ranks. s->member must have `size`
- * entries. */
+/* Writes or reads the payload of a BLOCKED message in a world of `size` ranks. s->member must have
+ * room for `size` entries. */
 static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int size) {
     s->wait = tshi_uv_field(c, s->wait, 8);
     s->group = tshi_uv_field(c, s->group, 8);
@@ -292,6 +295,6 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
         s->pairs_of[i].receives = tshi_uv_field(c, s->pairs_of[i].receives, 8);
         s->pairs_of[i].peer = tshi_uv_int_field(c, s->pairs_of[i].peer);
     }
-    /* after an invalid message the rank counts as not blocked */
+    /* the message is invalid: the rank that sent it counts as not blocked */
     if (c->bad && !c->writes) s->wait = 0;
 }

@@ -10,7 +10,7 @@
 static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
-    /* n + 1 lists of n ranks */
+    /* n + 1 lists with room for n ranks: a list for each peer, and one for this rank */
     world->members = (int *)calloc((n + 1) * n, sizeof *world->members);
     world->search = (tshb_coll_search *)calloc(n, sizeof *world->search);
     /* 1: id of the world's group */
@@ -33,7 +33,7 @@ static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *err
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
     int64_t half;
-    world->unproven_limit = TSHI_UV_UNPROVEN; /* the upper bound */
+    world->unproven_limit = TSHI_UV_UNPROVEN; /* the value if descriptors have no limit */
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TSH_OK;
     if (limit.rlim_cur < (rlim_t)need)
         return tsh_error_set(error, TSH_ERR_IO, world->rank,
@@ -42,7 +42,7 @@ static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *err
                              world->rank, (unsigned long)limit.rlim_cur, world->size, need);
     half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2; /* the other half is left to the program */
     world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
-    /* the lower bound */
+    /* but never fewer than TSHI_UV_FEW */
     if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
     return TSH_OK;
 }
@@ -92,9 +92,9 @@ static tsh_result tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
             return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
                                  "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank,
                                  world->bind_host, why);
-        world->own = list[0]; /* where tshi_uv_joined listens */
+        world->own = list[0]; /* the address on which this rank will listen */
     }
-    /* connecting to that address may need a key */
+    /* returns an error if rank 0's address needs a key and none is set */
     return tshi_uv_need_key(world, &world->address[0], error);
 }
 
@@ -168,7 +168,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     randombytes_buf(&world->process, sizeof world->process);
     world->process |= 1;                     /* not 0, which stands for no process */
     world->forming = 1;                      /* tshi_uv_completed sets it to 0 */
-    world->due = tsh_now() + world->timeout; /* joining times out then */
+    world->due = tsh_now() + world->timeout; /* time at which joining times out */
     world->notice_at = tsh_now() + world->notice;
     result = tshi_uv_world_alloc(world)
                  ? tshi_uv_find_rank0(world, error)
@@ -195,7 +195,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
 
 /* Opens /dev/null as stdin, stdout and stderr, if they are closed, as in a daemon. Else sockets
  * would get their numbers, libuv would abort when it closes them, and what the program prints would
- * go to a peer. They stay open. Returns 0 if the system refused (errno). */
+ * go to a peer. The opened descriptors stay open. Returns 0 if the system refused (errno). */
 static int tshi_uv_fill_standard(void) {
     for (int fd = 0; fd < 3; fd++) /* open() takes the lowest free number, which is fd */
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return 0;
@@ -244,7 +244,7 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
     tsh_error error;
     memset(&none, 0, sizeof none);
     memset(&error, 0, sizeof error);
-    if (!desc) desc = &none; /* everything from the environment */
+    if (!desc) desc = &none; /* all settings come from the environment */
     if (out)
         (void)tshi_uv_open(desc, out, &error);
     else
@@ -256,8 +256,8 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
 TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv_desc *uv,
                              const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                              void *user) {
-    tsh_uv_desc join; /* copy of *uv, or all 0 */
-    tsh_desc with;    /* copy of *desc, or all 0 */
+    tsh_uv_desc join; /* copy of *uv; all 0 if uv is NULL */
+    tsh_desc with;    /* copy of *desc; all 0 if desc is NULL */
     tsh_comm comm;
     tsh_error error;
     if (!tshb_same_build("tsh_uv_run", version, real, size, desc)) return 1;

@@ -22,7 +22,9 @@ s/\.\(qkv_bias\|out_bias\|bias\) = 1\b/.\1 = TSH_YES/g
 s/\blogger\(\.\|->\)fn\b/logger\1log/g
 s/\ballocator\(\.\|->\)fn\b/allocator\1allocate/g
 s/\bgemm\(\.\|->\)fn\b/gemm\1multiply/g
+/\btsh_custom_desc\b/s/\.\(shape\|layout\) =/.out[0].\1 =/g
 s/\btsh_custom_desc\b/tsh_custom_op_desc/g
+s/\(\btsh_custom_op(\([^()]\|([^()]*)\)*\), \([^(),]*)\)/\1, NULL, \3/g
 s/(void \*\([a-z_]*\), \(const char \*\(message\|text\)\b[^()]*\))/(\2, void *\1)/
 s/(void \*\([a-z_]*\), \(void \*ptr\b[^()]*\))/(\2, void *\1)/
 s/(void \*\([a-z_]*\), \(int64_t at, void \*[^()]*\))/(\2, void *\1)/
@@ -31,3 +33,6 @@ s/(void \*\([a-z_]*\), \(int64_t at, void \*[^()]*\))/(\2, void *\1)/
 s/(void \*\([a-z_]*\), \(tsh_tensor \*const \*in\b[^()]*\))/(\2, void *\1)/
 s/(void \*\([a-z_]*\), \(int64_t m\b[^()]*\))/(\2, void *\1)/
 s/\btsh_log_stderr(\([^(),]*\), \([^()]*\))/tsh_log_stderr(\2, \1)/
+# the values of a custom op's outputs and their gradients come as arrays, with one entry per output
+s/^\(static void [a-z_0-9]*(tsh_tensor \*const \*in, int n,\) tsh_real \*\([a-z_]*\), \(void \*[a-z_]*) {\)/\1 void *const *\2s, \3\n    tsh_real *\2 = (tsh_real *)\2s[0];/
+s/, const tsh_real \*out,\([ \n]*\)const tsh_real \*grad_out, \(tsh_real \*const \*[a-z_]*, void \*[a-z_]*) {\)/, const void *const *outs,\1const tsh_real *const *grads, \2\n    const tsh_real *out = (const tsh_real *)outs[0], *grad_out = grads[0];/

@@ -366,7 +366,7 @@ def read_pages(tree):
             if block.kind == "c" and "int main" in block.text and IMPLEMENTATION in block.text:
                 versions = [block.text]
             elif block.kind == "diff" and block.text.startswith("--- "):
-                continue  # a patch of a file; tests/op/test_swiglu.py applies it
+                continue  # a patch of a file; tests/added applies it
             elif block.kind == "diff":
                 new = next(filter(None, (by_diff(old, block.text) for old in reversed(versions))),
                            None)

@@ -86,13 +86,14 @@ static void other_ranks_get_the_module_too(void **state) {
 }
 
 /* An op whose backward refuses. */
-static void same(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void same(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     (void)user, (void)n;
-    memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_numel(in[0]) * sizeof *out);
+    memcpy(y, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_numel(in[0]) * sizeof *y);
 }
 
-static void refuse(tsh_tensor *const *in, int n, const tsh_real *out,
-                   const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void refuse(tsh_tensor *const *in, int n, const void *const *out,
+                   const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
     (void)n, (void)out, (void)grad_out, (void)grad_in;
     (void)tsh_fail(tsh_ctx_of(in[0]), TSH_ERR_ARGUMENT, "%s: no", (const char *)user);
 }
@@ -101,8 +102,8 @@ static tsh_tensor *stubborn(tsh_module *self, tsh_tensor **in, int n, void *user
     tsh_custom_op_desc desc = {.name = "stubborn", .forward = same, .backward = refuse};
     (void)self, (void)n, (void)user;
     desc.user = name_stubborn;
-    desc.shape = tsh_shape_of(in[0]);
-    return tsh_custom_op(tsh_ctx_of(in[0]), in, 1, &desc);
+    desc.out[0].shape = tsh_shape_of(in[0]);
+    return tsh_custom_op(tsh_ctx_of(in[0]), in, 1, NULL, &desc);
 }
 
 static int backward_errors(tsh_ctx *ctx, void *user) {
@@ -225,11 +226,12 @@ static char *written(tsh_ctx *ctx, tsh_result (*write)(tsh_ctx *ctx, FILE *file)
     return text;
 }
 
-static void twice_slope(tsh_tensor *const *in, int n, const tsh_real *out,
-                        const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void twice_slope(tsh_tensor *const *in, int n, const void *const *out,
+                        const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
+    const tsh_real *dy = grad_out[0];
     int64_t i;
     (void)user, (void)n, (void)out;
-    for (i = 0; grad_in[0] && i < tsh_numel(in[0]); i++) grad_in[0][i] = grad_out[i];
+    for (i = 0; grad_in[0] && i < tsh_numel(in[0]); i++) grad_in[0][i] = dy[i];
 }
 
 /* Every kind of input: of a leaf, of another op through a view, a missing bias, many, none. */
@@ -244,8 +246,8 @@ static tsh_tensor *small_net(tsh_ctx *ctx) {
     y = tsh_forward(tsh_find(net, "middle"), tsh_relu(tsh_forward(tsh_find(net, "up"), x)));
     parts[0] = tsh_matmul(tsh_transpose(y, 0, 1), y);
     parts[1] = tsh_mul(y, x);
-    twice.shape = tsh_shape_of(y);
-    parts[1] = tsh_custom_op(ctx, &parts[1], 1, &twice);
+    twice.out[0].shape = tsh_shape_of(y);
+    parts[1] = tsh_custom_op(ctx, &parts[1], 1, NULL, &twice);
     y = tsh_concat(parts, 2, 0);
     return tsh_mean(tsh_reshape(y, tsh_shape1(-1)), 0, 0);
 }
@@ -393,7 +395,7 @@ static int forward_anomalies(tsh_ctx *ctx, void *user) {
     tsh_tensor *x = given(ctx, 1, 0, 2), *y = given(ctx, (float)NAN, -1, -INFINITY);
     tsh_custom_op_desc copy = {.name = "copy", .forward = same};
     (void)user;
-    copy.shape = tsh_shape1(3);
+    copy.out[0].shape = tsh_shape1(3);
     CHECK(tsh_forward(log, x), "it is off");
     tsh_detect_anomaly(ctx, 1);
     CHECK(tsh_relu(x), "all is finite");
@@ -408,7 +410,7 @@ static int forward_anomalies(tsh_ctx *ctx, void *user) {
     (void)tsh_scale(tsh_slice(y, 0, 2, 1), -1);
     SAYS("tsh_scale: the output (1) R has infinity at (0); x has -infinity at (0) already");
     tsh_clear_error(ctx);
-    (void)tsh_custom_op(ctx, &y, 1, &copy);
+    (void)tsh_custom_op(ctx, &y, 1, NULL, &copy);
     SAYS("copy: the output (3) R has NaN at (0); input has NaN at (0) already");
     tsh_clear_error(ctx);
     tsh_no_grad_end(ctx);

@@ -184,22 +184,24 @@ static void do_act(tsh_ctx *ctx, const act *a) {
     if (a->what == FREE_LEAF) tsh_tensor_free(a->leaf);
 }
 
-static void act_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void act_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     (void)user, (void)n;
-    memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), WIDTH * WIDTH * sizeof *out);
+    memcpy(y, tsh_data(tsh_ctx_of(in[0]), in[0]), WIDTH * WIDTH * sizeof *y);
 }
 
-static void act_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                         const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void act_backward(tsh_tensor *const *in, int n, const void *const *out,
+                         const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
+    const tsh_real *dy = grad_out[0];
     (void)n, (void)out;
     do_act(tsh_ctx_of(in[0]), (const act *)user);
-    for (int i = 0; i < WIDTH * WIDTH && grad_in[0]; i++) grad_in[0][i] += grad_out[i];
+    for (int i = 0; i < WIDTH * WIDTH && grad_in[0]; i++) grad_in[0][i] += dy[i];
 }
 
 static tsh_tensor *act_op(tsh_tensor *x, act *a) {
-    const tsh_custom_op_desc desc = {.name = "act", .shape = {2, {WIDTH, WIDTH}}, .user = a,
+    const tsh_custom_op_desc desc = {.name = "act", .out[0].shape = {2, {WIDTH, WIDTH}}, .user = a,
                                   .forward = act_forward, .backward = act_backward};
-    return tsh_custom_op(tsh_ctx_of(x), &x, 1, &desc);
+    return tsh_custom_op(tsh_ctx_of(x), &x, 1, NULL, &desc);
 }
 
 static void a_backward_does_not_end_its_own_tape(void **state) {

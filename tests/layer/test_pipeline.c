@@ -512,20 +512,22 @@ static void doze(sleeper *s, char what, int ms) {
     if (s->events < SLEEPS) s->order[s->events++] = what;
 }
 
-static void doze_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void doze_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     sleeper *s = (sleeper *)user;
     (void)n;
     doze(s, 'F', s->forward_ms);
-    memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
+    memcpy(y, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *y);
 }
 
-static void doze_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                          const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void doze_backward(tsh_tensor *const *in, int n, const void *const *out,
+                          const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
+    const tsh_real *dy = grad_out[0];
     sleeper *s = (sleeper *)user;
     int64_t i;
     (void)n, (void)out;
     doze(s, 'B', s->backward_ms);
-    for (i = 0; grad_in[0] && i < tsh_local_numel(in[0]); i++) grad_in[0][i] += grad_out[i];
+    for (i = 0; grad_in[0] && i < tsh_local_numel(in[0]); i++) grad_in[0][i] += dy[i];
 }
 
 static tsh_tensor *sleepy(tsh_module *self, tsh_tensor **in, int n, void *user) {
@@ -533,9 +535,9 @@ static tsh_tensor *sleepy(tsh_module *self, tsh_tensor **in, int n, void *user) 
         .name = "doze", .forward = doze_forward, .backward = doze_backward, .user = user};
     tsh_tensor *x = tsh_forward(tsh_child(self, 0), in[0]);
     (void)n;
-    desc.shape = tsh_shape_of(x);
-    desc.layout = tsh_layout_of(x);
-    return tsh_custom_op(tsh_ctx_of(in[0]), &x, 1, &desc);
+    desc.out[0].shape = tsh_shape_of(x);
+    desc.out[0].layout = tsh_layout_of(x);
+    return tsh_custom_op(tsh_ctx_of(in[0]), &x, 1, NULL, &desc);
 }
 
 static tsh_tensor *ones(tsh_ctx *ctx, int k, void *user) {
@@ -638,19 +640,22 @@ typedef struct witness {
     int seen[3], passed;
 } witness;
 
-static void witness_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                             const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void witness_backward(tsh_tensor *const *in, int n, const void *const *out,
+                             const tsh_real *const *grad_out, tsh_real *const *grad_in,
+                             void *user) {
+    const tsh_real *dy = grad_out[0];
     witness *w = (witness *)user;
     const tsh_comm *dp = tsh_dp(tsh_ctx_of(in[0]));
     int64_t i;
     (void)n, (void)out;
     w->seen[w->passed++] = (int)(dp->stats.calls[w->kind] - w->before);
-    for (i = 0; i < tsh_local_numel(in[0]); i++) grad_in[0][i] += grad_out[i];
+    for (i = 0; i < tsh_local_numel(in[0]); i++) grad_in[0][i] += dy[i];
 }
 
-static void witness_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void witness_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     (void)user, (void)n;
-    memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
+    memcpy(y, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *y);
 }
 
 static tsh_tensor *witnessed(tsh_module *self, tsh_tensor **in, int n, void *user) {
@@ -658,9 +663,9 @@ static tsh_tensor *witnessed(tsh_module *self, tsh_tensor **in, int n, void *use
         .name = "witness", .forward = witness_forward, .backward = witness_backward, .user = user};
     tsh_tensor *x = tsh_forward(tsh_child(self, 0), in[0]);
     (void)n;
-    desc.shape = tsh_shape_of(x);
-    desc.layout = tsh_layout_of(x);
-    return tsh_forward(tsh_child(self, 1), tsh_custom_op(tsh_ctx_of(x), &x, 1, &desc));
+    desc.out[0].shape = tsh_shape_of(x);
+    desc.out[0].layout = tsh_layout_of(x);
+    return tsh_forward(tsh_child(self, 1), tsh_custom_op(tsh_ctx_of(x), &x, 1, NULL, &desc));
 }
 
 typedef struct travel {

@@ -368,31 +368,34 @@ static uint64_t started(const tsh_comm *dp) {
     return dp->stats.calls[TSH_ALLREDUCE] + dp->stats.calls[TSH_REDUCE_SCATTER];
 }
 
-static void witness_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void witness_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     const witness *w = (const witness *)user;
     (void)n;
-    memcpy(out, tsh_data(w->ctx, in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
+    memcpy(y, tsh_data(w->ctx, in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *y);
 }
 
-static void witness_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                             const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void witness_backward(tsh_tensor *const *in, int n, const void *const *out,
+                             const tsh_real *const *grad_out, tsh_real *const *grad_in,
+                             void *user) {
+    const tsh_real *dy = grad_out[0];
     witness *w = (witness *)user;
     int64_t e;
     (void)n, (void)out;
     w->calls = started(tsh_dp(w->ctx));
     if (w->fails == tsh_dp(w->ctx)->rank) tsh_fail(w->ctx, TSH_ERR_STATE, "backward: the witness");
-    for (e = 0; e < tsh_local_numel(in[0]); e++) grad_in[0][e] += grad_out[e];
+    for (e = 0; e < tsh_local_numel(in[0]); e++) grad_in[0][e] += dy[e];
 }
 
 /* Layers after the witness, which sees the gradients of all but the first. */
 static tsh_tensor *witnessed(tsh_ctx *ctx, witness *w, int layers) {
     const tsh_shape shape = tsh_shape2(3, WIDTH);
     const tsh_custom_op_desc custom = {.name = "witness",
-                                    .shape = shape,
-                                    .layout = tsh_replicated(),
-                                    .forward = witness_forward,
-                                    .backward = witness_backward,
-                                    .user = w};
+                                       .out[0].shape = shape,
+                                       .out[0].layout = tsh_replicated(),
+                                       .forward = witness_forward,
+                                       .backward = witness_backward,
+                                       .user = w};
     const tsh_linear_desc linear = {.in = WIDTH, .out = WIDTH};
     tsh_module *net = tsh_root(ctx);
     tsh_tensor *x;
@@ -405,7 +408,7 @@ static tsh_tensor *witnessed(tsh_ctx *ctx, witness *w, int layers) {
     w->ctx = ctx;
     w->calls = 0;
     x = tsh_forward(tsh_find(net, "0"), tsh_scale(tsh_ones(ctx, shape), 1 + tsh_dp(ctx)->rank));
-    x = tsh_custom_op(ctx, &x, 1, &custom);
+    x = tsh_custom_op(ctx, &x, 1, NULL, &custom);
     for (i = 1; i <= layers; i++) {
         (void)snprintf(name, sizeof name, "%d", i);
         x = tsh_forward(tsh_find(net, name), x);

@@ -7,7 +7,7 @@
 For each function a row: how to call it with arguments that lie in memory, and of each argument its
 name, and its kind, which says what values the test gives it. For each structure that a function
 takes by its address, a table of its fields with theirs; a member that is a structure is replaced by
-its fields.
+its fields, an array of structures by those of its first two.
 """
 
 import os
@@ -22,7 +22,8 @@ HEAD = """/* Made from tshard.h by `python3 tests/lint/calls.py --write`; `make 
  * it is up to date. See test_api.c, which includes it. */
 """
 LEFT_OUT = "tsh_text_format"  # a va_list has no other values; tsh_text_add calls it
-MEMBERS = ("tsh_init", "tsh_attention_desc", "tsh_lookup_desc")  # replaced by their fields
+# replaced by their fields
+MEMBERS = ("tsh_init", "tsh_attention_desc", "tsh_lookup_desc", "tsh_output")
 CONTRACTS = ("tsh_comm", "tsh_allocator", "tsh_gemm", "tsh_logger")  # left zero, in structures
 
 # C type: kind. A kind of a pointer says what it points to.
@@ -115,7 +116,8 @@ class Calls:
             for text in [first] + [base + " " + other for other in others]:
                 kind, field = declared(text)
                 if kind in MEMBERS:
-                    yield from self.fields(kind, path + field + ".")
+                    for index in ("[0]", "[1]") if text.endswith("]") else ("",):
+                        yield from self.fields(kind, path + field + index + ".")
                 elif kind not in CONTRACTS and field != "next":  # a list of one
                     yield (path + field, *self.kind(name, kind, field))
 

@@ -201,23 +201,25 @@ static void work_redistribute(tsh_ctx *ctx) {
     finish(ctx, x);
 }
 
-static void copy_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void copy_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     (void)user, (void)n;
-    memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
+    memcpy(y, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *y);
 }
 
-static void copy_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                          const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void copy_backward(tsh_tensor *const *in, int n, const void *const *out,
+                          const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
+    const tsh_real *dy = grad_out[0];
     (void)user, (void)n, (void)out;
-    if (grad_in[0]) memcpy(grad_in[0], grad_out, (size_t)tsh_local_numel(in[0]) * sizeof *out);
+    if (grad_in[0]) memcpy(grad_in[0], dy, (size_t)tsh_local_numel(in[0]) * sizeof *dy);
 }
 
 static void work_custom(tsh_ctx *ctx) {
     tsh_custom_op_desc desc = {.name = "copy", .forward = copy_forward, .backward = copy_backward};
     tsh_tensor *x = tsh_transpose(wide(ctx, "R"), 0, 1);
-    desc.shape = tsh_shape_of(x);
-    desc.layout = tsh_replicated();
-    x = tsh_custom_op(ctx, &x, 1, &desc);
+    desc.out[0].shape = tsh_shape_of(x);
+    desc.out[0].layout = tsh_replicated();
+    x = tsh_custom_op(ctx, &x, 1, NULL, &desc);
     (void)tsh_tensor_free(tsh_keep(x));
     finish(ctx, x);
 }

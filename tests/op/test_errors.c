@@ -172,7 +172,7 @@ static void test_null_and_others(void **state) {
     parts[0] = x;
     parts[1] = NULL;
     REFUSED(ARGUMENT, tsh_concat(parts, 2, 0), "tsh_concat: parts[1] is NULL");
-    REFUSED(ARGUMENT, tsh_custom_op(ctx, parts, 2, NULL), "tsh_custom_op");
+    REFUSED(ARGUMENT, tsh_custom_op(ctx, parts, 2, NULL, NULL), "tsh_custom_op");
     REFUSED(ARGUMENT, tsh_data(ctx, NULL), "tsh_data", "NULL");
     FAILS(ARGUMENT, tsh_backward(ctx, NULL), "tsh_backward", "NULL");
     FAILS(ARGUMENT, tsh_backward(ctx, far), "tsh_backward", "another ctx");
@@ -410,22 +410,22 @@ static void test_arguments(void **state) {
     for (i = 0; i < 9; i++) in[i] = x;
     memset(&desc, 0, sizeof desc);
     desc.name = "mine";
-    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 1, &desc), "tsh_custom_op"); /* no forward */
+    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 1, NULL, &desc), "tsh_custom_op"); /* no forward */
     FAILS(SHAPE, tsh_backward(ctx, x), "tsh_backward", "(3)");
     FAILS(SHAPE, tsh_backward(ctx, tsh_cast(tsh_sum(x, 0, 0), TSH_I64)), "tsh_backward", "i64");
     FAILS(STATE, tsh_backward(ctx, tsh_sum(x, 0, 0)), "tsh_backward", "requires a gradient");
     tsh_close(ctx);
 }
 
-static void copy_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void copy_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
     (void)user;
     (void)n;
-    (void)tsh_read(tsh_ctx_of(in[0]), in[0], TSH_LOCAL, out,
+    (void)tsh_read(tsh_ctx_of(in[0]), in[0], TSH_LOCAL, out[0],
                    (size_t)tsh_numel(in[0]) * sizeof(tsh_real));
 }
 
 /* A custom op takes 1 to 8 inputs, and may fail by itself. */
-static void failing_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void failing_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
     copy_forward(in, n, out, user);
     (void)tsh_fail(tsh_ctx_of(in[0]), TSH_ERR_ARGUMENT, "mine: %d inputs are too many", n);
 }
@@ -440,18 +440,18 @@ static void test_custom(void **state) {
     memset(&desc, 0, sizeof desc);
     desc.name = "mine";
     desc.forward = copy_forward;
-    desc.shape = tsh_shape1(3);
-    assert_non_null(tsh_custom_op(ctx, in, 8, &desc));
-    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 9, &desc), "tsh_custom_op", "9");
-    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 0, &desc), "tsh_custom_op", "0");
-    REFUSED(ARGUMENT, tsh_custom_op(ctx, NULL, 1, &desc), "tsh_custom_op");
+    desc.out[0].shape = tsh_shape1(3);
+    assert_non_null(tsh_custom_op(ctx, in, 8, NULL, &desc));
+    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 9, NULL, &desc), "tsh_custom_op", "9");
+    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 0, NULL, &desc), "tsh_custom_op", "0");
+    REFUSED(ARGUMENT, tsh_custom_op(ctx, NULL, 1, NULL, &desc), "tsh_custom_op");
     in[1] = NULL;
-    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 2, &desc), "mine: in[1] is NULL");
-    desc.shape = tsh_shape1(-2);
-    REFUSED(SHAPE, tsh_custom_op(ctx, in, 1, &desc), "mine", "-2");
-    desc.shape = tsh_shape1(3);
+    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 2, NULL, &desc), "mine: in[1] is NULL");
+    desc.out[0].shape = tsh_shape1(-2);
+    REFUSED(SHAPE, tsh_custom_op(ctx, in, 1, NULL, &desc), "mine", "-2");
+    desc.out[0].shape = tsh_shape1(3);
     desc.forward = failing_forward;
-    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 1, &desc), "mine: 1 inputs are too many");
+    REFUSED(ARGUMENT, tsh_custom_op(ctx, in, 1, NULL, &desc), "mine: 1 inputs are too many");
     tsh_close(ctx);
 }
 

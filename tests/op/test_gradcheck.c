@@ -595,37 +595,40 @@ static void test_dropout_mask(void **state) {
 /* ------------------------------------------------------------------ custom ops */
 
 /* y = a b^2 + user, summed over nothing. */
-static void custom_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void custom_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     tsh_ctx *ctx = tsh_ctx_of(in[0]);
     const tsh_real *a = (const tsh_real *)tsh_data(ctx, in[0]),
                    *b = (const tsh_real *)tsh_data(ctx, in[n - 1]);
     int64_t i;
-    for (i = 0; i < tsh_numel(in[0]); i++) out[i] = a[i] * b[i] * b[i] + *(tsh_real *)user;
+    for (i = 0; i < tsh_numel(in[0]); i++) y[i] = a[i] * b[i] * b[i] + *(tsh_real *)user;
 }
 
-static void custom_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                            const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void custom_backward(tsh_tensor *const *in, int n, const void *const *out,
+                            const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
+    const tsh_real *dy = grad_out[0];
+    const tsh_real *y = (const tsh_real *)out[0];
     tsh_ctx *ctx = tsh_ctx_of(in[0]);
     const tsh_real *a = (const tsh_real *)tsh_data(ctx, in[0]),
                    *b = (const tsh_real *)tsh_data(ctx, in[n - 1]);
     int64_t i;
     (void)user;
     for (i = 0; i < tsh_numel(in[0]); i++) {
-        tsh_real square = (out[i] - *(tsh_real *)user) / a[i]; /* uses the kept output too */
-        if (grad_in[0]) grad_in[0][i] += grad_out[i] * square;
-        if (grad_in[n - 1]) grad_in[n - 1][i] += grad_out[i] * 2 * a[i] * b[i];
+        tsh_real square = (y[i] - *(tsh_real *)user) / a[i]; /* uses the kept output too */
+        if (grad_in[0]) grad_in[0][i] += dy[i] * square;
+        if (grad_in[n - 1]) grad_in[n - 1][i] += dy[i] * 2 * a[i] * b[i];
     }
 }
 
 /* A wrong gradient: the first element's is 1 too large. And one that is NaN there. */
-static void wrong_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                           const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void wrong_backward(tsh_tensor *const *in, int n, const void *const *out,
+                           const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
     custom_backward(in, n, out, grad_out, grad_in, user);
     if (grad_in[0]) grad_in[0][0] += 1;
 }
 
-static void nan_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                         const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void nan_backward(tsh_tensor *const *in, int n, const void *const *out,
+                         const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
     custom_backward(in, n, out, grad_out, grad_in, user);
     if (grad_in[0]) grad_in[0][0] = (tsh_real)NAN;
 }
@@ -636,8 +639,8 @@ static tsh_custom_op_desc custom_desc(tsh_shape shape) {
     tsh_custom_op_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.name = "my_op";
-    desc.shape = shape;
-    desc.layout = tsh_replicated();
+    desc.out[0].shape = shape;
+    desc.out[0].layout = tsh_replicated();
     desc.forward = custom_forward;
     desc.backward = custom_backward;
     desc.user = &custom_term;
@@ -645,7 +648,7 @@ static tsh_custom_op_desc custom_desc(tsh_shape shape) {
 }
 
 static tsh_tensor *custom_fn(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
-    return weigh(tsh_custom_op(ctx, in, n, (const tsh_custom_op_desc *)user));
+    return weigh(tsh_custom_op(ctx, in, n, NULL, (const tsh_custom_op_desc *)user));
 }
 
 /* A view that is not dense, and the same base twice. */
@@ -654,7 +657,7 @@ static tsh_tensor *custom_view_fn(tsh_ctx *ctx, tsh_tensor **in, int n, void *us
     (void)n;
     both[0] = tsh_transpose(tsh_slice(in[0], 0, 0, 3), 0, 1);
     both[1] = tsh_transpose(tsh_slice(in[0], 0, 1, 3), 0, 1);
-    return weigh(tsh_custom_op(ctx, both, 2, (const tsh_custom_op_desc *)user));
+    return weigh(tsh_custom_op(ctx, both, 2, NULL, (const tsh_custom_op_desc *)user));
 }
 
 static void test_custom(void **state) {

@@ -1224,22 +1224,24 @@ static tsh_tensor *f_dropout(tsh_tensor **in) {
 }
 
 /* y = a + 2 b, told apart by their places. */
-static void sum_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void sum_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     tsh_ctx *ctx = (tsh_ctx *)user;
     const tsh_real *a = (const tsh_real *)tsh_data(ctx, in[0]),
                    *b = (const tsh_real *)tsh_data(ctx, in[n - 1]);
     int64_t i;
-    for (i = 0; i < tsh_numel(in[0]); i++) out[i] = a[i] + 2 * b[i];
+    for (i = 0; i < tsh_numel(in[0]); i++) y[i] = a[i] + 2 * b[i];
 }
 
-static void sum_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                         const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void sum_backward(tsh_tensor *const *in, int n, const void *const *out,
+                         const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
+    const tsh_real *dy = grad_out[0];
     int64_t i;
     (void)user;
     (void)out;
     for (i = 0; i < tsh_numel(in[0]); i++) {
-        grad_in[0][i] += grad_out[i];
-        grad_in[n - 1][i] += 2 * grad_out[i];
+        grad_in[0][i] += dy[i];
+        grad_in[n - 1][i] += 2 * dy[i];
     }
 }
 
@@ -1247,12 +1249,12 @@ static tsh_tensor *f_custom(tsh_tensor **in) {
     tsh_custom_op_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.name = "my_sum";
-    desc.shape = tsh_shape_of(in[0]);
-    desc.layout = tsh_replicated();
+    desc.out[0].shape = tsh_shape_of(in[0]);
+    desc.out[0].layout = tsh_replicated();
     desc.forward = sum_forward;
     desc.backward = sum_backward;
     desc.user = tsh_ctx_of(in[0]);
-    return tsh_custom_op(tsh_ctx_of(in[0]), in, 2, &desc);
+    return tsh_custom_op(tsh_ctx_of(in[0]), in, 2, NULL, &desc);
 }
 
 static void order_compare(const order_case *c, int order, const order_result *want,

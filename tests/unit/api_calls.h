@@ -146,8 +146,13 @@ static const api_field fields_of_tsh_sample_desc[] = {
 
 static const api_field fields_of_tsh_custom_op_desc[] = {
     {offsetof(tsh_custom_op_desc, name), {TEXT, 0, "name"}},
-    {offsetof(tsh_custom_op_desc, shape), {SHAPE, 0, "shape"}},
-    {offsetof(tsh_custom_op_desc, layout), {LAYOUT, 0, "layout"}},
+    {offsetof(tsh_custom_op_desc, outputs), {INT, 0, "outputs"}},
+    {offsetof(tsh_custom_op_desc, out[0].shape), {SHAPE, 0, "out[0].shape"}},
+    {offsetof(tsh_custom_op_desc, out[0].layout), {LAYOUT, 0, "out[0].layout"}},
+    {offsetof(tsh_custom_op_desc, out[0].dtype), {DTYPE, 0, "out[0].dtype"}},
+    {offsetof(tsh_custom_op_desc, out[1].shape), {SHAPE, 0, "out[1].shape"}},
+    {offsetof(tsh_custom_op_desc, out[1].layout), {LAYOUT, 0, "out[1].layout"}},
+    {offsetof(tsh_custom_op_desc, out[1].dtype), {DTYPE, 0, "out[1].dtype"}},
     {offsetof(tsh_custom_op_desc, partial), {INT, 0, "partial"}},
     {offsetof(tsh_custom_op_desc, forward), {FUNCTION, 6, "forward"}},
     {offsetof(tsh_custom_op_desc, backward), {FUNCTION, 7, "backward"}},
@@ -804,7 +809,8 @@ static void call_tsh_cross_entropy(void *const *a) { (void)tsh_cross_entropy(*(t
 static void call_tsh_sample(void *const *a) { (void)tsh_sample(*(tsh_tensor **)a[0],
     *(const tsh_sample_desc **)a[1]); }
 static void call_tsh_custom_op(void *const *a) { (void)tsh_custom_op(*(tsh_ctx **)a[0],
-    *(tsh_tensor *const **)a[1], *(int *)a[2], *(const tsh_custom_op_desc **)a[3]); }
+    *(tsh_tensor *const **)a[1], *(int *)a[2], *(tsh_tensor ***)a[3],
+    *(const tsh_custom_op_desc **)a[4]); }
 static void call_tsh_root(void *const *a) { (void)tsh_root(*(tsh_ctx **)a[0]); }
 static void call_tsh_add_module(void *const *a) { (void)tsh_add_module(*(tsh_module **)a[0],
     *(const char **)a[1], *(const tsh_module_desc **)a[2]); }
@@ -1158,8 +1164,8 @@ static const api_call calls[] = {
         "target"}, {STRUCT, STRUCT_tsh_cross_entropy_desc, "desc"}}},
     {"tsh_sample", call_tsh_sample, 2, {{TENSOR, 0, "logits"}, {STRUCT, STRUCT_tsh_sample_desc,
         "desc"}}},
-    {"tsh_custom_op", call_tsh_custom_op, 4, {{CTX, 0, "ctx"}, {TENSORS, 0, "in"}, {COUNT, 0,
-        "n"}, {STRUCT, STRUCT_tsh_custom_op_desc, "desc"}}},
+    {"tsh_custom_op", call_tsh_custom_op, 5, {{CTX, 0, "ctx"}, {TENSORS, 0, "in"}, {COUNT, 0,
+        "n"}, {TENSORS, 0, "out"}, {STRUCT, STRUCT_tsh_custom_op_desc, "desc"}}},
     {"tsh_root", call_tsh_root, 1, {{CTX, 0, "ctx"}}},
     {"tsh_add_module", call_tsh_add_module, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"}, {STRUCT,
         STRUCT_tsh_module_desc, "desc"}}},

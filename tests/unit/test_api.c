@@ -135,13 +135,13 @@ static tsh_tensor *stub_tsh_gradcheck_fn(tsh_ctx *ctx, tsh_tensor **in, int n, v
     (void)ctx, (void)user;
     return n > 0 ? tsh_sum(in[0], TSH_ALL, 0) : NULL;
 }
-static void stub_tsh_custom_op_desc_forward(tsh_tensor *const *in, int n, tsh_real *out,
+static void stub_tsh_custom_op_desc_forward(tsh_tensor *const *in, int n, void *const *out,
                                             void *user) {
     (void)user, (void)in, (void)n, (void)out;
 }
-static void stub_tsh_custom_op_desc_backward(tsh_tensor *const *in, int n,
-                                          const tsh_real *out, const tsh_real *grad_out,
-                                          tsh_real *const *grad_in, void *user) {
+static void stub_tsh_custom_op_desc_backward(tsh_tensor *const *in, int n, const void *const *out,
+                                             const tsh_real *const *grad_out,
+                                             tsh_real *const *grad_in, void *user) {
     (void)user, (void)in, (void)n, (void)out, (void)grad_out, (void)grad_in;
 }
 static tsh_tensor *stub_tsh_module_desc_forward(tsh_module *module, tsh_tensor **in, int n,
@@ -451,14 +451,14 @@ static tsh_module *module_of(world *w, int pick) {
 }
 
 static const void *tensors_of(world *w, int pick) {
-    tsh_tensor *in[4];
+    tsh_tensor *in[TSH_MAX_OUTPUTS];
     if (pick == 5) return NULL;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < TSH_MAX_OUTPUTS; i++)
         in[i] = pick == 0   ? w->tensor[0]
                 : pick == 1 ? w->tensor[5]
                 : pick == 2 ? NULL
-                : pick == 3 ? w->tensor[7 + i] /* stale ones, and a foreign one */
-                            : w->tensor[i];
+                : pick == 3 ? w->tensor[7 + i % 4] /* stale ones, and a foreign one */
+                            : w->tensor[i % 4];
     return block_of(w, in, sizeof in);
 }
 

@@ -367,17 +367,20 @@ static void inputs_of_two_dtypes(void **state) {
 }
 
 /* A user's op gets tsh_real, whatever its inputs are. */
-static void half_product(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void half_product(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     const tsh_real *x = (const tsh_real *)tsh_data(tsh_ctx_of(in[0]), in[0]);
     (void)user, (void)n;
-    out[0] = x[0] * x[1];
+    y[0] = x[0] * x[1];
 }
-static void half_product_back(tsh_tensor *const *in, int n, const tsh_real *out,
-                            const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void half_product_back(tsh_tensor *const *in, int n, const void *const *out,
+                              const tsh_real *const *grad_out, tsh_real *const *grad_in,
+                              void *user) {
+    const tsh_real *dy = grad_out[0];
     const tsh_real *x = (const tsh_real *)tsh_data(tsh_ctx_of(in[0]), in[0]);
     (void)user, (void)n, (void)out;
-    grad_in[0][0] += grad_out[0] * x[1];
-    grad_in[0][1] += grad_out[0] * x[0];
+    grad_in[0][0] += dy[0] * x[1];
+    grad_in[0][1] += dy[0] * x[0];
 }
 
 static void custom_ops_get_reals(void **state) {
@@ -388,7 +391,7 @@ static void custom_ops_get_reals(void **state) {
     tsh_tensor *x = tsh_tensor_from(ctx, TSH_BF16, tsh_shape1(2), tsh_replicated(), values), *y;
     (void)state;
     tsh_requires_grad(x, 1);
-    y = tsh_custom_op(ctx, &x, 1, &desc);
+    y = tsh_custom_op(ctx, &x, 1, NULL, &desc);
     assert_int_equal(tsh_dtype_of(y), TSH_REAL);
     EXPECT_NEAR(tsh_item(ctx, y), 10, 0);
     assert_int_equal(tsh_backward(ctx, y), TSH_OK);

@@ -627,18 +627,20 @@ typedef struct flight {
     int seen;
 } flight;
 
-static void flight_forward(tsh_tensor *const *in, int n, tsh_real *out, void *user) {
+static void flight_forward(tsh_tensor *const *in, int n, void *const *out, void *user) {
+    tsh_real *y = (tsh_real *)out[0];
     (void)user, (void)n;
-    memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
+    memcpy(y, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *y);
 }
 
-static void flight_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                            const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void flight_backward(tsh_tensor *const *in, int n, const void *const *out,
+                            const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
+    const tsh_real *dy = grad_out[0];
     flight *f = (flight *)user;
     int64_t e;
     (void)n, (void)out;
     f->seen = tsh_tp(f->ctx)->in_flight;
-    for (e = 0; grad_in[0] && e < tsh_local_numel(in[0]); e++) grad_in[0][e] += grad_out[e];
+    for (e = 0; grad_in[0] && e < tsh_local_numel(in[0]); e++) grad_in[0][e] += dy[e];
 }
 
 /* Three tensors whose last partial contribution came: three all-reduces travel when the op that was
@@ -652,10 +654,10 @@ static int overlap(tsh_ctx *ctx, void *user) {
     (void)user;
     for (i = 0; i < 3; i++) x[i] = tsh_scale(same_leaf(ctx, 0, "3,4 R", 1, (uint64_t)i), 2);
     probe_in = same_leaf(ctx, 0, "3,4 R", 1, 9);
-    desc.shape = tsh_shape_of(probe_in);
-    desc.layout = tsh_replicated();
+    desc.out[0].shape = tsh_shape_of(probe_in);
+    desc.out[0].layout = tsh_replicated();
     desc.user = &f;
-    loss = tsh_sum(tsh_custom_op(ctx, &probe_in, 1, &desc), TSH_ALL, 0);
+    loss = tsh_sum(tsh_custom_op(ctx, &probe_in, 1, NULL, &desc), TSH_ALL, 0);
     for (i = 0; i < 3; i++) loss = tsh_add(loss, column_loss(ctx, x[i], w, 1));
     CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
     CHECK(f.seen == 3, "%d all-reduces were in flight", f.seen);
@@ -793,8 +795,9 @@ static void a_failing_rank_ends_all_in_one_sentence(void **state) {
 
 /* An error inside a deferred or ordinary backward leaves no request behind and no hang: rank 0
  * fails in a custom op's backward while an all-reduce is in flight. */
-static void failing_backward(tsh_tensor *const *in, int n, const tsh_real *out,
-                             const tsh_real *grad_out, tsh_real *const *grad_in, void *user) {
+static void failing_backward(tsh_tensor *const *in, int n, const void *const *out,
+                             const tsh_real *const *grad_out, tsh_real *const *grad_in,
+                             void *user) {
     tsh_ctx *ctx = tsh_ctx_of(in[0]);
     (void)user, (void)n, (void)out, (void)grad_out, (void)grad_in;
     if (tsh_world(ctx)->rank == 0) (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "the probe says no");
@@ -806,9 +809,9 @@ static int fails_in_backward(tsh_ctx *ctx, void *user) {
     tsh_tensor *w = same_leaf(ctx, 0, "5,4 S(0)", 1, 3);
     tsh_tensor *x = tsh_scale(same_leaf(ctx, 0, "3,4 R", 1, 1), 2), *y = tsh_neg(x), *loss;
     (void)user;
-    desc.shape = tsh_shape_of(x);
-    desc.layout = tsh_replicated();
-    loss = tsh_sum(tsh_custom_op(ctx, &y, 1, &desc), TSH_ALL, 0);
+    desc.out[0].shape = tsh_shape_of(x);
+    desc.out[0].layout = tsh_replicated();
+    loss = tsh_sum(tsh_custom_op(ctx, &y, 1, NULL, &desc), TSH_ALL, 0);
     loss = tsh_add(loss, column_loss(ctx, x, w, 1));
     (void)tsh_barrier(tsh_world(ctx)); /* all are here before one fails */
     (void)tsh_backward(ctx, loss);     /* a rank may be through before it hears of rank 0 */

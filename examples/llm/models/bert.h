@@ -12,7 +12,7 @@ static void bert_config(llm_config *c) {
     c->qkv_bias = c->out_bias = c->mlp_bias = c->encoder = 1;
     c->places = llm_config_count(c, "max_position_embeddings", 512);
     c->kinds = llm_config_count(c, "type_vocab_size", 2);
-    (void)llm_config_flag(c, "tie_word_embeddings", 1); /* about the head, which is not loaded */
+    (void)llm_config_flag(c, "tie_word_embeddings", 1); /* unused: the head is not loaded */
     llm_config_must(c, "is_decoder", 0, 0);
     llm_config_must(c, "add_cross_attention", 0, 0);
     const char *places = llm_config_string(c, "position_embedding_type", "absolute");
@@ -21,8 +21,8 @@ static void bert_config(llm_config *c) {
                    places);
 }
 
-/* RoBERTa's position 0 is row pad_token_id + 1 of the position table; the rows before it are not
- * used. */
+/* Reads the keys of RoBERTa. Its position 0 is row pad_token_id + 1 of the position table; the rows
+ * before it are not used. */
 static void roberta_config(llm_config *c) {
     bert_config(c);
     c->skip = llm_config_count(c, "pad_token_id", 1) + 1;
@@ -69,7 +69,8 @@ static void bert_add(llm_net *m) {
                    bert_add_block);
 }
 
-/* ids (1, T) -> vectors (1, T, C). All tokens have type 0, as those of a single sentence. */
+/* Returns the vectors (1, T, C) of the tokens ids (1, T). All tokens have type 0, as those of a
+ * single sentence. */
 static tsh_tensor *bert_forward(llm_net *m, tsh_tensor *ids) {
     tsh_module *embeddings = tsh_find(m->base, "embeddings");
     tsh_tensor *kind = tsh_cast(tsh_zeros(m->ctx, tsh_shape_of(ids)), TSH_I32);

@@ -3,8 +3,9 @@
 #ifndef LLM_FALCON_H
 #define LLM_FALCON_H
 
-/* Bits of c->variant: several key heads, each for a group of query heads; parallel attention and
- * MLP have a norm each; one key head for all query heads. */
+/* Bits of c->variant. FALCON_GROUPS: several key heads, each for a group of query heads.
+ * FALCON_TWO_NORMS: parallel attention and MLP have a norm each. FALCON_ONE_KEY: one key head for
+ * all query heads. */
 enum { FALCON_GROUPS = 1, FALCON_TWO_NORMS = 2, FALCON_ONE_KEY = 4 };
 
 static void falcon_config(llm_config *c) {

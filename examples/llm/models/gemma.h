@@ -14,8 +14,8 @@ static void gemma_options(llm_config *c) {
 }
 
 /* Reads the activation under `key`. Files may have it under `other` (hidden_act or
- * hidden_activation), too, which transformers ignores: there it must be the same, or "gelu", which
- * early files have although they mean the tanh approximation. */
+ * hidden_activation), too, which transformers ignores: its value must be the same there, or "gelu",
+ * which early files have although they mean the tanh approximation. */
 static void gemma_read_activation(llm_config *c, const char *key, const char *other) {
     llm_read_activation(c, key, "gelu_pytorch_tanh");
     const tsh_activation act = c->act;

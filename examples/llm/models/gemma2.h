@@ -5,8 +5,8 @@
 #ifndef LLM_GEMMA2_H
 #define LLM_GEMMA2_H
 
-/* Reads the soft cap c of c tanh(x / c), `otherwise` if the key is absent. null: 0, no cap; a 0 in
- * the file is refused. */
+/* Reads a soft cap, the s of s tanh(x / s); `otherwise` if the key is absent. Returns 0, no cap,
+ * for null; refuses a 0 in the file. */
 static double gemma2_cap(llm_config *c, const char *key, double otherwise) {
     const int there = cJSON_GetObjectItemCaseSensitive(c->unread, key) != NULL;
     const double cap = llm_config_number(c, key, there ? 0 : otherwise);
@@ -15,8 +15,8 @@ static double gemma2_cap(llm_config *c, const char *key, double otherwise) {
     return cap;
 }
 
-/* Reads what Gemma 2 and 3 have in common. score_cap, logit_cap: defaults of the soft caps, 0:
- * none. Every `pattern`-th layer has no sliding window. */
+/* Reads what Gemma 2 and 3 have in common. score_cap, logit_cap: default soft caps of attention
+ * scores and logits, 0: none. Every `pattern`-th layer has no sliding window. */
 static void gemma2_options(llm_config *c, double score_cap, double logit_cap, int64_t pattern) {
     gemma_options(c);
     gemma_read_activation(c, "hidden_activation", "hidden_act");
@@ -37,13 +37,13 @@ static void gemma3_merge(cJSON *to, cJSON *from) {
     while (from->child) {
         cJSON *item = cJSON_DetachItemViaPointer(from, from->child);
         cJSON_DeleteItemFromObjectCaseSensitive(to, item->string);
-        cJSON_AddItemToArray(to, item); /* it keeps its key, so nothing is allocated */
+        cJSON_AddItemToArray(to, item); /* the item keeps its key, so nothing is allocated */
     }
 }
 
 /* Reads rotary positions: c->rope of layers with full attention, c->local of those with a sliding
- * window. rope_parameters has an object for each of the two; what the older rope_scaling has
- * overrides that of full attention. */
+ * window. rope_parameters has an object for each of the two; keys of the older rope_scaling
+ * override those for full attention. */
 static void gemma3_read_rope(llm_config *c) {
     const cJSON *both = llm_config_key(c, "rope_parameters"), *part;
     const cJSON *whole = cJSON_GetObjectItemCaseSensitive(both, "full_attention");
@@ -72,7 +72,8 @@ static void gemma3_read_rope(llm_config *c) {
 
 static void gemma3_config(llm_config *c) {
     gemma2_options(c, 0, 0, llm_config_count(c, "sliding_window_pattern", 6));
-    if (c->score_cap > 0) /* in the library transformers, only some functions cap */
+    /* refused: in the library transformers, not all functions of attention apply the cap */
+    if (c->score_cap > 0)
         llm_refuse(c, "config.json: attn_logit_softcapping is %g, which is not supported for %s",
                    c->score_cap, c->type);
     c->qk_norm = LLM_NORM_OF_EACH;

@@ -3,9 +3,9 @@
 #ifndef LLM_GPT_NEOX_H
 #define LLM_GPT_NEOX_H
 
-/* Refuses a config.json in which `key`, the name that other families have for `own`, has another
- * value. Some versions of transformers wrote both; gpt_neox reads `own` alone. otherwise: the
- * default of `own`. */
+/* Refuses a config.json that has two different values for one setting: under `own`, the key that
+ * gpt_neox reads, and under `key`, that of other families, as some versions of transformers wrote
+ * both. otherwise: the default of `own`. */
 static void gpt_neox_same(llm_config *c, const char *key, const char *own, double otherwise) {
     const double value = llm_config_number(c, own, otherwise);
     const double again = llm_config_number(c, key, value);

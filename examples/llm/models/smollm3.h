@@ -13,7 +13,8 @@ static void smollm3_config(llm_config *c) {
     const int slides = llm_config_flag(c, "use_sliding_window", 0);
     llm_read_window(c, 0, 0, 0);
     if (!slides) c->window = 0;
-    /* no_rope_layers has a 1 for each layer with rotary positions, and a 0 for the others */
+    /* no_rope_layers is a list with a 1 for each layer with rotary positions, and a 0 for the
+     * others */
     const cJSON *rotates = llm_config_key(c, "no_rope_layers"), *item;
     const int64_t interval = llm_config_count(c, "no_rope_layer_interval", 4);
     int64_t i = 0;

@@ -12,7 +12,7 @@ static void starcoder2_config(llm_config *c) {
     c->tied = llm_config_flag(c, "tie_word_embeddings", 1);
     c->qkv_bias = c->out_bias = c->mlp_bias = llm_config_flag(c, "use_bias", 1);
     llm_read_activation(c, "hidden_act", "gelu_pytorch_tanh");
-    /* Keys that its files have, and nothing reads. */
+    /* Marks keys as read that files of this family have and nothing uses. */
     (void)llm_config_key(c, "activation_function|layer_norm_epsilon|mlp_type|norm_type");
     llm_read_window(c, 0, 0, 0);
     llm_read_rope(c, 10000, 1);
