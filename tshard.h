@@ -11294,7 +11294,8 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
 
-/* Completes the gradient of one output of the node. Returns 0 after an error. */
+/* Adds what is still partial in the gradient of one output of the node (tshi_tape_complete), and
+ * checks it for tsh_detect_anomaly. Returns 0 after an error. */
 static int tshi_tape_complete_one(const tshi_node *node, tsh_tensor *out) {
     return tshi_tape_complete(out) &&
            (!out->ctx->anomalies ||
@@ -16714,7 +16715,8 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
 /* Parameters of the soft cap's kernel, which replaces s by cap tanh(s / cap), n values in each of m
  * rows, and sets `derivative` to 1 - tanh^2. */
 typedef struct tshi_cap {
-    tsh_real *s, *derivative; /* m rows that begin `pitch` elements apart; derivative may be NULL */
+    /* the scores; where the derivative goes, NULL: nowhere. Rows begin `pitch` elements apart. */
+    tsh_real *s, *derivative;
     int64_t m, pitch;
     tsh_real cap;
 } tshi_cap;
@@ -19278,7 +19280,7 @@ typedef struct tshi_module_calls {
  * saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
-    uint64_t randn_calls, dropout_calls; /* the ctx's randn_calls and dropout_calls */
+    uint64_t randn_calls, dropout_calls; /* those of the ctx when the forward began */
     /* shape (modules + 1): one entry per module, in pre-order, and a zeroed one at the end */
     tshi_module_calls *each;
 } tshi_rng_counts;

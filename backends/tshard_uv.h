@@ -2235,7 +2235,7 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 /* Finds ranks that wait in a cycle for each other's collectives or messages. */
 /* A rank that has waited for 20 ms tells the coordinator (BLOCKED).          */
 /* The coordinator searches for a cycle and asks its ranks to confirm it.     */
-/* When all of them have confirmed, the coordinator reports an error.         */
+/* When all its ranks have confirmed the cycle, it reports an error.          */
 /* Needs: >>uv-decide.                                                        */
 /* ========================================================================== */
 

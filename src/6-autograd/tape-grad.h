@@ -292,7 +292,8 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
 
-/* Completes the gradient of one output of the node. Returns 0 after an error. */
+/* Adds what is still partial in the gradient of one output of the node (tshi_tape_complete), and
+ * checks it for tsh_detect_anomaly. Returns 0 after an error. */
 static int tshi_tape_complete_one(const tshi_node *node, tsh_tensor *out) {
     return tshi_tape_complete(out) &&
            (!out->ctx->anomalies ||

@@ -350,7 +350,8 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
 /* Parameters of the soft cap's kernel, which replaces s by cap tanh(s / cap), n values in each of m
  * rows, and sets `derivative` to 1 - tanh^2. */
 typedef struct tshi_cap {
-    tsh_real *s, *derivative; /* m rows that begin `pitch` elements apart; derivative may be NULL */
+    /* the scores; where the derivative goes, NULL: nowhere. Rows begin `pitch` elements apart. */
+    tsh_real *s, *derivative;
     int64_t m, pitch;
     tsh_real cap;
 } tshi_cap;

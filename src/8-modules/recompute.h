@@ -21,7 +21,7 @@ typedef struct tshi_module_calls {
  * saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
-    uint64_t randn_calls, dropout_calls; /* the ctx's randn_calls and dropout_calls */
+    uint64_t randn_calls, dropout_calls; /* those of the ctx when the forward began */
     /* shape (modules + 1): one entry per module, in pre-order, and a zeroed one at the end */
     tshi_module_calls *each;
 } tshi_rng_counts;

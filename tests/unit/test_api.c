@@ -720,6 +720,17 @@ static void test_extremes_of_chunks_and_schedules(void **state) {
     assert_true(fabs(tsh_schedule_lr(&endless, 0) - 0.5) < 1e-12);
 }
 
+/* tsh_open tells a program of version 0.1 why it is refused, through the comm and the logger of its
+ * tsh_desc: these lie where they lay then. (On a machine of 64 bits.) */
+static void test_fields_that_version_0_1_had_lie_where_they_lay(void **state) {
+    (void)state;
+    if (sizeof(void *) != 8) skip();
+    assert_int_equal(offsetof(tsh_desc, comm), 0);
+    assert_int_equal(sizeof(tsh_comm), 224);
+    assert_int_equal(offsetof(tsh_desc, logger), 288);
+    assert_int_equal(offsetof(tsh_logger, user), 8);
+}
+
 static void test_what_is_missing_is_said(void **state) {
     const char *none = NULL;
     tsh_error error;
@@ -778,6 +789,8 @@ int main(void) {
     const struct CMUnitTest others[] = {cmocka_unit_test(test_counts),
                                         cmocka_unit_test(test_texts_without_objects_or_room),
                                         cmocka_unit_test(test_extremes_of_chunks_and_schedules),
+                                        cmocka_unit_test(
+                                            test_fields_that_version_0_1_had_lie_where_they_lay),
                                         cmocka_unit_test(test_what_is_missing_is_said),
                                         cmocka_unit_test(test_threads_without_ranks)};
     static struct CMUnitTest tests[COUNT_OF(calls) + COUNT_OF(others)];
