@@ -37,6 +37,7 @@
  *     >>comm-api        the contract of a backend; collectives
  *     >>context-api     errors, memory, one rank's ctx
  *     >>tensor-api      tensors, autograd, the end of a step
+ *     >>data-api        data of a step, batches, equal inputs
  *     >>op-api          ops, layouts, sampling, ops of one's own
  *     >>module-api      the tree of modules, layers, plans and policies
  *     >>training-api    optimisers, quantised weights, pipelines
@@ -64,6 +65,7 @@
  *     >>math            exp, log, tanh, erf, pow of floats, vectorised
  *     >>kernel-isa      instruction sets, and kernels compiled for each
  *     >>kernel          blocks of values, strided loops, rows
+ *     >>hash            hashes of values
  *     >>kernel-round    stochastic rounding to bf16
  *     >>gemm            tiles of the product: what they are given, the reference
  *     >>gemm-vector     tiles by SSE, AVX2, AVX-512 and NEON
@@ -81,6 +83,7 @@
  *     >>comm            the public entry points of collectives
  *     >>bucket          gradients on their way between replicas
  *   src/6-autograd/     recording and backward, layout rules, the ctx
+ *     >>inputs          inputs that must be equal on all ranks
  *     >>tape            recording calls
  *     >>tape-grad       accumulators: where a gradient is written
  *     >>tape-backward   backward over the tape
@@ -127,6 +130,7 @@
  *     >>optim           optimisers: groups, steps, schedules
  *     >>quantize        weights of a model to 8 or 4 bits
  *     >>pipeline        layers assigned to stages, GPipe and 1F1B
+ *     >>sampler         which samples a step takes
  *     >>summary         the tree as a table: tsh_summary
  *   src/10-files/       safetensors at any degree, checks, traces
  *     >>file            kinds of files, links, locks, the disk; writing whole files, and rows
@@ -1196,6 +1200,56 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx);
 TSH_API void tsh_scope_begin(tsh_ctx *ctx);
 /* Ends a scope and releases the step tensors made in it. An op recorded in it is an error. */
 TSH_API void tsh_scope_end(tsh_ctx *ctx);
+
+/* ========================================================================== */
+/* >>data-api                                                MARK: - data-api */
+/* A program's data: tensors of a step, batches, inputs that must be equal.   */
+/* Needs: >>tensor-api.                                                       */
+/* ========================================================================== */
+
+/* All ranks of tp work on the same samples, each replica (rank of dp) on its own: choose data by
+ * tsh_dp(ctx)->rank, never by the rank of the world. */
+
+/* Makes a replicated step tensor with a copy of data, which is dense and row-major, of this dtype
+ * (0: TSH_REAL), the same on all ranks of tp. It ends with its step; tsh_tensor_from makes one that
+ * stays. NULL and an error: data is NULL, and the tensor is not empty.
+ * torch: torch.tensor, torch.from_numpy, torch.as_tensor */
+TSH_API tsh_tensor *tsh_from(tsh_ctx *ctx, const void *data, tsh_shape shape, tsh_dtype dtype);
+
+/* Which samples each step takes. Fill in the first fields, the rest is 0 at first. epoch and at are
+ * the state: a program that saves them goes on where it was when it puts them back, also with
+ * another number of replicas. All ranks must use the same values. */
+typedef struct tsh_sampler {
+    int64_t count;       /* number of samples in the data; at least 1 */
+    int64_t batch;       /* number of samples of a step, over all replicas; at least 1 */
+    tsh_choice shuffle;  /* TSH_NO: samples come in order; 0: each epoch shuffles them anew */
+    int drop_last;       /* 1: only whole batches; 0: the last one of an epoch may be smaller */
+    uint64_t seed;       /* key of the orders; 0: the ctx's seed */
+    int64_t epoch, at;   /* number of whole epochs taken; of samples taken of this one */
+    int64_t first, mine; /* this replica's part of the batch: the place of its first sample in the
+                          * order of the epoch, and how many it has; tsh_sampler_next sets them */
+} tsh_sampler;
+/* Goes on to the next batch: sets sampler->mine, the number of this replica's samples, which
+ * tsh_sampler_index returns. Replica r has its shard (rule 5 of >>comm-api) of the batch. Returns
+ * the number of samples of the whole batch; 0 at the end of an epoch, after which the next call
+ * begins another; -1 and an error if the sampler's values are wrong. No collective runs.
+ * Where a batch is not a multiple of dp, replicas have unequal numbers of samples, perhaps none:
+ * the loss is then a sum of terms (tsh_backward_desc.summed).
+ * torch: DataLoader, DistributedSampler, RandomSampler */
+TSH_API int64_t tsh_sampler_next(tsh_ctx *ctx, tsh_sampler *sampler);
+/* Returns the number, from 0 to count - 1, of this replica's sample i of the batch; i is below
+ * sampler->mine. -1 and an error if it is not. The order of an epoch is a function of seed, epoch
+ * and count: a Feistel network with Philox as its rounds, applied until the number is below count
+ * (Black & Rogaway 2002), which needs no memory.
+ * torch: torch.randperm */
+TSH_API int64_t tsh_sampler_index(tsh_ctx *ctx, const tsh_sampler *sampler, int64_t i);
+
+/* on 1: from now on each op compares those of its inputs that the program filled and that are
+ * replicated (made by tsh_from, tsh_tensor_new, tsh_tensor_from, tsh_keep, or written through
+ * tsh_data) over tp, by one all-gather of a hash for each. TSH_ERR_STATE names the op, the input
+ * and a rank with other values: it was given other data, perhaps by a generator that every rank
+ * seeds with its own number. For debugging: it reads each input once more. */
+TSH_API void tsh_check_inputs(tsh_ctx *ctx, int on);
 
 /* ========================================================================== */
 /* >>op-api                                                    MARK: - op-api */
@@ -2593,7 +2647,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
     TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
     TSHI_CACHED = 8192,    /* a weight that makes keys or values: a cache relies on its layout */
-    TSHI_TIED = 16384      /* a parameter that several modules may share (tsh_tie) */
+    TSHI_TIED = 16384,     /* a parameter that several modules may share (tsh_tie) */
+    TSHI_GIVEN = 32768     /* a step tensor whose values the program wrote */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -2741,6 +2796,9 @@ typedef struct tshi_handles {
     tsh_tensor owned, step;      /* heads of circular lists: of owned and of step tensors */
     tsh_tensor *oldest, *newest; /* the two ends of the list of free handles */
     int64_t free, ended;         /* numbers of handles: now free; released at the last step end */
+    int64_t count;               /* number of owned tensors */
+    int64_t before;              /* that number at the end of the last step */
+    int growing;                 /* number of steps in a row that have left more of them */
 } tshi_handles;
 
 typedef struct tshi_tape {
@@ -2788,15 +2846,20 @@ typedef struct tshi_micro {
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
-/* Bits of ctx->warned: the warnings, each logged once per ctx. TSHI_WARN_STEPS is no bit, but a
- * number: after so many optimiser steps without tsh_step_end TSHI_WARN_STEP may be logged. */
+/* Bits of ctx->warned: the warnings, each logged once per ctx. */
 enum {
     TSHI_WARN_GRADS = 1,  /* backward adds to gradients that were used, but not zeroed */
     TSHI_WARN_STEP = 2,   /* tsh_step_end is not called */
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
     TSHI_WARN_LATE = 8,   /* a parameter was added after the optimiser was made */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
-    TSHI_WARN_STEPS = 32 /* no bit: number of optimiser steps before TSHI_WARN_STEP may be logged */
+    TSHI_WARN_OWNED = 32   /* each step leaves more owned tensors */
+};
+
+/* After how many steps two of the warnings are logged. */
+enum {
+    TSHI_WARN_STEPS = 32, /* TSHI_WARN_STEP: optimiser steps without tsh_step_end */
+    TSHI_WARN_GROWN = 100 /* TSHI_WARN_OWNED: steps in a row that leave more owned tensors */
 };
 
 /* Everything that the angles of rotary positions depend on (tsh_rope_desc). */
@@ -2848,6 +2911,7 @@ struct tsh_ctx {
     tshi_buckets buckets;
     int depth;         /* how many scopes (tsh_scope_begin) are open */
     int changes;       /* number of changes of the module tree so far; optimisers compare it */
+    int check_inputs;  /* 1: tsh_check_inputs is on */
     int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
     tshi_trace *trace; /* the trace that is being recorded; NULL: none */
     tsh_module *root;  /* root of the module tree */
@@ -5213,6 +5277,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     t->flags = flags;
     t->base = t;
     t->depth = ctx->depth;
+    if (flags & TSHI_OWNED) h->count++;
     tshi_tensor_insert(flags & TSHI_OWNED ? &h->owned : &h->step, t);
     return t;
 }
@@ -5254,8 +5319,10 @@ static void tshi_tensor_unref(tsh_tensor *t) {
 /* Releases a tensor's values and gradients now, and its handle as soon as nothing refers to it. */
 static void tshi_tensor_release(tsh_tensor *t) {
     tshi_tensor_drop_values(t);
-    if (t->flags & TSHI_OWNED)
+    if (t->flags & TSHI_OWNED) {
+        t->ctx->handles.count--;
         memset((char *)t + TSHI_TENSOR_STEP, 0, sizeof *t - TSHI_TENSOR_STEP);
+    }
     t->requires_grad = 0;    /* backward computes no gradient of t */
     t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;
@@ -6128,6 +6195,16 @@ TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape sha
     return t;
 }
 
+TSH_API tsh_tensor *tsh_from(tsh_ctx *ctx, const void *data, tsh_shape shape, tsh_dtype dtype) {
+    const tsh_dtype chosen = dtype ? dtype : TSH_REAL;
+    tsh_tensor *t = tshi_tensor_out(ctx, "tsh_from", chosen, &shape, NULL);
+    if (!t || !tsh_local_numel(t)) return t;
+    if (!data) return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_from: data is NULL");
+    memcpy(tshi_tensor_at(t), data, tshi_dtype_bytes(chosen, tsh_local_numel(t)));
+    t->flags |= TSHI_GIVEN;
+    return t;
+}
+
 TSH_API void tsh_tensor_free(tsh_tensor *t) {
     if (t && (t->flags & TSHI_OWNED) && !(t->flags & (TSHI_DEAD | TSHI_PARAM)))
         tshi_tensor_release(t);
@@ -6175,6 +6252,7 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
 
 TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t) {
     if (!tshi_tensor_check_in(ctx, "tsh_data", t)) return NULL;
+    t->base->flags |= TSHI_GIVEN; /* the program may write */
     return tsh_local_numel(t) ? tshi_tensor_at(t) : NULL;
 }
 
@@ -7373,6 +7451,40 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
         step *= t->local[d];
     }
     return 1;
+}
+
+/* ========================================================================== */
+/* >>hash                                              MARK: - hash (private) */
+/* Hashes of values, which say whether ranks hold the same.                   */
+/* Needs: >>rng >>kernel.                                                     */
+/* ========================================================================== */
+
+/* Returns the sum of the hashes of n elements. Each hash is of a value and its index in the whole
+ * tensor; the first element's index is `global`. */
+static uint64_t tshi_hash_sum(const void *values, size_t width, int64_t global, int64_t n) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += tshi_rng_hash((uint64_t)(global + i) + 1, (const char *)values + (size_t)i * width,
+                             width);
+    return sum;
+}
+
+/* Returns this rank's part of tsh_hash, the sum of hashes over the whole tensor. For a sharded
+ * tensor the parts of all ranks add up to it. */
+static uint64_t tshi_hash_part(const tsh_tensor *t) {
+    const size_t width = tsh_dtype_size(t->dtype);
+    tshi_block *scratch; /* contiguous copy of t's values; NULL: t itself is contiguous */
+    /* t's values as a contiguous array; NULL: no memory */
+    const char *values = (const char *)tshi_kernel_packed(t, &scratch);
+    tshi_runs run = tshi_tensor_own_runs(t);
+    uint64_t sum = 0;
+    /* elements that share one hash: those of a block, if the dtype is quantised; else 1 */
+    const int64_t each = tshi_dtypes[t->dtype].elements;
+    while (values && tshi_tensor_next_run(&run))
+        sum += tshi_hash_sum(values + tshi_dtype_bytes(t->dtype, run.local), width,
+                              run.global / each, run.length / each);
+    tshi_mem_release(t->ctx, scratch);
+    return sum;
 }
 
 /* ========================================================================== */
@@ -10806,9 +10918,71 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
 }
 
 /* ========================================================================== */
+/* >>inputs                                          MARK: - inputs (private) */
+/* tsh_check_inputs: what all ranks were given must be the same.              */
+/* Needs: >>tensor-check >>hash >>comm.                                       */
+/* ========================================================================== */
+
+/* A replicated tensor that the program fills itself, by tsh_from, tsh_tensor_from, tsh_write or
+ * through tsh_data, is the same on all ranks of tp only if the program gives all of them the same.
+ * While tsh_check_inputs is on, each op compares a hash of such inputs. */
+
+TSH_API void tsh_check_inputs(tsh_ctx *ctx, int on) {
+    if (ctx) ctx->check_inputs = on != 0;
+}
+
+/* Returns 1 if the program gave t its values, no op, and all ranks of tp must have the same. */
+static int tshi_inputs_given(const tsh_tensor *t) {
+    const unsigned flags = t ? t->base->flags : 0;
+    return t && t->block && t->layout.kind == TSH_REPLICATED && !(flags & TSHI_PARAM) &&
+           (flags & (TSHI_OWNED | TSHI_GIVEN));
+}
+
+/* Gathers the hash of t from all ranks of tp. Returns the first rank whose hash is not that of rank
+ * 0; 0 if there is none, and after an error. */
+static int tshi_inputs_differ(const tsh_tensor *t) {
+    tsh_ctx *ctx = t->ctx;
+    const int size = ctx->tp.size;
+    int64_t mine = (int64_t)(tshi_hash_part(t) >> 1), *theirs, *counts;
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * (size_t)size * sizeof *theirs);
+    int r, differ = 0;
+    if (!block) return 0;
+    theirs = (int64_t *)tshi_mem_data(block);
+    counts = theirs + size; /* each rank sends one hash */
+    for (r = 0; r < size; r++) counts[r] = 1;
+    if (tshi_error_comm(ctx, tsh_allgather(&ctx->tp, &mine, theirs, counts, 1, TSH_I64),
+                        "tsh_check_inputs") == TSH_OK)
+        for (r = size - 1; r > 0; r--)
+            if (theirs[r] != theirs[0]) differ = r;
+    tshi_mem_release(ctx, block);
+    return differ;
+}
+
+/* Compares those inputs of a call that the program gave, over tp. Fails with a sentence that names
+ * the op, the input and the first rank that differs. */
+static TSHI_COLD void tshi_inputs_check(const tshi_op *op, tsh_tensor *const *in, int n) {
+    for (int i = 0; i < n; i++) {
+        char text[TSHI_TEXT_SIZE];
+        int length, differ;
+        const char *name = tshi_tensor_name(op->inputs, i, &length);
+        if (!tshi_inputs_given(in[i]) || in[i]->ctx->tp.size < 2) continue;
+        differ = tshi_inputs_differ(in[i]);
+        if (!differ) continue;
+        (void)tsh_fail(in[i]->ctx, TSH_ERR_STATE,
+                       "%s: %.*s %s %s has other values on rank %d of tp than on rank 0; all ranks "
+                       "of tp must be given the same data: choose it by tsh_dp(ctx)->rank, not by "
+                       "the rank of the world",
+                       op->name, length, name, tshi_dtype_name(in[i]->dtype),
+                       tshi_tensor_text(in[i], text), differ);
+        in[i]->ctx->error.rank = -1; /* all ranks find it */
+        return;
+    }
+}
+
+/* ========================================================================== */
 /* >>tape                                              MARK: - tape (private) */
 /* Ops record their calls on the tape; backward walks it once, newest first.  */
-/* Needs: >>tensor-check >>kernel.                                            */
+/* Needs: >>inputs.                                                           */
 /* ========================================================================== */
 
 /* A forward function calls tshi_tape_record last. In backward(node), the op reads the gradient of
@@ -10970,6 +11144,7 @@ static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tenso
     if (out->ctx->trace)
         tshi_trace_close(out->ctx->trace, op->name, tshi_tape_bytes(out, in, n));
     if (out->ctx->anomalies) tshi_tape_check_output(op, out, in, n);
+    if (out->ctx->check_inputs) tshi_inputs_check(op, in, n);
     if (!op->backward || out->ctx->error.code != TSH_OK || !tshi_tape_records(out->ctx, in, n))
         return NULL;
     return tshi_tape_add(op, out, in, n, partial, params);
@@ -11807,6 +11982,23 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
 
 /* -- the ends of steps and of scopes --------------------------------------- */
 
+/* Warns, once, if each of the last TSHI_WARN_GROWN steps has left more owned tensors than the one
+ * before it: a loop makes tensors that nobody frees. */
+static void tshi_tape_warn_owned(tsh_ctx *ctx) {
+    tshi_handles *h = &ctx->handles;
+    char text[TSH_MESSAGE_SIZE];
+    h->growing = h->count > h->before ? h->growing + 1 : 0;
+    h->before = h->count;
+    if (h->growing < TSHI_WARN_GROWN || (ctx->warned & TSHI_WARN_OWNED)) return;
+    (void)snprintf(text, sizeof text,
+                   "each of the last %d steps has left more owned tensors, %lld now, of %lld "
+                   "bytes; tsh_from makes one that ends with its step, tsh_tensor_free frees those "
+                   "of tsh_tensor_new, tsh_tensor_from and tsh_keep",
+                   h->growing, (long long)h->count,
+                   (long long)ctx->mem.now[TSH_MEM_TENSORS]);
+    tshi_error_warn(ctx, TSHI_WARN_OWNED, text);
+}
+
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
     if (!ctx) return TSH_ERR_ARGUMENT;
@@ -11820,6 +12012,7 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
         tshi_tensor_release(head->next);
     ctx->steps = 0;
+    tshi_tape_warn_owned(ctx);
     return tsh_ok(ctx) ? TSH_OK : ctx->error.code;
 }
 
@@ -23809,6 +24002,112 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 }
 
 /* ========================================================================== */
+/* >>sampler                                        MARK: - sampler (private) */
+/* Which samples each step takes, and each replica of it.                     */
+/* Needs: >>error >>rng >>layout.                                             */
+/* ========================================================================== */
+
+/* The order of an epoch is a permutation of [0, count) that can be evaluated at any place: a
+ * Feistel network of 8 rounds permutes the numbers of an even number of bits; one that leads out of
+ * [0, count) is permuted again until it is back inside. (Black & Rogaway, Ciphers with Arbitrary
+ * Finite Domains, 2002.) */
+
+/* The permutation of one epoch. */
+typedef struct tshi_sampler_order {
+    uint64_t key, stream; /* of Philox: the seed; a hash of the epoch */
+    int half;             /* half of the bits of the numbers that the network permutes */
+} tshi_sampler_order;
+
+/* Returns the place to which the network takes x, a number of 2 order->half bits. */
+static uint64_t tshi_sampler_network(const tshi_sampler_order *order, uint64_t x) {
+    const uint64_t mask = ((uint64_t)1 << order->half) - 1;
+    uint64_t left = x >> order->half, right = x & mask;
+    for (uint64_t round = 0; round < 8; round++) {
+        uint32_t word[4];
+        uint64_t mixed;
+        tshi_rng_philox(order->key, order->stream + round, right, word);
+        mixed = left ^ (((uint64_t)word[1] << 32 | word[0]) & mask);
+        left = right;
+        right = mixed;
+    }
+    return left << order->half | right;
+}
+
+/* Returns the sample that stands at `place` in the order of this epoch. */
+static int64_t tshi_sampler_at(const tshi_sampler_order *order, int64_t count, int64_t place) {
+    uint64_t x = (uint64_t)place;
+    do x = tshi_sampler_network(order, x);
+    while (x >= (uint64_t)count);
+    return (int64_t)x;
+}
+
+/* Returns the permutation of the sampler's epoch. */
+static tshi_sampler_order tshi_sampler_order_of(const tsh_ctx *ctx, const tsh_sampler *s) {
+    tshi_sampler_order order;
+    order.key = s->seed ? s->seed : ctx->seed;
+    order.stream = tshi_rng_hash((uint64_t)s->epoch, "sampler", 7);
+    for (order.half = 1; order.half < 31 && (s->count - 1) >> (2 * order.half); order.half++) {}
+    return order;
+}
+
+/* Returns 0 and an error that names op if the sampler's values are wrong. */
+static int tshi_sampler_check(tsh_ctx *ctx, const tsh_sampler *s, const char *op) {
+    const int64_t most = (int64_t)1 << 60; /* so that no number overflows */
+    if (!s) return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "%s: the sampler is NULL", op);
+    if (s->count < 1 || s->batch < 1 || s->count > most || s->batch > most)
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                               "%s: batches of %lld out of %lld samples; both are at least 1", op,
+                               (long long)s->batch, (long long)s->count);
+    if (s->drop_last && s->batch > s->count)
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                               "%s: with .drop_last there is no batch of %lld in %lld samples; "
+                               "take a smaller one",
+                               op, (long long)s->batch, (long long)s->count);
+    if (s->epoch < 0 || s->at < 0 || s->at > s->count || s->first < 0 || s->mine < 0 ||
+        s->first > s->count - s->mine)
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                               "%s: the state is epoch %lld, at %lld of %lld samples, %lld from "
+                               "%lld on; a new sampler has zeros there",
+                               op, (long long)s->epoch, (long long)s->at, (long long)s->count,
+                               (long long)s->mine, (long long)s->first);
+    return 1;
+}
+
+TSH_API int64_t tsh_sampler_next(tsh_ctx *ctx, tsh_sampler *sampler) {
+    tsh_range part[TSH_MAX_SEGMENTS];
+    tsh_layout rows = tsh_sharded(0);
+    int64_t batch;
+    if (!ctx || ctx->error.code != TSH_OK || !tshi_sampler_check(ctx, sampler, "tsh_sampler_next"))
+        return -1;
+    batch = tshi_base_min(sampler->batch, sampler->count - sampler->at);
+    sampler->first = sampler->mine = 0;
+    if (!batch || (sampler->drop_last && batch < sampler->batch)) { /* the epoch is over */
+        sampler->epoch++;
+        sampler->at = 0;
+        return 0;
+    }
+    sampler->mine = tsh_shard_range(rows, batch, ctx->dp.size, ctx->dp.rank, part);
+    sampler->first = sampler->at + part[0].start;
+    sampler->at += batch;
+    return batch;
+}
+
+TSH_API int64_t tsh_sampler_index(tsh_ctx *ctx, const tsh_sampler *sampler, int64_t i) {
+    tshi_sampler_order order;
+    if (!ctx || ctx->error.code != TSH_OK || !tshi_sampler_check(ctx, sampler, "tsh_sampler_index"))
+        return -1;
+    if (i < 0 || i >= sampler->mine) {
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_sampler_index: sample %lld; this replica has %lld of the batch",
+                       (long long)i, (long long)sampler->mine);
+        return -1;
+    }
+    if (sampler->shuffle == TSH_NO) return sampler->first + i;
+    order = tshi_sampler_order_of(ctx, sampler);
+    return tshi_sampler_at(&order, sampler->count, sampler->first + i);
+}
+
+/* ========================================================================== */
 /* >>summary                                        MARK: - summary (private) */
 /* The tree of modules as a table, with each optimiser's groups.              */
 /* Needs: >>optim.                                                            */
@@ -26889,38 +27188,10 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
  * gathers the lists over a group, and compares each hash with the majority's. All ranks of a group
  * list the same tensors in the same order. tsh_gradcheck uses finite differences. */
 
-/* Returns the sum of the hashes of n elements. Each hash is of a value and its index in the whole
- * tensor; the first element's index is `global`. */
-static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global, int64_t n) {
-    uint64_t sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += tshi_rng_hash((uint64_t)(global + i) + 1, (const char *)values + (size_t)i * width,
-                             width);
-    return sum;
-}
-
-/* Returns this rank's part of tsh_hash, the sum of hashes over the whole tensor. For a sharded
- * tensor the parts of all ranks add up to it. */
-static uint64_t tshi_check_part(const tsh_tensor *t) {
-    const size_t width = tsh_dtype_size(t->dtype);
-    tshi_block *scratch; /* contiguous copy of t's values; NULL: t itself is contiguous */
-    /* t's values as a contiguous array; NULL: no memory */
-    const char *values = (const char *)tshi_kernel_packed(t, &scratch);
-    tshi_runs run = tshi_tensor_own_runs(t);
-    uint64_t sum = 0;
-    /* elements that share one hash: those of a block, if the dtype is quantised; else 1 */
-    const int64_t each = tshi_dtypes[t->dtype].elements;
-    while (values && tshi_tensor_next_run(&run))
-        sum += tshi_check_sum(values + tshi_dtype_bytes(t->dtype, run.local), width,
-                              run.global / each, run.length / each);
-    tshi_mem_release(t->ctx, scratch);
-    return sum;
-}
-
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     if (!tshi_tensor_check_in(ctx, "tsh_hash", t)) return 0;
     if (t->layout.kind == TSH_PARTIAL && !(t = tsh_redistribute(t, tsh_replicated()))) return 0;
-    uint64_t hash = tshi_check_part(t);
+    uint64_t hash = tshi_hash_part(t);
     if (t->layout.kind == TSH_SHARDED)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &hash, 1, TSH_I64, TSH_SUM), "tsh_hash");
     return hash;
@@ -26966,11 +27237,11 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
      * chunk. */
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
     const uint64_t hash = r->over_dp
-                              ? tshi_check_part(t)
-                              : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
+                              ? tshi_hash_part(t)
+                              : tshi_hash_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
     /* low: hash of the lower 16 bits of a bf16 parameter's exact float weights; 0: t has none */
-    const uint64_t low = t->low ? tshi_check_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
+    const uint64_t low = t->low ? tshi_hash_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
                                 : 0;
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }

@@ -17,12 +17,13 @@ static int train(tsh_ctx *ctx, void *user) {
     tsh_optim_group(optim, "**.bias", 1, 0); /* the same learning rate, no weight decay */
     tsh_optim_group(optim, "**.norm*.weight", 1, 0);
 
-    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(BATCH, PATCHES, PIXELS),
-                                   tsh_replicated());
-    tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(BATCH), tsh_replicated());
+    tsh_real pixels[BATCH * PATCHES * PIXELS];
+    int64_t digits[BATCH];
     double value = 1e9;
     for (int step = 0; step < STEPS && tsh_ok(ctx); step++) {
-        make_images((unsigned)step, BATCH, tsh_data(ctx, x), tsh_data(ctx, target));
+        make_images((unsigned)step, BATCH, pixels, digits);
+        tsh_tensor *x = tsh_from(ctx, pixels, tsh_shape3(BATCH, PATCHES, PIXELS), TSH_REAL);
+        tsh_tensor *target = tsh_from(ctx, digits, tsh_shape1(BATCH), TSH_I64);
         tsh_tensor *loss = tsh_cross_entropy(vit(model, x), target, NULL);
         tsh_backward(ctx, loss);
         tsh_optim_set_lr(optim, tsh_schedule_lr(&cosine, step));

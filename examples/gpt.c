@@ -500,11 +500,8 @@ static int32_t draw(const tsh_real *logits, int64_t count, double temperature, d
 static tsh_tensor *sample_input(tsh_ctx *ctx, int micro_batch, void *user) {
     gpt_trainer *t = (gpt_trainer *)user;
     tsh_shape shape = tsh_shape2(1, t->window_size);
-    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, shape, tsh_replicated(), t->window), *x;
     (void)micro_batch;
-    x = embed(t->gpt, ids);
-    tsh_tensor_free(ids);
-    return x;
+    return embed(t->gpt, tsh_from(ctx, t->window, shape, TSH_I32));
 }
 
 /* The token after the window, as the loss that all ranks get. Every rank of the last stage computes

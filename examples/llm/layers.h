@@ -135,14 +135,14 @@ static void llm_add_places(llm_net *m, tsh_module *parent, const char *name, int
 }
 
 /* Returns for each token of ids (B, T) the row of its position in the table of llm_add_places, with
- * the same `skip`, as int32 (B, T). llm_compute frees this tensor. */
+ * the same `skip`, as int32 (B, T). */
 static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
     const int64_t rows = tsh_size(ids, 0), n = tsh_size(ids, 1);
     int32_t *at = (int32_t *)malloc((size_t)(rows * n) * sizeof *at);
     for (int64_t i = 0; i < rows * n && at; i++)
         at[i] = (int32_t)(m->past[i / n] + skip + i % n);
     if (at)
-        m->positions = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(rows, n), tsh_replicated(), at);
+        m->positions = tsh_from(m->ctx, at, tsh_shape2(rows, n), TSH_I32);
     else (void)tsh_fail(m->ctx, TSH_ERR_MEMORY, "not enough memory");
     free(at);
     return m->positions;

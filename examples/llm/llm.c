@@ -453,10 +453,9 @@ static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
                             .position = r->count[b]};
     int64_t id = -1;
     if (job->penalty > 0)
-        desc.previous = tsh_tensor_from(r->ctx, TSH_I32, tsh_shape3(1, 1, r->count[b]),
-                                        tsh_replicated(), r->tokens + b * r->room);
+        desc.previous = tsh_from(r->ctx, r->tokens + b * r->room,
+                                 tsh_shape3(1, 1, r->count[b]), TSH_I32);
     if (tsh_read(r->ctx, tsh_sample(logits, &desc), TSH_GLOBAL, &id, sizeof id) != TSH_OK) id = -1;
-    if (desc.previous) tsh_tensor_free(desc.previous);
     return id;
 }
 

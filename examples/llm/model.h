@@ -323,14 +323,11 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
 /* Runs the model on n tokens of each text, ids (rows, n) and lengths as in llm_logits, with the
  * rotary frequencies as they are. Returns the logits. */
 static tsh_tensor *llm_compute(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
-    tsh_tensor *owned = tsh_tensor_from(m->ctx, TSH_I32, tsh_shape2(m->rows, n), tsh_replicated(),
-                                        ids);
     m->lengths = lengths;
     if (m->cache) tsh_cache_counts(m->cache, lengths);
-    tsh_tensor *logits = m->family->forward(m, owned);
-    tsh_tensor_free(owned);
+    tsh_tensor *given = tsh_from(m->ctx, ids, tsh_shape2(m->rows, n), TSH_I32);
+    tsh_tensor *logits = m->family->forward(m, given);
     for (int64_t b = 0; b < m->rows; b++) m->past[b] += lengths ? lengths[b] : n;
-    if (m->positions) tsh_tensor_free(m->positions);
     m->positions = m->bias = NULL;
     return logits;
 }

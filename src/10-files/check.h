@@ -8,38 +8,10 @@
  * gathers the lists over a group, and compares each hash with the majority's. All ranks of a group
  * list the same tensors in the same order. tsh_gradcheck uses finite differences. */
 
-/* Returns the sum of the hashes of n elements. Each hash is of a value and its index in the whole
- * tensor; the first element's index is `global`. */
-static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global, int64_t n) {
-    uint64_t sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += tshi_rng_hash((uint64_t)(global + i) + 1, (const char *)values + (size_t)i * width,
-                             width);
-    return sum;
-}
-
-/* Returns this rank's part of tsh_hash, the sum of hashes over the whole tensor. For a sharded
- * tensor the parts of all ranks add up to it. */
-static uint64_t tshi_check_part(const tsh_tensor *t) {
-    const size_t width = tsh_dtype_size(t->dtype);
-    tshi_block *scratch; /* contiguous copy of t's values; NULL: t itself is contiguous */
-    /* t's values as a contiguous array; NULL: no memory */
-    const char *values = (const char *)tshi_kernel_packed(t, &scratch);
-    tshi_runs run = tshi_tensor_own_runs(t);
-    uint64_t sum = 0;
-    /* elements that share one hash: those of a block, if the dtype is quantised; else 1 */
-    const int64_t each = tshi_dtypes[t->dtype].elements;
-    while (values && tshi_tensor_next_run(&run))
-        sum += tshi_check_sum(values + tshi_dtype_bytes(t->dtype, run.local), width,
-                              run.global / each, run.length / each);
-    tshi_mem_release(t->ctx, scratch);
-    return sum;
-}
-
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     if (!tshi_tensor_check_in(ctx, "tsh_hash", t)) return 0;
     if (t->layout.kind == TSH_PARTIAL && !(t = tsh_redistribute(t, tsh_replicated()))) return 0;
-    uint64_t hash = tshi_check_part(t);
+    uint64_t hash = tshi_hash_part(t);
     if (t->layout.kind == TSH_SHARDED)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &hash, 1, TSH_I64, TSH_SUM), "tsh_hash");
     return hash;
@@ -85,11 +57,11 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
      * chunk. */
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
     const uint64_t hash = r->over_dp
-                              ? tshi_check_part(t)
-                              : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
+                              ? tshi_hash_part(t)
+                              : tshi_hash_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
                                                tshi_optim_count(t));
     /* low: hash of the lower 16 bits of a bf16 parameter's exact float weights; 0: t has none */
-    const uint64_t low = t->low ? tshi_check_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
+    const uint64_t low = t->low ? tshi_hash_sum(tshi_mem_data(t->low), 2, 0, tsh_local_numel(t))
                                 : 0;
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }

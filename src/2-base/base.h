@@ -224,7 +224,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
     TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
     TSHI_CACHED = 8192,    /* a weight that makes keys or values: a cache relies on its layout */
-    TSHI_TIED = 16384      /* a parameter that several modules may share (tsh_tie) */
+    TSHI_TIED = 16384,     /* a parameter that several modules may share (tsh_tie) */
+    TSHI_GIVEN = 32768     /* a step tensor whose values the program wrote */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -372,6 +373,9 @@ typedef struct tshi_handles {
     tsh_tensor owned, step;      /* heads of circular lists: of owned and of step tensors */
     tsh_tensor *oldest, *newest; /* the two ends of the list of free handles */
     int64_t free, ended;         /* numbers of handles: now free; released at the last step end */
+    int64_t count;               /* number of owned tensors */
+    int64_t before;              /* that number at the end of the last step */
+    int growing;                 /* number of steps in a row that have left more of them */
 } tshi_handles;
 
 typedef struct tshi_tape {
@@ -419,15 +423,20 @@ typedef struct tshi_micro {
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
-/* Bits of ctx->warned: the warnings, each logged once per ctx. TSHI_WARN_STEPS is no bit, but a
- * number: after so many optimiser steps without tsh_step_end TSHI_WARN_STEP may be logged. */
+/* Bits of ctx->warned: the warnings, each logged once per ctx. */
 enum {
     TSHI_WARN_GRADS = 1,  /* backward adds to gradients that were used, but not zeroed */
     TSHI_WARN_STEP = 2,   /* tsh_step_end is not called */
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
     TSHI_WARN_LATE = 8,   /* a parameter was added after the optimiser was made */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
-    TSHI_WARN_STEPS = 32 /* no bit: number of optimiser steps before TSHI_WARN_STEP may be logged */
+    TSHI_WARN_OWNED = 32   /* each step leaves more owned tensors */
+};
+
+/* After how many steps two of the warnings are logged. */
+enum {
+    TSHI_WARN_STEPS = 32, /* TSHI_WARN_STEP: optimiser steps without tsh_step_end */
+    TSHI_WARN_GROWN = 100 /* TSHI_WARN_OWNED: steps in a row that leave more owned tensors */
 };
 
 /* Everything that the angles of rotary positions depend on (tsh_rope_desc). */
@@ -479,6 +488,7 @@ struct tsh_ctx {
     tshi_buckets buckets;
     int depth;         /* how many scopes (tsh_scope_begin) are open */
     int changes;       /* number of changes of the module tree so far; optimisers compare it */
+    int check_inputs;  /* 1: tsh_check_inputs is on */
     int anomalies;     /* 1: tsh_detect_anomaly is on: a NaN or an infinity is an error */
     tshi_trace *trace; /* the trace that is being recorded; NULL: none */
     tsh_module *root;  /* root of the module tree */

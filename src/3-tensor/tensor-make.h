@@ -24,6 +24,16 @@ TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape sha
     return t;
 }
 
+TSH_API tsh_tensor *tsh_from(tsh_ctx *ctx, const void *data, tsh_shape shape, tsh_dtype dtype) {
+    const tsh_dtype chosen = dtype ? dtype : TSH_REAL;
+    tsh_tensor *t = tshi_tensor_out(ctx, "tsh_from", chosen, &shape, NULL);
+    if (!t || !tsh_local_numel(t)) return t;
+    if (!data) return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_from: data is NULL");
+    memcpy(tshi_tensor_at(t), data, tshi_dtype_bytes(chosen, tsh_local_numel(t)));
+    t->flags |= TSHI_GIVEN;
+    return t;
+}
+
 TSH_API void tsh_tensor_free(tsh_tensor *t) {
     if (t && (t->flags & TSHI_OWNED) && !(t->flags & (TSHI_DEAD | TSHI_PARAM)))
         tshi_tensor_release(t);
@@ -71,6 +81,7 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
 
 TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t) {
     if (!tshi_tensor_check_in(ctx, "tsh_data", t)) return NULL;
+    t->base->flags |= TSHI_GIVEN; /* the program may write */
     return tsh_local_numel(t) ? tshi_tensor_at(t) : NULL;
 }
 

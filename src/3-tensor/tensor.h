@@ -83,6 +83,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     t->flags = flags;
     t->base = t;
     t->depth = ctx->depth;
+    if (flags & TSHI_OWNED) h->count++;
     tshi_tensor_insert(flags & TSHI_OWNED ? &h->owned : &h->step, t);
     return t;
 }
@@ -124,8 +125,10 @@ static void tshi_tensor_unref(tsh_tensor *t) {
 /* Releases a tensor's values and gradients now, and its handle as soon as nothing refers to it. */
 static void tshi_tensor_release(tsh_tensor *t) {
     tshi_tensor_drop_values(t);
-    if (t->flags & TSHI_OWNED)
+    if (t->flags & TSHI_OWNED) {
+        t->ctx->handles.count--;
         memset((char *)t + TSHI_TENSOR_STEP, 0, sizeof *t - TSHI_TENSOR_STEP);
+    }
     t->requires_grad = 0;    /* backward computes no gradient of t */
     t->prev->next = t->next; /* removes t from the list of owned or of step tensors */
     t->next->prev = t->prev;

@@ -106,6 +106,23 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
 
 /* -- the ends of steps and of scopes --------------------------------------- */
 
+/* Warns, once, if each of the last TSHI_WARN_GROWN steps has left more owned tensors than the one
+ * before it: a loop makes tensors that nobody frees. */
+static void tshi_tape_warn_owned(tsh_ctx *ctx) {
+    tshi_handles *h = &ctx->handles;
+    char text[TSH_MESSAGE_SIZE];
+    h->growing = h->count > h->before ? h->growing + 1 : 0;
+    h->before = h->count;
+    if (h->growing < TSHI_WARN_GROWN || (ctx->warned & TSHI_WARN_OWNED)) return;
+    (void)snprintf(text, sizeof text,
+                   "each of the last %d steps has left more owned tensors, %lld now, of %lld "
+                   "bytes; tsh_from makes one that ends with its step, tsh_tensor_free frees those "
+                   "of tsh_tensor_new, tsh_tensor_from and tsh_keep",
+                   h->growing, (long long)h->count,
+                   (long long)ctx->mem.now[TSH_MEM_TENSORS]);
+    tshi_error_warn(ctx, TSHI_WARN_OWNED, text);
+}
+
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
     if (!ctx) return TSH_ERR_ARGUMENT;
@@ -119,6 +136,7 @@ TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
         tshi_tensor_release(head->next);
     ctx->steps = 0;
+    tshi_tape_warn_owned(ctx);
     return tsh_ok(ctx) ? TSH_OK : ctx->error.code;
 }
 

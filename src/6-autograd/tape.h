@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>tape                                              MARK: - tape (private) */
 /* Ops record their calls on the tape; backward walks it once, newest first.  */
-/* Needs: >>tensor-check >>kernel.                                            */
+/* Needs: >>inputs.                                                           */
 /* ========================================================================== */
 
 /* A forward function calls tshi_tape_record last. In backward(node), the op reads the gradient of
@@ -163,6 +163,7 @@ static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tenso
     if (out->ctx->trace)
         tshi_trace_close(out->ctx->trace, op->name, tshi_tape_bytes(out, in, n));
     if (out->ctx->anomalies) tshi_tape_check_output(op, out, in, n);
+    if (out->ctx->check_inputs) tshi_inputs_check(op, in, n);
     if (!op->backward || out->ctx->error.code != TSH_OK || !tshi_tape_records(out->ctx, in, n))
         return NULL;
     return tshi_tape_add(op, out, in, n, partial, params);

@@ -24,6 +24,7 @@ ALLOWED = {
     "gemm-api": {"TSH_BF16": PRODUCTS, "TSH_F16": PRODUCTS},
     "comm": {"TSH_F32": "a barrier has no data; any dtype will do"},
     "bucket": {"TSH_F64": BOOKKEEPING},
+    "inputs": {"TSH_I64": BOOKKEEPING},
     "tape-grad": {"TSH_BF16": TRAINED, "TSH_I32": BOOKKEEPING},
     "tape-leaf": {"TSH_BF16": TRAINED},
     "op-map": {"TSH_I32": "comparisons return I32"},

@@ -6,6 +6,7 @@ enum {
     STRUCT_tsh_desc,
     STRUCT_tsh_init,
     STRUCT_tsh_backward_desc,
+    STRUCT_tsh_sampler,
     STRUCT_tsh_lookup_desc,
     STRUCT_tsh_rms_norm_desc,
     STRUCT_tsh_rope_desc,
@@ -78,6 +79,18 @@ static const api_field fields_of_tsh_backward_desc[] = {
     {offsetof(tsh_backward_desc, defer), {INT, 0, "defer"}},
     {offsetof(tsh_backward_desc, summed), {INT, 0, "summed"}},
     {offsetof(tsh_backward_desc, weight), {DOUBLE, 0, "weight"}},
+};
+
+static const api_field fields_of_tsh_sampler[] = {
+    {offsetof(tsh_sampler, count), {LONG, 0, "count"}},
+    {offsetof(tsh_sampler, batch), {LONG, 0, "batch"}},
+    {offsetof(tsh_sampler, shuffle), {ENUM, 0, "shuffle"}},
+    {offsetof(tsh_sampler, drop_last), {INT, 0, "drop_last"}},
+    {offsetof(tsh_sampler, seed), {LONG, 0, "seed"}},
+    {offsetof(tsh_sampler, epoch), {LONG, 0, "epoch"}},
+    {offsetof(tsh_sampler, at), {LONG, 0, "at"}},
+    {offsetof(tsh_sampler, first), {LONG, 0, "first"}},
+    {offsetof(tsh_sampler, mine), {LONG, 0, "mine"}},
 };
 
 static const api_field fields_of_tsh_lookup_desc[] = {
@@ -448,6 +461,8 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_init / sizeof(api_field)},
     {"tsh_backward_desc", sizeof(tsh_backward_desc), fields_of_tsh_backward_desc,
         sizeof fields_of_tsh_backward_desc / sizeof(api_field)},
+    {"tsh_sampler", sizeof(tsh_sampler), fields_of_tsh_sampler,
+        sizeof fields_of_tsh_sampler / sizeof(api_field)},
     {"tsh_lookup_desc", sizeof(tsh_lookup_desc), fields_of_tsh_lookup_desc,
         sizeof fields_of_tsh_lookup_desc / sizeof(api_field)},
     {"tsh_rms_norm_desc", sizeof(tsh_rms_norm_desc), fields_of_tsh_rms_norm_desc,
@@ -695,6 +710,14 @@ static void call_tsh_detect_anomaly(void *const *a) { tsh_detect_anomaly(*(tsh_c
 static void call_tsh_step_end(void *const *a) { (void)tsh_step_end(*(tsh_ctx **)a[0]); }
 static void call_tsh_scope_begin(void *const *a) { tsh_scope_begin(*(tsh_ctx **)a[0]); }
 static void call_tsh_scope_end(void *const *a) { tsh_scope_end(*(tsh_ctx **)a[0]); }
+static void call_tsh_from(void *const *a) { (void)tsh_from(*(tsh_ctx **)a[0],
+    *(const void **)a[1], *(tsh_shape *)a[2], *(tsh_dtype *)a[3]); }
+static void call_tsh_sampler_next(void *const *a) { (void)tsh_sampler_next(*(tsh_ctx **)a[0],
+    *(tsh_sampler **)a[1]); }
+static void call_tsh_sampler_index(void *const *a) { (void)tsh_sampler_index(*(tsh_ctx **)a[0],
+    *(const tsh_sampler **)a[1], *(int64_t *)a[2]); }
+static void call_tsh_check_inputs(void *const *a) { tsh_check_inputs(*(tsh_ctx **)a[0],
+    *(int *)a[1]); }
 static void call_tsh_add(void *const *a) { (void)tsh_add(*(tsh_tensor **)a[0],
     *(tsh_tensor **)a[1]); }
 static void call_tsh_sub(void *const *a) { (void)tsh_sub(*(tsh_tensor **)a[0],
@@ -1085,6 +1108,13 @@ static const api_call calls[] = {
     {"tsh_step_end", call_tsh_step_end, 1, {{CTX, 0, "ctx"}}},
     {"tsh_scope_begin", call_tsh_scope_begin, 1, {{CTX, 0, "ctx"}}},
     {"tsh_scope_end", call_tsh_scope_end, 1, {{CTX, 0, "ctx"}}},
+    {"tsh_from", call_tsh_from, 4, {{CTX, 0, "ctx"}, {BUFFER, 0, "data"}, {SHAPE, 0, "shape"},
+        {DTYPE, 0, "dtype"}}},
+    {"tsh_sampler_next", call_tsh_sampler_next, 2, {{CTX, 0, "ctx"}, {STRUCT, STRUCT_tsh_sampler,
+        "sampler"}}},
+    {"tsh_sampler_index", call_tsh_sampler_index, 3, {{CTX, 0, "ctx"}, {STRUCT,
+        STRUCT_tsh_sampler, "sampler"}, {LONG, 0, "i"}}},
+    {"tsh_check_inputs", call_tsh_check_inputs, 2, {{CTX, 0, "ctx"}, {INT, 0, "on"}}},
     {"tsh_add", call_tsh_add, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_sub", call_tsh_sub, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_mul", call_tsh_mul, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
