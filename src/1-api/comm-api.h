@@ -81,7 +81,8 @@ typedef struct tsh_coll {
                      * blocks, each with as many elements as the counts say; 0 means 1. tsh_start
                      * sets it to 1 for other kinds */
     int root, send_to, recv_from, tag; /* ranks of the group; tag: any number, equal in SEND and its
-                                        * RECV. -1: none */
+                                        * RECV. -1: none. Of a collective, tsh_start sets the tag,
+                                        * by which tshb_coll_text names the caller, as tsh_save */
     uint64_t seq;                      /* set by tsh_start: number of the collective in its group */
     int64_t timeout_ns;                /* time limit in ns from tsh_start on; 0: the backend's
                                         * default */
@@ -147,6 +148,8 @@ struct tsh_comm {
     uint64_t id; /* identifies the group, equally on all its ranks; tshb_group_text names it */
     uint64_t next_seq;
     int in_flight;
+    int caller; /* set by the core: the public function, of those that all ranks must call, whose
+                 * collectives run now; errors name it. 0: none */
     tsh_comm_stats stats;
     struct tshi_trace *trace; /* set by the core: the trace that is being recorded; NULL: none */
     tsh_ctx *unchecked; /* set by the core: the ctx whose model the ranks compare before the next

@@ -27,6 +27,15 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx);
  * code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
+/* A place in a program, as __FILE__ and __LINE__ give it. */
+typedef struct tsh_place {
+    const char *file; /* NULL: no place */
+    int line;
+} tsh_place;
+/* From now on, sentences of new errors of ctx end with " (file:line)". Returns the place that was
+ * set before. file: a string that stays valid, such as __FILE__; NULL: no place. With TSHARD_WHERE
+ * defined, backends/tshard_where.h makes every call of the library set its own place. */
+TSH_API tsh_place tsh_set_place(tsh_ctx *ctx, const char *file, int line);
 /* Prints "tshard: ", the message and a newline to stderr: a function for tsh_logger.log. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(const char *message, void *user);

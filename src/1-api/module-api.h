@@ -102,6 +102,8 @@ TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path);
 TSH_API void tsh_each_param(tsh_module *module,
                             void (*fn)(const char *path, tsh_tensor *param, void *user),
                             void *user);
+/* Returns the ctx of a module; NULL: module is NULL. */
+TSH_API tsh_ctx *tsh_module_ctx(const tsh_module *module);
 /* Returns the path of a module from the root; "" for the root. */
 TSH_API const char *tsh_module_path(const tsh_module *module);
 /* Returns a child by its index from 0; NULL past the last. */
