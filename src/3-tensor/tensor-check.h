@@ -94,8 +94,8 @@ static TSHI_COLD tsh_ctx *tshi_tensor_refuse_ctx(tsh_ctx *ctx, const char *op, c
                                                  const tsh_ctx *other) {
     if (other->world.rank == ctx->world.rank)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                       "%s: %s belongs to another ctx; tsh_read and tsh_tensor_from copy values", op,
-                       name);
+                       "%s: %s belongs to another ctx; tsh_read and tsh_tensor_from copy values",
+                       op, name);
     else
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                        "%s: %s belongs to the ctx of rank %d, not of rank %d: ranks share no "

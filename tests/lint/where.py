@@ -68,20 +68,20 @@ extern "C" {
 /* Defines name_placed, which calls name with the place set in `owner`, a ctx, and returns what name
  * returns. TSHI_WHERE_VOID: of functions that return nothing. TSHI_HERE: the first parameters. */
 #define TSHI_HERE const char *file_, int line_
-#define TSHI_WHERE(type, name, owner, parameters, arguments)                                       \\
-    static inline type name##_placed parameters {                                                  \\
-        tsh_ctx *const ctx_ = owner;                                                               \\
-        const tsh_place outer_ = tsh_set_place(ctx_, file_, line_);                                \\
-        type result_ = name arguments;                                                             \\
-        (void)tsh_set_place(ctx_, outer_.file, outer_.line);                                       \\
-        return result_;                                                                            \\
+#define TSHI_WHERE(type, name, owner, parameters, arguments)                                      \\
+    static inline type name##_placed parameters {                                                 \\
+        tsh_ctx *const ctx_ = owner;                                                              \\
+        const tsh_place outer_ = tsh_set_place(ctx_, file_, line_);                               \\
+        type result_ = name arguments;                                                            \\
+        (void)tsh_set_place(ctx_, outer_.file, outer_.line);                                      \\
+        return result_;                                                                           \\
     }
-#define TSHI_WHERE_VOID(name, owner, parameters, arguments)                                        \\
-    static inline void name##_placed parameters {                                                  \\
-        tsh_ctx *const ctx_ = owner;                                                               \\
-        const tsh_place outer_ = tsh_set_place(ctx_, file_, line_);                                \\
-        name arguments;                                                                            \\
-        (void)tsh_set_place(ctx_, outer_.file, outer_.line);                                       \\
+#define TSHI_WHERE_VOID(name, owner, parameters, arguments)                                       \\
+    static inline void name##_placed parameters {                                                 \\
+        tsh_ctx *const ctx_ = owner;                                                              \\
+        const tsh_place outer_ = tsh_set_place(ctx_, file_, line_);                               \\
+        name arguments;                                                                           \\
+        (void)tsh_set_place(ctx_, outer_.file, outer_.line);                                      \\
     }
 
 """
@@ -138,8 +138,10 @@ def entry(item):
     text = "%s%s, %s, %s, %s)" % (begin, item.name, at, full, arguments)
     lines = textwrap.wrap(text, 100, subsequent_indent=" " * begin.index("("),
                           break_long_words=False, break_on_hyphens=False)
-    return lines + ["#define %s(...) %s_placed(__FILE__, __LINE__, __VA_ARGS__)"
-                    % (item.name, item.name)]
+    macro = "#define %s(...) %s_placed(__FILE__, __LINE__, __VA_ARGS__)" % (item.name, item.name)
+    if len(macro) > 100:
+        macro = macro.replace("(...) ", "(...) \\\n    ")
+    return lines + [macro]
 
 
 def text(top=api.TOP):

@@ -76,7 +76,8 @@ static tsh_tensor *forward_without_a_result(tsh_module *self, tsh_tensor **in, i
 }
 
 static void test_in_a_module(void **state) {
-    const tsh_module_desc fails = {.forward = forward}, none = {.forward = forward_without_a_result};
+    const tsh_module_desc fails = {.forward = forward};
+    const tsh_module_desc none = {.forward = forward_without_a_result};
     tsh_ctx *ctx = NULL;
     (void)state;
     assert_int_equal(tsh_open(NULL, &ctx), TSH_OK);
