@@ -2,7 +2,7 @@
 comment, by topic. index.py and docs.py print it.
 
 The last lines of a function's comment may be "torch: F.mse_loss, nn.MSELoss": what PyTorch calls
-it. Of a comment on several functions, a name belongs to the function that ends like it (torch.add to
+it. Of a comment on several functions, a name belongs to the one that ends like it (torch.add to
 tsh_add), else to the first.
 
 A topic begins with a comment "/* -- name ---...", else with a section's banner; text after the
