@@ -264,12 +264,10 @@ typedef struct tshi_threads_monitor {
 
 typedef pthread_t tshi_threads_thread;
 
-/* Names the calling thread, as debuggers and top show it. name: at most 15 characters. */
+/* Names the calling thread, as debuggers and top show it, on Linux. name: at most 15 characters. */
 static void tshi_threads_set_name(const char *name) {
 #if defined(__linux__)
     (void)prctl(PR_SET_NAME, name, 0L, 0L, 0L); /* glibc hides pthread_setname_np */
-#elif defined(__APPLE__)
-    (void)pthread_setname_np(name);
 #else
     (void)name;
 #endif

@@ -142,7 +142,7 @@ class Page:
                                       self.page("FROM_PYTORCH.md"), re.M):
             first = re.match(r"`(tsh_\w+)", ours)
             item = named.get(first[1]) if first else None
-            if first and not item:  # the first of several functions of that name, as tsh_sampler_new
+            if first and not item:  # the first of several functions, as tsh_sampler_new
                 item = next((i for i in self.items if i.kind == "function" and
                              i.name.startswith(first[1] + "_")), None)
             if item and torch not in item.torch:

@@ -106,8 +106,8 @@ SEARCHES = {"mse": ("tsh_mse_loss",), "bce": ("tsh_binary_cross_entropy",
                                               "tsh_binary_cross_entropy_with_logits"),
             "conv": ("tsh_conv1d", "tsh_conv2d"), "topk": ("tsh_topk",), "einsum": ("tsh_einsum",),
             "scheduler": ("tsh_schedule_lr",), "dataloader": ("tsh_sampler_new", "tsh_sampler"),
-            "requires_grad": ("tsh_requires_grad",), "freeze": ("recipe-freeze-parameters-"
-                                                                "requires_grad-false",),
+            "requires_grad": ("tsh_requires_grad",),
+            "freeze": ("recipe-freeze-parameters-requires_grad-false",),
             "lora": ("recipe-lora",), "all_reduce": ("tsh_allreduce",), "shard": ("tsh_sharded",),
             "state_dict": ("tsh_save", "tsh_load"), "nn.linear": ("tsh_add_linear",),
             "batchnorm2d": ("tsh_batch_norm",), "tensor.view": ("tsh_reshape",)}
@@ -157,7 +157,8 @@ def nothing_is_hidden_without_a_query(folder):
 
 
 TESTS = [every_function_is_explained, nothing_is_loaded_and_links_lead_somewhere,
-         the_manual_is_in_it, names_of_pytorch_are_found, search_in_a_browser, nothing_is_hidden_without_a_query]
+         the_manual_is_in_it, names_of_pytorch_are_found, search_in_a_browser,
+         nothing_is_hidden_without_a_query]
 
 if __name__ == "__main__":
     sys.exit(run_tests("docs", TESTS))
