@@ -55,7 +55,8 @@ static tsh_module *linear(tsh_module *parent, const char *name, int in, int out,
         tsh_real values[VALUES];
         for (int i = 0; i < tsh_numel(t); i++)
             values[i] = (tsh_real)(k ? i * 0.5 : (i % 5 - 2) * 0.25);
-        (void)tsh_write(tsh_ctx_of(t), t, TSH_GLOBAL, values, (size_t)tsh_numel(t) * sizeof *values);
+        (void)tsh_write(tsh_module_ctx(made), t, TSH_GLOBAL, values,
+                        (size_t)tsh_numel(t) * sizeof *values);
     }
     return made;
 }

@@ -110,7 +110,7 @@ SEARCHES = {"mse": ("tsh_mse_loss",), "bce": ("tsh_binary_cross_entropy",
             "freeze": ("recipe-freeze-parameters-requires_grad-false",),
             "lora": ("recipe-lora",), "all_reduce": ("tsh_allreduce",), "shard": ("tsh_sharded",),
             "state_dict": ("tsh_save", "tsh_load"), "nn.linear": ("tsh_add_linear",),
-            "batchnorm2d": ("tsh_batch_norm",), "tensor.view": ("tsh_reshape",)}
+            "batchnorm2d": ("tsh_add_batch_norm",), "tensor.view": ("tsh_reshape",)}
 
 
 def names_of_pytorch_are_found(folder):
