@@ -454,6 +454,9 @@ TSH_API char *tshb_coll_text(const tsh_coll *coll, const tsh_coll *other, int si
     const int64_t *mine = coll->recv_counts, *theirs = NULL;
     if (tshi_coll_rows(coll->kind) && kind != TSH_ALLTOALL && other && other->kind == coll->kind)
         theirs = other->recv_counts;
+    if (!tshi_coll_pairwise(coll->kind) && coll->tag > 0 && coll->tag < TSHI_CALLERS)
+        tsh_text_add(text, capacity, "%s, which all ranks must call: ",
+                     tshi_coll_callers[coll->tag]);
     tshi_coll_name(text, capacity, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
     if (kind >= TSH_BARRIER) return text; /* no arguments to describe */
     tsh_text_add(text, capacity, " of ");
@@ -472,7 +475,8 @@ TSH_API char *tshb_coll_text(const tsh_coll *coll, const tsh_coll *other, int si
     if (kind == TSH_BROADCAST) tsh_text_add(text, capacity, " from rank %d", coll->root);
     if (coll->send_to >= 0) tsh_text_add(text, capacity, " to rank %d", coll->send_to);
     if (coll->recv_from >= 0) tsh_text_add(text, capacity, " from rank %d", coll->recv_from);
-    if (coll->tag >= 0) tsh_text_add(text, capacity, " with tag %d", coll->tag);
+    if (coll->tag >= 0 && tshi_coll_pairwise(coll->kind))
+        tsh_text_add(text, capacity, " with tag %d", coll->tag);
     for (int r = 0; mine && theirs && r < size; r++) {
         if (mine[r] == theirs[r]) continue;
         tsh_text_add(text, capacity, " with counts[%d] = %lld", r, (long long)mine[r]);

@@ -46,7 +46,12 @@ for file in tshardConfig.cmake tshardConfigVersion.cmake; do
 done
 put "$here/tshard.pc.in" lib/pkgconfig/tshard.pc 644
 
+# gdb loads it together with the library of this path; see examples/DEBUGGING.md
+gdb=share/gdb/auto-load${PREFIX%/}/lib/libtshard.so.$minor-gdb.py
+
 if [ "$action" = uninstall ]; then
+    put - "$gdb" -
+    rmdir -p "$root/${gdb%/*}" 2>/dev/null || true
     put - bin/tshard-run -
     put - "lib/libtshard.so.$minor" -
     put - lib/libtshard.so -
@@ -66,6 +71,7 @@ for built; do
     *tshard-run) put "$built" bin/tshard-run 755; launcher=yes ;;
     *.so.*)
         put "$built" "lib/${built##*/}" 755
+        put "$here/tshard-gdb.py" "$gdb" 644
         ln -sf "${built##*/}" "$root/lib/libtshard.so"
         echo "$prefix/lib/libtshard.so: if the loader does not find it, run ldconfig" ;;
     esac

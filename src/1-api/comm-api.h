@@ -81,7 +81,8 @@ typedef struct tsh_coll {
                      * blocks, each with as many elements as the counts say; 0 means 1. tsh_start
                      * sets it to 1 for other kinds */
     int root, send_to, recv_from, tag; /* ranks of the group; tag: any number, equal in SEND and its
-                                        * RECV. -1: none */
+                                        * RECV. -1: none. Of a collective, tsh_start sets the tag,
+                                        * by which tshb_coll_text names the caller, as tsh_save */
     uint64_t seq;                      /* set by tsh_start: number of the collective in its group */
     int64_t timeout_ns;                /* time limit in ns from tsh_start on; 0: the backend's
                                         * default */
@@ -147,6 +148,8 @@ struct tsh_comm {
     uint64_t id; /* identifies the group, equally on all its ranks; tshb_group_text names it */
     uint64_t next_seq;
     int in_flight;
+    int caller; /* set by the core: the public function, of those that all ranks must call, whose
+                 * collectives run now; errors name it. 0: none */
     tsh_comm_stats stats;
     struct tshi_trace *trace; /* set by the core: the trace that is being recorded; NULL: none */
     tsh_ctx *unchecked; /* set by the core: the ctx whose model the ranks compare before the next
@@ -159,48 +162,60 @@ struct tsh_comm {
  * MEMORY), whose sentence tsh_comm_error outputs, or TSH_ERR_ARGUMENT before anything starts. Each
  * equals the torch.distributed function of its name. */
 /* Reduces the buffers of all ranks element by element by op; every rank's buffer gets the
- * result. */
+ * result.
+ * torch: dist.all_reduce */
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op);
 /* Gathers counts[r] elements of each rank r, in rank order, into recv on every rank. With `blocks`
- * above 1, send and recv consist of that many blocks, each gathered separately (0 means 1). */
+ * above 1, send and recv consist of that many blocks, each gathered separately (0 means 1).
+ * torch: dist.all_gather, dist.all_gather_into_tensor */
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype);
 /* Reduces the send buffers of all ranks by op; rank r receives its counts[r] elements of the
  * result. send holds counts[0] + counts[1] + ... elements. With `blocks` above 1, send and recv
- * consist of that many blocks, each scattered separately (0 means 1). */
+ * consist of that many blocks, each scattered separately (0 means 1).
+ * torch: dist.reduce_scatter, dist.reduce_scatter_tensor */
 TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
                                       const int64_t *counts, int64_t blocks, tsh_dtype dtype,
                                       tsh_redop op);
-/* Copies the root's buffer to the buffers of all ranks. */
+/* Copies the root's buffer to the buffers of all ranks.
+ * torch: dist.broadcast */
 TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  int root);
 /* Sends send_counts[r] elements to each rank r and receives recv_counts[r] elements from it. Both
- * buffers are in rank order, and consist of `blocks` such blocks (0 means 1). */
+ * buffers are in rank order, and consist of `blocks` such blocks (0 means 1).
+ * torch: dist.all_to_all, dist.all_to_all_single */
 TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
                                 void *recv, const int64_t *recv_counts, int64_t blocks,
                                 tsh_dtype dtype);
-/* Sends `count` elements to rank `to`. */
+/* Sends `count` elements to rank `to`.
+ * torch: dist.send */
 TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
                             int to);
-/* Receives `count` elements from rank `from`. */
+/* Receives `count` elements from rank `from`.
+ * torch: dist.recv */
 TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype, int from);
-/* Sends to rank `to` and receives from rank `from` at the same time. */
+/* Sends to rank `to` and receives from rank `from` at the same time.
+ * torch: dist.batch_isend_irecv */
 TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
                                 void *recv, int64_t recv_count, int from, tsh_dtype dtype);
-/* Returns once every rank of the group has called it. */
+/* Returns once every rank of the group has called it.
+ * torch: dist.barrier */
 TSH_API tsh_result tsh_barrier(tsh_comm *comm);
 
 /* Returns a descriptor of this kind and dtype with defaults in all other fields. For a non-blocking
  * collective: fill it in, pass it to tsh_start, and call tsh_wait once. */
 TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype);
 /* Starts a collective without blocking and outputs its request. The counts and buffers must stay
- * valid and unchanged until tsh_wait. */
+ * valid and unchanged until tsh_wait.
+ * torch: dist.isend, dist.irecv */
 TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req);
 /* Sets *done to 1 if the request is complete, else to 0. Never blocks. The request must still be
- * waited for. */
+ * waited for.
+ * torch: dist.Work.is_completed */
 TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done);
-/* Blocks until the request is complete. Each request is waited for exactly once. */
+/* Blocks until the request is complete. Each request is waited for exactly once.
+ * torch: dist.Work.wait */
 TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req);
 /* Starts an all-reduce in place without blocking; see tsh_start. */
 TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
@@ -209,13 +224,16 @@ TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t cou
 TSH_API void tsh_comm_progress(tsh_comm *comm);
 
 /* Splits the group: ranks of one color form a new group, ordered by key, then by rank. color -1:
- * this rank joins no group (out gets size 0). Collective. */
+ * this rank joins no group (out gets size 0). Collective.
+ * torch: dist.new_group, dist.split_group */
 TSH_API tsh_result tsh_comm_split(tsh_comm *comm, int color, int key, tsh_comm *out);
 /* Returns the code of the world's error, or TSH_OK, and copies the error to *error if that is not
  * NULL. Never blocks. */
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 /* Makes an error with this code and message the world's error, which every rank gets; does nothing
- * if the world has an error already. */
+ * if the world has an error already.
+ * torch: dist.ProcessGroup.abort */
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
-/* Releases the comm. Its requests must have been waited for, unless its world has failed. */
+/* Releases the comm. Its requests must have been waited for, unless its world has failed.
+ * torch: dist.destroy_process_group */
 TSH_API void tsh_comm_close(tsh_comm *comm);

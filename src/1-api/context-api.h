@@ -7,7 +7,8 @@
 /* -- errors, messages, version, clock --------------------------------------- */
 
 /* Returns "0.2.0", the TSHARD_VERSION with which the implementation was compiled. In a shared
- * library it may differ from this header's. */
+ * library it may differ from this header's.
+ * torch: torch.__version__ */
 TSH_API const char *tsh_version(void);
 /* Returns the name of a code: "TSH_ERR_SHAPE". */
 TSH_API const char *tsh_result_name(tsh_result code);
@@ -27,6 +28,15 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx);
  * code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
+/* A place in a program, as __FILE__ and __LINE__ give it. */
+typedef struct tsh_place {
+    const char *file; /* NULL: no place */
+    int line;
+} tsh_place;
+/* From now on, sentences of new errors of ctx end with " (file:line)". Returns the place that was
+ * set before. file: a string that stays valid, such as __FILE__; NULL: no place. With TSHARD_WHERE
+ * defined, backends/tshard_where.h makes every call of the library set its own place. */
+TSH_API tsh_place tsh_set_place(tsh_ctx *ctx, const char *file, int line);
 /* Prints "tshard: ", the message and a newline to stderr: a function for tsh_logger.log. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(const char *message, void *user);
@@ -72,7 +82,8 @@ typedef struct tsh_mem {
     /* How often the allocator was called so far. */
     uint64_t calls;
 } tsh_mem;
-/* Returns the memory statistics of a ctx. */
+/* Returns the memory statistics of a ctx.
+ * torch: torch.cuda.memory_stats */
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
 
 /* -- opening and closing a ctx, its groups of ranks ------------------------- */
@@ -109,7 +120,8 @@ typedef struct tsh_desc {
     TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR, sizeof(tsh_real), sizeof(tsh_desc)
 
 /* Opens a ctx. Collective if desc->comm has several ranks (one split per axis). After a failure
- * *out is still a ctx if memory sufficed, so that tsh_last_error has the reason; close it, too. */
+ * *out is still a ctx if memory sufficed, so that tsh_last_error has the reason; close it, too.
+ * torch: dist.init_process_group, dist.init_device_mesh */
 TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
 TSH_API tsh_result tsh_open_built(int version, size_t real, size_t size, const tsh_desc *desc,
                                   tsh_ctx **out);
@@ -118,9 +130,11 @@ TSH_API tsh_result tsh_open_built(int version, size_t real, size_t size, const t
 TSH_API void tsh_close(tsh_ctx *ctx);
 /* Returns the group of all ranks. This function and the next three never return NULL. The group of
  * an axis that is not used has size 1. If ctx is NULL they return a group of size 1 whose
- * collectives fail with TSH_ERR_ARGUMENT. */
+ * collectives fail with TSH_ERR_ARGUMENT.
+ * torch: dist.group.WORLD, dist.get_rank, dist.get_world_size */
 TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
-/* Returns this rank's tensor-parallel group. */
+/* Returns this rank's tensor-parallel group.
+ * torch: dist.DeviceMesh.get_group */
 TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);
 /* Returns this rank's pipeline group: one rank of each stage. */
 TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx);

@@ -29,7 +29,8 @@
  * An error on one rank is an error on every rank, with the code and sentence of the lowest rank:
  * TSH_ERR_IO (the system, or path is no regular file), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp
  * above 1 without a pipeline). No temporary file is left then, and tsh_clear_error on every rank
- * recovers. */
+ * recovers.
+ * torch: torch.save, nn.Module.state_dict, dist.checkpoint.save */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
 /* A pair of patterns: tensors whose name in a file matches .from are loaded as .to; see
  * tsh_file_desc.rename. */
@@ -95,7 +96,8 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * a file is malformed or differs between ranks, two files have the same tensor, an index does not
  * list what its files have), TSH_ERR_ARGUMENT (tensors missing in the files or in the model;
  * another kind of optimiser), TSH_ERR_SHAPE, TSH_ERR_DTYPE (dtypes that cannot be converted). Files
- * over 2 GiB need a 64-bit long. */
+ * over 2 GiB need a 64-bit long.
+ * torch: torch.load, nn.Module.load_state_dict, dist.checkpoint.load */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
 /* Loads as tsh_load does, with options: a prefix, such as that of one block in the file of a whole
  * model; other names; strict dtypes (TSH_ERR_DTYPE). desc NULL: tsh_load. Errors as in
@@ -152,7 +154,8 @@ TSH_API tsh_result tsh_writer_close(tsh_writer *writer, int keep);
  * returns a scalar, a function of the n inputs, which are leaves. Every element of every input is
  * checked, or `samples` elements of each (0: all). eps: the step; 0: 1e-2 in float, 1e-5 in double.
  * Collective over tp: an element of a replicated input is changed on all ranks at once, one of a
- * sharded input on its owner. */
+ * sharded input on its owner.
+ * torch: torch.autograd.gradcheck */
 typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
                              double eps, int64_t samples);
@@ -189,12 +192,14 @@ typedef struct tsh_trace_desc {
  * those that were started early. Each event has the path of the module it ran in, in backward, too.
  * Call it on every rank, else tsh_trace_end fails. Names of custom ops must stay valid until then.
  * Errors: TSH_ERR_STATE (a trace or profile runs already), TSH_ERR_ARGUMENT (neither or both of
- * path and print; no clock). Without a trace, an op costs two well-predicted branches. */
+ * path and print; no clock). Without a trace, an op costs two well-predicted branches.
+ * torch: torch.profiler.profile */
 TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
 /* Ends the trace and writes one text for all ranks, with a row per rank, in Chrome's Trace Event
  * Format, which Perfetto opens (ui.perfetto.dev). Collective over the world: every other rank sends
  * to rank 0. Times of different hosts are those of their own clocks. After an error nothing is
- * written. Errors: TSH_ERR_STATE (no trace runs); TSH_ERR_IO on rank 0. */
+ * written. Errors: TSH_ERR_STATE (no trace runs); TSH_ERR_IO on rank 0.
+ * torch: torch.profiler.profile.export_chrome_trace */
 TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 /* Measures where the time and the memory of this rank go. on 1: starts; on 0: ends, and passes two
  * tables to the logger, one message per line. All figures are per step (from one tsh_step_end to
@@ -211,5 +216,6 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
  * Local: no collective runs. The environment variable TSHARD_PROFILE=1 does the same on rank 0 from
  * tsh_open to tsh_close, leaves out the first step if there are more, and writes to stderr if there
  * is no logger. Errors: TSH_ERR_ARGUMENT (no logger; no clock), TSH_ERR_STATE (a profile or a trace
- * runs already; none runs), TSH_ERR_MEMORY. */
+ * runs already; none runs), TSH_ERR_MEMORY.
+ * torch: torch.profiler.record_function */
 TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);

@@ -28,11 +28,14 @@ typedef struct tsh_layout {
     tsh_segment segment[TSH_MAX_SEGMENTS];
 } tsh_layout;
 
-/* Returns the layout R: replicated. */
+/* Returns the layout R: replicated.
+ * torch: dist.tensor.Replicate */
 TSH_API tsh_layout tsh_replicated(void);
-/* Returns the layout P: partial sums. */
+/* Returns the layout P: partial sums.
+ * torch: dist.tensor.Partial */
 TSH_API tsh_layout tsh_partial(void);
-/* Returns S(dim): one segment, units of one element. */
+/* Returns S(dim): one segment, units of one element.
+ * torch: dist.tensor.Shard */
 TSH_API tsh_layout tsh_sharded(int dim);
 /* Returns S(dim): one segment, divided into units of `unit` elements. */
 TSH_API tsh_layout tsh_shard_units(int dim, int64_t unit);

@@ -88,45 +88,57 @@ typedef struct tsh_param_desc {
 
 /* Returns the root of the module tree, which is made with the ctx. */
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx);
-/* Adds a container module below parent. The name must not contain a dot. */
+/* Adds a container module below parent. The name must not contain a dot.
+ * torch: nn.Module, nn.Module.add_module, nn.Sequential, nn.ModuleList, nn.ModuleDict */
 TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
                                    const tsh_module_desc *desc);
 /* Returns the module at a path below `module` ("h.0.attn"). If there is none: NULL, and an error
- * that lists similar names. */
+ * that lists similar names.
+ * torch: nn.Module.get_submodule */
 TSH_API tsh_module *tsh_find(tsh_module *module, const char *path);
 /* Returns the parameter with this name ("weight"), or at this path below module
- * ("h.0.attn.weight"). If there is none: NULL, and an error that lists the names. */
+ * ("h.0.attn.weight"). If there is none: NULL, and an error that lists the names.
+ * torch: nn.Module.get_parameter */
 TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path);
 /* Calls fn once for every parameter below module that this rank's pipeline stage holds, with its
- * path; a tied parameter has the path of the first module that owns it. */
+ * path; a tied parameter has the path of the first module that owns it.
+ * torch: nn.Module.parameters, nn.Module.named_parameters */
 TSH_API void tsh_each_param(tsh_module *module,
                             void (*fn)(const char *path, tsh_tensor *param, void *user),
                             void *user);
+/* Returns the ctx of a module; NULL: module is NULL. */
+TSH_API tsh_ctx *tsh_module_ctx(const tsh_module *module);
 /* Returns the path of a module from the root; "" for the root. */
 TSH_API const char *tsh_module_path(const tsh_module *module);
-/* Returns a child by its index from 0; NULL past the last. */
+/* Returns a child by its index from 0; NULL past the last.
+ * torch: nn.Module.children, nn.Module.named_children */
 TSH_API tsh_module *tsh_child(const tsh_module *module, int index);
 /* Ties a parameter: the parameter `name` of module becomes the same object as `source`, a parameter
  * of the same shape. Call it before tsh_optim_new, tsh_pipeline_new or tsh_cache_new uses the
  * replaced parameter; later it is TSH_ERR_STATE. */
 TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source);
 /* Allocates every parameter below module that has no memory yet and sets it to its initial values:
- * the same bits at every degree of tp. */
+ * the same bits at every degree of tp.
+ * torch: nn.Module.to_empty */
 TSH_API tsh_result tsh_materialize(tsh_module *module);
 /* Sets every parameter below module to its initial values again, with the same bits as the first
  * time, and clears the gradients; tied parameters once. Call it between steps. torch's
- * reset_parameters. */
+ * reset_parameters.
+ * torch: nn.Linear.reset_parameters */
 TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
 /* Converts all floating parameters and buffers below module to a dtype, with or without memory, in
  * any layout; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are
  * computed in TSH_REAL and rounded, so converting before or after initialisation gives the same
  * bits. Gradients stay. Call it before tsh_optim_new. Errors, after which nothing is changed: the
- * dtype is not floating; a recorded op has used a parameter; an optimiser has one. */
+ * dtype is not floating; a recorded op has used a parameter; an optimiser has one.
+ * torch: nn.Module.to, nn.Module.float, nn.Module.half, nn.Module.bfloat16 */
 TSH_API tsh_result tsh_to(tsh_module *module, tsh_dtype dtype);
 /* Turns training mode on or off for module and all modules below; it is on at first. Dropout layers
- * drop values in training mode only. */
+ * drop values in training mode only.
+ * torch: nn.Module.train, nn.Module.eval */
 TSH_API void tsh_train(tsh_module *module, int on);
-/* Returns 1 if the module is in training mode, else 0. */
+/* Returns 1 if the module is in training mode, else 0.
+ * torch: nn.Module.training */
 TSH_API int tsh_training(const tsh_module *module);
 /* Turns activation checkpointing of a module on or off (off at first); torch.utils.checkpoint (Chen
  * et al. 2016). While it is on, forward keeps only the module's inputs and outputs, and backward
@@ -135,9 +147,11 @@ TSH_API int tsh_training(const tsh_module *module);
  * must depend only on its inputs and parameters, which must not change until backward; it takes at
  * most 16 tensors and must not call tsh_retain_grad; its collectives run twice. An input that the
  * output does not depend on gets a gradient of zeros. Without gradients, forward frees everything
- * but the outputs. */
+ * but the outputs.
+ * torch: torch.utils.checkpoint.checkpoint */
 TSH_API void tsh_checkpoint(tsh_module *module, int on);
-/* Calls tsh_zero_grad for every parameter below module; torch.nn.Module.zero_grad. */
+/* Calls tsh_zero_grad for every parameter below module; torch.nn.Module.zero_grad.
+ * torch: nn.Module.zero_grad, optim.Optimizer.zero_grad */
 TSH_API void tsh_zero_grads(tsh_module *module);
 
 /* Writes the state of the random numbers to `state` if its `size` bytes suffice, and returns the
@@ -145,36 +159,43 @@ TSH_API void tsh_zero_grads(tsh_module *module);
  * tsh_init_... draw the same bits again as after this call. The state is the same on every rank of
  * tp and consists of little-endian u64s: the magic "tshrng01", the number of modules, the seed, the
  * ctx's counts of draws and of dropout calls, and every module's count of dropout calls in the
- * order of the tree. */
+ * order of the tree.
+ * torch: torch.get_rng_state */
 TSH_API size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size);
 /* Restores a state that tsh_rng_state wrote, in a tree with the same number of modules. Any other
- * state is an error, and nothing is changed. */
+ * state is an error, and nothing is changed.
+ * torch: torch.set_rng_state */
 TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size);
 
 /* Adds a layer-norm layer (tsh_layer_norm) below parent, with parameters "weight" (dim), initially
  * 1, and "bias" (dim), initially 0. In plans, COLWISE shards both, for inputs S(-1); SEQUENCE
  * redistributes the input to S(seq). Of all layers: parameters get memory at the first forward or
- * by tsh_materialize; a layer that cannot be made leaves nothing in the tree. */
+ * by tsh_materialize; a layer that cannot be made leaves nothing in the tree.
+ * torch: nn.LayerNorm */
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc);
 /* Adds an RMS-norm layer (tsh_rms_norm_with), with a parameter "weight" (dim), initially 1 (0 with
- * .plus_one). Plans as for tsh_add_layer_norm. */
+ * .plus_one). Plans as for tsh_add_layer_norm.
+ * torch: nn.RMSNorm */
 TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc);
 /* Adds a dropout layer (tsh_dropout) with probability p, whose mask is keyed by the layer's path.
- * Outside training mode its forward returns the input. */
+ * Outside training mode its forward returns the input.
+ * torch: nn.Dropout */
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
 /* Adds a parameter without a layer, such as a class token: torch.nn.Parameter, or register_buffer
  * if .buffer is 1. desc NULL: all defaults. In the tree it is a child of module, of kind "param" or
  * "buffer", whose forward returns its input; tsh_param, optimisers and files know it by that
  * child's path ("h.0.scale"). In plans, ROWWISE shards its first dimension, COLWISE the last, PLAIN
- * none. NULL and an error: the module has that name already, or the layout is P or does not fit. */
+ * none. NULL and an error: the module has that name already, or the layout is P or does not fit.
+ * torch: nn.Parameter, nn.Buffer, nn.Module.register_parameter, nn.Module.register_buffer */
 TSH_API tsh_tensor *tsh_add_param(tsh_module *module, const char *name, tsh_shape shape,
                                   const tsh_param_desc *desc);
 /* Runs a module's forward on n inputs. A row-parallel linear or a sharded embedding returns R (by
  * one collective), or the output layout that a plan asks for. */
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
-/* Runs a module's forward on one input; see tsh_forward_n. */
+/* Runs a module's forward on one input; see tsh_forward_n.
+ * torch: nn.Module.forward, nn.Module.__call__ */
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
 /* Adds a residual and runs the module that follows, such as a norm: *x becomes tsh_add(*x, y), and
  * the forward of module on it is returned. After an error both are NULL. */
@@ -211,7 +232,8 @@ typedef struct tsh_plan_rule {
  * matches no module that supports its style; two rules for one purpose (inputs, parameters, output)
  * of one module; rules that give a tied parameter two layouts. Give a rule to each module that uses
  * a tied parameter: one without a rule is not checked.
- * torch.distributed.tensor.parallel.parallelize_module. */
+ * torch.distributed.tensor.parallel.parallelize_module.
+ * torch: dist.tensor.parallel.parallelize_module */
 TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count);
 /* Writes which modules each rule of a plan matches, and changes nothing. Errors as in
  * tsh_parallelize. */
@@ -228,7 +250,8 @@ TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
  * backward; with .input S(seq): one all-gather in forward, one reduce-scatter in backward. ROWWISE:
  * x S(-1), or R, which is sliced -> R, with one all-reduce in forward; with .output S(seq): one
  * reduce-scatter in forward, one all-gather in backward. Errors: sizes below 0, units that do not
- * fit, contradictions in the descriptor. */
+ * fit, contradictions in the descriptor.
+ * torch: nn.Linear */
 TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
                                    const tsh_linear_desc *desc);
 /* Adds a classifier, the last layer of a model: a linear layer whose weight may be tied to an
@@ -239,7 +262,8 @@ TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
 /* Adds an embedding layer, torch.nn.Embedding: ids (..) -> (.., dim), with a parameter "weight"
  * (count, dim); see tsh_embedding. The output is R: ROWWISE by one all-reduce in forward (with
  * .output S(seq): a reduce-scatter), COLWISE by one all-gather (with .output S(-1): no
- * collective). */
+ * collective).
+ * torch: nn.Embedding */
 TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc);
 
@@ -283,7 +307,8 @@ typedef struct tsh_attention_layer_desc {
  * ranks, k and v, or the fused layer, are whole on every rank, and query heads are sharded
  * anywhere. A plan may change its linear layers. While a tsh_cache is attached, x holds the
  * positions after those in the cache. With x R: one all-reduce in forward, one in backward. NULL
- * and an error: head counts that do not fit, or as in tsh_add_linear. */
+ * and an error: head counts that do not fit, or as in tsh_add_linear.
+ * torch: nn.MultiheadAttention */
 TSH_API tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
                                       const tsh_attention_layer_desc *desc);
 
@@ -316,7 +341,8 @@ TSH_API tsh_module *tsh_add_mlp(tsh_module *parent, const char *name, const tsh_
  * would. Only without gradients (tsh_no_grad_begin). dtype: of the cache; 0: tsh_desc.dtype. Shard
  * the model first. NULL and an error: there is no such layer, one has a cache already, batch or
  * length is below 1. A forward that does not fit into the cache is TSH_ERR_SHAPE. Freed with the
- * ctx. No collective. */
+ * ctx. No collective.
+ * torch: transformers.StaticCache, transformers.DynamicCache */
 TSH_API tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, int64_t length,
                                  tsh_dtype dtype);
 /* Detaches the cache from its layers and frees it; does nothing if cache is NULL. */

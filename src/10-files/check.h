@@ -10,10 +10,12 @@
 
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     if (!tshi_tensor_check_in(ctx, "tsh_hash", t)) return 0;
-    if (t->layout.kind == TSH_PARTIAL && !(t = tsh_redistribute(t, tsh_replicated()))) return 0;
-    uint64_t hash = tshi_hash_part(t);
-    if (t->layout.kind == TSH_SHARDED)
+    tshi_comm_set_caller(ctx, TSHI_CALLER_HASH);
+    if (t->layout.kind == TSH_PARTIAL) t = tsh_redistribute(t, tsh_replicated());
+    uint64_t hash = t ? tshi_hash_part(t) : 0;
+    if (t && t->layout.kind == TSH_SHARDED)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &hash, 1, TSH_I64, TSH_SUM), "tsh_hash");
+    tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     return hash;
 }
 
@@ -189,11 +191,14 @@ static void tshi_check_models(tsh_ctx *ctx) {
 TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     if (!ctx || !tsh_ok(ctx)) return 0;
+    tshi_comm_set_caller(ctx, TSHI_CALLER_CHECK);
     tshi_check_models(ctx);
-    if (!tsh_ok(ctx)) return 0;
-    tshi_check_axes(module, 0);
-    if (ctx->pipeline && ctx->pipeline->ties) tshi_check_axes(module, 1);
-    tshi_check_agree(ctx);
+    if (tsh_ok(ctx)) {
+        tshi_check_axes(module, 0);
+        if (ctx->pipeline && ctx->pipeline->ties) tshi_check_axes(module, 1);
+        tshi_check_agree(ctx);
+    }
+    tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     return ctx->error.code == TSH_OK;
 }
 

@@ -404,6 +404,7 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim, desc);
+    tshi_comm_set_caller(ctx, TSHI_CALLER_SAVE);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: lists and checks */
     if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
@@ -415,6 +416,7 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
         tshi_file_close(&io.writer);
         (void)tshi_io_agree(&io);
     }
+    tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     tshi_io_end(&io);
     return ctx->error.code;
 }

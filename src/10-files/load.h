@@ -264,7 +264,9 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
     tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
     io.broadcast = shares;
     if (ctx->error.code == TSH_OK && !(shares && ctx->world.rank > 0)) tshi_load_find_files(&io);
+    tshi_comm_set_caller(ctx, TSHI_CALLER_LOAD);
     (void)tshi_load_all(&io);
+    tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     tshi_io_end(&io);
     return ctx->error.code;
 }

@@ -463,6 +463,7 @@ struct tsh_ctx {
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */
+    tsh_place place; /* where the program calls the library, for errors; file NULL: not known */
     unsigned warned; /* bit mask of the warnings that the logger got: TSHI_WARN_... */
     int steps;       /* optimiser steps since the last tsh_step_end or tsh_scope_end */
     int64_t held;    /* number of step tensors when `steps` was TSHI_WARN_STEPS / 2 */

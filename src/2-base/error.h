@@ -138,7 +138,19 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     va_end(list);
     tshi_base_quote(ctx->error.message);
     tshi_error_place(ctx);
+    if (ctx->place.file)
+        tsh_text_add(ctx->error.message, sizeof ctx->error.message, " (%s:%d)", ctx->place.file,
+                     ctx->place.line);
     return code;
+}
+
+TSH_API tsh_place tsh_set_place(tsh_ctx *ctx, const char *file, int line) {
+    static const tsh_place none = {NULL, 0};
+    const tsh_place before = ctx ? ctx->place : none;
+    if (!ctx) return none;
+    ctx->place.file = file;
+    ctx->place.line = line;
+    return before;
 }
 
 /* tshi_error_null and tshi_error_zero call tsh_fail with their arguments; their values are NULL, as

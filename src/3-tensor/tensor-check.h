@@ -88,6 +88,23 @@ static TSHI_COLD char *tshi_tensor_argument(const char *names, int i, char *text
     return text;
 }
 
+/* Records in ctx that a tensor of another ctx was given to op. name: what op calls the tensor.
+ * other: the tensor's ctx. Returns NULL. */
+static TSHI_COLD tsh_ctx *tshi_tensor_refuse_ctx(tsh_ctx *ctx, const char *op, const char *name,
+                                                 const tsh_ctx *other) {
+    if (other->world.rank == ctx->world.rank)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "%s: %s belongs to another ctx; tsh_read and tsh_tensor_from copy values",
+                       op, name);
+    else
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "%s: %s belongs to the ctx of rank %d, not of rank %d: ranks share no "
+                       "tensors (is it kept in a variable that all ranks see?); a collective, such "
+                       "as tsh_broadcast, copies values from rank to rank",
+                       op, name, other->world.rank, ctx->world.rank);
+    return NULL;
+}
+
 /* Checks that an op's n inputs belong to one ctx and have values; initialises parameters on their
  * first use. names: the inputs' names for errors, in the form of tshi_tensor_argument. Returns the
  * ctx; NULL if the ctx has an error, from before or from these checks. */
@@ -100,12 +117,12 @@ static tsh_ctx *tshi_tensor_check_any(const char *op, const char *names, tsh_ten
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (ctx->trace) tshi_trace_open(ctx->trace, op);
     for (int i = 0; i < n && ctx->error.code == TSH_OK; i++) {
-        if (!in[i] || in[i]->ctx != ctx)
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: %s %s", op,
-                           tshi_tensor_argument(names, i, text),
-                           in[i] ? "belongs to another ctx; tsh_read and tsh_tensor_from copy "
-                                     "values"
-                                   : "is NULL");
+        if (!in[i])
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: %s is NULL", op,
+                           tshi_tensor_argument(names, i, text));
+        else if (in[i]->ctx != ctx)
+            (void)tshi_tensor_refuse_ctx(ctx, op, tshi_tensor_argument(names, i, text),
+                                         in[i]->ctx);
         else if (!in[i]->block)
             (void)tshi_init_materialize(in[i]);
         if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
@@ -143,8 +160,8 @@ static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor 
  * or belongs to another ctx, the error is recorded in the ctx that was passed. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
     if (t && t->ctx == ctx) return tshi_tensor_check_any(op, "t", &t, 1);
-    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
-                   t ? "belongs to another ctx" : "is NULL");
+    if (t && ctx) return tshi_tensor_refuse_ctx(ctx, op, "the tensor", t->ctx);
+    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor is NULL", op);
     return NULL;
 }
 

@@ -8,6 +8,20 @@ static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
     "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
     "send",       "receive",    "send-receive",   "barrier",   "split"};
 
+/* The public functions that all ranks must call and that programs are tempted to call on one rank
+ * alone: "if (rank == 0) tsh_save(...)". Errors name them, see tsh_comm.caller. */
+typedef enum tshi_coll_caller {
+    TSHI_CALLER_NONE, /* any other function */
+    TSHI_CALLER_SAVE,
+    TSHI_CALLER_LOAD,
+    TSHI_CALLER_READ,
+    TSHI_CALLER_HASH,
+    TSHI_CALLER_CHECK,
+    TSHI_CALLERS
+} tshi_coll_caller;
+static const char *const tshi_coll_callers[TSHI_CALLERS] = {
+    "", "tsh_save", "tsh_load", "tsh_read", "tsh_hash", "tsh_check_replicas"};
+
 /* Position of the lowest bit of the top byte of a group's id. This byte is 't', 'd' or 'p' for a
  * group of tp, dp or pp, else 0. */
 enum { TSHI_COLL_AXIS = 56 };

@@ -69,7 +69,7 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
 
 /* What tsh_world(NULL), tsh_tp(NULL), ... return: a group of one that refuses calls. It is const,
  * so no function may write to it. */
-static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
+static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, 0, {{0}, {0}}, NULL, NULL};
 
 /* Returns 1 if comm is open. A comm of zeros, size 0, is closed, or was returned by tsh_comm_split
  * for color -1. */
@@ -131,6 +131,11 @@ static tsh_result tshi_comm_compare(tsh_comm *comm) {
     if (!ctx) return TSH_OK;
     comm->unchecked = NULL; /* before the comparison, which itself runs a collective on comm */
     return ctx->compare(comm, ctx);
+}
+
+/* Until the next call: errors of collectives of ctx say that this function runs them. */
+static void tshi_comm_set_caller(tsh_ctx *ctx, tshi_coll_caller caller) {
+    ctx->world.caller = ctx->tp.caller = ctx->dp.caller = ctx->pp.caller = (int)caller;
 }
 
 /* Runs a blocking collective, after a comparison of the models if one is due. */
@@ -252,6 +257,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     /* 1: a collective between two ranks; the backend numbers these */
     pairwise = tshi_coll_pairwise(coll->kind);
     coll->seq = pairwise ? 0 : comm->next_seq; /* number of the collective in its group */
+    if (!pairwise) coll->tag = comm->caller ? comm->caller : -1; /* for tshb_coll_text */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;

@@ -226,9 +226,11 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
 /* Fails unless the loss is one replicated value of this ctx that requires a gradient. */
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     char text[TSHI_TEXT_SIZE];
-    if (!loss || loss->ctx != ctx)
-        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is %s",
-                        loss ? "of another ctx" : "NULL");
+    if (!loss) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is NULL");
+    if (loss->ctx != ctx) {
+        (void)tshi_tensor_refuse_ctx(ctx, "tsh_backward", "the loss", loss->ctx);
+        return ctx->error.code;
+    }
     if (loss->layout.kind != TSH_REPLICATED)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
                         "tsh_backward: the loss is %s over %d ranks; complete it first: "

@@ -74,8 +74,7 @@ static int tshi_custom_inputs(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                desc->name, desc->outputs, TSH_MAX_OUTPUTS);
     if (!tshi_tensor_check(desc->name, "in[]", in, n)) return 0;
     if (in[0]->ctx != ctx)
-        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "%s: in[0] belongs to another ctx",
-                               desc->name);
+        return tshi_tensor_refuse_ctx(ctx, desc->name, "in[0]", in[0]->ctx) != NULL;
     for (int i = 0; i < n; i++) {
         dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_op_copy(desc->name, in[i]);
         if (dense[i] && tshi_dtype_computes(in[i]->dtype)) dense[i] = tsh_cast(dense[i], TSH_REAL);

@@ -37,7 +37,9 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
         return TSH_OK;
     }
     if (!(values = tshi_kernel_packed(t, &scratch))) return ctx->error.code;
+    tshi_comm_set_caller(ctx, TSHI_CALLER_READ);
     (void)tshi_redistribute_move(t, &t->layout, &whole, t->dtype, values, out);
+    tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }

@@ -138,6 +138,10 @@ TSH_API TSHI_COLD void tsh_each_param(tsh_module *module,
     if (module && fn) tshi_module_params(module, 0, fn, user);
 }
 
+TSH_API tsh_ctx *tsh_module_ctx(const tsh_module *module) {
+    return module ? module->ctx : NULL;
+}
+
 TSH_API const char *tsh_module_path(const tsh_module *module) {
     return module ? module->path : "";
 }

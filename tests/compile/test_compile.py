@@ -306,12 +306,27 @@ def program_of_0_1_is_ported(folder):
     must([os.path.join(folder, "program")])
 
 
+def errors_name_the_line_of_the_call(folder):
+    """With backends/tshard_where.h, in C and C++, and not without TSHARD_WHERE."""
+    program = os.path.join(folder, "where")
+    for compiler in C, CXX:
+        library = objects([(compiler, "implementation.c", [])])
+        for flags in ["-DTSHARD_WHERE"], []:
+            must([compiler[0], "-o", program] + library
+                 + objects([(compiler, "where.c", flags)]) + ["-lm"])
+            must([program])
+    code, text = call(C + PLAIN + ["-DTSHARD_WHERE", "-fsyntax-only", "-x", "c", "-include",
+                                   os.path.join(HERE, "where.c"), "-DHEADER=\"../../tshard.h\"",
+                                   os.path.join(HERE, "implementation.c")])
+    check(code and "before backends/tshard_where.h" in text, "an implementation after it:", text)
+
+
 TESTS = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
          implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
          implementation_compiles_in_time, two_ranks_need_no_flag, two_ranks_in_cxx,
          inexact_arithmetic_is_an_error, tsh_open_finds_inexact_arithmetic,
          optimisers_change_no_bit, sanitizers_are_linked_where_they_are_compiled,
-         program_of_0_1_is_ported]
+         errors_name_the_line_of_the_call, program_of_0_1_is_ported]
 
 if __name__ == "__main__":
     sys.exit(run_tests("compile", TESTS))

@@ -121,7 +121,8 @@ def make_installs_and_uninstalls(folder):
     check("tshard-run is not installed: it needs libuv1-dev" in text, "without libuv:", text)
 
     text = make("shared", "install", prefix="/opt/tshard", destdir=folder)
-    expected += ["lib/libtshard.so", "lib/libtshard.so." + minor()]
+    expected += ["lib/libtshard.so", "lib/libtshard.so." + minor(),
+                 "share/gdb/auto-load/opt/tshard/lib/libtshard.so.%s-gdb.py" % minor()]
     if "tshard-run is not installed" not in text:
         expected.append("bin/tshard-run")
         code, usage = call([os.path.join(root, "bin", "tshard-run")])

@@ -104,8 +104,8 @@ def accuse(of, claim_of, code, rank, group=0, seq=0):
 
 
 def tell(of, rank, digest, kind=ALLREDUCE, counts=()):
-    return message(of, TELL, struct.pack("<QQBiQBBBqqiB", 1, 0, 3, rank, digest, kind, 1, 0, 7, 1,
-                                         -1, len(counts)) +
+    return message(of, TELL, struct.pack("<QQBiQBBBqqiiB", 1, 0, 3, rank, digest, kind, 1, 0, 7,
+                                         1, -1, -1, len(counts)) +
                    b"".join(struct.pack("<qq", *pair) for pair in counts))
 
 

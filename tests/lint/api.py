@@ -1,6 +1,10 @@
 """api.py - reads the public part of the headers: functions, types and macros, each with its
 comment, by topic. index.py and docs.py print it.
 
+The last lines of a function's comment may be "torch: F.mse_loss, nn.MSELoss": what PyTorch calls
+it. Of a comment on several functions, a name belongs to the one that ends like it (torch.add to
+tsh_add), else to the first.
+
 A topic begins with a comment "/* -- name ---...", else with a section's banner; text after the
 dashes is about the whole topic. A comment belongs to the declarations below it up to an empty line
 or another comment; one at the end of a declaration's line belongs to that declaration alone.
@@ -23,11 +27,36 @@ TOKEN = re.compile(r"""(?P<comment>/\*.*?\*/) | (?P<wrap>extern\ "C"\ \{|^\}$)
 
 class Item:
     """kind: function, type or macro; text: as the header has it; doc: what its comment says, or,
-    with own 0, the heading of its topic; section: the header's; heading: what that says."""
+    with own 0, the heading of its topic; section: the header's; heading: what that says; torch:
+    PyTorch's names."""
 
     def __init__(self, kind, name, text, doc, own, header, section, topic, heading):
-        self.kind, self.name, self.text, self.doc, self.own = kind, name, text, doc, own
+        self.kind, self.name, self.text, self.own = kind, name, text, own
         self.header, self.section, self.topic, self.heading = header, section, topic, heading
+        self.doc, self.torch = without_torch(doc)
+
+
+def without_torch(doc):
+    """(doc without its line "torch: ...", the names of that line)."""
+    parts = re.split(r"(?:^|\n)torch: ", doc)
+    if len(parts) == 1:
+        return doc, []
+    return parts[0].strip(), [name.strip() for name in " ".join(parts[1:]).split(",")]
+
+
+def share_torch(items):
+    """Gives each name of a comment on several functions to one of them."""
+    functions = [item for item in items if item.kind == "function"]
+    if len(items) < 2 or not functions:
+        return
+    names = functions[0].torch
+    for item in items:
+        item.torch = []
+    for name in names:
+        last = re.sub(r"_$", "", name.split(".")[-1]).lower()
+        best = [item for item in functions if item.name == "tsh_" + last] or [
+            item for item in functions if item.name.endswith("_" + last)] or functions
+        best[0].torch.append(name)
 
 
 def plain(comment):
@@ -78,6 +107,7 @@ def sections(text):
 def read_section(header, name, says, text):
     """The items of a section, in order."""
     topic, heading, doc, own, at, last = re.sub("-api$", "", name), "", "", 0, 0, None
+    group, found = [], []  # group: the items that the last comment is about
     while at < len(text):
         match = TOKEN.match(text, at)
         if match["code"]:
@@ -89,12 +119,18 @@ def read_section(header, name, says, text):
             kind = ("macro", macro[1]) if macro else None
         else:
             kind, end = None, match.end()
+            after = match["comment"] and last and "\n" not in text[last[0]:at]
+            if (match["comment"] and not after) or match["empty"]:
+                share_torch(group)
+                group = []
             if match["comment"] and TOPIC.match(match[0]):
                 topic = TOPIC.match(match[0])[1]
                 heading = doc = topic_says(match[0])
                 own = 0
-            elif match["comment"] and last and "\n" not in text[last[0]:at]:
-                last[1].doc, last[1].own = plain(match[0]), 1
+            elif after:  # about the declaration before it alone
+                last[1].doc, last[1].torch = without_torch(plain(match[0]))
+                last[1].own = 1
+                group = [item for item in group if item is not last[1]]
             elif match["comment"]:
                 doc, own = plain(match[0]), 1
             elif match["empty"]:
@@ -102,8 +138,11 @@ def read_section(header, name, says, text):
         if kind:
             item = Item(*kind, code, doc, own, header, name, topic, heading)
             last = (end, item)
-            yield item
+            found.append(item)
+            group += [item] if own else []
         at = end
+    share_torch(group)
+    return found
 
 
 def read(top=TOP):

@@ -3,8 +3,10 @@
 
     docs.py [FILE]      build/docs/index.html by default
 
-All of it comes from the headers (api.py). The page is one file: nothing is loaded from elsewhere.
-It can be read without JavaScript, which only the search needs; #q=WORDS in its address searches.
+All of it comes from the headers (api.py), and what helps those who know PyTorch from two pages of
+examples/: RECIPES.md, each recipe an entry, and the table of FROM_PYTORCH.md, whose names find our
+functions. The page is one file: nothing is loaded from elsewhere. It can be read without
+JavaScript, which only the search needs; #q=WORDS in its address searches.
 """
 
 import html
@@ -55,7 +57,8 @@ section.entry { margin: 1.3rem 0; } section.entry:target h3 { background: var(--
   header b, .searching nav { display: none; } }
 """
 
-# Entries with all words of the query stay, those first in the list whose name has them.
+# Entries with all words of the query stay; first in the list are those whose name has them, then
+# those that PyTorch calls so.
 SCRIPT = """
 (function () {
   var box = document.getElementById("search"), found = document.getElementById("found");
@@ -67,11 +70,13 @@ SCRIPT = """
     return words.every(function (word) { return text.indexOf(word) >= 0; });
   }
   function search() {
-    var words = box.value.toLowerCase().split(/\\s+/).filter(Boolean), names = [], others = [];
+    var words = box.value.toLowerCase().split(/\\s+/).filter(Boolean);
+    var names = [], torch = [], others = [];
     entries.forEach(function (entry, i) {
       entry.hidden = !has(texts[i], words);
       if (!entry.hidden && words.length)
-        (has(entry.dataset.name.toLowerCase(), words) ? names : others).push(entry);
+        (has(entry.dataset.name.toLowerCase(), words) ? names :
+         has(entry.dataset.torch.toLowerCase(), words) ? torch : others).push(entry);
     });
     groups.forEach(function (group) {
       group.hidden = words.length > 0 && !group.querySelector("section.entry:not([hidden])");
@@ -80,14 +85,14 @@ SCRIPT = """
     hits.hidden = !words.length;
     document.body.classList.toggle("searching", words.length > 0);
     hits.textContent = "";
-    names.concat(others).slice(0, 40).forEach(function (entry) {
+    names.concat(torch, others).slice(0, 40).forEach(function (entry) {
       var link = document.createElement("a"), line = document.createElement("div");
       link.href = "#" + entry.id;
       link.textContent = entry.dataset.name;
       line.appendChild(link);
       hits.appendChild(line);
     });
-    found.textContent = words.length ? names.length + others.length + " found" : "";
+    found.textContent = words.length ? names.length + torch.length + others.length + " found" : "";
   }
   function read() {
     var query = /^#q=(.*)$/.exec(location.hash);
@@ -123,6 +128,49 @@ class Page:
                 for name in re.findall(r"\bTSH_[A-Z0-9_]+\b", item.text):
                     self.place.setdefault(name, item.name)
         self.place.update((item.name, item.name) for item in self.items)
+        self.add_torch()
+
+    def page(self, name):
+        """The text of a page of examples/."""
+        with open(os.path.join(self.top, "examples", name), encoding="utf-8") as file:
+            return file.read()
+
+    def add_torch(self):
+        """Gives the first function of a row of FROM_PYTORCH.md's table its name in PyTorch."""
+        named = {item.name: item for item in self.items}
+        for torch, ours in re.findall(r"^\| `([\w.]+)` \|(?: [\d,]+ \|)? (.*) \|$",
+                                      self.page("FROM_PYTORCH.md"), re.M):
+            first = re.match(r"`(tsh_\w+)", ours)
+            item = named.get(first[1]) if first else None
+            if first and not item:  # the first of several functions, as tsh_sampler_new
+                item = next((i for i in self.items if i.kind == "function" and
+                             i.name.startswith(first[1] + "_")), None)
+            if item and torch not in item.torch:
+                item.torch.append(torch)
+
+    def recipes(self):
+        """(title, id, HTML) of each recipe of RECIPES.md."""
+        parts = re.split(r"^## (.*)\n", self.page("RECIPES.md"), flags=re.M)
+        for title, text in zip(parts[1::2], parts[2::2]):
+            place = "recipe-" + re.sub(r"\W+", "-", title.lower()).strip("-")
+            body = ""
+            for kind, block in self.blocks(text):
+                if block.strip():
+                    body += "<pre>%s</pre>\n" % self.linked(block) if kind else self.prose(block)
+            plain = re.sub(r"`", "", title)
+            yield plain, place, ('<section class="entry" id="%s" data-name="%s" data-torch="">\n'
+                                 '<h3><a href="#%s">%s</a> <small>recipe</small></h3>\n%s'
+                                 '</section>\n' % (place, html.escape(plain), place,
+                                                  html.escape(plain), body))
+
+    @staticmethod
+    def blocks(text):
+        """(language, code) of fenced blocks, ("", text) of what stands between them."""
+        parts = re.split(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S)
+        yield "", parts[0]
+        for i in range(1, len(parts), 3):
+            yield parts[i], parts[i + 1]
+            yield "", parts[i + 2]
 
     def linked(self, text, here=""):
         """Text as HTML, where every public name but `here` leads to what is said of it."""
@@ -166,10 +214,13 @@ class Page:
     def entry(self, item):
         """The section of a function, type or macro."""
         says = self.prose(item.doc, item.name) if item.doc else ""
-        return ('<section class="entry" id="%s" data-name="%s">\n<h3><a href="#%s">%s</a> '
-                '<small>%s</small></h3>\n<pre>%s</pre>\n%s</section>\n'
-                % (item.name, item.name, item.name, item.name, KINDS[item.kind],
-                   self.linked(item.text, item.name), says))
+        if item.torch:
+            says += "\n<p>torch: %s</p>" % ", ".join("<code>%s</code>" % html.escape(name)
+                                                     for name in item.torch)
+        return ('<section class="entry" id="%s" data-name="%s" data-torch="%s">\n'
+                '<h3><a href="#%s">%s</a> <small>%s</small></h3>\n<pre>%s</pre>\n%s</section>\n'
+                % (item.name, item.name, html.escape(" ".join(item.torch)), item.name, item.name,
+                   KINDS[item.kind], self.linked(item.text, item.name), says))
 
     def groups(self):
         """(title, id, [HTML of entries]) of manuals and topics, in the order of the headers."""
@@ -177,7 +228,8 @@ class Page:
             name, entries = os.path.basename(header), []
             for number, (title, text) in enumerate(self.chapters(header)):
                 place = "%s-%d" % (name.replace(".h", ""), number)
-                entries.append((place, title, '<section class="entry" id="%s" data-name="%s">\n'
+                entries.append((place, title,
+                                '<section class="entry" id="%s" data-name="%s" data-torch="">\n'
                                 '<h3>%s</h3>\n%s</section>\n'
                                 % (place, html.escape(title), html.escape(title),
                                    self.prose(text))))
@@ -192,6 +244,10 @@ class Page:
                 yield (title, "topic-%s-%s" % (section, topic.replace(" ", "-")),
                        self.prose(heading) if heading else "",
                        [(item.name, item.name, self.entry(item)) for item in items])
+
+        recipes = list(self.recipes())
+        yield ("Recipes for what PyTorch has", "recipes", "",
+               [(place, title, text) for title, place, text in recipes])
 
     def write(self):
         nav, main = [], []

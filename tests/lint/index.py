@@ -16,8 +16,9 @@ PAGE = "examples/API.md"
 HEAD = """# Public functions
 
 Made from the headers by `python3 tests/lint/index.py --write`; `make lint` checks that it is up to
-date. Each line is the first sentence of what the header says there. `make docs` writes all of it,
-with types and macros, into build/docs/index.html.
+date. Each line is the first sentence of what the header says there, and PyTorch's names (F is
+torch.nn.functional, nn torch.nn, dist torch.distributed). `make docs` writes all of it, with types
+and macros, into build/docs/index.html, which finds functions by PyTorch's names, too.
 """
 
 
@@ -37,6 +38,7 @@ def text(top=api.TOP):
             before = ""
         says = api.summary(item)
         line = "- `%s`%s" % (api.call_form(item), ": " + says if says not in ("", before) else "")
+        line += " torch: %s" % ", ".join("`%s`" % name for name in item.torch) if item.torch else ""
         lines.append(textwrap.fill(line, 100, subsequent_indent="  ", break_long_words=False,
                                    break_on_hyphens=False))
         before = says

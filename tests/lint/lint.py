@@ -28,6 +28,7 @@ import calls
 import dtypes
 import floors
 import index
+import where
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(HERE)), "src"))
 import commands
 import join
@@ -283,6 +284,35 @@ def check_public(headers, tests):
                 report(source.path, line, "%s is named in no test" % name)
 
 
+# ---- PyTorch's names ---------------------------------------------------------
+
+# Modules, and what they are called for short: F is torch.nn.functional, dist torch.distributed.
+TORCH = re.compile(r"(torch|nn|F|optim|Tensor|dist|transformers|peft)(\.\w+)+$")
+TORCH_LINE = re.compile(r"^(?:/\*| \*) torch: ((?:[^*]|\*(?!/))*)(\*/)?", re.M)
+# Names that stand at several functions, and why.
+TORCH_TWICE = {}
+
+
+def check_torch(source):
+    """The last lines of a comment may be "torch: F.mse_loss, nn.MSELoss", each name once."""
+    text = source.text.split(api.END)[0]
+    for match in TORCH_LINE.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        names = re.sub(r"\n \*", " ", match[1])
+        for name in names.split(","):
+            if not TORCH.match(name.strip()):
+                report(source.path, line, "torch: \"%s\" is no name, as F.mse_loss or nn.MSELoss "
+                       "are; such lines end a comment" % name.strip())
+    first = {}
+    for item in api.read(TOP)[0]:
+        for name in item.torch:
+            at = text.count("\n", 0, max(text.find(item.text), 0)) + 1
+            if first.setdefault(name, item.name) != item.name and name not in TORCH_TWICE:
+                report(source.path, at, "torch: %s is %s and %s" % (name, first[name], item.name))
+            if item.torch.count(name) > 1:
+                report(source.path, at, "torch: %s stands twice at %s" % (name, item.name))
+
+
 # ---- what the compiler sees --------------------------------------------------
 
 
@@ -390,7 +420,8 @@ def main():
     for source in headers + programs + [Source(path) for path in sorted(texts)]:
         check_columns(source)
     check_public(headers, tests)
-    for page in (index, calls):
+    check_torch(headers[0])
+    for page in (index, calls, where):
         if not api.is_current(page.PAGE, page.text(TOP), TOP):
             report(os.path.join(TOP, page.PAGE), 1,
                    "out of date: tests/lint/%s.py --write" % page.__name__)

@@ -391,6 +391,27 @@ static void test_message_mismatch(void **state) {
     assert_verdict(3, TSH_ERR_MISMATCH, 2);
 }
 
+/* Errors name the public function that runs the collectives of a group: tsh_save of rank 0 here, as
+ * in "if (rank == 0) tsh_save(...)". */
+static void caller_rank(job *j) {
+    int64_t x[3] = {0};
+    j->comm.caller = j->rank == 0; /* TSHI_CALLER_SAVE */
+    if (j->rank == 0)
+        CHECK(tsh_allreduce(&j->comm, x, 3, TSH_I64, TSH_MAX) == TSH_ERR_MISMATCH);
+    else
+        CHECK(tsh_barrier(&j->comm) == TSH_ERR_MISMATCH || job_over_tcp(j));
+    (void)job_verdict(j);
+}
+
+static void test_caller(void **state) {
+    (void)state;
+    if (elsewhere(2)) return;
+    world_run(2, caller_rank, NULL);
+    assert_string_equal(jobs[0].verdict.message,
+                        "rank 1 called barrier where rank 0 called tsh_save, which all ranks must "
+                        "call: all-reduce of 3 i64 (max) (collective 0 of world)");
+}
+
 /* The user's number is the rank that leaves. */
 static void leave_rank(job *j) {
     int odd = *(const int *)j->user;
@@ -705,7 +726,7 @@ static void test_short_error(void **state) {
         cmocka_unit_test(test_self), cmocka_unit_test(test_split),                                 \
         cmocka_unit_test(test_mismatch), cmocka_unit_test(test_tie),                               \
         cmocka_unit_test(test_message_mismatch), cmocka_unit_test(test_leave),                     \
-        cmocka_unit_test(test_named_groups),                                                       \
+        cmocka_unit_test(test_named_groups), cmocka_unit_test(test_caller),                        \
         cmocka_unit_test(test_careless_close), cmocka_unit_test(test_abort),                       \
         cmocka_unit_test(test_abort_from_thread), cmocka_unit_test(test_timeout),                  \
         cmocka_unit_test(test_circle), cmocka_unit_test(test_waits_for_itself),                    \
