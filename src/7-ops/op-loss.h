@@ -371,8 +371,9 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
 
 /* -- forward: targets, sums, row losses ------------------------------------- */
 
-/* Reports that target y, of local row i, is out of range. */
-static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
+/* Reports that target y, of local row i, is out of range. op: the name of the public function. */
+static void tshi_loss_outside(const char *op, const tsh_tensor *target, int64_t y, int64_t i,
+                              int64_t classes) {
     int64_t row = 0, size = 1; /* row: the row's global index; size: rows per index of dim d */
     for (int d = target->ndim - 1; d >= 0; d--) {
         row += tshi_tensor_global(target, d, i % target->local[d]) * size;
@@ -380,18 +381,22 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, in
         size *= target->dim[d];
     }
     (void)tsh_fail(target->ctx, TSH_ERR_ARGUMENT,
-                   "tsh_cross_entropy: target %lld at row %lld is outside [0, %lld); to leave such "
-                   "rows out: .ignore = 1, .ignore_index = %lld",
-                   (long long)y, (long long)row, (long long)classes, (long long)y);
+                   "%s: target %lld at row %lld is outside [0, %lld); to leave such rows out: "
+                   ".ignore = 1, .ignore_index = %lld",
+                   op, (long long)y, (long long)row, (long long)classes, (long long)y);
+}
+
+/* Returns element y of the class weights on this rank. */
+static tsh_real tshi_loss_class_weight(const tsh_tensor *weight, int64_t y) {
+    return TSHI_R(tshi_dtype_get(weight->dtype, tshi_tensor_at(weight), y * weight->stride[0]));
 }
 
 /* For class indices: fills in loss->local, and loss->own with the weight of each row's class, or 0
- * if only another rank has this weight. An index out of range is an error. */
-static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
+ * if only another rank has this weight. An index out of range is an error, of the function op. */
+static void tshi_loss_targets(const char *op, tsh_tensor *const *in, const tshi_loss *loss) {
     const tsh_tensor *x = in[0], *target = in[1], *w = in[2], *given = loss->desc.weight;
     /* the weights of all classes, shape (V); NULL: there are none, or this rank has only a shard */
-    const tsh_real *all = w && given->layout.kind == TSH_REPLICATED ? tshi_tensor_values(given)
-                                                                    : NULL;
+    const tsh_tensor *all = w && given->layout.kind == TSH_REPLICATED ? given : NULL;
     const int64_t n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
     tshi_block *scratch;
     const void *values = tshi_kernel_packed(target, &scratch); /* class indices, shape (n) */
@@ -401,14 +406,14 @@ static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
         loss->own[i] = 0;
         if (y == (loss->desc.ignore ? loss->desc.ignore_index : -100)) continue;
         if (y < 0 || y >= classes) {
-            tshi_loss_outside(target, y, i, classes);
+            tshi_loss_outside(op, target, y, i, classes);
             continue;
         }
         loss->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* or TSHI_TARGET_ELSEWHERE */
         if (!w || all)
-            loss->own[i] = all ? all[y * given->stride[0]] : TSHI_R(1);
+            loss->own[i] = all ? tshi_loss_class_weight(all, y) : TSHI_R(1);
         else if (loss->local[i] >= 0)
-            loss->own[i] = tshi_tensor_values(w)[loss->local[i]];
+            loss->own[i] = tshi_loss_class_weight(w, loss->local[i]);
     }
     tshi_mem_release(x->ctx, scratch);
 }
@@ -533,7 +538,7 @@ static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *
     tshi_block *converted[3] = {NULL, NULL, NULL}; /* logits, target, weight as tsh_real, or NULL */
     tshi_operand x[TSHI_LOSS_OPERANDS];
     for (int64_t i = 0; i < loss->rows; i++) loss->local[i] = TSHI_TARGET_ELSEWHERE;
-    if (!loss->probs) tshi_loss_targets(in, loss);
+    if (!loss->probs) tshi_loss_targets("tsh_cross_entropy", in, loss);
     if (ctx->error.code == TSH_OK && tshi_loss_inputs(in, loss, x, converted))
         tshi_loss_rows(ctx, loss, x, sums, losses);
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, converted[i]);
