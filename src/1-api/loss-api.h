@@ -75,7 +75,8 @@ TSH_API tsh_tensor *tsh_kl_div(tsh_tensor *x, tsh_tensor *target, const tsh_loss
 /* Returns -weight[y] log_probs[.., y] for log-probabilities (.., V), as tsh_log_softmax gives them,
  * and classes y in the target (..), TSH_I32 or TSH_I64: a scalar, or (..) with TSH_REDUCE_NONE.
  * With .dim = 1: log_probs (V) or (N, V, d1, ..), target (N, d1, ..). A target outside [0, V) that
- * is not ignored is TSH_ERR_ARGUMENT, on every rank. The mean divides by the sum of the targets' weights.
+ * is not ignored is TSH_ERR_ARGUMENT, on every rank. The mean divides by the sum of the targets'
+ * weights.
  * tsh_cross_entropy of logits is tsh_nll_loss of their tsh_log_softmax, faster and in less memory.
  * Layouts are those of tsh_cross_entropy: if log_probs is R, the result is R; sharded along the
  * classes, with a target R: R, by one all-reduce of a number (two, if the weight is sharded as the

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>loss-element                              MARK: - loss-element (private) */
 /* Running the losses of loss-map: checks, parts, sums, backward.             */
-/* Needs: >>tape-leaf >>op-reduce >>redistribute >>loss-map.                  */
+/* Needs: >>op-reduce >>op-loss >>loss-map.                                   */
 /* ========================================================================== */
 
 /* A call of a loss, and the params of its node. */
@@ -215,8 +215,12 @@ static int tshi_loss_weight(const char *op, const char *name, const tsh_tensor *
     for (int d = 0; d < t->ndim && fits; d++)
         fits = t->dim[d] == 1 || t->dim[d] == x->dim[d + skip];
     if (!fits)
-        return tshi_error_zero(x->ctx, TSH_ERR_SHAPE, "%s: %s %s is not broadcast to x's shape %s",
-                               op, name, tshi_tensor_text(t, tw), tshi_tensor_text(x, tx));
+        return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
+                               "%s: %s %s is not broadcast to x's shape %s%s", op, name,
+                               tshi_tensor_text(t, tw), tshi_tensor_text(x, tx),
+                               t->ndim == 1 && x->ndim == 2 && t->dim[0] == x->dim[0]
+                                   ? "; of one number per row: tsh_unsqueeze(weight, -1)"
+                                   : "");
     own = x->layout.dim - skip; /* the dimension of t along which x is sharded */
     if (x->layout.kind != TSH_SHARDED || t->layout.kind != TSH_REPLICATED || own < 0 ||
         t->dim[own] == 1)
@@ -417,13 +421,6 @@ TSH_API tsh_tensor *tsh_smooth_l1_loss(tsh_tensor *x, tsh_tensor *target,
                            tshi_base_option(given.beta, 1));
 }
 
-/* Warns if x is the result of the op `name`, which the loss applies itself. */
-static void tshi_loss_warn_twice(const tsh_tensor *x, const char *name, const char *sentence) {
-    const tshi_node *node = x ? x->base->node : NULL;
-    if (node && x->ctx->error.code == TSH_OK && strcmp(node->op->name, name) == 0)
-        tshi_error_warn(x->ctx, TSHI_WARN_TWICE, sentence);
-}
-
 TSH_API tsh_tensor *tsh_binary_cross_entropy_with_logits(tsh_tensor *x, tsh_tensor *target,
                                                          const tsh_loss_desc *desc) {
     const tsh_loss_desc given = tshi_loss_options_of(desc);
@@ -435,6 +432,9 @@ TSH_API tsh_tensor *tsh_binary_cross_entropy_with_logits(tsh_tensor *x, tsh_tens
 
 TSH_API tsh_tensor *tsh_kl_div(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc) {
     const tsh_loss_desc given = tshi_loss_options_of(desc);
+    tshi_loss_warn_twice(x, "tsh_softmax",
+                         "tsh_kl_div: x is the result of tsh_softmax, but this loss takes "
+                         "logarithms: tsh_log_softmax");
     return tshi_loss_apply(given.log_target ? &tshi_loss_kl_log_row : &tshi_loss_kl_row, x, target,
                            &given, 0);
 }

@@ -95,13 +95,13 @@ TSHI_INLINE tsh_real tshi_loss_smooth_derivative(tsh_real d, tsh_real c) {
 }
 
 /* Returns log(1 + y) for y from -1 on, also where 1 + y rounds: log(u) y / (u - 1), with u the
- * rounded 1 + y (Kahan). */
+ * rounded 1 + y (Kahan); y itself if u is 1. */
 TSHI_INLINE tsh_real tshi_loss_log1p(tsh_real y, int fused) {
-    const float u = tshi_math_round(1.0f + (float)y), less = u - 1.0f;
-    float ratio;
+    const float u = tshi_math_round(1.0f + (float)y);
+    const float ratio = (float)tshi_math_log(TSHI_R(u), fused) * ((float)y / (u - 1.0f));
     if (TSHI_DOUBLE) return TSHI_R(log1p((double)y));
-    ratio = (float)tshi_math_log(TSHI_R(u), fused) * ((float)y / less);
-    return less < 0 || less > 0 ? TSHI_R(ratio) : y; /* u is 1: log(1 + y) is y; NaN: y is NaN */
+    return TSHI_R(tshi_math_float(tshi_math_pick(
+        tshi_math_bits(u) == 0x3F800000u, tshi_math_bits((float)y), tshi_math_bits(ratio))));
 }
 
 /* Returns log sigmoid(x) = min(x, 0) - log(1 + e^-|x|). */

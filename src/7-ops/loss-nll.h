@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>loss-nll                                      MARK: - loss-nll (private) */
 /* The negative log-likelihood: of log-probabilities, by class.               */
-/* Needs: >>op-loss >>loss-element.                                           */
+/* Needs: >>loss-element.                                                     */
 /* ========================================================================== */
 
 /* Row i of the log-probabilities x (rows, V) has class y_i and weight w_i = weight[y_i], 0 if the
@@ -27,9 +27,10 @@ static int tshi_loss_nll_check(tsh_tensor *const *in, const tsh_cross_entropy_de
                                tshi_dtype_name(target->dtype));
     if (!tshi_loss_fits(x, target, axis))
         return tshi_error_zero(
-            x->ctx, TSH_ERR_SHAPE, "tsh_nll_loss: log_probs %s and target %s; takes %s",
+            x->ctx, TSH_ERR_SHAPE, "tsh_nll_loss: log_probs %s and target %s; takes %s%s",
             tshi_tensor_text(x, tx), tshi_tensor_text(target, tt),
-            ce->dim ? "(N, V, d1, ..) and (N, d1, ..) with .dim = 1" : "(.., V) and (..)");
+            ce->dim ? "(N, V, d1, ..) and (N, d1, ..) with .dim = 1" : "(.., V) and (..)",
+            tshi_loss_hint(x, target, ce->dim));
     if (weight && (weight->ndim != 1 || weight->dim[0] != x->dim[axis]))
         return tshi_error_zero(
             x->ctx, TSH_ERR_SHAPE, "tsh_nll_loss: log_probs %s have %lld classes, weight is %s",
@@ -161,8 +162,8 @@ TSH_API tsh_tensor *tsh_nll_loss(tsh_tensor *log_probs, tsh_tensor *target,
         !tshi_loss_nll_check(in, &ce))
         return NULL;
     tshi_loss_warn_twice(log_probs, "tsh_softmax",
-                         "tsh_nll_loss: log_probs is the result of tsh_softmax, not of "
-                         "tsh_log_softmax, whose logarithms this loss takes");
+                         "tsh_nll_loss: log_probs is the result of tsh_softmax, but this loss "
+                         "takes logarithms: tsh_log_softmax");
     if (!tshi_rule_run(op, in, 3, &ce, &output) || !tshi_loss_nll_plan(in, &ce, &loss)) return NULL;
     output.shape = tsh_shape_of(in[0]); /* shape (.., V) */
     output.shape.ndim = ce.reduction == TSH_REDUCE_NONE ? log_probs->ndim - 1 : 0;

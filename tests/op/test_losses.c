@@ -75,8 +75,9 @@ static tsh_tensor *call_case(tsh_ctx *ctx, const char *name, tsh_tensor **in) {
     tsh_loss_desc desc;
     int dim = -1;
     if (!strncmp(name, "cosine_", 7)) {
-        dim = !strcmp(name + 7, "first") || !strcmp(name + 7, "rows") ? 0
-              : !strcmp(name + 7, "middle") || !strcmp(name + 7, "single") ? 1 : -1;
+        dim = !strcmp(name + 7, "first") || !strcmp(name + 7, "rows")      ? 0
+              : !strcmp(name + 7, "middle") || !strcmp(name + 7, "single") ? 1
+                                                                           : -1;
         return tsh_cosine_similarity(in[0], in[1], dim, 0);
     }
     if (!loss) fail_msg("no loss is named as %s", name);
@@ -143,8 +144,9 @@ static tsh_tensor *grid(tsh_ctx *ctx, double low, double high, int salt) {
     tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 5), tsh_replicated());
     tsh_real *data = (tsh_real *)tsh_data(ctx, t);
     for (int64_t e = 0; e < 15; e++)
-        data[e] = (tsh_real)(low + (high - low) * ((double)((e * 7 + salt * 4) % 15) + 0.5 +
-                                                   0.25 * salt) / 16);
+        data[e] = (tsh_real)(low + (high - low) *
+                                       ((double)((e * 7 + salt * 4) % 15) + 0.5 + 0.25 * salt) /
+                                       16);
     return tsh_requires_grad(t, 1);
 }
 
@@ -260,7 +262,7 @@ static tsh_tensor *op_cosine(probe *p) {
 }
 
 /* Sums of up to 32 terms over ranks, in another order. */
-#define ROUNDING (sizeof(tsh_real) == 8 ? 1e-14 : 4e-6)
+#define ROUNDING             (sizeof(tsh_real) == 8 ? 1e-14 : 4e-6)
 #define SAME(arg, out, ...)  TRIAL(op_loss, arg, out, 0, TRIAL_COUNTED, __VA_ARGS__)
 #define CLOSE(arg, out, ...) TRIAL(op_loss, arg, out, ROUNDING, TRIAL_COUNTED, __VA_ARGS__)
 /* clang-format off */
@@ -418,14 +420,15 @@ static void an_input_may_be_both(void **state) {
     tsh_close(ctx);
 }
 
-/* 16-bit inputs are computed in tsh_real: the loss of the rounded inputs, and its exact gradient. */
+/* 16-bit inputs are computed in tsh_real: the loss of the rounded inputs, its exact gradient. */
 static void half_precision_is_rounded_once(void **state) {
     static const tsh_dtype dtypes[] = {TSH_BF16, TSH_F16};
     (void)state;
     for (int i = 0; i < COUNT(losses); i++)
         for (int k = 0; k < COUNT(dtypes) && !losses[i].probable; k++) {
             tsh_ctx *ctx = open_ctx();
-            tsh_tensor *in[2] = {long_leaf(ctx, 0, 90, dtypes[k]), long_leaf(ctx, 0, 91, dtypes[k])};
+            tsh_tensor *in[2] = {long_leaf(ctx, 0, 90, dtypes[k]),
+                                 long_leaf(ctx, 0, 91, dtypes[k])};
             tsh_tensor *wide[2] = {tsh_requires_grad(tsh_keep(tsh_cast(in[0], TSH_REAL)), 1),
                                    tsh_requires_grad(tsh_keep(tsh_cast(in[1], TSH_REAL)), 1)};
             tsh_tensor *y = losses[i].fn(in[0], in[1], &losses[i].desc);
@@ -434,7 +437,8 @@ static void half_precision_is_rounded_once(void **state) {
             assert_memory_equal(tsh_data(ctx, y), tsh_data(ctx, want), sizeof(tsh_real));
             assert_int_equal(tsh_backward(ctx, tsh_add(y, want)), TSH_OK);
             for (int e = 0; e < 2; e++)
-                assert_memory_equal(tsh_data(ctx, tsh_grad(in[e])), tsh_data(ctx, tsh_grad(wide[e])),
+                assert_memory_equal(tsh_data(ctx, tsh_grad(in[e])),
+                                    tsh_data(ctx, tsh_grad(wide[e])),
                                     (size_t)tsh_numel(in[e]) * sizeof(tsh_real));
             tsh_close(ctx);
         }
