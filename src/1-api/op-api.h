@@ -279,7 +279,14 @@ typedef struct tsh_attention_desc {
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
 
-typedef enum tsh_reduction { TSH_REDUCE_MEAN, TSH_REDUCE_SUM, TSH_REDUCE_NONE } tsh_reduction;
+/* What a loss does with the losses of its rows or elements. TSH_REDUCE_BATCHMEAN, only in
+ * tsh_kl_div: their sum divided by the length of dimension 0. */
+typedef enum tsh_reduction {
+    TSH_REDUCE_MEAN,
+    TSH_REDUCE_SUM,
+    TSH_REDUCE_NONE,
+    TSH_REDUCE_BATCHMEAN
+} tsh_reduction;
 typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
     int ignore;           /* 0: target -100 is ignored, as in torch; 1: target ignore_index is */

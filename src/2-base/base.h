@@ -298,6 +298,7 @@ enum {
     TSHI_LOGITS = 1, /* bits of the inputs logits, target, class weights: of cross-entropy */
     TSHI_TARGET = 2,
     TSHI_CLASS_WEIGHTS = 4,
+    TSHI_POS_WEIGHT = 8, /* of losses element by element: inputs x, target, weight, pos_weight */
     TSHI_OUT = 1 << 30
 };
 
@@ -430,7 +431,8 @@ enum {
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
     TSHI_WARN_LATE = 8,   /* a parameter was added after the optimiser was made */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
-    TSHI_WARN_OWNED = 32   /* each step leaves more owned tensors */
+    TSHI_WARN_OWNED = 32,  /* each step leaves more owned tensors */
+    TSHI_WARN_TWICE = 64   /* a loss is given probabilities, but computes them itself */
 };
 
 /* After how many steps two of the warnings are logged. */

@@ -469,3 +469,51 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
                                                           : tsh_partial();
     return 1;
 }
+
+/* Returns 1 if a weight, broadcast to x's shape, is laid out as a loss takes it: R, with length 1
+ * along the dimension along which x is sharded, or sharded as x is. */
+static int tshi_rule_loss_weight(const tsh_tensor *x, const tsh_tensor *w) {
+    /* own: the dimension of w along which x is sharded; negative: none */
+    const int own = x->layout.dim - (x->ndim - w->ndim);
+    if (x->layout.kind == TSH_REPLICATED || w->layout.kind != TSH_SHARDED)
+        return w->layout.kind == TSH_REPLICATED &&
+               (x->layout.kind == TSH_REPLICATED || own < 0 || w->dim[own] == 1);
+    return w->layout.dim == own && w->dim[own] == x->dim[x->layout.dim] &&
+           tshi_layout_same_shards(&x->layout, &w->layout, w->dim[own], x->ctx->tp.size);
+}
+
+/* Applies the rule of losses element by element: of x, a target of x's shape, and weights that are
+ * broadcast to it or NULL. If x and target are R, the output is R. If they are sharded alike, it is
+ * P, or sharded as they are if losses are not reduced. Weights are R or sharded as x; they get no
+ * gradient. *params: the tsh_loss_desc. */
+static int tshi_rule_loss(const tshi_call *call, tshi_output *output) {
+    const tsh_loss_desc *desc = (const tsh_loss_desc *)call->params;
+    const tsh_tensor *x = call->in[0], *target = call->in[1];
+    if (x->layout.kind == TSH_PARTIAL)
+        return tshi_rule_refuse_input(call, "is a partial sum, and the loss is not linear");
+    if (!tshi_layout_equal(&x->layout, &target->layout, x->dim, x->ctx->tp.size))
+        return tshi_rule_refuse(call, x, target,
+                                "the target is to be laid out as x: tsh_redistribute(target, "
+                                "tsh_layout_of(x))");
+    for (int i = 2; i < call->n; i++)
+        if (call->in[i] && !tshi_rule_loss_weight(x, call->in[i]))
+            return tshi_rule_refuse(call, x, call->in[i],
+                                    "a weight is to be replicated, or sharded as x: "
+                                    "tsh_redistribute(weight, tsh_replicated())");
+    if (x->layout.kind == TSH_SHARDED && desc->reduction != TSH_REDUCE_NONE)
+        output->layout = tsh_partial();
+    return 1;
+}
+
+/* Applies the rule of the cosine along the dimension to which params points, a dimension of the
+ * broadcast shape: that of an elementwise op that is not linear; but along that dimension the
+ * ranks' sums are all-reduced, so S along it gives R, and S along another one S. */
+static int tshi_rule_cosine(const tshi_call *call, tshi_output *output) {
+    const int axis = *(const int *)call->params;
+    if (!tshi_rule_nonlinear(call, output)) return 0;
+    if (output->layout.kind == TSH_SHARDED && output->layout.dim == axis)
+        output->layout = tsh_replicated();
+    else if (output->layout.kind == TSH_SHARDED && output->layout.dim > axis)
+        output->layout.dim--;
+    return 1;
+}

@@ -252,6 +252,13 @@ static void tshi_loss_backward(tshi_node *node) {
 
 /* -- checks of the inputs; which sums are needed ---------------------------- */
 
+/* Warns if x is the result of the op `name`, which the loss applies itself, or does not expect. */
+static void tshi_loss_warn_twice(const tsh_tensor *x, const char *name, const char *sentence) {
+    const tshi_node *node = x ? x->base->node : NULL;
+    if (node && x->ctx->error.code == TSH_OK && strcmp(node->op->name, name) == 0)
+        tshi_error_warn(x->ctx, TSHI_WARN_TWICE, sentence);
+}
+
 /* Checks the options. probs 1: the target is probabilities. Returns 0 after an error. */
 static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, int probs) {
     if ((unsigned)desc->reduction > (unsigned)TSH_REDUCE_NONE)
@@ -290,6 +297,33 @@ static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int axi
     return fits;
 }
 
+/* Returns what may be wrong with a target whose shape does not fit that of x, whose classes are
+ * where `dim` says: the end of an error's sentence, perhaps empty. */
+static TSHI_COLD const char *tshi_loss_hint(const tsh_tensor *x, const tsh_tensor *target,
+                                            int dim) {
+    const int probs = tshi_dtypes[target->dtype].floating, n = target->ndim;
+    const int axis = tshi_rule_classes(x, dim); /* the dimension of the classes */
+    /* same: the target has x's shape; rows: that of x without the classes; column: rows, and a last
+     * dimension of length 1; deep: x's shape without the last two dimensions, of V and 1 */
+    int same = n == x->ndim, rows = n == x->ndim - 1, column = same && n > 0;
+    int deep = n == x->ndim - 2 && !probs && x->dim[x->ndim - 1] == 1;
+    if (tshi_loss_fits(x, target, tshi_rule_classes(x, !dim)))
+        return dim ? "; if classes are last, as here, give .dim = 0"
+                   : "; if classes are in dimension 1, as here, give .dim = 1";
+    for (int d = 0; d < n; d++) {
+        if (same) same = target->dim[d] == x->dim[d];
+        if (rows) rows = target->dim[d] == x->dim[d + (d >= axis)];
+        if (column) column = target->dim[d] == (d < n - 1 ? x->dim[d + (d >= axis)] : 1);
+        if (deep) deep = target->dim[d] == x->dim[d];
+    }
+    if (column) return "; leave out the target's last dimension: tsh_squeeze(target, -1)";
+    if (deep) return "; leave out the first tensor's last dimension: tsh_squeeze(.., -1)";
+    if (probs && rows) return "; class indices are integers: tsh_cast(target, TSH_I64)";
+    return same && !probs ? "; a one-hot target is probabilities, for tsh_cross_entropy: "
+                            "tsh_cast(target, TSH_REAL)"
+                          : "";
+}
+
 /* Checks the shapes of the logits, the target and the class weights (V) or NULL. Returns 0 after an
  * error. */
 static int tshi_loss_shapes(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc) {
@@ -303,9 +337,7 @@ static int tshi_loss_shapes(tsh_tensor *const *in, const tsh_cross_entropy_desc 
                        desc->dim ? "with .dim = 1, takes (N, V, d1, ..) and integers (N, d1, ..), "
                                    "or probabilities of the logits' shape"
                                  : "takes (.., V) and integers (..), or probabilities (.., V)",
-                       !tshi_loss_fits(x, target, tshi_rule_classes(x, !desc->dim)) ? ""
-                       : desc->dim ? "; if classes are last, as here, give .dim = 0"
-                                   : "; if classes are in dimension 1, as here, give .dim = 1");
+                       tshi_loss_hint(x, target, desc->dim));
     else if (weight && tshi_tensor_check_floating("tsh_cross_entropy", "weight", &weight, 1) &&
              (weight->ndim != 1 || weight->dim[0] != x->dim[axis]))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
@@ -371,8 +403,9 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
 
 /* -- forward: targets, sums, row losses ------------------------------------- */
 
-/* Reports that target y, of local row i, is out of range. */
-static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
+/* Reports that target y, of local row i, is out of range. op: the name of the public function. */
+static void tshi_loss_outside(const char *op, const tsh_tensor *target, int64_t y, int64_t i,
+                              int64_t classes) {
     int64_t row = 0, size = 1; /* row: the row's global index; size: rows per index of dim d */
     for (int d = target->ndim - 1; d >= 0; d--) {
         row += tshi_tensor_global(target, d, i % target->local[d]) * size;
@@ -380,18 +413,23 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, in
         size *= target->dim[d];
     }
     (void)tsh_fail(target->ctx, TSH_ERR_ARGUMENT,
-                   "tsh_cross_entropy: target %lld at row %lld is outside [0, %lld); to leave such "
-                   "rows out: .ignore = 1, .ignore_index = %lld",
-                   (long long)y, (long long)row, (long long)classes, (long long)y);
+                   "%s: target %lld at row %lld is outside [0, %lld)%s; to leave such rows out: "
+                   ".ignore = 1, .ignore_index = %lld",
+                   op, (long long)y, (long long)row, (long long)classes,
+                   y == classes ? ": classes are counted from 0" : "", (long long)y);
+}
+
+/* Returns element y of the class weights on this rank. */
+static tsh_real tshi_loss_class_weight(const tsh_tensor *weight, int64_t y) {
+    return TSHI_R(tshi_dtype_get(weight->dtype, tshi_tensor_at(weight), y * weight->stride[0]));
 }
 
 /* For class indices: fills in loss->local, and loss->own with the weight of each row's class, or 0
- * if only another rank has this weight. An index out of range is an error. */
-static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
+ * if only another rank has this weight. An index out of range is an error, of the function op. */
+static void tshi_loss_targets(const char *op, tsh_tensor *const *in, const tshi_loss *loss) {
     const tsh_tensor *x = in[0], *target = in[1], *w = in[2], *given = loss->desc.weight;
     /* the weights of all classes, shape (V); NULL: there are none, or this rank has only a shard */
-    const tsh_real *all = w && given->layout.kind == TSH_REPLICATED ? tshi_tensor_values(given)
-                                                                    : NULL;
+    const tsh_tensor *all = w && given->layout.kind == TSH_REPLICATED ? given : NULL;
     const int64_t n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
     tshi_block *scratch;
     const void *values = tshi_kernel_packed(target, &scratch); /* class indices, shape (n) */
@@ -401,14 +439,14 @@ static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
         loss->own[i] = 0;
         if (y == (loss->desc.ignore ? loss->desc.ignore_index : -100)) continue;
         if (y < 0 || y >= classes) {
-            tshi_loss_outside(target, y, i, classes);
+            tshi_loss_outside(op, target, y, i, classes);
             continue;
         }
         loss->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* or TSHI_TARGET_ELSEWHERE */
         if (!w || all)
-            loss->own[i] = all ? all[y * given->stride[0]] : TSHI_R(1);
+            loss->own[i] = all ? tshi_loss_class_weight(all, y) : TSHI_R(1);
         else if (loss->local[i] >= 0)
-            loss->own[i] = tshi_tensor_values(w)[loss->local[i]];
+            loss->own[i] = tshi_loss_class_weight(w, loss->local[i]);
     }
     tshi_mem_release(x->ctx, scratch);
 }
@@ -533,7 +571,7 @@ static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *
     tshi_block *converted[3] = {NULL, NULL, NULL}; /* logits, target, weight as tsh_real, or NULL */
     tshi_operand x[TSHI_LOSS_OPERANDS];
     for (int64_t i = 0; i < loss->rows; i++) loss->local[i] = TSHI_TARGET_ELSEWHERE;
-    if (!loss->probs) tshi_loss_targets(in, loss);
+    if (!loss->probs) tshi_loss_targets("tsh_cross_entropy", in, loss);
     if (ctx->error.code == TSH_OK && tshi_loss_inputs(in, loss, x, converted))
         tshi_loss_rows(ctx, loss, x, sums, losses);
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, converted[i]);
@@ -562,6 +600,9 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
         !tshi_loss_shapes(in, desc) || !tshi_rule_run(op, in, 3, desc, &output) ||
         !tshi_loss_plan(in, desc, &loss))
         return NULL;
+    tshi_loss_warn_twice(logits, "tsh_softmax",
+                         "tsh_cross_entropy: the logits are the result of tsh_softmax, which this "
+                         "loss applies itself; give it what tsh_softmax was given");
     output.shape = tsh_shape_of(in[0]); /* shape (.., V) */
     output.shape.ndim = desc->reduction == TSH_REDUCE_NONE ? logits->ndim - 1 : 0;
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);

@@ -35,6 +35,7 @@ ALLOWED = {
     "op-attention": {"TSH_I32": "a mask that is no number becomes I32"},
     "op-embedding": {"TSH_I64": BOOKKEEPING, "TSH_F64": BOOKKEEPING},
     "op-loss": {"TSH_F64": BOOKKEEPING},
+    "loss-element": {"TSH_F64": BOOKKEEPING},
     "op-reduce": {"TSH_I64": INDICES},
     "sample": {"TSH_I64": INDICES},
     "layers": {"TSH_I64": INDICES},

@@ -562,7 +562,9 @@ static int is_usual(const char *name, const api_field *field) {
                                          "from", "to", "attn_qkv"};
     if (field->value.kind == FUNCTION)
         return strcmp(field->value.name, "read") != 0 && strcmp(field->value.name, "weight") != 0;
-    if (strcmp(name, "tsh_cross_entropy_desc") == 0 || field->value.kind == TENSOR) return 0;
+    if (strcmp(name, "tsh_cross_entropy_desc") == 0 || strcmp(name, "tsh_loss_desc") == 0 ||
+        field->value.kind == TENSOR)
+        return 0;
     if (strcmp(name, "tsh_plan_rule") == 0) return strcmp(field->value.name, "path") == 0;
     for (int i = 0; i < COUNT_OF(places); i++)
         if (strcmp(places[i], field->value.name) == 0) return 1;

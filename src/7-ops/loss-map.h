@@ -1,0 +1,188 @@
+/* ========================================================================== */
+/* >>loss-map                                      MARK: - loss-map (private) */
+/* Losses element by element: squared, absolute, Huber, binary cross-entropy. */
+/* Needs: >>kernel.                                                           */
+/* ========================================================================== */
+
+/* A loss is a tshi_loss_map_row with kernels for an element's loss and its derivatives, which
+ * TSHI_LOSS_KERNEL makes from formulas. Forward reads x, target and weights once, in parts of
+ * TSHI_LOSS_PART elements: a kernel writes the losses of a part to the output or, if they are
+ * reduced, to a buffer, which is summed before the next part. Parts are those of tsh_sum, so the
+ * loss has the bits that tsh_sum of the unreduced losses has, for any number of threads. Backward
+ * is one kernel for each gradient. */
+
+enum { TSHI_LOSS_PART = 4096 }; /* elements of a part; tshi_reduce_sum sums as many in tsh_real */
+
+/* Operands of the kernels. Shape of all: the elements of a part; step 0 if all are one value. */
+enum {
+    TSHI_LOSS_MAP_OUT, /* the losses, or a gradient */
+    TSHI_LOSS_MAP_X,
+    TSHI_LOSS_MAP_TARGET,
+    TSHI_LOSS_MAP_WEIGHT,
+    TSHI_LOSS_MAP_POS,  /* pos_weight */
+    TSHI_LOSS_MAP_GRAD, /* backward: gradient of the loss of each element */
+    TSHI_LOSS_MAP_OPERANDS
+};
+
+/* The parameters of the kernels. */
+typedef struct tshi_loss_map_params {
+    double c;    /* delta or beta */
+    double sign; /* backward: factor of the gradient, -1 for the target's if that is minus x's */
+    int add;     /* 1: adds to the gradient, 0: overwrites it */
+} tshi_loss_map_params;
+
+/* Defines a kernel that computes, for each element, weight times F; with G = 1, sign g weight F,
+ * where g is the element of GRAD. F is a formula of x, t (the target), p (pos_weight) and c. */
+#define TSHI_LOSS_KERNEL(name, G, F)                                                               \
+    TSHI_INLINE void tshi_loss_map_##name##_body(int64_t n, const tshi_operand *operand,           \
+                                                 const tshi_loss_map_params *params, int fused) {  \
+        tsh_real pad[5][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
+        const tsh_real *xs, *ts, *ws, *ps, *gs, c = TSHI_R(params->c),                             \
+                                                sign = TSHI_R(params->sign);                       \
+        (void)c, (void)fused, (void)sign; /* not every F uses them */                              \
+        for (int64_t e = 0; e < n; e += TSHI_BLOCK) {                                              \
+            xs = tshi_kernel_load(&operand[TSHI_LOSS_MAP_X], e, n, pad[0]);                        \
+            ts = tshi_kernel_load(&operand[TSHI_LOSS_MAP_TARGET], e, n, pad[1]);                   \
+            ws = tshi_kernel_load(&operand[TSHI_LOSS_MAP_WEIGHT], e, n, pad[2]);                   \
+            ps = tshi_kernel_load(&operand[TSHI_LOSS_MAP_POS], e, n, pad[3]);                      \
+            gs = (G) ? tshi_kernel_load(&operand[TSHI_LOSS_MAP_GRAD], e, n, pad[4]) : ws;          \
+            TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {                                      \
+                const tsh_real x = xs[i], t = ts[i], p = ps[i];                                    \
+                (void)x, (void)t, (void)p;                                                         \
+                y[i] = (G) ? TSHI_R(sign * gs[i] * ws[i] * (F)) : TSHI_R(ws[i] * (F));             \
+            }                                                                                      \
+            tshi_kernel_store(&operand[TSHI_LOSS_MAP_OUT], e, n, y, params->add);                  \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_FUSED(tshi_loss_map_##name, tshi_loss_map_params)
+
+/* -- formulas ---------------------------------------------------------------- */
+
+/* Returns |d|, NaN of NaN. */
+TSHI_INLINE tsh_real tshi_loss_abs(tsh_real d) {
+    return TSHI_DOUBLE ? TSHI_R(fabs((double)d)) : TSHI_R(fabsf((float)d));
+}
+
+/* Returns the sign of d: -1, 0 or 1; 0 of NaN, as in PyTorch. */
+TSHI_INLINE tsh_real tshi_loss_sign(tsh_real d) {
+    return TSHI_R((d > 0) - (d < 0));
+}
+
+/* Returns d limited to [-c, c]; NaN of NaN. */
+TSHI_INLINE tsh_real tshi_loss_limit(tsh_real d, tsh_real c) {
+    d = d > c ? c : d;
+    return d < -c ? -c : d;
+}
+
+/* Returns the Huber loss of a difference d: d^2 / 2 up to |d| = c, then linear. */
+TSHI_INLINE tsh_real tshi_loss_huber(tsh_real d, tsh_real c) {
+    const tsh_real a = tshi_loss_abs(d), square = TSHI_R(0.5) * d * d;
+    const tsh_real linear = c * (a - TSHI_R(0.5) * c);
+    return a > c ? linear : square; /* NaN: square */
+}
+
+/* Returns the smooth L1 loss of a difference d: d^2 / (2 c) below |d| = c, then linear. */
+TSHI_INLINE tsh_real tshi_loss_smooth(tsh_real d, tsh_real c) {
+    const tsh_real a = tshi_loss_abs(d), square = TSHI_R(0.5) * d * d / c;
+    const tsh_real linear = a - TSHI_R(0.5) * c;
+    return a < c ? square : linear; /* NaN: linear */
+}
+
+/* Returns the derivative of tshi_loss_smooth. */
+TSHI_INLINE tsh_real tshi_loss_smooth_derivative(tsh_real d, tsh_real c) {
+    const tsh_real inner = d / c, outer = tshi_loss_sign(d);
+    return (tshi_loss_abs(d) >= c) | !(c > 0) ? outer : inner; /* NaN: inner, unless c is 0 */
+}
+
+/* Returns log(1 + y) for y from -1 on, also where 1 + y rounds: log(u) y / (u - 1), with u the
+ * rounded 1 + y (Kahan); y itself if u is 1. */
+TSHI_INLINE tsh_real tshi_loss_log1p(tsh_real y, int fused) {
+    const float u = tshi_math_round(1.0f + (float)y);
+    const float ratio = (float)tshi_math_log(TSHI_R(u), fused) * ((float)y / (u - 1.0f));
+    if (TSHI_DOUBLE) return TSHI_R(log1p((double)y));
+    return TSHI_R(tshi_math_float(tshi_math_pick(
+        tshi_math_bits(u) == 0x3F800000u, tshi_math_bits((float)y), tshi_math_bits(ratio))));
+}
+
+/* Returns log sigmoid(x) = min(x, 0) - log(1 + e^-|x|). */
+TSHI_INLINE tsh_real tshi_loss_log_sigmoid(tsh_real x, int fused) {
+    const tsh_real below = x > 0 ? TSHI_R(0) : x;
+    return below - tshi_loss_log1p(tshi_math_exp(-tshi_loss_abs(x), fused), fused);
+}
+
+/* Returns 1 if v is a probability: from 0 to 1, and not NaN. */
+TSHI_INLINE int tshi_loss_probable(tsh_real v) {
+    return (v >= 0) & (v <= 1);
+}
+
+/* Returns the binary cross-entropy of probabilities x and t, with logarithms of -100 or more; NaN
+ * if x or t is no probability. */
+TSHI_INLINE tsh_real tshi_loss_binary(tsh_real x, tsh_real t, int fused) {
+    const tsh_real one = tshi_loss_probable(x) & tshi_loss_probable(t) ? TSHI_R(1) : TSHI_R(NAN);
+    tsh_real yes = tshi_math_log(x, fused), no = tshi_loss_log1p(-x, fused);
+    yes = yes < -100 ? TSHI_R(-100) : yes;
+    no = no < -100 ? TSHI_R(-100) : no;
+    return one * ((t - TSHI_R(1)) * no - t * yes);
+}
+
+/* Returns the derivative of tshi_loss_binary by x, which PyTorch limits as follows. */
+TSHI_INLINE tsh_real tshi_loss_binary_dx(tsh_real x, tsh_real t) {
+    const tsh_real spread = (TSHI_R(1) - x) * x;
+    return (x - t) / (spread < TSHI_R(1e-12) ? TSHI_R(1e-12) : spread);
+}
+
+/* Returns the derivative of the loss of logits x by the target t: log(1 - s) - p log s, with s =
+ * sigmoid(x); exactly -x if p is 1. */
+TSHI_INLINE tsh_real tshi_loss_logits_dt(tsh_real x, tsh_real p, int fused) {
+    const tsh_real more = (p - TSHI_R(1)) * tshi_loss_log_sigmoid(x, fused);
+    return p < 1 || p > 1 ? -x - more : -x;
+}
+
+/* Returns t log t: 0 at 0, NaN below. */
+TSHI_INLINE tsh_real tshi_loss_entropy(tsh_real t, int fused) {
+    const tsh_real product = t * tshi_math_log(t, fused);
+    return t < 0 || t > 0 || t != t ? product : TSHI_R(0);
+}
+
+/* -- the losses, a row each --------------------------------------------------- */
+
+/* A loss: its tshi_op and its kernels. */
+typedef struct tshi_loss_map_row {
+    tshi_op op; /* the first field, because backward casts node->op to tshi_loss_map_row */
+    int flags;  /* bit mask: TSHI_LOSS_... below */
+    const tshi_kernel_fn *forward, *dx, *dt; /* dt NULL: the target's gradient is minus x's */
+} tshi_loss_map_row;
+enum {
+    TSHI_LOSS_BY_WEIGHT = 1, /* a mean divides by the sum of the weights, not by their number */
+    TSHI_LOSS_CHECKED = 2,   /* losses that are NaN may come from elements out of range */
+    TSHI_LOSS_POSITIVE = 4,  /* takes pos_weight */
+    TSHI_LOSS_BATCH = 8      /* takes TSH_REDUCE_BATCHMEAN */
+};
+
+TSHI_LOSS_KERNEL(mse, 0, (x - t) * (x - t));
+TSHI_LOSS_KERNEL(mse_dx, 1, TSHI_R(2) * (x - t));
+TSHI_LOSS_KERNEL(l1, 0, tshi_loss_abs(x - t));
+TSHI_LOSS_KERNEL(l1_dx, 1, tshi_loss_sign(x - t));
+TSHI_LOSS_KERNEL(huber, 0, tshi_loss_huber(x - t, c));
+TSHI_LOSS_KERNEL(huber_dx, 1, tshi_loss_limit(x - t, c));
+TSHI_LOSS_KERNEL(smooth_l1, 0, tshi_loss_smooth(x - t, c));
+TSHI_LOSS_KERNEL(smooth_l1_dx, 1, tshi_loss_smooth_derivative(x - t, c));
+TSHI_LOSS_KERNEL(bce, 0, tshi_loss_binary(x, t, fused));
+TSHI_LOSS_KERNEL(bce_dx, 1, tshi_loss_binary_dx(x, t));
+TSHI_LOSS_KERNEL(bce_dt, 1, tshi_loss_log1p(-x, fused) - tshi_math_log(x, fused));
+/* of logits: the factor of log sigmoid(x) is 1 + (p - 1) t */
+TSHI_LOSS_KERNEL(logits, 0,
+                 (TSHI_R(1) - t) * x -
+                     ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_loss_log_sigmoid(x, fused));
+TSHI_LOSS_KERNEL(logits_dx, 1,
+                 ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_math_sigmoid(x, fused) - p * t);
+TSHI_LOSS_KERNEL(logits_dt, 1, tshi_loss_logits_dt(x, p, fused));
+TSHI_LOSS_KERNEL(kl, 0, tshi_loss_entropy(t, fused) - t * x);
+TSHI_LOSS_KERNEL(kl_dx, 1, -t);
+/* t / t is 1; NaN at t = 0, as in PyTorch, where the derivative of t log t is not defined */
+TSHI_LOSS_KERNEL(kl_dt, 1, tshi_math_log(t, fused) + t / t - x);
+TSHI_LOSS_KERNEL(kl_log, 0, tshi_math_exp(t, fused) * (t - x));
+TSHI_LOSS_KERNEL(kl_log_dx, 1, -tshi_math_exp(t, fused));
+TSHI_LOSS_KERNEL(kl_log_dt, 1, tshi_math_exp(t, fused) * (t - x + TSHI_R(1)));
+TSHI_LOSS_KERNEL(weights, 0, TSHI_R(1)); /* the weights themselves, to sum them */
+#undef TSHI_LOSS_KERNEL
