@@ -153,9 +153,9 @@ TSHI_INLINE tsh_real tshi_math_elu(tsh_real x, tsh_real alpha, int fused) {
     return tshi_math_either(x < 0, alpha * tshi_math_expm1(x, fused), x);
 }
 
-/* Returns the derivative of ELU: 1, or alpha e^x for x <= 0. */
+/* Returns the derivative of ELU: 1, or alpha e^x for x <= 0; NaN for NaN. */
 TSHI_INLINE tsh_real tshi_math_elu_derivative(tsh_real x, tsh_real alpha, int fused) {
-    return tshi_math_either(x <= 0, alpha * tshi_math_exp(x, fused), TSHI_R(1));
+    return tshi_math_either(x > 0, TSHI_R(1), alpha * tshi_math_exp(x, fused));
 }
 
 /* Returns Mish (Misra 2019), x tanh(log(1 + e^x)): with w = e^x and n = w (w + 2), this is

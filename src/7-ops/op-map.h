@@ -238,13 +238,13 @@ TSHI_UNARY(log1p, nonlinear, X, tshi_math_log1p(x, fused), g / (v + TSHI_R(1)))
 TSHI_UNARY(log_sigmoid, nonlinear, X, tshi_math_log_sigmoid(x, fused),
            g *tshi_math_log_sigmoid_derivative(v, fused))
 TSHI_UNARY(relu6, nonlinear, X, x < 0 ? TSHI_R(0) : x > 6 ? TSHI_R(6) : x,
-           ((v <= 0) | (v >= 6)) ? TSHI_R(0) : g)
+           ((v > 0) & (v < 6)) ? g : TSHI_R(0))
 TSHI_UNARY(hardsigmoid, nonlinear, X, tshi_map_ramp(x) / TSHI_R(6),
            ((v > -3) & (v < 3)) ? g / TSHI_R(6) : TSHI_R(0))
 TSHI_UNARY(hardswish, nonlinear, X, x *tshi_map_ramp(x) / TSHI_R(6),
-           g *(v <= -3     ? TSHI_R(0)
-               : v < 3 ? v / TSHI_R(3) + TSHI_R(0.5)
-                           : TSHI_R(1)))
+           v <= -3  ? TSHI_R(0)
+           : v >= 3 ? g
+                    : g * (v / TSHI_R(3) + TSHI_R(0.5)))
 TSHI_UNARY(selu, nonlinear, X, /* alpha and scale of Klambauer et al. 2017 */
            TSHI_R(1.0507009873554805) * tshi_math_elu(x, TSHI_R(1.6732632423543772), fused),
            g *TSHI_R(1.0507009873554805) *
