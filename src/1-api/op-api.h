@@ -9,7 +9,11 @@
  * keep R and S; tsh_neg and tsh_scale, which are linear, keep P, too. Binary ops take two inputs of
  * the same layout R or S; S and R, if the R input has length 1 along the sharded dimension; P + P,
  * P - P, P * R, R * P and P / R, with result P. Any other combination is TSH_ERR_LAYOUT. No
- * collective runs. */
+ * collective runs. Inputs are floating; inputs of two dtypes give the wider one. */
+
+/* Arithmetic.
+ * torch: torch.add, torch.sub, torch.mul, torch.div, torch.pow, torch.neg, Tensor.add, Tensor.sub,
+ * torch: Tensor.mul, Tensor.div, Tensor.pow, Tensor.neg */
 TSH_API tsh_tensor *tsh_add(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_sub(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_mul(tsh_tensor *a, tsh_tensor *b);
@@ -19,21 +23,78 @@ TSH_API tsh_tensor *tsh_neg(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_scale(tsh_tensor *x, double factor);
 TSH_API tsh_tensor *tsh_add_scalar(tsh_tensor *x, double term);
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double exponent);
+/* Return the larger, or the smaller, of a and b; NaN if either is NaN. Where a and b are equal,
+ * each gets half of the gradient.
+ * torch: torch.maximum, torch.minimum, Tensor.maximum, Tensor.minimum */
+TSH_API tsh_tensor *tsh_maximum(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_minimum(tsh_tensor *a, tsh_tensor *b);
+/* Returns min(max(x, min), max). NAN for min or max: no limit on that side (for both: an error).
+ * The gradient passes where min <= x <= max. If min is above max, every result is max. The limits
+ * are rounded to the dtype of x first.
+ * torch: torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max, Tensor.clamp, Tensor.clip */
+TSH_API tsh_tensor *tsh_clamp(tsh_tensor *x, double min, double max);
+
+/* Functions of one number. tsh_round rounds halves to the even integer. tsh_sign gives -1, 0 or 1,
+ * and 0 for NaN. The gradients of tsh_sign, tsh_floor, tsh_ceil and tsh_round are 0, that of
+ * tsh_abs at 0 is 0.
+ * torch: torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt, torch.rsqrt,
+ * torch: torch.reciprocal, torch.sin, torch.cos, torch.abs, torch.sign, torch.floor, torch.ceil,
+ * torch: torch.round, Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.sqrt,
+ * torch: Tensor.rsqrt, Tensor.reciprocal, Tensor.sin, Tensor.cos, Tensor.abs, Tensor.sign,
+ * torch: Tensor.floor, Tensor.ceil, Tensor.round */
 TSH_API tsh_tensor *tsh_exp(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_expm1(tsh_tensor *x); /* e^x - 1, exact near 0 */
 TSH_API tsh_tensor *tsh_log(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_log1p(tsh_tensor *x); /* log(1 + x), exact near 0 */
 TSH_API tsh_tensor *tsh_sqrt(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_rsqrt(tsh_tensor *x); /* 1 / sqrt(x) */
+TSH_API tsh_tensor *tsh_reciprocal(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_sin(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_cos(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_abs(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_sign(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_floor(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_ceil(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_round(tsh_tensor *x);
+/* Returns the error function of each element x: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to
+ * x.
+ * torch: torch.erf, Tensor.erf */
+TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
+
+/* Activations.
+ * torch: torch.sigmoid, torch.tanh, torch.relu, Tensor.sigmoid, Tensor.tanh, Tensor.relu,
+ * torch: F.sigmoid, F.tanh, F.relu, F.relu6, F.gelu, F.silu, F.mish, F.selu, F.hardsigmoid,
+ * torch: F.hardswish, F.logsigmoid, nn.Sigmoid, nn.Tanh, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU,
+ * torch: nn.Mish, nn.SELU, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid */
 TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
-/* Returns the error function of each element x: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to
- * x. */
-TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_relu6(tsh_tensor *x);     /* min(max(x, 0), 6) */
 TSH_API tsh_tensor *tsh_gelu(tsh_tensor *x);      /* 0.5 x (1 + erf(x / sqrt 2)) */
 TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* approximates GELU by tanh, as in GPT-2; torch:
                                                    * approximate="tanh" */
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);      /* x sigmoid(x) */
+TSH_API tsh_tensor *tsh_mish(tsh_tensor *x);      /* x tanh(log(1 + e^x)); Misra 2019 */
+TSH_API tsh_tensor *tsh_selu(tsh_tensor *x);      /* Klambauer et al. 2017 */
+TSH_API tsh_tensor *tsh_hardsigmoid(tsh_tensor *x); /* min(max(x + 3, 0), 6) / 6 */
+TSH_API tsh_tensor *tsh_hardswish(tsh_tensor *x);   /* x hardsigmoid(x) */
+TSH_API tsh_tensor *tsh_log_sigmoid(tsh_tensor *x); /* log(sigmoid(x)), also where that is tiny */
+/* Returns log(1 + e^(beta x)) / beta, or x itself where beta x is above 20, as torch does by
+ * default. beta 0: 1.
+ * torch: F.softplus, nn.Softplus */
+TSH_API tsh_tensor *tsh_softplus(tsh_tensor *x, double beta);
+/* Returns x where it is above 0, else alpha (e^x - 1); Clevert et al. 2016. alpha 0: 1; TSH_ZERO:
+ * 0.
+ * torch: F.elu, nn.ELU */
+TSH_API tsh_tensor *tsh_elu(tsh_tensor *x, double alpha);
+/* Returns x where it is above 0, else slope times x. slope 0: 0.01; TSH_ZERO: 0.
+ * torch: F.leaky_relu, nn.LeakyReLU */
+TSH_API tsh_tensor *tsh_leaky_relu(tsh_tensor *x, double slope);
+
 /* Comparisons return TSH_I32 tensors of 1 (true) and 0, without a gradient. The inputs must have
- * the same dtype. */
+ * the same dtype.
+ * torch: torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, Tensor.eq, Tensor.ne,
+ * torch: Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge */
 TSH_API tsh_tensor *tsh_eq(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ne(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_lt(tsh_tensor *a, tsh_tensor *b);
@@ -41,20 +102,30 @@ TSH_API tsh_tensor *tsh_le(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_gt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
 /* Returns, element by element, cond ? yes : no; cond is an integer tensor, such as a comparison's
- * result. yes and no may be P if cond is R; the result is P, too. */
+ * result. yes and no may be P if cond is R; the result is P, too.
+ * torch: torch.where, Tensor.where */
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *yes, tsh_tensor *no);
+/* Returns x with `value` where mask, an integer tensor, is not 0; x and mask broadcast. The result
+ * has x's dtype; these elements get no gradient.
+ * torch: torch.masked_fill, Tensor.masked_fill */
+TSH_API tsh_tensor *tsh_masked_fill(tsh_tensor *x, tsh_tensor *mask, double value);
 /* Converts x to another dtype; 0: the ctx's dtype (tsh_desc.dtype). To an integer dtype: rounds
  * towards zero and clamps to its range; NaN becomes 0. To TSH_REAL or a floating dtype no wider
- * than it: rounds once; gradients pass through if x is floating, too. */
+ * than it: rounds once; gradients pass through if x is floating, too.
+ * torch: Tensor.to, Tensor.type, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.int,
+ * torch: Tensor.long */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
 /* Sets each element to 0 with probability p and to x / (1 - p) otherwise, as
  * torch.nn.functional.dropout in training. The mask is keyed by the seed, the path of the owner and
  * its count of dropout calls (owner NULL: the ctx's count), the dp rank and the global element
- * index. p 0: returns x itself. */
+ * index. p 0: returns x itself.
+ * torch: F.dropout, nn.Dropout */
 TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner);
-/* Returns a copy of x; gradients flow back to x. */
+/* Returns a copy of x; gradients flow back to x.
+ * torch: torch.clone, Tensor.clone */
 TSH_API tsh_tensor *tsh_clone(tsh_tensor *x);
-/* Returns a tensor that shares x's values; no gradient flows back to x. */
+/* Returns a tensor that shares x's values; no gradient flows back to x.
+ * torch: torch.detach, Tensor.detach */
 TSH_API tsh_tensor *tsh_detach(tsh_tensor *x);
 /* Returns an owned copy of a tensor, without a gradient path to it. */
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
@@ -62,20 +133,54 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
 /* -- reductions -------------------------------------------------------------
  * dim: the dimension to reduce, negative: counts from the end; or TSH_ALL. Scalars accept dims 0
  * and -1, also in tsh_transpose. keepdim 1: the result keeps that dimension, with length 1. If x is
- * sharded along dim, the result of sum and mean is P and that of argmax (not with TSH_ALL) is R;
- * the other ops fail with TSH_ERR_LAYOUT. */
+ * sharded along dim, the result of sum and mean is P; that of argmax, argmin (not with TSH_ALL),
+ * logsumexp, var, std and norm is R, by one small all-gather; the other ops fail with
+ * TSH_ERR_LAYOUT. Of a P input, only sum, mean and cumsum, which are linear, can be computed. */
 enum { TSH_ALL = -1000 };
+/* Sums along dim, and means.
+ * torch: torch.sum, torch.mean, Tensor.sum, Tensor.mean */
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
-/* Returns the largest value along dim. Its gradient goes to the first element that has it, as in
- * torch.max(x, dim). NaN counts as largest. */
+/* Return the largest and the smallest value along dim, in which nothing is empty. Its gradient goes
+ * to the first element that has it, as in torch.max(x, dim). NaN counts as largest, and as
+ * smallest.
+ * torch: torch.max, torch.min, Tensor.max, Tensor.min */
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
-/* Returns the index along dim of the first largest element, as TSH_I64. NaN counts as largest. If x
- * is sharded along dim, one all-gather of a value and an index from each rank runs. */
+TSH_API tsh_tensor *tsh_min(tsh_tensor *x, int dim, int keepdim);
+/* Return the index along dim of the first largest, or first smallest, element, as TSH_I64. NaN
+ * counts as largest, and as smallest. If x is sharded along dim, one all-gather of a value and an
+ * index from each rank runs.
+ * torch: torch.argmax, torch.argmin, Tensor.argmax, Tensor.argmin */
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
-/* Returns e^x / sum e^x along dim. */
+TSH_API tsh_tensor *tsh_argmin(tsh_tensor *x, int dim, int keepdim);
+/* Returns log sum e^x along dim, without overflow; of no values, -infinity.
+ * torch: torch.logsumexp, Tensor.logsumexp */
+TSH_API tsh_tensor *tsh_logsumexp(tsh_tensor *x, int dim, int keepdim);
+/* Return the variance along dim, sum (x - mean)^2 / (n - correction) of n values, and its square
+ * root, the standard deviation. correction 0: 1, for an estimate from a sample; TSH_ZERO: 0. With
+ * n - correction below 0, as if it were 0. Where tsh_std is 0, its gradient is 0.
+ * torch: torch.var, torch.std, Tensor.var, Tensor.std */
+TSH_API tsh_tensor *tsh_var(tsh_tensor *x, int dim, double correction, int keepdim);
+TSH_API tsh_tensor *tsh_std(tsh_tensor *x, int dim, double correction, int keepdim);
+/* Returns the p-norm along dim, (sum |x|^p)^(1/p). p 0: 2; TSH_ZERO: 0, the number of elements that
+ * are not 0; INFINITY: max |x|; -INFINITY: min |x|. The gradient at x = 0 is 0; for p INFINITY and
+ * -INFINITY, elements with the same |x| share it. Of no values, the norm is 0, and an error if p is
+ * infinite or negative.
+ * torch: torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm */
+TSH_API tsh_tensor *tsh_norm(tsh_tensor *x, double p, int dim, int keepdim);
+/* Returns the product along dim, computed in double.
+ * torch: torch.prod, Tensor.prod */
+TSH_API tsh_tensor *tsh_prod(tsh_tensor *x, int dim, int keepdim);
+/* Returns the sums x_0, x_0 + x_1, ... along dim, which is not TSH_ALL, in the shape of x. x is
+ * floating (then sums are in double, and rounded to x's dtype) or an integer tensor (then the
+ * result is TSH_I64, without a gradient). Keeps R, P, and S along another dimension.
+ * torch: torch.cumsum, Tensor.cumsum */
+TSH_API tsh_tensor *tsh_cumsum(tsh_tensor *x, int dim);
+/* Returns e^x / sum e^x along dim.
+ * torch: torch.softmax, Tensor.softmax, F.softmax, nn.Softmax */
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
-/* Returns the logarithm of tsh_softmax. */
+/* Returns the logarithm of tsh_softmax.
+ * torch: torch.log_softmax, Tensor.log_softmax, F.log_softmax, nn.LogSoftmax */
 TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
 
 /* -- views ------------------------------------------------------------------
@@ -83,20 +188,27 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
 /* Returns x with another shape of as many elements; one dimension may be -1, and is computed. A
  * sharded dimension may be split: the outermost part is then the sharded one, and whole inner parts
  * must fit in its units (or k equal segments become a leading dimension of length k). It may be
- * merged with the dimensions after it, but not with one before it. */
+ * merged with the dimensions after it, but not with one before it.
+ * torch: torch.reshape, Tensor.reshape, Tensor.view, torch.flatten, Tensor.flatten, torch.squeeze,
+ * torch: torch.unsqueeze, Tensor.squeeze, Tensor.unsqueeze */
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
-/* Swaps two dimensions. */
+/* Swaps two dimensions.
+ * torch: torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.t, Tensor.mT */
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1);
-/* Reorders all dimensions: dimension d of the result is dimension dims[d] of x. */
+/* Reorders all dimensions: dimension d of the result is dimension dims[d] of x.
+ * torch: torch.permute, Tensor.permute */
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
 /* Returns elements [start, start + length) along dim. Along a sharded dimension they must be whole
- * segments. */
+ * segments.
+ * torch: torch.narrow, Tensor.narrow, torch.select */
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
 /* Splits x along dim into n equal parts, written to parts[0 .. n). Along a sharded dimension, parts
- * must consist of whole segments. */
+ * must consist of whole segments.
+ * torch: torch.split, torch.chunk, Tensor.split, Tensor.chunk */
 TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
 /* Concatenates n tensors along dim. If they are sharded along dim, their segments become segments
- * of the result; else all must have the same layout. */
+ * of the result; else all must have the same layout.
+ * torch: torch.cat, torch.concat */
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 
 /* -- layouts, reading and writing values ------------------------------------ */
@@ -106,9 +218,11 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
  * the values, other ranks get zeros; S to P: an error. The same layout: returns x itself. Values
  * are sent in x's dtype. Backward does the opposite (S to R: a reduce-scatter of partial gradients,
  * a slice of complete ones). Gradients of bf16 activations (step tensors) are sent in bf16, others
- * in tsh_real. */
+ * in tsh_real.
+ * torch: DTensor.redistribute */
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
-/* Returns x in layout R: tsh_redistribute(x, tsh_replicated()). */
+/* Returns x in layout R: tsh_redistribute(x, tsh_replicated()).
+ * torch: DTensor.full_tensor */
 TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x);
 /* Declares the layout of the values that each rank already holds; nothing is sent (torchshard's
  * RegisterParallelDim). R to S(d): each rank's tensor becomes one of P shards of equal length, so
@@ -118,7 +232,8 @@ TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x);
  * S or P. (If the values really are replicated, call tsh_tp_copy(t, TSH_SUM) first: it sums the
  * gradients over ranks.) An owned tensor that is no parameter is changed in place and returned;
  * this is TSH_ERR_STATE if it has views or a gradient, or a recorded op has used it. Of a parameter
- * or a step tensor, a step tensor with the same values is returned. */
+ * or a step tensor, a step tensor with the same values is returned.
+ * torch: DTensor.from_local, DTensor.to_local */
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
 
 /* Returns x unchanged, R -> R; backward all-reduces its gradient by op, once. The four tsh_tp_
@@ -136,19 +251,22 @@ TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim);
  * one. */
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim);
 /* Copies an owned replicated tensor, such as a batch, from rank 0 of tp to all ranks of tp, in
- * place. One broadcast. TSH_ERR_STATE: a recorded op has used t; see tsh_write. */
+ * place. One broadcast. TSH_ERR_STATE: a recorded op has used t; see tsh_write.
+ * torch: torch.distributed.broadcast */
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t);
 
 typedef enum tsh_extent { TSH_LOCAL, TSH_GLOBAL } tsh_extent;
 /* Copies the values of t to out, dense and row-major. `bytes` must be the size of those values.
  * TSH_LOCAL: this rank's shard. TSH_GLOBAL: the whole tensor, on every rank; of a sharded tensor by
- * an all-gather, of a partial one by an all-reduce. */
+ * an all-gather, of a partial one by an all-reduce.
+ * torch: Tensor.numpy, Tensor.tolist */
 TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void *out,
                             size_t bytes);
 /* Copies values into an owned tensor, dense and row-major; `bytes` must be their size. TSH_LOCAL:
  * this rank's shard. TSH_GLOBAL: the whole tensor, of which this rank takes its slice; an error if
  * t is P. TSH_ERR_STATE: a recorded op has used t; wait for the tsh_backward or tsh_step_end that
- * clears the tape. */
+ * clears the tape.
+ * torch: Tensor.copy_ */
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes);
 /* Writes this rank's shard as text, "f32 (2, 3) S(1): 1 2 3 / 4 5 6", into text, which has `size`
@@ -162,13 +280,15 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
  * result, where S(k) is sharded along the dimension of length k: S(k), S(k) -> P; S(m), R -> S(m);
  * R, S(n) -> S(n); P, R or R, P -> P; batch dimensions as in elementwise ops. Dtypes may differ:
  * the result has a's. Two bf16 inputs, and the result's gradient with them, are multiplied as bf16
- * and summed in float; any other 16-bit input is converted to tsh_real first. */
+ * and summed in float; any other 16-bit input is converted to tsh_real first.
+ * torch: torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 /* Returns x w^T + b (.., out) for x (.., in), weight w (out, in) and bias b (out) or NULL; torch's
  * F.linear. Column-parallel: w S(0), b S(0), x R; the result is S(-1), and backward all-reduces dx.
  * Row-parallel: w S(1), b R, x S(-1) or R; the result is R by one all-reduce in its dtype, and b is
  * added after that. w R: x is R, or S along another dimension than the last; the result has its
- * layout. Dtypes may differ, as in tsh_matmul: the result has x's. */
+ * layout. Dtypes may differ, as in tsh_matmul: the result has x's.
+ * torch: F.linear, nn.Linear */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias);
 
 typedef struct tsh_lookup_desc {
@@ -188,7 +308,8 @@ typedef struct tsh_lookup_desc {
  * S(1): S(-1). Collectives in forward: max_norm all-reduces the norms if w is S(1), and over dp;
  * max_norm and scale_grad_by_freq all-reduce counts if ids are sharded. A row-sparse gradient is
  * dense in memory, with a mark per row; once another op contributes to it, it is no longer
- * row-sparse. */
+ * row-sparse.
+ * torch: F.embedding, nn.Embedding */
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight, const tsh_lookup_desc *desc);
 
 /* -- norms, attention, loss ------------------------------------------------- */
@@ -197,11 +318,13 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight, const tsh
  * torch.nn.functional.layer_norm. eps 0: 1e-5; TSH_ZERO: 0. Layouts: x R or S along another
  * dimension, weight and bias R (if x is S, their gradients are partial). Or x S(-1), weight and
  * bias sharded by the same units; then forward runs two all-reduces of one number per row, backward
- * one of two numbers per row. */
+ * one of two numbers per row.
+ * torch: F.layer_norm, nn.LayerNorm */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
 /* Applies RMS normalisation over the last dimension (D): x weight / sqrt(mean x^2 + eps), weight
  * (D) or NULL: 1; Zhang & Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as in tsh_layer_norm;
- * with x S(-1), forward and backward each run one all-reduce of a number per row. */
+ * with x S(-1), forward and backward each run one all-reduce of a number per row.
+ * torch: F.rms_norm, nn.RMSNorm */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 typedef struct tsh_rms_norm_desc {
     int64_t dim;  /* tsh_add_rms_norm: number of features; the op does not read it */
@@ -275,7 +398,8 @@ typedef struct tsh_attention_desc {
  * query heads of a key head on one rank (q: tsh_shard_units(1, H / Hkv)); or q S(1), sharded at any
  * head, and k and v R: then dk and dv are partial. No collective in forward. The result has q's
  * dtype; sums are in tsh_real. If q, k and v are bf16 and the processor has AVX512_BF16,
- * probabilities and gradients are rounded to bf16 before they are multiplied. */
+ * probabilities and gradients are rounded to bf16 before they are multiplied.
+ * torch: F.scaled_dot_product_attention */
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
 
@@ -311,7 +435,8 @@ typedef struct tsh_cross_entropy_desc {
  * rows; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
  * laid out as the logits and get no gradient. The mean divides by the sum of the class weights of
  * the targets, or, with probabilities, by the number of rows. A class with logit -inf is padding:
- * label smoothing leaves it out. */
+ * label smoothing leaves it out.
+ * torch: F.cross_entropy, nn.CrossEntropyLoss */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
 
@@ -341,7 +466,8 @@ typedef struct tsh_sample_desc {
  * its seed and position, so the same logits give the same ids on every rank, degree and backend.
  * Logits may have any layout and are gathered first (S(-1): one all-gather; at temperature 0
  * without .previous, as in tsh_argmax). TSH_ERR_ANOMALY, also at temperature 0: the largest logit
- * of a row is not finite, or a logit is NaN. */
+ * of a row is not finite, or a logit is NaN.
+ * torch: torch.multinomial */
 TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
@@ -372,6 +498,7 @@ typedef struct tsh_custom_op_desc {
     void *user; /* passed to forward and backward; must stay valid until backward */
 } tsh_custom_op_desc;
 /* Runs an op of the caller's own, with 1 to 8 inputs, and records it for backward. Returns the
- * first output; writes all desc->outputs of them to out, NULLs after an error. out may be NULL. */
+ * first output; writes all desc->outputs of them to out, NULLs after an error. out may be NULL.
+ * torch: torch.autograd.Function, torch.library.custom_op */
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n, tsh_tensor **out,
                                   const tsh_custom_op_desc *desc);

@@ -14,32 +14,46 @@ TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c);
 TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
 
-/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed. */
+/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed.
+ * torch: torch.zeros, torch.empty */
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                    tsh_layout layout);
 /* Makes an owned tensor with a copy of this rank's shard in data, which is dense and row-major. For
- * a replicated tensor, data must be the same on all ranks of tp. */
+ * a replicated tensor, data must be the same on all ranks of tp.
+ * torch: torch.tensor, torch.as_tensor, torch.from_numpy */
 TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                     tsh_layout layout, const void *data);
 /* Frees an owned tensor that is no parameter; does nothing for others, and if t is NULL. */
 TSH_API void tsh_tensor_free(tsh_tensor *t);
 
-/* Makes a step tensor of zeros. This function and the next four return replicated tensors; except
- * for tsh_arange their dtype is TSH_REAL. */
+/* Makes a step tensor of zeros. This function and the next five return replicated tensors; except
+ * for tsh_arange their dtype is TSH_REAL.
+ * torch: torch.zeros, torch.zeros_like */
 TSH_API tsh_tensor *tsh_zeros(tsh_ctx *ctx, tsh_shape shape);
-/* Makes a step tensor of ones. */
+/* Makes a step tensor of ones.
+ * torch: torch.ones, torch.ones_like */
 TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape);
-/* Makes a step tensor whose elements are all `value`. */
+/* Makes a step tensor whose elements are all `value`.
+ * torch: torch.full, torch.full_like */
 TSH_API tsh_tensor *tsh_full(tsh_ctx *ctx, tsh_shape shape, double value);
-/* Makes a step tensor of start, start + step, ..., without stop. */
+/* Makes a step tensor of start, start + step, ..., without stop.
+ * torch: torch.arange */
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step);
-/* Makes a step tensor of standard normal numbers, keyed by the ctx's seed and count of draws. */
+/* Makes a step tensor of standard normal numbers, keyed by the ctx's seed and count of draws.
+ * torch: torch.randn, torch.randn_like */
 TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape);
+/* Makes a step tensor of uniform random numbers in [low, high), keyed as those of tsh_randn.
+ * (Rounding low + (high - low) u may give high.) TSH_ERR_ARGUMENT: low is above high, or their
+ * difference is not finite.
+ * torch: torch.rand, torch.rand_like, Tensor.uniform_ */
+TSH_API tsh_tensor *tsh_uniform(tsh_ctx *ctx, tsh_shape shape, double low, double high);
 
 /* This function and the next nine return a property of t: with "local" in the name, and tsh_stride,
  * that of this rank's shard; else that of the whole tensor. A dim may be negative: -1 is the last
- * dimension. A dimension that does not exist gives 0. */
+ * dimension. A dimension that does not exist gives 0.
+ * torch: Tensor.dtype, Tensor.dim, Tensor.ndim, Tensor.shape, Tensor.size, Tensor.stride,
+ * torch: Tensor.numel, DTensor.placements */
 TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 TSH_API int tsh_ndim(const tsh_tensor *t);
@@ -53,9 +67,11 @@ TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t);
 
 /* Returns a pointer to this rank's shard, not a copy. Element (i, j, ...) is i tsh_stride(t, 0) + j
  * tsh_stride(t, 1) + ... elements after it. Returns NULL if the shard is empty, and after an
- * error. */
+ * error.
+ * torch: Tensor.data_ptr, DTensor.to_local */
 TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t);
-/* Returns the value of a replicated tensor of one element as a double; NaN after an error. */
+/* Returns the value of a replicated tensor of one element as a double; NaN after an error.
+ * torch: Tensor.item */
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t);
 
 /* How to compute initial values. a, b, gain, low and high are fields of tsh_init; fan is fan_in or,
@@ -95,7 +111,10 @@ typedef struct tsh_init {
  * (other tensors: the ctx's count of draws). desc->kind is not read; desc NULL: torch's defaults
  * (uniform: 0 to 1; normal: mean 0, standard deviation 1; kaiming: a 0; constant: 0). For
  * orthogonal values, every rank computes the whole matrix in double, in temporary memory. No
- * collective. TSH_ERR_STATE: a recorded op has used t; see tsh_write. */
+ * collective. TSH_ERR_STATE: a recorded op has used t; see tsh_write.
+ * torch: nn.init.uniform_, nn.init.normal_, nn.init.trunc_normal_, nn.init.constant_,
+ * torch: nn.init.zeros_, nn.init.ones_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_,
+ * torch: nn.init.xavier_uniform_, nn.init.xavier_normal_, nn.init.orthogonal_, nn.init.dirac_ */
 TSH_API tsh_result tsh_init_uniform(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_normal(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_trunc_normal(tsh_tensor *t, const tsh_init *desc);
@@ -111,13 +130,15 @@ TSH_API tsh_result tsh_init_dirac(tsh_tensor *t, const tsh_init *desc);
 
 /* -- autograd --------------------------------------------------------------- */
 
-/* Stops recording ops for backward until tsh_no_grad_end. Calls may be nested. */
+/* Stops recording ops for backward until tsh_no_grad_end. Calls may be nested.
+ * torch: torch.no_grad, torch.inference_mode */
 TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
 /* Ends the effect of the last tsh_no_grad_begin: after as many ends as begins, ops are recorded
  * again. */
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
 /* Makes an owned tensor a leaf, for which backward computes a gradient (on 0: no longer). Returns
- * t. */
+ * t.
+ * torch: Tensor.requires_grad_ */
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
 /* Averages the leaf's gradient over dp if on is 1, as is always done for parameters; meant for
  * weights of your own that every replica holds and trains. If on is 0, the gradient is that of this
@@ -126,7 +147,8 @@ TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
 TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on);
 /* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (of
  * tsh_reshape, tsh_slice; of tsh_redistribute on one rank) shares the gradient of its base:
- * tsh_clone it first. */
+ * tsh_clone it first.
+ * torch: Tensor.retain_grad */
 TSH_API tsh_tensor *tsh_retain_grad(tsh_tensor *t);
 
 /* How losses and micro-batches are combined. Several micro-batches make one step: set .defer for
@@ -153,7 +175,8 @@ typedef struct tsh_backward_desc {
  * gradients are collected in buckets (tsh_desc.bucket_bytes); each is all-reduced as soon as it is
  * full, while backward goes on (large built-in matrix products make progress on it now and then).
  * Summed losses add one all-reduce of the weights. The order in which an element is summed is that
- * of an all-reduce of its leaf alone, whatever its bucket. */
+ * of an all-reduce of its leaf alone, whatever its bucket.
+ * torch: Tensor.backward */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
 /* Runs tsh_backward with options; desc NULL: none. */
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
@@ -163,7 +186,8 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 /* Returns the gradient of a leaf or retained tensor, NULL if it has none: a detached step tensor of
  * dtype TSH_REAL (TSH_BF16 if .grad_dtype of the leaf's optimiser says so). A pending gradient is
  * an error. The result shares memory with the gradient, which the next backward changes: tsh_keep
- * makes a copy. */
+ * makes a copy.
+ * torch: Tensor.grad */
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
 /* Clears a leaf's gradient. Its memory is kept for the next gradient; that of a 16-bit leaf, or of
  * a leaf with .grad_dtype, is step memory, which is released. */
@@ -184,7 +208,8 @@ TSH_API tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file);
 /* Turns anomaly detection on or off, as torch.autograd.set_detect_anomaly. While it is on, the
  * first op whose output, or whose gradient of an input, has a NaN or an infinity is an error,
  * TSH_ERR_ANOMALY, which names the module, the op, the input and the element; tsh_last_error has
- * the rank. Every value is read once more, also between tsh_no_grad_begin and tsh_no_grad_end. */
+ * the rank. Every value is read once more, also between tsh_no_grad_begin and tsh_no_grad_end.
+ * torch: torch.autograd.set_detect_anomaly */
 TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on);
 
 /* -- the ends of steps and scopes ------------------------------------------- */

@@ -61,6 +61,20 @@ TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
     return t;
 }
 
+TSH_API tsh_tensor *tsh_uniform(tsh_ctx *ctx, tsh_shape shape, double low, double high) {
+    tsh_tensor *t;
+    if (!(low <= high && high - low <= DBL_MAX))
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+                               "tsh_uniform: there are no numbers from %g to %g; the limits are "
+                               "finite, and low is not above high",
+                               low, high);
+    t = tshi_tensor_out(ctx, "tsh_uniform", TSH_REAL, &shape, NULL);
+    if (t)
+        (void)tshi_init_fill(t, "tsh_uniform", tshi_init_make(TSH_INIT_UNIFORM, low, high),
+                             tshi_rng_hash(ctx->randn_calls++, "uniform", 7));
+    return t;
+}
+
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step) {
     const double length = step != 0 ? ceil((stop - start) / step) : -1; /* number of elements */

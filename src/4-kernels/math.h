@@ -155,6 +155,15 @@ TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
         sign));
 }
 
+/* Returns (log(1 + f) - f) / f^2 for 1 + f in [sqrt 1/2, sqrt 2): P(f) f - 1/2 with a polynomial
+ * P. */
+TSHI_INLINE float tshi_math_log_tail(float f, int fused) {
+    float p = tshi_math_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
+                              1.4219224e-1f, fused);
+    p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f, fused);
+    return tshi_math_fma(p, f, -0.5f, fused);
+}
+
 /* Returns log x = n log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and log(1 + f) =
  * f - f^2 / 2 + f^3 P(f) with a polynomial P (as in Cephes). The larger part of n log 2 is exact;
  * the rounding error of its sum with f is added last. The variable e is n 2^23, as the exponent's
@@ -167,10 +176,7 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     k = (m - 0x3F3504F3u) & 0xFF800000u;            /* n << 23; n is 0 from sqrt 1/2 to sqrt 2 */
     f = tshi_math_float(m - k) - 1.0f;              /* 1 + f is x / 2^n */
     e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* n 2^23; subnormal x: (n - 23) 2^23 */
-    p = tshi_math_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
-                        1.4219224e-1f, fused);
-    p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f, fused);
-    p = tshi_math_fma(p, f, -0.5f, fused);   /* P(f) f - 1/2 */
+    p = tshi_math_log_tail(f, fused);        /* P(f) f - 1/2 */
     whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     sum = whole + f;
     rest = tshi_math_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);

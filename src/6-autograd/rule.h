@@ -175,6 +175,24 @@ static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
+/* Applies the rule of logsumexp, var, std and norm. S along the reduced dimension, or along any if
+ * all are reduced, gives R, since the ranks exchange the results of their shards. Otherwise does
+ * what tshi_rule_whole does. */
+static int tshi_rule_statistic(const tshi_call *call, tshi_output *output) {
+    const int axis = ((const tshi_rule_axis *)call->params)->axis;
+    if (!tshi_rule_is_sharded(call->in[0], axis)) return tshi_rule_whole(call, output);
+    output->layout = tsh_replicated();
+    return 1;
+}
+
+/* Applies the rule of cumsum, which is linear: keeps R, P, and S along another dimension. */
+static int tshi_rule_cumulate(const tshi_call *call, tshi_output *output) {
+    (void)output; /* the layout stays that of the input */
+    if (!tshi_rule_is_sharded(call->in[0], ((const tshi_rule_axis *)call->params)->axis)) return 1;
+    return tshi_rule_refuse_input(
+        call, "is not whole along the dimension, and each value is a sum of those before it");
+}
+
 /* Applies the rule of concatenation along dimension d, to which params points. If all parts are
  * S(d), the output is S(d), with the segments of all parts. Else all parts must have one layout,
  * which is the output's. */

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-map                                          MARK: - op-map (private) */
-/* Elementwise ops: unary, binary, comparisons, where, cast.                  */
-/* Needs: >>op.                                                               */
+/* Elementwise ops: unary, binary, comparisons, where, clamp, cast.           */
+/* Needs: >>math-more >>op.                                                   */
 /* ========================================================================== */
 
 /* A unary or binary op is one row, TSHI_UNARY(...) or TSHI_BINARY(...). The macro makes its
@@ -38,10 +38,12 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
 }
 
 /* Runs an elementwise op on inputs that have been checked, and records it unless its output has
- * integers. The kernel's operands are the output, of `dtype`, and the inputs. c: the kernel's
- * scalar, which is also passed to backward. Returns the output, or NULL after an error. */
-static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n, tsh_dtype dtype,
-                                tshi_kernel_fn kernel, double c) {
+ * integers. The kernel's operands are the output, of `dtype`, and the inputs. params: the kernel's
+ * parameters, `bytes` bytes, which are also passed to backward. Returns the output, or NULL after
+ * an error. */
+static tsh_tensor *tshi_map_run_with(const tshi_op *op, tsh_tensor *const *in, int n,
+                                     tsh_dtype dtype, tshi_kernel_fn kernel, const void *params,
+                                     size_t bytes) {
     tsh_ctx *ctx = in[0]->ctx;
     tshi_output output;
     tshi_loop loop; /* loops over the local elements of the output */
@@ -54,10 +56,16 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);                           /* operand 0: the output */
     for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]); /* operands 1 to n: the inputs */
-    tshi_kernel_run(&loop, kernel, &c);
+    tshi_kernel_run(&loop, kernel, params);
     if (tshi_dtypes[dtype].floating)
-        tshi_op_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
+        tshi_op_record(op, out, in, n, output.partial, params, bytes, NULL);
     return out;
+}
+
+/* Does what tshi_map_run_with does, for a kernel whose parameter is the scalar c. */
+static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n, tsh_dtype dtype,
+                                tshi_kernel_fn kernel, double c) {
+    return tshi_map_run_with(op, in, n, dtype, kernel, &c, sizeof c);
 }
 
 /* The parameters of the backward kernels of elementwise ops. */
@@ -176,6 +184,25 @@ static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
         return tshi_map_apply(&tshi_map_##name##_row, &x, 1, c);                                   \
     }
+/* The scalar of a TSHI_OPTION op is an option: 0 means `usual`, TSH_ZERO means 0. */
+#define TSHI_OPTION(name, usual, F, D)                                                             \
+    TSHI_UNARY_ROW("tsh_" #name, name, nonlinear, X, F, D)                                         \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, tshi_map_option(c, usual));           \
+    }
+
+/* Returns the number that an option stands for: `usual` if given is 0, 0 if it is TSH_ZERO. Unlike
+ * tshi_base_option, allows negative numbers. */
+static double tshi_map_option(double given, double usual) {
+    if (given < 0 && given >= TSH_ZERO) return 0;
+    return given < 0 || given > 0 || given != given ? given : usual;
+}
+
+/* Returns min(max(x + 3, 0), 6). */
+TSHI_INLINE tsh_real tshi_map_ramp(tsh_real x) {
+    const tsh_real y = x + TSHI_R(3);
+    return y < 0 ? TSHI_R(0) : y > 6 ? TSHI_R(6) : y;
+}
 
 TSHI_UNARY(neg, keep, NONE, -x, -g)
 TSHI_SCALAR(scale, keep, NONE, x *c, g *c)
@@ -199,9 +226,97 @@ TSHI_UNARY(gelu, nonlinear, X, tshi_math_gelu(x, fused), g *tshi_math_gelu_deriv
 TSHI_UNARY(gelu_tanh, nonlinear, X, x / (TSHI_R(1) + tshi_math_gelu_power(x, fused)),
            g *tshi_math_gelu_tanh_derivative(v, fused))
 TSHI_UNARY(silu, nonlinear, X, tshi_math_silu(x, fused), g *tshi_math_silu_derivative(v, fused))
-#undef TSHI_UNARY_ROW
+TSHI_UNARY(abs, nonlinear, X, tshi_math_abs(x), g *tshi_math_sign(v))
+TSHI_UNARY(sign, nonlinear, NONE, tshi_math_sign(x), TSHI_R(0))
+TSHI_UNARY(floor, nonlinear, NONE, tshi_math_floor(x), TSHI_R(0))
+TSHI_UNARY(ceil, nonlinear, NONE, tshi_math_ceil(x), TSHI_R(0))
+TSHI_UNARY(round, nonlinear, NONE, tshi_math_round_even(x), TSHI_R(0))
+TSHI_UNARY(rsqrt, nonlinear, OUT, TSHI_R(1) / tshi_math_sqrt(x), g *TSHI_R(-0.5) * (v * v * v))
+TSHI_UNARY(reciprocal, nonlinear, OUT, TSHI_R(1) / x, -g * (v * v))
+TSHI_UNARY(expm1, nonlinear, OUT, tshi_math_expm1(x, fused), g *(v + TSHI_R(1)))
+TSHI_UNARY(log1p, nonlinear, X, tshi_math_log1p(x, fused), g / (v + TSHI_R(1)))
+TSHI_UNARY(log_sigmoid, nonlinear, X, tshi_math_log_sigmoid(x, fused),
+           g *tshi_math_log_sigmoid_derivative(v, fused))
+TSHI_UNARY(relu6, nonlinear, X, x < 0 ? TSHI_R(0) : x > 6 ? TSHI_R(6) : x,
+           ((v > 0) & (v < 6)) ? g : TSHI_R(0))
+TSHI_UNARY(hardsigmoid, nonlinear, X, tshi_map_ramp(x) / TSHI_R(6),
+           ((v > -3) & (v < 3)) ? g / TSHI_R(6) : TSHI_R(0))
+TSHI_UNARY(hardswish, nonlinear, X, x *tshi_map_ramp(x) / TSHI_R(6),
+           v <= -3  ? TSHI_R(0)
+           : v >= 3 ? g
+                    : g * (v / TSHI_R(3) + TSHI_R(0.5)))
+TSHI_UNARY(selu, nonlinear, X, /* alpha and scale of Klambauer et al. 2017 */
+           TSHI_R(1.0507009873554805) * tshi_math_elu(x, TSHI_R(1.6732632423543772), fused),
+           g *TSHI_R(1.0507009873554805) *
+               tshi_math_elu_derivative(v, TSHI_R(1.6732632423543772), fused))
+TSHI_UNARY(mish, nonlinear, X, tshi_math_mish(x, fused), g *tshi_math_mish_derivative(v, fused))
+TSHI_OPTION(softplus, 1, tshi_math_softplus(x, c, fused),
+            g *tshi_math_softplus_derivative(v, c, fused))
+TSHI_OPTION(elu, 1, tshi_math_elu(x, c, fused), g *tshi_math_elu_derivative(v, c, fused))
+TSHI_OPTION(leaky_relu, 0.01, x > 0 ? x : x * c, v > 0 ? g : g * c)
 #undef TSHI_UNARY
 #undef TSHI_SCALAR
+#undef TSHI_OPTION
+#undef TSHI_UNARY_ROW
+
+/* -- sin, cos ----------------------------------------------------------------
+ * sin(x + turn pi / 2) is sin x for turn 0, cos x for 1 and -sin x for 2: the derivative of each is
+ * the next. */
+
+/* Computes y = sin(x + turn pi / 2) for a block. Large x, which are rare, go to libm. */
+TSHI_INLINE void tshi_map_wave_block(tsh_real *y, const tsh_real *x, uint32_t turn, int fused) {
+    uint32_t far = 0; /* not 0 if any |x| is too large for tshi_math_wave */
+    int i;
+    if (!TSHI_DOUBLE)
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+            far |= ((uint32_t)TSHI_MATH_FAR - (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu)) >> 31;
+            y[i] = TSHI_R(tshi_math_wave((float)x[i], turn, fused));
+        }
+    for (i = 0; i < TSHI_BLOCK && (TSHI_DOUBLE || far); i++)
+        if (TSHI_DOUBLE || (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu) > TSHI_MATH_FAR)
+            y[i] = tshi_math_wave_far(x[i], turn);
+}
+
+/* Defines the kernels of the op `name`, y = sin(x + turn pi / 2), its row and its function.
+ * Operands: y and x; in backward dx, dy and x. */
+#define TSHI_WAVE(name, turn)                                                                      \
+    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *operand,        \
+                                                    const double *none, int fused) {               \
+        tsh_real pad[TSHI_BLOCK], y[TSHI_BLOCK];                                                   \
+        int64_t e;                                                                                 \
+        (void)none;                                                                                \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            tshi_map_wave_block(y, tshi_kernel_load(&operand[1], e, n, pad), turn, fused);         \
+            tshi_kernel_store(&operand[0], e, n, y, 0);                                            \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_FUSED(tshi_map_##name##_forward, double);                                          \
+    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, const tshi_operand *operand,       \
+                                                     const tshi_backward_params *p, int fused) {   \
+        tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
+        const tsh_real *g;                                                                         \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            g = tshi_kernel_load(&operand[1], e, n, pad[0]);                                       \
+            tshi_map_wave_block(y, tshi_kernel_load(&operand[2], e, n, pad[1]), (turn) + 1,        \
+                                fused);                                                            \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] *= g[i];                              \
+            tshi_kernel_store(&operand[0], e, n, y, p->add);                                       \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_FUSED(tshi_map_##name##_backward, tshi_backward_params);                           \
+    static const tshi_map_row tshi_map_##name##_row = {                                            \
+        {"tsh_" #name, "x", tshi_rule_nonlinear, tshi_map_backward, TSHI_X, 0},                    \
+        0,                                                                                         \
+        tshi_map_##name##_forward,                                                                 \
+        {tshi_map_##name##_backward, NULL}};                                                       \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, 0);                                   \
+    }
+TSHI_WAVE(sin, 0)
+TSHI_WAVE(cos, 1)
+#undef TSHI_WAVE
 
 /* -- binary ops, a row each: add, sub, mul, div, pow ----------------------- */
 
@@ -209,6 +324,14 @@ TSHI_UNARY(silu, nonlinear, X, tshi_math_silu(x, fused), g *tshi_math_silu_deriv
 TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
     const tsh_real db = tshi_math_pow(a, b) * tshi_math_log(a, fused);
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
+}
+
+/* Returns the part of the gradient g of a maximum that goes to `own`, one of the two values: none
+ * if the other one is larger, half if both are equal, else all, also if one is NaN. For a minimum,
+ * the two are exchanged. */
+TSHI_INLINE tsh_real tshi_map_share(tsh_real g, tsh_real other, tsh_real own) {
+    const tsh_real half = ((other >= own) & (other <= own)) ? g * TSHI_R(0.5) : g;
+    return other > own ? TSHI_R(0) : half;
 }
 
 /* The columns of a row: name; layout rule; bits of the inputs that backward reads; bits of the
@@ -234,9 +357,13 @@ TSHI_BINARY(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)
 TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * b))
 TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
             g *tshi_math_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
+TSHI_BINARY(maximum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_larger(a, b),
+            tshi_map_share(g, b, a), tshi_map_share(g, a, b))
+TSHI_BINARY(minimum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, -tshi_kernel_larger(-a, -b),
+            tshi_map_share(g, a, b), tshi_map_share(g, b, a))
 #undef TSHI_BINARY
 
-/* -- comparisons, where, cast ------------------------------------------------ */
+/* -- comparisons, where, masked_fill -------------------------------------------- */
 
 /* Sets each element of the block y to 1 if (a OP b) is true, else to 0. type: the C type of a and
  * b. */
@@ -306,7 +433,6 @@ TSHI_COMPARE(ge, >=)
 TSHI_MAP_KERNEL(tshi_map_where, double, 0, 0, 3, m, a, b, m != 0 ? a : b)
 TSHI_MAP_KERNEL(tshi_map_where_da, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? g : 0)
 TSHI_MAP_KERNEL(tshi_map_where_db, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? 0 : g)
-#undef TSHI_MAP_KERNEL
 
 static const tshi_map_row tshi_map_where_row = {
     {"tsh_where", "cond yes no", tshi_rule_where, tshi_map_backward, TSHI_COND, 0},
@@ -324,6 +450,90 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     return tshi_map_run(&tshi_map_where_row.op, in, 3, tshi_tensor_promote(in + 1, 2),
                         tshi_map_where[ctx->isa], 0);
 }
+
+/* The kernels of tsh_masked_fill: y = m ? c : x, and dx = m ? 0 : dy. */
+TSHI_MAP_KERNEL(tshi_map_masked_fill, double, *p, 0, 2, x, m, u2, m != 0 ? c : x)
+TSHI_MAP_KERNEL(tshi_map_masked_fill_dx, tshi_backward_params, 0, p->add, 3, g, x, m,
+                m != 0 ? TSHI_R(0) : g)
+
+static const tshi_map_row tshi_map_masked_fill_row = {
+    {"tsh_masked_fill", "x mask", tshi_rule_nonlinear, tshi_map_backward, TSHI_B, 0},
+    0,
+    tshi_map_masked_fill,
+    {tshi_map_masked_fill_dx, NULL}}; /* the mask gets no gradient */
+
+TSH_API tsh_tensor *tsh_masked_fill(tsh_tensor *x, tsh_tensor *mask, double value) {
+    tsh_tensor *in[] = {x, mask};
+    tsh_ctx *ctx = tshi_tensor_check("tsh_masked_fill", "x mask", in, 2);
+    if (!ctx || !tshi_tensor_check_floating("tsh_masked_fill", "x", in, 1)) return NULL;
+    if (tshi_dtypes[mask->dtype].floating)
+        return tshi_error_null(ctx, TSH_ERR_DTYPE,
+                               "tsh_masked_fill: the mask is %s, not i32; tsh_ne and other "
+                               "comparisons make masks",
+                               tshi_dtype_name(mask->dtype));
+    return tshi_map_run(&tshi_map_masked_fill_row.op, in, 2, x->dtype,
+                        tshi_map_masked_fill[ctx->isa], value);
+}
+
+/* -- clamp: y = min(max(x, low), high); dx = dy where low <= x <= high, else 0 ---- */
+
+/* The limits of tsh_clamp. */
+typedef struct tshi_map_limits {
+    double low, high;
+    int add; /* the backward kernel: 1: adds to the gradient, 0: overwrites it */
+} tshi_map_limits;
+
+/* Returns min(max(x, low), high); NaN stays NaN. */
+TSHI_INLINE tsh_real tshi_map_limit(tsh_real x, tsh_real low, tsh_real high) {
+    const tsh_real y = x < low ? low : x;
+    return y > high ? high : y;
+}
+
+TSHI_MAP_KERNEL(tshi_map_clamp, tshi_map_limits, p->low, 0, 1, x, u1, u2,
+                tshi_map_limit(x, c, TSHI_R(p->high)))
+TSHI_MAP_KERNEL(tshi_map_clamp_dx, tshi_map_limits, p->low, p->add, 2, g, v, u2,
+                ((v >= c) & (v <= TSHI_R(p->high))) ? g : TSHI_R(0))
+
+static void tshi_map_clamp_backward(tshi_node *node) {
+    const tsh_tensor *x = node->in[0], *out = node->out;
+    tshi_map_limits limits = *(const tshi_map_limits *)node->params;
+    tshi_loop loop;
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    limits.add = dest.add;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, x, tshi_tape_saved(node, 0), x->stride, x->dtype);
+    tshi_kernel_run(&loop, tshi_map_clamp_dx[out->ctx->isa], &limits);
+}
+
+static const tshi_op tshi_map_clamp_op = {
+    "tsh_clamp", "x", tshi_rule_nonlinear, tshi_map_clamp_backward, TSHI_X, 0};
+
+/* Returns a limit rounded to dtype, as PyTorch compares x with it; NaN, which means that there is
+ * no limit, becomes `none`. */
+static double tshi_map_rounded(double limit, tsh_dtype dtype, double none) {
+    int64_t widest; /* memory for one element of any floating dtype */
+    if (limit != limit) return none;
+    tshi_dtype_put(dtype, &widest, 0, limit);
+    return tshi_dtype_get(dtype, &widest, 0);
+}
+
+TSH_API tsh_tensor *tsh_clamp(tsh_tensor *x, double min, double max) {
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_clamp", "x", &x, 1);
+    tshi_map_limits limits = TSHI_ZERO;
+    if (!ctx) return NULL;
+    if (min != min && max != max)
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+                               "tsh_clamp: min and max are NAN, which means no limit; give one");
+    limits.low = tshi_map_rounded(min, x->dtype, -(double)INFINITY);
+    limits.high = tshi_map_rounded(max, x->dtype, (double)INFINITY);
+    return tshi_map_run_with(&tshi_map_clamp_op, &x, 1, x->dtype, tshi_map_clamp[ctx->isa], &limits,
+                             sizeof limits);
+}
+
+/* -- cast ------------------------------------------------------------------------ */
 
 /* Computes dx = dy, the backward of ops whose output equals input 0, apart from the dtype.
  * (Gradients are tsh_real, whatever the dtypes are.) */

@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>op-reduce                                    MARK: - op-reduce (private) */
-/* Ops along one dimension, or all: sum, mean, max, argmax, softmax.          */
+/* Ops along one dimension, or all: sum, mean, max, min, argmax, softmax.     */
 /* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
@@ -11,7 +11,8 @@
 
 /* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
-    double c;   /* factor of a sum: 1, in tsh_mean 1 / (number of elements summed) */
+    double c;   /* factor of a sum: 1, in tsh_mean 1 / (number of elements summed). In >>op-stat:
+                 * the correction of a variance, the p of a norm */
     int64_t n;  /* local length of the reduced dimension; axis -1: number of local elements */
     int axis;   /* the reduced dimension; -1: all */
     int is_log; /* 1: tsh_log_softmax, 0: tsh_softmax or another op */
@@ -205,30 +206,50 @@ static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor 
     return tshi_kernel_rows_job(kernel[t->ctx->isa], count, params);
 }
 
-/* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
+/* -- max, min, argmax, argmin ---------------------------------------------------
+ * The first index of the largest or smallest value of each row, or that of the first NaN. Comments
+ * speak of the maximum; a minimum is the maximum of the values times -1. */
 
-/* Finds the index of each row's maximum. Operands: the index, x, the maximum (NULL: not needed).
- * Only the part of 256 values that has the maximum is searched for the index. */
-TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
-                                        const tshi_reduce_params *p) {
-    int64_t *place = (int64_t *)operand[0].data, i, at;
+/* Finds the index of each row's maximum; least 1: minimum. Operands: the index, x, the maximum
+ * (NULL: not needed). Only the part of 256 values that has the maximum is searched for the
+ * index. */
+TSHI_INLINE void tshi_reduce_extreme(int64_t rows, const tshi_operand *operand,
+                                     const tshi_reduce_params *p, int least) {
+    enum { PART = 256 };
+    int64_t *place = (int64_t *)operand[0].data, i, k, m, at;
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    tsh_real *max = (tsh_real *)operand[2].data, best, here;
-    const int64_t part = 256, n = p->n;
+    tsh_real *max = (tsh_real *)operand[2].data, turned[PART], best, here;
+    const int64_t n = p->n;
     for (; rows > 0; rows--, x += n) {
-        best = x[at = 0]; /* at: start of the part with the maximum so far */
-        for (i = 0; i < n && best == best; i += part) {
-            here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
+        best = least ? -x[0] : x[0];
+        at = 0; /* at: start of the part with the maximum so far */
+        for (i = 0; i < n && best == best; i += PART) {
+            m = tshi_base_min(PART, n - i);
+            if (least)
+                TSHI_LANES for (k = 0; k < m; k++) turned[k] = -x[i + k];
+            here = tshi_kernel_max(least ? turned : x + i, m);
             if (here <= best) continue; /* false for NaN, which ends the loop */
             best = here;
             at = i;
         }
+        if (least) best = -best;
         while (x[at] == x[at] && x[at] != best) at++; /* stops at a NaN, too */
         *place++ = at;
         if (max) *max++ = x[at];
     }
 }
+
+TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
+                                        const tshi_reduce_params *p) {
+    tshi_reduce_extreme(rows, operand, p, 0);
+}
 TSHI_KERNEL(tshi_reduce_place, tshi_reduce_params);
+
+TSHI_INLINE void tshi_reduce_least_body(int64_t rows, const tshi_operand *operand,
+                                        const tshi_reduce_params *p) {
+    tshi_reduce_extreme(rows, operand, p, 1);
+}
+TSHI_KERNEL(tshi_reduce_least, tshi_reduce_params);
 
 /* Adds dy to dx at the index of each maximum; forward has stored the indices in aux. */
 static void tshi_reduce_max_backward(tshi_node *node) {
@@ -251,28 +272,45 @@ static void tshi_reduce_max_backward(tshi_node *node) {
     }
 }
 
-static const tshi_op tshi_reduce_max_op = {
-    "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
-static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_argmax, NULL, 0, 0};
-static const tshi_op tshi_reduce_greedy_op = {"tsh_sample", "logits", tshi_rule_argmax, NULL, 0, 0};
-
-/* What tshi_reduce_max is to return. */
+/* What tshi_reduce_max returns. */
 typedef enum tshi_largest {
     TSHI_LARGEST_VALUE,
     TSHI_LARGEST_PLACE,
     TSHI_LARGEST_FINITE /* the index; an error if the largest value is not finite */
 } tshi_largest;
 
+/* One of the ops that tshi_reduce_max runs. */
+typedef struct tshi_extreme {
+    tshi_op op;
+    tshi_largest what;
+    const tshi_kernel_fn *kernel; /* table of kernels, one per instruction set */
+    double sign;                  /* 1: finds the largest value, -1: the smallest */
+} tshi_extreme;
+
+static const tshi_extreme tshi_reduce_max_row = {
+    {"tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0},
+    TSHI_LARGEST_VALUE, tshi_reduce_place, 1};
+static const tshi_extreme tshi_reduce_min_row = {
+    {"tsh_min", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0},
+    TSHI_LARGEST_VALUE, tshi_reduce_least, -1};
+static const tshi_extreme tshi_reduce_argmax_row = {
+    {"tsh_argmax", "x", tshi_rule_argmax, NULL, 0, 0}, TSHI_LARGEST_PLACE, tshi_reduce_place, 1};
+static const tshi_extreme tshi_reduce_argmin_row = {
+    {"tsh_argmin", "x", tshi_rule_argmax, NULL, 0, 0}, TSHI_LARGEST_PLACE, tshi_reduce_least, -1};
+static const tshi_extreme tshi_reduce_greedy_row = {
+    {"tsh_sample", "logits", tshi_rule_argmax, NULL, 0, 0}, TSHI_LARGEST_FINITE, tshi_reduce_place,
+    1};
+
 /* The largest value of a rank's shard of a row. */
 typedef struct tshi_best {
-    double value;
+    double value;  /* times -1 if the smallest value is sought */
     int64_t place; /* global index of the value along the row; -1: the shard is empty */
 } tshi_best;
 
 /* Replaces, for each of n rows, the maximum of this rank's shard and its local index by the largest
  * value on all ranks and its global index, with one all-gather. x is sharded along `axis`. */
-static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t *place,
-                              tsh_real *max) {
+static void tshi_reduce_agree(const tshi_extreme *row, const tsh_tensor *x, int axis, int64_t n,
+                              int64_t *place, tsh_real *max) {
     tsh_ctx *ctx = x->ctx;
     const int64_t size = ctx->tp.size, words = (int64_t)(sizeof(tshi_best) / sizeof(int64_t));
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
@@ -286,11 +324,12 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
     counts = (int64_t *)(void *)(all + size * n);
     for (r = 0; r < size; r++) counts[r] = n * words;
     for (i = 0; i < n; i++) {
-        own[i].value = x->local[axis] ? (double)max[i] : 0;
+        own[i].value = x->local[axis] ? row->sign * (double)max[i] : 0;
         own[i].place = x->local[axis] ? tshi_tensor_global(x, axis, place[i]) : -1;
     }
     (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, own, all, counts, 1, TSH_I64),
-                          "tsh_argmax: all-gather of the largest values");
+                          row->sign > 0 ? "tsh_argmax: all-gather of the largest values"
+                                        : "tsh_argmin: all-gather of the smallest values");
     for (i = 0; i < n && ctx->error.code == TSH_OK; i++) {
         const tshi_best *best = NULL;
         for (r = 0; r < size; r++) {
@@ -302,7 +341,7 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
                 best = at;
         }
         place[i] = best ? best->place : 0;
-        max[i] = best ? (tsh_real)best->value : 0;
+        max[i] = best ? TSHI_R(row->sign * best->value) : 0;
     }
     tshi_mem_release(ctx, block);
 }
@@ -314,9 +353,10 @@ static void tshi_reduce_refuse_row(tsh_ctx *ctx, int64_t row) {
                    (long long)row);
 }
 
-/* Runs tsh_max, tsh_argmax, or tsh_sample with temperature 0. */
-static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
-                                   tshi_largest what) {
+/* Runs tsh_max, tsh_min, tsh_argmax, tsh_argmin, or tsh_sample with temperature 0. */
+static tsh_tensor *tshi_reduce_max(const tshi_extreme *row, tsh_tensor *x, int dim, int keepdim) {
+    const tshi_op *op = &row->op;
+    const tshi_largest what = row->what;
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
@@ -333,7 +373,7 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op->name);
     xs = tshi_reduce_rows(x, r.params.axis); /* x with the axis last */
-    rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
+    rows = tshi_reduce_job(row->kernel, x, &r.params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (!out) return NULL;
     place = tshi_tensor_at(out); /* argmax outputs the indices */
@@ -354,7 +394,7 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
     tshi_mem_release(ctx, scratch);
     if (cut && ctx->error.code == TSH_OK)
-        tshi_reduce_agree(x, r.params.axis, tsh_numel(out), (int64_t *)place, max);
+        tshi_reduce_agree(row, x, r.params.axis, tsh_numel(out), (int64_t *)place, max);
     for (int64_t i = 0; what == TSHI_LARGEST_FINITE && i < tsh_numel(out); i++)
         if (ctx->error.code == TSH_OK && !(fabs((double)max[i]) <= DBL_MAX))
             tshi_reduce_refuse_row(ctx, i);
@@ -367,17 +407,25 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
 }
 
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_max(&tshi_reduce_max_op, x, dim, keepdim, TSHI_LARGEST_VALUE);
+    return tshi_reduce_max(&tshi_reduce_max_row, x, dim, keepdim);
+}
+
+TSH_API tsh_tensor *tsh_min(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_max(&tshi_reduce_min_row, x, dim, keepdim);
 }
 
 /* Runs tsh_sample with temperature 0, for logits that are replicated or sharded along the last
  * dimension. */
 static tsh_tensor *tshi_reduce_greedy(tsh_tensor *logits) {
-    return tshi_reduce_max(&tshi_reduce_greedy_op, logits, -1, 0, TSHI_LARGEST_FINITE);
+    return tshi_reduce_max(&tshi_reduce_greedy_row, logits, -1, 0);
 }
 
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_max(&tshi_reduce_argmax_op, x, dim, keepdim, TSHI_LARGEST_PLACE);
+    return tshi_reduce_max(&tshi_reduce_argmax_row, x, dim, keepdim);
+}
+
+TSH_API tsh_tensor *tsh_argmin(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_max(&tshi_reduce_argmin_row, x, dim, keepdim);
 }
 
 /* -- softmax, log_softmax ---------------------------------------------------

@@ -37,6 +37,8 @@ ALLOWED = {
     "op-loss": {"TSH_F64": BOOKKEEPING},
     "loss-element": {"TSH_F64": BOOKKEEPING},
     "op-reduce": {"TSH_I64": INDICES},
+    "op-stat": {"TSH_F64": BOOKKEEPING},
+    "op-cumsum": {"TSH_I64": "sums of integers are I64", "TSH_F64": BOOKKEEPING},
     "sample": {"TSH_I64": INDICES},
     "layers": {"TSH_I64": INDICES},
     "module-same": {"TSH_I32": BOOKKEEPING, "TSH_I64": BOOKKEEPING},
