@@ -187,10 +187,7 @@ static int64_t tshi_sort_shrink(tshi_sort_best *best) {
     return best->item[last].index;
 }
 
-enum {
-    TSHI_SORT_BLOCK = 64,
-    TSHI_SORT_SPARE = 192
-}; /* SPARE: items beyond 2 k in tshi_sort_best */
+enum { TSHI_SORT_BLOCK = 64, TSHI_SORT_SPARE = 64 }; /* SPARE: items beyond 2 k in tshi_sort_best */
 
 /* Returns 1 if one of a block of values may come before `bound`, whose sign is that of the order: 1
  * if larger values come first, -1 if smaller ones do. NaN always may. */
@@ -219,6 +216,7 @@ TSHI_INLINE void tshi_sort_first(const tsh_real *x, const tshi_sort_params *p,
         if (best.full && end == e + TSHI_SORT_BLOCK && !tshi_sort_may(x + e, sign, bound)) continue;
         for (i = e; i < end; i++) {
             tshi_sort_item next;
+            if (best.full && x[i] * sign <= bound) continue;
             next.key = tshi_sort_key(x[i]) ^ flip;
             next.index = i;
             if (best.full && next.key >= best.limit) continue; /* an equal one comes later */
