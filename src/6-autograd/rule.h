@@ -431,6 +431,129 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
                     call->op->name, tq, tk, tv) == TSH_OK;
 }
 
+/* -- convolutions: their layout rule ---------------------------------------- */
+
+/* What the rule of convolutions depends on. A convolution's weight is (out, in / groups, ..), that
+ * of a transposed one (in, out / groups, ..). */
+typedef struct tshi_rule_channels {
+    int transposed; /* 1: a transposed convolution */
+    int64_t groups;
+} tshi_rule_channels;
+
+/* Returns 1 if w is sharded along its input channels: the output is a sum over ranks. */
+static int tshi_rule_sums_channels(const tsh_tensor *w, const tshi_rule_channels *how) {
+    return how->groups == 1 && tshi_rule_is_sharded(w, how->transposed ? 0 : 1);
+}
+
+/* Sets *layout to that of a tensor (N, groups * per, ..) of which each rank has the channels of its
+ * groups of w, which is S(0). Returns 0 if a group's rows of w lie on two ranks. */
+static int tshi_rule_group_cut(const tsh_tensor *w, int64_t groups, int64_t per,
+                               tsh_layout *layout) {
+    const int64_t rows = w->dim[0] / groups, unit = w->layout.segment[0].unit;
+    const int64_t whole = rows > 0 && unit % rows == 0 ? unit / rows : 1; /* groups of a unit */
+    const int size = w->ctx->tp.size;
+    const tsh_layout cut = tsh_shard_units(0, whole);
+    *layout = tsh_shard_units(1, whole * (per > 0 ? per : 1));
+    for (int r = 0; r < size; r++)
+        if (w->layout.segments != 1 ||
+            tshi_layout_own(&cut, groups, size, r, NULL) * rows !=
+                tshi_layout_own(&w->layout, w->dim[0], size, r, NULL))
+            return 0;
+    return 1;
+}
+
+/* Returns 1 and sets *layout if each rank's shard of w takes a shard of x's channels, S(1). */
+static int tshi_rule_takes_channels(const tsh_tensor *x, const tsh_tensor *w,
+                                    const tshi_rule_channels *how, tsh_layout *layout) {
+    if (w->layout.kind != TSH_SHARDED) return 0;
+    if (how->groups > 1)
+        return w->layout.dim == 0 &&
+               tshi_rule_group_cut(w, how->groups, x->dim[1] / how->groups, layout) &&
+               tshi_layout_resolve(layout, x->ndim, x->dim);
+    *layout = w->layout;
+    layout->dim = 1;
+    return tshi_rule_sums_channels(w, how);
+}
+
+/* Returns why the layouts of x and w do not fit, as the end of a sentence; NULL: they fit. column,
+ * takes: 1 if w is sharded by output channels; if it takes an x of layout `layout`. */
+static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int takes,
+                                       const tsh_layout *layout) {
+    const tsh_tensor *x = call->in[0], *w = call->in[1];
+    const int cut = x->layout.kind == TSH_SHARDED;
+    if (w->layout.kind == TSH_PARTIAL)
+        return "complete the weight first: tsh_redistribute(w, tsh_replicated())";
+    if (cut && x->layout.dim > 1)
+        return "the kernel slides along a sharded dimension; gather the input first: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (w->layout.kind == TSH_SHARDED && !column && !takes)
+        return "a weight is sharded along its output or its input channels or, with groups, along "
+               "dimension 0 in whole groups: tsh_redistribute(w, tsh_replicated())";
+    if (column && x->layout.kind != TSH_REPLICATED)
+        return "a column-parallel weight takes a replicated input: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (takes && !(cut && x->layout.dim == 1 &&
+                   tshi_layout_same_shards(&x->layout, layout, x->dim[1], x->ctx->tp.size)))
+        return "such a weight takes an input that is replicated, or whose channels are sharded like "
+               "the weight's: tsh_redistribute(x, tsh_replicated())";
+    if (!takes && cut && x->layout.dim == 1)
+        return "sharded channels want a weight that is sharded along them, or gather the input: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (x->layout.kind == TSH_PARTIAL && call->in[2])
+        return "the bias would be added once per rank; complete the input first: "
+               "tsh_redistribute(x, tsh_replicated())";
+    return NULL;
+}
+
+/* Applies the rule of convolutions. Shapes: x and y (N, channels, ..), bias (out). C_in and C_out
+ * are the weight's dimensions of input and output channels.
+ * W R: y has the layout of x, which is R, S(0), or P without bias. If it is not R: dW and db are P.
+ * W S(C_out), column-parallel: x is R, y S(1), dx P.
+ * W S(C_in), row-parallel: x is S(1), y R, by an all-reduce.
+ * Groups and W S(0), in whole groups: x is S(1) by groups, y too. */
+static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
+    const tshi_rule_channels *how = (const tshi_rule_channels *)call->params;
+    const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
+    const int column = how->groups == 1 && tshi_rule_is_sharded(w, how->transposed ? 1 : 0);
+    tsh_layout layout, bias = tsh_replicated();
+    const int takes = tshi_rule_takes_channels(x, w, how, &layout);
+    const char *flaw = tshi_rule_conv_flaw(call, column, takes, &layout);
+    const int64_t outs = output->shape.dim[1]; /* channels of y */
+    if (flaw) return tshi_rule_refuse(call, x, w, flaw);
+    if (column) { /* each rank computes some output channels */
+        output->layout = w->layout;
+        output->layout.dim = 1;
+        output->partial = TSHI_X;
+    } else if (tshi_rule_sums_channels(w, how)) { /* each rank sums over some input channels */
+        output->layout = tsh_replicated();
+    } else if (takes) { /* each rank has some groups */
+        (void)tshi_rule_group_cut(w, how->groups, outs / how->groups, &output->layout);
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has images, or a partial sum */
+        output->partial = TSHI_WEIGHT | TSHI_BIAS;
+    }
+    if (output->layout.kind == TSH_SHARDED && output->layout.dim == 1) {
+        bias = output->layout;
+        bias.dim = 0;
+        (void)tshi_layout_resolve(&bias, 1, &outs);
+    }
+    return !b || tshi_layout_equal(&b->layout, &bias, b->dim, x->ctx->tp.size) ||
+           tshi_rule_refuse(call, w, b,
+                            "the bias is sharded like the output's channels, or replicated if "
+                            "these are");
+}
+
+/* Applies the rule of pools and of interpolation, which work along all dimensions after the first
+ * two: the output has the layout of x, which is R, S(0) or S(1); P only if the op is linear, which
+ * *params says. */
+static int tshi_rule_pool(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *x = call->in[0];
+    (void)output;
+    if (x->layout.kind == TSH_PARTIAL && !*(const int *)call->params)
+        return tshi_rule_refuse_input(call, "is a partial sum, and the op is not linear");
+    return x->layout.kind != TSH_SHARDED || x->layout.dim < 2 ||
+           tshi_rule_refuse_input(call, "is sharded along a dimension that the op works along");
+}
+
 /* -- cross-entropy: its layout rule ---------------------------------------- */
 
 /* Returns which dimension of the logits is that of the classes. dim: as in

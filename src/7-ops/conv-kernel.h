@@ -1,0 +1,375 @@
+/* ========================================================================== */
+/* >>conv-kernel                                MARK: - conv-kernel (private) */
+/* Convolutions as products: gather (image to map), scatter (map to image).   */
+/* Needs: >>conv-pack >>op-matmul.                                            */
+/* ========================================================================== */
+
+/* Two products compute all convolutions. `gather` gives the map of an image. `scatter` gives the
+ * image of a map, that is, the gradient of the image: for each of the SY * SX phases, the image
+ * elements (y, x) of equal y % SY and x % SX, a gather from the map with those taps that reach the
+ * phase. So no sum is written twice, and each element has one order of additions: over channels,
+ * within a channel over taps. It depends on the sizes of channels and kernel alone. */
+
+/* A product C = A B of a convolution; C (rows, columns) is written to images. */
+typedef struct tshi_conv_product {
+    tsh_ctx *ctx;
+    const tshi_gemm_kernel *kernel;
+    tshi_conv_source source; /* B */
+    int64_t rows, k;         /* rows of A per group; channels * taps of the source */
+    const tsh_real *weight;
+    /* distances in the weight from group to group, row to row, channel to channel */
+    int64_t next_group, next_row, next_channel;
+    tsh_real *strips;     /* packed A: (groups, strips of mr rows, k, mr) */
+    const tsh_real *bias; /* (groups * rows), added to each column; or NULL */
+    tsh_real *to;         /* C as images (batch, groups * rows, size[0], size[1]) */
+    int64_t size[2], start[2], step[2]; /* column (y, x) goes to start + (y, x) * step */
+    int add;              /* 1: C is added to what is there */
+    int64_t columns, slivers, slice; /* columns of B; slivers; rows of B in a slice */
+    int64_t blocks, block;           /* blocks of rows of A; rows of a block */
+    char *scratch;                   /* of all pieces */
+    size_t each;                     /* bytes of scratch of one piece */
+} tshi_conv_product;
+
+/* The scratch memory of one piece. */
+typedef struct tshi_conv_scratch {
+    tshi_conv_places places;
+    tsh_real *sliver; /* (slice, nr): packed B */
+    tsh_real *sums;   /* (slivers of a panel, rows of a block, nr): C of slivers that are not
+                       * written in place */
+} tshi_conv_scratch;
+
+enum {
+    TSHI_CONV_PANEL = 32,  /* slivers whose slices are computed one after the other */
+    TSHI_CONV_ROWS = 768   /* max rows of a block: with a slice of k, at most half an L2 cache */
+};
+
+/* -- packing the weight ------------------------------------------------------ */
+
+/* Packs strips [from, to) of all groups (a tshi_team_fn). */
+static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_product *p = (const tshi_conv_product *)job;
+    const tshi_conv_source *s = &p->source;
+    const int mr = p->kernel->mr;
+    const int64_t strips = tshi_base_ceil(p->rows, mr);
+    tsh_real *y = p->strips + from * p->k * mr;
+    (void)piece;
+    for (int64_t u = from; u < to; u++) {
+        const int64_t first = u % strips * mr, valid = tshi_base_min(mr, p->rows - first);
+        const tsh_real *w = p->weight + u / strips * p->next_group + first * p->next_row;
+        for (int64_t c = 0; c < s->channels; c++, w += p->next_channel)
+            for (int64_t t = 0; t < s->taps; t++, y += mr)
+                for (int64_t i = 0; i < mr; i++)
+                    y[i] = i < valid ? w[i * p->next_row + s->tap[t].index] : 0;
+    }
+}
+
+/* -- a panel of C ------------------------------------------------------------- */
+
+/* Returns the address in p->to of row `row` (of all groups) at a run's first column. */
+static tsh_real *tshi_conv_at(const tshi_conv_product *p, const tshi_conv_run *run, int64_t row) {
+    return p->to +
+           ((run->image * p->source.groups * p->rows + row) * p->size[0] + p->start[0] +
+            run->y * p->step[0]) * p->size[1] + p->start[1] + run->x * p->step[1];
+}
+
+/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its columns
+ * are not contiguous, or fewer than a tile has. */
+static tsh_real *tshi_conv_direct(const tshi_conv_product *p, int64_t column, int cols,
+                                  int64_t row) {
+    const int64_t area = tshi_conv_area(p->source.grid);
+    const int dense = p->step[0] == 1 && p->step[1] == 1 && p->size[0] == p->source.grid[0] &&
+                      p->size[1] == p->source.grid[1];
+    if (!dense || (cols != p->kernel->nr && cols != p->kernel->nr / 2) ||
+        column % area + cols > area)
+        return NULL;
+    return p->to + (column / area * p->source.groups * p->rows + row) * area + column % area;
+}
+
+/* Adds the bias to rows [row, row + rows) of a sliver that is written in place. */
+static void tshi_conv_add_bias(const tshi_conv_product *p, tsh_real *to, int cols, int64_t row,
+                               int64_t rows) {
+    const int64_t area = tshi_conv_area(p->size);
+    for (int64_t i = 0; i < rows && p->bias; i++, to += area) {
+        const tsh_real b = p->bias[row + i];
+        for (int j = 0; j < cols; j++) to[j] += b;
+    }
+}
+
+/* Writes rows [row, row + rows) of a sliver, with the bias, from sums to the images. */
+static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, int64_t column,
+                            int cols, int64_t row, int64_t rows) {
+    tshi_conv_run run[TSHI_CONV_LANES];
+    const int runs = tshi_conv_cut(&p->source, column, cols, TSHI_CONV_LANES, run);
+    const int64_t step = p->step[1], next = tshi_conv_area(p->size);
+    for (int r = 0; r < runs; r++) {
+        tsh_real *to = tshi_conv_at(p, &run[r], row);
+        const tsh_real *from = sums + run[r].lane;
+        for (int64_t i = 0; i < rows; i++, to += next, from += p->kernel->nr) {
+            const tsh_real b = p->bias ? p->bias[row + i] : 0;
+            if (p->add)
+                for (int j = 0; j < run[r].length; j++) to[j * step] += from[j] + b;
+            else
+                for (int j = 0; j < run[r].length; j++) to[j * step] = from[j] + b;
+        }
+    }
+}
+
+/* Computes n slivers from `sliver` on, of one group and one block of rows. */
+static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, int64_t group,
+                            int64_t block, int64_t sliver, int64_t n) {
+    const int mr = p->kernel->mr, nr = p->kernel->nr;
+    const int64_t strips = tshi_base_ceil(p->rows, mr), first = block * p->block;
+    const int64_t rows = tshi_base_min(p->block, p->rows - first), row = group * p->rows + first;
+    const int64_t sums = p->slice < p->k ? tshi_base_ceil(p->block, mr) * mr * nr : 0;
+    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    tshi_gemm_walk walk = TSHI_ZERO; /* nothing to prefetch */
+    int64_t k = 0;
+    do { /* once, too, if k is 0: C is 0 then */
+        const int64_t steps = tshi_base_min(p->slice, p->k - k);
+        const tshi_matmul_strips a = {
+            p->strips + (group * strips + first / mr) * p->k * mr + k * mr, 1, mr, p->k};
+        const tshi_matmul_slivers b = {w->sliver, nr, 0, TSHI_GEMM_REALS};
+        const tshi_conv_rows copied = {
+            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k,
+            k + steps, nr, w->sliver};
+        const int last = k + steps >= p->k;
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t column = (sliver + i) * nr;
+            const int cols = (int)tshi_base_min(nr, p->columns - column);
+            tsh_real *direct = tshi_conv_direct(p, column, cols, row), *own = w->sums + i * sums;
+            const tshi_matrix c = direct
+                ? tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1)
+                : tshi_gemm_matrix(own, nr, 1);
+            tshi_conv_locate(&p->source, column, cols, &w->places);
+            tshi_conv_pack(&p->source, &w->places, &copied);
+            tshi_matmul_tiles(p->kernel, rows, cols > nr / 2 ? nr : nr / 2, steps, 1, a, b,
+                              k > 0 || (direct && p->add), c, all, &walk);
+            if (last && direct)
+                tshi_conv_add_bias(p, direct, cols, row, rows);
+            else if (last)
+                tshi_conv_store(p, own, column, cols, row, rows);
+        }
+        k += steps;
+    } while (k < p->k);
+}
+
+/* Returns the parts of a piece's scratch. */
+static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) {
+    tshi_conv_scratch w;
+    char *at = p->scratch + (size_t)piece * p->each;
+    const int64_t nr = p->kernel->nr;
+    w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as the block is */
+    w.sums = w.sliver + (p->slice * nr + 15) / 16 * 16;
+    at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr *
+                               (p->slice < p->k ? TSHI_CONV_PANEL : 1));
+    w.places.place = (tshi_conv_place *)(void *)at;
+    w.places.start = (int *)(void *)(w.places.place + p->source.taps * nr);
+    return w;
+}
+
+/* Computes items [from, to) (a tshi_team_fn). An item is a sliver of a group and a block of rows;
+ * those of a block follow each other, in it those of a group. */
+static void tshi_conv_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_product *p = (const tshi_conv_product *)job;
+    const int64_t groups = p->source.groups;
+    tshi_conv_scratch w = tshi_conv_split(p, piece);
+    for (int64_t n; from < to; from += n) {
+        const int64_t sliver = from % p->slivers, group = from / p->slivers % groups;
+        n = tshi_base_min(tshi_base_min(to - from, p->slivers - sliver), TSHI_CONV_PANEL);
+        tshi_conv_panel(p, &w, group, from / p->slivers / groups, sliver, n);
+    }
+}
+
+/* Cuts the rows of A into blocks, so that there is work for all threads. */
+static void tshi_conv_divide(tshi_conv_product *p, int threads) {
+    const int64_t mr = p->kernel->mr, items = p->slivers * p->source.groups;
+    int64_t blocks = tshi_base_ceil(p->rows, TSHI_CONV_ROWS);
+    if (blocks < threads && items < 8 * threads) blocks = threads;
+    p->block = tshi_base_ceil(tshi_base_ceil(p->rows, blocks), mr) * mr;
+    p->blocks = tshi_base_ceil(p->rows, p->block);
+}
+
+/* Runs a product whose fields up to `add` are set, but for those of the kernel and the strips. */
+static void tshi_conv_multiply(tshi_conv_product *p) {
+    enum { MIN_WORK = 1 << 17 }; /* least number of multiply-adds per thread */
+    tsh_ctx *ctx = p->ctx;
+    tshi_conv_source *s = &p->source;
+    const int nr = ctx->gemm_kernel->nr, mr = ctx->gemm_kernel->mr;
+    const int64_t strips = tshi_base_ceil(p->rows, mr);
+    tshi_block *packed, *scratch;
+    int pieces;
+    p->kernel = ctx->gemm_kernel;
+    p->columns = s->batch * tshi_conv_area(s->grid);
+    p->slivers = tshi_base_ceil(p->columns, nr);
+    p->k = s->channels * s->taps;
+    if (!p->columns || !p->rows || !s->groups) return; /* this rank has nothing to compute */
+    p->slice = tshi_gemm_slice(p->kernel, TSHI_GEMM_REALS, p->k);
+    if (p->slice > p->k) p->slice = p->k;
+    s->nr = nr;
+    s->block = nr < 16 ? nr : 16;
+    s->isa = ctx->isa;
+    pieces = tshi_team_parts(ctx, p->columns * p->rows * s->groups * (p->k + 1), MIN_WORK);
+    tshi_conv_divide(p, pieces);
+    pieces = (int)tshi_base_min(pieces, p->slivers * s->groups * p->blocks);
+    p->each = (size_t)((p->slice * nr + 15) / 16 * 16 +
+                       tshi_base_ceil(p->block, mr) * mr * nr *
+                           (p->slice < p->k ? TSHI_CONV_PANEL : 1)) * sizeof(tsh_real);
+    p->each = (p->each + tshi_conv_places_bytes(s) + 63) / 64 * 64;
+    packed = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(s->groups * strips * mr * p->k));
+    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p->each, (size_t)pieces));
+    if (packed && scratch) {
+        p->strips = (tsh_real *)tshi_mem_data(packed);
+        p->scratch = (char *)tshi_mem_data(scratch);
+        tshi_team_run((int)tshi_base_min(pieces, s->groups * strips), s->groups * strips, 1,
+                      tshi_conv_pack_strips, p);
+        tshi_team_run(pieces, p->slivers * s->groups * p->blocks, 1, tshi_conv_piece, p);
+    }
+    if (ctx->trace)
+        ctx->trace->flops += 2.0 * (double)p->columns * (double)p->rows * (double)s->groups *
+                             (double)p->k;
+    tshi_mem_release(ctx, scratch);
+    tshi_mem_release(ctx, packed);
+}
+
+/* -- gather and scatter ------------------------------------------------------ */
+
+/* Sets [*from, *to): the grid positions i of [0, grid) with 0 <= i * step + offset < size. */
+static void tshi_conv_range(int64_t grid, int64_t step, int64_t offset, int64_t size, int64_t *from,
+                            int64_t *to) {
+    *from = offset < 0 ? tshi_base_ceil(-offset, step) : 0;
+    *to = size > offset ? tshi_base_min(grid, tshi_base_ceil(size - offset, step)) : 0;
+}
+
+/* Sets the taps of the image's elements (y, x) at each position of the map. */
+static void tshi_conv_taps(const tshi_conv *c, const tshi_conv_source *s, tshi_conv_tap *tap) {
+    for (int64_t i = 0; i < s->taps; i++, tap++) {
+        const int64_t at[2] = {i / c->kernel[1], i % c->kernel[1]};
+        tap->index = i;
+        for (int d = 0; d < 2; d++) {
+            tap->offset[d] = at[d] * c->dilation[d] - c->padding[d];
+            tshi_conv_range(s->grid[d], s->step[d], tap->offset[d], s->size[d], &tap->from[d],
+                            &tap->to[d]);
+        }
+    }
+}
+
+/* Returns the images of c, at `data`, as the source of the map's columns. tap: taps to fill in. */
+static tshi_conv_source tshi_conv_image(const tshi_conv *c, const tsh_real *data,
+                                        tshi_conv_tap *tap) {
+    tshi_conv_source s;
+    memset(&s, 0, sizeof s);
+    s.data = data;
+    s.batch = c->batch;
+    s.groups = c->groups;
+    s.channels = c->ins;
+    for (int d = 0; d < 2; d++) {
+        s.size[d] = c->image[d];
+        s.step[d] = c->stride[d];
+        s.grid[d] = c->map[d];
+    }
+    s.tap = tap;
+    s.taps = tshi_conv_area(c->kernel);
+    tshi_conv_taps(c, &s, tap);
+    return s;
+}
+
+/* Allocates the taps of c's kernel in *block. Returns NULL if there is no memory. */
+static tshi_conv_tap *tshi_conv_alloc_taps(tsh_ctx *ctx, const tshi_conv *c, tshi_block **block) {
+    *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul((size_t)tshi_conv_area(c->kernel),
+                                                             sizeof(tshi_conv_tap)));
+    return *block ? (tshi_conv_tap *)tshi_mem_data(*block) : NULL;
+}
+
+/* Computes the map (N, OC, OH, OW) of an image (N, IC, H, W), with bias (OC) or NULL; add 1: adds
+ * to it. All arrays are dense. */
+static void tshi_conv_gather(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
+                             const tsh_real *weight, const tsh_real *bias, tsh_real *map, int add) {
+    const int64_t area = tshi_conv_area(c->kernel);
+    tshi_block *taps;
+    tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
+    tshi_conv_product p;
+    if (!tap) return;
+    memset(&p, 0, sizeof p);
+    p.ctx = ctx;
+    p.source = tshi_conv_image(c, image, tap);
+    p.rows = c->outs;
+    p.weight = weight;
+    p.next_channel = area;
+    p.next_row = c->ins * area;
+    p.next_group = c->outs * p.next_row;
+    p.bias = bias;
+    p.to = map;
+    p.add = add;
+    for (int d = 0; d < 2; d++) {
+        p.size[d] = c->map[d];
+        p.step[d] = 1;
+    }
+    tshi_conv_multiply(&p);
+    tshi_mem_release(ctx, taps);
+}
+
+/* Sets the taps that reach the phase of image elements (y, x) = start + grid * stride: those whose
+ * element of the map, (y + padding - k * dilation) / stride, is one. Returns their number. */
+static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const int64_t *grid,
+                               tshi_conv_tap *tap) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < tshi_conv_area(c->kernel); i++) {
+        const int64_t at[2] = {i / c->kernel[1], i % c->kernel[1]};
+        int reaches = 1;
+        for (int d = 0; d < 2; d++) {
+            const int64_t from = start[d] + c->padding[d] - at[d] * c->dilation[d];
+            tap[n].offset[d] = from / c->stride[d];
+            reaches &= from % c->stride[d] == 0;
+            tshi_conv_range(grid[d], 1, tap[n].offset[d], c->map[d], &tap[n].from[d],
+                            &tap[n].to[d]);
+        }
+        tap[n].index = i;
+        n += reaches;
+    }
+    return n;
+}
+
+/* Computes the image (N, IC, H, W) of a map (N, OC, OH, OW), with bias (IC) or NULL; add 1: adds to
+ * it. All arrays are dense. */
+static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *map,
+                              const tsh_real *weight, const tsh_real *bias, tsh_real *image,
+                              int add) {
+    const int64_t area = tshi_conv_area(c->kernel);
+    tshi_block *taps;
+    tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
+    tshi_conv_product p;
+    int64_t phase, phases = tshi_base_min(c->stride[0], c->image[0]) *
+                            tshi_base_min(c->stride[1], c->image[1]);
+    if (!tap) return;
+    for (phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++) {
+        const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
+        memset(&p, 0, sizeof p);
+        p.start[0] = phase / across;
+        p.start[1] = phase % across;
+        p.ctx = ctx;
+        p.source.data = map;
+        p.source.batch = c->batch;
+        p.source.groups = c->groups;
+        p.source.channels = c->outs;
+        for (int d = 0; d < 2; d++) {
+            p.size[d] = c->image[d];
+            p.step[d] = c->stride[d];
+            p.source.size[d] = c->map[d];
+            p.source.step[d] = 1;
+            p.source.grid[d] = tshi_base_ceil(c->image[d] - p.start[d], c->stride[d]);
+        }
+        p.source.tap = tap;
+        p.source.taps = tshi_conv_phase(c, p.start, p.source.grid, tap);
+        if (!p.source.taps && add && !bias) continue; /* nothing to add */
+        p.rows = c->ins;
+        p.weight = weight;
+        p.next_row = area;
+        p.next_channel = c->ins * area;
+        p.next_group = c->outs * p.next_channel;
+        p.bias = bias;
+        p.to = image;
+        p.add = add;
+        tshi_conv_multiply(&p);
+    }
+    tshi_mem_release(ctx, taps);
+}

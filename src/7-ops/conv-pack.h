@@ -1,0 +1,232 @@
+/* ========================================================================== */
+/* >>conv-pack                                    MARK: - conv-pack (private) */
+/* Reads what the kernel of a convolution covers, as columns of a matrix.     */
+/* Needs: >>conv >>gemm-api.                                                  */
+/* ========================================================================== */
+
+/* A convolution is a matrix product per group (im2col: Chellapilla, Puri and Simard, 2006): the
+ * weight (rows, k) times a matrix B (k, columns), whose column is what the kernel covers at one
+ * position, and whose row, channel * taps + tap, is an element of the kernel. B is not written as a
+ * whole: `nr` columns at a time (a sliver) are copied from the images to where the micro-kernel
+ * reads them.
+ *
+ * All images of a batch are one row of columns: column ((n * grid[0] + y) * grid[1] + x) is
+ * position (y, x) of image n. */
+
+/* An element of the kernel. At grid position (y, x) it is multiplied with the source element
+ * (y step[0] + offset[0], x step[1] + offset[1]). */
+typedef struct tshi_conv_tap {
+    int64_t offset[2];
+    int64_t from[2], to[2]; /* grid rows, and columns, [from, to) at which that element exists */
+    int64_t index;          /* of the tap in the kernel: ky * KW + kx */
+} tshi_conv_tap;
+
+/* The images that B is read from, and the grid of positions. */
+typedef struct tshi_conv_source {
+    const tsh_real *data; /* (batch, groups * channels, size[0], size[1]) */
+    int64_t batch, groups, channels; /* channels: per group */
+    int64_t size[2], step[2], grid[2];
+    const tshi_conv_tap *tap;
+    int64_t taps; /* number of taps */
+    int nr;       /* columns of a sliver, a multiple of `block` */
+    int block;    /* lanes that are copied at a time: 16, or nr if that is less */
+    int isa;      /* TSHI_ISA_... of this processor */
+} tshi_conv_source;
+
+/* Up to `block` lanes of one row of B that are read from equidistant elements of the source: lane l
+ * of [first, first + count) from element at + l * step[1], counted from the group's channel. */
+typedef struct tshi_conv_place {
+    int64_t at;
+    int first, count;
+} tshi_conv_place;
+
+/* Where a sliver is read from: those places of tap t and block b that begin at place[start[t *
+ * blocks + b]], up to the next start. All other lanes are 0. */
+typedef struct tshi_conv_places {
+    tshi_conv_place *place; /* at most taps * nr */
+    int *start;             /* taps * blocks + 1 */
+} tshi_conv_places;
+
+/* Neighbouring columns of a sliver within one row of the grid, and within one block. */
+typedef struct tshi_conv_run {
+    int64_t image, y, x; /* image and grid position of the first column */
+    int lane, length;    /* the first column's lane in the sliver; number of columns */
+} tshi_conv_run;
+
+enum { TSHI_CONV_LANES = 32 }; /* max columns of a sliver of any micro-kernel */
+
+/* Returns 1 if the micro-kernels' slivers are not wider than TSHI_CONV_LANES: always. */
+static int tshi_conv_blocks(const tshi_conv_source *s) {
+    return s->nr / s->block;
+}
+
+/* Returns the bytes of the places of one sliver. */
+static size_t tshi_conv_places_bytes(const tshi_conv_source *s) {
+    const size_t taps = (size_t)s->taps;
+    return tshi_base_mul(taps, (size_t)s->nr * sizeof(tshi_conv_place)) +
+           tshi_base_mul(taps, (size_t)tshi_conv_blocks(s) * sizeof(int)) + 128;
+}
+
+/* Cuts `cols` columns from `column` on into runs of at most `most` lanes. Returns their number. */
+static int tshi_conv_cut(const tshi_conv_source *s, int64_t column, int cols, int most,
+                         tshi_conv_run *run) {
+    const int64_t area = tshi_conv_area(s->grid);
+    int64_t image = column / area, y = column % area / s->grid[1], x = column % area % s->grid[1];
+    int lane = 0, n = 0;
+    while (lane < cols) {
+        const int rest = (int)tshi_base_min(cols - lane, most - lane % most);
+        const int length = (int)tshi_base_min(rest, s->grid[1] - x);
+        run[n].image = image;
+        run[n].y = y;
+        run[n].x = x;
+        run[n].lane = lane;
+        run[n++].length = length;
+        lane += length;
+        x += length;
+        if (x < s->grid[1]) continue;
+        x = 0; /* the next row of the grid */
+        if (++y < s->grid[0]) continue;
+        y = 0; /* the next image */
+        image++;
+    }
+    return n;
+}
+
+/* Finds the places of the sliver of `cols` columns that begins at `column`. */
+static void tshi_conv_locate(const tshi_conv_source *s, int64_t column, int cols,
+                             tshi_conv_places *places) {
+    const int64_t image = s->groups * s->channels * tshi_conv_area(s->size); /* elements */
+    const int blocks = tshi_conv_blocks(s);
+    tshi_conv_run run[TSHI_CONV_LANES];
+    const int runs = tshi_conv_cut(s, column, cols, s->block, run);
+    int n = 0, *start = places->start;
+    for (int64_t t = 0; t < s->taps; t++) {
+        const tshi_conv_tap *tap = &s->tap[t];
+        int r = 0;
+        for (int b = 0; b < blocks; b++) {
+            *start++ = n;
+            for (; r < runs && run[r].lane < (b + 1) * s->block; r++) {
+                const tshi_conv_run *u = &run[r];
+                /* the columns [from, to) of the run at which the tap's element exists */
+                const int64_t from = u->x > tap->from[1] ? u->x : tap->from[1];
+                const int64_t to = tshi_base_min(u->x + u->length, tap->to[1]);
+                tshi_conv_place *p = &places->place[n];
+                if (from >= to || u->y < tap->from[0] || u->y >= tap->to[0]) continue;
+                p->first = u->lane - b * s->block + (int)(from - u->x);
+                p->count = (int)(to - from);
+                p->at = u->image * image +
+                        (u->y * s->step[0] + tap->offset[0]) * s->size[1] +
+                        (from - p->first) * s->step[1] + tap->offset[1];
+                n++;
+            }
+        }
+    }
+    *start = n;
+}
+
+/* The rows of B to copy, and where to: row k of B, k0 <= k < k1, to `to` + (k - k0) * pitch. */
+typedef struct tshi_conv_rows {
+    const tsh_real *group; /* the first element of the group's first channel, in image 0 */
+    int64_t k0, k1, pitch;
+    tsh_real *to;
+} tshi_conv_rows;
+
+/* Copies the rows of tap t in one block: from channel c on. The reference, for any type. */
+static void tshi_conv_copy(const tshi_conv_source *s, const tshi_conv_rows *rows,
+                           const tshi_conv_place *place, int places, int64_t k, int64_t c,
+                           tsh_real *to) {
+    const int64_t plane = tshi_conv_area(s->size), step = s->step[1];
+    for (; k < rows->k1; k += s->taps, c++, to += s->taps * rows->pitch) {
+        for (int l = 0; l < s->block; l++) to[l] = 0;
+        for (int i = 0; i < places; i++) {
+            const tshi_conv_place p = place[i];
+            const tsh_real *from = rows->group + (c * plane + p.at + p.first * step);
+            for (int l = 0; l < p.count; l++) to[p.first + l] = from[l * step];
+        }
+    }
+}
+
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Returns bits 0, 2, 4, ...: bit l of mask as bit 2 l. */
+static uint32_t tshi_conv_spread(uint32_t mask) {
+    mask = (mask | mask << 8) & 0x00FF00FFu;
+    mask = (mask | mask << 4) & 0x0F0F0F0Fu;
+    mask = (mask | mask << 2) & 0x33333333u;
+    return (mask | mask << 1) & 0x55555555u;
+}
+
+/* Replaces the lanes `mask` of y by floats from `from` on, `step` apart: 1 or 2, a constant. Elements
+ * of other lanes are not read. even: the numbers 0, 2, 4, ... */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_t mask,
+                                               const int step, __m512i even) {
+    const float *x = (const float *)from;
+    if (step == 1) return _mm512_mask_loadu_ps(y, (__mmask16)mask, x);
+    const uint32_t wide = tshi_conv_spread(mask);
+    const __m512 low = _mm512_maskz_loadu_ps((__mmask16)wide, x);
+    const __m512 high = _mm512_maskz_loadu_ps((__mmask16)(wide >> 16), x + 16);
+    return _mm512_mask_mov_ps(y, (__mmask16)mask, _mm512_permutex2var_ps(low, even, high));
+}
+
+/* Does what tshi_conv_copy does with AVX-512, for a block of 16 lanes. step: see
+ * tshi_conv_lanes. */
+TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
+                                                 const tshi_conv_rows *rows,
+                                                 const tshi_conv_place *place, int places,
+                                                 int64_t k, int64_t c, float *to, const int step) {
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const int64_t plane = tshi_conv_area(s->size), next = s->taps * rows->pitch;
+    const int64_t count = (rows->k1 - k + s->taps - 1) / s->taps; /* number of rows to copy */
+    uintptr_t from = (uintptr_t)rows->group + (uintptr_t)(c * plane) * sizeof(float);
+    if (places == 1) { /* the usual case: the block lies in one row of the image */
+        const uint32_t mask = ((1u << place->count) - 1u) << place->first;
+        from += (uintptr_t)place->at * sizeof(float);
+        for (int64_t i = 0; i < count; i++, to += next) {
+            _mm512_storeu_ps(to, tshi_conv_lanes(_mm512_setzero_ps(), from, mask, step, even));
+            from += (uintptr_t)plane * sizeof(float);
+        }
+        return;
+    }
+    for (int64_t i = 0; i < count; i++, to += next) {
+        __m512 y = _mm512_setzero_ps();
+        for (int j = 0; j < places; j++) {
+            const uint32_t mask = ((1u << place[j].count) - 1u) << place[j].first;
+            y = tshi_conv_lanes(y, from + (uintptr_t)place[j].at * sizeof(float), mask, step,
+                                even);
+        }
+        _mm512_storeu_ps(to, y);
+        from += (uintptr_t)plane * sizeof(float);
+    }
+}
+
+/* Does what tshi_conv_copy does with AVX-512, for steps of 1 and 2. */
+TSHI_AVX512 static void tshi_conv_copy_avx512(const tshi_conv_source *s, const tshi_conv_rows *rows,
+                                              const tshi_conv_place *place, int places, int64_t k,
+                                              int64_t c, float *to) {
+    if (s->step[1] == 1)
+        tshi_conv_copy_step(s, rows, place, places, k, c, to, 1);
+    else
+        tshi_conv_copy_step(s, rows, place, places, k, c, to, 2);
+}
+#endif
+
+/* Copies rows of a sliver of B, whose places are known. */
+static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
+                           const tshi_conv_rows *rows) {
+    const int blocks = tshi_conv_blocks(s);
+    for (int64_t t = 0; t < s->taps; t++) {
+        /* the first channel whose row of tap t is not before k0 */
+        const int64_t c = rows->k0 > t ? tshi_base_ceil(rows->k0 - t, s->taps) : 0;
+        const int64_t k = c * s->taps + t;
+        for (int b = 0; b < blocks && k < rows->k1; b++) {
+            const int *start = &places->start[t * blocks + b], n = start[1] - start[0];
+            tsh_real *to = rows->to + (k - rows->k0) * rows->pitch + b * s->block;
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+            if (s->isa == TSHI_ISA_AVX512 && s->block == 16 && s->step[1] <= 2) {
+                tshi_conv_copy_avx512(s, rows, places->place + *start, n, k, c, to);
+                continue;
+            }
+#endif
+            tshi_conv_copy(s, rows, places->place + *start, n, k, c, to);
+        }
+    }
+}
