@@ -357,6 +357,57 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
+/* Applies the rule of norms over channels, dimension 1 of x (N, C, ..); the other inputs are (C) or
+ * NULL. If x is R, all are R. If x is S(1), they have the same shards. If x is sharded along
+ * another dimension, they are R, and the gradients dW and db are P. */
+static int tshi_rule_batch_norm(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *x = call->in[0];
+    const int cut = tshi_rule_is_sharded(x, 1);
+    if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
+    for (int i = 1; i < call->n; i++) {
+        const tsh_tensor *t = call->in[i];
+        if (!t || (cut ? t->layout.kind == TSH_SHARDED &&
+                             tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0],
+                                                     x->ctx->tp.size)
+                       : t->layout.kind == TSH_REPLICATED))
+            continue;
+        return tshi_rule_refuse(call, x, t,
+                                cut ? "of an input whose channels are sharded, all that has a "
+                                      "number per channel must be sharded alike; or gather it: "
+                                      "tsh_redistribute(x, tsh_replicated())"
+                                    : "what has a number per channel must be replicated, or the "
+                                      "input's dimension 1 sharded alike: tsh_redistribute(x, "
+                                      "tsh_sharded(1))");
+    }
+    if (x->layout.kind == TSH_SHARDED && !cut) output->partial = TSHI_WEIGHT | TSHI_BIAS;
+    return 1;
+}
+
+/* Applies the rule of group norm: that of batch norm, but x is R, S(0), or S(1) with whole groups
+ * on every rank. *params: the number of channels of a group. */
+static int tshi_rule_group_norm(const tshi_call *call, tshi_output *output) {
+    const int64_t each = *(const int64_t *)call->params;
+    const tsh_tensor *x = call->in[0];
+    tsh_range range[TSH_MAX_SEGMENTS];
+    char text[TSHI_TEXT_SIZE];
+    if (x->layout.kind == TSH_SHARDED && x->layout.dim > 1)
+        return tshi_rule_refuse_input(call, "is sharded within groups");
+    for (int r = 0; r < x->ctx->tp.size && tshi_rule_is_sharded(x, 1); r++) {
+        (void)tshi_layout_own(&x->layout, x->dim[1], x->ctx->tp.size, r, range);
+        for (int s = 0; s < x->layout.segments; s++)
+            if (range[s].start % each || range[s].length % each)
+                return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                                "%s: input %s: rank %d holds channels [%lld, %lld), which are no "
+                                "whole groups of %lld; cut it in whole groups: tsh_redistribute(x, "
+                                "tsh_shard_units(1, %lld))",
+                                call->op->name, tshi_tensor_text(x, text), r,
+                                (long long)range[s].start,
+                                (long long)(range[s].start + range[s].length), (long long)each,
+                                (long long)each) == TSH_OK;
+    }
+    return tshi_rule_batch_norm(call, output);
+}
+
 /* Applies the rule of rope, which rotates pairs of features: the output has the layout of x, which
  * may be any but S(-1). */
 static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
