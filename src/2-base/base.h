@@ -391,6 +391,7 @@ typedef struct tshi_tape {
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
     double weight;     /* if summed: the number of terms in this rank's losses */
     int syncing;       /* 1: each gradient of a leaf is sent over dp once it is complete */
+    int replaying;     /* number of checkpoints whose forward backward is running again */
 } tshi_tape;
 
 typedef struct tshi_bucket tshi_bucket;
@@ -505,7 +506,9 @@ struct tsh_ctx {
     tshi_micro *micros;     /* list of the micro-batches of all pipelines */
 };
 
-enum { TSHI_MODULE_PARAMS = 2 }; /* max parameters of a module: weight and bias */
+/* max parameters of a module: weight and bias; of batch norm also running_mean, running_var and
+ * num_batches_tracked */
+enum { TSHI_MODULE_PARAMS = 5 };
 
 /* A named integer argument of a module, such as its number of heads. */
 typedef struct tshi_argument {
@@ -521,7 +524,7 @@ struct tsh_module {
     tsh_forward_fn forward; /* of a container: the user's; NULL: the children run one by one */
     void *user;             /* argument of forward; of attention and MLP: struct of the layer */
     tsh_tensor *param[TSHI_MODULE_PARAMS];      /* parameters of the module; NULL: none */
-    const char *param_name[TSHI_MODULE_PARAMS]; /* names in param: "weight", "bias" */
+    const char *param_name[TSHI_MODULE_PARAMS]; /* names in param: "weight", "bias", ... */
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
     int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */

@@ -375,6 +375,135 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
+/* Applies the rule of norms over channels, dimension 1 of x (N, C, ..); the other inputs are (C) or
+ * NULL. If x is R, all are R. If x is S(1), they have the same shards. If x is sharded along
+ * another dimension, they are R, and the gradients dW and db are P. */
+static int tshi_rule_batch_norm(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *x = call->in[0];
+    const int cut = tshi_rule_is_sharded(x, 1);
+    if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
+    for (int i = 1; i < call->n; i++) {
+        const tsh_tensor *t = call->in[i];
+        if (!t || (cut ? t->layout.kind == TSH_SHARDED &&
+                             tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0],
+                                                     x->ctx->tp.size)
+                       : t->layout.kind == TSH_REPLICATED))
+            continue;
+        return tshi_rule_refuse(call, x, t,
+                                cut ? "of an input whose channels are sharded, all that has a "
+                                      "number per channel must be sharded alike; or gather it: "
+                                      "tsh_redistribute(x, tsh_replicated())"
+                                    : "what has a number per channel must be replicated, or the "
+                                      "input's dimension 1 sharded alike: tsh_redistribute(x, "
+                                      "tsh_sharded(1))");
+    }
+    if (x->layout.kind == TSH_SHARDED && !cut) output->partial = TSHI_WEIGHT | TSHI_BIAS;
+    return 1;
+}
+
+/* Applies the rule of group norm: that of batch norm, but x is R, S(0), or S(1) with whole groups
+ * on every rank. *params: the number of channels of a group. */
+static int tshi_rule_group_norm(const tshi_call *call, tshi_output *output) {
+    const int64_t each = *(const int64_t *)call->params;
+    const tsh_tensor *x = call->in[0];
+    tsh_range range[TSH_MAX_SEGMENTS];
+    char text[TSHI_TEXT_SIZE];
+    if (x->layout.kind == TSH_SHARDED && x->layout.dim > 1)
+        return tshi_rule_refuse_input(call, "is sharded within groups");
+    for (int r = 0; r < x->ctx->tp.size && tshi_rule_is_sharded(x, 1); r++) {
+        (void)tshi_layout_own(&x->layout, x->dim[1], x->ctx->tp.size, r, range);
+        for (int s = 0; s < x->layout.segments; s++)
+            if (range[s].start % each || range[s].length % each)
+                return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                                "%s: input %s: rank %d holds channels [%lld, %lld), which are no "
+                                "whole groups of %lld; cut it in whole groups: tsh_redistribute(x, "
+                                "tsh_shard_units(1, %lld))",
+                                call->op->name, tshi_tensor_text(x, text), r,
+                                (long long)range[s].start,
+                                (long long)(range[s].start + range[s].length), (long long)each,
+                                (long long)each) == TSH_OK;
+    }
+    return tshi_rule_batch_norm(call, output);
+}
+
+/* -- LSTM and GRU: their layout rule ------------------------------------------ */
+
+/* Params of the rule of recurrent layers. */
+typedef struct tshi_rule_recurrent_params {
+    int gates, batch; /* gates of a unit; batch: the dimension of x that counts samples */
+} tshi_rule_recurrent_params;
+
+/* Returns how the units of a layer are sharded, if w, S(0), is one of its weights: as one segment of
+ * w is. */
+static tsh_layout tshi_rule_units(const tsh_tensor *w) {
+    tsh_layout units = w->layout;
+    units.segments = 1;
+    memset(units.segment + 1, 0, sizeof units.segment - sizeof units.segment[0]);
+    return units;
+}
+
+/* Returns 1 if all weights that there are, in[1] to in[4], are sharded by units, with the gates of a
+ * unit on one rank: S(0), a segment per gate, all cut alike. */
+static int tshi_rule_by_units(const tshi_call *call, int gates) {
+    const tsh_layout *first = &call->in[1]->layout;
+    for (int i = 1; i < 5; i++) {
+        const tsh_tensor *w = call->in[i];
+        if (!w) continue;
+        if (!tshi_rule_is_sharded(w, 0) || w->layout.segments != gates ||
+            !tshi_layout_same_shards(first, &w->layout, w->dim[0], w->ctx->tp.size))
+            return 0;
+        for (int s = 1; s < gates; s++)
+            if (w->layout.segment[s].length != w->layout.segment[0].length ||
+                w->layout.segment[s].unit != w->layout.segment[0].unit)
+                return 0;
+    }
+    return 1;
+}
+
+/* Applies the rule of one layer of an LSTM or GRU in one direction: x (T, B, in) or (B, T, in), four
+ * weights, h0 and c0 (B, H). If the weights are R and x is R, all is R. If x is sharded by samples,
+ * h0 and c0 are, too, the output is, and the gradients of the weights are P. If the weights are
+ * sharded by units, x is R, h0 and c0 are S(1), the output is S(2), and dx is P. */
+static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
+    const tshi_rule_recurrent_params *p = (const tshi_rule_recurrent_params *)call->params;
+    const tsh_tensor *x = call->in[0], *w = call->in[1];
+    const int units = w->layout.kind == TSH_SHARDED;
+    const int samples = tshi_rule_is_sharded(x, p->batch);
+    tsh_layout state = tsh_replicated(); /* of h0 and c0 */
+    if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
+    if (x->layout.kind == TSH_SHARDED && (units || !samples))
+        return tshi_rule_refuse(call, x, w,
+                                "weights that are replicated take an input that is replicated or "
+                                "sharded by samples, others a replicated one: tsh_redistribute(x, "
+                                "tsh_replicated())");
+    for (int i = 1; i < 5; i++)
+        if (call->in[i] && (units ? !tshi_rule_by_units(call, p->gates)
+                                  : call->in[i]->layout.kind != TSH_REPLICATED))
+            return tshi_rule_refuse(call, w, call->in[i],
+                                    p->gates == 4
+                                        ? "all weights and biases are replicated, or all are "
+                                          "sharded by units: tsh_shard_segments(0, 4, unit)"
+                                        : "all weights and biases are replicated, or all are "
+                                          "sharded by units: tsh_shard_segments(0, 3, unit)");
+    if (units) {
+        output->layout = state = tshi_rule_units(w);
+        output->layout.dim = 2;
+        state.dim = 1;
+        output->partial = TSHI_X;
+    } else if (samples) {
+        state = x->layout;
+        state.dim = 0;
+        output->partial = 0x1E; /* the four weights */
+    }
+    for (int i = 5; i < call->n; i++)
+        if (call->in[i] && !tshi_layout_equal(&call->in[i]->layout, &state, call->in[i]->dim,
+                                              x->ctx->tp.size))
+            return tshi_rule_refuse(call, x, call->in[i],
+                                    "h0 and c0 are replicated, or sharded as the last h is: "
+                                    "tsh_redistribute(h0, tsh_replicated())");
+    return 1;
+}
+
 /* Applies the rule of rope, which rotates pairs of features: the output has the layout of x, which
  * may be any but S(-1). */
 static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {

@@ -140,7 +140,9 @@ static void tshi_recompute_replay(tshi_node *node) {
         /* a view: the gradient of x[i] is added to that of the input itself */
         x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL;
     }
+    ctx->tape.replaying++; /* batch norm does not update its running statistics again */
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
+    ctx->tape.replaying--;
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
     if (y && tshi_recompute_check_inputs(node) == TSH_OK) tshi_recompute_backward(node, y);
     tshi_tape_walk(ctx); /* if an error stopped backward, releases the nodes that are left */

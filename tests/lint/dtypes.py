@@ -33,6 +33,8 @@ ALLOWED = {
     "attention-back": {"TSH_BF16": PRODUCTS},
     "attention-run": {"TSH_BF16": PRODUCTS},
     "op-attention": {"TSH_I32": "a mask that is no number becomes I32"},
+    "op-batch-norm": {"TSH_F64": BOOKKEEPING},
+    "norm-layers": {"TSH_I64": "num_batches_tracked is a count"},
     "op-embedding": {"TSH_I64": BOOKKEEPING, "TSH_F64": BOOKKEEPING},
     "op-loss": {"TSH_F64": BOOKKEEPING},
     "loss-element": {"TSH_F64": BOOKKEEPING},
