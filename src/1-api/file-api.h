@@ -13,9 +13,9 @@
  * outside module by its path from the root), moments as "optim.first.<path>",
  * "optim.second.<path>" and "optim.third.<path>". All are row-major and in their own dtype, except
  * that exact weights which an optimiser keeps of a BF16 parameter are in F32, and quantised weights
- * are bytes (U8) in ggml's blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file also
- * has a hash of all values, the state of the random numbers (seed, counts of randn and of every
- * module's dropout calls) and of optim (kinds, steps, skipped).
+ * are bytes (U8) in ggml's blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file
+ * also has a hash of all values, the state of the random numbers (seed, counts of randn and of
+ * every module's dropout calls) and of optim (kinds, steps, skipped).
  * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces. Between them the tp ranks of the first replica (dp)
  * send blocks of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a

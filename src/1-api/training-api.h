@@ -241,7 +241,7 @@ typedef struct tsh_ema tsh_ema;
 /* Makes averages for all parameters below module; buffers have none. decay 0: 0.999; TSH_ZERO: 0.
  * They are TSH_REAL, also those of bf16 parameters, of which an optimiser's exact float weights are
  * averaged; each rank keeps those of its shards. Freed by tsh_ema_free or with the ctx. Make it
- * when the model is complete. No collective. NULL and TSH_ERR_ARGUMENT: decay is below 0 or above 1.
+ * when the model is complete. No collective. NULL and TSH_ERR_ARGUMENT: decay is not from 0 to 1.
  * torch: optim.swa_utils.AveragedModel, optim.swa_utils.get_ema_multi_avg_fn */
 TSH_API tsh_ema *tsh_ema_new(tsh_module *module, double decay);
 /* Frees averages. If they are swapped in, swaps first. Does nothing if ema is NULL. */

@@ -16,7 +16,7 @@ typedef struct tshi_factored {
     int64_t batch, rows, columns;
     double clip, weight, eps, keep, by; /* clip: factor of g; weight: of new squares; eps: least
                                          * root of v; by: learning rate of the update */
-    double *mean; /* shape (batch): means of r */
+    double *mean;                       /* shape (batch): means of r */
     double *sums; /* shape (batch rows): sums of squares of the update's rows */
 } tshi_factored;
 
@@ -52,8 +52,8 @@ static void tshi_optim_factor_columns(void *job, int thread, int64_t from, int64
         for (int64_t i = 0; i < f->rows; i++, g += f->columns)
             for (int k = 0; k < n; k++) sum[k] += (double)g[k] * (double)g[k];
         for (int k = 0; k < n; k++)
-            f->c[from + k] += TSHI_R(f->weight * (sum[k] / (double)f->rows -
-                                                  (double)f->c[from + k]));
+            f->c[from + k] += TSHI_R(f->weight *
+                                     (sum[k] / (double)f->rows - (double)f->c[from + k]));
         from += n;
     }
 }
@@ -154,8 +154,9 @@ TSHI_INLINE tsh_real tshi_optim_lerp(tsh_real a, tsh_real b, tsh_real w) {
     return w < TSHI_R(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
 }
 
+/* Returns x rounded to bf16; a double by way of float, as PyTorch rounds it. */
 TSHI_INLINE tsh_real tshi_optim_bf16(tsh_real x) {
-    return tshi_dtype_from_bf16(tshi_dtype_to_bf16(x));
+    return tshi_dtype_from_bf16(tshi_dtype_to_bf16(TSHI_R((float)x)));
 }
 
 /* Runs on one thread: updates the momentum of the elements [from, to) and sets u, rounded to
@@ -252,13 +253,11 @@ static void tshi_optim_update_muon(tshi_turn *turn) {
     p.nesterov = d->nesterov;
     tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_begin, &p);
     p.norm = sqrt(tshi_optim_sum_squares(ctx, tshi_kernel_operand(p.u, 1, TSH_REAL), n));
-    p.norm = fmax((double)tshi_optim_bf16(TSHI_R(p.norm)),
-                  (double)tshi_optim_bf16(TSHI_R(d->eps)));
+    p.norm = fmax((double)tshi_optim_bf16(TSHI_R(p.norm)), (double)tshi_optim_bf16(TSHI_R(d->eps)));
     tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
     p.u = tshi_optim_muon_iterate(ctx, d, rows, columns, p.u, p.u + n);
     p.keep = TSHI_R(1 - turn->lr * turn->decay);
-    p.by = TSHI_R(turn->lr *
-                  tshi_optim_muon_rate(d->adjust_lr_fn, (double)rows, (double)columns));
+    p.by = TSHI_R(turn->lr * tshi_optim_muon_rate(d->adjust_lr_fn, (double)rows, (double)columns));
     if (ctx->error.code == TSH_OK) tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_apply, &p);
     tshi_mem_release(ctx, block);
 }

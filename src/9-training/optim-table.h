@@ -159,8 +159,7 @@ static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
         if (i >= TSHI_OPTIM_FIRST && tshi_optim_is_factored(turn->desc, turn->t)) continue;
         at[i] = (tsh_real *)tshi_mem_data(block) + --arrays * n;
         whole[i] = tshi_kernel_operand(at[i], 1, TSH_REAL);
-        if (ctx->error.code == TSH_OK)
-            (void)tshi_optim_gather_whole(turn, own, i, shard, at[i]);
+        if (ctx->error.code == TSH_OK) (void)tshi_optim_gather_whole(turn, own, i, shard, at[i]);
     }
     turn->x = whole;
     if (ctx->error.code == TSH_OK) row->update(turn);

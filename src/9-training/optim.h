@@ -44,7 +44,8 @@ static TSHI_COLD tsh_result tshi_optim_check(tsh_ctx *ctx, const char *op,
 static TSHI_COLD void tshi_optim_defaults(tsh_optim_desc *d) {
     static const double abc[3] = {3.4445, -4.775, 2.0315};
     const tshi_optim_row *row = &tshi_optims[d->kind];
-    const double epsilon = sizeof(tsh_real) == 4 ? FLT_EPSILON : DBL_EPSILON;
+    double epsilon = 1; /* the distance from 1 to the next tsh_real */
+    while ((double)TSHI_R(1 + epsilon / 2) > 1) epsilon /= 2;
     d->lr = tshi_base_option(d->lr, row->lr);
     d->momentum = tshi_base_option(d->momentum, row->momentum);
     d->beta1 = tshi_base_option(d->beta1, row->beta1);

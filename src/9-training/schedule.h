@@ -28,9 +28,9 @@ static TSHI_COLD const char *tshi_schedule_lacks(const tsh_schedule *s) {
 /* Returns an error if a schedule lacks a field that its kind needs. op: the public function. */
 static TSHI_COLD tsh_result tshi_schedule_check(tsh_ctx *ctx, const char *op,
                                                 const tsh_schedule *s) {
-    static const char *const names[] = {"TSH_CONSTANT",  "TSH_LINEAR",    "TSH_COSINE",
-                                        "TSH_STEP",      "TSH_EXPONENTIAL", "TSH_ONE_CYCLE",
-                                        "TSH_WSD",       "TSH_LAMBDA"};
+    static const char *const names[] = {"TSH_CONSTANT", "TSH_LINEAR",      "TSH_COSINE",
+                                        "TSH_STEP",     "TSH_EXPONENTIAL", "TSH_ONE_CYCLE",
+                                        "TSH_WSD",      "TSH_LAMBDA"};
     const char *lacks = tshi_schedule_lacks(s);
     if (!lacks && !(s->lr >= TSH_ZERO && s->lr <= DBL_MAX)) lacks = "has no learning rate in .lr";
     if (!lacks) return TSH_OK;
@@ -85,8 +85,7 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
     case TSH_EXPONENTIAL: return s->lr * pow(s->gamma, after);
     case TSH_ONE_CYCLE: return tshi_schedule_one_cycle(s, (double)step);
     case TSH_WSD: return tshi_schedule_wsd(s, (double)step);
-    case TSH_LAMBDA:
-        return s->lr * s->factor(s->warmup > 0 ? step - s->warmup : step, s->user);
+    case TSH_LAMBDA: return s->lr * s->factor(s->warmup > 0 ? step - s->warmup : step, s->user);
     default: return s->lr;
     }
 }

@@ -28,7 +28,8 @@ static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_modu
         tsh_text_add(rates, sizeof rates, "lr %g, weight decay %g", optim->desc.lr * each->lr_scale,
                      each->weight_decay);
         (void)fprintf(file, "%s: %d parameters, the first \"%s\": %s\n",
-                      tshi_optim_name(each->desc), count, tshi_module_below(root, each->param->path), rates);
+                      tshi_optim_name(each->desc), count,
+                      tshi_module_below(root, each->param->path), rates);
     }
 }
 
