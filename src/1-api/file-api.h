@@ -10,12 +10,12 @@
  * whole tensors, with the same bytes at every degree of tp and pp; tsh_load reads it at any degree.
  * optim NULL: parameters only.
  * Entries: parameters by their path below module (a tied one once; one that is tied to a parameter
- * outside module by its path from the root), moments as "optim.first.<path>" and
- * "optim.second.<path>". All are row-major and in their own dtype, except that exact weights which
- * an optimiser keeps of a BF16 parameter are in F32, and quantised weights are bytes (U8) in ggml's
- * blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file also has a hash of all
- * values, the state of the random numbers (seed, counts of randn and of every module's dropout
- * calls) and of optim (kind, steps, skipped).
+ * outside module by its path from the root), moments as "optim.first.<path>",
+ * "optim.second.<path>" and "optim.third.<path>". All are row-major and in their own dtype, except
+ * that exact weights which an optimiser keeps of a BF16 parameter are in F32, and quantised weights
+ * are bytes (U8) in ggml's blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file
+ * also has a hash of all values, the state of the random numbers (seed, counts of randn and of
+ * every module's dropout calls) and of optim (kinds, steps, skipped).
  * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces. Between them the tp ranks of the first replica (dp)
  * send blocks of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a
@@ -65,6 +65,9 @@ typedef struct tsh_file_desc {
      * read. NULL: the file at path is read. */
     int64_t (*read_at)(int64_t at, void *to, int64_t bytes, void *user);
     void *user;
+    /* averages of the module's weights, saved or loaded with it, as "optim.average.<path>"; NULL:
+     * none. Loading: those in the file are skipped then */
+    tsh_ema *ema;
 } tsh_file_desc;
 /* Saves as tsh_save does, with options; desc NULL: none. TSH_ERR_ARGUMENT: a prefix of
  * TSH_PATH_SIZE characters or more; a dtype that is not floating; a dtype that differs between

@@ -1,34 +1,168 @@
 /* ========================================================================== */
 /* >>training-api                                        MARK: - training-api */
-/* Training: optimisers and schedules; quantising; pipelines.                 */
+/* Training: schedules, optimisers, averages; quantising; pipelines.          */
 /* Needs: >>module-api.                                                       */
 /* ========================================================================== */
 
-/* -- optimisers and learning rates ------------------------------------------ */
+/* -- learning rates --------------------------------------------------------- */
 
-typedef enum tsh_optim_kind { TSH_SGD, TSH_ADAM, TSH_ADAMW } tsh_optim_kind;
+/* How a learning rate changes from step to step. t: the step, 0, 1, ...; with a warm-up, all but
+ * TSH_ONE_CYCLE count t from its end on. */
+typedef enum tsh_schedule_kind {
+    TSH_CONSTANT,   /* lr */
+    TSH_LINEAR,     /* falls from lr at the end of the warm-up to lr_min at step `total` */
+    TSH_COSINE,     /* the same along half a cosine; torch: CosineAnnealingLR */
+    TSH_STEP,       /* lr gamma^(t / period), rounded down; torch: StepLR */
+    TSH_EXPONENTIAL, /* lr gamma^t; torch: ExponentialLR */
+    TSH_ONE_CYCLE,  /* lr is the peak: rises to it from lr / div_factor in the first part pct_start
+                     * of all steps, then falls to lr / div_factor / final_div_factor at step
+                     * total - 1, both along half a cosine; Smith & Topin 2018; torch: OneCycleLR */
+    TSH_WSD,        /* warm-up, stable, decay: lr until step total - decay, then falls to lr_min at
+                     * step `total`; Hu et al. 2024 */
+    TSH_LAMBDA      /* lr factor(t, user); torch: LambdaLR */
+} tsh_schedule_kind;
+typedef struct tsh_schedule {
+    tsh_schedule_kind kind;
+    double lr, lr_min;     /* lr 0, in tsh_optim_desc.schedule: the optimiser's */
+    int64_t warmup, total; /* numbers of steps: the learning rate rises linearly from lr / warmup to
+                            * lr in the first `warmup` steps. total: LINEAR, COSINE, ONE_CYCLE and
+                            * WSD need it */
+    int64_t period;        /* STEP needs it: number of steps between two changes */
+    double gamma;          /* STEP: 0 means 0.1; EXPONENTIAL needs it: factor of a change */
+    double pct_start, div_factor, final_div_factor; /* ONE_CYCLE: 0 means 0.3, 25, 1e4 */
+    int64_t decay;         /* WSD: number of steps of the decay; 0: total / 10 */
+    tsh_schedule_kind shape; /* WSD: the decay is TSH_LINEAR (0 means this) or TSH_COSINE */
+    double (*factor)(int64_t t, void *user); /* LAMBDA needs it */
+    void *user;
+} tsh_schedule;
+/* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
+ * returns 0. NaN, which tsh_optim_set_lr refuses: the schedule lacks a field that its kind needs
+ * (.total, .period, .gamma, .factor), or ONE_CYCLE has a warm-up.
+ * torch: lr_scheduler.StepLR, ExponentialLR, CosineAnnealingLR, OneCycleLR, LambdaLR */
+TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
+
+/* A learning rate that falls when a metric, such as the loss of a validation set, has stopped
+ * improving. The first fields are the caller's; all others are private, and 0 at first. */
+typedef struct tsh_plateau {
+    double lr;        /* the learning rate: the first one, then the current one */
+    double factor;    /* factor of a change of lr; 0: 0.1 */
+    int64_t patience; /* number of calls without improvement that change nothing; 0: 10; -1: none */
+    double threshold; /* improvements below it do not count; 0: 1e-4; TSH_ZERO: 0 */
+    int absolute;     /* 1: threshold is a difference; 0: a fraction of the best metric so far */
+    int largest;      /* 1: larger metrics are better (mode "max"); 0: smaller ones */
+    int64_t cooldown; /* number of calls after a change in which none counts as bad; 0: none */
+    double lr_min;    /* lr does not fall below it */
+    double eps;       /* smaller changes of lr are not made; 0: 1e-8; TSH_ZERO: 0 */
+    double best;      /* private, as the fields below */
+    int64_t bad, cooling, calls;
+} tsh_plateau;
+/* Takes the metric of, for example, an epoch, and returns the learning rate from now on, which is
+ * also in plateau->lr, for tsh_optim_set_lr. Give it the same metric on every rank. No collective.
+ * plateau NULL: returns 0.
+ * torch: lr_scheduler.ReduceLROnPlateau */
+TSH_API double tsh_plateau_step(tsh_plateau *plateau, double metric);
+
+/* -- optimisers ------------------------------------------------------------- */
+
+/* g: the gradient, clipped; wd: weight decay. Where torch.optim has the optimiser, the updates are
+ * its own. "Decoupled": a step first multiplies the parameter by 1 - lr wd; others add wd times the
+ * parameter to g. */
+typedef enum tsh_optim_kind {
+    TSH_SGD,
+    TSH_ADAM,
+    TSH_ADAMW,     /* decoupled */
+    TSH_LION,      /* decoupled; x -= lr sign(beta1 m + (1 - beta1) g); Chen et al. 2023 */
+    TSH_RMSPROP,
+    TSH_ADAGRAD,
+    TSH_ADAMAX,
+    TSH_NADAM,     /* decoupled, if .decoupled */
+    TSH_RADAM,     /* decoupled, if .decoupled */
+    TSH_ADAFACTOR, /* decoupled; of a tensor with two dimensions or more, keeps means of squares of
+                    * rows and of columns alone; a step gathers each parameter on every rank */
+    TSH_MUON,      /* decoupled; for parameters of two dimensions, such as the weights of linear
+                    * layers; a step gathers each parameter on every rank; Jordan et al. 2024 */
+    TSH_CUSTOM     /* the caller's own: .custom */
+} tsh_optim_kind;
+
+/* How Muon's learning rate depends on the shape (rows, columns) of a parameter. */
+typedef enum tsh_adjust_lr {
+    TSH_ADJUST_ORIGINAL,        /* times sqrt(max(1, rows / columns)) */
+    TSH_ADJUST_MATCH_RMS_ADAMW, /* times 0.2 sqrt(max(rows, columns)); Liu et al. 2025 */
+    TSH_ADJUST_NONE
+} tsh_adjust_lr;
+
+enum { TSH_MAX_MOMENTS = 3 }; /* the most moments of a parameter */
+
+/* One call of an optimiser of the caller's own. Arrays have n elements of tsh_real; what is written
+ * to x and the moments is kept, in the dtypes of the parameter and of moments. */
+typedef struct tsh_update {
+    const char *path;        /* path of the parameter */
+    int64_t n;               /* number of elements */
+    tsh_real *x;             /* the parameter */
+    const tsh_real *grad;    /* its gradient, clipped */
+    tsh_real *moment[TSH_MAX_MOMENTS]; /* its moments, 0 before the first step */
+    tsh_shape shape;         /* the parameter's global shape */
+    double lr, weight_decay; /* of the parameter: see tsh_optim_group */
+    int64_t step;            /* number of this update of the parameter, from 1 on */
+} tsh_update;
+
+/* An optimiser of the caller's own. */
+typedef struct tsh_custom_optim {
+    const char *name; /* its name in files and in tsh_summary; NULL: "custom" */
+    int moments;      /* number of moments of each parameter, at most TSH_MAX_MOMENTS */
+    int whole;        /* 1: update needs whole parameters: arrays are row-major and hold all of a
+                       * parameter, at every degree. A step gathers each parameter on every rank */
+    /* Without .whole, called for any number of any elements of a parameter, each once, by several
+     * threads at a time if the rank has them: an element's result must depend on that element
+     * alone. With .whole, every rank calls it for every parameter and must compute the same. */
+    void (*update)(const tsh_update *update, void *user);
+    void *user; /* passed to update; must stay valid as long as the optimiser */
+} tsh_custom_optim;
+
 typedef struct tsh_optim_desc {
     tsh_optim_kind kind;
-    double lr;                /* learning rate; 0: 1e-3; TSH_ZERO: 0 */
-    double momentum;          /* SGD: momentum factor; 0: none */
-    int nesterov;             /* SGD: 1: uses Nesterov momentum */
-    double beta1, beta2, eps; /* Adam, AdamW; 0 means 0.9, 0.999, 1e-8; TSH_ZERO: 0 */
-    double weight_decay;      /* AdamW: decoupled weight decay; others: added to the gradient */
-    double clip_norm;         /* above 0: a step first clips the gradients, as
-                               * tsh_clip_grad_norm; 0: no clipping */
+    double lr; /* learning rate; 0: RMSprop, Adagrad, Adafactor 1e-2; Adamax, NAdam 2e-3; Lion 1e-4;
+                * others 1e-3; TSH_ZERO: 0 */
+    double momentum; /* SGD, RMSprop: momentum factor; 0: none. Muon: 0: 0.95; TSH_ZERO: 0 */
+    int nesterov;    /* TSH_YES: uses Nesterov momentum; 0: SGD does not, Muon does */
+    /* beta1, beta2: Adam, AdamW, Adamax, NAdam, RAdam 0 means 0.9, 0.999; Lion 0.9, 0.99. eps:
+     * added to a root; 0: Adagrad 1e-10, Muon 1e-7, Adafactor the distance from 1 to the next
+     * tsh_real, others 1e-8. TSH_ZERO: 0 */
+    double beta1, beta2, eps;
+    double weight_decay; /* wd of tsh_optim_kind; 0: none, Muon 0.1; TSH_ZERO: 0 */
+    double clip_norm;    /* above 0: a step first clips the gradients, as
+                          * tsh_clip_grad_norm; 0: no clipping */
     int zero; /* 1: moments are sharded over dp (ZeRO stage 1, Rajbhandari et al. 2020): each
                * rank keeps those of its chunk of every parameter (a chunk as in rule 5 of
                * >>comm-api, of the rank's local elements), whatever the sizes */
-    /* dtypes of gradients between backward and step, and of moments. 0: TSH_REAL. TSH_BF16: half
-     * the memory; values are rounded up or down at random, so that sums are right on average
-     * (stochastic rounding, Gupta et al. 2015). The random numbers are keyed as those of dropout:
-     * the same bits at every degree of tp and for any number of threads. */
+    /* dtypes of gradients between backward and step, and of moments (but Adafactor's are always
+     * TSH_REAL). 0: TSH_REAL. TSH_BF16: half the memory; values are rounded up or down at random,
+     * so that sums are right on average (stochastic rounding, Gupta et al. 2015). The random
+     * numbers are keyed as those of dropout: the same bits at every degree of tp and for any number
+     * of threads. */
     tsh_dtype grad_dtype, moments_dtype;
     int round_weights; /* 1: keeps no exact float weights of bf16 parameters: an update rounds
                         * the parameter at random, too. With TSH_BF16 in both fields above, the
                         * memory is that of pure bf16 in PyTorch */
+    /* A step first sets the learning rate to that of the schedule, whose step counts those done and
+     * those skipped. It is copied. NULL: the learning rate changes by tsh_optim_set_lr only. */
+    const tsh_schedule *schedule;
+    double alpha;          /* RMSprop: decay rate of the mean of squares; 0: 0.99; TSH_ZERO: 0 */
+    int centered;          /* RMSprop: 1: divides by the root of the variance */
+    double lr_decay;       /* Adagrad: step s divides lr by 1 + (s - 1) lr_decay; 0: does not */
+    double momentum_decay; /* NAdam: 0: 4e-3; TSH_ZERO: 0 */
+    int decoupled;         /* NAdam, RAdam: 1: weight decay is decoupled */
+    double beta2_decay;    /* Adafactor: step s weighs new squares by s^beta2_decay; 0: -0.8 */
+    double eps2, d;        /* Adafactor: least RMS of a parameter, 0: 1e-3; TSH_ZERO: 0; greatest
+                            * RMS of an update, 0: 1 */
+    /* Muon: coefficients and number of the steps of Newton and Schulz, which are computed in bf16;
+     * all 0: 3.4445, -4.775, 2.0315; ns_steps 0: 5 */
+    double ns_coefficients[3];
+    int ns_steps;
+    tsh_adjust_lr adjust_lr_fn; /* Muon */
+    tsh_custom_optim custom;    /* TSH_CUSTOM needs .update */
 } tsh_optim_desc;
-/* Makes an optimiser for all parameters below module; torch.optim.SGD, Adam, AdamW.
+/* Makes an optimiser for all parameters below module. desc NULL: SGD.
  * Of a bf16 parameter, the optimiser keeps an exact float weight: the parameter is its rounded
  * value, and the other 16 bits are stored beside it, so that no small update is lost. This takes
  * the memory of a float. (tsh_write and tsh_init_* set the float weight; writing through tsh_data
@@ -39,8 +173,11 @@ typedef struct tsh_optim_desc {
  * them, so tsh_grad cannot return them; a step all-gathers the parameters, in the same buckets. The
  * bytes are those of an all-reduce, the bits are the same. A row-sparse gradient cannot be
  * scattered: tsh_backward fails with TSH_ERR_UNSUPPORTED. No other optimiser may have such a
- * parameter.
- * Freed by tsh_optim_free or with the ctx. */
+ * parameter. Muon, Adafactor and a custom optimiser with .whole take no row-sparse gradient either.
+ * Freed by tsh_optim_free or with the ctx.
+ * NULL and an error: TSH_ERR_ARGUMENT (a field out of range; .custom without update; a schedule
+ * that lacks a field), TSH_ERR_DTYPE.
+ * torch: optim.SGD, Adam, AdamW, RMSprop, Adagrad, Adamax, NAdam, RAdam, Adafactor, Muon */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 /* Frees an optimiser: releases the moments; and, of each parameter that no other optimiser has, its
  * gradient and its exact weight (a bf16 parameter is from now on what its 16 bits say). After that,
@@ -54,11 +191,34 @@ TSH_API void tsh_optim_free(tsh_optim *optim);
  * TSH_ERR_ARGUMENT: the pattern matches none, or a value is below 0. */
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
-/* Sets the learning rate of the steps to come, which may be 0; groups scale it. */
+/* Makes a parameter group with an optimiser of its own, such as AdamW for all that Muon does not
+ * take:
+ *
+ *     tsh_optim_desc muon = {.kind = TSH_MUON, .lr = 0.02}, rest = {.kind = TSH_ADAMW, .lr = 3e-4};
+ *     tsh_optim *optim = tsh_optim_new(root, &muon);
+ *     tsh_optim_group_with(optim, "**.bias", &rest);
+ *     tsh_optim_group_with(optim, "wte.weight", &rest);
+ *
+ * Parameters that match the pattern (see tsh_optim_group) get the kind, its options and the weight
+ * decay of desc. Their learning rate keeps the ratio desc.lr / lr of the optimiser now, also under
+ * a schedule. .clip_norm, .zero, .grad_dtype, .moments_dtype, .round_weights and .schedule are
+ * those of the optimiser, and must be 0 here. Call it before the first step and before tsh_load.
+ * TSH_ERR_ARGUMENT: desc is NULL or out of range, the pattern matches none, the optimiser's
+ * learning rate is 0; TSH_ERR_STATE: a parameter that matches has moments already.
+ * torch: param_groups */
+TSH_API tsh_result tsh_optim_group_with(tsh_optim *optim, const char *pattern,
+                                        const tsh_optim_desc *desc);
+/* Sets the learning rate of the steps to come, which may be 0; groups scale it. With a schedule in
+ * the optimiser it lasts until the next step only. A rate that is negative or not finite, as that
+ * of a tsh_schedule without a field that it needs, is TSH_ERR_ARGUMENT in the ctx. */
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr);
 /* Updates the parameters with their gradients. One all-reduce over tp and pp for the gradient norm;
- * with .zero it is over dp, too, and all-gathers of the parameters follow. If any gradient is not
- * finite, the step is skipped on every rank. */
+ * with .zero it is over dp, too, and all-gathers of the parameters follow. Optimisers that need
+ * whole parameters (Adafactor, Muon, .whole) gather each sharded parameter, its gradient and its
+ * moments over tp and, with .zero, over dp; results are the same bits at every degree. If any
+ * gradient is not finite, the step is skipped on every rank.
+ * TSH_ERR_SHAPE: a parameter of Muon has not two dimensions (see tsh_optim_group_with);
+ * TSH_ERR_STATE: weights are swapped with averages (tsh_ema_swap). */
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim);
 
 typedef struct tsh_optim_info {
@@ -74,17 +234,30 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim);
  * be NULL) gets the norm before clipping. max_norm 0 sets the gradients to zero. */
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
 
-typedef enum tsh_schedule_kind { TSH_CONSTANT, TSH_LINEAR, TSH_COSINE } tsh_schedule_kind;
-typedef struct tsh_schedule {
-    tsh_schedule_kind kind;
-    double lr, lr_min;
-    int64_t warmup, total; /* numbers of steps: the learning rate rises linearly from lr / warmup to
-                            * lr in the first `warmup` steps, then falls to lr_min at step `total`
-                            * (TSH_CONSTANT: stays) */
-} tsh_schedule;
-/* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
- * returns 0. */
-TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
+/* -- averages of weights ------------------------------------------------------ */
+
+/* An exponential moving average of the weights of a module. */
+typedef struct tsh_ema tsh_ema;
+/* Makes averages for all parameters below module; buffers have none. decay 0: 0.999; TSH_ZERO: 0.
+ * They are TSH_REAL, also those of bf16 parameters, of which an optimiser's exact float weights are
+ * averaged; each rank keeps those of its shards. Freed by tsh_ema_free or with the ctx. Make it
+ * when the model is complete. No collective. NULL and TSH_ERR_ARGUMENT: decay is not from 0 to 1.
+ * torch: optim.swa_utils.AveragedModel, optim.swa_utils.get_ema_multi_avg_fn */
+TSH_API tsh_ema *tsh_ema_new(tsh_module *module, double decay);
+/* Frees averages. If they are swapped in, swaps first. Does nothing if ema is NULL. */
+TSH_API void tsh_ema_free(tsh_ema *ema);
+/* Updates the averages, usually after each tsh_optim_step: average = decay average + (1 - decay)
+ * weight; the first time, average = weight. No collective, unless tsh_parallelize has changed a
+ * layout since. TSH_ERR_STATE: the averages are swapped in.
+ * torch: AveragedModel.update_parameters */
+TSH_API tsh_result tsh_ema_update(tsh_ema *ema);
+/* Exchanges the weights and their averages, rounded to the parameter's dtype: to evaluate the
+ * averaged model, or to save it alone with tsh_save. The second call restores the weights, bit by
+ * bit; until then a copy of them is kept, and tsh_optim_step, tsh_ema_update, tsh_load and saving
+ * with .ema are errors. TSH_ERR_STATE: no update so far; recorded ops use a parameter. */
+TSH_API tsh_result tsh_ema_swap(tsh_ema *ema);
+/* Returns the number of updates so far; 0 if ema is NULL. */
+TSH_API int64_t tsh_ema_updates(const tsh_ema *ema);
 
 /* -- quantised weights ------------------------------------------------------ */
 

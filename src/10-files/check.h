@@ -22,7 +22,7 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
     /* path: the parameter's path; what: words before the path in errors: "" for the parameter
-     * itself, "the first moments of " or "the second moments of " */
+     * itself, "the first moments of ", ... */
     const char *path, *what;
     int64_t hash;         /* hash of this rank's values; 0: this rank has no values */
     int over_tp, over_dp; /* 1: must be equal on all ranks of tp; on all ranks of dp */
@@ -68,17 +68,23 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
-/* Lists a parameter, and its moments in every optimiser that updates it. holds: see
+/* Lists a parameter, its moments in every optimiser that updates it, and averages of it. holds: see
  * tshi_replica. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
+    static const char *const what[TSH_MAX_MOMENTS] = {
+        "the first moments of ", "the second moments of ", "the third moments of "};
     tshi_check_list(all, param, param, "", holds);
     for (const tsh_optim *optim = param->ctx->optims; optim; optim = optim->older)
         for (int i = 0; i < optim->count; i++) {
             if (optim->each[i].param != param) continue;
-            tshi_check_list(all, param, optim->each[i].first, "the first moments of ", holds);
-            tshi_check_list(all, param, optim->each[i].second, "the second moments of ", holds);
+            for (int k = 0; k < TSH_MAX_MOMENTS; k++)
+                tshi_check_list(all, param, optim->each[i].moment[k], what[k], holds);
         }
+    for (const tsh_ema *ema = param->ctx->emas; ema; ema = ema->older)
+        for (int i = 0; i < ema->count; i++)
+            if (ema->each[i].param == param)
+                tshi_check_list(all, param, ema->each[i].average, "the average of ", holds);
 }
 
 /* Callback of tshi_module_params, with a tshi_replicas as `user`: lists a parameter and its

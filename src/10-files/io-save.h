@@ -58,13 +58,18 @@ static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
 /* Appends the whole header to the text. PyTorch's files have "format": "pt". */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     int64_t begin = 0, end; /* byte offsets of a tensor's values */
+    char kind[TSHI_TEXT_SIZE], one[8];
     int i, d;
     tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
                 tshi_io_hash_key, 0);
     for (i = 0; i < io->counts; i++) {
         const tshi_io_count *count = &io->count[i];
-        if (i == io->generators)
-            tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_optim_kind(io->optim));
+        if (i == io->generators && io->optim) {
+            tshi_io_put(text, ",\"tshard.optim\":\"");
+            for (const char *s = tshi_optim_kind(io->optim, kind); *s; s++)
+                tshi_io_put(text, "%s", tshi_io_escape(*s, one)); /* names may be the caller's */
+            tshi_io_put(text, "\"");
+        }
         if (count->optional && !*count->value) continue;
         tshi_io_put_name(text, count->prefix, count->name);
         tshi_io_put(text, "\"%llu\"", (unsigned long long)*count->value);
@@ -76,7 +81,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     }
     tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = io->item[i].param; /* a moment has the shape of its parameter */
+        const tsh_tensor *t = io->item[i].form;
         if (!io->item[i].file) continue; /* a moment that has not been created is not written */
         end = begin + (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(t));
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
@@ -103,9 +108,7 @@ static int tshi_io_is_writer(const tsh_ctx *ctx) {
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
-    if (!*s && strncmp(path, tshi_io_first, sizeof tshi_io_first - 1) != 0 &&
-        strncmp(path, tshi_io_second, sizeof tshi_io_second - 1) != 0)
-        return 1;
+    if (!*s && tshi_io_moment_of(path) < 0) return 1;
     (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                    "%s: the name \"%.96s\" %s; give its module another name", io->op, path,
                    *s ? "is not UTF-8" : "is one of an optimiser's moments in a file");
@@ -211,7 +214,7 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->generators; i++)
         if (*io->count[i].value && !tshi_io_check_name(io, io->count[i].name)) return;
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = io->item[i].param;
+        const tsh_tensor *t = io->item[i].form;
         io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
         /* tsh_load would refuse a file with a wrong name */
         if (!tshi_io_check_name(io, io->item[i].path)) return;
@@ -251,7 +254,7 @@ static void tshi_io_begin_file(tshi_io *io) {
     const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
     int i;
     for (i = 0; i < io->items; i++) {
-        io->bytes += (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(io->item[i].param));
+        io->bytes += (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(io->item[i].form));
         tshi_io_hash(io, &io->item[i].file, sizeof io->item[i].file);
     }
     if (ctx->dp.rank > 0) return; /* only the first replica writes */
@@ -372,7 +375,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
         t = &whole;
     }
     if (!item->file || io->ctx->dp.rank > 0) return TSH_OK;
-    return tshi_io_write_tensor(io, t ? t : item->param, item);
+    return tshi_io_write_tensor(io, t ? t : item->form, item);
 }
 
 /* On the writing rank: writes the hash of all values into the header and replaces the old file. */

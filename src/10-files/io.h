@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>io                                                  MARK: - io (private) */
 /* What saving and loading share: the tensors of a file, agreeing on errors.  */
-/* Needs: >>module-find >>optim-update >>file.                                */
+/* Needs: >>optim-table >>ema >>file.                                         */
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
@@ -65,12 +65,16 @@ typedef struct tshi_io_count {
     int staged;                /* 1: is 0 on stages that do not hold its module or parameter */
 } tshi_io_count;
 
-/* A tensor of the model: a parameter, or a moment of one. */
+/* A tensor of the model: a parameter, or a moment or an average of one. */
 typedef struct tshi_io_item {
     const char *prefix, *path; /* the tensor's name in the file is prefix + path */
-    /* moment: points to .first or .second of its tshi_moments; NULL: the item is the parameter */
+    /* moment: points to an element of .moment of its tshi_moments, or to .average of its
+     * tshi_average; NULL: the item is the parameter */
     tsh_tensor *param, **moment;
+    const tsh_tensor *form; /* has the item's shape and layout, not its values: the parameter, or
+                             * what tshi_optim_form or tshi_ema_form returns */
     const tshi_io_count *steps; /* for a moment: number of updates of its parameter */
+    int optional;               /* 1: a moment that files may lack */
     tsh_dtype dtype;            /* the tensor's dtype in the model */
     tsh_dtype file;             /* the tensor's dtype in the file; TSH_DTYPE_DEFAULT, when saving:
                                  * no stage has values, so it is not written */
@@ -82,6 +86,7 @@ typedef struct tshi_io {
     tsh_ctx *ctx;
     tsh_module *root;       /* the module to save or load */
     const tsh_optim *optim; /* the optimiser whose moments are included; NULL: none */
+    const tsh_ema *ema;     /* the averages that are included; NULL: none */
     const char *op, *path;  /* op: "tsh_save" or "tsh_load", for errors; path: that of the file */
     const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
     tsh_dtype dtype;        /* saving: dtype in which parameters are written; 0: each in its own */
@@ -139,7 +144,18 @@ typedef struct tshi_io {
     int unreadable; /* 1: the last read failed for another reason than the end of the file */
 } tshi_io;
 
-static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
+/* Prefixes of the names of moments in a file, by the moment's number; the last is that of averages
+ * of weights. */
+enum { TSHI_IO_AVERAGE = TSH_MAX_MOMENTS };
+static const char *const tshi_io_moments[TSHI_IO_AVERAGE + 1] = {"optim.first.", "optim.second.",
+                                                                 "optim.third.", "optim.average."};
+
+/* Returns which of tshi_io_moments the name begins with; -1: none. */
+static int tshi_io_moment_of(const char *name) {
+    int i = TSHI_IO_AVERAGE;
+    while (i >= 0 && strncmp(name, tshi_io_moments[i], strlen(tshi_io_moments[i])) != 0) i--;
+    return i;
+}
 
 /* Initialises io for a save or load. Sets an error if an argument is wrong. */
 static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const char *path,
@@ -148,6 +164,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->ctx = root->ctx;
     io->root = root;
     io->optim = optim;
+    io->ema = desc ? desc->ema : NULL;
     io->op = op;
     io->path = io->given = path ? path : "";
     io->prefix = desc && desc->prefix ? desc->prefix : "";
@@ -170,6 +187,12 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
                        op, tshi_dtype_exists(io->dtype) ? tshi_dtype_name(io->dtype) : "none");
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
+    if (io->ema && io->ema->module != root)
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: .ema has the averages of another module, \"%s\"", op,
+                       io->ema->module->path);
+    else if (io->ema)
+        (void)tshi_ema_check_swapped(io->ema, op);
 }
 
 /* Closes the file and releases all memory of the save or load. */
@@ -264,22 +287,31 @@ static const char *tshi_io_name(tshi_io *io, const char *path) {
     return name;
 }
 
-/* Appends a parameter (moment NULL) or one of its moments to io->item and returns the item. */
+/* Appends a parameter (moment NULL), or a moment or average of one, to io->item and returns the
+ * item. form: NULL: the parameter; else it is copied. */
 static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
-                                 tsh_tensor **moment) {
+                                 tsh_tensor **moment, const tsh_tensor *form, tsh_dtype dtype) {
+    tsh_tensor *copy = form && form != param
+                           ? (tsh_tensor *)tshi_mem_arena_alloc(io->ctx, &io->arena, sizeof *copy)
+                           : NULL;
     tshi_io_item *item = &io->item[io->items++];
     item->prefix = prefix;
     item->path = tshi_io_name(io, param->path);
     item->param = param;
     item->moment = moment;
-    item->dtype = moment ? io->optim->desc.moments_dtype : param->dtype;
+    item->form = param;
+    if (copy) { /* NULL after an error: there is no memory */
+        *copy = *form;
+        item->form = copy;
+    }
+    item->dtype = dtype;
     return item;
 }
 
 /* Callback of tshi_module_params: appends a parameter to io->item. user: the tshi_io. */
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)path;
-    (void)tshi_io_add((tshi_io *)user, "", param, NULL);
+    (void)tshi_io_add((tshi_io *)user, "", param, NULL, NULL, param->dtype);
 }
 
 /* Appends a counter to io->count and returns it. value points to an int64_t or uint64_t. .read
@@ -294,6 +326,37 @@ static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const c
     return count;
 }
 
+/* Appends the moments of an optimiser to io->item: the first ones of all parameters, then the
+ * second ones, then the third. steps: the counters of the parameters' updates. */
+static void tshi_io_list_moments(tshi_io *io, const tsh_optim *optim, const tshi_io_count *steps) {
+    for (int k = 0; k < TSH_MAX_MOMENTS; k++)
+        for (int i = 0; i < optim->count; i++) {
+            tshi_moments *each = &optim->each[i];
+            const tsh_optim_desc *d = each->desc;
+            /* SGD may have been saved with momentum, and be loaded without, or the reverse */
+            const int optional = d->kind == TSH_SGD;
+            tsh_tensor form;
+            tshi_io_item *item;
+            if (k >= tshi_optim_moments(d, each->param) && !(optional && !k)) continue;
+            item = tshi_io_add(io, tshi_io_moments[k], each->param, &each->moment[k],
+                               tshi_optim_form(d, each->param, k, &form),
+                               tshi_optim_moments_dtype(d));
+            item->steps = &steps[i];
+            item->optional = optional;
+        }
+}
+
+/* Appends averages of weights to io->item, and the number of their updates to io->count. */
+static void tshi_io_list_averages(tshi_io *io, const tsh_ema *ema) {
+    const tshi_io_count *updates = tshi_io_add_count(io, "tshard.ema.", "updates", &ema->updates);
+    for (int i = 0; i < ema->count; i++) {
+        const tsh_tensor form = tshi_ema_form(ema->each[i].param);
+        tshi_io_add(io, tshi_io_moments[TSHI_IO_AVERAGE], ema->each[i].param,
+                    &ema->each[i].average, &form, TSH_REAL)
+            ->steps = updates;
+    }
+}
+
 /* Fills io->item and io->count in the order of the file. Returns 0 and sets an error if there is no
  * memory. */
 static int tshi_io_list(tshi_io *io) {
@@ -303,8 +366,10 @@ static int tshi_io_list(tshi_io *io) {
     const int updated = optim ? optim->count : 0;
     const size_t modules = (size_t)tshi_module_count(ctx);
     /* upper limit of the number of items */
-    const size_t items = modules * TSHI_MODULE_PARAMS + 2 * (size_t)updated;
-    const size_t counts = modules + (size_t)updated + 5;
+    const size_t items = modules * TSHI_MODULE_PARAMS + TSH_MAX_MOMENTS * (size_t)updated +
+                         (size_t)(io->ema ? io->ema->count : 0);
+    const size_t counts = modules + (size_t)updated + 6;
+    int first; /* index of the counter of the first parameter's updates */
     tsh_module *m;
     int i;
     io->item = (tshi_io_item *)tshi_mem_arena_alloc(ctx, &io->arena, items * sizeof *io->item);
@@ -322,16 +387,15 @@ static int tshi_io_list(tshi_io *io) {
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
     tshi_module_params(io->root, 1, tshi_io_add_param, io);
+    first = io->counts;
     for (i = 0; i < updated; i++) {
         tshi_moments *each = &optim->each[i];
         tshi_io_count *steps = tshi_io_add_count(io, "tshard.optim.steps.",
                                                  tshi_io_name(io, each->param->path), &each->steps);
         steps->staged = 1; /* only the stage that holds the parameter counts its steps */
-        tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
-    for (i = 0; i < updated && tshi_optims[optim->desc.kind].moments > 1; i++)
-        tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
-            &io->count[io->generators + 2 + i];
+    if (optim) tshi_io_list_moments(io, optim, &io->count[first]);
+    if (io->ema) tshi_io_list_averages(io, io->ema);
     return ctx->error.code == TSH_OK; /* an error: there was no memory for a name */
 }
 

@@ -43,15 +43,19 @@ static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
 static int tshi_load_counts(const tshi_io *io) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
+    char own[TSHI_TEXT_SIZE]; /* the kinds of the optimiser */
     if (io->optim && !kind)
         return tshi_io_fail(io, TSH_ERR_ARGUMENT,
                             "holds no optimiser's state, the optimiser is %s; NULL for it loads "
                             "the parameters alone",
-                            tshi_optim_kind(io->optim));
-    if (io->optim && strcmp(kind, tshi_optim_kind(io->optim)) != 0)
+                            tshi_optim_kind(io->optim, own));
+    if (io->optim && strcmp(kind, tshi_optim_kind(io->optim, own)) != 0)
         return tshi_io_fail(io, TSH_ERR_ARGUMENT,
-                            "holds the state of \"%.32s\", the optimiser is %s", kind,
-                            tshi_optim_kind(io->optim));
+                            "holds the state of \"%.64s\", the optimiser is %s", kind, own);
+    if (io->ema && !tshi_load_metadata(io, "tshard.ema.", "updates"))
+        return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                            "holds no averages of weights; without .ema the parameters are loaded "
+                            "alone, of which tsh_ema_update then makes the first averages");
     for (; i < io->counts; i++)
         if (!tshi_load_count(io, &io->count[i])) return 0;
     return 1;
@@ -59,9 +63,8 @@ static int tshi_load_counts(const tshi_io *io) {
 
 /* Returns 1 if the files must hold this tensor of the model: a parameter, or a moment of a
  * parameter that was updated, unless the optimiser may have been saved without momentum. */
-static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
-    return !item->moment ||
-           (!tshi_optims[io->optim->desc.kind].momentum && item->steps->read > 0);
+static int tshi_load_required(const tshi_io_item *item) {
+    return !item->moment || (!item->optional && item->steps->read > 0);
 }
 
 /* Returns the dtype of a tensor of the files; TSH_DTYPE_DEFAULT: tshi_dtypes has none for it. */
@@ -80,7 +83,7 @@ static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) 
 /* Returns 1 if a tensor of the files has the shape of item, a tensor of the model. Returns 0 if not
  * or, with an error, if it is quantised and the item's shards do not consist of whole blocks. */
 static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tshi_io_entry *entry) {
-    const tsh_tensor *t = item->param;
+    const tsh_tensor *t = item->form;
     int d, same = entry->ndim == t->ndim;
     for (d = 0; d < t->ndim && same; d++) same = entry->dim[d] == tshi_io_dim(t, d, item->file);
     return same &&
@@ -134,7 +137,7 @@ static int tshi_load_match_ties(tshi_io *io) {
  * tsh_load converts. Returns 0 and sets an error if not. */
 static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE], quote[TSHI_IO_QUOTE], dtype[TSHI_IO_QUOTE];
-    const tsh_tensor *t = item->param;
+    const tsh_tensor *t = item->form;
     const tshi_io_entry *e = item->entry;
     int same, floating; /* same 1: shapes are equal; floating 1: both dtypes are floating */
     if (!e) return 1;   /* the files lack it: see tshi_load_match_all */
@@ -165,20 +168,20 @@ static int tshi_load_under(const tshi_io *io, const char *name, size_t moment) {
     return strncmp(name + moment, io->prefix, n) == 0 && (!n || name[moment + n] == '.');
 }
 
-/* Returns the length of "optim.first." or "optim.second." if the name begins with one of them; else
+/* Returns the length of "optim.first.", or whichever of tshi_io_moments the name begins with; else
  * 0. */
 static size_t tshi_load_moment(const char *name) {
-    const size_t first = sizeof tshi_io_first - 1, second = sizeof tshi_io_second - 1;
-    return strncmp(name, tshi_io_first, first) == 0     ? first
-           : strncmp(name, tshi_io_second, second) == 0 ? second
-                                                        : 0;
+    const int i = tshi_io_moment_of(name);
+    return i < 0 ? 0 : strlen(tshi_io_moments[i]);
 }
 
-/* Returns 1 if a tensor of the files is to be skipped: a moment if no optimiser is loaded, or,
+/* Returns 1 if a tensor of the files is to be skipped: a moment if no optimiser is loaded, an
+ * average if no averages are, or,
  * without .strict_names, a tensor whose name does not begin with .prefix if others do. */
 static int tshi_load_skips(const tshi_io *io, const char *name) {
     const size_t moment = tshi_load_moment(name);
-    return (moment && !io->optim) ||
+    const int average = tshi_io_moment_of(name) == TSHI_IO_AVERAGE;
+    return (moment && (average ? !io->ema : !io->optim)) ||
            (io->prefixed && !io->strict_names && !tshi_load_under(io, name, moment));
 }
 
@@ -229,7 +232,7 @@ static int tshi_load_match_all(tshi_io *io) {
     if (!tshi_load_match_ties(io)) return 0;
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_check_item(io, &io->item[i])) return 0;
-        if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
+        if (io->item[i].entry || !tshi_load_required(&io->item[i])) continue;
         if (!missing++) lacks = &io->item[i]; /* keeps the first one, for the error */
     }
     for (e = 0; e < io->entries; e++) {
@@ -315,8 +318,8 @@ static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_i
  * sets an error if they differ or cannot be read. */
 static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                                 char *buffer) {
-    const int64_t all = tsh_numel(item->param), step = TSHI_IO_BUFFER / 64;
-    tshi_runs run = tshi_tensor_runs(item->param, io->ctx->tp.rank, 0, all);
+    const int64_t all = tsh_numel(item->form), step = TSHI_IO_BUFFER / 64;
+    tshi_runs run = tshi_tensor_runs(item->form, io->ctx->tp.rank, 0, all);
     tshi_io_item other = *item;
     int64_t n;
     other.entry = twin;
@@ -450,7 +453,7 @@ static int tshi_load_prepare_share(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         const tshi_io_item *item = &io->item[i];
         tshi_io_hash(io, item->path, strlen(item->path));
-        tshi_io_hash(io, item->param->dim, sizeof item->param->dim[0] * (size_t)item->param->ndim);
+        tshi_io_hash(io, item->form->dim, sizeof item->form->dim[0] * (size_t)item->form->ndim);
         tshi_io_hash(io, &item->dtype, sizeof item->dtype);
     }
     return 1;

@@ -103,7 +103,7 @@ static int64_t tshi_load_step(const tshi_io *io, const tshi_io_item *item) {
 static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, int peer) {
     tsh_comm *world = &io->ctx->world;
     const int64_t step = tshi_load_step(io, item);
-    tshi_runs run = tshi_tensor_runs(item->param, r, 0, tsh_numel(item->param));
+    tshi_runs run = tshi_tensor_runs(item->form, r, 0, tsh_numel(item->form));
     tsh_req req[2] = {0, 0};
     tsh_result result = TSH_OK, waited;
     int64_t n;
@@ -131,7 +131,7 @@ static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, i
  * replicated one only to rank 0 of tp on each stage. */
 static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     const tsh_ctx *ctx = io->ctx;
-    const int ranks = item->param->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
+    const int ranks = item->form->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
     const int64_t index = item - io->item;
     tsh_result result = TSH_OK;
     int s, r;
@@ -148,7 +148,7 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
  * over dp. */
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
-    const int whole = item->param->layout.kind != TSH_SHARDED;
+    const int whole = item->form->layout.kind != TSH_SHARDED;
     int64_t sent = n;
     const tsh_dtype dtype = tshi_io_sent_as(item->file, &sent);
     tsh_result result = TSH_OK;
@@ -166,10 +166,10 @@ static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64
 static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
     tsh_ctx *ctx = io->ctx;
     const int reads = !io->broadcast || ctx->world.rank == 0;
-    const int64_t all = tsh_local_numel(item->param), step = tshi_load_step(io, item);
+    const int64_t all = tsh_local_numel(item->form), step = tshi_load_step(io, item);
     /* 1: the values need no conversion, so they are read straight into t */
     const int direct = t && item->file == t->dtype;
-    tshi_runs run = tshi_tensor_runs(item->param, ctx->tp.rank, 0, tsh_numel(item->param));
+    tshi_runs run = tshi_tensor_runs(item->form, ctx->tp.rank, 0, tsh_numel(item->form));
     int64_t found[2] = {0, 0}, e, n; /* found: number of NaN, number of infinite values */
     for (e = 0; e < all; e += n) {
         char *to = t ? (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, e) : NULL;
@@ -191,14 +191,15 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
  * values for it, or there is no memory. Sets a moment that the files lack to 0. */
 static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
-    const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(t));
+    const tsh_tensor *form = item->form;
+    const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(form));
     if (item->moment && (*item->moment || item->entry)) {
-        if (*item->moment &&
-            !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
+        if (*item->moment && !tshi_layout_equal(&(*item->moment)->layout, &form->layout, form->dim,
+                                                io->ctx->tp.size)) {
             tshi_tensor_release(*item->moment); /* it has an old layout: created anew below */
             *item->moment = NULL;
         }
-        t = tshi_optim_moment(t, item->moment, item->dtype); /* creates the moment if needed */
+        t = tshi_optim_moment(form, item->moment, item->dtype); /* creates the moment if needed */
         if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t)))
             return NULL;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
@@ -262,6 +263,8 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
     /* Ranks that read no file name this in errors, in place of a path. */
     if (shares && ctx->world.rank > 0) path = "the files of rank 0";
     tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
+    for (const tsh_ema *ema = ctx->emas; ema; ema = ema->older)
+        (void)tshi_ema_check_swapped(ema, "tsh_load"); /* the next tsh_ema_swap would undo a load */
     io.broadcast = shares;
     if (ctx->error.code == TSH_OK && !(shares && ctx->world.rank > 0)) tshi_load_find_files(&io);
     tshi_comm_set_caller(ctx, TSHI_CALLER_LOAD);

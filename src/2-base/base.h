@@ -225,7 +225,9 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
     TSHI_CACHED = 8192,    /* a weight that makes keys or values: a cache relies on its layout */
     TSHI_TIED = 16384,     /* a parameter that several modules may share (tsh_tie) */
-    TSHI_GIVEN = 32768     /* a step tensor whose values the program wrote */
+    TSHI_EMA = 32768,      /* a parameter that a tsh_ema averages */
+    TSHI_SWAPPED = 65536,  /* a parameter that has the values of its average (tsh_ema_swap) */
+    TSHI_GIVEN = 131072    /* a step tensor whose values the program wrote */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -501,6 +503,7 @@ struct tsh_ctx {
      * collectives call it, and it calls collectives. */
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx);
     tsh_optim *optims;      /* list of all optimisers, the newest first */
+    tsh_ema *emas;          /* list of all averages of weights, the newest first */
     tsh_pipeline *pipeline; /* the first pipeline; NULL: none */
     tsh_cache *caches;      /* list of all cache handles, freed ones included: they are reused */
     tshi_micro *micros;     /* list of the micro-batches of all pipelines */

@@ -162,6 +162,9 @@ static TSHI_COLD int tshi_module_may_replace(const tsh_tensor *old, const tsh_te
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_tie: an optimiser has \"%s\"; call tsh_tie before tsh_optim_new",
                        old->path);
+    else if (old->flags & TSHI_EMA)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_tie: a tsh_ema has \"%s\"; call tsh_tie before tsh_ema_new", old->path);
     else if (ctx->pipeline)
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_tie: a pipeline has dealt \"%s\" to its stages; call tsh_tie before "
@@ -268,6 +271,10 @@ TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
         if (t->flags & TSHI_OPTIMISED)
             return tsh_fail(ctx, TSH_ERR_STATE,
                             "tsh_to: an optimiser has \"%s\"; call tsh_to before tsh_optim_new",
+                            t->path);
+        if (t->flags & TSHI_EMA)
+            return tsh_fail(ctx, TSH_ERR_STATE,
+                            "tsh_to: a tsh_ema has \"%s\"; call tsh_to before tsh_ema_new",
                             t->path);
         if (tshi_tensor_recorded(t))
             return tsh_fail(ctx, TSH_ERR_STATE,

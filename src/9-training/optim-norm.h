@@ -11,15 +11,23 @@
 
 /* What an optimiser keeps of one parameter. Moments are allocated at the first update. */
 typedef struct tshi_moments {
-    /* first, second: Adam's m and v; SGD with momentum has `first` alone; NULL: not allocated */
-    tsh_tensor *param, *first, *second;
-    double lr_scale, weight_decay; /* lr_scale: factor of desc.lr; see tsh_optim_group */
+    tsh_tensor *param;
+    /* the moments of its optimiser, such as Adam's m and v; NULL: not allocated */
+    tsh_tensor *moment[TSH_MAX_MOMENTS];
+    /* the description of its optimiser, defaults filled in: that of the tsh_optim, or of a group
+     * with an optimiser of its own */
+    const tsh_optim_desc *desc;
+    double lr_scale, weight_decay; /* lr_scale: factor of the tsh_optim's lr; see tsh_optim_group */
     int64_t steps;                 /* number of updates of this parameter so far */
+    /* NAdam: the product of the momenta of the first `products` steps */
+    double product;
+    int64_t products;
 } tshi_moments;
 
 struct tsh_optim {
     tsh_module *module;  /* the module whose parameters are optimised */
     tsh_optim_desc desc; /* the caller's tsh_optim_desc, with its defaults filled in */
+    tsh_schedule schedule; /* a copy of desc.schedule, if that is not NULL */
     tsh_optim_info info; /* what tsh_optim_state returns, except lr, which is desc.lr */
     /* `count` entries: the state of each parameter, in the order of the module tree */
     tshi_moments *each;

@@ -1,13 +1,13 @@
 /* ========================================================================== */
 /* >>optim-update                              MARK: - optim-update (private) */
-/* The table of optimisers; the update of one parameter or of a chunk of it.  */
+/* Kernels of Adam and SGD; moments; an update of the elements of one rank.   */
 /* Needs: >>module-tree >>optim-norm.                                         */
 /* ========================================================================== */
 
-/* Operands of an update's kernel: the parameter, its gradient, its two moments, and the lower
- * halves of its exact weights (see >>tensor-exact). */
-enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_OPTIM_LOW,
-       TSHI_OPTIM_OPERANDS };
+/* Operands of an update's kernel: the parameter, its gradient, its moments (TSHI_OPTIM_FIRST + 2 is
+ * the third), and the lower halves of its exact weights (see >>tensor-exact). */
+enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND,
+       TSHI_OPTIM_LOW = TSHI_OPTIM_FIRST + TSH_MAX_MOMENTS, TSHI_OPTIM_OPERANDS };
 
 /* The options of a kernel that updates a parameter x. */
 typedef struct tshi_update {
@@ -22,6 +22,10 @@ typedef struct tshi_update {
     int random, rounds;
     tshi_noise noise; /* key of the random numbers that round the moments */
     uint64_t stream;  /* replaces noise.stream in the key when the parameter is rounded */
+    /* for tshi_optim_chunk alone: the function that updates elements, and its second argument */
+    void (*update)(const tsh_update *update, void *user);
+    void *user;
+    const tsh_update *given; /* what update is given besides the elements */
 } tshi_update;
 
 /* Returns the TSHI_BLOCK elements of the parameter from element e on as tsh_real: exact float
@@ -220,21 +224,23 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_release(ctx, part.block);
 }
 
-/* Returns *moment, with the layout that param has now. If *moment is NULL, creates it, with zeros
- * of this dtype. Returns NULL after an error. */
-static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh_dtype dtype) {
-    tsh_ctx *ctx = param->ctx;
-    const tsh_shape shape = tsh_shape_of(param);
+/* Returns *moment, with the layout that `form` has now. If *moment is NULL, creates it, with zeros
+ * of this dtype and form's shape. form: the parameter, or what tshi_optim_form returns. Returns
+ * NULL after an error. */
+static tsh_tensor *tshi_optim_moment(const tsh_tensor *form, tsh_tensor **moment,
+                                     tsh_dtype dtype) {
+    tsh_ctx *ctx = form->ctx;
+    const tsh_shape shape = tsh_shape_of(form);
     tsh_tensor *m = *moment; /* the moment; NULL: not created yet */
     if (m) {
-        tshi_optim_relayout(m, &param->layout);
+        tshi_optim_relayout(m, &form->layout);
         return ctx->error.code == TSH_OK ? m : NULL;
     }
-    m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
+    m = tshi_tensor_handle(ctx, TSHI_OWNED | (form->flags & TSHI_CHUNKED));
     if (!m) return NULL;
     m->dtype = dtype;
-    m->path = param->path;
-    if (tshi_tensor_set_shape(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
+    m->path = form->path;
+    if (tshi_tensor_set_shape(m, "tsh_optim_step", &shape, &form->layout) != TSH_OK ||
         !tshi_optim_allocate(m, tshi_optim_count(m))) {
         tshi_tensor_release(m);
         return NULL;
@@ -309,7 +315,8 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
     if (!tshi_tensor_keep_exact(t)) return 0;
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
     x[TSHI_OPTIM_GRAD] = tshi_tape_operand(t);
-    x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_operand(NULL, 1, moments);
+    for (int i = TSHI_OPTIM_FIRST; i < TSHI_OPTIM_LOW; i++)
+        x[i] = tshi_kernel_operand(NULL, 1, moments);
     x[TSHI_OPTIM_LOW] = tshi_kernel_operand(t->low ? tshi_mem_data(t->low) : NULL, 1, TSH_BF16);
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
@@ -317,183 +324,19 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
     return 1;
 }
 
-/* -- the optimisers: SGD, Adam and AdamW ------------------------------------ */
-
 /* One update of one parameter: the argument of an optimiser's update function (tshi_optims). */
 typedef struct tshi_turn {
     const tsh_optim_desc *desc; /* the optimiser's description */
+    tshi_moments *each;         /* what the optimiser keeps of the parameter */
     const tsh_tensor *t;        /* the parameter; t->dim: its global shape */
     double lr, decay;           /* learning rate and weight decay of this parameter */
     int64_t step;               /* number of this update of the parameter, from 1 on */
-    /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the optimiser's row
-     * in tshi_optims has .whole, they are global tensors, row-major and of tsh_real, and the update
-     * writes to X and the moments. Otherwise they are what tshi_optim_run reads and writes. */
+    /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the optimiser needs
+     * whole parameters, they are global tensors, row-major and of tsh_real, which the update may
+     * write to; it keeps what it writes to X and the moments. Otherwise they are what
+     * tshi_optim_run reads and writes. */
     tshi_operand *x;
     /* options of the kernel: clip and the fields for random rounding are set already, the others
      * are set by the update function */
     tshi_update params;
 } tshi_turn;
-
-static void tshi_optim_update_sgd(tshi_turn *turn) {
-    turn->params.decay = turn->decay;
-    turn->params.lr = turn->lr;
-    turn->params.momentum = turn->desc->momentum;
-    turn->params.nesterov = turn->desc->nesterov;
-    tshi_optim_run(turn->t, tshi_optim_sgd[turn->t->ctx->isa], turn->x, &turn->params);
-}
-
-static void tshi_optim_update_adam(tshi_turn *turn) {
-    const tsh_optim_desc *d = turn->desc;
-    tshi_update *p = &turn->params;
-    const int decoupled = d->kind == TSH_ADAMW; /* 1: decay x itself, not through the gradient */
-    p->decay = decoupled ? 0 : turn->decay;
-    p->keep = decoupled ? 1 - turn->lr * turn->decay : 1;
-    p->b1 = d->beta1;
-    p->b2 = d->beta2;
-    p->eps = d->eps;
-    p->step = turn->lr / (1 - pow(d->beta1, (double)turn->step)); /* corrects the bias of m */
-    p->root = 1 / sqrt(1 - pow(d->beta2, (double)turn->step));
-    /* row-sparse gradient: as in torch.optim.SparseAdam, eps is added to sqrt(v) before its bias is
-     * corrected */
-    if (turn->t->sparse) {
-        p->step /= p->root;
-        p->root = 1;
-    }
-    tshi_optim_run(turn->t, tshi_optim_adam[turn->t->ctx->isa], turn->x, p);
-}
-
-/* TO ADD AN OPTIMISER, add a constant to tsh_optim_kind and a row to tshi_optims. Its update gets
- * the elements that this rank updates, in any order, or, with `whole`, the parameter as if it were
- * neither sharded nor chunked; tshi_optim_whole gathers it. */
-typedef struct tshi_optim_row {
-    const char *name; /* the optimiser's name in tsh_summary and in files */
-    int moments;      /* number of moments, 0 to 2 */
-    int momentum;     /* 1: no moment unless desc.momentum is above 0 */
-    int whole;        /* 1: the update needs whole parameters */
-    void (*update)(tshi_turn *turn);
-} tshi_optim_row;
-
-/* One row per optimiser, in the order of tsh_optim_kind. */
-static const tshi_optim_row tshi_optims[] = {
-    {"sgd", 1, 1, 0, tshi_optim_update_sgd},
-    {"adam", 2, 0, 0, tshi_optim_update_adam},
-    {"adamw", 2, 0, 0, tshi_optim_update_adam},
-};
-enum { TSHI_OPTIMS = sizeof tshi_optims / sizeof tshi_optims[0] };
-
-/* -- updates that need whole parameters ------------------------------------- */
-
-/* Kernel: stores the values of the operand TSHI_OPTIM_GRAD in the operand TSHI_OPTIM_X. */
-TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
-                                        const tshi_update *p) {
-    tsh_real pad[TSHI_BLOCK];
-    tshi_words drawn;
-    drawn.first = -1;
-    for (int64_t e = 0; e < n; e += TSHI_BLOCK)
-        tshi_optim_store_x(operand, e, n, tshi_optim_load(&operand[TSHI_OPTIM_GRAD], e, n, pad), p,
-                           &drawn);
-}
-TSHI_KERNEL(tshi_optim_assign, tshi_update);
-
-/* Collective over dp and tp: gathers the values of operand i, such as a moment, in `whole`, a
- * global tensor. shard: scratch with space for this rank's shard. */
-static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_operand *x, int i,
-                                          tsh_real *shard, tsh_real *whole) {
-    const tsh_layout replicated = tsh_replicated();
-    const tsh_tensor *t = turn->t;
-    const int64_t first = tshi_optim_first(t), count = tshi_optim_count(t);
-    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* copy of x with operand i as the parameter */
-    tsh_real pad[TSHI_BLOCK];
-    memcpy(part, x, sizeof part);
-    part[TSHI_OPTIM_X] = x[i];
-    if (i != TSHI_OPTIM_X) part[TSHI_OPTIM_LOW].data = NULL;
-    for (int64_t e = 0; e < count; e += TSHI_BLOCK)
-        memcpy(shard + first + e, tshi_optim_load_x(part, e, count, pad),
-               (size_t)tshi_base_min(TSHI_BLOCK, count - e) * sizeof *pad);
-    if (t->flags & TSHI_CHUNKED &&
-        tshi_optim_gather_chunks(t, shard, TSH_REAL, "tsh_optim_step: a whole parameter") != TSH_OK)
-        return t->ctx->error.code;
-    return tshi_redistribute_move(t, &t->layout, &replicated, TSH_REAL, shard, whole);
-}
-
-/* Stores this rank's elements of `whole`, a global tensor, in operand i, which may be rounded at
- * random. shard: scratch with space for this rank's shard. */
-static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, int i,
-                                  tsh_real *whole, tsh_real *shard) {
-    const tsh_layout replicated = tsh_replicated();
-    const tsh_tensor *t = turn->t;
-    tshi_operand part[TSHI_OPTIM_OPERANDS];
-    tshi_update params = turn->params;
-    memcpy(part, x, sizeof part);
-    part[TSHI_OPTIM_X] = x[i];
-    if (i != TSHI_OPTIM_X) {
-        part[TSHI_OPTIM_LOW].data = NULL;
-        params.rounds = params.random;
-        params.stream = tshi_rng_hash(params.noise.stream, &i, sizeof i);
-    }
-    if (tshi_redistribute_move(t, &replicated, &t->layout, TSH_REAL, whole, shard) != TSH_OK)
-        return;
-    part[TSHI_OPTIM_GRAD] = tshi_kernel_operand(shard + tshi_optim_first(t), 1, TSH_REAL);
-    tshi_optim_run(t, tshi_optim_assign[t->ctx->isa], part, &params);
-}
-
-/* Runs the update of an optimiser that needs whole parameters: gathers the operands, the same on
- * every rank, and keeps this rank's part of the results. */
-static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
-    tsh_ctx *ctx = turn->t->ctx;
-    const int64_t n = tsh_numel(turn->t);
-    /* TSHI_OPTIM_LOW + 1 arrays of n elements: one for each global operand, and one for a shard */
-    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
-                                       tshi_dtype_reals((TSHI_OPTIM_LOW + 1) * n));
-    tshi_operand *const own = turn->x, whole[TSHI_OPTIM_OPERANDS];
-    tsh_real *values, *shard;
-    if (!block) return;
-    values = (tsh_real *)tshi_mem_data(block);
-    shard = values + TSHI_OPTIM_LOW * n;
-    memset(whole, 0, sizeof whole);
-    for (int i = 0; i < TSHI_OPTIM_LOW && ctx->error.code == TSH_OK; i++) {
-        if (!own[i].data) continue; /* operand i is a moment that this optimiser does not have */
-        whole[i] = tshi_kernel_operand(values + i * n, 1, TSH_REAL);
-        (void)tshi_optim_gather_whole(turn, own, i, shard, values + i * n);
-    }
-    turn->x = whole;
-    if (ctx->error.code == TSH_OK) row->update(turn);
-    for (int i = 0; i < TSHI_OPTIM_LOW && ctx->error.code == TSH_OK; i++)
-        if (own[i].data && i != TSHI_OPTIM_GRAD)
-            tshi_optim_keep_whole(turn, own, i, values + i * n, shard);
-    tshi_mem_release(ctx, block);
-}
-
-/* Updates one parameter and its moments, which the first update creates. clip: factor of the
- * gradient. */
-static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
-    const tsh_optim_desc *d = &optim->desc;
-    const tshi_optim_row *row = &tshi_optims[d->kind];
-    const int moments = row->momentum && !(d->momentum > 0) ? 0 : row->moments;
-    tsh_tensor *t = each->param, **const moment[] = {&each->first, &each->second};
-    tshi_operand x[TSHI_OPTIM_OPERANDS];
-    tshi_turn turn;
-    memset(&turn, 0, sizeof turn);
-    turn.desc = d;
-    turn.t = t;
-    turn.lr = d->lr * each->lr_scale;
-    turn.decay = each->weight_decay;
-    turn.x = x;
-    turn.params.clip = clip;
-    if (!tshi_optim_operands(t, d->moments_dtype, x)) return;
-    turn.step = ++each->steps;
-    turn.params.random = d->moments_dtype == TSH_BF16;
-    turn.params.noise.key = t->ctx->seed;
-    turn.params.rounds = t->dtype == TSH_BF16 && !t->low;
-    turn.params.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)turn.step, "moments", 7),
-                                             t->path, strlen(t->path));
-    turn.params.stream = tshi_rng_hash(turn.params.noise.stream, "weights", 7);
-    for (int i = 0; i < moments; i++) {
-        if (!tshi_optim_moment(t, moment[i], d->moments_dtype)) return;
-        x[TSHI_OPTIM_FIRST + i].data = tshi_tensor_at(*moment[i]);
-    }
-    if (row->whole)
-        tshi_optim_whole(&turn, row);
-    else
-        row->update(&turn);
-}

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>optim                                            MARK: - optim (private) */
-/* Optimisers and their groups; a step over all parameters; schedules.        */
-/* Needs: >>glob >>tensor-make >>module-find >>optim-update.                  */
+/* Optimisers and their groups; a step over all parameters.                   */
+/* Needs: >>glob >>tensor-make >>module-find >>schedule >>optim-table.        */
 /* ========================================================================== */
 
 /* Returns 1 if gradients or moments can be kept in this dtype. */
@@ -9,27 +9,75 @@ static int tshi_optim_keeps(tsh_dtype dtype) {
     return dtype == TSH_DTYPE_DEFAULT || dtype == TSH_REAL || dtype == TSH_BF16;
 }
 
-/* Checks the options given to tsh_optim_new; returns an error if one is out of range. */
-static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
+/* Checks the options of an optimiser; returns an error if one is out of range. op: the public
+ * function, for errors. */
+static TSHI_COLD tsh_result tshi_optim_check(tsh_ctx *ctx, const char *op,
+                                             const tsh_optim_desc *d) {
+    const double rates[] = {d->lr,    d->momentum,       d->eps,   d->weight_decay,
+                            d->eps2,  d->momentum_decay, d->alpha, d->clip_norm,
+                            d->d,     d->lr_decay,       d->beta1, d->beta2};
+    int right = (unsigned)d->kind < (unsigned)TSHI_OPTIMS && d->beta1 < 1 && d->beta2 < 1 &&
+                d->alpha < 1 && d->beta2_decay <= 0 && d->ns_steps >= 0 && d->ns_steps < 100;
+    for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++) right &= rates[i] >= TSH_ZERO;
     if (!tshi_optim_keeps(d->grad_dtype) || !tshi_optim_keeps(d->moments_dtype))
         return tsh_fail(ctx, TSH_ERR_DTYPE,
-                        "tsh_optim_new: grad_dtype is %d, moments_dtype %d; they are %s or bf16",
+                        "%s: grad_dtype is %d, moments_dtype %d; they are %s or bf16", op,
                         (int)d->grad_dtype, (int)d->moments_dtype, tshi_dtype_name(TSH_REAL));
-    if ((unsigned)d->kind < (unsigned)TSHI_OPTIMS && d->lr >= TSH_ZERO && d->momentum >= 0 &&
-        d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
-        d->eps >= TSH_ZERO && d->weight_decay >= 0 && d->clip_norm >= 0)
-        return TSH_OK;
-    return tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                    "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
-                    "weight_decay %g, clip_norm %g: none may be below 0 (for 0 itself where 0 is "
-                    "the default: TSH_ZERO), betas are below 1",
-                    (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps, d->weight_decay,
-                    d->clip_norm);
+    if (!right)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, weight_decay "
+                        "%g, clip_norm %g, alpha %g, beta2_decay %g, ns_steps %d: none may be "
+                        "below 0 (for 0 itself where 0 is the default: TSH_ZERO) but beta2_decay, "
+                        "which may not be above; betas and alpha are below 1, ns_steps below 100",
+                        op, (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps,
+                        d->weight_decay, d->clip_norm, d->alpha, d->beta2_decay, d->ns_steps);
+    if (d->kind == TSH_CUSTOM &&
+        (!d->custom.update || d->custom.moments < 0 || d->custom.moments > TSH_MAX_MOMENTS))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: TSH_CUSTOM with %d moments and %s .custom.update; it needs that "
+                        "function, and at most %d moments",
+                        op, d->custom.moments, d->custom.update ? "a" : "no", TSH_MAX_MOMENTS);
+    return d->schedule ? tshi_schedule_check(ctx, op, d->schedule) : TSH_OK;
 }
 
-/* Returns the name of the optimiser's kind in tsh_summary and in files. */
-static const char *tshi_optim_kind(const tsh_optim *optim) {
-    return tshi_optims[optim->desc.kind].name;
+/* Fills in the defaults of an optimiser's options. */
+static TSHI_COLD void tshi_optim_defaults(tsh_optim_desc *d) {
+    static const double abc[3] = {3.4445, -4.775, 2.0315};
+    const tshi_optim_row *row = &tshi_optims[d->kind];
+    double epsilon = 1; /* the distance from 1 to the next tsh_real */
+    while ((double)TSHI_R(1 + epsilon / 2) > 1) epsilon /= 2;
+    d->lr = tshi_base_option(d->lr, row->lr);
+    d->momentum = tshi_base_option(d->momentum, row->momentum);
+    d->beta1 = tshi_base_option(d->beta1, row->beta1);
+    d->beta2 = tshi_base_option(d->beta2, row->beta2);
+    d->eps = tshi_base_option(d->eps, d->kind == TSH_ADAFACTOR ? epsilon : row->eps);
+    d->weight_decay = tshi_base_option(d->weight_decay, row->weight_decay);
+    d->nesterov = d->nesterov == TSH_YES || (!d->nesterov && d->kind == TSH_MUON);
+    d->clip_norm = tshi_base_option(d->clip_norm, 0);
+    d->alpha = tshi_base_option(d->alpha, 0.99);
+    d->lr_decay = tshi_base_option(d->lr_decay, 0);
+    d->momentum_decay = tshi_base_option(d->momentum_decay, 4e-3);
+    if (!(d->beta2_decay < 0)) d->beta2_decay = -0.8;
+    d->eps2 = tshi_base_option(d->eps2, 1e-3);
+    d->d = d->d > 0 ? d->d : 1;
+    if (!d->ns_steps) d->ns_steps = 5;
+    if (d->ns_coefficients[0] == 0 && d->ns_coefficients[1] == 0 && d->ns_coefficients[2] == 0)
+        memcpy(d->ns_coefficients, abc, sizeof abc);
+    if (!d->moments_dtype) d->moments_dtype = TSH_REAL;
+}
+
+/* Writes the names of an optimiser's kinds, as files have them, to `text`: that of the optimiser,
+ * and those of its groups, as in "muon+adamw". Returns text. */
+static const char *tshi_optim_kind(const tsh_optim *optim, char text[TSHI_TEXT_SIZE]) {
+    text[0] = 0;
+    tsh_text_add(text, TSHI_TEXT_SIZE, "%s", tshi_optim_name(&optim->desc));
+    for (int i = 0; i < optim->count; i++) {
+        const tsh_optim_desc *d = optim->each[i].desc;
+        int known = d == &optim->desc;
+        for (int k = 0; k < i && !known; k++) known = optim->each[k].desc == d;
+        if (!known) tsh_text_add(text, TSHI_TEXT_SIZE, "+%s", tshi_optim_name(d));
+    }
+    return text;
 }
 
 /* Returns 1 if all parameters below module have a dtype with the range of a float (f16 has not);
@@ -95,18 +143,21 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     tshi_walk at = {NULL, NULL, 0};
     tsh_optim *optim;
     size_t slots = 0; /* number of parameters and buffers */
-    if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK) ||
+    if (!ctx || ctx->error.code != TSH_OK ||
+        (desc && tshi_optim_check(ctx, "tsh_optim_new", desc) != TSH_OK) ||
         !tshi_optim_trainable(module))
         return NULL;
     optim = (tsh_optim *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *optim);
     if (!optim) return NULL;
     if (desc) optim->desc = *desc;
     optim->module = module;
-    optim->desc.lr = tshi_base_option(optim->desc.lr, 1e-3);
-    optim->desc.beta1 = tshi_base_option(optim->desc.beta1, 0.9);
-    optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
-    optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
-    if (!optim->desc.moments_dtype) optim->desc.moments_dtype = TSH_REAL;
+    tshi_optim_defaults(&optim->desc);
+    if (desc && desc->schedule) {
+        optim->schedule = *desc->schedule;
+        optim->desc.schedule = &optim->schedule;
+        if (!optim->schedule.lr) optim->schedule.lr = optim->desc.lr;
+        optim->desc.lr = tsh_schedule_lr(&optim->schedule, 0);
+    }
     /* Counts the parameters and buffers. At its end the walk is ready to begin anew. */
     while (tshi_module_step_once(module, &at)) slots++;
     optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
@@ -117,6 +168,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         if (at.param->flags & TSHI_BUFFER) continue;
         optim->count++;
         each->param = at.param;
+        each->desc = &optim->desc;
         each->lr_scale = 1; /* the default, which tsh_optim_group changes */
         each->weight_decay = optim->desc.weight_decay;
     }
@@ -136,8 +188,7 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
     *at = optim->older;
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
-        tsh_tensor_free(optim->each[i].first);
-        tsh_tensor_free(optim->each[i].second);
+        for (int k = 0; k < TSH_MAX_MOMENTS; k++) tsh_tensor_free(optim->each[i].moment[k]);
         param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
         param->grad_dtype = TSH_DTYPE_DEFAULT;
         param->updates = NULL;
@@ -156,34 +207,86 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
     }
 }
 
+/* Gives parameters that match the pattern this weight decay and lr_scale, and an optimiser, desc,
+ * unless that is NULL. op: the public function, for errors. */
+static TSHI_COLD tsh_result tshi_optim_set_group(tsh_optim *optim, const char *op,
+                                                 const char *pattern, double lr_scale,
+                                                 double weight_decay, const tsh_optim_desc *desc) {
+    int i, matched = 0; /* matched: number of parameters that match */
+    for (i = 0; i < optim->count; i++) {
+        tshi_moments *each = &optim->each[i];
+        if (!tshi_glob_match(pattern, tshi_module_below(optim->module, each->param->path)))
+            continue;
+        if (desc && (each->steps || each->moment[0]))
+            return tsh_fail(optim->module->ctx, TSH_ERR_STATE,
+                            "%s: \"%s\" has been updated by %s; make groups before the first step",
+                            op, each->param->path, tshi_optim_name(each->desc));
+        each->lr_scale = lr_scale;
+        each->weight_decay = weight_decay;
+        if (desc) each->desc = desc;
+        matched++;
+    }
+    if (matched) return TSH_OK;
+    return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
+                    "%s: \"%.96s\" matches none of the %d parameters, the first of "
+                    "which is \"%.96s\"; * stays within a name, ** is any number of names, as in "
+                    "\"**.bias\"",
+                    op, pattern, optim->count,
+                    optim->count ? tshi_module_below(optim->module, optim->each->param->path) : "");
+}
+
 TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                              double weight_decay) {
-    int i, matched = 0; /* matched: number of parameters that match */
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
     if (!(lr_scale >= 0 && weight_decay >= 0)) /* also true if one is NaN */
         return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
                         "tsh_optim_group: \"%.96s\" gets lr_scale %g and weight_decay %g; neither "
                         "may be below 0",
                         pattern, lr_scale, weight_decay);
-    for (i = 0; i < optim->count; i++) {
-        tshi_moments *each = &optim->each[i];
-        if (!tshi_glob_match(pattern, tshi_module_below(optim->module, each->param->path)))
-            continue;
-        each->lr_scale = lr_scale;
-        each->weight_decay = weight_decay;
-        matched++;
-    }
-    if (matched) return TSH_OK;
-    return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
-                    "tsh_optim_group: \"%.96s\" matches none of the %d parameters, the first of "
-                    "which is \"%.96s\"; * stays within a name, ** is any number of names, as in "
-                    "\"**.bias\"",
-                    pattern, optim->count,
-                    optim->count ? tshi_module_below(optim->module, optim->each->param->path) : "");
+    return tshi_optim_set_group(optim, "tsh_optim_group", pattern, lr_scale, weight_decay, NULL);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_optim_group_with(tsh_optim *optim, const char *pattern,
+                                                  const tsh_optim_desc *desc) {
+    static const char op[] = "tsh_optim_group_with";
+    tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
+    const double lr = optim && optim->desc.schedule ? optim->schedule.lr
+                      : optim                       ? optim->desc.lr
+                                                    : 0;
+    tsh_optim_desc *own;
+    if (!ctx || !pattern) return TSH_ERR_ARGUMENT;
+    if (!desc || !(lr > 0))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        desc ? "%s: the optimiser's learning rate is 0, so a group's cannot keep "
+                               "its ratio to it; make groups before tsh_optim_set_lr"
+                             : "%s: desc is NULL",
+                        op);
+    if (tshi_optim_check(ctx, op, desc) != TSH_OK) return ctx->error.code;
+    if (desc->clip_norm != 0 || desc->zero || desc->grad_dtype || desc->moments_dtype ||
+        desc->round_weights || desc->schedule)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: .clip_norm, .zero, .grad_dtype, .moments_dtype, .round_weights and "
+                        ".schedule are those of the optimiser: set them in tsh_optim_new",
+                        op);
+    own = (tsh_optim_desc *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *own);
+    if (!own) return ctx->error.code;
+    *own = *desc;
+    own->moments_dtype = optim->desc.moments_dtype;
+    tshi_optim_defaults(own);
+    return tshi_optim_set_group(optim, op, pattern, own->lr / lr, own->weight_decay, own);
 }
 
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
-    if (optim) optim->desc.lr = lr < 0 && lr >= TSH_ZERO ? 0 : lr; /* TSH_ZERO means 0 */
+    if (!optim) return;
+    if (lr >= TSH_ZERO && lr <= DBL_MAX)
+        optim->desc.lr = lr < 0 ? 0 : lr; /* TSH_ZERO means 0 */
+    else
+        (void)tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_optim_set_lr: the learning rate is %g%s", lr,
+                       lr < 0 ? "; it may not be below 0"
+                              : "; a tsh_schedule gives NaN if a field is missing: LINEAR, COSINE, "
+                                "ONE_CYCLE and WSD need .total, STEP .period, EXPONENTIAL .gamma, "
+                                "LAMBDA .factor");
 }
 
 /* Updates every parameter that has a gradient. With .zero, parameters are queued in buckets, whose
@@ -200,7 +303,7 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
                            "tsh_optim_step: \"%s\" belongs to another optimiser, which has .zero",
                            param->path);
         else
-            tshi_optim_update(optim, &optim->each[i], clip);
+            tshi_optim_update(&optim->each[i], optim->desc.lr, clip);
         if (chunked) tshi_bucket_add(param, TSH_ALLGATHER);
         if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
     }
@@ -213,6 +316,10 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, max = optim->desc.clip_norm; /* max: the norm to clip to; 0: no clipping */
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
     optim->info.norm = norm; /* the norm before clipping */
+    if (optim->desc.schedule)
+        tsh_optim_set_lr(optim, tsh_schedule_lr(&optim->schedule,
+                                                optim->info.steps + optim->info.skipped));
+    if (ctx->error.code != TSH_OK) return; /* a .factor that is not finite */
     if (norm <= DBL_MAX) {   /* false for NaN and infinity */
         tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
         optim->info.steps++;
@@ -292,17 +399,4 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
     info = optim->info;
     info.lr = optim->desc.lr; /* the current rate */
     return info;
-}
-
-TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
-    if (!schedule) return 0;
-    double done, span = (double)schedule->total - (double)schedule->warmup;
-    if (step < 0) step = 0;
-    if (step < schedule->warmup)
-        return schedule->lr * (double)(step + 1) / (double)schedule->warmup;
-    if (schedule->kind == TSH_CONSTANT) return schedule->lr;
-    if (step >= schedule->total || span <= 0) return schedule->lr_min;
-    done = ((double)step - (double)schedule->warmup) / span;
-    if (schedule->kind == TSH_COSINE) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
-    return schedule->lr + (schedule->lr_min - schedule->lr) * done;
 }

@@ -44,6 +44,10 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
                                "before tsh_optim_new, which then leaves it out, or after "
                                "tsh_optim_free",
                                t->path);
+    if (t->flags & TSHI_EMA)
+        return tshi_error_zero(m->ctx, TSH_ERR_STATE,
+                               "tsh_quantize: \"%s\" has an average; call tsh_ema_free first",
+                               t->path);
     if (tshi_tensor_recorded(t))
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_quantize: ops are recorded that use \"%s\"; end the step "

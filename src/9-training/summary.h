@@ -1,11 +1,17 @@
 /* ========================================================================== */
 /* >>summary                                        MARK: - summary (private) */
 /* The tree of modules as a table, with each optimiser's groups.              */
-/* Needs: >>optim.                                                            */
+/* Needs: >>module-find >>optim-table.                                        */
 /* ========================================================================== */
 
+/* Returns 1 if two parameters of an optimiser belong to the same group. */
+static int tshi_summary_together(const tshi_moments *a, const tshi_moments *b) {
+    return a->desc == b->desc && a->lr_scale == b->lr_scale && a->weight_decay == b->weight_decay;
+}
+
 /* Writes a line for each parameter group of the optimisers of root and of modules below it, oldest
- * optimiser first. A group is all parameters that have the same learning rate and weight decay. */
+ * optimiser first. A group is all parameters that have the same kind, learning rate and weight
+ * decay. */
 static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_module *root,
                                           FILE *file) {
     const tsh_module *m = optim->module;
@@ -15,16 +21,15 @@ static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_modu
         const tshi_moments *each = &optim->each[i], *other = optim->each;
         int count = 0; /* number of parameters in the group */
         char rates[64] = "";
-        while (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
-            other++;
+        while (!tshi_summary_together(other, each)) other++;
         if (other < each) continue; /* the group's line was written before */
         for (; other < optim->each + optim->count; other++)
-            count += other->lr_scale == each->lr_scale &&
-                     other->weight_decay == each->weight_decay;
+            count += tshi_summary_together(other, each);
         tsh_text_add(rates, sizeof rates, "lr %g, weight decay %g", optim->desc.lr * each->lr_scale,
                      each->weight_decay);
-        (void)fprintf(file, "%s: %d parameters, the first \"%s\": %s\n", tshi_optim_kind(optim),
-                      count, tshi_module_below(root, each->param->path), rates);
+        (void)fprintf(file, "%s: %d parameters, the first \"%s\": %s\n",
+                      tshi_optim_name(each->desc), count,
+                      tshi_module_below(root, each->param->path), rates);
     }
 }
 

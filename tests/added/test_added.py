@@ -19,10 +19,10 @@ SCRIPT_LIMIT = 300  # seconds, for tests/run.sh
 # what is added: program, most lines of the patch, the files it touches, flags
 ADDED = {"swiglu": ("swiglu.c", 25, ["7-ops/op-map.h", "1-api/op-api.h"], []),
          "float8": ("float8.c", 50, ["2-base/dtype.h", "1-api/types.h"], []),
-         "lion": ("optimiser.c", 60, ["9-training/optim-update.h", "1-api/training-api.h"],
-                  ["-DADDED=TSH_LION"]),
-         "muon": ("optimiser.c", 80, ["9-training/optim-update.h", "1-api/training-api.h"],
-                  ["-DADDED=TSH_MUON"])}
+         "signum": ("optimiser.c", 50, ["9-training/optim-table.h", "1-api/training-api.h"],
+                    ["-DADDED=TSH_SIGNUM"]),
+         "lars": ("optimiser.c", 50, ["9-training/optim-table.h", "1-api/training-api.h"],
+                  ["-DADDED=TSH_LARS"])}
 FLAGS = ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-DTSHARD_REAL=double", "-O0", "-Wall", "-Wextra",
          "-pedantic", "-Wconversion", "-Wshadow", "-Werror"]
 

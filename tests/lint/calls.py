@@ -23,7 +23,8 @@ HEAD = """/* Made from tshard.h by `python3 tests/lint/calls.py --write`; `make 
 """
 LEFT_OUT = "tsh_text_format"  # a va_list has no other values; tsh_text_add calls it
 # replaced by their fields
-MEMBERS = ("tsh_init", "tsh_attention_desc", "tsh_lookup_desc", "tsh_output")
+MEMBERS = ("tsh_init", "tsh_attention_desc", "tsh_lookup_desc", "tsh_output",
+           "tsh_custom_optim")
 CONTRACTS = ("tsh_comm", "tsh_allocator", "tsh_gemm", "tsh_logger")  # left zero, in structures
 
 # C type: kind. A kind of a pointer says what it points to.
@@ -32,6 +33,7 @@ KINDS = {"int": "INT", "unsigned": "INT", "int64_t": "LONG", "uint64_t": "LONG",
          "tsh_shape": "SHAPE", "tsh_layout": "LAYOUT", "tsh_ctx *": "CTX", "tsh_ctx **": "OUT_CTX",
          "tsh_tensor *": "TENSOR", "tsh_tensor **": "TENSORS", "tsh_tensor *const *": "TENSORS",
          "tsh_module *": "MODULE", "tsh_optim *": "OPTIM", "tsh_cache *": "CACHE",
+         "tsh_ema *": "EMA",
          "tsh_pipeline *": "PIPELINE", "tsh_comm *": "COMM", "char *": "TEXT", "void *": "BUFFER",
          "int64_t *": "LONGS", "int *": "INTS", "double *": "DOUBLES", "FILE *": "STREAM",
          "char *const *": "NAMES", "tsh_layout *": "LAYOUT_AT", "tsh_layout *const *": "LAYOUTS",

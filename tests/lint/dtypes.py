@@ -47,6 +47,8 @@ ALLOWED = {
     "module-tree": {"TSH_BF16": TRAINED},
     "optim-norm": {"TSH_BF16": "loads bf16 faster than its row does", "TSH_F64": BOOKKEEPING},
     "optim-update": {"TSH_BF16": TRAINED},
+    "optim-table": {"TSH_BF16": TRAINED},
+    "ema": {"TSH_BF16": TRAINED},
     "optim": {"TSH_BF16": TRAINED},
     "pipeline": {"TSH_I64": BOOKKEEPING, "TSH_F64": BOOKKEEPING},
     "io": {"TSH_BF16": TRAINED, "TSH_F32": TRAINED, "TSH_I32": BOOKKEEPING, "TSH_I64": BOOKKEEPING},

@@ -50,6 +50,7 @@ typedef enum api_kind {
     TENSORS,
     MODULE,
     OPTIM,
+    EMA,
     CACHE,
     PIPELINE,
     COMM,
@@ -104,6 +105,7 @@ typedef struct world {
     tsh_ctx *ctx, *other, *opened;
     tsh_tensor *tensor[TENSOR_KINDS];
     tsh_optim *optim, *freed_optim, *other_optim;
+    tsh_ema *ema, *freed_ema, *other_ema;
     tsh_cache *cache, *freed_cache;
     tsh_pipeline *pipeline;
     tsh_comm split, closed;
@@ -161,6 +163,13 @@ static tsh_tensor *stub_tsh_pipeline_desc_loss(tsh_ctx *ctx, tsh_tensor *y, int 
 static double stub_tsh_pipeline_desc_weight(tsh_ctx *ctx, int micro_batch, void *user) {
     (void)ctx, (void)micro_batch, (void)user;
     return 1;
+}
+static double stub_tsh_schedule_factor(int64_t t, void *user) {
+    (void)user;
+    return 1 / (double)(1 + t);
+}
+static void stub_tsh_optim_desc_update(const tsh_update *update, void *user) {
+    (void)update, (void)user;
 }
 static int64_t stub_tsh_file_desc_read_at(int64_t at, void *to, int64_t bytes, void *user) {
     (void)user, (void)at, (void)to, (void)bytes;
@@ -288,6 +297,11 @@ static void begin(world *w, int variant) {
         w->optim = tsh_optim_new(tsh_root(w->ctx), NULL);
         add_model(w->other);
         w->other_optim = tsh_optim_new(tsh_root(w->other), NULL);
+        w->freed_ema = tsh_ema_new(tsh_root(w->ctx), 0);
+        tsh_ema_free(w->freed_ema);
+        w->ema = tsh_ema_new(tsh_root(w->ctx), 0.9);
+        (void)tsh_ema_update(w->ema);
+        w->other_ema = tsh_ema_new(tsh_root(w->other), 0.9);
     } else if (variant == 2) {
         w->freed_cache = tsh_cache_new(tsh_root(w->ctx), 2, 8, TSH_DTYPE_DEFAULT);
         tsh_cache_free(w->freed_cache);
@@ -407,6 +421,7 @@ static int values_of(const api_value *value) {
     case TENSORS: return 6;
     case MODULE: return 6;
     case OPTIM:
+    case EMA:
     case CACHE: return 4;
     case PIPELINE: return 2;
     case COMM: return 4;
@@ -495,6 +510,9 @@ static const void *pointer_of(world *w, const api_value *value, int pick) {
     case OPTIM:
         if (pick == 1) return w->freed_optim;
         return pick == 0 ? w->optim : pick == 2 ? w->other_optim : NULL;
+    case EMA:
+        if (pick == 1) return w->freed_ema;
+        return pick == 0 ? w->ema : pick == 2 ? w->other_ema : NULL;
     case CACHE: return pick == 0 ? w->cache : pick == 1 ? w->freed_cache : NULL;
     case PIPELINE: return pick ? NULL : w->pipeline;
     case COMM:
@@ -606,7 +624,7 @@ static const char *only; /* the function that is called alone; NULL: all */
 /* A world in which the function has what it is about. */
 static int variant_of(const api_call *call, int number) {
     for (int i = 0; i < call->count; i++) {
-        if (call->argument[i].kind == OPTIM) return 1;
+        if (call->argument[i].kind == OPTIM || call->argument[i].kind == EMA) return 1;
         if (call->argument[i].kind == CACHE) return 2;
         if (call->argument[i].kind == PIPELINE) return 3;
     }
@@ -705,8 +723,9 @@ static void test_texts_without_objects_or_room(void **state) {
 }
 
 static void test_extremes_of_chunks_and_schedules(void **state) {
-    const tsh_schedule usual = {TSH_LINEAR, 1, 0, 10, 110};
-    const tsh_schedule endless = {TSH_COSINE, 1, 0, INT64_MIN, INT64_MAX};
+    const tsh_schedule usual = {.kind = TSH_LINEAR, .lr = 1, .warmup = 10, .total = 110};
+    const tsh_schedule endless = {
+        .kind = TSH_COSINE, .lr = 1, .warmup = INT64_MIN, .total = INT64_MAX};
     tsh_layout layout = tsh_sharded(0);
     (void)state;
     assert_int_equal(tsh_shard_range(layout, INT64_MAX, 2, 0, NULL), -1);

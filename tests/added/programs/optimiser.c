@@ -1,4 +1,4 @@
-/* For test_added.py: ADDED, the optimiser that lion.diff or muon.diff adds: its values
+/* For test_added.py: ADDED, the optimiser that signum.diff or lars.diff adds: its values
  * against a loop in double, and the same bits at every degree of tp and dp, with .zero, and when
  * training goes on at another degree. */
 #include "check.h"
@@ -7,7 +7,6 @@ enum { ROWS = 7, COLUMNS = 10, N = ROWS * COLUMNS, STEPS = 3 };
 #define RATE     0.02
 #define DECAY    0.1
 #define MOMENTUM 0.9
-#define BETA     0.99
 #define FILE_NAME "optimiser.safetensors"
 
 static double begin[N], expected[N]; /* the weight before and after STEPS steps */
@@ -22,49 +21,28 @@ static double gradient(int step, int i) {
     return sin(1.7 * i + 0.3 * step * i + step);
 }
 
-/* c = alpha a b + beta c, of shapes (m, k), (k, n) */
-static void product(int m, int n, int k, double alpha, const double *a, const double *b,
-                    double beta, double *c) {
-    int i, j, e;
-    for (i = 0; i < m; i++)
-        for (j = 0; j < n; j++) {
-            double sum = 0;
-            for (e = 0; e < k; e++) sum += a[i * k + e] * b[e * n + j];
-            c[i * n + j] = alpha * sum + beta * c[i * n + j];
-        }
+static double norm(const double *x) {
+    double sum = 0;
+    int i;
+    for (i = 0; i < N; i++) sum += x[i] * x[i];
+    return sqrt(sum);
 }
 
-/* Replaces u, a momentum of shape (ROWS, COLUMNS), by Muon's update: the matrix with the same
- * singular vectors and with singular values near 1. */
-static void direction(double *u) {
-    double t[N], a[ROWS * ROWS] = {0}, b[ROWS * ROWS], old[N], norm = 0;
-    int i, step;
-    for (i = 0; i < N; i++) norm += u[i] * u[i];
-    for (i = 0; i < N; i++) u[i] /= sqrt(norm) + 1e-7;
-    for (step = 0; step < 5; step++) {
-        for (i = 0; i < N; i++) t[i % COLUMNS * ROWS + i / COLUMNS] = u[i];
-        product(ROWS, ROWS, COLUMNS, 1, u, t, 0, a);
-        memcpy(b, a, sizeof a);
-        product(ROWS, ROWS, ROWS, 2.0315, a, a, -4.775, b);
-        memcpy(old, u, sizeof old);
-        product(ROWS, COLUMNS, ROWS, 1, b, old, 3.4445, u);
-    }
-}
-
-static void expect(int muon) {
-    double m[N] = {0}, u[N];
+static void expect(int lars) {
+    double m[N] = {0}, g[N];
     int i, step;
     memcpy(expected, begin, sizeof begin);
     for (step = 1; step <= STEPS; step++) {
+        const double size = norm(expected);
+        double rate;
+        for (i = 0; i < N; i++) g[i] = gradient(step, i);
+        rate = RATE * 0.001 * size / (norm(g) + DECAY * size);
         for (i = 0; i < N; i++) {
-            const double g = gradient(step, i);
-            u[i] = MOMENTUM * m[i] + (muon ? g : (1 - MOMENTUM) * g);
-            m[i] = muon ? u[i] : BETA * m[i] + (1 - BETA) * g;
-        }
-        if (muon) direction(u);
-        for (i = 0; i < N; i++) {
-            const double by = muon ? u[i] : u[i] > 0 ? 1 : u[i] < 0 ? -1 : 0;
-            expected[i] = expected[i] * (1 - RATE * DECAY) - RATE * by;
+            const double by = lars ? rate * (g[i] + DECAY * expected[i]) : (1 - MOMENTUM) * g[i];
+            m[i] = MOMENTUM * m[i] + by;
+            expected[i] = lars ? expected[i] - m[i]
+                               : expected[i] * (1 - RATE * DECAY) -
+                                     RATE * (m[i] > 0 ? 1 : m[i] < 0 ? -1 : 0);
         }
     }
 }
@@ -88,7 +66,7 @@ static int train(tsh_ctx *ctx, void *user) {
     const setting *s = (const setting *)user;
     const tsh_plan_rule plan = {.path = "fc", .style = TSH_COLWISE};
     const tsh_linear_desc linear = {.in = COLUMNS, .out = ROWS, .bias = TSH_NO};
-    const tsh_optim_desc desc = {.kind = ADDED, .lr = RATE, .beta1 = MOMENTUM, .beta2 = BETA,
+    const tsh_optim_desc desc = {.kind = ADDED, .lr = RATE, .beta1 = MOMENTUM,
                                  .momentum = MOMENTUM, .weight_decay = DECAY, .zero = s->zero};
     tsh_module *fc = tsh_add_linear(tsh_root(ctx), "fc", &linear);
     tsh_tensor *weight = tsh_param(fc, "weight");
@@ -124,7 +102,7 @@ int main(void) {
     size_t at;
     int i;
     for (i = 0; i < N; i++) begin[i] = 0.1 * cos(0.7 * i);
-    expect(strcmp(tshi_optims[ADDED].name, "muon") == 0);
+    expect(strcmp(tshi_optims[ADDED].name, "lars") == 0);
     for (at = 0; at < sizeof settings / sizeof settings[0]; at++) {
         const setting *s = &settings[at];
         const tsh_desc desc = {.tp = s->tp, .logger.log = tsh_log_stderr};
