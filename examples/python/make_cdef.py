@@ -15,8 +15,8 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 PAGE = os.path.join(HERE, "tshard_cdef.h")
-HEAD = """/* Made from tshard.h and backends/tshard_threads.h by examples/python/make_cdef.py; tests/python
- * checks that it is up to date. */
+HEAD = """/* Made from tshard.h and backends/tshard_threads.h by examples/python/make_cdef.py;
+ * tests/consumer/test_python.py checks that it is up to date. */
 """
 NUMBER = re.compile(r"#define (TSH\w+) \(?(-?\d+(?:\.\d+)?(?:e-?\d+)?)\)?$")
 

@@ -111,8 +111,8 @@ def _open():
     text = re.sub("^#define .*\n", "", text, flags=re.M).replace("typedef float tsh_real",
                                                                  "typedef %s tsh_real" % real)
     ffi.cdef(text + MORE)
-    constants = {name: float(number) if "." in number or "e" in number else int(number)
-                 for name, number in numbers.items()}
+    constants = {name[4:]: float(number) for name, number in numbers.items()
+                 if name.startswith("TSH_")}
     return ffi.dlopen(path), _parameters(text), constants, version
 
 
@@ -233,6 +233,8 @@ class _Scope:
         self.open, self.kept = True, []  # kept: Python objects that C code may use until then
 
 
+_FREED = _Scope()
+_FREED.open = False
 _here = threading.local()  # .ctx: a weak reference to this thread's ctx
 
 
@@ -592,7 +594,9 @@ class Function:
         name, kind = self.names[i], self.kinds[i]
         if self.counts(i):
             before = values.get(self.names[i - 1])
-            return len(before) if before is not None else 0
+            if before is None or isinstance(before, (list, tuple)):
+                return len(before or ())
+            return ffi.sizeof(before) if isinstance(before, ffi.CData) else memoryview(before).nbytes
         if name == "dim" and "keepdim" in self.names:
             return lib.TSH_ALL
         if name in ("keepdim", "eps", "samples", "user"):
@@ -627,7 +631,7 @@ class Function:
         if self.frees:
             for part in values.values():
                 if isinstance(part, _Handle):
-                    part._c = ffi.cast(ffi.typeof(part._c), 0)
+                    part._scope = _FREED
         if self.type.result.cname == "tsh_result":
             if result:
                 raise Error(result, -1, "%s: %s" % (
@@ -688,13 +692,13 @@ def __getattr__(name):
         raise AttributeError(name)
     if _function(name):
         return _function(name)
+    kinds = ENUMS["tsh_optim_kind"].__members__
+    if name.upper() in kinds:  # Adam: tsh_optim_new, of kind TSH_ADAM
+        return functools.partial(_function("optim_new"), kind=kinds[name.upper()])
     if name in CONSTANTS:
         return CONSTANTS[name]
     if hasattr(lib, "TSH_" + name):  # an enumerator of an enum without a name
         return getattr(lib, "TSH_" + name)
-    kinds = ENUMS["tsh_optim_kind"].__members__
-    if name.upper() in kinds:  # Adam: tsh_optim_new, of kind TSH_ADAM
-        return functools.partial(_function("optim_new"), kind=kinds[name.upper()])
     layer = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
     if name[0].isupper() and _function("add_" + layer):  # LayerNorm: tsh_add_layer_norm
         return _function("add_" + layer)
@@ -801,7 +805,7 @@ class Tensor(_Handle):
     def write(self, values, extent=lib.TSH_GLOBAL):
         """Copies an array into an owned tensor: the whole of it, or with LOCAL this rank's."""
         values = np.ascontiguousarray(values, NUMPY[self.dtype])
-        _function("write")(self._ctx, self, extent, values, values.nbytes)
+        _function("write")(self._ctx, self, extent, values)
 
     def numpy(self, local=False):
         """The values as an array. Of a replicated tensor, of one rank's, and of this rank's shard
@@ -811,7 +815,7 @@ class Tensor(_Handle):
             values = _array(self)
         else:
             values = np.empty(self.shape, NUMPY[self.dtype])
-            _function("read")(self._ctx, self, lib.TSH_GLOBAL, values, values.nbytes)
+            _function("read")(self._ctx, self, lib.TSH_GLOBAL, values)
         if self.dtype == Dtype.BF16:
             values = (values.astype(np.uint32) << 16).view(np.float32)
         return values
@@ -982,9 +986,12 @@ class no_grad:
         self.ctx = self.ctx or current()
         _function(self.begin)(self.ctx)
 
-    def __exit__(self, *_):
-        if self.ctx.life.open:
+    def __exit__(self, kind, *_):
+        try:
             _function(self.end)(self.ctx)
+        except Error:
+            if kind is None:  # else what was raised before is the reason
+                raise
 
 
 class scope(no_grad):
@@ -1173,27 +1180,31 @@ def run(ranks, fn, *args, **desc):
         else:
             log(said[-1])
 
+    c_desc = _desc({**desc, "log": hear}, keep)
+    ended, code = threading.Event(), []
+
     def start():
-        c_desc = _desc({**desc, "log": hear}, keep)
-        threads.append(lib.tsh_run_built(*BUILT, c_desc, main, ffi.NULL) if ranks == 1 else
-                       lib.tsh_threads_run_built(*BUILT, ranks, c_desc, main, ffi.NULL))
+        try:
+            code.append(lib.tsh_run_built(*BUILT, c_desc, main, ffi.NULL) if ranks == 1 else
+                        lib.tsh_threads_run_built(*BUILT, ranks, c_desc, main, ffi.NULL))
+        finally:
+            ended.set()
 
     if ranks == 1:
         start()
-    else:  # this thread waits in Python, so that Ctrl-C reaches it
-        helper = threading.Thread(target=start)
-        helper.start()
-        while helper.is_alive():
+    else:  # this thread waits in Python, so that Ctrl-C reaches it, and passes it on to the ranks
+        threading.Thread(target=start).start()
+        while not ended.is_set():
             try:
-                helper.join()
-            except KeyboardInterrupt:
+                ended.wait()
+            except BaseException as error:
                 for thread in threads:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                        ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))
+                        ctypes.c_ulong(thread), ctypes.py_object(type(error)))
     if raised:
         error = next(iter(raised.values()))  # the first one
         error.ranks = raised
         raise error
-    if threads[-1]:  # the runner's result: a rank could not start
+    if code != [0]:  # a rank could not start
         raise Error(Result.ERR_STATE, -1, said[-1] if said else "the ranks did not start")
     return results

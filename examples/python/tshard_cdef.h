@@ -1,5 +1,5 @@
-/* Made from tshard.h and backends/tshard_threads.h by examples/python/make_cdef.py; tests/python
- * checks that it is up to date. */
+/* Made from tshard.h and backends/tshard_threads.h by examples/python/make_cdef.py;
+ * tests/consumer/test_python.py checks that it is up to date. */
 #define TSHARD_VERSION_MAJOR 0
 #define TSHARD_VERSION_MINOR 2
 #define TSHARD_VERSION_PATCH 0
