@@ -233,6 +233,7 @@ class _Scope:
         self.open, self.kept = True, []  # kept: Python objects that C code may use until then
 
 
+_LATE = []  # ctxs that are to be closed
 _FREED = _Scope()
 _FREED.open = False
 _here = threading.local()  # .ctx: a weak reference to this thread's ctx
@@ -250,8 +251,11 @@ def current():
 class Context:
     """A ctx of one rank, in this thread; keywords are the fields of tsh_desc. It is closed when it
     and its tensors are gone, by close(), or at the end of a `with` block."""
+    kind, prefix = "tsh_ctx *", ""
 
     def __init__(self, **desc):
+        while _LATE:
+            _LATE.pop().close()
         self.life, self.kept = _Scope(), []
         out = ffi.new("tsh_ctx **")
         code = lib.tsh_open_built(*BUILT, _desc(desc, self.kept), out)
@@ -287,15 +291,17 @@ class Context:
                 lib.tsh_close(self.c)
             self.kept.clear()
 
-    __del__ = close
+    def __del__(self):
+        if MEMORY.lock.locked():  # the garbage collector ran within an allocation
+            _LATE.append(self)
+        else:
+            self.close()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.close()
-
-    kind, prefix = "tsh_ctx *", ""
 
     def __getattr__(self, name):
         return _method(self, name)
@@ -533,7 +539,8 @@ def _from_c(kind, value, ctx, scope=None):
 # as the ctx.
 OWNED = {"tensor_new", "tensor_from", "keep"}
 PARAMS = {"param", "add_param"}
-NO_DEFAULT = {"x", "a", "b", "t", "loss"}  # tensors that must be given
+# Tensors that must be given; other pointers are NULL if they are not.
+NO_DEFAULT = {("tsh_tensor *", name) for name in ("x", "a", "b", "t", "loss")}
 
 
 class Function:
@@ -596,12 +603,13 @@ class Function:
             before = values.get(self.names[i - 1])
             if before is None or isinstance(before, (list, tuple)):
                 return len(before or ())
-            return ffi.sizeof(before) if isinstance(before, ffi.CData) else memoryview(before).nbytes
+            c = isinstance(before, ffi.CData)
+            return ffi.sizeof(before) if c else memoryview(before).nbytes
         if name == "dim" and "keepdim" in self.names:
             return lib.TSH_ALL
         if name in ("keepdim", "eps", "samples", "user"):
             return 0 if kind.kind == "primitive" else None
-        if kind.kind in ("pointer", "function") and name not in NO_DEFAULT:
+        if kind.kind in ("pointer", "function") and (kind.cname, name) not in NO_DEFAULT:
             return None
         raise TypeError("%s: %s is missing" % (self.__doc__, name))
 
@@ -706,7 +714,8 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted([*globals(), *CONSTANTS, *(name[4:] for name in PARAMETERS if _function(name[4:]))])
+    functions = (name[4:] for name in PARAMETERS if _function(name[4:]))
+    return sorted([*globals(), *CONSTANTS, *functions])
 
 
 # ---- tensors -----------------------------------------------------------------------
@@ -960,6 +969,66 @@ def shard_range(layout, length, size, rank):
         raise Error(Result.ERR_LAYOUT, -1, "tsh_shard_range: %s does not fit a dimension of %d, or "
                     "there is no rank %d of %d" % (layout, length, rank, size))
     return [(part.start, part.length) for part in ranges[0:max(layout.c.segments, 1)]]
+
+
+def custom_op(inputs, forward, backward=None, out=None, partial=0, name="custom"):
+    """An op of one's own on NumPy arrays, this rank's shards. forward(*arrays) returns an array, or
+    a tuple of them; backward(grads, arrays, results), with a gradient (or None) for each result, the
+    gradients (or None) of the inputs. out: {"shape", "layout", "dtype"} of each result; by default
+    one as the first input. partial: bit i says that the gradient of input i is a partial sum."""
+    ctx, first = inputs[0]._ctx, inputs[0]
+    out = out or [{"shape": first.shape, "layout": first.layout, "dtype": first.dtype}]
+    real, tp = np.dtype(NUMPY[REAL]), lib.tsh_tp(ctx._pointer())
+    kinds, shapes = [], []
+    for part in out:
+        dtype = _dtype(part.get("dtype") or REAL)
+        kinds.append(np.dtype(NUMPY[dtype]) if dtype in (Dtype.I32, Dtype.I64) else real)
+        shapes.append(list(part["shape"]))
+        layout = part.get("layout")
+        if layout is not None and layout.kind == lib.TSH_SHARDED:
+            own = shard_range(layout, shapes[-1][layout.dim], tp.size, tp.rank)
+            shapes[-1][layout.dim] = sum(length for _, length in own)
+
+    def view(data, kind, shape):
+        size = int(np.prod(shape))
+        if not data:
+            return None
+        return np.frombuffer(ffi.buffer(data, size * kind.itemsize), kind, size).reshape(shape)
+
+    def arrays(tensors, n):
+        return [_array(Tensor._of(ctx, tensors[i], ctx.scopes[-1])) for i in range(n)]
+
+    def guarded(kind, call):
+        def enter(*values):
+            try:
+                call(*values[:-1])
+            except BaseException as error:  # no exception may pass through C
+                ctx.pending = ctx.pending or error
+                ctx._fail(error)
+        return ffi.callback(kind, enter)
+
+    def run_forward(tensors, n, results):
+        made = forward(*arrays(tensors, n))
+        for k, values in enumerate(made if isinstance(made, tuple) else (made,)):
+            if 0 not in shapes[k]:
+                view(results[k], kinds[k], shapes[k])[...] = values
+
+    def run_backward(tensors, n, results, grads, into):
+        given = arrays(tensors, n)
+        back = backward([view(grads[k], real, shape) for k, shape in enumerate(shapes)], given,
+                        [view(results[k], kinds[k], shape) for k, shape in enumerate(shapes)])
+        for i, values in enumerate(back if isinstance(back, tuple) else (back,)):
+            if into[i] and values is not None:
+                view(into[i], real, given[i].shape)[...] += values
+
+    fields = dict(ffi.typeof("tsh_custom_op_desc").fields)
+    results = ffi.new("tsh_tensor *[]", len(out))
+    _function("custom_op")(ctx, list(inputs), results, {
+        "name": name, "outputs": len(out), "out": out, "partial": partial,
+        "forward": guarded(fields["forward"].type, run_forward),
+        "backward": guarded(fields["backward"].type, run_backward) if backward else None})
+    made = [Tensor._of(ctx, part, ctx.scopes[-1]) for part in results]
+    return made if len(made) > 1 else made[0]
 
 
 def rng_state(ctx=None):
