@@ -121,6 +121,11 @@ libc = ffi.dlopen(None)
 BUILT = (VERSION, ffi.sizeof("tsh_real"), ffi.sizeof("tsh_desc"))  # TSH_BUILT of tshard.h
 
 
+class _Named(enum.IntEnum):
+    def __str__(self):
+        return self.name
+
+
 def _enums():
     """{name of a C enum: its IntEnum}; the members lose their TSH_."""
     found = {}
@@ -128,7 +133,7 @@ def _enums():
         kind = ffi.typeof(name)
         if kind.kind == "enum":
             members = {member[4:]: value for value, member in kind.elements.items()}
-            found[kind.cname] = enum.IntEnum(name[4:], members)
+            found[kind.cname] = _Named(name[4:], members)
     return found
 
 
@@ -559,6 +564,7 @@ class Function:
         self.returns_tensor = self.type.result.cname == "tsh_tensor *"
         self.frees = name.endswith("_free")
         self.scoped = name.startswith("pipeline_")  # releases the step tensors made within it
+        self.counted = {i for i in range(len(self.kinds)) if self.counts(i)}
         self.__name__, self.__doc__ = name, "%s(%s)" % (self.name, ", ".join(self.names))
 
     def __repr__(self):
@@ -581,7 +587,7 @@ class Function:
             word = word.rstrip("_")
             (values if word in self.names and word != "desc" else fields)[word] = value
         for i, name in enumerate(self.names):
-            if name == "user" or self.counts(i) or name in values or not given:
+            if name == "user" or i in self.counted or name in values or not given:
                 continue
             if i == self.desc and not isinstance(given[0], (dict, ffi.CData, type(None))):
                 fields.update(zip(dict(self.kinds[i].item.fields), given))
@@ -599,7 +605,7 @@ class Function:
 
     def default(self, i, values):
         name, kind = self.names[i], self.kinds[i]
-        if self.counts(i):
+        if i in self.counted:
             before = values.get(self.names[i - 1])
             if before is None or isinstance(before, (list, tuple)):
                 return len(before or ())
@@ -750,13 +756,13 @@ def _dtype(name):
     return Dtype(name)
 
 
-def _scalar(scale, tensors):
-    """An operator of a tensor and a number, or of two tensors."""
+def _operator(number, tensors):
+    """An operator of a tensor and a number, or of two tensors by the function of this name."""
     def operator(self, other):
         if isinstance(other, Tensor):
             return _function(tensors)(self, other)
         if isinstance(other, (int, float, np.number)):
-            return scale(self, float(other))
+            return number(self, float(other))
         return NotImplemented
     return operator
 
@@ -768,7 +774,7 @@ def _number(x, value):
 
 
 def _compare(name):
-    return _scalar(lambda x, value: _function(name)(x, _number(x, value)), name)
+    return _operator(lambda x, value: _function(name)(x, _number(x, value)), name)
 
 
 class Tensor(_Handle):
@@ -839,8 +845,8 @@ class Tensor(_Handle):
     def __dlpack_device__(self):
         return 1, 0  # kDLCPU
 
-    def __dlpack__(self, **_):
-        return _to_capsule(self)
+    def __dlpack__(self, *_, copy=None, **__):
+        return _to_capsule(_function("keep")(self) if copy else self)
 
     def __repr__(self):
         if not self._scope.open:
@@ -854,16 +860,19 @@ class Tensor(_Handle):
     def __float__(self):
         return self.item()
 
+    def __bool__(self):
+        return bool(self.item())
+
     def __getitem__(self, index):
         return _index(self, index)
 
-    __add__ = __radd__ = _scalar(lambda x, c: add_scalar(x, c), "add")
-    __sub__ = _scalar(lambda x, c: add_scalar(x, -c), "sub")
-    __rsub__ = _scalar(lambda x, c: add_scalar(neg(x), c), "sub")
-    __mul__ = __rmul__ = _scalar(lambda x, c: scale(x, c), "mul")
-    __truediv__ = _scalar(lambda x, c: div(x, _number(x, c)), "div")
-    __rtruediv__ = _scalar(lambda x, c: div(_number(x, c), x), "div")
-    __pow__ = _scalar(lambda x, c: pow_scalar(x, c), "pow")
+    __add__ = __radd__ = _operator(lambda x, c: add_scalar(x, c), "add")
+    __sub__ = _operator(lambda x, c: add_scalar(x, -c), "sub")
+    __rsub__ = _operator(lambda x, c: add_scalar(neg(x), c), "sub")
+    __mul__ = __rmul__ = _operator(lambda x, c: scale(x, c), "mul")
+    __truediv__ = _operator(lambda x, c: div(x, _number(x, c)), "div")
+    __rtruediv__ = _operator(lambda x, c: div(_number(x, c), x), "div")
+    __pow__ = _operator(lambda x, c: pow_scalar(x, c), "pow")
     __lt__, __le__, __gt__, __ge__ = map(_compare, ("lt", "le", "gt", "ge"))
 
     def __neg__(self):
@@ -1226,6 +1235,7 @@ def run(ranks, fn, *args, **desc):
 
     @ffi.callback("int(tsh_ctx *, void *)")
     def main(c, _):
+        before = getattr(_here, "ctx", None)
         ctx = Context._of_rank(c)
         rank = ctx.rank
         threads.append(ctx.thread)
@@ -1237,6 +1247,7 @@ def run(ranks, fn, *args, **desc):
             ctx._fail(error)
         finally:
             ctx.close()  # the runner closes it in C
+            _here.ctx = before or weakref.ref(ctx)
         return rank in raised
 
     log = desc.pop("log", _warn)

@@ -153,6 +153,8 @@ def ops_are_those_of_numpy(ctx):
                           / np.sqrt(a.var(1, keepdims=True) + 1e-5))):
         close(ours.numpy(), theirs)
     check(float(x[1, 2]) == a[1, 2] and len(x) == 3 and x.ndim == 2, "a tensor")
+    check(bool(x[0, 0] == x[0, 0]) and x[0, 0].eq(x[0, 0]) and len(list(x)) == 3, "a tensor")
+    check("%s %d" % (x.dtype, x.dtype) == "F32 1", x.dtype)
     check(x.shape == (3, 4) and x.dtype == tshard.F32 and str(x.layout) == "R", x)
     check(repr(tshard.tensor([1.0, 2.0])) == "f32 (2) R: 1 2", repr(tshard.tensor([1.0, 2.0])))
     raises(TypeError, "unsupported operand", lambda: x + "1")
@@ -164,7 +166,8 @@ def indices_are_those_of_numpy(_):
     a = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
     x = tshard.tensor(a)
     for index in (0, -1, np.s_[1:], np.s_[:, 1], np.s_[..., 2], np.s_[1, :, 3:],
-                  np.s_[:, None, 1:3], np.s_[2, 3, 4], np.s_[...], np.s_[5:], np.s_[None], np.s_[-2:, ..., -1], ()):
+                  np.s_[:, None, 1:3], np.s_[2, 3, 4], np.s_[...], np.s_[5:], np.s_[None],
+                  np.s_[-2:, ..., -1], ()):
         close(x[index].numpy(), a[index])
     raises(IndexError, "outside", lambda: x[3])
     raises(IndexError, "3 dimensions", lambda: x[0, 0, 0, 0])
@@ -588,6 +591,9 @@ def a_tensor_keeps_its_ctx(_):
         layer = tshard.Linear(ctx.root(), "layer", 2, 2)
         check(layer.param("weight").dtype == tshard.BF16, "another dtype")
     refused(tshard.ERR_STATE, "closed", ctx.root)
+    ctx = tshard.Context()
+    tshard.run(1, lambda inner: check(tshard.current() is inner, "another ctx"))
+    check(tshard.current() is ctx, "another ctx")
     refused(tshard.ERR_ARGUMENT, "do not divide", tshard.Context, tp=2)
 
 
