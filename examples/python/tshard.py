@@ -283,6 +283,7 @@ class Context:
         self.c, self.owner = c, owner  # owner: 1 if close() closes it, else its runner
         self.error = lib.tsh_last_error(c)  # stays at this address
         self.pending = None  # what a callback raised
+        self.stop = ()  # what the next call raises
         self.owned = _Scope()  # tensors that are freed with their Python objects
         self.scopes = [_Scope()]  # the step, then tsh_scope_begin's
         self.thread, self.free = threading.get_ident(), collections.deque()
@@ -325,6 +326,8 @@ class Context:
         if threading.get_ident() != self.thread:
             raise Error(Result.ERR_STATE, -1, "the ctx belongs to another thread: each rank uses "
                         "its own")
+        if self.stop:
+            raise type(self.stop[0])(*self.stop[0].args)
         return self.c
 
     def _collect(self):
@@ -1231,14 +1234,13 @@ def run(ranks, fn, *args, **desc):
 
     If fn raises on a rank, the others get an Error that names it at their next collective, and run
     raises the first exception, with .ranks, {rank: its exception}."""
-    results, raised, threads, keep, said = [None] * ranks, {}, [], [], []
+    results, raised, stop, keep, said = [None] * ranks, {}, [], [], []
 
     @ffi.callback("int(tsh_ctx *, void *)")
     def main(c, _):
         before = getattr(_here, "ctx", None)
         ctx = Context._of_rank(c)
-        rank = ctx.rank
-        threads.append(ctx.thread)
+        rank, ctx.stop = ctx.rank, stop
         try:
             results[rank] = fn(ctx, *args)
             _function("ok")(ctx)
@@ -1261,30 +1263,33 @@ def run(ranks, fn, *args, **desc):
             log(said[-1])
 
     c_desc = _desc({**desc, "log": hear}, keep)
-    ended, code = threading.Event(), []
+    ended, begun, code = threading.Event(), [], []
 
     def start():
         try:
-            code.append(lib.tsh_run_built(*BUILT, c_desc, main, ffi.NULL) if ranks == 1 else
-                        lib.tsh_threads_run_built(*BUILT, ranks, c_desc, main, ffi.NULL))
+            if not begun:
+                begun.append(True)
+                code.append(lib.tsh_run_built(*BUILT, c_desc, main, ffi.NULL) if ranks == 1 else
+                            lib.tsh_threads_run_built(*BUILT, ranks, c_desc, main, ffi.NULL))
         finally:
             ended.set()
 
     if ranks == 1:
         start()
-    else:  # this thread waits in Python, so that Ctrl-C reaches it, and passes it on to the ranks
-        threading.Thread(target=start).start()
-        while not ended.is_set():
-            try:
-                ended.wait()
-            except BaseException as error:
-                for thread in threads:
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                        ctypes.c_ulong(thread), ctypes.py_object(type(error)))
+    helper = threading.Thread(target=start)
+    while not ended.is_set():  # waits in Python, so that Ctrl-C arrives here
+        try:
+            if helper.ident is None:
+                helper.start()
+            ended.wait()
+        except BaseException as error:
+            stop.append(error)  # the ranks raise it at their next call
     if raised:
         error = next(iter(raised.values()))  # the first one
         error.ranks = raised
         raise error
+    if stop:
+        raise stop[0]
     if code != [0]:  # a rank could not start
         raise Error(Result.ERR_STATE, -1, said[-1] if said else "the ranks did not start")
     return results
