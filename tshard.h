@@ -39,7 +39,12 @@
  *     >>tensor-api      tensors, autograd, the end of a step
  *     >>data-api        data of a step, batches, equal inputs
  *     >>op-api          ops, layouts, sampling, ops of one's own
+ *     >>loss-api        losses of numbers, probabilities and classes
+ *     >>index-api       ops on shapes and indices: padding, gather, sort, Einstein sums
  *     >>module-api      the tree of modules, layers, plans and policies
+ *     >>conv-api        convolutions, pooling, interpolation; convolutions as layers
+ *     >>norm-api        batch, group and instance norm, and their layers
+ *     >>recurrent-api   LSTM and GRU, and their layers
  *     >>training-api    optimisers, quantised weights, pipelines
  *     >>file-api        files: saving, loading, those of a program; checks and traces
  *   src/2-base/         structures, errors, memory, dtypes, random numbers, profiles
@@ -63,6 +68,7 @@
  *     >>tensor-make     making tensors, initial values by name
  *   src/4-kernels/      mathematics, strided loops, products of matrices
  *     >>math            exp, log, tanh, erf, pow of floats, vectorised
+ *     >>math-more       expm1, log1p, sin, cos, activations made of them
  *     >>kernel-isa      instruction sets, and kernels compiled for each
  *     >>kernel          blocks of values, strided loops, rows
  *     >>hash            hashes of values
@@ -91,18 +97,38 @@
  *     >>dump            the tape as text and as a graph
  *     >>context         opening and closing one rank's world
  *     >>rule            layout rules of all ops
+ *     >>rule-index      layout rules of ops on shapes and indices
  *   src/7-ops/          an op with its formula, forward and backward in one room
  *     >>op              what all ops share: options on the tape, copies
  *     >>op-map          elementwise ops: a row each
  *     >>op-dropout      dropout, the same at every degree
- *     >>op-reduce       sum, mean, max, softmax
+ *     >>op-reduce       sum, mean, max, min, softmax
+ *     >>op-stat         logsumexp, var, std, norm
+ *     >>op-cumsum       cumulative sums, products
  *     >>op-view         reshape, permute, slice, concat
+ *     >>op-shape        squeeze, expand, tile, stack, slices with a step
+ *     >>op-pad          pad, flip, roll, triangles of matrices
+ *     >>op-index        gather, scatter_add, index_select, one_hot
  *     >>redistribute    from one layout to another
  *     >>values          reading and writing; tensors as text
  *     >>op-matmul       matmul
+ *     >>op-sort         topk, sort, argsort
+ *     >>op-einsum       Einstein sums
  *     >>op-linear       linear: plain, column- and row-parallel
  *     >>op-embedding    rows by index
+ *     >>conv            convolutions: their sizes, checks
+ *     >>conv-pack       what a kernel covers, as columns of a matrix
+ *     >>conv-kernel     convolutions as products: gather and scatter
+ *     >>conv-weight     the gradient of a convolution's weight
+ *     >>conv-depth      depthwise convolutions, by loops
+ *     >>op-conv         convolutions, plain and transposed
  *     >>op-norm         layer norm, rms norm
+ *     >>op-channel      sums over channels, maps with numbers per channel
+ *     >>op-batch-norm   batch norm
+ *     >>op-group-norm   group norm, instance norm
+ *     >>op-cell         the gates of an LSTM or GRU at one time step
+ *     >>op-recurrent    a layer of an LSTM or GRU over a whole sequence
+ *     >>op-lstm         LSTM and GRU: layers and directions
  *     >>op-rope         rotary positions
  *     >>attention       heads and tiles of attention, scores and masks
  *     >>attention-avx512 rows of a tile with AVX-512
@@ -111,6 +137,10 @@
  *     >>attention-run   which thread computes which heads
  *     >>op-attention    softmax(Q K^T) V: the op, its options
  *     >>op-loss         cross-entropy, also over a sharded vocabulary
+ *     >>loss-map        losses element by element: formulas and kernels
+ *     >>loss-element    losses element by element: checks, parts, sums, backward
+ *     >>loss-nll        the loss of log-probabilities, by class
+ *     >>loss-cosine     the cosine of the angle between rows
  *     >>sample          sampling a token id from each row of logits
  *     >>op-custom       an op of one's own
  *   src/8-modules/      the tree, layers, plans, policies
@@ -122,12 +152,19 @@
  *     >>module-state    the generators' state
  *     >>parallel        plans that shard a tree
  *     >>nn              linear, embedding, norms, dropout as layers
+ *     >>norm-layers     batch, group and instance norm as layers
+ *     >>recurrent-layers LSTM and GRU as layers
  *     >>layers          attention and MLP as layers, and a cache of keys and values
  *     >>policy          plans for families of models
  *   src/9-training/     optimisers, quantising, pipelines
  *     >>optim-norm      the global norm of gradients
- *     >>optim-update    the optimisers, a row each; the update of one parameter
- *     >>optim           optimisers: groups, steps, schedules
+ *     >>schedule        learning rates of steps
+ *     >>optim-update    kernels of Adam and SGD; moments; the elements of one rank
+ *     >>optim-rows      optimisers that update each element by itself
+ *     >>optim-matrix    Adafactor and Muon: updates of whole matrices
+ *     >>optim-table     the optimisers, a row each; the update of one parameter
+ *     >>optim           optimisers: groups, steps
+ *     >>ema             moving averages of weights
  *     >>quantize        weights of a model to 8 or 4 bits
  *     >>pipeline        layers assigned to stages, GPipe and 1F1B
  *     >>sampler         which samples a step takes
@@ -609,11 +646,14 @@ typedef struct tsh_layout {
     tsh_segment segment[TSH_MAX_SEGMENTS];
 } tsh_layout;
 
-/* Returns the layout R: replicated. */
+/* Returns the layout R: replicated.
+ * torch: dist.tensor.Replicate */
 TSH_API tsh_layout tsh_replicated(void);
-/* Returns the layout P: partial sums. */
+/* Returns the layout P: partial sums.
+ * torch: dist.tensor.Partial */
 TSH_API tsh_layout tsh_partial(void);
-/* Returns S(dim): one segment, units of one element. */
+/* Returns S(dim): one segment, units of one element.
+ * torch: dist.tensor.Shard */
 TSH_API tsh_layout tsh_sharded(int dim);
 /* Returns S(dim): one segment, divided into units of `unit` elements. */
 TSH_API tsh_layout tsh_shard_units(int dim, int64_t unit);
@@ -719,7 +759,8 @@ typedef struct tsh_coll {
                      * blocks, each with as many elements as the counts say; 0 means 1. tsh_start
                      * sets it to 1 for other kinds */
     int root, send_to, recv_from, tag; /* ranks of the group; tag: any number, equal in SEND and its
-                                        * RECV. -1: none */
+                                        * RECV. -1: none. Of a collective, tsh_start sets the tag,
+                                        * by which tshb_coll_text names the caller, as tsh_save */
     uint64_t seq;                      /* set by tsh_start: number of the collective in its group */
     int64_t timeout_ns;                /* time limit in ns from tsh_start on; 0: the backend's
                                         * default */
@@ -785,6 +826,8 @@ struct tsh_comm {
     uint64_t id; /* identifies the group, equally on all its ranks; tshb_group_text names it */
     uint64_t next_seq;
     int in_flight;
+    int caller; /* set by the core: the public function, of those that all ranks must call, whose
+                 * collectives run now; errors name it. 0: none */
     tsh_comm_stats stats;
     struct tshi_trace *trace; /* set by the core: the trace that is being recorded; NULL: none */
     tsh_ctx *unchecked; /* set by the core: the ctx whose model the ranks compare before the next
@@ -797,48 +840,60 @@ struct tsh_comm {
  * MEMORY), whose sentence tsh_comm_error outputs, or TSH_ERR_ARGUMENT before anything starts. Each
  * equals the torch.distributed function of its name. */
 /* Reduces the buffers of all ranks element by element by op; every rank's buffer gets the
- * result. */
+ * result.
+ * torch: dist.all_reduce */
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op);
 /* Gathers counts[r] elements of each rank r, in rank order, into recv on every rank. With `blocks`
- * above 1, send and recv consist of that many blocks, each gathered separately (0 means 1). */
+ * above 1, send and recv consist of that many blocks, each gathered separately (0 means 1).
+ * torch: dist.all_gather, dist.all_gather_into_tensor */
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype);
 /* Reduces the send buffers of all ranks by op; rank r receives its counts[r] elements of the
  * result. send holds counts[0] + counts[1] + ... elements. With `blocks` above 1, send and recv
- * consist of that many blocks, each scattered separately (0 means 1). */
+ * consist of that many blocks, each scattered separately (0 means 1).
+ * torch: dist.reduce_scatter, dist.reduce_scatter_tensor */
 TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
                                       const int64_t *counts, int64_t blocks, tsh_dtype dtype,
                                       tsh_redop op);
-/* Copies the root's buffer to the buffers of all ranks. */
+/* Copies the root's buffer to the buffers of all ranks.
+ * torch: dist.broadcast */
 TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  int root);
 /* Sends send_counts[r] elements to each rank r and receives recv_counts[r] elements from it. Both
- * buffers are in rank order, and consist of `blocks` such blocks (0 means 1). */
+ * buffers are in rank order, and consist of `blocks` such blocks (0 means 1).
+ * torch: dist.all_to_all, dist.all_to_all_single */
 TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
                                 void *recv, const int64_t *recv_counts, int64_t blocks,
                                 tsh_dtype dtype);
-/* Sends `count` elements to rank `to`. */
+/* Sends `count` elements to rank `to`.
+ * torch: dist.send */
 TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
                             int to);
-/* Receives `count` elements from rank `from`. */
+/* Receives `count` elements from rank `from`.
+ * torch: dist.recv */
 TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype, int from);
-/* Sends to rank `to` and receives from rank `from` at the same time. */
+/* Sends to rank `to` and receives from rank `from` at the same time.
+ * torch: dist.batch_isend_irecv */
 TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
                                 void *recv, int64_t recv_count, int from, tsh_dtype dtype);
-/* Returns once every rank of the group has called it. */
+/* Returns once every rank of the group has called it.
+ * torch: dist.barrier */
 TSH_API tsh_result tsh_barrier(tsh_comm *comm);
 
 /* Returns a descriptor of this kind and dtype with defaults in all other fields. For a non-blocking
  * collective: fill it in, pass it to tsh_start, and call tsh_wait once. */
 TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype);
 /* Starts a collective without blocking and outputs its request. The counts and buffers must stay
- * valid and unchanged until tsh_wait. */
+ * valid and unchanged until tsh_wait.
+ * torch: dist.isend, dist.irecv */
 TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req);
 /* Sets *done to 1 if the request is complete, else to 0. Never blocks. The request must still be
- * waited for. */
+ * waited for.
+ * torch: dist.Work.is_completed */
 TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done);
-/* Blocks until the request is complete. Each request is waited for exactly once. */
+/* Blocks until the request is complete. Each request is waited for exactly once.
+ * torch: dist.Work.wait */
 TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req);
 /* Starts an all-reduce in place without blocking; see tsh_start. */
 TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
@@ -847,15 +902,18 @@ TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t cou
 TSH_API void tsh_comm_progress(tsh_comm *comm);
 
 /* Splits the group: ranks of one color form a new group, ordered by key, then by rank. color -1:
- * this rank joins no group (out gets size 0). Collective. */
+ * this rank joins no group (out gets size 0). Collective.
+ * torch: dist.new_group, dist.split_group */
 TSH_API tsh_result tsh_comm_split(tsh_comm *comm, int color, int key, tsh_comm *out);
 /* Returns the code of the world's error, or TSH_OK, and copies the error to *error if that is not
  * NULL. Never blocks. */
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 /* Makes an error with this code and message the world's error, which every rank gets; does nothing
- * if the world has an error already. */
+ * if the world has an error already.
+ * torch: dist.ProcessGroup.abort */
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
-/* Releases the comm. Its requests must have been waited for, unless its world has failed. */
+/* Releases the comm. Its requests must have been waited for, unless its world has failed.
+ * torch: dist.destroy_process_group */
 TSH_API void tsh_comm_close(tsh_comm *comm);
 
 /* ========================================================================== */
@@ -867,7 +925,8 @@ TSH_API void tsh_comm_close(tsh_comm *comm);
 /* -- errors, messages, version, clock --------------------------------------- */
 
 /* Returns "0.2.0", the TSHARD_VERSION with which the implementation was compiled. In a shared
- * library it may differ from this header's. */
+ * library it may differ from this header's.
+ * torch: torch.__version__ */
 TSH_API const char *tsh_version(void);
 /* Returns the name of a code: "TSH_ERR_SHAPE". */
 TSH_API const char *tsh_result_name(tsh_result code);
@@ -887,6 +946,15 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx);
  * code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
+/* A place in a program, as __FILE__ and __LINE__ give it. */
+typedef struct tsh_place {
+    const char *file; /* NULL: no place */
+    int line;
+} tsh_place;
+/* From now on, sentences of new errors of ctx end with " (file:line)". Returns the place that was
+ * set before. file: a string that stays valid, such as __FILE__; NULL: no place. With TSHARD_WHERE
+ * defined, backends/tshard_where.h makes every call of the library set its own place. */
+TSH_API tsh_place tsh_set_place(tsh_ctx *ctx, const char *file, int line);
 /* Prints "tshard: ", the message and a newline to stderr: a function for tsh_logger.log. `user` is
  * not read. Threads may call it at the same time; their lines do not mix. */
 TSH_API void tsh_log_stderr(const char *message, void *user);
@@ -932,7 +1000,8 @@ typedef struct tsh_mem {
     /* How often the allocator was called so far. */
     uint64_t calls;
 } tsh_mem;
-/* Returns the memory statistics of a ctx. */
+/* Returns the memory statistics of a ctx.
+ * torch: torch.cuda.memory_stats */
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
 
 /* -- opening and closing a ctx, its groups of ranks ------------------------- */
@@ -969,7 +1038,8 @@ typedef struct tsh_desc {
     TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR, sizeof(tsh_real), sizeof(tsh_desc)
 
 /* Opens a ctx. Collective if desc->comm has several ranks (one split per axis). After a failure
- * *out is still a ctx if memory sufficed, so that tsh_last_error has the reason; close it, too. */
+ * *out is still a ctx if memory sufficed, so that tsh_last_error has the reason; close it, too.
+ * torch: dist.init_process_group, dist.init_device_mesh */
 TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
 TSH_API tsh_result tsh_open_built(int version, size_t real, size_t size, const tsh_desc *desc,
                                   tsh_ctx **out);
@@ -978,9 +1048,11 @@ TSH_API tsh_result tsh_open_built(int version, size_t real, size_t size, const t
 TSH_API void tsh_close(tsh_ctx *ctx);
 /* Returns the group of all ranks. This function and the next three never return NULL. The group of
  * an axis that is not used has size 1. If ctx is NULL they return a group of size 1 whose
- * collectives fail with TSH_ERR_ARGUMENT. */
+ * collectives fail with TSH_ERR_ARGUMENT.
+ * torch: dist.group.WORLD, dist.get_rank, dist.get_world_size */
 TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
-/* Returns this rank's tensor-parallel group. */
+/* Returns this rank's tensor-parallel group.
+ * torch: dist.DeviceMesh.get_group */
 TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);
 /* Returns this rank's pipeline group: one rank of each stage. */
 TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx);
@@ -1018,32 +1090,46 @@ TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c);
 TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
 
-/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed. */
+/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed.
+ * torch: torch.zeros, torch.empty */
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                    tsh_layout layout);
 /* Makes an owned tensor with a copy of this rank's shard in data, which is dense and row-major. For
- * a replicated tensor, data must be the same on all ranks of tp. */
+ * a replicated tensor, data must be the same on all ranks of tp.
+ * torch: torch.tensor, torch.as_tensor, torch.from_numpy */
 TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                     tsh_layout layout, const void *data);
 /* Frees an owned tensor that is no parameter; does nothing for others, and if t is NULL. */
 TSH_API void tsh_tensor_free(tsh_tensor *t);
 
-/* Makes a step tensor of zeros. This function and the next four return replicated tensors; except
- * for tsh_arange their dtype is TSH_REAL. */
+/* Makes a step tensor of zeros. This function and the next five return replicated tensors; except
+ * for tsh_arange their dtype is TSH_REAL.
+ * torch: torch.zeros, torch.zeros_like */
 TSH_API tsh_tensor *tsh_zeros(tsh_ctx *ctx, tsh_shape shape);
-/* Makes a step tensor of ones. */
+/* Makes a step tensor of ones.
+ * torch: torch.ones, torch.ones_like */
 TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape);
-/* Makes a step tensor whose elements are all `value`. */
+/* Makes a step tensor whose elements are all `value`.
+ * torch: torch.full, torch.full_like */
 TSH_API tsh_tensor *tsh_full(tsh_ctx *ctx, tsh_shape shape, double value);
-/* Makes a step tensor of start, start + step, ..., without stop. */
+/* Makes a step tensor of start, start + step, ..., without stop.
+ * torch: torch.arange */
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step);
-/* Makes a step tensor of standard normal numbers, keyed by the ctx's seed and count of draws. */
+/* Makes a step tensor of standard normal numbers, keyed by the ctx's seed and count of draws.
+ * torch: torch.randn, torch.randn_like */
 TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape);
+/* Makes a step tensor of uniform random numbers in [low, high), keyed as those of tsh_randn.
+ * (Rounding low + (high - low) u may give high.) TSH_ERR_ARGUMENT: low is above high, or their
+ * difference is not finite.
+ * torch: torch.rand, torch.rand_like, Tensor.uniform_ */
+TSH_API tsh_tensor *tsh_uniform(tsh_ctx *ctx, tsh_shape shape, double low, double high);
 
 /* This function and the next nine return a property of t: with "local" in the name, and tsh_stride,
  * that of this rank's shard; else that of the whole tensor. A dim may be negative: -1 is the last
- * dimension. A dimension that does not exist gives 0. */
+ * dimension. A dimension that does not exist gives 0.
+ * torch: Tensor.dtype, Tensor.dim, Tensor.ndim, Tensor.shape, Tensor.size, Tensor.stride,
+ * torch: Tensor.numel, DTensor.placements */
 TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 TSH_API int tsh_ndim(const tsh_tensor *t);
@@ -1057,9 +1143,11 @@ TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t);
 
 /* Returns a pointer to this rank's shard, not a copy. Element (i, j, ...) is i tsh_stride(t, 0) + j
  * tsh_stride(t, 1) + ... elements after it. Returns NULL if the shard is empty, and after an
- * error. */
+ * error.
+ * torch: Tensor.data_ptr, DTensor.to_local */
 TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t);
-/* Returns the value of a replicated tensor of one element as a double; NaN after an error. */
+/* Returns the value of a replicated tensor of one element as a double; NaN after an error.
+ * torch: Tensor.item */
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t);
 
 /* How to compute initial values. a, b, gain, low and high are fields of tsh_init; fan is fan_in or,
@@ -1099,7 +1187,10 @@ typedef struct tsh_init {
  * (other tensors: the ctx's count of draws). desc->kind is not read; desc NULL: torch's defaults
  * (uniform: 0 to 1; normal: mean 0, standard deviation 1; kaiming: a 0; constant: 0). For
  * orthogonal values, every rank computes the whole matrix in double, in temporary memory. No
- * collective. TSH_ERR_STATE: a recorded op has used t; see tsh_write. */
+ * collective. TSH_ERR_STATE: a recorded op has used t; see tsh_write.
+ * torch: nn.init.uniform_, nn.init.normal_, nn.init.trunc_normal_, nn.init.constant_,
+ * torch: nn.init.zeros_, nn.init.ones_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_,
+ * torch: nn.init.xavier_uniform_, nn.init.xavier_normal_, nn.init.orthogonal_, nn.init.dirac_ */
 TSH_API tsh_result tsh_init_uniform(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_normal(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_trunc_normal(tsh_tensor *t, const tsh_init *desc);
@@ -1115,13 +1206,15 @@ TSH_API tsh_result tsh_init_dirac(tsh_tensor *t, const tsh_init *desc);
 
 /* -- autograd --------------------------------------------------------------- */
 
-/* Stops recording ops for backward until tsh_no_grad_end. Calls may be nested. */
+/* Stops recording ops for backward until tsh_no_grad_end. Calls may be nested.
+ * torch: torch.no_grad, torch.inference_mode */
 TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
 /* Ends the effect of the last tsh_no_grad_begin: after as many ends as begins, ops are recorded
  * again. */
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
 /* Makes an owned tensor a leaf, for which backward computes a gradient (on 0: no longer). Returns
- * t. */
+ * t.
+ * torch: Tensor.requires_grad_ */
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
 /* Averages the leaf's gradient over dp if on is 1, as is always done for parameters; meant for
  * weights of your own that every replica holds and trains. If on is 0, the gradient is that of this
@@ -1130,7 +1223,8 @@ TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
 TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on);
 /* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (of
  * tsh_reshape, tsh_slice; of tsh_redistribute on one rank) shares the gradient of its base:
- * tsh_clone it first. */
+ * tsh_clone it first.
+ * torch: Tensor.retain_grad */
 TSH_API tsh_tensor *tsh_retain_grad(tsh_tensor *t);
 
 /* How losses and micro-batches are combined. Several micro-batches make one step: set .defer for
@@ -1157,7 +1251,8 @@ typedef struct tsh_backward_desc {
  * gradients are collected in buckets (tsh_desc.bucket_bytes); each is all-reduced as soon as it is
  * full, while backward goes on (large built-in matrix products make progress on it now and then).
  * Summed losses add one all-reduce of the weights. The order in which an element is summed is that
- * of an all-reduce of its leaf alone, whatever its bucket. */
+ * of an all-reduce of its leaf alone, whatever its bucket.
+ * torch: Tensor.backward */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
 /* Runs tsh_backward with options; desc NULL: none. */
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
@@ -1167,7 +1262,8 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 /* Returns the gradient of a leaf or retained tensor, NULL if it has none: a detached step tensor of
  * dtype TSH_REAL (TSH_BF16 if .grad_dtype of the leaf's optimiser says so). A pending gradient is
  * an error. The result shares memory with the gradient, which the next backward changes: tsh_keep
- * makes a copy. */
+ * makes a copy.
+ * torch: Tensor.grad */
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
 /* Clears a leaf's gradient. Its memory is kept for the next gradient; that of a 16-bit leaf, or of
  * a leaf with .grad_dtype, is step memory, which is released. */
@@ -1188,7 +1284,8 @@ TSH_API tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file);
 /* Turns anomaly detection on or off, as torch.autograd.set_detect_anomaly. While it is on, the
  * first op whose output, or whose gradient of an input, has a NaN or an infinity is an error,
  * TSH_ERR_ANOMALY, which names the module, the op, the input and the element; tsh_last_error has
- * the rank. Every value is read once more, also between tsh_no_grad_begin and tsh_no_grad_end. */
+ * the rank. Every value is read once more, also between tsh_no_grad_begin and tsh_no_grad_end.
+ * torch: torch.autograd.set_detect_anomaly */
 TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on);
 
 /* -- the ends of steps and scopes ------------------------------------------- */
@@ -1262,7 +1359,11 @@ TSH_API void tsh_check_inputs(tsh_ctx *ctx, int on);
  * keep R and S; tsh_neg and tsh_scale, which are linear, keep P, too. Binary ops take two inputs of
  * the same layout R or S; S and R, if the R input has length 1 along the sharded dimension; P + P,
  * P - P, P * R, R * P and P / R, with result P. Any other combination is TSH_ERR_LAYOUT. No
- * collective runs. */
+ * collective runs. Inputs are floating; inputs of two dtypes give the wider one. */
+
+/* Arithmetic.
+ * torch: torch.add, torch.sub, torch.mul, torch.div, torch.pow, torch.neg, Tensor.add, Tensor.sub,
+ * torch: Tensor.mul, Tensor.div, Tensor.pow, Tensor.neg */
 TSH_API tsh_tensor *tsh_add(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_sub(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_mul(tsh_tensor *a, tsh_tensor *b);
@@ -1272,21 +1373,78 @@ TSH_API tsh_tensor *tsh_neg(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_scale(tsh_tensor *x, double factor);
 TSH_API tsh_tensor *tsh_add_scalar(tsh_tensor *x, double term);
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double exponent);
+/* Return the larger, or the smaller, of a and b; NaN if either is NaN. Where a and b are equal,
+ * each gets half of the gradient.
+ * torch: torch.maximum, torch.minimum, Tensor.maximum, Tensor.minimum */
+TSH_API tsh_tensor *tsh_maximum(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_minimum(tsh_tensor *a, tsh_tensor *b);
+/* Returns min(max(x, min), max). NAN for min or max: no limit on that side (for both: an error).
+ * The gradient passes where min <= x <= max. If min is above max, every result is max. The limits
+ * are rounded to the dtype of x first.
+ * torch: torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max, Tensor.clamp, Tensor.clip */
+TSH_API tsh_tensor *tsh_clamp(tsh_tensor *x, double min, double max);
+
+/* Functions of one number. tsh_round rounds halves to the even integer. tsh_sign gives -1, 0 or 1,
+ * and 0 for NaN. The gradients of tsh_sign, tsh_floor, tsh_ceil and tsh_round are 0, that of
+ * tsh_abs at 0 is 0.
+ * torch: torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt, torch.rsqrt,
+ * torch: torch.reciprocal, torch.sin, torch.cos, torch.abs, torch.sign, torch.floor, torch.ceil,
+ * torch: torch.round, Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.sqrt,
+ * torch: Tensor.rsqrt, Tensor.reciprocal, Tensor.sin, Tensor.cos, Tensor.abs, Tensor.sign,
+ * torch: Tensor.floor, Tensor.ceil, Tensor.round */
 TSH_API tsh_tensor *tsh_exp(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_expm1(tsh_tensor *x); /* e^x - 1, exact near 0 */
 TSH_API tsh_tensor *tsh_log(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_log1p(tsh_tensor *x); /* log(1 + x), exact near 0 */
 TSH_API tsh_tensor *tsh_sqrt(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_rsqrt(tsh_tensor *x); /* 1 / sqrt(x) */
+TSH_API tsh_tensor *tsh_reciprocal(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_sin(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_cos(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_abs(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_sign(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_floor(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_ceil(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_round(tsh_tensor *x);
+/* Returns the error function of each element x: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to
+ * x.
+ * torch: torch.erf, Tensor.erf */
+TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
+
+/* Activations.
+ * torch: torch.sigmoid, torch.tanh, torch.relu, Tensor.sigmoid, Tensor.tanh, Tensor.relu,
+ * torch: F.sigmoid, F.tanh, F.relu, F.relu6, F.gelu, F.silu, F.mish, F.selu, F.hardsigmoid,
+ * torch: F.hardswish, F.logsigmoid, nn.Sigmoid, nn.Tanh, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU,
+ * torch: nn.Mish, nn.SELU, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid */
 TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
-/* Returns the error function of each element x: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to
- * x. */
-TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_relu6(tsh_tensor *x);     /* min(max(x, 0), 6) */
 TSH_API tsh_tensor *tsh_gelu(tsh_tensor *x);      /* 0.5 x (1 + erf(x / sqrt 2)) */
 TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* approximates GELU by tanh, as in GPT-2; torch:
                                                    * approximate="tanh" */
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);      /* x sigmoid(x) */
+TSH_API tsh_tensor *tsh_mish(tsh_tensor *x);      /* x tanh(log(1 + e^x)); Misra 2019 */
+TSH_API tsh_tensor *tsh_selu(tsh_tensor *x);      /* Klambauer et al. 2017 */
+TSH_API tsh_tensor *tsh_hardsigmoid(tsh_tensor *x); /* min(max(x + 3, 0), 6) / 6 */
+TSH_API tsh_tensor *tsh_hardswish(tsh_tensor *x);   /* x hardsigmoid(x) */
+TSH_API tsh_tensor *tsh_log_sigmoid(tsh_tensor *x); /* log(sigmoid(x)), also where that is tiny */
+/* Returns log(1 + e^(beta x)) / beta, or x itself where beta x is above 20, as torch does by
+ * default. beta 0: 1.
+ * torch: F.softplus, nn.Softplus */
+TSH_API tsh_tensor *tsh_softplus(tsh_tensor *x, double beta);
+/* Returns x where it is above 0, else alpha (e^x - 1); Clevert et al. 2016. alpha 0: 1; TSH_ZERO:
+ * 0.
+ * torch: F.elu, nn.ELU */
+TSH_API tsh_tensor *tsh_elu(tsh_tensor *x, double alpha);
+/* Returns x where it is above 0, else slope times x. slope 0: 0.01; TSH_ZERO: 0.
+ * torch: F.leaky_relu, nn.LeakyReLU */
+TSH_API tsh_tensor *tsh_leaky_relu(tsh_tensor *x, double slope);
+
 /* Comparisons return TSH_I32 tensors of 1 (true) and 0, without a gradient. The inputs must have
- * the same dtype. */
+ * the same dtype.
+ * torch: torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, Tensor.eq, Tensor.ne,
+ * torch: Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge */
 TSH_API tsh_tensor *tsh_eq(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ne(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_lt(tsh_tensor *a, tsh_tensor *b);
@@ -1294,20 +1452,30 @@ TSH_API tsh_tensor *tsh_le(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_gt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
 /* Returns, element by element, cond ? yes : no; cond is an integer tensor, such as a comparison's
- * result. yes and no may be P if cond is R; the result is P, too. */
+ * result. yes and no may be P if cond is R; the result is P, too.
+ * torch: torch.where, Tensor.where */
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *yes, tsh_tensor *no);
+/* Returns x with `value` where mask, an integer tensor, is not 0; x and mask broadcast. The result
+ * has x's dtype; these elements get no gradient.
+ * torch: torch.masked_fill, Tensor.masked_fill */
+TSH_API tsh_tensor *tsh_masked_fill(tsh_tensor *x, tsh_tensor *mask, double value);
 /* Converts x to another dtype; 0: the ctx's dtype (tsh_desc.dtype). To an integer dtype: rounds
  * towards zero and clamps to its range; NaN becomes 0. To TSH_REAL or a floating dtype no wider
- * than it: rounds once; gradients pass through if x is floating, too. */
+ * than it: rounds once; gradients pass through if x is floating, too.
+ * torch: Tensor.to, Tensor.type, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.int,
+ * torch: Tensor.long */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
 /* Sets each element to 0 with probability p and to x / (1 - p) otherwise, as
  * torch.nn.functional.dropout in training. The mask is keyed by the seed, the path of the owner and
  * its count of dropout calls (owner NULL: the ctx's count), the dp rank and the global element
- * index. p 0: returns x itself. */
+ * index. p 0: returns x itself.
+ * torch: F.dropout, nn.Dropout */
 TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner);
-/* Returns a copy of x; gradients flow back to x. */
+/* Returns a copy of x; gradients flow back to x.
+ * torch: torch.clone, Tensor.clone */
 TSH_API tsh_tensor *tsh_clone(tsh_tensor *x);
-/* Returns a tensor that shares x's values; no gradient flows back to x. */
+/* Returns a tensor that shares x's values; no gradient flows back to x.
+ * torch: torch.detach, Tensor.detach */
 TSH_API tsh_tensor *tsh_detach(tsh_tensor *x);
 /* Returns an owned copy of a tensor, without a gradient path to it. */
 TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
@@ -1315,20 +1483,54 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
 /* -- reductions -------------------------------------------------------------
  * dim: the dimension to reduce, negative: counts from the end; or TSH_ALL. Scalars accept dims 0
  * and -1, also in tsh_transpose. keepdim 1: the result keeps that dimension, with length 1. If x is
- * sharded along dim, the result of sum and mean is P and that of argmax (not with TSH_ALL) is R;
- * the other ops fail with TSH_ERR_LAYOUT. */
+ * sharded along dim, the result of sum and mean is P; that of argmax, argmin (not with TSH_ALL),
+ * logsumexp, var, std and norm is R, by one small all-gather; the other ops fail with
+ * TSH_ERR_LAYOUT. Of a P input, only sum, mean and cumsum, which are linear, can be computed. */
 enum { TSH_ALL = -1000 };
+/* Sums along dim, and means.
+ * torch: torch.sum, torch.mean, Tensor.sum, Tensor.mean */
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
-/* Returns the largest value along dim. Its gradient goes to the first element that has it, as in
- * torch.max(x, dim). NaN counts as largest. */
+/* Return the largest and the smallest value along dim, in which nothing is empty. Its gradient goes
+ * to the first element that has it, as in torch.max(x, dim). NaN counts as largest, and as
+ * smallest.
+ * torch: torch.max, torch.min, Tensor.max, Tensor.min */
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
-/* Returns the index along dim of the first largest element, as TSH_I64. NaN counts as largest. If x
- * is sharded along dim, one all-gather of a value and an index from each rank runs. */
+TSH_API tsh_tensor *tsh_min(tsh_tensor *x, int dim, int keepdim);
+/* Return the index along dim of the first largest, or first smallest, element, as TSH_I64. NaN
+ * counts as largest, and as smallest. If x is sharded along dim, one all-gather of a value and an
+ * index from each rank runs.
+ * torch: torch.argmax, torch.argmin, Tensor.argmax, Tensor.argmin */
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
-/* Returns e^x / sum e^x along dim. */
+TSH_API tsh_tensor *tsh_argmin(tsh_tensor *x, int dim, int keepdim);
+/* Returns log sum e^x along dim, without overflow; of no values, -infinity.
+ * torch: torch.logsumexp, Tensor.logsumexp */
+TSH_API tsh_tensor *tsh_logsumexp(tsh_tensor *x, int dim, int keepdim);
+/* Return the variance along dim, sum (x - mean)^2 / (n - correction) of n values, and its square
+ * root, the standard deviation. correction 0: 1, for an estimate from a sample; TSH_ZERO: 0. With
+ * n - correction below 0, as if it were 0. Where tsh_std is 0, its gradient is 0.
+ * torch: torch.var, torch.std, Tensor.var, Tensor.std */
+TSH_API tsh_tensor *tsh_var(tsh_tensor *x, int dim, double correction, int keepdim);
+TSH_API tsh_tensor *tsh_std(tsh_tensor *x, int dim, double correction, int keepdim);
+/* Returns the p-norm along dim, (sum |x|^p)^(1/p). p 0: 2; TSH_ZERO: 0, the number of elements that
+ * are not 0; INFINITY: max |x|; -INFINITY: min |x|. The gradient at x = 0 is 0; for p INFINITY and
+ * -INFINITY, elements with the same |x| share it. Of no values, the norm is 0, and an error if p is
+ * infinite or negative.
+ * torch: torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm */
+TSH_API tsh_tensor *tsh_norm(tsh_tensor *x, double p, int dim, int keepdim);
+/* Returns the product along dim, computed in double.
+ * torch: torch.prod, Tensor.prod */
+TSH_API tsh_tensor *tsh_prod(tsh_tensor *x, int dim, int keepdim);
+/* Returns the sums x_0, x_0 + x_1, ... along dim, which is not TSH_ALL, in the shape of x. x is
+ * floating (then sums are in double, and rounded to x's dtype) or an integer tensor (then the
+ * result is TSH_I64, without a gradient). Keeps R, P, and S along another dimension.
+ * torch: torch.cumsum, Tensor.cumsum */
+TSH_API tsh_tensor *tsh_cumsum(tsh_tensor *x, int dim);
+/* Returns e^x / sum e^x along dim.
+ * torch: torch.softmax, Tensor.softmax, F.softmax, nn.Softmax */
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
-/* Returns the logarithm of tsh_softmax. */
+/* Returns the logarithm of tsh_softmax.
+ * torch: torch.log_softmax, Tensor.log_softmax, F.log_softmax, nn.LogSoftmax */
 TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
 
 /* -- views ------------------------------------------------------------------
@@ -1336,20 +1538,27 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
 /* Returns x with another shape of as many elements; one dimension may be -1, and is computed. A
  * sharded dimension may be split: the outermost part is then the sharded one, and whole inner parts
  * must fit in its units (or k equal segments become a leading dimension of length k). It may be
- * merged with the dimensions after it, but not with one before it. */
+ * merged with the dimensions after it, but not with one before it.
+ * torch: torch.reshape, Tensor.reshape, Tensor.view, torch.flatten, Tensor.flatten, torch.squeeze,
+ * torch: torch.unsqueeze, Tensor.squeeze, Tensor.unsqueeze */
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
-/* Swaps two dimensions. */
+/* Swaps two dimensions.
+ * torch: torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.t, Tensor.mT */
 TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1);
-/* Reorders all dimensions: dimension d of the result is dimension dims[d] of x. */
+/* Reorders all dimensions: dimension d of the result is dimension dims[d] of x.
+ * torch: torch.permute, Tensor.permute */
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
 /* Returns elements [start, start + length) along dim. Along a sharded dimension they must be whole
- * segments. */
+ * segments.
+ * torch: torch.narrow, Tensor.narrow, torch.select */
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
 /* Splits x along dim into n equal parts, written to parts[0 .. n). Along a sharded dimension, parts
- * must consist of whole segments. */
+ * must consist of whole segments.
+ * torch: torch.split, torch.chunk, Tensor.split, Tensor.chunk */
 TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
 /* Concatenates n tensors along dim. If they are sharded along dim, their segments become segments
- * of the result; else all must have the same layout. */
+ * of the result; else all must have the same layout.
+ * torch: torch.cat, torch.concat */
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 
 /* -- layouts, reading and writing values ------------------------------------ */
@@ -1359,9 +1568,11 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
  * the values, other ranks get zeros; S to P: an error. The same layout: returns x itself. Values
  * are sent in x's dtype. Backward does the opposite (S to R: a reduce-scatter of partial gradients,
  * a slice of complete ones). Gradients of bf16 activations (step tensors) are sent in bf16, others
- * in tsh_real. */
+ * in tsh_real.
+ * torch: DTensor.redistribute */
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
-/* Returns x in layout R: tsh_redistribute(x, tsh_replicated()). */
+/* Returns x in layout R: tsh_redistribute(x, tsh_replicated()).
+ * torch: DTensor.full_tensor */
 TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x);
 /* Declares the layout of the values that each rank already holds; nothing is sent (torchshard's
  * RegisterParallelDim). R to S(d): each rank's tensor becomes one of P shards of equal length, so
@@ -1371,7 +1582,8 @@ TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x);
  * S or P. (If the values really are replicated, call tsh_tp_copy(t, TSH_SUM) first: it sums the
  * gradients over ranks.) An owned tensor that is no parameter is changed in place and returned;
  * this is TSH_ERR_STATE if it has views or a gradient, or a recorded op has used it. Of a parameter
- * or a step tensor, a step tensor with the same values is returned. */
+ * or a step tensor, a step tensor with the same values is returned.
+ * torch: DTensor.from_local, DTensor.to_local */
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
 
 /* Returns x unchanged, R -> R; backward all-reduces its gradient by op, once. The four tsh_tp_
@@ -1389,19 +1601,22 @@ TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim);
  * one. */
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim);
 /* Copies an owned replicated tensor, such as a batch, from rank 0 of tp to all ranks of tp, in
- * place. One broadcast. TSH_ERR_STATE: a recorded op has used t; see tsh_write. */
+ * place. One broadcast. TSH_ERR_STATE: a recorded op has used t; see tsh_write.
+ * torch: torch.distributed.broadcast */
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t);
 
 typedef enum tsh_extent { TSH_LOCAL, TSH_GLOBAL } tsh_extent;
 /* Copies the values of t to out, dense and row-major. `bytes` must be the size of those values.
  * TSH_LOCAL: this rank's shard. TSH_GLOBAL: the whole tensor, on every rank; of a sharded tensor by
- * an all-gather, of a partial one by an all-reduce. */
+ * an all-gather, of a partial one by an all-reduce.
+ * torch: Tensor.numpy, Tensor.tolist */
 TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void *out,
                             size_t bytes);
 /* Copies values into an owned tensor, dense and row-major; `bytes` must be their size. TSH_LOCAL:
  * this rank's shard. TSH_GLOBAL: the whole tensor, of which this rank takes its slice; an error if
  * t is P. TSH_ERR_STATE: a recorded op has used t; wait for the tsh_backward or tsh_step_end that
- * clears the tape. */
+ * clears the tape.
+ * torch: Tensor.copy_ */
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes);
 /* Writes this rank's shard as text, "f32 (2, 3) S(1): 1 2 3 / 4 5 6", into text, which has `size`
@@ -1415,13 +1630,15 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
  * result, where S(k) is sharded along the dimension of length k: S(k), S(k) -> P; S(m), R -> S(m);
  * R, S(n) -> S(n); P, R or R, P -> P; batch dimensions as in elementwise ops. Dtypes may differ:
  * the result has a's. Two bf16 inputs, and the result's gradient with them, are multiplied as bf16
- * and summed in float; any other 16-bit input is converted to tsh_real first. */
+ * and summed in float; any other 16-bit input is converted to tsh_real first.
+ * torch: torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm */
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
 /* Returns x w^T + b (.., out) for x (.., in), weight w (out, in) and bias b (out) or NULL; torch's
  * F.linear. Column-parallel: w S(0), b S(0), x R; the result is S(-1), and backward all-reduces dx.
  * Row-parallel: w S(1), b R, x S(-1) or R; the result is R by one all-reduce in its dtype, and b is
  * added after that. w R: x is R, or S along another dimension than the last; the result has its
- * layout. Dtypes may differ, as in tsh_matmul: the result has x's. */
+ * layout. Dtypes may differ, as in tsh_matmul: the result has x's.
+ * torch: F.linear, nn.Linear */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias);
 
 typedef struct tsh_lookup_desc {
@@ -1441,7 +1658,8 @@ typedef struct tsh_lookup_desc {
  * S(1): S(-1). Collectives in forward: max_norm all-reduces the norms if w is S(1), and over dp;
  * max_norm and scale_grad_by_freq all-reduce counts if ids are sharded. A row-sparse gradient is
  * dense in memory, with a mark per row; once another op contributes to it, it is no longer
- * row-sparse. */
+ * row-sparse.
+ * torch: F.embedding, nn.Embedding */
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight, const tsh_lookup_desc *desc);
 
 /* -- norms, attention, loss ------------------------------------------------- */
@@ -1450,11 +1668,13 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *weight, const tsh
  * torch.nn.functional.layer_norm. eps 0: 1e-5; TSH_ZERO: 0. Layouts: x R or S along another
  * dimension, weight and bias R (if x is S, their gradients are partial). Or x S(-1), weight and
  * bias sharded by the same units; then forward runs two all-reduces of one number per row, backward
- * one of two numbers per row. */
+ * one of two numbers per row.
+ * torch: F.layer_norm, nn.LayerNorm */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
 /* Applies RMS normalisation over the last dimension (D): x weight / sqrt(mean x^2 + eps), weight
  * (D) or NULL: 1; Zhang & Sennrich 2019. eps 0: 1e-6; TSH_ZERO: 0. Layouts as in tsh_layer_norm;
- * with x S(-1), forward and backward each run one all-reduce of a number per row. */
+ * with x S(-1), forward and backward each run one all-reduce of a number per row.
+ * torch: F.rms_norm, nn.RMSNorm */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 typedef struct tsh_rms_norm_desc {
     int64_t dim;  /* tsh_add_rms_norm: number of features; the op does not read it */
@@ -1528,11 +1748,19 @@ typedef struct tsh_attention_desc {
  * query heads of a key head on one rank (q: tsh_shard_units(1, H / Hkv)); or q S(1), sharded at any
  * head, and k and v R: then dk and dv are partial. No collective in forward. The result has q's
  * dtype; sums are in tsh_real. If q, k and v are bf16 and the processor has AVX512_BF16,
- * probabilities and gradients are rounded to bf16 before they are multiplied. */
+ * probabilities and gradients are rounded to bf16 before they are multiplied.
+ * torch: F.scaled_dot_product_attention */
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
 
-typedef enum tsh_reduction { TSH_REDUCE_MEAN, TSH_REDUCE_SUM, TSH_REDUCE_NONE } tsh_reduction;
+/* What a loss does with the losses of its rows or elements. TSH_REDUCE_BATCHMEAN, only in
+ * tsh_kl_div: their sum divided by the length of dimension 0. */
+typedef enum tsh_reduction {
+    TSH_REDUCE_MEAN,
+    TSH_REDUCE_SUM,
+    TSH_REDUCE_NONE,
+    TSH_REDUCE_BATCHMEAN
+} tsh_reduction;
 typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
     int ignore;           /* 0: target -100 is ignored, as in torch; 1: target ignore_index is */
@@ -1557,7 +1785,8 @@ typedef struct tsh_cross_entropy_desc {
  * rows; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
  * laid out as the logits and get no gradient. The mean divides by the sum of the class weights of
  * the targets, or, with probabilities, by the number of rows. A class with logit -inf is padding:
- * label smoothing leaves it out. */
+ * label smoothing leaves it out.
+ * torch: F.cross_entropy, nn.CrossEntropyLoss */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
 
@@ -1587,7 +1816,8 @@ typedef struct tsh_sample_desc {
  * its seed and position, so the same logits give the same ids on every rank, degree and backend.
  * Logits may have any layout and are gathered first (S(-1): one all-gather; at temperature 0
  * without .previous, as in tsh_argmax). TSH_ERR_ANOMALY, also at temperature 0: the largest logit
- * of a row is not finite, or a logit is NaN. */
+ * of a row is not finite, or a logit is NaN.
+ * torch: torch.multinomial */
 TSH_API tsh_tensor *tsh_sample(tsh_tensor *logits, const tsh_sample_desc *desc);
 
 /* -- an op of one's own ------------------------------------------------------ */
@@ -1618,9 +1848,263 @@ typedef struct tsh_custom_op_desc {
     void *user; /* passed to forward and backward; must stay valid until backward */
 } tsh_custom_op_desc;
 /* Runs an op of the caller's own, with 1 to 8 inputs, and records it for backward. Returns the
- * first output; writes all desc->outputs of them to out, NULLs after an error. out may be NULL. */
+ * first output; writes all desc->outputs of them to out, NULLs after an error. out may be NULL.
+ * torch: torch.autograd.Function, torch.library.custom_op */
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n, tsh_tensor **out,
                                   const tsh_custom_op_desc *desc);
+
+/* ========================================================================== */
+/* >>loss-api                                                MARK: - loss-api */
+/* Losses besides cross-entropy: of numbers, of probabilities, of classes.    */
+/* Needs: >>op-api.                                                           */
+/* ========================================================================== */
+
+/* -- losses -----------------------------------------------------------------
+ * Each takes a prediction x and a target and returns the mean of the elements' losses, a scalar;
+ * their sum; or with TSH_REDUCE_NONE one loss per element, in x's shape. The result is TSH_REAL,
+ * whatever the inputs are, as that of tsh_cross_entropy is.
+ *   Shapes: x and target have the same shape, any; they are not broadcast against each other, so
+ * (16, 1) against (16) is TSH_ERR_SHAPE, and the error says which of tsh_squeeze and tsh_unsqueeze
+ * mends it. Weights are broadcast to x's shape.
+ *   Dtypes: x, target and weights are floating, each of its own dtype (else TSH_ERR_DTYPE).
+ *   Layouts: x and target both R: the result is R. Both sharded alike, S(d): TSH_REDUCE_NONE gives
+ * S(d), mean and sum give P, which tsh_redistribute(loss, tsh_replicated()) completes for
+ * tsh_backward. P inputs are TSH_ERR_LAYOUT. A weight is R, or sharded as x. No collective runs,
+ * except that a mean which divides by the sum of the weights all-reduces that sum if x is sharded.
+ *   Gradients flow to x and target, not to weights. The mean of no elements is NaN, as in torch.
+ * Over data-parallel ranks with batches of different sizes, use sums: see tsh_backward_desc. */
+
+/* Options of the losses below; NULL in place of a descriptor: no options. */
+typedef struct tsh_loss_desc {
+    tsh_reduction reduction; /* 0: TSH_REDUCE_MEAN */
+    tsh_tensor *weight;      /* factor of each element's loss, broadcast to x's shape; of
+                              * tsh_nll_loss: (V), a weight per class; NULL: 1 */
+    tsh_tensor *pos_weight;  /* tsh_binary_cross_entropy_with_logits: factor of target log
+                              * sigmoid(x), broadcast to x's shape; NULL: 1 */
+    double delta;            /* tsh_huber_loss: where the loss turns from square to linear; 0: 1 */
+    double beta;             /* tsh_smooth_l1_loss: the same; 0: 1; TSH_ZERO: 0, |x - target| */
+    int log_target;          /* tsh_kl_div: 1: the target is log-probabilities */
+    int ignore;              /* tsh_nll_loss: 0: target -100 is ignored; 1: ignore_index is */
+    int64_t ignore_index;    /* tsh_nll_loss, if ignore is 1: the target to ignore, any integer */
+    int dim;                 /* tsh_nll_loss: classes are the last dimension of log_probs if this is
+                              * 0, dimension 1, as in torch, if 1 */
+} tsh_loss_desc;
+
+/* Returns the squared error, (x - target)^2. With a weight, the mean divides by the sum of the
+ * weights, as in torch.
+ * torch: F.mse_loss, nn.MSELoss */
+TSH_API tsh_tensor *tsh_mse_loss(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc);
+/* Returns the absolute error, |x - target|; its derivative is 0 where they are equal. With a
+ * weight, the mean divides by the sum of the weights, as in torch.
+ * torch: F.l1_loss, nn.L1Loss */
+TSH_API tsh_tensor *tsh_l1_loss(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc);
+/* Returns, with d = |x - target|: d^2 / 2 if d <= delta, else delta (d - delta / 2); Huber 1964.
+ * desc.delta must be above 0. With a weight, the mean divides by the number of elements.
+ * torch: F.huber_loss, nn.HuberLoss */
+TSH_API tsh_tensor *tsh_huber_loss(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc);
+/* Returns, with d = |x - target|: d^2 / (2 beta) if d < beta, else d - beta / 2; Girshick 2015,
+ * "Fast R-CNN". With a weight, the mean divides by the number of elements.
+ * torch: F.smooth_l1_loss, nn.SmoothL1Loss */
+TSH_API tsh_tensor *tsh_smooth_l1_loss(tsh_tensor *x, tsh_tensor *target,
+                                       const tsh_loss_desc *desc);
+/* Returns -(target log x + (1 - target) log(1 - x)) of probabilities x. Logarithms are at least
+ * -100, as in torch. An element of x or target outside [0, 1] is TSH_ERR_ARGUMENT, on every rank.
+ * The mean divides by the number of elements, also with a weight. The loss of logits,
+ * tsh_binary_cross_entropy_with_logits, is exact where x rounds to 0 or 1.
+ * torch: F.binary_cross_entropy, nn.BCELoss */
+TSH_API tsh_tensor *tsh_binary_cross_entropy(tsh_tensor *x, tsh_tensor *target,
+                                             const tsh_loss_desc *desc);
+/* Returns -(pos_weight target log s + (1 - target) log(1 - s)) with s = sigmoid(x), computed from
+ * the logits x without overflow: (1 - target) x - (1 + (pos_weight - 1) target) log s, with log s =
+ * min(x, 0) - log(1 + e^-|x|). The mean divides by the number of elements, also with weights. If x
+ * is itself the result of tsh_sigmoid, a warning is logged.
+ * torch: F.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss */
+TSH_API tsh_tensor *tsh_binary_cross_entropy_with_logits(tsh_tensor *x, tsh_tensor *target,
+                                                         const tsh_loss_desc *desc);
+/* Returns the terms of the Kullback-Leibler divergence of the target from x: target (log target -
+ * x), where x is log-probabilities; with .log_target = 1, e^target (target - x). TSH_REDUCE_MEAN
+ * divides by the number of elements, as in torch; TSH_REDUCE_BATCHMEAN, by the length of dimension
+ * 0, gives the divergence itself.
+ * torch: F.kl_div, nn.KLDivLoss */
+TSH_API tsh_tensor *tsh_kl_div(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc);
+/* Returns -weight[y] log_probs[.., y] for log-probabilities (.., V), as tsh_log_softmax gives them,
+ * and classes y in the target (..), TSH_I32 or TSH_I64: a scalar, or (..) with TSH_REDUCE_NONE.
+ * With .dim = 1: log_probs (V) or (N, V, d1, ..), target (N, d1, ..). A target outside [0, V) that
+ * is not ignored is TSH_ERR_ARGUMENT, on every rank. The mean divides by the sum of the targets'
+ * weights.
+ * tsh_cross_entropy of logits is tsh_nll_loss of their tsh_log_softmax, faster and in less memory.
+ * Layouts are those of tsh_cross_entropy: if log_probs is R, the result is R; sharded along the
+ * classes, with a target R: R, by one all-reduce of a number (two, if the weight is sharded as the
+ * classes) per row; sharded along another dimension, with the target alike: P, or S with
+ * TSH_REDUCE_NONE, and the mean all-reduces its divisor. No collective in backward.
+ * torch: F.nll_loss, nn.NLLLoss */
+TSH_API tsh_tensor *tsh_nll_loss(tsh_tensor *log_probs, tsh_tensor *target,
+                                 const tsh_loss_desc *desc);
+/* Returns sum a b / (max(|a|, eps) max(|b|, eps)) along dim, where |a| is the Euclidean norm: the
+ * cosine of the angle between a and b. a and b broadcast as in NumPy; dim is a dimension of the
+ * broadcast shape, negative: counts from the end, and is left out of the result's shape. eps 0:
+ * 1e-8; TSH_ZERO: 0. The result has the wider dtype of a and b. Layouts: R, R -> R. S(d), S(d), or
+ * S and R if the R input has length 1 along the sharded dimension: S if that is not dim; if it is
+ * dim, R, by one all-reduce of three numbers per result. No collective in backward but for the
+ * partial gradient of the R input. P is TSH_ERR_LAYOUT.
+ * torch: F.cosine_similarity, nn.CosineSimilarity */
+TSH_API tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim, double eps);
+
+/* ========================================================================== */
+/* >>index-api                                              MARK: - index-api */
+/* Ops on shapes and indices: padding, gather, sort, Einstein sums.           */
+/* Needs: >>tensor-api.                                                       */
+/* ========================================================================== */
+
+/* Ops of this section take any dtype but quantised ones, unless they say otherwise, and give x's.
+ * They move elements without rounding. A dim may be negative: -1 is the last dimension; a scalar
+ * has the dims 0 and -1. No collective runs in forward; where a gradient is a partial sum, backward
+ * all-reduces it, as for every op. */
+
+/* -- other shapes ----------------------------------------------------------- */
+
+/* Joins n tensors of one shape along a new dimension `dim` of length n, in [-(ndim + 1), ndim], as
+ * tsh_unsqueeze and tsh_concat do; n is at most 30. All parts have the same layout, which the
+ * result keeps: S(d) becomes S(d + 1) if dim is at d or before it.
+ * torch: torch.stack */
+TSH_API tsh_tensor *tsh_stack(tsh_tensor *const *parts, int n, int dim);
+/* Returns x without dimension `dim` if that has length 1, else x with the same shape; TSH_ALL:
+ * without every dimension of length 1. A view. Takes any layout; a dimension that is removed must
+ * not be the sharded one.
+ * torch: torch.squeeze, Tensor.squeeze */
+TSH_API tsh_tensor *tsh_squeeze(tsh_tensor *x, int dim);
+/* Returns x with a new dimension of length 1 at `dim`, in [-(ndim + 1), ndim]: -1 is after the
+ * last. A view. Takes and gives any layout.
+ * torch: torch.unsqueeze, Tensor.unsqueeze */
+TSH_API tsh_tensor *tsh_unsqueeze(tsh_tensor *x, int dim);
+/* Broadcasts x to `shape`: dimensions are aligned at the right, those of length 1 are repeated, and
+ * -1 keeps the length of x. Returns a copy (torch: a view with stride 0), whose gradient is summed
+ * over what was repeated. Takes R, P, and S along a dimension that keeps its length; gives the
+ * same.
+ * torch: Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as */
+TSH_API tsh_tensor *tsh_expand(tsh_tensor *x, tsh_shape shape);
+/* Repeats the whole of x repeats[d] >= 0 times along dimension d: (a, b) becomes (a, b, a, b). The
+ * n entries are aligned with the last dimensions of x; missing ones on either side count as 1. The
+ * result has at most TSH_MAX_DIMS - 1 dimensions, or TSH_MAX_DIMS if nothing is repeated. Takes R,
+ * P, and S along a dimension that is not repeated; gives the same.
+ * torch: torch.tile, Tensor.repeat */
+TSH_API tsh_tensor *tsh_tile(tsh_tensor *x, const int64_t *repeats, int n);
+/* Repeats each element `repeats` >= 0 times along dim: (a, b) becomes (a, a, b, b). x has at most
+ * TSH_MAX_DIMS - 1 dimensions. Takes and gives R, P and S; sharded along dim, the repeats stay on
+ * the rank of their element, so units become `repeats` times as long (then repeats is at least 1).
+ * torch: torch.repeat_interleave */
+TSH_API tsh_tensor *tsh_repeat_interleave(tsh_tensor *x, int64_t repeats, int dim);
+
+/* What tsh_pad puts outside of x. Along a dimension of length 4, two elements before it and three
+ * after it are, with x in brackets: */
+typedef enum tsh_pad_mode {
+    TSH_PAD_CONSTANT,  /* v v [a b c d] v v v, where v is `value` */
+    TSH_PAD_REFLECT,   /* c b [a b c d] c b a: mirrored at the outermost element */
+    TSH_PAD_REPLICATE, /* a a [a b c d] d d d */
+    TSH_PAD_CIRCULAR   /* c d [a b c d] a b c */
+} tsh_pad_mode;
+/* Pads x at both ends of its last n dimensions. pad has n pairs, in torch's order: (before, after)
+ * of the last dimension, then of the one before it, and so on; NULL if n is 0. A negative entry cuts
+ * off elements. `value` is read in mode TSH_PAD_CONSTANT only, and rounded to x's dtype. An entry
+ * is below the dimension's length with TSH_PAD_REFLECT, and at most that with TSH_PAD_CIRCULAR.
+ * (torch pads at most three dimensions in these modes and needs batch dimensions before them; here
+ * any may be padded.) Takes R, S along a dimension without padding, and, unless `value` differs
+ * from 0, P; gives the same.
+ * torch: F.pad, nn.ConstantPad2d, nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d */
+TSH_API tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mode mode,
+                            double value);
+/* Reverses the order of x along dim. A copy. Takes R, P, and S along another dimension; gives the
+ * same.
+ * torch: torch.flip, torch.fliplr, torch.flipud */
+TSH_API tsh_tensor *tsh_flip(tsh_tensor *x, int dim);
+/* Moves each element `shift` places on along dim (backwards if shift is negative); those pushed off
+ * one end come in at the other. A copy. Takes R, P, and S along another dimension; gives the same.
+ * torch: torch.roll */
+TSH_API tsh_tensor *tsh_roll(tsh_tensor *x, int64_t shift, int dim);
+/* Returns every step-th element along dim, step >= 1: Python's x[start:stop:step]. Negative start
+ * and stop count from the end; both are then clamped to the length, so INT64_MAX as stop is the
+ * end. A view. Takes any layout; along the sharded dimension, step is 1 and the elements are whole
+ * segments (see tsh_slice).
+ * torch: Tensor.__getitem__ */
+TSH_API tsh_tensor *tsh_slice_step(tsh_tensor *x, int dim, int64_t start, int64_t stop,
+                                   int64_t step);
+/* Returns the lower triangles of the matrices x (.., rows, columns): sets the elements with column
+ * > row + diagonal to 0. A copy. Takes and gives any layout.
+ * torch: torch.tril */
+TSH_API tsh_tensor *tsh_tril(tsh_tensor *x, int64_t diagonal);
+/* Returns the upper triangles of the matrices x (.., rows, columns): sets the elements with column
+ * < row + diagonal to 0. A copy. Takes and gives any layout.
+ * torch: torch.triu */
+TSH_API tsh_tensor *tsh_triu(tsh_tensor *x, int64_t diagonal);
+/* Returns (.., classes), TSH_I64: 1 at each id of ids (..), else 0. ids are TSH_I32 or TSH_I64; one
+ * outside [0, classes) is an error. classes is at least 1 (torch's -1, the largest id plus 1, is
+ * not offered). Takes ids R or S; gives the same.
+ * torch: F.one_hot */
+TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes);
+
+/* -- elements by index ------------------------------------------------------
+ * An index is TSH_I32 or TSH_I64; a value outside [0, length of x along dim) is an error, which
+ * names it. Gradients that go to one element are added in the order of the index, whatever the
+ * number of threads. */
+
+/* Returns the elements of x that index names along dim, in the shape of index: for dim 1 of three,
+ * out[i][j][k] = x[i][index[i][j][k]][k]. index has as many dimensions as x, and is no longer along
+ * any of them but dim. Layouts of x, index -> result: R, R -> R; P, R -> P; R, S(dim) -> S(dim),
+ * where dx is partial; both sharded alike along another dimension, which is equally long in both
+ * -> the same. An x that is sharded along dim is refused.
+ * torch: torch.gather, Tensor.gather, torch.take_along_dim */
+TSH_API tsh_tensor *tsh_gather(tsh_tensor *x, int dim, tsh_tensor *index);
+/* Returns a copy of x to which src is added where index says: for dim 1 of three,
+ * out[i][index[i][j][k]][k] += src[i][j][k]. x and src have the same dtype; sums are in tsh_real and
+ * rounded once (those of integers wrap around). index has as many dimensions as x and src, is no
+ * longer than src, and no longer than x along any dimension but dim. (torch: a gradient only if src
+ * and index have one shape; here what index leaves out of src gets 0.) Layouts of x, index, src ->
+ * result: all R -> R; P, R, P -> P; all sharded alike along another dimension than dim, which is
+ * equally long in all -> the same.
+ * torch: torch.scatter_add, Tensor.scatter_add, Tensor.scatter_add_ */
+TSH_API tsh_tensor *tsh_scatter_add(tsh_tensor *x, int dim, tsh_tensor *index, tsh_tensor *src);
+/* Returns the slices of x that index (n) names along dim: the result is x's shape with length n
+ * there. Layouts of x, index -> result: R, R -> R; P, R -> P; R, S(0) -> S(dim), where dx is
+ * partial; S along another dimension, R -> the same; S(dim), R -> P, where slices of other ranks are
+ * zero, as in tsh_embedding.
+ * torch: torch.index_select, Tensor.index_select */
+TSH_API tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index);
+
+/* -- sorting ----------------------------------------------------------------
+ * NaN counts as largest, -0 as equal to 0, and of equal elements the one with the lower index comes
+ * first. Integers and floating dtypes no wider than tsh_real. Gradients go to the elements that were
+ * chosen. Takes R, and S along another dimension than dim; gives the same. */
+
+/* Returns the k largest elements of x along dim, the largest first; if `largest` is 0, the k
+ * smallest, the smallest first. The result is x's shape with length k there, 0 <= k <= that of x.
+ * *indices, unless indices is NULL, becomes a TSH_I64 tensor of the same shape and layout: where
+ * along dim they were. After an error it is NULL.
+ * torch: torch.topk, Tensor.topk, torch.kthvalue */
+TSH_API tsh_tensor *tsh_topk(tsh_tensor *x, int64_t k, int dim, int largest, tsh_tensor **indices);
+/* Returns x sorted along dim, upwards, or downwards if descending is 1; stable: equal elements keep
+ * their order. *indices, unless indices is NULL, becomes a TSH_I64 tensor of x's shape and layout:
+ * where along dim the elements were. After an error it is NULL.
+ * torch: torch.sort, Tensor.sort, torch.msort */
+TSH_API tsh_tensor *tsh_sort(tsh_tensor *x, int dim, int descending, tsh_tensor **indices);
+/* Returns the *indices of tsh_sort.
+ * torch: torch.argsort, Tensor.argsort */
+TSH_API tsh_tensor *tsh_argsort(tsh_tensor *x, int dim, int descending);
+
+/* -- Einstein sums ---------------------------------------------------------- */
+
+/* Computes a sum of products by the letters of `equation`, such as "bij,bjk->bik", of a and b, or of
+ * a alone ("ij->ji", "ii->") if b is NULL. A letter (A to Z, a to z) names each dimension of an
+ * input; dimensions with the same letter have the same length (or 1, between a and b), and letters
+ * that the result lacks are summed over. A letter twice in one input takes the diagonal. "..." stands
+ * for further dimensions, which are broadcast and stay. Without "->" the result has what "..." stands
+ * for, then the letters that occur once, A before Z before a. Dtypes: floating, as in tsh_matmul, by
+ * which products are computed; without letters to sum over, or with no letter that only one input
+ * has, by tsh_mul. Layouts: at most one letter of each input is sharded. If both inputs have it, both
+ * are sharded alike along it: a letter that stays gives S, one that is summed over P. Else the other
+ * input is R, and the result S, or P. P, R and R, P -> P; R, R -> R. Inputs are copied only if their
+ * strides do not allow a product.
+ * torch: torch.einsum, torch.tensordot, torch.bmm, torch.outer, torch.trace, torch.diagonal */
+TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *b);
 
 /* ========================================================================== */
 /* >>module-api                                            MARK: - module-api */
@@ -1712,45 +2196,57 @@ typedef struct tsh_param_desc {
 
 /* Returns the root of the module tree, which is made with the ctx. */
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx);
-/* Adds a container module below parent. The name must not contain a dot. */
+/* Adds a container module below parent. The name must not contain a dot.
+ * torch: nn.Module, nn.Module.add_module, nn.Sequential, nn.ModuleList, nn.ModuleDict */
 TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
                                    const tsh_module_desc *desc);
 /* Returns the module at a path below `module` ("h.0.attn"). If there is none: NULL, and an error
- * that lists similar names. */
+ * that lists similar names.
+ * torch: nn.Module.get_submodule */
 TSH_API tsh_module *tsh_find(tsh_module *module, const char *path);
 /* Returns the parameter with this name ("weight"), or at this path below module
- * ("h.0.attn.weight"). If there is none: NULL, and an error that lists the names. */
+ * ("h.0.attn.weight"). If there is none: NULL, and an error that lists the names.
+ * torch: nn.Module.get_parameter */
 TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path);
 /* Calls fn once for every parameter below module that this rank's pipeline stage holds, with its
- * path; a tied parameter has the path of the first module that owns it. */
+ * path; a tied parameter has the path of the first module that owns it.
+ * torch: nn.Module.parameters, nn.Module.named_parameters */
 TSH_API void tsh_each_param(tsh_module *module,
                             void (*fn)(const char *path, tsh_tensor *param, void *user),
                             void *user);
+/* Returns the ctx of a module; NULL: module is NULL. */
+TSH_API tsh_ctx *tsh_module_ctx(const tsh_module *module);
 /* Returns the path of a module from the root; "" for the root. */
 TSH_API const char *tsh_module_path(const tsh_module *module);
-/* Returns a child by its index from 0; NULL past the last. */
+/* Returns a child by its index from 0; NULL past the last.
+ * torch: nn.Module.children, nn.Module.named_children */
 TSH_API tsh_module *tsh_child(const tsh_module *module, int index);
 /* Ties a parameter: the parameter `name` of module becomes the same object as `source`, a parameter
  * of the same shape. Call it before tsh_optim_new, tsh_pipeline_new or tsh_cache_new uses the
  * replaced parameter; later it is TSH_ERR_STATE. */
 TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source);
 /* Allocates every parameter below module that has no memory yet and sets it to its initial values:
- * the same bits at every degree of tp. */
+ * the same bits at every degree of tp.
+ * torch: nn.Module.to_empty */
 TSH_API tsh_result tsh_materialize(tsh_module *module);
 /* Sets every parameter below module to its initial values again, with the same bits as the first
  * time, and clears the gradients; tied parameters once. Call it between steps. torch's
- * reset_parameters. */
+ * reset_parameters.
+ * torch: nn.Linear.reset_parameters */
 TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
 /* Converts all floating parameters and buffers below module to a dtype, with or without memory, in
  * any layout; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are
  * computed in TSH_REAL and rounded, so converting before or after initialisation gives the same
  * bits. Gradients stay. Call it before tsh_optim_new. Errors, after which nothing is changed: the
- * dtype is not floating; a recorded op has used a parameter; an optimiser has one. */
+ * dtype is not floating; a recorded op has used a parameter; an optimiser has one.
+ * torch: nn.Module.to, nn.Module.float, nn.Module.half, nn.Module.bfloat16 */
 TSH_API tsh_result tsh_to(tsh_module *module, tsh_dtype dtype);
 /* Turns training mode on or off for module and all modules below; it is on at first. Dropout layers
- * drop values in training mode only. */
+ * drop values in training mode only.
+ * torch: nn.Module.train, nn.Module.eval */
 TSH_API void tsh_train(tsh_module *module, int on);
-/* Returns 1 if the module is in training mode, else 0. */
+/* Returns 1 if the module is in training mode, else 0.
+ * torch: nn.Module.training */
 TSH_API int tsh_training(const tsh_module *module);
 /* Turns activation checkpointing of a module on or off (off at first); torch.utils.checkpoint (Chen
  * et al. 2016). While it is on, forward keeps only the module's inputs and outputs, and backward
@@ -1759,9 +2255,11 @@ TSH_API int tsh_training(const tsh_module *module);
  * must depend only on its inputs and parameters, which must not change until backward; it takes at
  * most 16 tensors and must not call tsh_retain_grad; its collectives run twice. An input that the
  * output does not depend on gets a gradient of zeros. Without gradients, forward frees everything
- * but the outputs. */
+ * but the outputs.
+ * torch: torch.utils.checkpoint.checkpoint */
 TSH_API void tsh_checkpoint(tsh_module *module, int on);
-/* Calls tsh_zero_grad for every parameter below module; torch.nn.Module.zero_grad. */
+/* Calls tsh_zero_grad for every parameter below module; torch.nn.Module.zero_grad.
+ * torch: nn.Module.zero_grad, optim.Optimizer.zero_grad */
 TSH_API void tsh_zero_grads(tsh_module *module);
 
 /* Writes the state of the random numbers to `state` if its `size` bytes suffice, and returns the
@@ -1769,36 +2267,43 @@ TSH_API void tsh_zero_grads(tsh_module *module);
  * tsh_init_... draw the same bits again as after this call. The state is the same on every rank of
  * tp and consists of little-endian u64s: the magic "tshrng01", the number of modules, the seed, the
  * ctx's counts of draws and of dropout calls, and every module's count of dropout calls in the
- * order of the tree. */
+ * order of the tree.
+ * torch: torch.get_rng_state */
 TSH_API size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size);
 /* Restores a state that tsh_rng_state wrote, in a tree with the same number of modules. Any other
- * state is an error, and nothing is changed. */
+ * state is an error, and nothing is changed.
+ * torch: torch.set_rng_state */
 TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size);
 
 /* Adds a layer-norm layer (tsh_layer_norm) below parent, with parameters "weight" (dim), initially
  * 1, and "bias" (dim), initially 0. In plans, COLWISE shards both, for inputs S(-1); SEQUENCE
  * redistributes the input to S(seq). Of all layers: parameters get memory at the first forward or
- * by tsh_materialize; a layer that cannot be made leaves nothing in the tree. */
+ * by tsh_materialize; a layer that cannot be made leaves nothing in the tree.
+ * torch: nn.LayerNorm */
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc);
 /* Adds an RMS-norm layer (tsh_rms_norm_with), with a parameter "weight" (dim), initially 1 (0 with
- * .plus_one). Plans as for tsh_add_layer_norm. */
+ * .plus_one). Plans as for tsh_add_layer_norm.
+ * torch: nn.RMSNorm */
 TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc);
 /* Adds a dropout layer (tsh_dropout) with probability p, whose mask is keyed by the layer's path.
- * Outside training mode its forward returns the input. */
+ * Outside training mode its forward returns the input.
+ * torch: nn.Dropout */
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
 /* Adds a parameter without a layer, such as a class token: torch.nn.Parameter, or register_buffer
  * if .buffer is 1. desc NULL: all defaults. In the tree it is a child of module, of kind "param" or
  * "buffer", whose forward returns its input; tsh_param, optimisers and files know it by that
  * child's path ("h.0.scale"). In plans, ROWWISE shards its first dimension, COLWISE the last, PLAIN
- * none. NULL and an error: the module has that name already, or the layout is P or does not fit. */
+ * none. NULL and an error: the module has that name already, or the layout is P or does not fit.
+ * torch: nn.Parameter, nn.Buffer, nn.Module.register_parameter, nn.Module.register_buffer */
 TSH_API tsh_tensor *tsh_add_param(tsh_module *module, const char *name, tsh_shape shape,
                                   const tsh_param_desc *desc);
 /* Runs a module's forward on n inputs. A row-parallel linear or a sharded embedding returns R (by
  * one collective), or the output layout that a plan asks for. */
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
-/* Runs a module's forward on one input; see tsh_forward_n. */
+/* Runs a module's forward on one input; see tsh_forward_n.
+ * torch: nn.Module.forward, nn.Module.__call__ */
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
 /* Adds a residual and runs the module that follows, such as a norm: *x becomes tsh_add(*x, y), and
  * the forward of module on it is returned. After an error both are NULL. */
@@ -1835,7 +2340,8 @@ typedef struct tsh_plan_rule {
  * matches no module that supports its style; two rules for one purpose (inputs, parameters, output)
  * of one module; rules that give a tied parameter two layouts. Give a rule to each module that uses
  * a tied parameter: one without a rule is not checked.
- * torch.distributed.tensor.parallel.parallelize_module. */
+ * torch.distributed.tensor.parallel.parallelize_module.
+ * torch: dist.tensor.parallel.parallelize_module */
 TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count);
 /* Writes which modules each rule of a plan matches, and changes nothing. Errors as in
  * tsh_parallelize. */
@@ -1852,7 +2358,8 @@ TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
  * backward; with .input S(seq): one all-gather in forward, one reduce-scatter in backward. ROWWISE:
  * x S(-1), or R, which is sliced -> R, with one all-reduce in forward; with .output S(seq): one
  * reduce-scatter in forward, one all-gather in backward. Errors: sizes below 0, units that do not
- * fit, contradictions in the descriptor. */
+ * fit, contradictions in the descriptor.
+ * torch: nn.Linear */
 TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
                                    const tsh_linear_desc *desc);
 /* Adds a classifier, the last layer of a model: a linear layer whose weight may be tied to an
@@ -1863,7 +2370,8 @@ TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
 /* Adds an embedding layer, torch.nn.Embedding: ids (..) -> (.., dim), with a parameter "weight"
  * (count, dim); see tsh_embedding. The output is R: ROWWISE by one all-reduce in forward (with
  * .output S(seq): a reduce-scatter), COLWISE by one all-gather (with .output S(-1): no
- * collective). */
+ * collective).
+ * torch: nn.Embedding */
 TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc);
 
@@ -1907,7 +2415,8 @@ typedef struct tsh_attention_layer_desc {
  * ranks, k and v, or the fused layer, are whole on every rank, and query heads are sharded
  * anywhere. A plan may change its linear layers. While a tsh_cache is attached, x holds the
  * positions after those in the cache. With x R: one all-reduce in forward, one in backward. NULL
- * and an error: head counts that do not fit, or as in tsh_add_linear. */
+ * and an error: head counts that do not fit, or as in tsh_add_linear.
+ * torch: nn.MultiheadAttention */
 TSH_API tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
                                       const tsh_attention_layer_desc *desc);
 
@@ -1940,7 +2449,8 @@ TSH_API tsh_module *tsh_add_mlp(tsh_module *parent, const char *name, const tsh_
  * would. Only without gradients (tsh_no_grad_begin). dtype: of the cache; 0: tsh_desc.dtype. Shard
  * the model first. NULL and an error: there is no such layer, one has a cache already, batch or
  * length is below 1. A forward that does not fit into the cache is TSH_ERR_SHAPE. Freed with the
- * ctx. No collective. */
+ * ctx. No collective.
+ * torch: transformers.StaticCache, transformers.DynamicCache */
 TSH_API tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, int64_t length,
                                  tsh_dtype dtype);
 /* Detaches the cache from its layers and frees it; does nothing if cache is NULL. */
@@ -2025,36 +2535,402 @@ TSH_API const tsh_policy *tsh_policy_find(const char *name);
 TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy);
 
 /* ========================================================================== */
-/* >>training-api                                        MARK: - training-api */
-/* Training: optimisers and schedules; quantising; pipelines.                 */
+/* >>conv-api                                                MARK: - conv-api */
+/* Convolutions, pooling and interpolation: ops, and convolutions as layers.  */
 /* Needs: >>module-api.                                                       */
 /* ========================================================================== */
 
-/* -- optimisers and learning rates ------------------------------------------ */
+/* -- convolutions ------------------------------------------------------------
+ * Images are (N, C, H, W), in one dimension (N, C, L), as torch's without channels_last. Of the
+ * arrays in descriptors, [0] is for the height and [1] for the width; in one dimension [0] is for the
+ * length, and [1] is not read. */
 
-typedef enum tsh_optim_kind { TSH_SGD, TSH_ADAM, TSH_ADAMW } tsh_optim_kind;
+typedef struct tsh_conv_options {
+    int64_t stride[2];         /* 0: 1 */
+    int64_t padding[2];        /* zeros before and after the image; 0: none */
+    int64_t output_padding[2]; /* of a transposed convolution: rows, columns added at the end of the
+                                * output; 0: none. Below stride or dilation */
+    int64_t dilation[2];       /* elements from tap to tap of the kernel; 0: 1 */
+    int64_t groups;            /* input channels and output channels are in so many groups, and an
+                                * output channel sums over those of its group; 0: 1 */
+} tsh_conv_options;
+
+/* Returns the cross-correlation of x (N, in, L) with the weight (out, in / groups, K), plus bias
+ * (out) or NULL: (N, out, L'), L' = (L + 2 padding - dilation (K - 1) - 1) / stride + 1, rounded
+ * down. options NULL: all usual. Dtypes may differ: the result has x's; sums are in tsh_real, rounded
+ * once. Layouts of x, weight -> result: R, R -> R; S(0), R -> S(0); P, R -> P without a bias; R,
+ * S(0) -> S(1), column-parallel, with a bias S(0), and backward all-reduces dx; S(1) or R, S(1) ->
+ * R, row-parallel, by one all-reduce in its dtype, after which the bias is added. With groups: S(1)
+ * or R, S(0) -> S(1), if each rank has whole groups. Errors: TSH_ERR_SHAPE if the shapes do not fit or
+ * nothing is left of the image, TSH_ERR_ARGUMENT, TSH_ERR_LAYOUT. Source: Dumoulin and Visin, "A
+ * guide to convolution arithmetic for deep learning" (2016).
+ * torch: F.conv1d */
+TSH_API tsh_tensor *tsh_conv1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                               const tsh_conv_options *options);
+/* Does what tsh_conv1d does in two dimensions: x (N, in, H, W), weight (out, in / groups, KH, KW),
+ * result (N, out, H', W').
+ * torch: F.conv2d */
+TSH_API tsh_tensor *tsh_conv2d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                               const tsh_conv_options *options);
+/* Returns what is the gradient of a convolution's input, as a forward: x (N, in, L), weight (in, out
+ * / groups, K), bias (out) or NULL, result (N, out, L'), L' = (L - 1) stride - 2 padding + dilation
+ * (K - 1) + output_padding + 1. Layouts as tsh_conv1d, where the weight's dimensions of input and
+ * output channels are the other way round: S(1) is column-parallel, S(0) row-parallel or, with
+ * groups, by whole groups.
+ * torch: F.conv_transpose1d */
+TSH_API tsh_tensor *tsh_conv_transpose1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                         const tsh_conv_options *options);
+/* Does what tsh_conv_transpose1d does in two dimensions: x (N, in, H, W), weight (in, out / groups,
+ * KH, KW), result (N, out, H', W').
+ * torch: F.conv_transpose2d */
+TSH_API tsh_tensor *tsh_conv_transpose2d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                         const tsh_conv_options *options);
+
+/* ========================================================================== */
+/* >>norm-api                                                MARK: - norm-api */
+/* Norms over channels: batch norm, group norm, instance norm; their layers.  */
+/* Needs: >>module-api.                                                       */
+/* ========================================================================== */
+
+/* In all of these, x is (N, C) or (N, C, ..), with channels in dimension 1, and the result has x's
+ * shape and dtype. Sums are in double. */
+
+/* -- batch norm ------------------------------------------------------------- */
+
+typedef struct tsh_batch_norm_options {
+    int training;    /* 1: normalises with the mean and variance of x, and updates the running
+                      * ones; 0: normalises with the running ones */
+    double momentum; /* share of x's statistics in an update of the running ones; 0: 0.1; TSH_ZERO:
+                      * 0, which leaves them as they are */
+    double eps;      /* added to the variance; 0: 1e-5; TSH_ZERO: 0 */
+    int over_dp;     /* 1: in training, the statistics are those of the batches of all replicas
+                      * (dp), as in SyncBatchNorm */
+} tsh_batch_norm_options;
+/* Normalises every channel of x: (x - mean) / sqrt(variance + eps) weight + bias, with weight and
+ * bias (C) or NULL: 1 and 0; Ioffe & Szegedy 2015. options NULL: all 0. In training, the mean and
+ * the biased variance are those of x; running_mean and running_var (C), both of them or NULL, are
+ * updated in place: running = (1 - momentum) running + momentum new, where the new variance is the
+ * unbiased one. The running ones get no gradient; the recomputation of a checkpoint does not update
+ * them. Outside of training they are required.
+ * Layouts of x: R, with all others R. S(1): the others are sharded by the same units, and no
+ * collective runs. S along another dimension: the others are R, and the gradients of weight and
+ * bias are partial; in training, forward all-gathers the statistics over tp, and backward
+ * all-reduces two sums per channel. With .over_dp, the same two collectives run over dp, and the
+ * gradient of x is that of the sum of all replicas' losses.
+ * Errors: x has less than 2 dimensions, or is P; in training a channel has just one value; a size
+ * does not fit; a recorded op has used a running tensor that is to be updated.
+ * torch: F.batch_norm, nn.SyncBatchNorm */
+TSH_API tsh_tensor *tsh_batch_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                   tsh_tensor *running_mean, tsh_tensor *running_var,
+                                   const tsh_batch_norm_options *options);
+
+typedef struct tsh_batch_norm_desc {
+    int64_t dim;        /* number of channels */
+    double eps;         /* added to the variance; 0: 1e-5; TSH_ZERO: 0 */
+    double momentum;    /* see tsh_batch_norm_options; 0: 0.1; TSH_ZERO: 0 */
+    int cumulative;     /* 1: the running statistics are the averages over all batches so far, and
+                         * momentum is not used; torch's momentum=None */
+    tsh_choice affine;  /* TSH_NO: no weight and bias; TSH_USUAL: both */
+    tsh_choice running; /* TSH_NO: no running statistics: those of x are used in evaluation, too;
+                         * torch's track_running_stats=False */
+    int over_dp;        /* see tsh_batch_norm_options */
+    tsh_dtype dtype;    /* dtype of the parameters and running statistics; 0: tsh_desc.dtype */
+} tsh_batch_norm_desc;
+/* Adds a batch-norm layer (tsh_batch_norm) for x (N, dim, ..), with parameters "weight" (dim),
+ * initially 1, and "bias" (dim), initially 0, and the buffers "running_mean" (dim), initially 0,
+ * "running_var" (dim), initially 1, and "num_batches_tracked", a scalar of TSH_I64 that counts the
+ * forwards in training. In training mode (tsh_train) it normalises with the statistics of x, else
+ * with the running ones. In plans, COLWISE shards all that have a dimension, for inputs S(1);
+ * SEQUENCE redistributes the input to S(1) or .input. Buffers are saved and loaded with the model,
+ * and no optimiser changes them; without .over_dp each replica has those of its own batches, and
+ * tsh_save writes those of the first replica.
+ * torch: nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm */
+TSH_API tsh_module *tsh_add_batch_norm(tsh_module *parent, const char *name,
+                                       const tsh_batch_norm_desc *desc);
+
+/* -- group norm, instance norm ---------------------------------------------- */
+
+/* Normalises every group of C / groups channels of each sample: (x - mean) / sqrt(variance + eps)
+ * weight + bias, with the mean and the biased variance of the group's values, weight and bias (C)
+ * or NULL: 1 and 0; Wu & He 2018. eps 0: 1e-5; TSH_ZERO: 0. No collective. Layouts of x: R, with
+ * weight and bias R. S(0): they are R, and their gradients are partial. S(1), with whole groups on
+ * every rank (tsh_shard_units(1, C / groups)): they are sharded by the same units. Errors: x has
+ * less than 2 dimensions; groups does not divide C; a size does not fit; another layout.
+ * torch: F.group_norm */
+TSH_API tsh_tensor *tsh_group_norm(tsh_tensor *x, int64_t groups, tsh_tensor *weight,
+                                   tsh_tensor *bias, double eps);
+/* Normalises every channel of each sample: tsh_group_norm with a group per channel. It is also an
+ * error if x has less than 3 dimensions, or if a channel of a sample has just one value.
+ * torch: F.instance_norm */
+TSH_API tsh_tensor *tsh_instance_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                      double eps);
+
+typedef struct tsh_group_norm_desc {
+    int64_t groups, dim; /* dim: number of channels, a multiple of groups */
+    double eps;          /* added to the variance; 0: 1e-5; TSH_ZERO: 0 */
+    tsh_choice affine;   /* TSH_NO: no weight and bias; TSH_USUAL: both */
+    tsh_dtype dtype;     /* dtype of the parameters; 0: tsh_desc.dtype */
+} tsh_group_norm_desc;
+/* Adds a group-norm layer (tsh_group_norm), with parameters "weight" (dim), initially 1, and "bias"
+ * (dim), initially 0. In plans, COLWISE shards both by whole groups, for inputs S(1); SEQUENCE
+ * redistributes the input to .input, S(0) or S(1).
+ * torch: nn.GroupNorm */
+TSH_API tsh_module *tsh_add_group_norm(tsh_module *parent, const char *name,
+                                       const tsh_group_norm_desc *desc);
+
+typedef struct tsh_instance_norm_desc {
+    int64_t dim;       /* number of channels */
+    double eps;        /* added to the variance; 0: 1e-5; TSH_ZERO: 0 */
+    tsh_choice affine; /* TSH_YES: weight and bias; TSH_USUAL: none */
+    tsh_dtype dtype;   /* dtype of the parameters; 0: tsh_desc.dtype */
+} tsh_instance_norm_desc;
+/* Adds an instance-norm layer (tsh_instance_norm), without running statistics; with .affine =
+ * TSH_YES it has parameters and plans as tsh_add_group_norm.
+ * torch: nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d */
+TSH_API tsh_module *tsh_add_instance_norm(tsh_module *parent, const char *name,
+                                          const tsh_instance_norm_desc *desc);
+
+/* ========================================================================== */
+/* >>recurrent-api                                      MARK: - recurrent-api */
+/* Recurrent networks: LSTM and GRU, and their layers.                        */
+/* Needs: >>module-api.                                                       */
+/* ========================================================================== */
+
+/* Options of tsh_lstm and tsh_gru, and of their layers. */
+typedef struct tsh_recurrent_desc {
+    int64_t in, hidden; /* layers: features of x; units, which are the features of h. The ops take
+                         * them from the shapes */
+    int layers;         /* number of layers, of which each takes the outputs of the one before; 0
+                         * means 1 */
+    int bidirectional;  /* 1: every layer also goes through the sequence from its end, with weights
+                         * of its own; its outputs are those of both directions, concatenated */
+    int batch_first;    /* 1: x is (B, T, in); 0: (T, B, in) */
+    tsh_choice bias;    /* TSH_NO: no biases; TSH_USUAL: b_ih and b_hh */
+    double dropout;     /* probability of dropout on the outputs of each layer but the last; of a
+                         * layer: in training mode only */
+    tsh_module *owner;  /* ops: the module that keys the masks of dropout; NULL: the ctx */
+    tsh_choice sharded; /* layers: TSH_YES: the units are sharded over tp; TSH_USUAL: no */
+    tsh_dtype dtype;    /* layers: dtype of the parameters; 0: tsh_desc.dtype */
+} tsh_recurrent_desc;
+/* Runs a long short-term memory (Hochreiter & Schmidhuber 1997) over x (T, B, in), or (B, T, in)
+ * with .batch_first, or (T, in) without a batch. Returns h of the last layer at all T time steps,
+ * x's shape with D H features in place of in, for H units and D directions, 1 or 2. *h and *c, unless
+ * h or c is NULL, become h and c after the last time step (of the reverse direction: the first),
+ * (layers D, B, H). h0 and c0, of that shape, are those before the first one; NULL: 0. desc NULL:
+ * all 0.
+ * weights has `count` tensors: of each layer, and of each direction in it, W_ih (4 H, features of
+ * the layer's input), W_hh (4 H, H) and, unless .bias is TSH_NO, b_ih and b_hh (4 H), whose rows are
+ * those of the gates i, f, g, o: i, f, o = sigmoid(W_ih x + b_ih + W_hh h + b_hh), g = tanh(..);
+ * c = f c + i g; h = o tanh(c). Results have x's dtype; h and c are in tsh_real from step to step.
+ * Layouts: weights R, with x R, or sharded along B (then the gradients of weights are partial); h0
+ * and c0 are R, or laid out as *h. Or all weights sharded by units, each a shard of
+ * tsh_shard_segments(0, 4, unit), with x R: the result is S(-1), *h and *c S(2), h0 and c0 R or
+ * S(2), the gradient of x is partial; forward runs an all-gather of h per time step, backward one of
+ * the gates' gradients per time step and two more; the input of each further layer is gathered.
+ * Values have the same bits at every degree, as have gradients that are not partial. The products
+ * with W_hh are always the built-in ones.
+ * Errors: counts, shapes or layouts that do not fit; T is 0; x is P, or sharded otherwise; dropout
+ * is not within [0, 1].
+ * torch: nn.LSTM, torch.lstm */
+TSH_API tsh_tensor *tsh_lstm(tsh_tensor *x, tsh_tensor *const *weights, int count, tsh_tensor *h0,
+                             tsh_tensor *c0, const tsh_recurrent_desc *desc, tsh_tensor **h,
+                             tsh_tensor **c);
+/* Runs a gated recurrent unit (Cho et al. 2014): as tsh_lstm, but without c, and with 3 H rows of
+ * weights and biases, those of r, z, n (and tsh_shard_segments(0, 3, unit)): r, z = sigmoid(W_ih x +
+ * b_ih + W_hh h + b_hh), n = tanh(W_ih x + b_ih + r (W_hh h + b_hh)), h = (1 - z) n + z h.
+ * torch: nn.GRU, torch.gru */
+TSH_API tsh_tensor *tsh_gru(tsh_tensor *x, tsh_tensor *const *weights, int count, tsh_tensor *h0,
+                            const tsh_recurrent_desc *desc, tsh_tensor **h);
+
+/* Adds an LSTM layer (tsh_lstm), with parameters "weight_ih_l0", "weight_hh_l0", "bias_ih_l0",
+ * "bias_hh_l0", of the reverse direction the same with "_reverse" at the end, of further layers with
+ * l1, ...: each uniform in [-s, s), s = 1 / sqrt(hidden). tsh_forward takes x, tsh_forward_n also h0
+ * and c0, and returns h of all time steps. With .sharded = TSH_YES, or by a plan that gives ROWWISE
+ * with .segments = 4 to all its parameters ("lstm.*"), the units are sharded. NULL and an error:
+ * sizes below 1, or layers below 0.
+ * torch: nn.LSTM */
+TSH_API tsh_module *tsh_add_lstm(tsh_module *parent, const char *name,
+                                 const tsh_recurrent_desc *desc);
+/* Adds a GRU layer (tsh_gru): as tsh_add_lstm, but without c0, and with .segments = 3 in plans.
+ * torch: nn.GRU */
+TSH_API tsh_module *tsh_add_gru(tsh_module *parent, const char *name,
+                                const tsh_recurrent_desc *desc);
+/* Runs an LSTM layer and also outputs the last h and c, as tsh_lstm does; h0, c0, h and c may be
+ * NULL. Not for a layer below an activation checkpoint, which keeps one output only; use tsh_forward
+ * there.
+ * torch: nn.LSTM.forward */
+TSH_API tsh_tensor *tsh_lstm_forward(tsh_module *module, tsh_tensor *x, tsh_tensor *h0,
+                                     tsh_tensor *c0, tsh_tensor **h, tsh_tensor **c);
+/* Runs a GRU layer and also outputs the last h; see tsh_lstm_forward.
+ * torch: nn.GRU.forward */
+TSH_API tsh_tensor *tsh_gru_forward(tsh_module *module, tsh_tensor *x, tsh_tensor *h0,
+                                    tsh_tensor **h);
+
+/* ========================================================================== */
+/* >>training-api                                        MARK: - training-api */
+/* Training: schedules, optimisers, averages; quantising; pipelines.          */
+/* Needs: >>module-api.                                                       */
+/* ========================================================================== */
+
+/* -- learning rates --------------------------------------------------------- */
+
+/* How a learning rate changes from step to step. t: the step, 0, 1, ...; with a warm-up, all but
+ * TSH_ONE_CYCLE count t from its end on. */
+typedef enum tsh_schedule_kind {
+    TSH_CONSTANT,   /* lr */
+    TSH_LINEAR,     /* falls from lr at the end of the warm-up to lr_min at step `total` */
+    TSH_COSINE,     /* the same along half a cosine; torch: CosineAnnealingLR */
+    TSH_STEP,       /* lr gamma^(t / period), rounded down; torch: StepLR */
+    TSH_EXPONENTIAL, /* lr gamma^t; torch: ExponentialLR */
+    TSH_ONE_CYCLE,  /* lr is the peak: rises to it from lr / div_factor in the first part pct_start
+                     * of all steps, then falls to lr / div_factor / final_div_factor at step
+                     * total - 1, both along half a cosine; Smith & Topin 2018; torch: OneCycleLR */
+    TSH_WSD,        /* warm-up, stable, decay: lr until step total - decay, then falls to lr_min at
+                     * step `total`; Hu et al. 2024 */
+    TSH_LAMBDA      /* lr factor(t, user); torch: LambdaLR */
+} tsh_schedule_kind;
+typedef struct tsh_schedule {
+    tsh_schedule_kind kind;
+    double lr, lr_min;     /* lr 0, in tsh_optim_desc.schedule: the optimiser's */
+    int64_t warmup, total; /* numbers of steps: the learning rate rises linearly from lr / warmup to
+                            * lr in the first `warmup` steps. total: LINEAR, COSINE, ONE_CYCLE and
+                            * WSD need it */
+    int64_t period;        /* STEP needs it: number of steps between two changes */
+    double gamma;          /* STEP: 0 means 0.1; EXPONENTIAL needs it: factor of a change */
+    double pct_start, div_factor, final_div_factor; /* ONE_CYCLE: 0 means 0.3, 25, 1e4 */
+    int64_t decay;         /* WSD: number of steps of the decay; 0: total / 10 */
+    tsh_schedule_kind shape; /* WSD: the decay is TSH_LINEAR (0 means this) or TSH_COSINE */
+    double (*factor)(int64_t t, void *user); /* LAMBDA needs it */
+    void *user;
+} tsh_schedule;
+/* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
+ * returns 0. NaN, which tsh_optim_set_lr refuses: the schedule lacks a field that its kind needs
+ * (.total, .period, .gamma, .factor), or ONE_CYCLE has a warm-up.
+ * torch: lr_scheduler.StepLR, ExponentialLR, CosineAnnealingLR, OneCycleLR, LambdaLR */
+TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
+
+/* A learning rate that falls when a metric, such as the loss of a validation set, has stopped
+ * improving. The first fields are the caller's; all others are private, and 0 at first. */
+typedef struct tsh_plateau {
+    double lr;        /* the learning rate: the first one, then the current one */
+    double factor;    /* factor of a change of lr; 0: 0.1 */
+    int64_t patience; /* number of calls without improvement that change nothing; 0: 10; -1: none */
+    double threshold; /* improvements below it do not count; 0: 1e-4; TSH_ZERO: 0 */
+    int absolute;     /* 1: threshold is a difference; 0: a fraction of the best metric so far */
+    int largest;      /* 1: larger metrics are better (mode "max"); 0: smaller ones */
+    int64_t cooldown; /* number of calls after a change in which none counts as bad; 0: none */
+    double lr_min;    /* lr does not fall below it */
+    double eps;       /* smaller changes of lr are not made; 0: 1e-8; TSH_ZERO: 0 */
+    double best;      /* private, as the fields below */
+    int64_t bad, cooling, calls;
+} tsh_plateau;
+/* Takes the metric of, for example, an epoch, and returns the learning rate from now on, which is
+ * also in plateau->lr, for tsh_optim_set_lr. Give it the same metric on every rank. No collective.
+ * plateau NULL: returns 0.
+ * torch: lr_scheduler.ReduceLROnPlateau */
+TSH_API double tsh_plateau_step(tsh_plateau *plateau, double metric);
+
+/* -- optimisers ------------------------------------------------------------- */
+
+/* g: the gradient, clipped; wd: weight decay. Where torch.optim has the optimiser, the updates are
+ * its own. "Decoupled": a step first multiplies the parameter by 1 - lr wd; others add wd times the
+ * parameter to g. */
+typedef enum tsh_optim_kind {
+    TSH_SGD,
+    TSH_ADAM,
+    TSH_ADAMW,     /* decoupled */
+    TSH_LION,      /* decoupled; x -= lr sign(beta1 m + (1 - beta1) g); Chen et al. 2023 */
+    TSH_RMSPROP,
+    TSH_ADAGRAD,
+    TSH_ADAMAX,
+    TSH_NADAM,     /* decoupled, if .decoupled */
+    TSH_RADAM,     /* decoupled, if .decoupled */
+    TSH_ADAFACTOR, /* decoupled; of a tensor with two dimensions or more, keeps means of squares of
+                    * rows and of columns alone; a step gathers each parameter on every rank */
+    TSH_MUON,      /* decoupled; for parameters of two dimensions, such as the weights of linear
+                    * layers; a step gathers each parameter on every rank; Jordan et al. 2024 */
+    TSH_CUSTOM     /* the caller's own: .custom */
+} tsh_optim_kind;
+
+/* How Muon's learning rate depends on the shape (rows, columns) of a parameter. */
+typedef enum tsh_adjust_lr {
+    TSH_ADJUST_ORIGINAL,        /* times sqrt(max(1, rows / columns)) */
+    TSH_ADJUST_MATCH_RMS_ADAMW, /* times 0.2 sqrt(max(rows, columns)); Liu et al. 2025 */
+    TSH_ADJUST_NONE
+} tsh_adjust_lr;
+
+enum { TSH_MAX_MOMENTS = 3 }; /* the most moments of a parameter */
+
+/* One call of an optimiser of the caller's own. Arrays have n elements of tsh_real; what is written
+ * to x and the moments is kept, in the dtypes of the parameter and of moments. */
+typedef struct tsh_update {
+    const char *path;        /* path of the parameter */
+    int64_t n;               /* number of elements */
+    tsh_real *x;             /* the parameter */
+    const tsh_real *grad;    /* its gradient, clipped */
+    tsh_real *moment[TSH_MAX_MOMENTS]; /* its moments, 0 before the first step */
+    tsh_shape shape;         /* the parameter's global shape */
+    double lr, weight_decay; /* of the parameter: see tsh_optim_group */
+    int64_t step;            /* number of this update of the parameter, from 1 on */
+} tsh_update;
+
+/* An optimiser of the caller's own. */
+typedef struct tsh_custom_optim {
+    const char *name; /* its name in files and in tsh_summary; NULL: "custom" */
+    int moments;      /* number of moments of each parameter, at most TSH_MAX_MOMENTS */
+    int whole;        /* 1: update needs whole parameters: arrays are row-major and hold all of a
+                       * parameter, at every degree. A step gathers each parameter on every rank */
+    /* Without .whole, called for any number of any elements of a parameter, each once, by several
+     * threads at a time if the rank has them: an element's result must depend on that element
+     * alone. With .whole, every rank calls it for every parameter and must compute the same. */
+    void (*update)(const tsh_update *update, void *user);
+    void *user; /* passed to update; must stay valid as long as the optimiser */
+} tsh_custom_optim;
+
 typedef struct tsh_optim_desc {
     tsh_optim_kind kind;
-    double lr;                /* learning rate; 0: 1e-3; TSH_ZERO: 0 */
-    double momentum;          /* SGD: momentum factor; 0: none */
-    int nesterov;             /* SGD: 1: uses Nesterov momentum */
-    double beta1, beta2, eps; /* Adam, AdamW; 0 means 0.9, 0.999, 1e-8; TSH_ZERO: 0 */
-    double weight_decay;      /* AdamW: decoupled weight decay; others: added to the gradient */
-    double clip_norm;         /* above 0: a step first clips the gradients, as
-                               * tsh_clip_grad_norm; 0: no clipping */
+    double lr; /* learning rate; 0: RMSprop, Adagrad, Adafactor 1e-2; Adamax, NAdam 2e-3; Lion 1e-4;
+                * others 1e-3; TSH_ZERO: 0 */
+    double momentum; /* SGD, RMSprop: momentum factor; 0: none. Muon: 0: 0.95; TSH_ZERO: 0 */
+    int nesterov;    /* TSH_YES: uses Nesterov momentum; 0: SGD does not, Muon does */
+    /* beta1, beta2: Adam, AdamW, Adamax, NAdam, RAdam 0 means 0.9, 0.999; Lion 0.9, 0.99. eps:
+     * added to a root; 0: Adagrad 1e-10, Muon 1e-7, Adafactor the distance from 1 to the next
+     * tsh_real, others 1e-8. TSH_ZERO: 0 */
+    double beta1, beta2, eps;
+    double weight_decay; /* wd of tsh_optim_kind; 0: none, Muon 0.1; TSH_ZERO: 0 */
+    double clip_norm;    /* above 0: a step first clips the gradients, as
+                          * tsh_clip_grad_norm; 0: no clipping */
     int zero; /* 1: moments are sharded over dp (ZeRO stage 1, Rajbhandari et al. 2020): each
                * rank keeps those of its chunk of every parameter (a chunk as in rule 5 of
                * >>comm-api, of the rank's local elements), whatever the sizes */
-    /* dtypes of gradients between backward and step, and of moments. 0: TSH_REAL. TSH_BF16: half
-     * the memory; values are rounded up or down at random, so that sums are right on average
-     * (stochastic rounding, Gupta et al. 2015). The random numbers are keyed as those of dropout:
-     * the same bits at every degree of tp and for any number of threads. */
+    /* dtypes of gradients between backward and step, and of moments (but Adafactor's are always
+     * TSH_REAL). 0: TSH_REAL. TSH_BF16: half the memory; values are rounded up or down at random,
+     * so that sums are right on average (stochastic rounding, Gupta et al. 2015). The random
+     * numbers are keyed as those of dropout: the same bits at every degree of tp and for any number
+     * of threads. */
     tsh_dtype grad_dtype, moments_dtype;
     int round_weights; /* 1: keeps no exact float weights of bf16 parameters: an update rounds
                         * the parameter at random, too. With TSH_BF16 in both fields above, the
                         * memory is that of pure bf16 in PyTorch */
+    /* A step first sets the learning rate to that of the schedule, whose step counts those done and
+     * those skipped. It is copied. NULL: the learning rate changes by tsh_optim_set_lr only. */
+    const tsh_schedule *schedule;
+    double alpha;          /* RMSprop: decay rate of the mean of squares; 0: 0.99; TSH_ZERO: 0 */
+    int centered;          /* RMSprop: 1: divides by the root of the variance */
+    double lr_decay;       /* Adagrad: step s divides lr by 1 + (s - 1) lr_decay; 0: does not */
+    double momentum_decay; /* NAdam: 0: 4e-3; TSH_ZERO: 0 */
+    int decoupled;         /* NAdam, RAdam: 1: weight decay is decoupled */
+    double beta2_decay;    /* Adafactor: step s weighs new squares by s^beta2_decay; 0: -0.8 */
+    double eps2, d;        /* Adafactor: least RMS of a parameter, 0: 1e-3; TSH_ZERO: 0; greatest
+                            * RMS of an update, 0: 1 */
+    /* Muon: coefficients and number of the steps of Newton and Schulz, which are computed in bf16;
+     * all 0: 3.4445, -4.775, 2.0315; ns_steps 0: 5 */
+    double ns_coefficients[3];
+    int ns_steps;
+    tsh_adjust_lr adjust_lr_fn; /* Muon */
+    tsh_custom_optim custom;    /* TSH_CUSTOM needs .update */
 } tsh_optim_desc;
-/* Makes an optimiser for all parameters below module; torch.optim.SGD, Adam, AdamW.
+/* Makes an optimiser for all parameters below module. desc NULL: SGD.
  * Of a bf16 parameter, the optimiser keeps an exact float weight: the parameter is its rounded
  * value, and the other 16 bits are stored beside it, so that no small update is lost. This takes
  * the memory of a float. (tsh_write and tsh_init_* set the float weight; writing through tsh_data
@@ -2065,8 +2941,11 @@ typedef struct tsh_optim_desc {
  * them, so tsh_grad cannot return them; a step all-gathers the parameters, in the same buckets. The
  * bytes are those of an all-reduce, the bits are the same. A row-sparse gradient cannot be
  * scattered: tsh_backward fails with TSH_ERR_UNSUPPORTED. No other optimiser may have such a
- * parameter.
- * Freed by tsh_optim_free or with the ctx. */
+ * parameter. Muon, Adafactor and a custom optimiser with .whole take no row-sparse gradient either.
+ * Freed by tsh_optim_free or with the ctx.
+ * NULL and an error: TSH_ERR_ARGUMENT (a field out of range; .custom without update; a schedule
+ * that lacks a field), TSH_ERR_DTYPE.
+ * torch: optim.SGD, Adam, AdamW, RMSprop, Adagrad, Adamax, NAdam, RAdam, Adafactor, Muon */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 /* Frees an optimiser: releases the moments; and, of each parameter that no other optimiser has, its
  * gradient and its exact weight (a bf16 parameter is from now on what its 16 bits say). After that,
@@ -2080,11 +2959,34 @@ TSH_API void tsh_optim_free(tsh_optim *optim);
  * TSH_ERR_ARGUMENT: the pattern matches none, or a value is below 0. */
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
-/* Sets the learning rate of the steps to come, which may be 0; groups scale it. */
+/* Makes a parameter group with an optimiser of its own, such as AdamW for all that Muon does not
+ * take:
+ *
+ *     tsh_optim_desc muon = {.kind = TSH_MUON, .lr = 0.02}, rest = {.kind = TSH_ADAMW, .lr = 3e-4};
+ *     tsh_optim *optim = tsh_optim_new(root, &muon);
+ *     tsh_optim_group_with(optim, "**.bias", &rest);
+ *     tsh_optim_group_with(optim, "wte.weight", &rest);
+ *
+ * Parameters that match the pattern (see tsh_optim_group) get the kind, its options and the weight
+ * decay of desc. Their learning rate keeps the ratio desc.lr / lr of the optimiser now, also under
+ * a schedule. .clip_norm, .zero, .grad_dtype, .moments_dtype, .round_weights and .schedule are
+ * those of the optimiser, and must be 0 here. Call it before the first step and before tsh_load.
+ * TSH_ERR_ARGUMENT: desc is NULL or out of range, the pattern matches none, the optimiser's
+ * learning rate is 0; TSH_ERR_STATE: a parameter that matches has moments already.
+ * torch: param_groups */
+TSH_API tsh_result tsh_optim_group_with(tsh_optim *optim, const char *pattern,
+                                        const tsh_optim_desc *desc);
+/* Sets the learning rate of the steps to come, which may be 0; groups scale it. With a schedule in
+ * the optimiser it lasts until the next step only. A rate that is negative or not finite, as that
+ * of a tsh_schedule without a field that it needs, is TSH_ERR_ARGUMENT in the ctx. */
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr);
 /* Updates the parameters with their gradients. One all-reduce over tp and pp for the gradient norm;
- * with .zero it is over dp, too, and all-gathers of the parameters follow. If any gradient is not
- * finite, the step is skipped on every rank. */
+ * with .zero it is over dp, too, and all-gathers of the parameters follow. Optimisers that need
+ * whole parameters (Adafactor, Muon, .whole) gather each sharded parameter, its gradient and its
+ * moments over tp and, with .zero, over dp; results are the same bits at every degree. If any
+ * gradient is not finite, the step is skipped on every rank.
+ * TSH_ERR_SHAPE: a parameter of Muon has not two dimensions (see tsh_optim_group_with);
+ * TSH_ERR_STATE: weights are swapped with averages (tsh_ema_swap). */
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim);
 
 typedef struct tsh_optim_info {
@@ -2100,17 +3002,30 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim);
  * be NULL) gets the norm before clipping. max_norm 0 sets the gradients to zero. */
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
 
-typedef enum tsh_schedule_kind { TSH_CONSTANT, TSH_LINEAR, TSH_COSINE } tsh_schedule_kind;
-typedef struct tsh_schedule {
-    tsh_schedule_kind kind;
-    double lr, lr_min;
-    int64_t warmup, total; /* numbers of steps: the learning rate rises linearly from lr / warmup to
-                            * lr in the first `warmup` steps, then falls to lr_min at step `total`
-                            * (TSH_CONSTANT: stays) */
-} tsh_schedule;
-/* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
- * returns 0. */
-TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
+/* -- averages of weights ------------------------------------------------------ */
+
+/* An exponential moving average of the weights of a module. */
+typedef struct tsh_ema tsh_ema;
+/* Makes averages for all parameters below module; buffers have none. decay 0: 0.999; TSH_ZERO: 0.
+ * They are TSH_REAL, also those of bf16 parameters, of which an optimiser's exact float weights are
+ * averaged; each rank keeps those of its shards. Freed by tsh_ema_free or with the ctx. Make it
+ * when the model is complete. No collective. NULL and TSH_ERR_ARGUMENT: decay is not from 0 to 1.
+ * torch: optim.swa_utils.AveragedModel, optim.swa_utils.get_ema_multi_avg_fn */
+TSH_API tsh_ema *tsh_ema_new(tsh_module *module, double decay);
+/* Frees averages. If they are swapped in, swaps first. Does nothing if ema is NULL. */
+TSH_API void tsh_ema_free(tsh_ema *ema);
+/* Updates the averages, usually after each tsh_optim_step: average = decay average + (1 - decay)
+ * weight; the first time, average = weight. No collective, unless tsh_parallelize has changed a
+ * layout since. TSH_ERR_STATE: the averages are swapped in.
+ * torch: AveragedModel.update_parameters */
+TSH_API tsh_result tsh_ema_update(tsh_ema *ema);
+/* Exchanges the weights and their averages, rounded to the parameter's dtype: to evaluate the
+ * averaged model, or to save it alone with tsh_save. The second call restores the weights, bit by
+ * bit; until then a copy of them is kept, and tsh_optim_step, tsh_ema_update, tsh_load and saving
+ * with .ema are errors. TSH_ERR_STATE: no update so far; recorded ops use a parameter. */
+TSH_API tsh_result tsh_ema_swap(tsh_ema *ema);
+/* Returns the number of updates so far; 0 if ema is NULL. */
+TSH_API int64_t tsh_ema_updates(const tsh_ema *ema);
 
 /* -- quantised weights ------------------------------------------------------ */
 
@@ -2203,12 +3118,12 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * whole tensors, with the same bytes at every degree of tp and pp; tsh_load reads it at any degree.
  * optim NULL: parameters only.
  * Entries: parameters by their path below module (a tied one once; one that is tied to a parameter
- * outside module by its path from the root), moments as "optim.first.<path>" and
- * "optim.second.<path>". All are row-major and in their own dtype, except that exact weights which
- * an optimiser keeps of a BF16 parameter are in F32, and quantised weights are bytes (U8) in ggml's
- * blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file also has a hash of all
- * values, the state of the random numbers (seed, counts of randn and of every module's dropout
- * calls) and of optim (kind, steps, skipped).
+ * outside module by its path from the root), moments as "optim.first.<path>",
+ * "optim.second.<path>" and "optim.third.<path>". All are row-major and in their own dtype, except
+ * that exact weights which an optimiser keeps of a BF16 parameter are in F32, and quantised weights
+ * are bytes (U8) in ggml's blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file
+ * also has a hash of all values, the state of the random numbers (seed, counts of randn and of
+ * every module's dropout calls) and of optim (kinds, steps, skipped).
  * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces. Between them the tp ranks of the first replica (dp)
  * send blocks of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a
@@ -2222,7 +3137,8 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * An error on one rank is an error on every rank, with the code and sentence of the lowest rank:
  * TSH_ERR_IO (the system, or path is no regular file), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp
  * above 1 without a pipeline). No temporary file is left then, and tsh_clear_error on every rank
- * recovers. */
+ * recovers.
+ * torch: torch.save, nn.Module.state_dict, dist.checkpoint.save */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
 /* A pair of patterns: tensors whose name in a file matches .from are loaded as .to; see
  * tsh_file_desc.rename. */
@@ -2257,6 +3173,9 @@ typedef struct tsh_file_desc {
      * read. NULL: the file at path is read. */
     int64_t (*read_at)(int64_t at, void *to, int64_t bytes, void *user);
     void *user;
+    /* averages of the module's weights, saved or loaded with it, as "optim.average.<path>"; NULL:
+     * none. Loading: those in the file are skipped then */
+    tsh_ema *ema;
 } tsh_file_desc;
 /* Saves as tsh_save does, with options; desc NULL: none. TSH_ERR_ARGUMENT: a prefix of
  * TSH_PATH_SIZE characters or more; a dtype that is not floating; a dtype that differs between
@@ -2288,7 +3207,8 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * a file is malformed or differs between ranks, two files have the same tensor, an index does not
  * list what its files have), TSH_ERR_ARGUMENT (tensors missing in the files or in the model;
  * another kind of optimiser), TSH_ERR_SHAPE, TSH_ERR_DTYPE (dtypes that cannot be converted). Files
- * over 2 GiB need a 64-bit long. */
+ * over 2 GiB need a 64-bit long.
+ * torch: torch.load, nn.Module.load_state_dict, dist.checkpoint.load */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
 /* Loads as tsh_load does, with options: a prefix, such as that of one block in the file of a whole
  * model; other names; strict dtypes (TSH_ERR_DTYPE). desc NULL: tsh_load. Errors as in
@@ -2345,7 +3265,8 @@ TSH_API tsh_result tsh_writer_close(tsh_writer *writer, int keep);
  * returns a scalar, a function of the n inputs, which are leaves. Every element of every input is
  * checked, or `samples` elements of each (0: all). eps: the step; 0: 1e-2 in float, 1e-5 in double.
  * Collective over tp: an element of a replicated input is changed on all ranks at once, one of a
- * sharded input on its owner. */
+ * sharded input on its owner.
+ * torch: torch.autograd.gradcheck */
 typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
                              double eps, int64_t samples);
@@ -2382,12 +3303,14 @@ typedef struct tsh_trace_desc {
  * those that were started early. Each event has the path of the module it ran in, in backward, too.
  * Call it on every rank, else tsh_trace_end fails. Names of custom ops must stay valid until then.
  * Errors: TSH_ERR_STATE (a trace or profile runs already), TSH_ERR_ARGUMENT (neither or both of
- * path and print; no clock). Without a trace, an op costs two well-predicted branches. */
+ * path and print; no clock). Without a trace, an op costs two well-predicted branches.
+ * torch: torch.profiler.profile */
 TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
 /* Ends the trace and writes one text for all ranks, with a row per rank, in Chrome's Trace Event
  * Format, which Perfetto opens (ui.perfetto.dev). Collective over the world: every other rank sends
  * to rank 0. Times of different hosts are those of their own clocks. After an error nothing is
- * written. Errors: TSH_ERR_STATE (no trace runs); TSH_ERR_IO on rank 0. */
+ * written. Errors: TSH_ERR_STATE (no trace runs); TSH_ERR_IO on rank 0.
+ * torch: torch.profiler.profile.export_chrome_trace */
 TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 /* Measures where the time and the memory of this rank go. on 1: starts; on 0: ends, and passes two
  * tables to the logger, one message per line. All figures are per step (from one tsh_step_end to
@@ -2404,7 +3327,8 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
  * Local: no collective runs. The environment variable TSHARD_PROFILE=1 does the same on rank 0 from
  * tsh_open to tsh_close, leaves out the first step if there are more, and writes to stderr if there
  * is no logger. Errors: TSH_ERR_ARGUMENT (no logger; no clock), TSH_ERR_STATE (a profile or a trace
- * runs already; none runs), TSH_ERR_MEMORY. */
+ * runs already; none runs), TSH_ERR_MEMORY.
+ * torch: torch.profiler.record_function */
 TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);
 
 #ifdef __cplusplus
@@ -2417,6 +3341,9 @@ TSH_API tsh_result tsh_profile(tsh_ctx *ctx, int on);
 #endif /* TSHARD_H */
 
 #ifdef TSHARD_IMPLEMENTATION
+#ifdef tsh_add
+#error "define TSHARD_IMPLEMENTATION and include tshard.h before backends/tshard_where.h"
+#endif
 #ifndef TSHARD_IMPLEMENTED
 #define TSHARD_IMPLEMENTED
 #define TSHARD_IMPLEMENTED_HERE /* for tshard_backend.h */
@@ -2648,7 +3575,9 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
     TSHI_CACHED = 8192,    /* a weight that makes keys or values: a cache relies on its layout */
     TSHI_TIED = 16384,     /* a parameter that several modules may share (tsh_tie) */
-    TSHI_GIVEN = 32768     /* a step tensor whose values the program wrote */
+    TSHI_EMA = 32768,      /* a parameter that a tsh_ema averages */
+    TSHI_SWAPPED = 65536,  /* a parameter that has the values of its average (tsh_ema_swap) */
+    TSHI_GIVEN = 131072    /* a step tensor whose values the program wrote */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -2721,6 +3650,7 @@ enum {
     TSHI_LOGITS = 1, /* bits of the inputs logits, target, class weights: of cross-entropy */
     TSHI_TARGET = 2,
     TSHI_CLASS_WEIGHTS = 4,
+    TSHI_POS_WEIGHT = 8, /* of losses element by element: inputs x, target, weight, pos_weight */
     TSHI_OUT = 1 << 30
 };
 
@@ -2813,6 +3743,7 @@ typedef struct tshi_tape {
     int summed;        /* 1: losses are sums of terms; 0: losses are means */
     double weight;     /* if summed: the number of terms in this rank's losses */
     int syncing;       /* 1: each gradient of a leaf is sent over dp once it is complete */
+    int replaying;     /* number of checkpoints whose forward backward is running again */
 } tshi_tape;
 
 typedef struct tshi_bucket tshi_bucket;
@@ -2853,7 +3784,8 @@ enum {
     TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
     TSHI_WARN_LATE = 8,   /* a parameter was added after the optimiser was made */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
-    TSHI_WARN_OWNED = 32   /* each step leaves more owned tensors */
+    TSHI_WARN_OWNED = 32,  /* each step leaves more owned tensors */
+    TSHI_WARN_TWICE = 64   /* a loss is given probabilities, but computes them itself */
 };
 
 /* After how many steps two of the warnings are logged. */
@@ -2886,6 +3818,7 @@ struct tsh_ctx {
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */
+    tsh_place place; /* where the program calls the library, for errors; file NULL: not known */
     unsigned warned; /* bit mask of the warnings that the logger got: TSHI_WARN_... */
     int steps;       /* optimiser steps since the last tsh_step_end or tsh_scope_end */
     int64_t held;    /* number of step tensors when `steps` was TSHI_WARN_STEPS / 2 */
@@ -2920,12 +3853,15 @@ struct tsh_ctx {
      * collectives call it, and it calls collectives. */
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx);
     tsh_optim *optims;      /* list of all optimisers, the newest first */
+    tsh_ema *emas;          /* list of all averages of weights, the newest first */
     tsh_pipeline *pipeline; /* the first pipeline; NULL: none */
     tsh_cache *caches;      /* list of all cache handles, freed ones included: they are reused */
     tshi_micro *micros;     /* list of the micro-batches of all pipelines */
 };
 
-enum { TSHI_MODULE_PARAMS = 2 }; /* max parameters of a module: weight and bias */
+/* max parameters of a module: weight and bias; of batch norm also running_mean, running_var and
+ * num_batches_tracked */
+enum { TSHI_MODULE_PARAMS = 5 };
 
 /* A named integer argument of a module, such as its number of heads. */
 typedef struct tshi_argument {
@@ -2941,7 +3877,7 @@ struct tsh_module {
     tsh_forward_fn forward; /* of a container: the user's; NULL: the children run one by one */
     void *user;             /* argument of forward; of attention and MLP: struct of the layer */
     tsh_tensor *param[TSHI_MODULE_PARAMS];      /* parameters of the module; NULL: none */
-    const char *param_name[TSHI_MODULE_PARAMS]; /* names in param: "weight", "bias" */
+    const char *param_name[TSHI_MODULE_PARAMS]; /* names in param: "weight", "bias", ... */
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
     int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
@@ -3247,7 +4183,19 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     va_end(list);
     tshi_base_quote(ctx->error.message);
     tshi_error_place(ctx);
+    if (ctx->place.file)
+        tsh_text_add(ctx->error.message, sizeof ctx->error.message, " (%s:%d)", ctx->place.file,
+                     ctx->place.line);
     return code;
+}
+
+TSH_API tsh_place tsh_set_place(tsh_ctx *ctx, const char *file, int line) {
+    static const tsh_place none = {NULL, 0};
+    const tsh_place before = ctx ? ctx->place : none;
+    if (!ctx) return none;
+    ctx->place.file = file;
+    ctx->place.line = line;
+    return before;
 }
 
 /* tshi_error_null and tshi_error_zero call tsh_fail with their arguments; their values are NULL, as
@@ -6068,6 +7016,23 @@ static TSHI_COLD char *tshi_tensor_argument(const char *names, int i, char *text
     return text;
 }
 
+/* Records in ctx that a tensor of another ctx was given to op. name: what op calls the tensor.
+ * other: the tensor's ctx. Returns NULL. */
+static TSHI_COLD tsh_ctx *tshi_tensor_refuse_ctx(tsh_ctx *ctx, const char *op, const char *name,
+                                                 const tsh_ctx *other) {
+    if (other->world.rank == ctx->world.rank)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "%s: %s belongs to another ctx; tsh_read and tsh_tensor_from copy values",
+                       op, name);
+    else
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "%s: %s belongs to the ctx of rank %d, not of rank %d: ranks share no "
+                       "tensors (is it kept in a variable that all ranks see?); a collective, such "
+                       "as tsh_broadcast, copies values from rank to rank",
+                       op, name, other->world.rank, ctx->world.rank);
+    return NULL;
+}
+
 /* Checks that an op's n inputs belong to one ctx and have values; initialises parameters on their
  * first use. names: the inputs' names for errors, in the form of tshi_tensor_argument. Returns the
  * ctx; NULL if the ctx has an error, from before or from these checks. */
@@ -6080,12 +7045,12 @@ static tsh_ctx *tshi_tensor_check_any(const char *op, const char *names, tsh_ten
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (ctx->trace) tshi_trace_open(ctx->trace, op);
     for (int i = 0; i < n && ctx->error.code == TSH_OK; i++) {
-        if (!in[i] || in[i]->ctx != ctx)
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: %s %s", op,
-                           tshi_tensor_argument(names, i, text),
-                           in[i] ? "belongs to another ctx; tsh_read and tsh_tensor_from copy "
-                                     "values"
-                                   : "is NULL");
+        if (!in[i])
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: %s is NULL", op,
+                           tshi_tensor_argument(names, i, text));
+        else if (in[i]->ctx != ctx)
+            (void)tshi_tensor_refuse_ctx(ctx, op, tshi_tensor_argument(names, i, text),
+                                         in[i]->ctx);
         else if (!in[i]->block)
             (void)tshi_init_materialize(in[i]);
         if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
@@ -6123,8 +7088,8 @@ static tsh_ctx *tshi_tensor_check(const char *op, const char *names, tsh_tensor 
  * or belongs to another ctx, the error is recorded in the ctx that was passed. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
     if (t && t->ctx == ctx) return tshi_tensor_check_any(op, "t", &t, 1);
-    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
-                   t ? "belongs to another ctx" : "is NULL");
+    if (t && ctx) return tshi_tensor_refuse_ctx(ctx, op, "the tensor", t->ctx);
+    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor is NULL", op);
     return NULL;
 }
 
@@ -6229,6 +7194,20 @@ TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
     if (t)
         (void)tshi_init_fill(t, "tsh_randn", tshi_init_make(TSH_INIT_NORMAL, 0, 1),
                              tshi_rng_hash(ctx->randn_calls++, "randn", 5));
+    return t;
+}
+
+TSH_API tsh_tensor *tsh_uniform(tsh_ctx *ctx, tsh_shape shape, double low, double high) {
+    tsh_tensor *t;
+    if (!(low <= high && high - low <= DBL_MAX))
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+                               "tsh_uniform: there are no numbers from %g to %g; the limits are "
+                               "finite, and low is not above high",
+                               low, high);
+    t = tshi_tensor_out(ctx, "tsh_uniform", TSH_REAL, &shape, NULL);
+    if (t)
+        (void)tshi_init_fill(t, "tsh_uniform", tshi_init_make(TSH_INIT_UNIFORM, low, high),
+                             tshi_rng_hash(ctx->randn_calls++, "uniform", 7));
     return t;
 }
 
@@ -6468,6 +7447,15 @@ TSHI_INLINE tsh_real tshi_math_tanh(tsh_real v, int fused) {
         sign));
 }
 
+/* Returns (log(1 + f) - f) / f^2 for 1 + f in [sqrt 1/2, sqrt 2): P(f) f - 1/2 with a polynomial
+ * P. */
+TSHI_INLINE float tshi_math_log_tail(float f, int fused) {
+    float p = tshi_math_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
+                              1.4219224e-1f, fused);
+    p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f, fused);
+    return tshi_math_fma(p, f, -0.5f, fused);
+}
+
 /* Returns log x = n log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and log(1 + f) =
  * f - f^2 / 2 + f^3 P(f) with a polynomial P (as in Cephes). The larger part of n log 2 is exact;
  * the rounding error of its sum with f is added last. The variable e is n 2^23, as the exponent's
@@ -6480,10 +7468,7 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     k = (m - 0x3F3504F3u) & 0xFF800000u;            /* n << 23; n is 0 from sqrt 1/2 to sqrt 2 */
     f = tshi_math_float(m - k) - 1.0f;              /* 1 + f is x / 2^n */
     e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* n 2^23; subnormal x: (n - 23) 2^23 */
-    p = tshi_math_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
-                        1.4219224e-1f, fused);
-    p = tshi_math_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f, fused);
-    p = tshi_math_fma(p, f, -0.5f, fused);   /* P(f) f - 1/2 */
+    p = tshi_math_log_tail(f, fused);        /* P(f) f - 1/2 */
     whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     sum = whole + f;
     rest = tshi_math_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
@@ -6710,6 +7695,182 @@ TSHI_INLINE tsh_real tshi_math_silu(tsh_real x, int fused) {
 TSHI_INLINE tsh_real tshi_math_silu_derivative(tsh_real x, int fused) {
     tsh_real s = tshi_math_sigmoid(x, fused);
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s)); /* the derivative of x s, where s is sigmoid(x) */
+}
+
+/* ========================================================================== */
+/* >>math-more                                    MARK: - math-more (private) */
+/* More functions of one float: expm1, log1p, sin, cos; softplus, ELU, Mish.  */
+/* Needs: >>math.                                                             */
+/* ========================================================================== */
+
+/* As in >>math, nothing here calls libm or branches if tsh_real is float, so that loops vectorise.
+ * The largest errors in ulps over samples of all floats are expm1 1.5, log1p 0.9, sin and cos 1.6
+ * for |x| up to 4.2e8; beyond, libm computes sin and cos. */
+
+/* Returns a if yes is 1, b if yes is 0. Both are computed before: no branch. */
+TSHI_INLINE tsh_real tshi_math_either(int yes, tsh_real a, tsh_real b) {
+    if (TSHI_DOUBLE) return yes ? a : b;
+    return TSHI_R(tshi_math_float(
+        tshi_math_pick(yes, tshi_math_bits((float)a), tshi_math_bits((float)b))));
+}
+
+TSHI_INLINE tsh_real tshi_math_abs(tsh_real x) {
+    return TSHI_DOUBLE ? TSHI_R(fabs((double)x)) : TSHI_R(fabsf((float)x));
+}
+
+TSHI_INLINE tsh_real tshi_math_floor(tsh_real x) {
+    return TSHI_DOUBLE ? TSHI_R(floor((double)x)) : TSHI_R(floorf((float)x));
+}
+
+TSHI_INLINE tsh_real tshi_math_ceil(tsh_real x) {
+    return TSHI_DOUBLE ? TSHI_R(ceil((double)x)) : TSHI_R(ceilf((float)x));
+}
+
+/* Returns x rounded to the nearest integer, halves to the even one. */
+TSHI_INLINE tsh_real tshi_math_round_even(tsh_real x) {
+    return TSHI_DOUBLE ? TSHI_R(rint((double)x)) : TSHI_R(rintf((float)x));
+}
+
+/* Returns 1, -1, or 0 for zeros and NaN, as torch.sign does. */
+TSHI_INLINE tsh_real tshi_math_sign(tsh_real x) {
+    return TSHI_R((x > 0) - (x < 0));
+}
+
+/* -- expm1, log1p ------------------------------------------------------------- */
+
+/* Returns e^x - 1 = 2^n (e^r - 1) + 2^n - 1 for x = n ln 2 + r. Computes half of it, because 2^n
+ * overflows for the largest x whose e^x - 1 is finite. Below -17.4 the result is -1. */
+TSHI_INLINE tsh_real tshi_math_expm1(tsh_real v, int fused) {
+    const uint32_t bits = tshi_math_bits((float)v);
+    int32_t order = (int32_t)bits; /* positive floats are ordered as their bits */
+    uint32_t x, n;
+    float q, half; /* half: 2^(n - 1) */
+    if (TSHI_DOUBLE) return TSHI_R(expm1((double)v));
+    order = order < 0x42B20000 ? order : 0x42B20000; /* clamps x to [-20, 89] */
+    x = (uint32_t)order;
+    x = x < 0xC1A00000u ? x : 0xC1A00000u;
+    q = tshi_math_exp_less_one(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused);
+    half = tshi_math_float((n << 23) + 0x3F000000u);
+    q = 2.0f * tshi_math_fma(half, q, half - 0.5f, fused);
+    /* NaN stays NaN; else the result has the sign of x, also if it is 0. */
+    return TSHI_R(tshi_math_float(tshi_math_pick(bits << 1 > 0xFF000000u, bits,
+                                                 tshi_math_bits(q) | (bits & 0x80000000u))));
+}
+
+/* Returns log(1 + x) as tshi_math_log does, where u = 1 + x rounded is 2^n (1 + f), plus c / u,
+ * where c is the rounding error of u. If n is 0, f is x itself. */
+TSHI_INLINE tsh_real tshi_math_log1p(tsh_real v, int fused) {
+    const float x = (float)v, u = tshi_math_round(1.0f + x), less = tshi_math_round(u - 1.0f);
+    const float c = tshi_math_round(x - less) + (1.0f - tshi_math_round(u - less));
+    const uint32_t bits = tshi_math_bits(x), m = tshi_math_bits(u);
+    const uint32_t k = (m - 0x3F3504F3u) & 0xFF800000u;     /* n << 23 */
+    const float e = (float)(int32_t)k;                      /* n 2^23 */
+    const uint32_t f1 = tshi_math_bits(tshi_math_float(m - k) - 1.0f);
+    const float f = tshi_math_float(tshi_math_pick(k == 0u, bits, f1));
+    const float low = tshi_math_float(tshi_math_pick(k == 0u, 0u, tshi_math_bits(c / u)));
+    const float whole = e * (0.693359375f / 8388608.0f);    /* the larger part of n log 2 */
+    float sum = whole + f, rest;
+    uint32_t special;
+    if (TSHI_DOUBLE) return TSHI_R(log1p((double)v));
+    rest = tshi_math_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused) + low;
+    sum = sum + tshi_math_fma(tshi_math_log_tail(f, fused), f * f, rest, fused);
+    /* x = -1 gives -infinity, infinity and NaN stay what they are, x < -1 gives NaN; every other
+     * result has the sign of x. */
+    special = tshi_math_pick(bits == 0xBF800000u, 0xFF800000u, 0x7FC00000u);
+    special = tshi_math_pick(bits - 0x7F800000u <= 0x7FFFFFu, bits, special);
+    special = tshi_math_pick((bits < 0x7F800000u) | (bits - 0x80000000u < 0x3F800000u),
+                             tshi_math_bits(sum) | (bits & 0x80000000u), special);
+    return TSHI_R(tshi_math_float(special));
+}
+
+/* -- sin, cos ------------------------------------------------------------------ */
+
+/* The bits of 2^28 pi / 2, up to which tshi_math_wave reduces its argument exactly enough. */
+enum { TSHI_MATH_FAR = 0x4DC90FDB };
+
+/* Returns sin(x + turn pi / 2) for |x| up to 4.2e8: turn 0 gives sin x, 1 cos x, 2 -sin x. With
+ * x = n pi / 2 + r, |r| <= pi / 4, it is sin r or cos r, by polynomials (Cephes), with a sign. r is
+ * computed in double, with pi / 2 as a sum of 25 and 53 bits, so that n times the first part is
+ * exact. */
+TSHI_INLINE float tshi_math_wave(float x, uint32_t turn, int fused) {
+    const double shifted = tshi_math_round8((double)x * 0.63661977236758134 + 6755399441055744.0);
+    const double n = shifted - 6755399441055744.0; /* x / (pi / 2), rounded to an integer */
+    const double rest = (double)x - n * 1.57079631090164184570 - n * 1.58932547735281966916e-8;
+    const uint32_t quarter = (uint32_t)tshi_math_bits8(shifted) + turn; /* n + turn */
+    const float r = (float)rest, z = r * r;
+    float s, c;
+    s = tshi_math_fma(-1.9515295891e-4f, z, 8.3321608736e-3f, fused);
+    s = tshi_math_fma(s, z, -1.6666654611e-1f, fused);
+    s = tshi_math_fma(s * z, r, r, fused); /* sin r */
+    c = tshi_math_fma(2.443315711809948e-5f, z, -1.388731625493765e-3f, fused);
+    c = tshi_math_fma(c, z, 4.166664568298827e-2f, fused);
+    c = tshi_math_fma(c * z, z, tshi_math_fma(z, -0.5f, 1.0f, fused), fused); /* cos r */
+    /* sin r gets the sign of r, for the sake of -0 */
+    return tshi_math_float(
+        tshi_math_pick((int)(quarter & 1u), tshi_math_bits(c),
+                       tshi_math_bits(s) | (tshi_math_bits(r) & 0x80000000u)) ^
+        (quarter & 2u) << 30);
+}
+
+/* Does what tshi_math_wave does by libm, for an x of any size. */
+TSHI_OUTLINE tsh_real tshi_math_wave_far(tsh_real x, uint32_t turn) {
+    const double y = turn & 1u ? cos((double)x) : sin((double)x);
+    return TSHI_R(turn & 2u ? -y : y);
+}
+
+/* -- softplus, log_sigmoid, ELU, Mish and their derivatives --------------------------- */
+
+/* Returns softplus(x) = log(1 + e^(beta x)) / beta; x itself where beta x is above 20. */
+TSHI_INLINE tsh_real tshi_math_softplus(tsh_real x, tsh_real beta, int fused) {
+    const tsh_real z = x * beta;
+    const tsh_real y = tshi_math_log1p(tshi_math_exp(z, fused), fused) / beta;
+    return tshi_math_either(z > 20, x, y);
+}
+
+/* Returns the derivative of softplus: 1 where beta x is above 20, else z / (z + 1), z = e^(beta
+ * x). */
+TSHI_INLINE tsh_real tshi_math_softplus_derivative(tsh_real x, tsh_real beta, int fused) {
+    const tsh_real z = tshi_math_exp(x * beta, fused);
+    return tshi_math_either(x * beta > 20, TSHI_R(1), z / (z + TSHI_R(1)));
+}
+
+/* Returns log(sigmoid(x)) = min(x, 0) - log(1 + e^-|x|). */
+TSHI_INLINE tsh_real tshi_math_log_sigmoid(tsh_real x, int fused) {
+    const tsh_real z = tshi_math_exp(-tshi_math_abs(x), fused);
+    return tshi_math_either(x < 0, x, TSHI_R(0)) - tshi_math_log1p(z, fused);
+}
+
+/* Returns the derivative of log(sigmoid(x)), sigmoid(-x): with z = e^-|x|, z / (1 + z) for x >= 0
+ * and 1 / (1 + z) for x < 0. */
+TSHI_INLINE tsh_real tshi_math_log_sigmoid_derivative(tsh_real x, int fused) {
+    const tsh_real z = tshi_math_exp(-tshi_math_abs(x), fused);
+    return tshi_math_either(x < 0, TSHI_R(1), z) / (TSHI_R(1) + z);
+}
+
+/* Returns ELU (Clevert et al. 2016): x, or alpha (e^x - 1) for x < 0. */
+TSHI_INLINE tsh_real tshi_math_elu(tsh_real x, tsh_real alpha, int fused) {
+    return tshi_math_either(x < 0, alpha * tshi_math_expm1(x, fused), x);
+}
+
+/* Returns the derivative of ELU: 1, or alpha e^x for x <= 0; NaN for NaN. */
+TSHI_INLINE tsh_real tshi_math_elu_derivative(tsh_real x, tsh_real alpha, int fused) {
+    return tshi_math_either(x > 0, TSHI_R(1), alpha * tshi_math_exp(x, fused));
+}
+
+/* Returns Mish (Misra 2019), x tanh(log(1 + e^x)): with w = e^x and n = w (w + 2), this is
+ * x n / (n + 2), which for x above 20 rounds to x. */
+TSHI_INLINE tsh_real tshi_math_mish(tsh_real x, int fused) {
+    const tsh_real w = tshi_math_exp(tshi_math_either(x > 20, TSHI_R(20), x), fused);
+    const tsh_real n = w * (w + TSHI_R(2));
+    return x * (n / (n + TSHI_R(2)));
+}
+
+/* Returns the derivative of Mish: n / (n + 2) + x 4 w (w + 1) / (n + 2)^2, with w and n as in
+ * tshi_math_mish. */
+TSHI_INLINE tsh_real tshi_math_mish_derivative(tsh_real x, int fused) {
+    const tsh_real least = tshi_math_either(x > 20, TSHI_R(20), x); /* min(x, 20) */
+    const tsh_real w = tshi_math_exp(least, fused), n = w * (w + TSHI_R(2)), m = n + TSHI_R(2);
+    return n / m + least * (TSHI_R(4) * w / m) * ((w + TSHI_R(1)) / m);
 }
 
 /* ========================================================================== */
@@ -10235,6 +11396,20 @@ static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
     "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
     "send",       "receive",    "send-receive",   "barrier",   "split"};
 
+/* The public functions that all ranks must call and that programs are tempted to call on one rank
+ * alone: "if (rank == 0) tsh_save(...)". Errors name them, see tsh_comm.caller. */
+typedef enum tshi_coll_caller {
+    TSHI_CALLER_NONE, /* any other function */
+    TSHI_CALLER_SAVE,
+    TSHI_CALLER_LOAD,
+    TSHI_CALLER_READ,
+    TSHI_CALLER_HASH,
+    TSHI_CALLER_CHECK,
+    TSHI_CALLERS
+} tshi_coll_caller;
+static const char *const tshi_coll_callers[TSHI_CALLERS] = {
+    "", "tsh_save", "tsh_load", "tsh_read", "tsh_hash", "tsh_check_replicas"};
+
 /* Position of the lowest bit of the top byte of a group's id. This byte is 't', 'd' or 'p' for a
  * group of tp, dp or pp, else 0. */
 enum { TSHI_COLL_AXIS = 56 };
@@ -10338,7 +11513,7 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
 
 /* What tsh_world(NULL), tsh_tp(NULL), ... return: a group of one that refuses calls. It is const,
  * so no function may write to it. */
-static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
+static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, 0, {{0}, {0}}, NULL, NULL};
 
 /* Returns 1 if comm is open. A comm of zeros, size 0, is closed, or was returned by tsh_comm_split
  * for color -1. */
@@ -10400,6 +11575,11 @@ static tsh_result tshi_comm_compare(tsh_comm *comm) {
     if (!ctx) return TSH_OK;
     comm->unchecked = NULL; /* before the comparison, which itself runs a collective on comm */
     return ctx->compare(comm, ctx);
+}
+
+/* Until the next call: errors of collectives of ctx say that this function runs them. */
+static void tshi_comm_set_caller(tsh_ctx *ctx, tshi_coll_caller caller) {
+    ctx->world.caller = ctx->tp.caller = ctx->dp.caller = ctx->pp.caller = (int)caller;
 }
 
 /* Runs a blocking collective, after a comparison of the models if one is due. */
@@ -10521,6 +11701,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     /* 1: a collective between two ranks; the backend numbers these */
     pairwise = tshi_coll_pairwise(coll->kind);
     coll->seq = pairwise ? 0 : comm->next_seq; /* number of the collective in its group */
+    if (!pairwise) coll->tag = comm->caller ? comm->caller : -1; /* for tshb_coll_text */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
@@ -11752,9 +12933,11 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
 /* Fails unless the loss is one replicated value of this ctx that requires a gradient. */
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     char text[TSHI_TEXT_SIZE];
-    if (!loss || loss->ctx != ctx)
-        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is %s",
-                        loss ? "of another ctx" : "NULL");
+    if (!loss) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is NULL");
+    if (loss->ctx != ctx) {
+        (void)tshi_tensor_refuse_ctx(ctx, "tsh_backward", "the loss", loss->ctx);
+        return ctx->error.code;
+    }
     if (loss->layout.kind != TSH_REPLICATED)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
                         "tsh_backward: the loss is %s over %d ranks; complete it first: "
@@ -12637,6 +13820,24 @@ static int tshi_rule_argmax(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
+/* Applies the rule of logsumexp, var, std and norm. S along the reduced dimension, or along any if
+ * all are reduced, gives R, since the ranks exchange the results of their shards. Otherwise does
+ * what tshi_rule_whole does. */
+static int tshi_rule_statistic(const tshi_call *call, tshi_output *output) {
+    const int axis = ((const tshi_rule_axis *)call->params)->axis;
+    if (!tshi_rule_is_sharded(call->in[0], axis)) return tshi_rule_whole(call, output);
+    output->layout = tsh_replicated();
+    return 1;
+}
+
+/* Applies the rule of cumsum, which is linear: keeps R, P, and S along another dimension. */
+static int tshi_rule_cumulate(const tshi_call *call, tshi_output *output) {
+    (void)output; /* the layout stays that of the input */
+    if (!tshi_rule_is_sharded(call->in[0], ((const tshi_rule_axis *)call->params)->axis)) return 1;
+    return tshi_rule_refuse_input(
+        call, "is not whole along the dimension, and each value is a sum of those before it");
+}
+
 /* Applies the rule of concatenation along dimension d, to which params points. If all parts are
  * S(d), the output is S(d), with the segments of all parts. Else all parts must have one layout,
  * which is the output's. */
@@ -12819,6 +14020,135 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
+/* Applies the rule of norms over channels, dimension 1 of x (N, C, ..); the other inputs are (C) or
+ * NULL. If x is R, all are R. If x is S(1), they have the same shards. If x is sharded along
+ * another dimension, they are R, and the gradients dW and db are P. */
+static int tshi_rule_batch_norm(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *x = call->in[0];
+    const int cut = tshi_rule_is_sharded(x, 1);
+    if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
+    for (int i = 1; i < call->n; i++) {
+        const tsh_tensor *t = call->in[i];
+        if (!t || (cut ? t->layout.kind == TSH_SHARDED &&
+                             tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0],
+                                                     x->ctx->tp.size)
+                       : t->layout.kind == TSH_REPLICATED))
+            continue;
+        return tshi_rule_refuse(call, x, t,
+                                cut ? "of an input whose channels are sharded, all that has a "
+                                      "number per channel must be sharded alike; or gather it: "
+                                      "tsh_redistribute(x, tsh_replicated())"
+                                    : "what has a number per channel must be replicated, or the "
+                                      "input's dimension 1 sharded alike: tsh_redistribute(x, "
+                                      "tsh_sharded(1))");
+    }
+    if (x->layout.kind == TSH_SHARDED && !cut) output->partial = TSHI_WEIGHT | TSHI_BIAS;
+    return 1;
+}
+
+/* Applies the rule of group norm: that of batch norm, but x is R, S(0), or S(1) with whole groups
+ * on every rank. *params: the number of channels of a group. */
+static int tshi_rule_group_norm(const tshi_call *call, tshi_output *output) {
+    const int64_t each = *(const int64_t *)call->params;
+    const tsh_tensor *x = call->in[0];
+    tsh_range range[TSH_MAX_SEGMENTS];
+    char text[TSHI_TEXT_SIZE];
+    if (x->layout.kind == TSH_SHARDED && x->layout.dim > 1)
+        return tshi_rule_refuse_input(call, "is sharded within groups");
+    for (int r = 0; r < x->ctx->tp.size && tshi_rule_is_sharded(x, 1); r++) {
+        (void)tshi_layout_own(&x->layout, x->dim[1], x->ctx->tp.size, r, range);
+        for (int s = 0; s < x->layout.segments; s++)
+            if (range[s].start % each || range[s].length % each)
+                return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                                "%s: input %s: rank %d holds channels [%lld, %lld), which are no "
+                                "whole groups of %lld; cut it in whole groups: tsh_redistribute(x, "
+                                "tsh_shard_units(1, %lld))",
+                                call->op->name, tshi_tensor_text(x, text), r,
+                                (long long)range[s].start,
+                                (long long)(range[s].start + range[s].length), (long long)each,
+                                (long long)each) == TSH_OK;
+    }
+    return tshi_rule_batch_norm(call, output);
+}
+
+/* -- LSTM and GRU: their layout rule ------------------------------------------ */
+
+/* Params of the rule of recurrent layers. */
+typedef struct tshi_rule_recurrent_params {
+    int gates, batch; /* gates of a unit; batch: the dimension of x that counts samples */
+} tshi_rule_recurrent_params;
+
+/* Returns how the units of a layer are sharded, if w, S(0), is one of its weights: as one segment of
+ * w is. */
+static tsh_layout tshi_rule_units(const tsh_tensor *w) {
+    tsh_layout units = w->layout;
+    units.segments = 1;
+    memset(units.segment + 1, 0, sizeof units.segment - sizeof units.segment[0]);
+    return units;
+}
+
+/* Returns 1 if all weights that there are, in[1] to in[4], are sharded by units, with the gates of a
+ * unit on one rank: S(0), a segment per gate, all cut alike. */
+static int tshi_rule_by_units(const tshi_call *call, int gates) {
+    const tsh_layout *first = &call->in[1]->layout;
+    for (int i = 1; i < 5; i++) {
+        const tsh_tensor *w = call->in[i];
+        if (!w) continue;
+        if (!tshi_rule_is_sharded(w, 0) || w->layout.segments != gates ||
+            !tshi_layout_same_shards(first, &w->layout, w->dim[0], w->ctx->tp.size))
+            return 0;
+        for (int s = 1; s < gates; s++)
+            if (w->layout.segment[s].length != w->layout.segment[0].length ||
+                w->layout.segment[s].unit != w->layout.segment[0].unit)
+                return 0;
+    }
+    return 1;
+}
+
+/* Applies the rule of one layer of an LSTM or GRU in one direction: x (T, B, in) or (B, T, in), four
+ * weights, h0 and c0 (B, H). If the weights are R and x is R, all is R. If x is sharded by samples,
+ * h0 and c0 are, too, the output is, and the gradients of the weights are P. If the weights are
+ * sharded by units, x is R, h0 and c0 are S(1), the output is S(2), and dx is P. */
+static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
+    const tshi_rule_recurrent_params *p = (const tshi_rule_recurrent_params *)call->params;
+    const tsh_tensor *x = call->in[0], *w = call->in[1];
+    const int units = w->layout.kind == TSH_SHARDED;
+    const int samples = tshi_rule_is_sharded(x, p->batch);
+    tsh_layout state = tsh_replicated(); /* of h0 and c0 */
+    if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
+    if (x->layout.kind == TSH_SHARDED && (units || !samples))
+        return tshi_rule_refuse(call, x, w,
+                                "weights that are replicated take an input that is replicated or "
+                                "sharded by samples, others a replicated one: tsh_redistribute(x, "
+                                "tsh_replicated())");
+    for (int i = 1; i < 5; i++)
+        if (call->in[i] && (units ? !tshi_rule_by_units(call, p->gates)
+                                  : call->in[i]->layout.kind != TSH_REPLICATED))
+            return tshi_rule_refuse(call, w, call->in[i],
+                                    p->gates == 4
+                                        ? "all weights and biases are replicated, or all are "
+                                          "sharded by units: tsh_shard_segments(0, 4, unit)"
+                                        : "all weights and biases are replicated, or all are "
+                                          "sharded by units: tsh_shard_segments(0, 3, unit)");
+    if (units) {
+        output->layout = state = tshi_rule_units(w);
+        output->layout.dim = 2;
+        state.dim = 1;
+        output->partial = TSHI_X;
+    } else if (samples) {
+        state = x->layout;
+        state.dim = 0;
+        output->partial = 0x1E; /* the four weights */
+    }
+    for (int i = 5; i < call->n; i++)
+        if (call->in[i] && !tshi_layout_equal(&call->in[i]->layout, &state, call->in[i]->dim,
+                                              x->ctx->tp.size))
+            return tshi_rule_refuse(call, x, call->in[i],
+                                    "h0 and c0 are replicated, or sharded as the last h is: "
+                                    "tsh_redistribute(h0, tsh_replicated())");
+    return 1;
+}
+
 /* Applies the rule of rope, which rotates pairs of features: the output has the layout of x, which
  * may be any but S(-1). */
 static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
@@ -12875,6 +14205,129 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
                     call->op->name, tq, tk, tv) == TSH_OK;
 }
 
+/* -- convolutions: their layout rule ---------------------------------------- */
+
+/* What the rule of convolutions depends on. A convolution's weight is (out, in / groups, ..), that
+ * of a transposed one (in, out / groups, ..). */
+typedef struct tshi_rule_channels {
+    int transposed; /* 1: a transposed convolution */
+    int64_t groups;
+} tshi_rule_channels;
+
+/* Returns 1 if w is sharded along its input channels: the output is a sum over ranks. */
+static int tshi_rule_sums_channels(const tsh_tensor *w, const tshi_rule_channels *how) {
+    return how->groups == 1 && tshi_rule_is_sharded(w, how->transposed ? 0 : 1);
+}
+
+/* Sets *layout to that of a tensor (N, groups * per, ..) of which each rank has the channels of its
+ * groups of w, which is S(0). Returns 0 if a group's rows of w lie on two ranks. */
+static int tshi_rule_group_cut(const tsh_tensor *w, int64_t groups, int64_t per,
+                               tsh_layout *layout) {
+    const int64_t rows = w->dim[0] / groups, unit = w->layout.segment[0].unit;
+    const int64_t whole = rows > 0 && unit % rows == 0 ? unit / rows : 1; /* groups of a unit */
+    const int size = w->ctx->tp.size;
+    const tsh_layout cut = tsh_shard_units(0, whole);
+    *layout = tsh_shard_units(1, whole * (per > 0 ? per : 1));
+    for (int r = 0; r < size; r++)
+        if (w->layout.segments != 1 ||
+            tshi_layout_own(&cut, groups, size, r, NULL) * rows !=
+                tshi_layout_own(&w->layout, w->dim[0], size, r, NULL))
+            return 0;
+    return 1;
+}
+
+/* Returns 1 and sets *layout if each rank's shard of w takes a shard of x's channels, S(1). */
+static int tshi_rule_takes_channels(const tsh_tensor *x, const tsh_tensor *w,
+                                    const tshi_rule_channels *how, tsh_layout *layout) {
+    if (w->layout.kind != TSH_SHARDED) return 0;
+    if (how->groups > 1)
+        return w->layout.dim == 0 &&
+               tshi_rule_group_cut(w, how->groups, x->dim[1] / how->groups, layout) &&
+               tshi_layout_resolve(layout, x->ndim, x->dim);
+    *layout = w->layout;
+    layout->dim = 1;
+    return tshi_rule_sums_channels(w, how);
+}
+
+/* Returns why the layouts of x and w do not fit, as the end of a sentence; NULL: they fit. column,
+ * takes: 1 if w is sharded by output channels; if it takes an x of layout `layout`. */
+static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int takes,
+                                       const tsh_layout *layout) {
+    const tsh_tensor *x = call->in[0], *w = call->in[1];
+    const int cut = x->layout.kind == TSH_SHARDED;
+    if (w->layout.kind == TSH_PARTIAL)
+        return "complete the weight first: tsh_redistribute(w, tsh_replicated())";
+    if (cut && x->layout.dim > 1)
+        return "the kernel slides along a sharded dimension; gather the input first: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (w->layout.kind == TSH_SHARDED && !column && !takes)
+        return "a weight is sharded along its output or its input channels or, with groups, along "
+               "dimension 0 in whole groups: tsh_redistribute(w, tsh_replicated())";
+    if (column && x->layout.kind != TSH_REPLICATED)
+        return "a column-parallel weight takes a replicated input: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (takes && !(cut && x->layout.dim == 1 &&
+                   tshi_layout_same_shards(&x->layout, layout, x->dim[1], x->ctx->tp.size)))
+        return "such a weight takes an input that is replicated, or whose channels are sharded like "
+               "the weight's: tsh_redistribute(x, tsh_replicated())";
+    if (!takes && cut && x->layout.dim == 1)
+        return "sharded channels want a weight that is sharded along them, or gather the input: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (x->layout.kind == TSH_PARTIAL && call->in[2])
+        return "the bias would be added once per rank; complete the input first: "
+               "tsh_redistribute(x, tsh_replicated())";
+    return NULL;
+}
+
+/* Applies the rule of convolutions. Shapes: x and y (N, channels, ..), bias (out). C_in and C_out
+ * are the weight's dimensions of input and output channels.
+ * W R: y has the layout of x, which is R, S(0), or P without bias. If it is not R: dW and db are P.
+ * W S(C_out), column-parallel: x is R, y S(1), dx P.
+ * W S(C_in), row-parallel: x is S(1), y R, by an all-reduce.
+ * Groups and W S(0), in whole groups: x is S(1) by groups, y too. */
+static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
+    const tshi_rule_channels *how = (const tshi_rule_channels *)call->params;
+    const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
+    const int column = how->groups == 1 && tshi_rule_is_sharded(w, how->transposed ? 1 : 0);
+    tsh_layout layout, bias = tsh_replicated();
+    const int takes = tshi_rule_takes_channels(x, w, how, &layout);
+    const char *flaw = tshi_rule_conv_flaw(call, column, takes, &layout);
+    const int64_t outs = output->shape.dim[1]; /* channels of y */
+    if (flaw) return tshi_rule_refuse(call, x, w, flaw);
+    if (column) { /* each rank computes some output channels */
+        output->layout = w->layout;
+        output->layout.dim = 1;
+        output->partial = TSHI_X;
+    } else if (tshi_rule_sums_channels(w, how)) { /* each rank sums over some input channels */
+        output->layout = tsh_replicated();
+    } else if (takes) { /* each rank has some groups */
+        (void)tshi_rule_group_cut(w, how->groups, outs / how->groups, &output->layout);
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has images, or a partial sum */
+        output->partial = TSHI_WEIGHT | TSHI_BIAS;
+    }
+    if (output->layout.kind == TSH_SHARDED && output->layout.dim == 1) {
+        bias = output->layout;
+        bias.dim = 0;
+        (void)tshi_layout_resolve(&bias, 1, &outs);
+    }
+    return !b || tshi_layout_equal(&b->layout, &bias, b->dim, x->ctx->tp.size) ||
+           tshi_rule_refuse(call, w, b,
+                            "the bias is sharded like the output's channels, or replicated if "
+                            "these are");
+}
+
+/* Applies the rule of pools and of interpolation, which work along all dimensions after the first
+ * two: the output has the layout of x, which is R, S(0) or S(1); P only if the op is linear, which
+ * *params says. */
+static int tshi_rule_pool(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *x = call->in[0];
+    (void)output;
+    if (x->layout.kind == TSH_PARTIAL && !*(const int *)call->params)
+        return tshi_rule_refuse_input(call, "is a partial sum, and the op is not linear");
+    return x->layout.kind != TSH_SHARDED || x->layout.dim < 2 ||
+           tshi_rule_refuse_input(call, "is sharded along a dimension that the op works along");
+}
+
 /* -- cross-entropy: its layout rule ---------------------------------------- */
 
 /* Returns which dimension of the logits is that of the classes. dim: as in
@@ -12929,6 +14382,158 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     output->layout = !rows                                ? tsh_replicated()
                      : desc->reduction == TSH_REDUCE_NONE ? losses
                                                           : tsh_partial();
+    return 1;
+}
+
+/* Returns 1 if a weight, broadcast to x's shape, is laid out as a loss takes it: R, with length 1
+ * along the dimension along which x is sharded, or sharded as x is. */
+static int tshi_rule_loss_weight(const tsh_tensor *x, const tsh_tensor *w) {
+    /* own: the dimension of w along which x is sharded; negative: none */
+    const int own = x->layout.dim - (x->ndim - w->ndim);
+    if (x->layout.kind == TSH_REPLICATED || w->layout.kind != TSH_SHARDED)
+        return w->layout.kind == TSH_REPLICATED &&
+               (x->layout.kind == TSH_REPLICATED || own < 0 || w->dim[own] == 1);
+    return w->layout.dim == own && w->dim[own] == x->dim[x->layout.dim] &&
+           tshi_layout_same_shards(&x->layout, &w->layout, w->dim[own], x->ctx->tp.size);
+}
+
+/* Applies the rule of losses element by element: of x, a target of x's shape, and weights that are
+ * broadcast to it or NULL. If x and target are R, the output is R. If they are sharded alike, it is
+ * P, or sharded as they are if losses are not reduced. Weights are R or sharded as x; they get no
+ * gradient. *params: the tsh_loss_desc. */
+static int tshi_rule_loss(const tshi_call *call, tshi_output *output) {
+    const tsh_loss_desc *desc = (const tsh_loss_desc *)call->params;
+    const tsh_tensor *x = call->in[0], *target = call->in[1];
+    if (x->layout.kind == TSH_PARTIAL)
+        return tshi_rule_refuse_input(call, "is a partial sum, and the loss is not linear");
+    if (!tshi_layout_equal(&x->layout, &target->layout, x->dim, x->ctx->tp.size))
+        return tshi_rule_refuse(call, x, target,
+                                "the target is to be laid out as x: tsh_redistribute(target, "
+                                "tsh_layout_of(x))");
+    for (int i = 2; i < call->n; i++)
+        if (call->in[i] && !tshi_rule_loss_weight(x, call->in[i]))
+            return tshi_rule_refuse(call, x, call->in[i],
+                                    "a weight is to be replicated, or sharded as x: "
+                                    "tsh_redistribute(weight, tsh_replicated())");
+    if (x->layout.kind == TSH_SHARDED && desc->reduction != TSH_REDUCE_NONE)
+        output->layout = tsh_partial();
+    return 1;
+}
+
+/* Applies the rule of the cosine along the dimension to which params points, a dimension of the
+ * broadcast shape: that of an elementwise op that is not linear; but along that dimension the
+ * ranks' sums are all-reduced, so S along it gives R, and S along another one S. */
+static int tshi_rule_cosine(const tshi_call *call, tshi_output *output) {
+    const int axis = *(const int *)call->params;
+    if (!tshi_rule_nonlinear(call, output)) return 0;
+    if (output->layout.kind == TSH_SHARDED && output->layout.dim == axis)
+        output->layout = tsh_replicated();
+    else if (output->layout.kind == TSH_SHARDED && output->layout.dim > axis)
+        output->layout.dim--;
+    return 1;
+}
+
+/* ========================================================================== */
+/* >>rule-index                                  MARK: - rule-index (private) */
+/* Layout rules of ops on shapes and indices.                                 */
+/* Needs: >>rule.                                                             */
+/* ========================================================================== */
+
+/* -- padding, flip, roll, expand, one_hot: their layout rules ---------------- */
+
+/* Parameters of tshi_rule_moved. */
+typedef struct tshi_rule_moves {
+    unsigned dims; /* bit mask: the dimensions of x along which elements are moved or repeated */
+    int linear;    /* 1: the op is linear, so x may be P */
+    int skip;      /* number of dimensions that the output has before those of x */
+} tshi_rule_moves;
+
+/* Applies the rule of ops that move elements along some dimensions: the output has the layout of x,
+ * which may be R, S along another dimension and, if the op is linear, P. */
+static int tshi_rule_moved(const tshi_call *call, tshi_output *output) {
+    const tshi_rule_moves *moves = (const tshi_rule_moves *)call->params;
+    const tsh_layout *layout = &call->in[0]->layout;
+    if (layout->kind == TSH_PARTIAL && !moves->linear)
+        return tshi_rule_refuse_input(call, "is a partial sum, and the op is not linear");
+    if (layout->kind != TSH_SHARDED) return 1;
+    if (moves->dims >> layout->dim & 1u)
+        return tshi_rule_refuse_input(call, "is sharded along a dimension that the op changes");
+    output->layout.dim += moves->skip;
+    return 1;
+}
+
+/* -- gather, scatter_add, index_select: their layout rules -------------------- */
+
+/* Returns 1 if x and t are sharded into the same shards, along the same dimension, which is not
+ * `axis` and has the same length in both. */
+static int tshi_rule_beside(const tsh_tensor *x, const tsh_tensor *t, int axis) {
+    const int d = x->layout.dim;
+    return x->layout.kind == TSH_SHARDED && t->layout.kind == TSH_SHARDED && d != axis &&
+           t->layout.dim == d && x->dim[d] == t->dim[d] &&
+           tshi_layout_same_shards(&x->layout, &t->layout, x->dim[d], x->ctx->tp.size);
+}
+
+/* Refuses the layouts of x and an index, or of x and src, in an op along `axis`. Returns 0. */
+static int tshi_rule_refuse_index(const tshi_call *call, const tsh_tensor *t, int axis) {
+    const tsh_tensor *x = call->in[0];
+    const char *hint = "shard both alike, along another dimension than that of the index: "
+                       "tsh_redistribute(x, tsh_layout_of(index)), or gather them: "
+                       "tsh_redistribute(x, tsh_replicated())";
+    if (tshi_rule_is_sharded(x, axis))
+        hint = "no rank has all elements along the dimension of the index: "
+               "tsh_redistribute(x, tsh_replicated())";
+    else if (x->layout.kind == TSH_PARTIAL || t->layout.kind == TSH_PARTIAL)
+        hint = "complete the partial sum first: tsh_redistribute(x, tsh_replicated())";
+    return tshi_rule_refuse(call, x, t, hint);
+}
+
+/* Applies the rule of gather along an axis. "x index: output": R R: R.  P R: P.  R S(axis):
+ * S(axis), dx P.  S(d) S(d): S(d), d not the axis. */
+static int tshi_rule_gather(const tshi_call *call, tshi_output *output) {
+    const int axis = ((const tshi_rule_axis *)call->params)->axis;
+    const tsh_tensor *x = call->in[0], *index = call->in[1];
+    if (index->layout.kind == TSH_REPLICATED && x->layout.kind != TSH_SHARDED) return 1;
+    if (tshi_rule_beside(x, index, axis)) return 1;
+    if (x->layout.kind != TSH_REPLICATED || !tshi_rule_is_sharded(index, axis))
+        return tshi_rule_refuse_index(call, index, axis);
+    output->layout = index->layout;
+    output->partial = TSHI_X; /* each rank has the gradients of its own part of the index */
+    return 1;
+}
+
+/* Applies the rule of scatter_add along an axis. "x index src: output": R R R: R.  P R P: P.  S(d)
+ * S(d) S(d): S(d), d not the axis. */
+static int tshi_rule_scatter(const tshi_call *call, tshi_output *output) {
+    const int axis = ((const tshi_rule_axis *)call->params)->axis;
+    const tsh_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
+    (void)output;
+    if (x->layout.kind != TSH_SHARDED && index->layout.kind == TSH_REPLICATED &&
+        src->layout.kind == x->layout.kind)
+        return 1;
+    if (!tshi_rule_beside(x, index, axis) && x->layout.kind != TSH_PARTIAL)
+        return x->layout.kind == TSH_REPLICATED && index->layout.kind == TSH_REPLICATED
+                   ? tshi_rule_refuse_index(call, src, axis)
+                   : tshi_rule_refuse_index(call, index, axis);
+    return tshi_rule_beside(x, src, axis) || tshi_rule_refuse_index(call, src, axis);
+}
+
+/* Applies the rule of index_select along an axis, with a 1-D index. "x index: output": R R: R.
+ * P R: P.  R S(0): S(axis), dx P.  S(d) R: S(d), d not the axis.  S(axis) R: P, because a rank
+ * outputs 0 for slices that it does not hold. */
+static int tshi_rule_select(const tshi_call *call, tshi_output *output) {
+    const int axis = ((const tshi_rule_axis *)call->params)->axis;
+    const tsh_tensor *x = call->in[0], *index = call->in[1];
+    if (index->layout.kind == TSH_REPLICATED) {
+        if (tshi_rule_is_sharded(x, axis)) output->layout = tsh_partial();
+        return 1;
+    }
+    if (index->layout.kind == TSH_PARTIAL || x->layout.kind != TSH_REPLICATED)
+        return tshi_rule_refuse(call, x, index,
+                                "an x that is not replicated takes a replicated index: "
+                                "tsh_redistribute(index, tsh_replicated())");
+    output->layout = index->layout;
+    output->layout.dim = axis;
+    output->partial = TSHI_X;
     return 1;
 }
 
@@ -13031,8 +14636,8 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
 
 /* ========================================================================== */
 /* >>op-map                                          MARK: - op-map (private) */
-/* Elementwise ops: unary, binary, comparisons, where, cast.                  */
-/* Needs: >>op.                                                               */
+/* Elementwise ops: unary, binary, comparisons, where, clamp, cast.           */
+/* Needs: >>math-more >>op.                                                   */
 /* ========================================================================== */
 
 /* A unary or binary op is one row, TSHI_UNARY(...) or TSHI_BINARY(...). The macro makes its
@@ -13069,10 +14674,12 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
 }
 
 /* Runs an elementwise op on inputs that have been checked, and records it unless its output has
- * integers. The kernel's operands are the output, of `dtype`, and the inputs. c: the kernel's
- * scalar, which is also passed to backward. Returns the output, or NULL after an error. */
-static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n, tsh_dtype dtype,
-                                tshi_kernel_fn kernel, double c) {
+ * integers. The kernel's operands are the output, of `dtype`, and the inputs. params: the kernel's
+ * parameters, `bytes` bytes, which are also passed to backward. Returns the output, or NULL after
+ * an error. */
+static tsh_tensor *tshi_map_run_with(const tshi_op *op, tsh_tensor *const *in, int n,
+                                     tsh_dtype dtype, tshi_kernel_fn kernel, const void *params,
+                                     size_t bytes) {
     tsh_ctx *ctx = in[0]->ctx;
     tshi_output output;
     tshi_loop loop; /* loops over the local elements of the output */
@@ -13085,10 +14692,16 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);                           /* operand 0: the output */
     for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]); /* operands 1 to n: the inputs */
-    tshi_kernel_run(&loop, kernel, &c);
+    tshi_kernel_run(&loop, kernel, params);
     if (tshi_dtypes[dtype].floating)
-        tshi_op_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
+        tshi_op_record(op, out, in, n, output.partial, params, bytes, NULL);
     return out;
+}
+
+/* Does what tshi_map_run_with does, for a kernel whose parameter is the scalar c. */
+static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n, tsh_dtype dtype,
+                                tshi_kernel_fn kernel, double c) {
+    return tshi_map_run_with(op, in, n, dtype, kernel, &c, sizeof c);
 }
 
 /* The parameters of the backward kernels of elementwise ops. */
@@ -13207,6 +14820,25 @@ static tsh_tensor *tshi_map_apply(const tshi_map_row *row, tsh_tensor *const *in
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
         return tshi_map_apply(&tshi_map_##name##_row, &x, 1, c);                                   \
     }
+/* The scalar of a TSHI_OPTION op is an option: 0 means `usual`, TSH_ZERO means 0. */
+#define TSHI_OPTION(name, usual, F, D)                                                             \
+    TSHI_UNARY_ROW("tsh_" #name, name, nonlinear, X, F, D)                                         \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, tshi_map_option(c, usual));           \
+    }
+
+/* Returns the number that an option stands for: `usual` if given is 0, 0 if it is TSH_ZERO. Unlike
+ * tshi_base_option, allows negative numbers. */
+static double tshi_map_option(double given, double usual) {
+    if (given < 0 && given >= TSH_ZERO) return 0;
+    return given < 0 || given > 0 || given != given ? given : usual;
+}
+
+/* Returns min(max(x + 3, 0), 6). */
+TSHI_INLINE tsh_real tshi_map_ramp(tsh_real x) {
+    const tsh_real y = x + TSHI_R(3);
+    return y < 0 ? TSHI_R(0) : y > 6 ? TSHI_R(6) : y;
+}
 
 TSHI_UNARY(neg, keep, NONE, -x, -g)
 TSHI_SCALAR(scale, keep, NONE, x *c, g *c)
@@ -13230,9 +14862,97 @@ TSHI_UNARY(gelu, nonlinear, X, tshi_math_gelu(x, fused), g *tshi_math_gelu_deriv
 TSHI_UNARY(gelu_tanh, nonlinear, X, x / (TSHI_R(1) + tshi_math_gelu_power(x, fused)),
            g *tshi_math_gelu_tanh_derivative(v, fused))
 TSHI_UNARY(silu, nonlinear, X, tshi_math_silu(x, fused), g *tshi_math_silu_derivative(v, fused))
-#undef TSHI_UNARY_ROW
+TSHI_UNARY(abs, nonlinear, X, tshi_math_abs(x), g *tshi_math_sign(v))
+TSHI_UNARY(sign, nonlinear, NONE, tshi_math_sign(x), TSHI_R(0))
+TSHI_UNARY(floor, nonlinear, NONE, tshi_math_floor(x), TSHI_R(0))
+TSHI_UNARY(ceil, nonlinear, NONE, tshi_math_ceil(x), TSHI_R(0))
+TSHI_UNARY(round, nonlinear, NONE, tshi_math_round_even(x), TSHI_R(0))
+TSHI_UNARY(rsqrt, nonlinear, OUT, TSHI_R(1) / tshi_math_sqrt(x), g *TSHI_R(-0.5) * (v * v * v))
+TSHI_UNARY(reciprocal, nonlinear, OUT, TSHI_R(1) / x, -g * (v * v))
+TSHI_UNARY(expm1, nonlinear, OUT, tshi_math_expm1(x, fused), g *(v + TSHI_R(1)))
+TSHI_UNARY(log1p, nonlinear, X, tshi_math_log1p(x, fused), g / (v + TSHI_R(1)))
+TSHI_UNARY(log_sigmoid, nonlinear, X, tshi_math_log_sigmoid(x, fused),
+           g *tshi_math_log_sigmoid_derivative(v, fused))
+TSHI_UNARY(relu6, nonlinear, X, x < 0 ? TSHI_R(0) : x > 6 ? TSHI_R(6) : x,
+           ((v > 0) & (v < 6)) ? g : TSHI_R(0))
+TSHI_UNARY(hardsigmoid, nonlinear, X, tshi_map_ramp(x) / TSHI_R(6),
+           ((v > -3) & (v < 3)) ? g / TSHI_R(6) : TSHI_R(0))
+TSHI_UNARY(hardswish, nonlinear, X, x *tshi_map_ramp(x) / TSHI_R(6),
+           v <= -3  ? TSHI_R(0)
+           : v >= 3 ? g
+                    : g * (v / TSHI_R(3) + TSHI_R(0.5)))
+TSHI_UNARY(selu, nonlinear, X, /* alpha and scale of Klambauer et al. 2017 */
+           TSHI_R(1.0507009873554805) * tshi_math_elu(x, TSHI_R(1.6732632423543772), fused),
+           g *TSHI_R(1.0507009873554805) *
+               tshi_math_elu_derivative(v, TSHI_R(1.6732632423543772), fused))
+TSHI_UNARY(mish, nonlinear, X, tshi_math_mish(x, fused), g *tshi_math_mish_derivative(v, fused))
+TSHI_OPTION(softplus, 1, tshi_math_softplus(x, c, fused),
+            g *tshi_math_softplus_derivative(v, c, fused))
+TSHI_OPTION(elu, 1, tshi_math_elu(x, c, fused), g *tshi_math_elu_derivative(v, c, fused))
+TSHI_OPTION(leaky_relu, 0.01, x > 0 ? x : x * c, v > 0 ? g : g * c)
 #undef TSHI_UNARY
 #undef TSHI_SCALAR
+#undef TSHI_OPTION
+#undef TSHI_UNARY_ROW
+
+/* -- sin, cos ----------------------------------------------------------------
+ * sin(x + turn pi / 2) is sin x for turn 0, cos x for 1 and -sin x for 2: the derivative of each is
+ * the next. */
+
+/* Computes y = sin(x + turn pi / 2) for a block. Large x, which are rare, go to libm. */
+TSHI_INLINE void tshi_map_wave_block(tsh_real *y, const tsh_real *x, uint32_t turn, int fused) {
+    uint32_t far = 0; /* not 0 if any |x| is too large for tshi_math_wave */
+    int i;
+    if (!TSHI_DOUBLE)
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+            far |= ((uint32_t)TSHI_MATH_FAR - (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu)) >> 31;
+            y[i] = TSHI_R(tshi_math_wave((float)x[i], turn, fused));
+        }
+    for (i = 0; i < TSHI_BLOCK && (TSHI_DOUBLE || far); i++)
+        if (TSHI_DOUBLE || (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu) > TSHI_MATH_FAR)
+            y[i] = tshi_math_wave_far(x[i], turn);
+}
+
+/* Defines the kernels of the op `name`, y = sin(x + turn pi / 2), its row and its function.
+ * Operands: y and x; in backward dx, dy and x. */
+#define TSHI_WAVE(name, turn)                                                                      \
+    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *operand,        \
+                                                    const double *none, int fused) {               \
+        tsh_real pad[TSHI_BLOCK], y[TSHI_BLOCK];                                                   \
+        int64_t e;                                                                                 \
+        (void)none;                                                                                \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            tshi_map_wave_block(y, tshi_kernel_load(&operand[1], e, n, pad), turn, fused);         \
+            tshi_kernel_store(&operand[0], e, n, y, 0);                                            \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_FUSED(tshi_map_##name##_forward, double);                                          \
+    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, const tshi_operand *operand,       \
+                                                     const tshi_backward_params *p, int fused) {   \
+        tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
+        const tsh_real *g;                                                                         \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            g = tshi_kernel_load(&operand[1], e, n, pad[0]);                                       \
+            tshi_map_wave_block(y, tshi_kernel_load(&operand[2], e, n, pad[1]), (turn) + 1,        \
+                                fused);                                                            \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] *= g[i];                              \
+            tshi_kernel_store(&operand[0], e, n, y, p->add);                                       \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_FUSED(tshi_map_##name##_backward, tshi_backward_params);                           \
+    static const tshi_map_row tshi_map_##name##_row = {                                            \
+        {"tsh_" #name, "x", tshi_rule_nonlinear, tshi_map_backward, TSHI_X, 0},                    \
+        0,                                                                                         \
+        tshi_map_##name##_forward,                                                                 \
+        {tshi_map_##name##_backward, NULL}};                                                       \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, 0);                                   \
+    }
+TSHI_WAVE(sin, 0)
+TSHI_WAVE(cos, 1)
+#undef TSHI_WAVE
 
 /* -- binary ops, a row each: add, sub, mul, div, pow ----------------------- */
 
@@ -13240,6 +14960,14 @@ TSHI_UNARY(silu, nonlinear, X, tshi_math_silu(x, fused), g *tshi_math_silu_deriv
 TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
     const tsh_real db = tshi_math_pow(a, b) * tshi_math_log(a, fused);
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
+}
+
+/* Returns the part of the gradient g of a maximum that goes to `own`, one of the two values: none
+ * if the other one is larger, half if both are equal, else all, also if one is NaN. For a minimum,
+ * the two are exchanged. */
+TSHI_INLINE tsh_real tshi_map_share(tsh_real g, tsh_real other, tsh_real own) {
+    const tsh_real half = ((other >= own) & (other <= own)) ? g * TSHI_R(0.5) : g;
+    return other > own ? TSHI_R(0) : half;
 }
 
 /* The columns of a row: name; layout rule; bits of the inputs that backward reads; bits of the
@@ -13265,9 +14993,13 @@ TSHI_BINARY(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)
 TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * b))
 TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
             g *tshi_math_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
+TSHI_BINARY(maximum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_larger(a, b),
+            tshi_map_share(g, b, a), tshi_map_share(g, a, b))
+TSHI_BINARY(minimum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, -tshi_kernel_larger(-a, -b),
+            tshi_map_share(g, a, b), tshi_map_share(g, b, a))
 #undef TSHI_BINARY
 
-/* -- comparisons, where, cast ------------------------------------------------ */
+/* -- comparisons, where, masked_fill -------------------------------------------- */
 
 /* Sets each element of the block y to 1 if (a OP b) is true, else to 0. type: the C type of a and
  * b. */
@@ -13337,7 +15069,6 @@ TSHI_COMPARE(ge, >=)
 TSHI_MAP_KERNEL(tshi_map_where, double, 0, 0, 3, m, a, b, m != 0 ? a : b)
 TSHI_MAP_KERNEL(tshi_map_where_da, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? g : 0)
 TSHI_MAP_KERNEL(tshi_map_where_db, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? 0 : g)
-#undef TSHI_MAP_KERNEL
 
 static const tshi_map_row tshi_map_where_row = {
     {"tsh_where", "cond yes no", tshi_rule_where, tshi_map_backward, TSHI_COND, 0},
@@ -13355,6 +15086,90 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     return tshi_map_run(&tshi_map_where_row.op, in, 3, tshi_tensor_promote(in + 1, 2),
                         tshi_map_where[ctx->isa], 0);
 }
+
+/* The kernels of tsh_masked_fill: y = m ? c : x, and dx = m ? 0 : dy. */
+TSHI_MAP_KERNEL(tshi_map_masked_fill, double, *p, 0, 2, x, m, u2, m != 0 ? c : x)
+TSHI_MAP_KERNEL(tshi_map_masked_fill_dx, tshi_backward_params, 0, p->add, 3, g, x, m,
+                m != 0 ? TSHI_R(0) : g)
+
+static const tshi_map_row tshi_map_masked_fill_row = {
+    {"tsh_masked_fill", "x mask", tshi_rule_nonlinear, tshi_map_backward, TSHI_B, 0},
+    0,
+    tshi_map_masked_fill,
+    {tshi_map_masked_fill_dx, NULL}}; /* the mask gets no gradient */
+
+TSH_API tsh_tensor *tsh_masked_fill(tsh_tensor *x, tsh_tensor *mask, double value) {
+    tsh_tensor *in[] = {x, mask};
+    tsh_ctx *ctx = tshi_tensor_check("tsh_masked_fill", "x mask", in, 2);
+    if (!ctx || !tshi_tensor_check_floating("tsh_masked_fill", "x", in, 1)) return NULL;
+    if (tshi_dtypes[mask->dtype].floating)
+        return tshi_error_null(ctx, TSH_ERR_DTYPE,
+                               "tsh_masked_fill: the mask is %s, not i32; tsh_ne and other "
+                               "comparisons make masks",
+                               tshi_dtype_name(mask->dtype));
+    return tshi_map_run(&tshi_map_masked_fill_row.op, in, 2, x->dtype,
+                        tshi_map_masked_fill[ctx->isa], value);
+}
+
+/* -- clamp: y = min(max(x, low), high); dx = dy where low <= x <= high, else 0 ---- */
+
+/* The limits of tsh_clamp. */
+typedef struct tshi_map_limits {
+    double low, high;
+    int add; /* the backward kernel: 1: adds to the gradient, 0: overwrites it */
+} tshi_map_limits;
+
+/* Returns min(max(x, low), high); NaN stays NaN. */
+TSHI_INLINE tsh_real tshi_map_limit(tsh_real x, tsh_real low, tsh_real high) {
+    const tsh_real y = x < low ? low : x;
+    return y > high ? high : y;
+}
+
+TSHI_MAP_KERNEL(tshi_map_clamp, tshi_map_limits, p->low, 0, 1, x, u1, u2,
+                tshi_map_limit(x, c, TSHI_R(p->high)))
+TSHI_MAP_KERNEL(tshi_map_clamp_dx, tshi_map_limits, p->low, p->add, 2, g, v, u2,
+                ((v >= c) & (v <= TSHI_R(p->high))) ? g : TSHI_R(0))
+
+static void tshi_map_clamp_backward(tshi_node *node) {
+    const tsh_tensor *x = node->in[0], *out = node->out;
+    tshi_map_limits limits = *(const tshi_map_limits *)node->params;
+    tshi_loop loop;
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    limits.add = dest.add;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, x, tshi_tape_saved(node, 0), x->stride, x->dtype);
+    tshi_kernel_run(&loop, tshi_map_clamp_dx[out->ctx->isa], &limits);
+}
+
+static const tshi_op tshi_map_clamp_op = {
+    "tsh_clamp", "x", tshi_rule_nonlinear, tshi_map_clamp_backward, TSHI_X, 0};
+
+/* Returns a limit rounded to dtype, as PyTorch compares x with it; NaN, which means that there is
+ * no limit, becomes `none`. */
+static double tshi_map_rounded(double limit, tsh_dtype dtype, double none) {
+    int64_t widest; /* memory for one element of any floating dtype */
+    if (limit != limit) return none;
+    tshi_dtype_put(dtype, &widest, 0, limit);
+    return tshi_dtype_get(dtype, &widest, 0);
+}
+
+TSH_API tsh_tensor *tsh_clamp(tsh_tensor *x, double min, double max) {
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_clamp", "x", &x, 1);
+    tshi_map_limits limits = TSHI_ZERO;
+    if (!ctx) return NULL;
+    if (min != min && max != max)
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+                               "tsh_clamp: min and max are NAN, which means no limit; give one");
+    limits.low = tshi_map_rounded(min, x->dtype, -(double)INFINITY);
+    limits.high = tshi_map_rounded(max, x->dtype, (double)INFINITY);
+    return tshi_map_run_with(&tshi_map_clamp_op, &x, 1, x->dtype, tshi_map_clamp[ctx->isa], &limits,
+                             sizeof limits);
+}
+
+/* -- cast ------------------------------------------------------------------------ */
 
 /* Computes dx = dy, the backward of ops whose output equals input 0, apart from the dtype.
  * (Gradients are tsh_real, whatever the dtypes are.) */
@@ -13563,7 +15378,7 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
 
 /* ========================================================================== */
 /* >>op-reduce                                    MARK: - op-reduce (private) */
-/* Ops along one dimension, or all: sum, mean, max, argmax, softmax.          */
+/* Ops along one dimension, or all: sum, mean, max, min, argmax, softmax.     */
 /* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
@@ -13574,7 +15389,8 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
 
 /* The parameters of the kernels, and of backward. */
 typedef struct tshi_reduce_params {
-    double c;   /* factor of a sum: 1, in tsh_mean 1 / (number of elements summed) */
+    double c;   /* factor of a sum: 1, in tsh_mean 1 / (number of elements summed). In >>op-stat:
+                 * the correction of a variance, the p of a norm */
     int64_t n;  /* local length of the reduced dimension; axis -1: number of local elements */
     int axis;   /* the reduced dimension; -1: all */
     int is_log; /* 1: tsh_log_softmax, 0: tsh_softmax or another op */
@@ -13768,30 +15584,50 @@ static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor 
     return tshi_kernel_rows_job(kernel[t->ctx->isa], count, params);
 }
 
-/* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
+/* -- max, min, argmax, argmin ---------------------------------------------------
+ * The first index of the largest or smallest value of each row, or that of the first NaN. Comments
+ * speak of the maximum; a minimum is the maximum of the values times -1. */
 
-/* Finds the index of each row's maximum. Operands: the index, x, the maximum (NULL: not needed).
- * Only the part of 256 values that has the maximum is searched for the index. */
-TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
-                                        const tshi_reduce_params *p) {
-    int64_t *place = (int64_t *)operand[0].data, i, at;
+/* Finds the index of each row's maximum; least 1: minimum. Operands: the index, x, the maximum
+ * (NULL: not needed). Only the part of 256 values that has the maximum is searched for the
+ * index. */
+TSHI_INLINE void tshi_reduce_extreme(int64_t rows, const tshi_operand *operand,
+                                     const tshi_reduce_params *p, int least) {
+    enum { PART = 256 };
+    int64_t *place = (int64_t *)operand[0].data, i, k, m, at;
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    tsh_real *max = (tsh_real *)operand[2].data, best, here;
-    const int64_t part = 256, n = p->n;
+    tsh_real *max = (tsh_real *)operand[2].data, turned[PART], best, here;
+    const int64_t n = p->n;
     for (; rows > 0; rows--, x += n) {
-        best = x[at = 0]; /* at: start of the part with the maximum so far */
-        for (i = 0; i < n && best == best; i += part) {
-            here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
+        best = least ? -x[0] : x[0];
+        at = 0; /* at: start of the part with the maximum so far */
+        for (i = 0; i < n && best == best; i += PART) {
+            m = tshi_base_min(PART, n - i);
+            if (least)
+                TSHI_LANES for (k = 0; k < m; k++) turned[k] = -x[i + k];
+            here = tshi_kernel_max(least ? turned : x + i, m);
             if (here <= best) continue; /* false for NaN, which ends the loop */
             best = here;
             at = i;
         }
+        if (least) best = -best;
         while (x[at] == x[at] && x[at] != best) at++; /* stops at a NaN, too */
         *place++ = at;
         if (max) *max++ = x[at];
     }
 }
+
+TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
+                                        const tshi_reduce_params *p) {
+    tshi_reduce_extreme(rows, operand, p, 0);
+}
 TSHI_KERNEL(tshi_reduce_place, tshi_reduce_params);
+
+TSHI_INLINE void tshi_reduce_least_body(int64_t rows, const tshi_operand *operand,
+                                        const tshi_reduce_params *p) {
+    tshi_reduce_extreme(rows, operand, p, 1);
+}
+TSHI_KERNEL(tshi_reduce_least, tshi_reduce_params);
 
 /* Adds dy to dx at the index of each maximum; forward has stored the indices in aux. */
 static void tshi_reduce_max_backward(tshi_node *node) {
@@ -13814,28 +15650,45 @@ static void tshi_reduce_max_backward(tshi_node *node) {
     }
 }
 
-static const tshi_op tshi_reduce_max_op = {
-    "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
-static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_argmax, NULL, 0, 0};
-static const tshi_op tshi_reduce_greedy_op = {"tsh_sample", "logits", tshi_rule_argmax, NULL, 0, 0};
-
-/* What tshi_reduce_max is to return. */
+/* What tshi_reduce_max returns. */
 typedef enum tshi_largest {
     TSHI_LARGEST_VALUE,
     TSHI_LARGEST_PLACE,
     TSHI_LARGEST_FINITE /* the index; an error if the largest value is not finite */
 } tshi_largest;
 
+/* One of the ops that tshi_reduce_max runs. */
+typedef struct tshi_extreme {
+    tshi_op op;
+    tshi_largest what;
+    const tshi_kernel_fn *kernel; /* table of kernels, one per instruction set */
+    double sign;                  /* 1: finds the largest value, -1: the smallest */
+} tshi_extreme;
+
+static const tshi_extreme tshi_reduce_max_row = {
+    {"tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0},
+    TSHI_LARGEST_VALUE, tshi_reduce_place, 1};
+static const tshi_extreme tshi_reduce_min_row = {
+    {"tsh_min", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0},
+    TSHI_LARGEST_VALUE, tshi_reduce_least, -1};
+static const tshi_extreme tshi_reduce_argmax_row = {
+    {"tsh_argmax", "x", tshi_rule_argmax, NULL, 0, 0}, TSHI_LARGEST_PLACE, tshi_reduce_place, 1};
+static const tshi_extreme tshi_reduce_argmin_row = {
+    {"tsh_argmin", "x", tshi_rule_argmax, NULL, 0, 0}, TSHI_LARGEST_PLACE, tshi_reduce_least, -1};
+static const tshi_extreme tshi_reduce_greedy_row = {
+    {"tsh_sample", "logits", tshi_rule_argmax, NULL, 0, 0}, TSHI_LARGEST_FINITE, tshi_reduce_place,
+    1};
+
 /* The largest value of a rank's shard of a row. */
 typedef struct tshi_best {
-    double value;
+    double value;  /* times -1 if the smallest value is sought */
     int64_t place; /* global index of the value along the row; -1: the shard is empty */
 } tshi_best;
 
 /* Replaces, for each of n rows, the maximum of this rank's shard and its local index by the largest
  * value on all ranks and its global index, with one all-gather. x is sharded along `axis`. */
-static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t *place,
-                              tsh_real *max) {
+static void tshi_reduce_agree(const tshi_extreme *row, const tsh_tensor *x, int axis, int64_t n,
+                              int64_t *place, tsh_real *max) {
     tsh_ctx *ctx = x->ctx;
     const int64_t size = ctx->tp.size, words = (int64_t)(sizeof(tshi_best) / sizeof(int64_t));
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
@@ -13849,11 +15702,12 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
     counts = (int64_t *)(void *)(all + size * n);
     for (r = 0; r < size; r++) counts[r] = n * words;
     for (i = 0; i < n; i++) {
-        own[i].value = x->local[axis] ? (double)max[i] : 0;
+        own[i].value = x->local[axis] ? row->sign * (double)max[i] : 0;
         own[i].place = x->local[axis] ? tshi_tensor_global(x, axis, place[i]) : -1;
     }
     (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, own, all, counts, 1, TSH_I64),
-                          "tsh_argmax: all-gather of the largest values");
+                          row->sign > 0 ? "tsh_argmax: all-gather of the largest values"
+                                        : "tsh_argmin: all-gather of the smallest values");
     for (i = 0; i < n && ctx->error.code == TSH_OK; i++) {
         const tshi_best *best = NULL;
         for (r = 0; r < size; r++) {
@@ -13865,7 +15719,7 @@ static void tshi_reduce_agree(const tsh_tensor *x, int axis, int64_t n, int64_t 
                 best = at;
         }
         place[i] = best ? best->place : 0;
-        max[i] = best ? (tsh_real)best->value : 0;
+        max[i] = best ? TSHI_R(row->sign * best->value) : 0;
     }
     tshi_mem_release(ctx, block);
 }
@@ -13877,9 +15731,10 @@ static void tshi_reduce_refuse_row(tsh_ctx *ctx, int64_t row) {
                    (long long)row);
 }
 
-/* Runs tsh_max, tsh_argmax, or tsh_sample with temperature 0. */
-static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
-                                   tshi_largest what) {
+/* Runs tsh_max, tsh_min, tsh_argmax, tsh_argmin, or tsh_sample with temperature 0. */
+static tsh_tensor *tshi_reduce_max(const tshi_extreme *row, tsh_tensor *x, int dim, int keepdim) {
+    const tshi_op *op = &row->op;
+    const tshi_largest what = row->what;
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
@@ -13896,7 +15751,7 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op->name);
     xs = tshi_reduce_rows(x, r.params.axis); /* x with the axis last */
-    rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
+    rows = tshi_reduce_job(row->kernel, x, &r.params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (!out) return NULL;
     place = tshi_tensor_at(out); /* argmax outputs the indices */
@@ -13917,7 +15772,7 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
     tshi_mem_release(ctx, scratch);
     if (cut && ctx->error.code == TSH_OK)
-        tshi_reduce_agree(x, r.params.axis, tsh_numel(out), (int64_t *)place, max);
+        tshi_reduce_agree(row, x, r.params.axis, tsh_numel(out), (int64_t *)place, max);
     for (int64_t i = 0; what == TSHI_LARGEST_FINITE && i < tsh_numel(out); i++)
         if (ctx->error.code == TSH_OK && !(fabs((double)max[i]) <= DBL_MAX))
             tshi_reduce_refuse_row(ctx, i);
@@ -13930,17 +15785,25 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
 }
 
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_max(&tshi_reduce_max_op, x, dim, keepdim, TSHI_LARGEST_VALUE);
+    return tshi_reduce_max(&tshi_reduce_max_row, x, dim, keepdim);
+}
+
+TSH_API tsh_tensor *tsh_min(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_max(&tshi_reduce_min_row, x, dim, keepdim);
 }
 
 /* Runs tsh_sample with temperature 0, for logits that are replicated or sharded along the last
  * dimension. */
 static tsh_tensor *tshi_reduce_greedy(tsh_tensor *logits) {
-    return tshi_reduce_max(&tshi_reduce_greedy_op, logits, -1, 0, TSHI_LARGEST_FINITE);
+    return tshi_reduce_max(&tshi_reduce_greedy_row, logits, -1, 0);
 }
 
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_max(&tshi_reduce_argmax_op, x, dim, keepdim, TSHI_LARGEST_PLACE);
+    return tshi_reduce_max(&tshi_reduce_argmax_row, x, dim, keepdim);
+}
+
+TSH_API tsh_tensor *tsh_argmin(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_max(&tshi_reduce_argmin_row, x, dim, keepdim);
 }
 
 /* -- softmax, log_softmax ---------------------------------------------------
@@ -14058,6 +15921,676 @@ TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim) {
 
 TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
     return tshi_reduce_softmaxes(&tshi_reduce_log_softmax_op, x, dim, 1);
+}
+
+/* ========================================================================== */
+/* >>op-stat                                        MARK: - op-stat (private) */
+/* Statistics along one dimension, or all: logsumexp, var, std, norm.         */
+/* Needs: >>op-reduce.                                                        */
+/* ========================================================================== */
+
+/* A statistic of each row of x (see "rows" in >>op-reduce) is computed in three steps. A kernel
+ * sums up the row in a tshi_part. If x is sharded along the row, one all-gather exchanges the parts
+ * of all ranks, and `join` joins them in the order of ranks: so each rank has the same bits.
+ * `finish` makes the result of the part, and two numbers for backward, with which
+ *
+ *     dx = f(x, g scale, centre),   e.g. dx = g scale (x - centre) for var
+ *
+ * where g is the gradient of the row's result. A kind of statistic is one tshi_stat. */
+
+/* What is known about some elements of a row. */
+typedef struct tshi_part {
+    double n;    /* number of elements; 0: a and b mean nothing */
+    double a, b; /* logsumexp: max x, sum e^(x - max); var: mean, sum (x - mean)^2; p-norm: sum
+                  * |x|^p; norm for p infinity (-infinity): max |x| (max -|x|), how many elements
+                  * have this maximum */
+} tshi_part;
+
+/* What is computed from the whole row's part. */
+typedef struct tshi_stat_result {
+    double value;         /* the result */
+    double centre, scale; /* for backward, see above */
+} tshi_stat_result;
+
+typedef struct tshi_stat {
+    tshi_op op; /* the first field, because backward casts node->op to tshi_stat */
+    const tshi_kernel_fn *forward, *backward; /* tables of kernels, one per instruction set */
+    /* joins `more`, which has elements, to `part`, which has some, too; n is added by the caller */
+    void (*join)(tshi_part *part, const tshi_part *more);
+    void (*finish)(const tshi_part *part, const tshi_reduce_params *p, tshi_stat_result *result);
+} tshi_stat;
+
+/* Defines the kernel of a statistic: operands are the parts of the rows and x, dense rows of p->n
+ * values. part_of(x, n, p, part, fused) sets part->a and part->b of a row. */
+#define TSHI_STAT_KERNEL(name, part_of)                                                            \
+    TSHI_INLINE void name##_body(int64_t rows, const tshi_operand *operand,                        \
+                                 const tshi_reduce_params *p, int fused) {                         \
+        tshi_part *part = (tshi_part *)operand[0].data;                                            \
+        const tsh_real *x = (const tsh_real *)operand[1].data;                                     \
+        for (; rows > 0; rows--, part++, x += p->n) {                                              \
+            part->n = (double)p->n;                                                                \
+            part->b = 0;                                                                           \
+            part_of(x, p->n, p, part, fused);                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_FUSED(name, tshi_reduce_params)
+
+enum { TSHI_STAT_CHUNK = 4096 }; /* sums of so many values are in tsh_real, their sum in double */
+
+/* -- logsumexp: y = m + log sum e^(x - m), m = max x; dx = dy e^(x - y) ---------- */
+
+TSHI_INLINE void tshi_stat_exps(const tsh_real *x, int64_t n, const tshi_reduce_params *p,
+                                tshi_part *part, int fused) {
+    const tsh_real max = tshi_kernel_max(x, n);
+    (void)p;
+    part->a = (double)max;
+    if (max - max == 0) part->b = (double)tshi_kernel_sum_exps(x, n, max, NULL, fused);
+}
+TSHI_STAT_KERNEL(tshi_stat_logsumexp, tshi_stat_exps);
+
+static void tshi_stat_join_exps(tshi_part *part, const tshi_part *more) {
+    const double own = part->a;
+    part->a = own > more->a || own != own ? own : more->a;
+    /* a maximum of -infinity comes with the sum 0, and a finite one makes its factor 0 */
+    if (part->a - part->a == 0)
+        part->b = part->b * exp(own - part->a) + more->b * exp(more->a - part->a);
+}
+
+static void tshi_stat_finish_exps(const tshi_part *part, const tshi_reduce_params *p,
+                                  tshi_stat_result *result) {
+    (void)p;
+    result->value = -(double)INFINITY; /* of no elements: log 0 */
+    if (part->n > 0) result->value = part->a - part->a == 0 ? part->a + log(part->b) : part->a;
+    result->centre = result->value;
+    result->scale = 1;
+}
+
+/* -- var, std: with M2 = sum (x - mean)^2 and f = n - correction, var = M2 / f,
+ * dx = dy 2 (x - mean) / f; std = sqrt var, dx = dy (x - mean) / (f std), 0 if std is 0 ---- */
+
+/* Adds v = x - c of a block to lane[0 ...], and v^2 to lane[TSHI_BLOCK ...]. */
+TSHI_INLINE void tshi_stat_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        const tsh_real v = x[i] - c;
+        lane[i] += v;
+        lane[i + TSHI_BLOCK] += v * v;
+    }
+}
+
+/* Computes the mean, then the sum of squares about c, the mean rounded; the sum of x - c corrects
+ * for that rounding. */
+TSHI_INLINE void tshi_stat_moments(const tsh_real *x, int64_t n, const tshi_reduce_params *p,
+                                   tshi_part *part, int fused) {
+    tsh_real lane[2 * TSHI_BLOCK], pad[TSHI_BLOCK], c;
+    double sum = 0, square = 0;
+    int64_t i, e, m;
+    (void)p, (void)fused;
+    for (i = 0; i < n; i += TSHI_STAT_CHUNK)
+        sum += (double)tshi_kernel_sum(x + i, tshi_base_min(TSHI_STAT_CHUNK, n - i));
+    c = TSHI_R(sum / (double)n);
+    for (i = 0, sum = 0; i < n; i += TSHI_STAT_CHUNK) {
+        m = tshi_base_min(TSHI_STAT_CHUNK, n - i);
+        memset(lane, 0, sizeof lane);
+        for (e = 0; e + TSHI_BLOCK <= m; e += TSHI_BLOCK)
+            tshi_stat_moments_step(lane, x + i + e, c);
+        if (e < m) {
+            tshi_kernel_pad(x + i + e, m - e, c, pad); /* padding with c adds 0 to both sums */
+            tshi_stat_moments_step(lane, pad, c);
+        }
+        sum += (double)tshi_kernel_fold(lane);
+        square += (double)tshi_kernel_fold(lane + TSHI_BLOCK);
+    }
+    part->a = (double)c + sum / (double)n;
+    part->b = square - sum * sum / (double)n;
+    if (part->b < 0) part->b = 0; /* only by rounding */
+}
+TSHI_STAT_KERNEL(tshi_stat_var, tshi_stat_moments);
+
+/* Joins means and sums of squares (Chan, Golub & LeVeque 1983). */
+static void tshi_stat_join_moments(tshi_part *part, const tshi_part *more) {
+    const double n = part->n + more->n, apart = more->a - part->a;
+    part->a += apart * (more->n / n);
+    part->b += more->b + apart * apart * (part->n * more->n / n);
+}
+
+static void tshi_stat_finish_var(const tshi_part *part, const tshi_reduce_params *p,
+                                 tshi_stat_result *result) {
+    const double freedom = part->n - p->c; /* p->c: the correction */
+    result->value = part->n > 0 ? part->b / (freedom > 0 ? freedom : 0) : (double)NAN;
+    result->centre = part->a;
+    result->scale = 2 / freedom;
+}
+
+static void tshi_stat_finish_std(const tshi_part *part, const tshi_reduce_params *p,
+                                 tshi_stat_result *result) {
+    tshi_stat_finish_var(part, p, result);
+    result->value = sqrt(result->value);
+    result->scale = result->value > 0 || result->value != result->value
+                        ? result->scale / (2 * result->value)
+                        : 0;
+}
+
+/* -- norm: y = (sum |x|^p)^(1/p); dx = dy sign(x) (|x| / y)^(p - 1) --------------
+ * 0 at x = 0. For p = 0, y is the number of elements that are not 0, without a gradient. */
+
+/* Defines the kernel that sums F(v) over the row, where v is an element; `rest` is a value for
+ * which F is 0. */
+#define TSHI_STAT_SUM(name, rest, F)                                                               \
+    TSHI_INLINE void tshi_stat_add_##name(tsh_real *lane, const tsh_real *x, tsh_real c) {         \
+        int i;                                                                                     \
+        (void)c; /* only a general p needs it */                                                   \
+        for (i = 0; i < TSHI_BLOCK; i++) {                                                         \
+            const tsh_real v = x[i];                                                               \
+            lane[i] += F;                                                                          \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_INLINE void tshi_stat_sum_##name(const tsh_real *x, int64_t n,                            \
+                                          const tshi_reduce_params *p, tshi_part *part,            \
+                                          int fused) {                                             \
+        tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];                                                \
+        int64_t i, e, m;                                                                           \
+        (void)fused;                                                                               \
+        part->a = 0;                                                                               \
+        for (i = 0; i < n; i += TSHI_STAT_CHUNK) {                                                 \
+            m = tshi_base_min(TSHI_STAT_CHUNK, n - i);                                             \
+            memset(lane, 0, sizeof lane);                                                          \
+            for (e = 0; e + TSHI_BLOCK <= m; e += TSHI_BLOCK)                                      \
+                tshi_stat_add_##name(lane, x + i + e, TSHI_R(p->c));                               \
+            if (e < m) {                                                                           \
+                tshi_kernel_pad(x + i + e, m - e, rest, pad);                                      \
+                tshi_stat_add_##name(lane, pad, TSHI_R(p->c));                                     \
+            }                                                                                      \
+            part->a += (double)tshi_kernel_fold(lane);                                             \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_STAT_KERNEL(tshi_stat_norm_##name, tshi_stat_sum_##name);
+TSHI_STAT_SUM(zero, 0, TSHI_R((v > 0) | (v < 0) | (v != v)))
+TSHI_STAT_SUM(one, 0, tshi_math_abs(v))
+TSHI_STAT_SUM(two, 0, v *v)
+TSHI_STAT_SUM(any, p->c < 0 ? TSHI_R(INFINITY) : TSHI_R(0), tshi_math_pow(tshi_math_abs(v), c))
+#undef TSHI_STAT_SUM
+
+/* Finds the largest |x|, or the largest -|x| if p is negative, and how many elements have it. */
+TSHI_INLINE void tshi_stat_largest(const tsh_real *x, int64_t n, const tshi_reduce_params *p,
+                                   tshi_part *part, int fused) {
+    enum { PART = 256 };
+    const tsh_real sign = p->c < 0 ? TSHI_R(-1) : TSHI_R(1);
+    tsh_real size[PART], best = sign * tshi_math_abs(x[0]);
+    int64_t i, k, m;
+    (void)fused;
+    for (i = 0; i < n; i += PART) {
+        m = tshi_base_min(PART, n - i);
+        TSHI_LANES for (k = 0; k < m; k++) size[k] = sign * tshi_math_abs(x[i + k]);
+        best = tshi_kernel_larger(tshi_kernel_max(size, m), best);
+    }
+    part->a = (double)best;
+    for (i = 0; i < n; i += PART) {
+        int32_t count = 0;
+        m = tshi_base_min(PART, n - i);
+        for (k = 0; k < m; k++)
+            count += (sign * tshi_math_abs(x[i + k]) >= best) | (x[i + k] != x[i + k]);
+        part->b += count;
+    }
+}
+TSHI_STAT_KERNEL(tshi_stat_norm_largest, tshi_stat_largest);
+#undef TSHI_STAT_KERNEL
+
+static void tshi_stat_join_sums(tshi_part *part, const tshi_part *more) {
+    part->a += more->a;
+}
+
+static void tshi_stat_join_largest(tshi_part *part, const tshi_part *more) {
+    const int nan = part->a != part->a, other_nan = more->a != more->a;
+    if (other_nan > nan || (!nan && more->a > part->a)) {
+        part->a = more->a;
+        part->b = more->b;
+    } else if (other_nan == nan && !(more->a < part->a)) { /* equal, or both NaN */
+        part->b += more->b;
+    }
+}
+
+/* For p 0 and 1. */
+static void tshi_stat_finish_plain(const tshi_part *part, const tshi_reduce_params *p,
+                                   tshi_stat_result *result) {
+    (void)p;
+    result->value = result->centre = part->n > 0 ? part->a : 0;
+    result->scale = 1;
+}
+
+/* For p 2: dx = dy x / y, 0 if y is 0. */
+static void tshi_stat_finish_two(const tshi_part *part, const tshi_reduce_params *p,
+                                 tshi_stat_result *result) {
+    (void)p;
+    result->value = result->centre = part->n > 0 ? sqrt(part->a) : 0;
+    result->scale = result->value <= 0 ? 0 : 1 / result->value;
+}
+
+static void tshi_stat_finish_any(const tshi_part *part, const tshi_reduce_params *p,
+                                 tshi_stat_result *result) {
+    result->value = result->centre = part->n > 0 ? pow(part->a, 1 / p->c) : 0;
+    result->scale = 1;
+}
+
+static void tshi_stat_finish_largest(const tshi_part *part, const tshi_reduce_params *p,
+                                     tshi_stat_result *result) {
+    (void)p;
+    result->value = result->centre = fabs(part->a);
+    result->scale = 1 / part->b; /* elements that have the maximum share the gradient */
+}
+
+/* -- backward ------------------------------------------------------------------ */
+
+/* Kernels: dx = f(x, g, s), where g is the gradient of the row's result times its scale, and s the
+ * row's centre. c is p - 1 of a norm. */
+#define TSHI_STAT_BACKWARD(name, F)                                                                \
+    TSHI_MAP_KERNEL(tshi_stat_##name##_dx, tshi_backward_params, p->c, p->add, 3, x, g, s, F)
+TSHI_STAT_BACKWARD(logsumexp, g *tshi_math_exp(x - s, fused))
+TSHI_STAT_BACKWARD(var, g *(x - s))
+TSHI_STAT_BACKWARD(norm_zero, TSHI_R(0))
+TSHI_STAT_BACKWARD(norm_one, g *tshi_math_sign(x))
+TSHI_STAT_BACKWARD(norm_two, g *x)
+TSHI_STAT_BACKWARD(norm_any, ((x >= 0) & (x <= 0))
+                                 ? TSHI_R(0)
+                                 : (x < 0 ? -g : g) * tshi_math_pow(tshi_math_abs(x) / s, c))
+TSHI_STAT_BACKWARD(norm_largest,
+                   g *TSHI_R(tshi_math_abs(x) >= s && tshi_math_abs(x) <= s) * tshi_math_sign(x))
+#undef TSHI_STAT_BACKWARD
+#undef TSHI_MAP_KERNEL
+
+/* Computes dx of every statistic. node->aux has the centre of each row, then the scale of each. */
+static void tshi_stat_backward(tshi_node *node) {
+    const tshi_stat *stat = (const tshi_stat *)(const void *)node->op;
+    const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
+    const int64_t count = tsh_local_numel(node->out); /* number of rows */
+    const tsh_tensor *x = node->in[0];
+    tsh_ctx *ctx = x->ctx;
+    const tsh_real *centre = (const tsh_real *)tshi_mem_data(node->aux), *scale = centre + count;
+    const tsh_real *dy = tshi_tape_grad(node);
+    tshi_backward_params back = TSHI_ZERO;
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(count));
+    tsh_real *g = block ? (tsh_real *)tshi_mem_data(block) : NULL;
+    int64_t stride[TSH_MAX_DIMS], i;
+    tshi_loop loop;
+    tshi_dest dest;
+    if (!g || !tshi_tape_dest(node, 0, &dest)) {
+        tshi_mem_release(ctx, block);
+        return;
+    }
+    for (i = 0; i < count; i++) g[i] = dy[i] * scale[i];
+    tshi_reduce_spread(x, node->out, params->axis, stride);
+    tshi_kernel_space(&loop, x);
+    tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, x, tshi_tape_saved(node, 0), x->stride, x->dtype);
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, x, centre, stride, TSH_REAL);
+    back.c = params->c - 1;
+    back.add = dest.add;
+    tshi_kernel_run(&loop, stat->backward[ctx->isa], &back);
+    tshi_mem_release(ctx, block);
+}
+
+/* -- forward ------------------------------------------------------------------- */
+
+/* Joins the parts of `count` rows of all ranks, in the order of ranks, with one all-gather, for an
+ * x that is sharded along the rows. */
+static void tshi_stat_gather(const tshi_stat *stat, tsh_ctx *ctx, tshi_part *parts, int64_t count) {
+    const int64_t size = ctx->tp.size, each = (int64_t)(sizeof *parts / sizeof(double));
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                       (size_t)(size * count) * sizeof *parts +
+                                           (size_t)size * sizeof(int64_t));
+    tshi_part *all;          /* all ranks' parts, shape (size, count) */
+    int64_t *counts, r, i;   /* counts: numbers that each rank sends, shape (size) */
+    if (!block) return;
+    all = (tshi_part *)tshi_mem_data(block);
+    counts = (int64_t *)(void *)(all + size * count);
+    for (r = 0; r < size; r++) counts[r] = count * each;
+    (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, parts, all, counts, 1, TSH_F64),
+                          stat->op.name);
+    for (i = 0; i < count && ctx->error.code == TSH_OK; i++) {
+        parts[i] = all[i];
+        for (r = 1; r < size; r++) {
+            const tshi_part *more = &all[r * count + i];
+            if (!(parts[i].n > 0)) {
+                parts[i] = *more;
+            } else if (more->n > 0) {
+                stat->join(&parts[i], more);
+                parts[i].n += more->n;
+            }
+        }
+    }
+    tshi_mem_release(ctx, block);
+}
+
+/* Computes the statistic of each row of x: the results to `values`, centres and scales to aux. */
+static void tshi_stat_compute(const tshi_stat *stat, tsh_tensor *x, const tshi_reduction *r,
+                              int64_t count, tsh_real *values, tsh_real *aux) {
+    tsh_ctx *ctx = x->ctx;
+    const tsh_tensor xs = tshi_reduce_rows(x, r->params.axis); /* x with the axis last */
+    const size_t bytes = (size_t)count * sizeof(tshi_part);
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes), *scratch;
+    tshi_part *parts = block ? (tshi_part *)tshi_mem_data(block) : NULL;
+    tshi_rows rows = tshi_reduce_job(stat->forward, x, &r->params);
+    tshi_stat_result result;
+    int64_t i;
+    if (!parts) return;
+    memset(parts, 0, bytes); /* rows without elements on this rank keep n = 0 */
+    rows.x[0] = tshi_kernel_operand(parts, 3, TSH_F64);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r->params.n);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r->params.n);
+    tshi_mem_release(ctx, scratch);
+    if (ctx->tp.size > 1 && tshi_rule_is_sharded(x, r->params.axis) && ctx->error.code == TSH_OK)
+        tshi_stat_gather(stat, ctx, parts, count);
+    for (i = 0; i < count; i++) {
+        stat->finish(&parts[i], &r->params, &result);
+        values[i] = TSHI_R(result.value);
+        aux[i] = TSHI_R(result.centre);
+        aux[count + i] = TSHI_R(result.scale);
+    }
+    tshi_mem_release(ctx, block);
+}
+
+/* Runs a statistic along dim. c: the correction or p, see tshi_reduce_params. */
+static tsh_tensor *tshi_stat_run(const tshi_stat *stat, tsh_tensor *x, int dim, int keepdim,
+                                 double c) {
+    tsh_ctx *ctx = x->ctx;
+    tshi_reduction r;
+    tshi_block *unrounded, *aux;
+    tsh_tensor *out;
+    tsh_real *values;
+    int64_t count;
+    if (!tshi_reduce_plan(&stat->op, x, dim, keepdim, &r)) return NULL;
+    r.params.c = c;
+    out = tshi_tensor_out(ctx, stat->op.name, x->dtype, &r.shape, &r.layout);
+    if (!out) return NULL;
+    count = tsh_local_numel(out);
+    values = tshi_kernel_output(out, &unrounded); /* out's values, or *unrounded */
+    aux = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * count));
+    if (values && aux)
+        tshi_stat_compute(stat, x, &r, count, values, (tsh_real *)tshi_mem_data(aux));
+    tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
+    tshi_op_record(&stat->op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, aux);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* Defines the tshi_stat of a public function. */
+#define TSHI_STAT(row, public, kernel, dx, join, finish)                                           \
+    static const tshi_stat tshi_stat_##row##_row = {                                               \
+        {public, "x", tshi_rule_statistic, tshi_stat_backward, TSHI_X, 0},                         \
+        tshi_stat_##kernel,                                                                        \
+        tshi_stat_##dx##_dx,                                                                       \
+        tshi_stat_join_##join,                                                                     \
+        tshi_stat_finish_##finish};
+TSHI_STAT(logsumexp, "tsh_logsumexp", logsumexp, logsumexp, exps, exps)
+TSHI_STAT(var, "tsh_var", var, var, moments, var)
+TSHI_STAT(std, "tsh_std", var, var, moments, std)
+TSHI_STAT(norm_zero, "tsh_norm", norm_zero, norm_zero, sums, plain)
+TSHI_STAT(norm_one, "tsh_norm", norm_one, norm_one, sums, plain)
+TSHI_STAT(norm_two, "tsh_norm", norm_two, norm_two, sums, two)
+TSHI_STAT(norm_any, "tsh_norm", norm_any, norm_any, sums, any)
+TSHI_STAT(norm_largest, "tsh_norm", norm_largest, norm_largest, largest, largest)
+#undef TSHI_STAT
+
+TSH_API tsh_tensor *tsh_logsumexp(tsh_tensor *x, int dim, int keepdim) {
+    if (!tshi_tensor_check_floating("tsh_logsumexp", "x", &x, 1)) return NULL;
+    return tshi_stat_run(&tshi_stat_logsumexp_row, x, dim, keepdim, 0);
+}
+
+TSH_API tsh_tensor *tsh_var(tsh_tensor *x, int dim, double correction, int keepdim) {
+    if (!tshi_tensor_check_floating("tsh_var", "x", &x, 1)) return NULL;
+    return tshi_stat_run(&tshi_stat_var_row, x, dim, keepdim, tshi_map_option(correction, 1));
+}
+
+TSH_API tsh_tensor *tsh_std(tsh_tensor *x, int dim, double correction, int keepdim) {
+    if (!tshi_tensor_check_floating("tsh_std", "x", &x, 1)) return NULL;
+    return tshi_stat_run(&tshi_stat_std_row, x, dim, keepdim, tshi_map_option(correction, 1));
+}
+
+/* Returns the way to compute the norm for this p. */
+static const tshi_stat *tshi_stat_norm(double p) {
+    if (p - p != 0) return &tshi_stat_norm_largest_row; /* infinity or -infinity */
+    if (p >= 2 && p <= 2) return &tshi_stat_norm_two_row;
+    if (p >= 1 && p <= 1) return &tshi_stat_norm_one_row;
+    return p < 0 || p > 0 ? &tshi_stat_norm_any_row : &tshi_stat_norm_zero_row;
+}
+
+TSH_API tsh_tensor *tsh_norm(tsh_tensor *x, double p, int dim, int keepdim) {
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_norm", "x", &x, 1);
+    const double own = tshi_map_option(p, 2);
+    const int axis = ctx && dim != TSH_ALL ? tshi_tensor_axis(x, dim) : -1;
+    if (!ctx) return NULL;
+    if (own != own) return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_norm: p is NAN");
+    if ((own < 0 || own - own != 0) && !(axis < 0 ? tsh_numel(x) : x->dim[axis]))
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "tsh_norm: the norm of no values does not exist for p = %g: the "
+                               "dimension is empty",
+                               own);
+    return tshi_stat_run(tshi_stat_norm(own), x, dim, keepdim, own);
+}
+
+/* ========================================================================== */
+/* >>op-cumsum                                    MARK: - op-cumsum (private) */
+/* Cumulative sums, and products along a dimension.                           */
+/* Needs: >>op-reduce.                                                        */
+/* ========================================================================== */
+
+/* -- cumsum: y_i = x_0 + ... + x_i;   dx_i = dy_i + dy_(i+1) + ... -----------
+ * x and y are dense arrays of shape (outer, n, inner), summed along n, floats in double. The sums
+ * of several columns (positions in outer and inner) are computed at a time: neighbours in inner if
+ * there are enough of these, else neighbours in outer. */
+
+enum { TSHI_CUMSUM_LANES = 16 }; /* the most columns that are summed at a time */
+
+typedef struct tshi_cumsum {
+    const void *x; /* tsh_real, or int64_t if `integers` is 1 */
+    void *y;
+    int64_t outer, n, inner;
+    int integers;
+    int reverse; /* 1: sums from the end */
+} tshi_cumsum;
+
+/* Defines the function that sums m columns of n elements: column l begins at x[l * next], and its
+ * elements are `step` apart (negative: in reverse). */
+#define TSHI_CUMSUM_COLUMNS(name, type, sum_type)                                                  \
+    TSHI_INLINE void tshi_cumsum_##name##_columns(const type *x, type *y, int64_t n, int64_t step, \
+                                                  int64_t next, int64_t m) {                       \
+        sum_type sum[TSHI_CUMSUM_LANES] = {0};                                                     \
+        int64_t i, l;                                                                              \
+        for (i = 0; i < n; i++, x += step, y += step)                                              \
+            for (l = 0; l < m; l++) {                                                              \
+                sum[l] += (sum_type)x[l * next];                                                   \
+                y[l * next] = (type)sum[l];                                                        \
+            }                                                                                      \
+    }                                                                                              \
+    static void tshi_cumsum_##name(const tshi_cumsum *job, int64_t at, int64_t next, int64_t m) {  \
+        const int64_t step = job->reverse ? -job->inner : job->inner;                              \
+        const int64_t first = at + (job->reverse ? (job->n - 1) * job->inner : 0);                 \
+        const type *x = (const type *)job->x + first;                                              \
+        type *y = (type *)job->y + first;                                                          \
+        if (next == 1 && m == TSHI_CUMSUM_LANES)                                                   \
+            tshi_cumsum_##name##_columns(x, y, job->n, step, 1, TSHI_CUMSUM_LANES);                \
+        else                                                                                       \
+            tshi_cumsum_##name##_columns(x, y, job->n, step, next, m);                             \
+    }
+TSHI_CUMSUM_COLUMNS(reals, tsh_real, double)
+TSHI_CUMSUM_COLUMNS(integers, int64_t, uint64_t) /* unsigned: overflow wraps around */
+#undef TSHI_CUMSUM_COLUMNS
+
+/* Returns the number of groups of columns, and sets whether they are neighbours in inner. */
+static int64_t tshi_cumsum_groups(const tshi_cumsum *job, int *inner) {
+    *inner = job->inner >= TSHI_CUMSUM_LANES / 2 || job->outer == 1;
+    return *inner ? job->outer * tshi_base_ceil(job->inner, TSHI_CUMSUM_LANES)
+                  : job->inner * tshi_base_ceil(job->outer, TSHI_CUMSUM_LANES);
+}
+
+/* Sums the groups `from` to `to` - 1 of a tshi_cumsum, which is `job`. A tshi_team_fn. */
+static void tshi_cumsum_piece(void *user, int piece, int64_t from, int64_t to) {
+    const tshi_cumsum *job = (const tshi_cumsum *)user;
+    const int64_t whole = job->n * job->inner; /* elements of one position in outer */
+    int by_inner;
+    int64_t g, each, first, at, m;
+    (void)piece, (void)tshi_cumsum_groups(job, &by_inner);
+    each = tshi_base_ceil(by_inner ? job->inner : job->outer, TSHI_CUMSUM_LANES);
+    for (g = from; g < to; g++) {
+        first = g % each * TSHI_CUMSUM_LANES; /* the group's first position in inner, or outer */
+        m = tshi_base_min(TSHI_CUMSUM_LANES, (by_inner ? job->inner : job->outer) - first);
+        at = by_inner ? g / each * whole + first : first * whole + g / each;
+        if (job->integers)
+            tshi_cumsum_integers(job, at, by_inner ? 1 : whole, m);
+        else
+            tshi_cumsum_reals(job, at, by_inner ? 1 : whole, m);
+    }
+}
+
+/* Computes all sums on the rank's threads. */
+static void tshi_cumsum_run(const tsh_ctx *ctx, tshi_cumsum *job) {
+    int by_inner;
+    const int64_t groups = tshi_cumsum_groups(job, &by_inner);
+    const int64_t length = job->n * TSHI_CUMSUM_LANES; /* elements of a group */
+    if (job->n && groups)
+        tshi_team_run(tshi_kernel_parts(ctx, groups, length), groups, 1, tshi_cumsum_piece, job);
+}
+
+/* What backward needs of the call: the local sizes. */
+typedef struct tshi_cumsum_params {
+    int64_t outer, n, inner;
+} tshi_cumsum_params;
+
+static void tshi_cumsum_backward(tshi_node *node) {
+    const tshi_cumsum_params *p = (const tshi_cumsum_params *)node->params;
+    tshi_cumsum job = {tshi_tape_grad(node), NULL, p->outer, p->n, p->inner, 0, 1};
+    tshi_dest dest;
+    tshi_block *scratch;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    job.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest itself, or *scratch */
+    if (!job.y) return;
+    tshi_cumsum_run(node->out->ctx, &job);
+    tshi_op_accumulate(node->in[0], &dest, scratch);
+}
+
+static const tshi_op tshi_cumsum_op = {
+    "tsh_cumsum", "x", tshi_rule_cumulate, tshi_cumsum_backward, TSHI_NONE, 0};
+
+TSH_API tsh_tensor *tsh_cumsum(tsh_tensor *x, int dim) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_cumsum", "x", &x, 1);
+    const int integers = ctx && !tshi_dtypes[x->dtype].floating;
+    tsh_shape shape = tsh_shape_of(x);
+    tshi_cumsum job = TSHI_ZERO;
+    tshi_cumsum_params params;
+    tshi_reduction r;
+    tshi_block *scratch, *unrounded = NULL;
+    tsh_tensor *out;
+    if (!ctx || (!integers && !tshi_tensor_check_floating("tsh_cumsum", "x", &x, 1))) return NULL;
+    if (!tshi_reduce_plan(&tshi_cumsum_op, x, dim == TSH_ALL ? TSH_MAX_DIMS : dim, 1, &r))
+        return NULL;
+    out = tshi_tensor_out(ctx, "tsh_cumsum", integers ? TSH_I64 : x->dtype, &shape, &r.layout);
+    if (!out) return NULL;
+    job.integers = integers;
+    job.outer = params.outer = r.outer;
+    job.n = params.n = r.params.n;
+    job.inner = params.inner = r.inner;
+    job.y = integers ? tshi_tensor_at(out) : tshi_kernel_output(out, &unrounded);
+    job.x = tshi_kernel_packed_as(x, integers ? TSH_I64 : TSH_REAL, &scratch);
+    if (ctx->error.code == TSH_OK) tshi_cumsum_run(ctx, &job);
+    tshi_mem_release(ctx, scratch);
+    tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
+    if (!integers)
+        tshi_op_record(&tshi_cumsum_op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* -- prod: y = x_0 x_1 ...;   dx_i = dy times the product of all other x -----------
+ * Products are computed in double. The product of the others is that of the elements before times
+ * that of the elements after, so zeros are nothing special. */
+
+TSHI_INLINE void tshi_cumsum_prod_body(int64_t rows, const tshi_operand *operand,
+                                       const tshi_reduce_params *p) {
+    tsh_real *y = (tsh_real *)operand[0].data;
+    const tsh_real *x = (const tsh_real *)operand[1].data;
+    const int64_t n = p->n;
+    for (; rows > 0; rows--, x += n) {
+        double lane[8] = {1, 1, 1, 1, 1, 1, 1, 1}; /* lane[j]: product of the x_i, i mod 8 = j */
+        int64_t i, j;
+        for (i = 0; i + 8 <= n; i += 8)
+            for (j = 0; j < 8; j++) lane[j] *= (double)x[i + j];
+        for (j = 0; i < n; i++, j++) lane[j] *= (double)x[i];
+        for (j = 0; j < 4; j++) lane[j] *= lane[j + 4];
+        *y++ = TSHI_R((lane[0] * lane[2]) * (lane[1] * lane[3]));
+    }
+}
+TSHI_KERNEL(tshi_cumsum_prod, tshi_reduce_params);
+
+/* Operands: dx and x, dense rows of p->n values; dy, one value for each row; scratch for p->n
+ * doubles: the products of the elements before each. */
+static void tshi_cumsum_prod_grad(int64_t rows, const tshi_operand *operand, const void *params) {
+    const int64_t n = ((const tshi_reduce_params *)params)->n;
+    tsh_real *dx = (tsh_real *)operand[0].data;
+    const tsh_real *x = (const tsh_real *)operand[1].data;
+    const tsh_real *dy = (const tsh_real *)operand[2].data;
+    double *before = (double *)operand[3].data;
+    for (; rows > 0; rows--, x += n, dx += n, dy++) {
+        double product = 1;
+        int64_t i;
+        for (i = 0; i < n; i++) {
+            before[i] = product;
+            product *= (double)x[i];
+        }
+        for (product = (double)*dy, i = n - 1; i >= 0; i--) {
+            dx[i] = TSHI_R(product * before[i]);
+            product *= (double)x[i];
+        }
+    }
+}
+
+static void tshi_cumsum_prod_backward(tshi_node *node) {
+    const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
+    tsh_ctx *ctx = node->out->ctx;
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis), x = dx; /* with the axis last */
+    const int64_t n = params->n, count = n ? tsh_local_numel(&dx) / n : 0; /* count: rows */
+    tshi_rows rows = tshi_kernel_rows_job(tshi_cumsum_prod_grad, count, params);
+    tshi_block *scratch[2], *before;
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    dest.stride = dx.stride;   /* strides with the axis last */
+    x.block = node->saved[0];  /* the values of the input */
+    before = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                            (size_t)(tshi_kernel_parts(ctx, count, n) * n) * sizeof(double));
+    rows.x[0] = tshi_kernel_reals(tshi_op_dense_dest(&dx, &dest, &scratch[0]), n);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&x, &scratch[1]), n);
+    rows.x[2] = tshi_kernel_reals(tshi_tape_grad(node), 1);
+    rows.x[3] = tshi_kernel_operand(before ? tshi_mem_data(before) : NULL, 0, TSH_F64);
+    rows.own[3] = n;
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, n);
+    tshi_op_accumulate(&dx, &dest, scratch[0]); /* does nothing if the kernel wrote to dest */
+    tshi_mem_release(ctx, scratch[1]);
+    tshi_mem_release(ctx, before);
+}
+
+static const tshi_op tshi_cumsum_prod_op = {
+    "tsh_prod", "x", tshi_rule_whole, tshi_cumsum_prod_backward, TSHI_X, 0};
+
+TSH_API tsh_tensor *tsh_prod(tsh_tensor *x, int dim, int keepdim) {
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_prod", "x", &x, 1);
+    tshi_reduction r;
+    tshi_block *scratch, *unrounded;
+    tsh_tensor *out, xs;
+    tshi_rows rows;
+    tsh_real *y;
+    int64_t i;
+    if (!ctx || !tshi_reduce_plan(&tshi_cumsum_prod_op, x, dim, keepdim, &r)) return NULL;
+    out = tshi_tensor_out(ctx, "tsh_prod", x->dtype, &r.shape, &r.layout);
+    y = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
+    if (!y) return NULL;
+    xs = tshi_reduce_rows(x, r.params.axis); /* x with the axis last */
+    rows = tshi_reduce_job(tshi_cumsum_prod, x, &r.params);
+    rows.x[0] = tshi_kernel_reals(y, 1);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
+    for (i = 0; i < tsh_local_numel(out) && !r.params.n; i++) y[i] = 1; /* of no values */
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
+    tshi_mem_release(ctx, scratch);
+    tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
+    tshi_op_record(&tshi_cumsum_prod_op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
@@ -14466,6 +16999,1298 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
         return x ? tsh_reshape(x, shape) : NULL;
     }
     return out;
+}
+
+/* ========================================================================== */
+/* >>op-shape                                      MARK: - op-shape (private) */
+/* Other shapes: squeeze, unsqueeze, stack, expand, tile, slices with a step. */
+/* Needs: >>rule-index >>op-view.                                             */
+/* ========================================================================== */
+
+/* squeeze, unsqueeze and slice_step return views, as the ops of >>op-view do. No other op expects a
+ * stride of 0 in its inputs, and a view's gradient lies in that of its base, so expand copies. */
+
+/* -- squeeze, unsqueeze, stack ----------------------------------------------- */
+
+/* Returns the dimension of a tensor of ndim + 1 dimensions that dim names; -1: there is none. */
+static int tshi_shape_place(int ndim, int dim) {
+    const int at = dim < 0 ? dim + ndim + 1 : dim;
+    return at >= 0 && at <= ndim ? at : -1;
+}
+
+/* Returns a view of x without its dimension d, which has length 1 and is not sharded. */
+static tsh_tensor *tshi_shape_without(tsh_tensor *x, int d) {
+    tsh_tensor *out = tshi_tensor_view(x);
+    int e;
+    if (!out) return NULL;
+    out->ndim--;
+    for (e = d; e < out->ndim; e++) tshi_view_dim(out, e, x, e + 1);
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_squeeze(tsh_tensor *x, int dim) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_squeeze", "x", &x, 1);
+    char text[TSHI_TEXT_SIZE];
+    int d, axis;
+    if (!ctx) return NULL;
+    axis = tshi_tensor_axis(x, dim);
+    if (dim != TSH_ALL && axis < 0 && !tshi_tensor_scalar_axis(x, dim))
+        return tshi_error_null(ctx, TSH_ERR_SHAPE, "tsh_squeeze: there is no dimension %d in %s",
+                               dim, tshi_tensor_text(x, text));
+    for (d = x->ndim - 1; d >= 0 && x; d--) {
+        if (x->dim[d] != 1 || (dim != TSH_ALL && d != axis)) continue;
+        if (x->layout.kind == TSH_SHARDED && x->layout.dim == d)
+            return tshi_error_null(ctx, TSH_ERR_LAYOUT,
+                                   "tsh_squeeze: %s is sharded along dimension %d, which would be "
+                                   "removed; gather it first: "
+                                   "tsh_redistribute(x, tsh_replicated())",
+                                   tshi_tensor_text(x, text), d);
+        x = tshi_shape_without(x, d);
+        if (!x) return NULL;
+    }
+    return x && x->base == x ? tshi_tensor_view(x) : x;
+}
+
+TSH_API tsh_tensor *tsh_unsqueeze(tsh_tensor *x, int dim) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_unsqueeze", "x", &x, 1);
+    char text[TSHI_TEXT_SIZE];
+    tsh_tensor *out;
+    int e, at;
+    if (!ctx) return NULL;
+    at = tshi_shape_place(x->ndim, dim);
+    if (at < 0 || x->ndim == TSH_MAX_DIMS)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "tsh_unsqueeze: no place %d for a new dimension in %s (at most %d "
+                               "dimensions)",
+                               dim, tshi_tensor_text(x, text), TSH_MAX_DIMS);
+    out = tshi_tensor_view(x);
+    if (!out) return NULL;
+    for (e = at; e < x->ndim; e++) tshi_view_dim(out, e + 1, x, e);
+    out->ndim++;
+    out->dim[at] = out->local[at] = 1;
+    /* the stride of a dense tensor, although any would do */
+    out->stride[at] = at < x->ndim ? x->stride[at] * (x->local[at] > 1 ? x->local[at] : 1) : 1;
+    return out;
+}
+
+/* Returns 1 if part i can be stacked on part 0; else 0 and an error. */
+static int tshi_shape_stacks(tsh_tensor *const *parts, int i) {
+    const tsh_tensor *p = parts[i], *first = parts[0];
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    const int shapes = p->ndim == first->ndim &&
+                       memcmp(p->dim, first->dim, (size_t)p->ndim * sizeof *p->dim) == 0;
+    const int dtypes = p->dtype == first->dtype ||
+                       (tshi_dtype_computes(p->dtype) && tshi_dtype_computes(first->dtype));
+    const int layouts = shapes &&
+                        tshi_layout_equal(&p->layout, &first->layout, p->dim, p->ctx->tp.size);
+    if (shapes && dtypes && layouts) return 1;
+    return tshi_error_zero(p->ctx,
+                           !shapes   ? TSH_ERR_SHAPE
+                           : !dtypes ? TSH_ERR_DTYPE
+                                     : TSH_ERR_LAYOUT,
+                           "tsh_stack: part %d, %s %s, is not like part 0, %s %s; parts have one "
+                           "shape and one layout: tsh_expand, tsh_cast, tsh_redistribute",
+                           i, tshi_dtype_name(p->dtype), tshi_tensor_text(p, a),
+                           tshi_dtype_name(first->dtype), tshi_tensor_text(first, b));
+}
+
+TSH_API tsh_tensor *tsh_stack(tsh_tensor *const *parts, int n, int dim) {
+    enum { MOST = 30 }; /* as in tsh_concat */
+    tsh_ctx *ctx = n > 0 && parts ? tshi_tensor_check("tsh_stack", "parts[]", parts, n) : NULL;
+    tsh_tensor *row[MOST];
+    int i, at;
+    if (!ctx) return NULL;
+    at = tshi_shape_place(parts[0]->ndim, dim);
+    if (n > MOST)
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_stack: %d parts; at most %d", n, MOST);
+    if (at < 0 || parts[0]->ndim == TSH_MAX_DIMS)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "tsh_stack: no place %d for a new dimension among %d (at most %d)",
+                               dim, parts[0]->ndim, TSH_MAX_DIMS);
+    for (i = 0; i < n; i++) {
+        if (!tshi_shape_stacks(parts, i)) return NULL;
+        row[i] = tsh_unsqueeze(parts[i], at);
+    }
+    return tsh_concat(row, n, at);
+}
+
+/* -- expand, tile, repeat_interleave ------------------------------------------ */
+
+/* Adds the gradient of the output to that of x, summed over repeated elements. */
+static void tshi_shape_expand_backward(tshi_node *node) {
+    tsh_tensor *out = node->out;
+    tshi_loop loop;
+    tshi_dest dest;
+    if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_add_operand(&loop, node->in[0], dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
+    tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
+}
+
+/* Runs op, whose output is x broadcast to `shape`. */
+static tsh_tensor *tshi_shape_expanded(const tshi_op *op, tsh_tensor *x, tsh_shape shape) {
+    tshi_rule_moves moves = {0, 1, shape.ndim - x->ndim};
+    char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE];
+    tshi_output output;
+    tshi_loop loop;
+    tsh_tensor *out;
+    int d, fits = moves.skip >= 0 && shape.ndim <= TSH_MAX_DIMS;
+    output.shape = shape;
+    for (d = 0; d < x->ndim && fits; d++) {
+        int64_t *length = &output.shape.dim[d + moves.skip];
+        if (*length == -1) *length = x->dim[d];
+        fits = *length >= 0 && (*length == x->dim[d] || x->dim[d] == 1);
+        if (*length != x->dim[d]) moves.dims |= 1u << d;
+    }
+    for (d = 0; d < moves.skip && fits; d++) fits = shape.dim[d] >= 0;
+    if (!fits) {
+        if (shape.ndim < 0 || shape.ndim > TSH_MAX_DIMS) shape.ndim = 0; /* for the text */
+        return tshi_error_null(x->ctx, TSH_ERR_SHAPE,
+                               "%s: %s does not broadcast to %s; counted from the last one, sizes "
+                               "are equal, 1 in x, or -1: tsh_reshape",
+                               op->name, tshi_tensor_text(x, from),
+                               tshi_tensor_sizes(shape.dim, shape.ndim, to));
+    }
+    if (!tshi_rule_run(op, &x, 1, &moves, &output)) return NULL;
+    out = tshi_tensor_out(x->ctx, op->name, x->dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_tensor(&loop, out);
+    tshi_kernel_tensor(&loop, x); /* strides 0 where x has length 1 */
+    tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, NULL, 0, NULL);
+    return out;
+}
+
+static const tshi_op tshi_shape_expand_op = {
+    "tsh_expand", "x", tshi_rule_moved, tshi_shape_expand_backward, TSHI_NONE, 0};
+static const tshi_op tshi_shape_tile_op = {
+    "tsh_tile", "x", tshi_rule_moved, tshi_shape_expand_backward, TSHI_NONE, 0};
+static const tshi_op tshi_shape_repeat_op = {"tsh_repeat_interleave",    "x",       tshi_rule_moved,
+                                             tshi_shape_expand_backward, TSHI_NONE, 0};
+
+TSH_API tsh_tensor *tsh_expand(tsh_tensor *x, tsh_shape shape) {
+    return tshi_tensor_check("tsh_expand", "x", &x, 1)
+               ? tshi_shape_expanded(&tshi_shape_expand_op, x, shape)
+               : NULL;
+}
+
+/* Repeats each element of dimension d (whole 0), or the dimension as a whole (whole 1), r times: a
+ * new dimension after d or before it is expanded to r, and merged with d. */
+static tsh_tensor *tshi_shape_repeated(const tshi_op *op, tsh_tensor *x, int d, int64_t r,
+                                       int whole) {
+    tsh_tensor *row = tsh_unsqueeze(x, whole ? d : d + 1);
+    tsh_shape shape = tsh_shape_of(row), merged = tsh_shape_of(x);
+    if (!row) return NULL;
+    shape.dim[whole ? d : d + 1] = r;
+    row = tshi_shape_expanded(op, row, shape);
+    merged.dim[d] *= r; /* no overflow: the elements of row were counted */
+    return row ? tsh_reshape(row, merged) : NULL;
+}
+
+/* Returns 1 if x can be repeated r times along dimension d; else 0 and an error. merges: 1 if the
+ * layout allows it also along the sharded dimension. */
+static int tshi_shape_repeats(const char *op, const tsh_tensor *x, int d, int64_t r, int merges) {
+    const int cut = x->layout.kind == TSH_SHARDED && x->layout.dim == d;
+    char text[TSHI_TEXT_SIZE];
+    if (r < 0 || x->ndim == TSH_MAX_DIMS)
+        return tshi_error_zero(
+            x->ctx, TSH_ERR_SHAPE,
+            "%s: %s %lld times along dimension %d; takes 0 times or more, and at "
+            "most %d dimensions",
+            op, tshi_tensor_text(x, text), (long long)r, d, TSH_MAX_DIMS - 1);
+    if (cut && (!merges || !r))
+        return tshi_error_zero(x->ctx, TSH_ERR_LAYOUT,
+                               "%s: %s is sharded along dimension %d, which would be repeated %lld "
+                               "times; gather it first: tsh_redistribute(x, tsh_replicated())",
+                               op, tshi_tensor_text(x, text), d, (long long)r);
+    return 1;
+}
+
+TSH_API tsh_tensor *tsh_tile(tsh_tensor *x, const int64_t *repeats, int n) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_tile", "x", &x, 1);
+    tsh_tensor *out = x;
+    int d;
+    if (!ctx) return NULL;
+    if (n < 0 || n > TSH_MAX_DIMS || (n > 0 && !repeats))
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_tile: %d repeats; takes 0 to %d%s", n,
+                               TSH_MAX_DIMS, n > 0 && !repeats ? ", not NULL" : "");
+    while (out && out->ndim < n) out = tsh_unsqueeze(out, 0);
+    for (d = 0; d < n && out; d++) {
+        const int axis = out->ndim - n + d;
+        if (repeats[d] == 1) continue;
+        if (!tshi_shape_repeats("tsh_tile", out, axis, repeats[d], 0)) return NULL;
+        out = tshi_shape_repeated(&tshi_shape_tile_op, out, axis, repeats[d], 1);
+    }
+    return out == x ? tsh_clone(x) : out;
+}
+
+TSH_API tsh_tensor *tsh_repeat_interleave(tsh_tensor *x, int64_t repeats, int dim) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_repeat_interleave", "x", &x, 1);
+    char text[TSHI_TEXT_SIZE];
+    int axis;
+    if (!ctx) return NULL;
+    if (tshi_tensor_scalar_axis(x, dim)) x = tsh_unsqueeze(x, 0);
+    axis = x ? tshi_tensor_axis(x, dim) : -1;
+    if (axis < 0)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "tsh_repeat_interleave: there is no dimension %d in %s", dim,
+                               x ? tshi_tensor_text(x, text) : "x");
+    if (!tshi_shape_repeats("tsh_repeat_interleave", x, axis, repeats, 1)) return NULL;
+    return tshi_shape_repeated(&tshi_shape_repeat_op, x, axis, repeats, 0);
+}
+
+/* -- slice_step ----------------------------------------------------------------- */
+
+/* Returns a bound of a Python slice of n elements: negative ones count from the end; clamped. */
+static int64_t tshi_shape_bound(int64_t at, int64_t n) {
+    if (at < 0) at = at < -n ? 0 : at + n;
+    return tshi_base_min(at, n);
+}
+
+TSH_API tsh_tensor *tsh_slice_step(tsh_tensor *x, int dim, int64_t start, int64_t stop,
+                                   int64_t step) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_slice_step", "x", &x, 1);
+    char text[TSHI_TEXT_SIZE];
+    int64_t n, length;
+    tsh_tensor *out;
+    int d;
+    if (!ctx) return NULL;
+    d = tshi_tensor_axis(x, dim);
+    if (d < 0 || step < 1)
+        return tshi_error_null(
+            ctx, TSH_ERR_SHAPE,
+            "tsh_slice_step: dimension %d of %s, step %lld; takes a dimension of "
+            "x and a step of 1 or more (tsh_flip reverses)",
+            dim, tshi_tensor_text(x, text), (long long)step);
+    n = x->dim[d];
+    start = tshi_shape_bound(start, n);
+    stop = tshi_shape_bound(stop, n);
+    length = stop > start ? (stop - start - 1) / step + 1 : 0;
+    out = tshi_tensor_view(x);
+    if (!out || length == n) return out;
+    if (x->layout.kind != TSH_SHARDED || x->layout.dim != d) {
+        out->offset += length ? start * x->stride[d] : 0;
+        out->stride[d] *= length > 1 ? step : 1;
+        out->local[d] = length;
+    } else if ((step > 1 && length > 1) || !tshi_view_segments(out, d, start, length)) {
+        return tshi_error_null(ctx, TSH_ERR_LAYOUT,
+                               "tsh_slice_step: [%lld:%lld:%lld] along the sharded dimension of %s "
+                               "is not whole segments; gather it first: "
+                               "tsh_redistribute(x, tsh_replicated())",
+                               (long long)start, (long long)stop, (long long)step,
+                               tshi_tensor_text(x, text));
+    }
+    out->dim[d] = length;
+    return out;
+}
+
+/* ========================================================================== */
+/* >>op-pad                                          MARK: - op-pad (private) */
+/* Elements in other places: pad, flip, roll, triangles of matrices.          */
+/* Needs: >>rule-index >>op.                                                  */
+/* ========================================================================== */
+
+/* These ops copy elements from x to places of the output; in backward, they add the gradients of
+ * these places to that of x. */
+
+/* -- pad, flip, roll: boxes ----------------------------------------------------
+ * Along each dimension, the output consists of at most three runs, whose elements are x's in order,
+ * in reverse order, or all the same one. A run of each dimension together are a box, which is one
+ * strided copy. */
+
+typedef struct tshi_pad_run {
+    /* elements to, to + 1, ... of the output are from, from + step, ... of x */
+    int64_t to, from, length;
+    int64_t step; /* 1, -1 or 0 */
+} tshi_pad_run;
+
+/* The runs of each dimension: the params of the node. */
+typedef struct tshi_pad_runs {
+    int count[TSH_MAX_DIMS];
+    tshi_pad_run run[TSH_MAX_DIMS][3];
+} tshi_pad_runs;
+
+/* Adds a run to dimension d, behind those that are there, unless it is empty. */
+static void tshi_pad_add_run(tshi_pad_runs *runs, int d, int64_t from, int64_t length,
+                             int64_t step) {
+    const tshi_pad_run *last = runs->count[d] ? &runs->run[d][runs->count[d] - 1] : NULL;
+    tshi_pad_run run;
+    if (length <= 0) return;
+    run.to = last ? last->to + last->length : 0;
+    run.from = from;
+    run.length = length;
+    run.step = step;
+    runs->run[d][runs->count[d]++] = run;
+}
+
+/* Sets the runs of dimensions that stay as they are. */
+static void tshi_pad_same_runs(tshi_pad_runs *runs, const tsh_tensor *x) {
+    int d;
+    memset(runs, 0, sizeof *runs);
+    for (d = 0; d < x->ndim; d++) tshi_pad_add_run(runs, d, 0, x->local[d], 1);
+}
+
+/* One side of a box: the data that it reads or writes. */
+typedef struct tshi_pad_side {
+    tshi_operand data;
+    const int64_t *stride;
+} tshi_pad_side;
+
+static tshi_pad_side tshi_pad_side_of(void *data, const int64_t *stride, tsh_dtype dtype) {
+    tshi_pad_side side;
+    side.data = tshi_kernel_operand(data, 0, dtype);
+    side.stride = stride;
+    return side;
+}
+
+/* Runs `kernel` over the box that has run choice[d] along each dimension d: from x to y, or, if
+ * backward is 1, from y to x. x: in the shape of an op's input, y: of its output. */
+static void tshi_pad_box(const tsh_tensor *like, const tshi_pad_runs *runs, const int *choice,
+                         tshi_pad_side x, tshi_pad_side y, int backward, tshi_kernel_fn kernel) {
+    tshi_loop loop;
+    int d;
+    tshi_kernel_space(&loop, like);
+    loop.n = 2;
+    for (d = 0; d < like->ndim; d++) {
+        const tshi_pad_run *run = &runs->run[d][choice[d]];
+        loop.dim[d] = run->length;
+        tshi_kernel_move(&x.data, run->from * x.stride[d]);
+        tshi_kernel_move(&y.data, run->to * y.stride[d]);
+        loop.stride[backward][d] = y.stride[d];
+        loop.stride[!backward][d] = run->step * x.stride[d];
+    }
+    loop.x[backward] = y.data;
+    loop.x[!backward] = x.data;
+    tshi_kernel_run(&loop, kernel, NULL);
+}
+
+/* Runs `kernel` over all boxes, in a fixed order. */
+static void tshi_pad_boxes(const tsh_tensor *like, const tshi_pad_runs *runs, tshi_pad_side x,
+                           tshi_pad_side y, int backward, tshi_kernel_fn kernel) {
+    int choice[TSH_MAX_DIMS] = {0}, d;
+    for (d = 0; d < like->ndim; d++)
+        if (!runs->count[d]) return; /* the output, or what of it is x's, is empty */
+    do {
+        tshi_pad_box(like, runs, choice, x, y, backward, kernel);
+        for (d = like->ndim - 1; d >= 0 && ++choice[d] == runs->count[d]; d--) choice[d] = 0;
+    } while (d >= 0);
+}
+
+/* Adds the gradients of the output's elements to those of the elements of x that they are. */
+static void tshi_pad_boxes_backward(tshi_node *node) {
+    const tshi_pad_runs *runs = (const tshi_pad_runs *)node->params;
+    const tsh_tensor *out = node->out;
+    tshi_dest dest;
+    if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
+    tshi_pad_boxes(out, runs, tshi_pad_side_of(dest.data, dest.stride, TSH_REAL),
+                   tshi_pad_side_of(tshi_tape_grad(node), out->stride, TSH_REAL), 1,
+                   tshi_kernel_add[out->ctx->isa]);
+}
+
+/* Fills out with a value. */
+static void tshi_pad_fill(tsh_tensor *out, double value) {
+    static const int64_t still[TSH_MAX_DIMS] = {0, 0, 0,
+                                                0, 0, 0}; /* strides: one element for all */
+    double element[1];                                    /* memory for an element of any dtype */
+    tshi_loop loop;
+    tshi_dtype_put(out->dtype, element, 0, value);
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_tensor(&loop, out);
+    tshi_kernel_add_operand(&loop, out, element, still, out->dtype);
+    tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
+}
+
+/* Runs op, which copies the boxes of x to an output of this shape. fill: what the rest of it
+ * becomes, or NULL if the boxes are all of it. */
+static tsh_tensor *tshi_pad_moved(const tshi_op *op, tsh_tensor *x, const tshi_pad_runs *runs,
+                                  const tshi_output *output, const double *fill) {
+    tsh_tensor *out = tshi_tensor_out(x->ctx, op->name, x->dtype, &output->shape, &output->layout);
+    if (!out) return NULL;
+    if (fill) tshi_pad_fill(out, *fill);
+    tshi_pad_boxes(out, runs, tshi_pad_side_of(tshi_tensor_at(x), x->stride, x->dtype),
+                   tshi_pad_side_of(tshi_tensor_at(out), out->stride, out->dtype), 0,
+                   tshi_kernel_copy);
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, runs, sizeof *runs, NULL);
+    return out;
+}
+
+static const tshi_op tshi_pad_flip_op = {"tsh_flip", "x", tshi_rule_moved, tshi_pad_boxes_backward,
+                                         TSHI_NONE,  0};
+static const tshi_op tshi_pad_roll_op = {"tsh_roll", "x", tshi_rule_moved, tshi_pad_boxes_backward,
+                                         TSHI_NONE,  0};
+static const tshi_op tshi_pad_op = {"tsh_pad", "x", tshi_rule_moved, tshi_pad_boxes_backward,
+                                    TSHI_NONE, 0};
+
+/* Runs tsh_roll, or tsh_flip if flip is 1. */
+static tsh_tensor *tshi_pad_turned(const tshi_op *op, tsh_tensor *x, int dim, int64_t shift,
+                                   int flip) {
+    tsh_ctx *ctx = tshi_tensor_check(op->name, "x", &x, 1);
+    char text[TSHI_TEXT_SIZE];
+    tshi_rule_moves moves = {0, 1, 0};
+    tshi_pad_runs runs;
+    tshi_output output;
+    int64_t n;
+    int axis;
+    if (!ctx) return NULL;
+    if (tshi_tensor_scalar_axis(x, dim)) return tsh_clone(x);
+    axis = tshi_tensor_axis(x, dim);
+    if (axis < 0)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op->name,
+                               dim, tshi_tensor_text(x, text));
+    moves.dims = 1u << axis;
+    output.shape = tsh_shape_of(x);
+    if (!tshi_rule_run(op, &x, 1, &moves, &output)) return NULL;
+    tshi_pad_same_runs(&runs, x);
+    n = x->dim[axis];
+    runs.count[axis] = 0;
+    shift = n ? (shift % n + n) % n : 0; /* in [0, n) */
+    if (flip) {
+        tshi_pad_add_run(&runs, axis, n - 1, n, -1);
+    } else {
+        tshi_pad_add_run(&runs, axis, n - shift, shift, 1);
+        tshi_pad_add_run(&runs, axis, 0, n - shift, 1);
+    }
+    return tshi_pad_moved(op, x, &runs, &output, NULL);
+}
+
+TSH_API tsh_tensor *tsh_flip(tsh_tensor *x, int dim) {
+    return tshi_pad_turned(&tshi_pad_flip_op, x, dim, 0, 1);
+}
+
+TSH_API tsh_tensor *tsh_roll(tsh_tensor *x, int64_t shift, int dim) {
+    return tshi_pad_turned(&tshi_pad_roll_op, x, dim, shift, 0);
+}
+
+/* Sets the runs of dimension d, of length n, padded by `before` and `after`. */
+static void tshi_pad_set_runs(tshi_pad_runs *runs, int d, int64_t n, int64_t before, int64_t after,
+                              tsh_pad_mode mode) {
+    const int64_t from = before < 0 ? -before : 0; /* first element of x that stays */
+    const int64_t end = after < 0 ? n + after : n; /* where those that stay end */
+    const int64_t step = mode == TSH_PAD_REFLECT ? -1 : mode == TSH_PAD_CIRCULAR; /* 0: replicate */
+    runs->count[d] = 0;
+    if (mode != TSH_PAD_CONSTANT)
+        tshi_pad_add_run(runs, d,
+                         mode == TSH_PAD_REFLECT    ? before
+                         : mode == TSH_PAD_CIRCULAR ? end - before
+                                                    : 0,
+                         before, step);
+    tshi_pad_add_run(runs, d, from, end - from, 1);
+    if (mode != TSH_PAD_CONSTANT)
+        tshi_pad_add_run(runs, d,
+                         mode == TSH_PAD_REFLECT    ? n - 2
+                         : mode == TSH_PAD_CIRCULAR ? from
+                                                    : n - 1,
+                         after, step);
+    else if (before > 0 && runs->count[d])
+        runs->run[d][0].to = before;
+}
+
+/* Returns 1 if a dimension of length n can be padded so; else 0 and an error. */
+static int tshi_pad_fits(const tsh_tensor *x, int d, int64_t before, int64_t after,
+                         tsh_pad_mode mode) {
+    const int64_t n = x->dim[d], far = INT64_MAX / 16, most = before > after ? before : after;
+    const int64_t cut = (before < 0 ? before : 0) + (after < 0 ? after : 0); /* what is cut off */
+    const char *why = NULL;
+    char text[TSHI_TEXT_SIZE];
+    if (before < -n || after < -n || before > far || after > far || n + before + after < 0)
+        why = "the result would be shorter than 0, or too long";
+    else if (mode == TSH_PAD_REFLECT && most > 0 && most >= n)
+        why = "reflection takes less padding than there are elements";
+    else if (mode == TSH_PAD_CIRCULAR && most > n + cut)
+        why = "circular padding takes no more padding than there are elements";
+    else if (mode == TSH_PAD_REPLICATE && most > 0 && !n)
+        why = "there is no element to replicate";
+    if (!why) return 1;
+    return tshi_error_zero(x->ctx, TSH_ERR_SHAPE, "tsh_pad: (%lld, %lld) at dimension %d of %s; %s",
+                           (long long)before, (long long)after, d, tshi_tensor_text(x, text), why);
+}
+
+TSH_API tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mode mode,
+                            double value) {
+    const tshi_op *op = &tshi_pad_op;
+    tsh_ctx *ctx = tshi_tensor_check("tsh_pad", "x", &x, 1);
+    const int constant = mode == TSH_PAD_CONSTANT;
+    /* not linear if it puts a number other than 0 (or a NaN) beside the sum */
+    tshi_rule_moves moves = {0, !constant || (value <= 0 && value >= 0), 0};
+    tshi_pad_runs runs;
+    tshi_output output;
+    int i;
+    if (!ctx) return NULL;
+    if (n < 0 || n > x->ndim || (n > 0 && !pad) || (int)mode < 0 || mode > TSH_PAD_CIRCULAR)
+        return tshi_error_null(
+            ctx, TSH_ERR_ARGUMENT,
+            "tsh_pad: %d pairs%s in mode %d; takes 0 to %d pairs for this x, and "
+            "a tsh_pad_mode",
+            n, n > 0 && !pad ? " at NULL" : "", (int)mode, x->ndim);
+    output.shape = tsh_shape_of(x);
+    tshi_pad_same_runs(&runs, x);
+    for (i = 0; i < n; i++) {
+        const int d = x->ndim - 1 - i;
+        const int64_t before = pad[2 * i], after = pad[2 * i + 1];
+        if (!before && !after) continue;
+        if (!tshi_pad_fits(x, d, before, after, mode)) return NULL;
+        moves.dims |= 1u << d;
+        output.shape.dim[d] += before + after;
+        tshi_pad_set_runs(&runs, d, x->dim[d], before, after, mode);
+    }
+    if (!tshi_rule_run(op, &x, 1, &moves, &output)) return NULL;
+    return tshi_pad_moved(op, x, &runs, &output, constant ? &value : NULL);
+}
+
+/* -- tril, triu ------------------------------------------------------------------- */
+
+/* A job: copies or adds the triangles of x to y, and may set the rest of y to 0. Backward takes a
+ * copy of it from the node and replaces all fields but `diagonal` and `upper`. */
+typedef struct tshi_triangle {
+    int64_t diagonal;
+    int upper;                         /* 0: tril, 1: triu */
+    int zero;                          /* 1: sets the elements outside the triangle to 0 */
+    const tsh_tensor *like;            /* the op's input or output: shape and layout */
+    tshi_pad_side y, x;                /* of that shape */
+    tshi_kernel_fn kernel;             /* what it does with the elements inside */
+    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's columns, in `ranges` ranges */
+    int ranges;
+} tshi_triangle;
+
+/* Runs the kernel for the columns [from, to) of a row. */
+static void tshi_triangle_columns(tshi_kernel_fn kernel, const tshi_operand *row, int64_t from,
+                                  int64_t to) {
+    tshi_operand part[2];
+    int i;
+    if (from >= to) return;
+    for (i = 0; i < 2; i++) {
+        part[i] = row[i];
+        tshi_kernel_move(&part[i], from * row[i].step);
+    }
+    kernel(to - from, part, NULL);
+}
+
+/* Does one row, whose global index is `row`. operand: the rows of y and of x, and of y and of an
+ * element that is 0. */
+static void tshi_triangle_row(const tshi_triangle *job, int64_t row, const tshi_operand *yx,
+                              const tshi_operand *y0) {
+    int64_t local = 0; /* first local column of range s */
+    int s;
+    for (s = 0; s < job->ranges; local += job->range[s++].length) {
+        const int64_t n = job->range[s].length;
+        /* the first `low` columns of the range are those of the lower triangle that triu sets to
+         * 0, or that tril keeps */
+        int64_t low = row + job->diagonal + !job->upper - job->range[s].start;
+        low = low < 0 ? 0 : tshi_base_min(low, n);
+        tshi_triangle_columns(job->kernel, yx, local + (job->upper ? low : 0),
+                              local + (job->upper ? n : low));
+        if (job->zero)
+            tshi_triangle_columns(tshi_kernel_copy, y0, local + (job->upper ? 0 : low),
+                                  local + (job->upper ? low : n));
+    }
+}
+
+/* A tshi_team_fn: does the rows [from, to) of all matrices. */
+static void tshi_triangle_rows(void *data, int piece, int64_t from, int64_t to) {
+    static const double zero[1] = {0}; /* an element that is 0, of any dtype */
+    const tshi_triangle *job = (const tshi_triangle *)data;
+    const tsh_tensor *t = job->like;
+    const int last = t->ndim - 1;
+    int64_t r;
+    (void)piece;
+    for (r = from; r < to; r++) {
+        tshi_operand yx[2], y0[2];
+        int64_t rest = r;
+        int d;
+        yx[0] = job->y.data;
+        yx[1] = job->x.data;
+        yx[0].step = job->y.stride[last];
+        yx[1].step = job->x.stride[last];
+        for (d = last - 1; d >= 0; d--) {
+            tshi_kernel_move(&yx[0], rest % t->local[d] * job->y.stride[d]);
+            tshi_kernel_move(&yx[1], rest % t->local[d] * job->x.stride[d]);
+            rest /= t->local[d];
+        }
+        y0[0] = yx[0];
+        y0[1] = tshi_kernel_operand(zero, 0, yx[0].dtype);
+        tshi_triangle_row(job, tshi_tensor_global(t, last - 1, r % t->local[last - 1]), yx, y0);
+    }
+}
+
+/* Runs the job, whose diagonal, upper, zero, x, y and kernel are set, over all rows of `like`. */
+static void tshi_triangle_run(tshi_triangle *job, const tsh_tensor *like) {
+    const int last = like->ndim - 1;
+    const int64_t rows = tshi_tensor_product(like->local, last);
+    job->like = like;
+    job->ranges = 1;
+    job->range[0].start = 0;
+    job->range[0].length = like->local[last];
+    if (like->layout.kind == TSH_SHARDED && like->layout.dim == last) {
+        (void)tshi_layout_own(&like->layout, like->dim[last], like->ctx->tp.size,
+                              like->ctx->tp.rank, job->range);
+        job->ranges = like->layout.segments;
+    }
+    if (rows && like->local[last])
+        tshi_team_run(tshi_kernel_parts(like->ctx, rows, like->local[last]), rows, 1,
+                      tshi_triangle_rows, job);
+}
+
+/* Adds the gradient of the output's triangles to that of x. */
+static void tshi_triangle_backward(tshi_node *node) {
+    tshi_triangle job = *(const tshi_triangle *)node->params;
+    tsh_tensor *out = node->out;
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    job.zero = !dest.add;
+    job.kernel = dest.add ? tshi_kernel_add[out->ctx->isa] : tshi_kernel_copy;
+    job.y = tshi_pad_side_of(dest.data, dest.stride, TSH_REAL);
+    job.x = tshi_pad_side_of(tshi_tape_grad(node), out->stride, TSH_REAL);
+    tshi_triangle_run(&job, out);
+}
+
+static const tshi_op tshi_tril_op = {"tsh_tril", "x", tshi_rule_keep, tshi_triangle_backward,
+                                     TSHI_NONE,  0};
+static const tshi_op tshi_triu_op = {"tsh_triu", "x", tshi_rule_keep, tshi_triangle_backward,
+                                     TSHI_NONE,  0};
+
+/* Runs tsh_tril, or tsh_triu if upper is 1. */
+static tsh_tensor *tshi_triangles(const tshi_op *op, tsh_tensor *x, int64_t diagonal, int upper) {
+    tsh_ctx *ctx = tshi_tensor_check(op->name, "x", &x, 1);
+    char text[TSHI_TEXT_SIZE];
+    tshi_triangle job;
+    tsh_shape shape;
+    tsh_tensor *out;
+    if (!ctx) return NULL;
+    if (x->ndim < 2)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE, "%s: %s has no rows and columns", op->name,
+                               tshi_tensor_text(x, text));
+    shape = tsh_shape_of(x);
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
+    if (!out) return NULL;
+    memset(&job, 0, sizeof job);
+    /* further diagonals give the same; so sums with row numbers cannot overflow */
+    job.diagonal = tshi_dtype_clamp(diagonal, -shape.dim[x->ndim - 2] - 1,
+                                    shape.dim[x->ndim - 1] + 1);
+    job.upper = upper;
+    job.zero = 1;
+    job.kernel = tshi_kernel_copy;
+    job.y = tshi_pad_side_of(tshi_tensor_at(out), out->stride, out->dtype);
+    job.x = tshi_pad_side_of(tshi_tensor_at(x), x->stride, x->dtype);
+    tshi_triangle_run(&job, out);
+    tshi_op_record(op, out, &x, 1, TSHI_NONE, &job, sizeof job, NULL);
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_tril(tsh_tensor *x, int64_t diagonal) {
+    return tshi_triangles(&tshi_tril_op, x, diagonal, 0);
+}
+
+TSH_API tsh_tensor *tsh_triu(tsh_tensor *x, int64_t diagonal) {
+    return tshi_triangles(&tshi_triu_op, x, diagonal, 1);
+}
+
+/* ========================================================================== */
+/* >>op-index                                      MARK: - op-index (private) */
+/* Elements by index: gather, scatter_add, index_select, one_hot.             */
+/* Needs: >>op-shape.                                                         */
+/* ========================================================================== */
+
+/* Every op here runs over the elements of an index. Each belongs to one element of `each`, which
+ * has the shape of the loop, and to one of `whole`: there, the index takes the place of the
+ * coordinate along the axis.
+ *   gather, index_select:  each = whole[index];   backward: dwhole[index] += deach
+ *   scatter_add:           whole[index] += each;  backward: deach = dwhole[index]
+ * The loop is a tshi_loop along which `whole` has stride 0 on the axis. As threads never cut a
+ * dimension along which operand 0 has stride 0, sums run in the order of the index. */
+
+/* One loop over an index. */
+typedef struct tshi_index_job {
+    const tsh_tensor *space; /* the loop runs over its local shape */
+    int axis;                /* the dimension of `whole` that the index counts along */
+    int holes;               /* 1: an index of -1 reads 0 and adds nothing */
+    tshi_operand whole, each, index;
+    const int64_t *whole_stride, *each_stride;
+    int64_t index_stride[TSH_MAX_DIMS]; /* 0: the same index for all elements along the dimension */
+} tshi_index_job;
+
+/* The parameters of the kernels below, whose operands are the one that is written, the one that is
+ * read, and the index. Each thread has its own. */
+typedef struct tshi_index_params {
+    int64_t along; /* stride of `whole` along the axis */
+    int64_t last;  /* the largest index that is allowed; -1 is, too, if holes is 1 */
+    int holes, isa;
+    int *bad; /* becomes 1 if an index is out of range; its block is left out */
+} tshi_index_params;
+
+enum { TSHI_INDEX_BLOCK = 256 }; /* how many indices are converted at a time */
+
+/* Returns m <= TSHI_INDEX_BLOCK indices from element e on: in place, or converted in pad. */
+static const int64_t *tshi_index_load(const tshi_operand *index, int64_t e, int64_t m,
+                                      int64_t *pad) {
+    const tshi_dtype *row = &tshi_dtypes[index->dtype];
+    if (index->dtype == TSH_I64 && index->step == 1) return (const int64_t *)index->data + e;
+    row->load_integer((const char *)index->data + e * index->step * row->size, index->step, m, pad);
+    return pad;
+}
+
+/* Does what tshi_index_load does, and checks the indices. Returns NULL if one is out of range. */
+static const int64_t *tshi_index_checked(const tshi_operand *index, int64_t e, int64_t m,
+                                         int64_t *pad, const tshi_index_params *p) {
+    const int64_t *at = tshi_index_load(index, e, m, pad), last = p->last;
+    int64_t i, signs = 0; /* below 0 if one is out of range */
+    if (p->holes) return at;
+    for (i = 0; i < m; i++) /* the difference is not taken of one below 0: that could overflow */
+        signs |= at[i] | (last - (at[i] & INT64_MAX));
+    if (signs >= 0) return at;
+    *p->bad = 1;
+    return NULL;
+}
+
+/* Does y[i] = x[index[i]] for a run with one index: copies a row. */
+static void tshi_index_copy_row(int64_t n, const tshi_operand *x, const tshi_index_params *p) {
+    static const double zero[1] = {0}; /* an element that is 0, of any dtype */
+    int64_t pad[1], at;
+    tshi_operand row[2];
+    const int64_t *first = tshi_index_checked(&x[2], 0, 1, pad, p);
+    if (!first) return;
+    at = *first;
+    row[0] = x[0];
+    row[1] = at < 0 ? tshi_kernel_operand(zero, 0, x[1].dtype) : x[1];
+    if (at > 0) tshi_kernel_move(&row[1], at * p->along);
+    tshi_kernel_copy(n, row, NULL);
+}
+
+/* Copies m elements as unsigned integers of their size: y[i] = x[index[i]]. */
+#define TSHI_INDEX_MOVE(type)                                                                      \
+    do {                                                                                           \
+        typedef type TSHI_MAY_ALIAS bits; /* an unsigned integer that may alias floats */          \
+        bits *TSHI_RESTRICT y = (bits *)x[0].data + e * sy;                                        \
+        const bits *from = (const bits *)x[1].data + e * sx;                                       \
+        if (p->holes)                                                                              \
+            for (i = 0; i < m; i++) y[i * sy] = at[i] < 0 ? 0 : from[at[i] * along + i * sx];      \
+        else                                                                                       \
+            for (i = 0; i < m; i++) y[i * sy] = from[at[i] * along + i * sx];                      \
+    } while (0)
+
+/* Kernel: y[i] = x[index[i]]. Operands: y, x, index; y and x have one dtype. */
+static void tshi_index_gather(int64_t n, const tshi_operand *x, const void *params) {
+    const tshi_index_params *p = (const tshi_index_params *)params;
+    const int64_t along = p->along, sy = x[0].step, sx = x[1].step;
+    int64_t pad[TSHI_INDEX_BLOCK], e, i, m;
+    if (!x[2].step) {
+        tshi_index_copy_row(n, x, p);
+        return;
+    }
+    for (e = 0; e < n; e += m) {
+        const int64_t *at;
+        m = tshi_base_min(TSHI_INDEX_BLOCK, n - e);
+        at = tshi_index_checked(&x[2], e, m, pad, p);
+        if (!at) continue;
+        switch (tshi_dtypes[x[0].dtype].size) {
+        case 2: TSHI_INDEX_MOVE(uint16_t); break;
+        case 4: TSHI_INDEX_MOVE(uint32_t); break;
+        default: TSHI_INDEX_MOVE(uint64_t);
+        }
+    }
+}
+#undef TSHI_INDEX_MOVE
+
+/* Adds m elements of `type` in their order: y[index[i]] += from[i]. */
+#define TSHI_INDEX_ADD(type, from, step)                                                           \
+    do {                                                                                           \
+        type *y = (type *)x[0].data + e * sy;                                                      \
+        const type *v = (from);                                                                    \
+        for (i = 0; i < m; i++)                                                                    \
+            if (at[i] >= 0) y[at[i] * along + i * sy] += v[i * (step)];                            \
+    } while (0)
+
+/* Kernel: y[index[i]] += x[i]. Operands: y, x, index; y is of tsh_real, or y and x are integers. */
+static void tshi_index_scatter(int64_t n, const tshi_operand *x, const void *params) {
+    const tshi_index_params *p = (const tshi_index_params *)params;
+    const int64_t along = p->along, sy = x[0].step, sx = x[1].step;
+    const tshi_dtype *row = &tshi_dtypes[x[1].dtype];
+    int64_t pad[TSHI_INDEX_BLOCK], e, i, m;
+    tsh_real values[TSHI_INDEX_BLOCK];          /* x, converted */
+    if (!x[2].step && x[0].dtype == TSH_REAL) { /* one index: adds a row */
+        tshi_operand to[2];
+        const int64_t *at = tshi_index_checked(&x[2], 0, 1, pad, p);
+        if (!at || *at < 0) return;
+        to[0] = x[0];
+        to[1] = x[1];
+        tshi_kernel_move(&to[0], *at * p->along);
+        tshi_kernel_add[p->isa](n, to, NULL);
+        return;
+    }
+    for (e = 0; e < n; e += m) {
+        const char *from = (const char *)x[1].data + e * sx * row->size;
+        const int64_t *at;
+        m = tshi_base_min(TSHI_INDEX_BLOCK, n - e);
+        at = tshi_index_checked(&x[2], e, m, pad, p);
+        if (!at) continue;
+        if (x[0].dtype == TSH_I32) {
+            TSHI_INDEX_ADD(uint32_t, (const uint32_t *)(const void *)from, sx);
+        } else if (x[0].dtype == TSH_I64) {
+            TSHI_INDEX_ADD(uint64_t, (const uint64_t *)(const void *)from, sx);
+        } else if (x[1].dtype == TSH_REAL) {
+            TSHI_INDEX_ADD(tsh_real, (const tsh_real *)(const void *)from, sx);
+        } else {
+            row->load(from, sx, m, values);
+            TSHI_INDEX_ADD(tsh_real, values, 1);
+        }
+    }
+}
+#undef TSHI_INDEX_ADD
+
+/* Kernel: y[i] += x[index[i]], all of tsh_real. Operands: y, x, index. */
+static void tshi_index_gather_add(int64_t n, const tshi_operand *x, const void *params) {
+    const tshi_index_params *p = (const tshi_index_params *)params;
+    tsh_real *y = (tsh_real *)x[0].data;
+    const tsh_real *from = (const tsh_real *)x[1].data;
+    const int64_t along = p->along, sy = x[0].step, sx = x[1].step;
+    int64_t pad[TSHI_INDEX_BLOCK], e, i, m;
+    for (e = 0; e < n; e += m) {
+        const int64_t *at;
+        m = tshi_base_min(TSHI_INDEX_BLOCK, n - e);
+        at = tshi_index_load(&x[2], e, m, pad);
+        for (i = 0; i < m; i++) y[(e + i) * sy] += from[at[i] * along + (e + i) * sx];
+    }
+}
+
+/* The pieces of a loop, one per thread, each with its own parameters. */
+typedef struct tshi_index_pieces {
+    const tshi_loop *loop;
+    tshi_index_params params;
+    int bad[64]; /* at most so many pieces; bad[piece]: 1 if an index is out of range */
+} tshi_index_pieces;
+
+/* A tshi_team_fn: does what tshi_kernel_piece does. */
+static void tshi_index_piece(void *data, int piece, int64_t from, int64_t to) {
+    tshi_index_pieces *job = (tshi_index_pieces *)data;
+    tshi_index_params params = job->params;
+    tshi_loop part = *job->loop;
+    params.bad = &job->bad[piece];
+    part.params = &params;
+    if (part.cut < part.ndim)
+        tshi_kernel_piece(&part, piece, from, to);
+    else
+        tshi_kernel_walk(&part); /* no dimension is divided */
+}
+
+/* Runs a kernel over the job. scatter: 1 if it writes to `whole`, 0 if it writes to `each`. Returns
+ * 0 if an index is out of [0, limit). Threads divide a dimension as tshi_kernel_run does. */
+static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn kernel,
+                          int64_t limit) {
+    enum { MIN_ELEMENTS = 1 << 14 }; /* min elements per thread: fewer would not pay */
+    const int64_t count = tsh_local_numel(job->space);
+    tshi_index_pieces all;
+    tshi_loop loop;
+    int d, bad = 0;
+    /* the number of pieces is at most that of all.bad */
+    int pieces = (int)tshi_base_min(tshi_team_parts(job->space->ctx, count, MIN_ELEMENTS), 64);
+    memset(&all, 0, sizeof all);
+    all.loop = &loop;
+    all.params.along = job->whole_stride[job->axis];
+    all.params.last = limit - 1;
+    all.params.holes = job->holes;
+    all.params.isa = job->space->ctx->isa;
+    tshi_kernel_space(&loop, job->space);
+    loop.n = 3;
+    loop.kernel = kernel;
+    loop.x[!scatter] = job->whole;
+    loop.x[scatter] = job->each;
+    loop.x[2] = job->index;
+    for (d = 0; d < loop.ndim; d++) {
+        loop.stride[!scatter][d] = d == job->axis ? 0 : job->whole_stride[d];
+        loop.stride[scatter][d] = job->each_stride[d];
+        loop.stride[2][d] = job->index_stride[d];
+    }
+    if (!count) return 1;
+    tshi_kernel_join(&loop);
+    for (d = 0; d < loop.ndim && (!loop.stride[0][d] || loop.dim[d] < pieces); d++) continue;
+    loop.cut = d;
+    if (d == loop.ndim) pieces = 1;
+    tshi_team_run(pieces, d < loop.ndim ? loop.dim[d] : 1, d == loop.ndim - 1 ? 16 : 1,
+                  tshi_index_piece, &all);
+    for (d = 0; d < pieces; d++) bad |= all.bad[d];
+    return !bad;
+}
+
+/* -- checks of an index --------------------------------------------------------- */
+
+/* Records the error that an index is outside of [0, limit), the elements along dimension `dim` of
+ * x, and names the first such index. */
+static TSHI_COLD void tshi_index_refuse(const char *op, const tsh_tensor *index, int64_t limit,
+                                        int dim) {
+    const int64_t n = tsh_local_numel(index);
+    tshi_block *scratch;
+    const void *values = tshi_kernel_packed(index, &scratch); /* dense */
+    int64_t i, at = 0;
+    for (i = 0; i < n && values; i++) {
+        at = tshi_tensor_integer(index, values, i);
+        if (at < 0 || at >= limit) break;
+    }
+    tshi_mem_release(index->ctx, scratch);
+    (void)tsh_fail(index->ctx, TSH_ERR_ARGUMENT,
+                   "%s: index %lld at position %lld is outside [0, %lld), the elements of x along "
+                   "dimension %d",
+                   op, (long long)at, (long long)i, (long long)limit, dim);
+}
+
+/* Kernel: fills x[0] with zeros. */
+static void tshi_index_zero(int64_t n, const tshi_operand *x, const void *params) {
+    tsh_real *y = (tsh_real *)x[0].data;
+    int64_t i;
+    (void)params;
+    if (x[0].step == 1)
+        memset(y, 0, tshi_dtype_reals(n));
+    else
+        for (i = 0; i < n; i++) y[i * x[0].step] = 0;
+}
+
+/* Does what tshi_tape_dest_zeroed does, but all threads of the rank fill a new gradient with
+ * zeros. */
+static int tshi_index_dest(tshi_node *node, int i, tshi_dest *dest) {
+    tsh_tensor *t = node->in[i];
+    tshi_loop loop;
+    if (!tshi_tape_dest(node, i, dest)) return 0;
+    if (dest->add) return 1;
+    tshi_kernel_space(&loop, t);
+    tshi_kernel_add_operand(&loop, t, dest->data, dest->stride, TSH_REAL);
+    tshi_kernel_run(&loop, tshi_index_zero, NULL);
+    dest->add = 1;
+    return 1;
+}
+
+/* Returns 1 if t is an index: integers; else 0 and an error. */
+static int tshi_index_integers(const char *op, const tsh_tensor *index) {
+    if (!tshi_dtypes[index->dtype].floating) return 1;
+    return tshi_error_zero(index->ctx, TSH_ERR_DTYPE,
+                           "%s: index is %s; takes i32 or i64, as tsh_cast(index, TSH_I64) gives",
+                           op, tshi_dtype_name(index->dtype));
+}
+
+/* Checks index along the axis of x, and also src if that is not NULL (see tsh_gather and
+ * tsh_scatter_add). Returns 0 and an error if the sizes do not fit. */
+static int tshi_index_sizes(const char *op, const tsh_tensor *x, int axis, const tsh_tensor *index,
+                            const tsh_tensor *src) {
+    char tx[TSHI_TEXT_SIZE], ti[TSHI_TEXT_SIZE], ts[TSHI_TEXT_SIZE];
+    int d, fits = index->ndim == x->ndim && (!src || src->ndim == x->ndim) && axis >= 0;
+    for (d = 0; d < x->ndim && fits; d++)
+        fits = (d == axis || index->dim[d] <= x->dim[d]) && (!src || index->dim[d] <= src->dim[d]);
+    if (fits) return 1;
+    return tshi_error_zero(
+        x->ctx, TSH_ERR_SHAPE,
+        "%s: x %s, index %s%s%s, dimension %d; takes as many dimensions in each, "
+        "and an index that is no longer than x (but along that dimension), nor "
+        "than src: tsh_expand, tsh_slice",
+        op, tshi_tensor_text(x, tx), tshi_tensor_text(index, ti), src ? ", src " : "",
+        src ? tshi_tensor_text(src, ts) : "", axis);
+}
+
+/* Returns t, or a view of one dimension if t has none. */
+static tsh_tensor *tshi_index_vector(tsh_tensor *t) {
+    return t && !t->ndim ? tsh_unsqueeze(t, 0) : t;
+}
+
+/* Returns the dimension of x that dim names; -1 and an error if there is none. */
+static int tshi_index_axis(const char *op, const tsh_tensor *x, int dim) {
+    const int axis = x ? tshi_tensor_axis(x, dim) : -1;
+    char text[TSHI_TEXT_SIZE];
+    if (axis < 0 && x)
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op, dim,
+                       tshi_tensor_text(x, text));
+    return axis;
+}
+
+/* -- gather ----------------------------------------------------------------------- */
+
+/* Returns the job of a node whose inputs are x, index and, of scatter_add, src; its params begin
+ * with the axis. `whole` and `each` are not set yet. */
+static tshi_index_job tshi_index_node_job(const tshi_node *node) {
+    const tsh_tensor *index = node->in[1];
+    tshi_index_job job;
+    memset(&job, 0, sizeof job);
+    job.space = index;
+    job.axis = ((const tshi_rule_axis *)node->params)->axis;
+    job.index = tshi_kernel_operand(tshi_tape_saved(node, 1), 0, index->dtype);
+    memcpy(job.index_stride, index->stride, sizeof job.index_stride);
+    return job;
+}
+
+/* dx[index] += dy. */
+static void tshi_index_gather_backward(tshi_node *node) {
+    tshi_index_job job = tshi_index_node_job(node);
+    tshi_dest dest;
+    if (!tshi_index_dest(node, 0, &dest)) return;
+    job.whole = tshi_kernel_reals(dest.data, 0);
+    job.whole_stride = dest.stride;
+    job.each = tshi_kernel_reals(tshi_tape_grad(node), 0);
+    job.each_stride = node->out->stride;
+    (void)tshi_index_run(&job, 1, tshi_index_scatter, INT64_MAX);
+}
+
+/* Runs op, a gather along an axis of x, of inputs that were checked. */
+static tsh_tensor *tshi_index_gathered(const tshi_op *op, tsh_tensor *x, int axis,
+                                       tsh_tensor *index) {
+    tsh_tensor *in[2] = {x, index}, *out;
+    const tshi_rule_axis along = {axis, 1};
+    tshi_index_job job;
+    tshi_output output;
+    output.shape = tsh_shape_of(index);
+    if (!tshi_rule_run(op, in, 2, &along, &output)) return NULL;
+    out = tshi_tensor_out(x->ctx, op->name, x->dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    memset(&job, 0, sizeof job);
+    job.space = index;
+    job.axis = axis;
+    job.whole = tshi_kernel_operand(tshi_tensor_at(x), 0, x->dtype);
+    job.whole_stride = x->stride;
+    job.each = tshi_kernel_operand(tshi_tensor_at(out), 0, out->dtype);
+    job.each_stride = out->stride;
+    job.index = tshi_kernel_operand(tshi_tensor_at(index), 0, index->dtype);
+    memcpy(job.index_stride, index->stride, sizeof job.index_stride);
+    if (!tshi_index_run(&job, 0, tshi_index_gather, x->dim[axis]))
+        tshi_index_refuse(op->name, index, x->dim[axis], axis);
+    tshi_op_record(op, out, in, 2, output.partial, &along, sizeof along, NULL);
+    return x->ctx->error.code == TSH_OK ? out : NULL;
+}
+
+static const tshi_op tshi_index_gather_op = {
+    "tsh_gather", "x index", tshi_rule_gather, tshi_index_gather_backward, TSHI_B, 0};
+
+TSH_API tsh_tensor *tsh_gather(tsh_tensor *x, int dim, tsh_tensor *index) {
+    const tshi_op *op = &tshi_index_gather_op;
+    tsh_tensor *in[2] = {x, index}, *out;
+    const int scalar = index && !index->ndim;
+    int axis;
+    if (!tshi_tensor_check(op->name, op->inputs, in, 2)) return NULL;
+    x = tshi_index_vector(x);
+    index = tshi_index_vector(index);
+    axis = tshi_index_axis(op->name, x, dim);
+    if (axis < 0 || !index || !tshi_index_integers(op->name, index) ||
+        !tshi_index_sizes(op->name, x, axis, index, NULL))
+        return NULL;
+    out = tshi_index_gathered(op, x, axis, index);
+    return scalar && out ? tsh_squeeze(out, 0) : out;
+}
+
+/* -- scatter_add -------------------------------------------------------------------- */
+
+/* dsrc = dy[index], 0 for what the index leaves out; dx = dy. */
+static void tshi_index_scatter_backward(tshi_node *node) {
+    const tsh_tensor *index = node->in[1], *src = node->in[2];
+    const int whole = memcmp(index->local, src->local, (size_t)src->ndim * sizeof *src->local) == 0;
+    tshi_index_job job = tshi_index_node_job(node);
+    tshi_dest dest;
+    job.whole = tshi_kernel_reals(tshi_tape_grad(node), 0);
+    job.whole_stride = node->out->stride;
+    if (whole ? tshi_tape_dest(node, 2, &dest) : tshi_index_dest(node, 2, &dest)) {
+        job.each = tshi_kernel_reals(dest.data, 0);
+        job.each_stride = dest.stride;
+        (void)tshi_index_run(&job, 0, dest.add ? tshi_index_gather_add : tshi_index_gather,
+                             INT64_MAX);
+    }
+    tshi_tape_identity(node, 0);
+}
+
+/* Computes out = x, and then out[index] += src. */
+static void tshi_index_scattered(const tsh_tensor *x, int axis, const tsh_tensor *index,
+                                 const tsh_tensor *src, tsh_tensor *out) {
+    const int reals = tshi_dtypes[out->dtype].floating;
+    tshi_index_job job;
+    tshi_block *unrounded = NULL;
+    void *values = reals ? (void *)tshi_kernel_output(out, &unrounded) : tshi_tensor_at(out);
+    if (!values) return;
+    memset(&job, 0, sizeof job);
+    job.space = index;
+    job.axis = axis;
+    job.whole = tshi_kernel_operand(values, 0, reals ? TSH_REAL : out->dtype);
+    job.whole_stride = out->stride;
+    job.each = tshi_kernel_operand(tshi_tensor_at(src), 0, src->dtype);
+    job.each_stride = src->stride;
+    job.index = tshi_kernel_operand(tshi_tensor_at(index), 0, index->dtype);
+    memcpy(job.index_stride, index->stride, sizeof job.index_stride);
+    tshi_kernel_dense(x, values, job.whole.dtype, 0);
+    if (!tshi_index_run(&job, 1, tshi_index_scatter, x->dim[axis]))
+        tshi_index_refuse("tsh_scatter_add", index, x->dim[axis], axis);
+    tshi_kernel_output_done(out, unrounded);
+}
+
+static const tshi_op tshi_index_scatter_op = {
+    "tsh_scatter_add", "x index src", tshi_rule_scatter, tshi_index_scatter_backward, TSHI_B, 0};
+
+/* Runs tsh_scatter_add for tensors with at least one dimension. */
+static tsh_tensor *tshi_index_scatter_run(tsh_tensor *const *in, int dim) {
+    const tshi_op *op = &tshi_index_scatter_op;
+    tsh_tensor *x = in[0], *index = in[1], *src = in[2], *out;
+    tshi_rule_axis along = {-1, 1};
+    tshi_output output;
+    along.axis = tshi_index_axis(op->name, x, dim);
+    if (along.axis < 0 || !tshi_index_integers(op->name, index) ||
+        !tshi_index_sizes(op->name, x, along.axis, index, src))
+        return NULL;
+    if (x->dtype != src->dtype ||
+        (tshi_dtypes[x->dtype].floating && !tshi_dtype_computes(x->dtype)))
+        return tshi_error_null(x->ctx, TSH_ERR_DTYPE,
+                               "tsh_scatter_add: x is %s and src is %s; takes one dtype, integers "
+                               "or floating, no wider than %s: tsh_cast",
+                               tshi_dtype_name(x->dtype), tshi_dtype_name(src->dtype),
+                               tshi_dtype_name(TSH_REAL));
+    output.shape = tsh_shape_of(x);
+    if (!tshi_rule_run(op, in, 3, &along, &output)) return NULL;
+    out = tshi_tensor_out(x->ctx, op->name, x->dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    tshi_index_scattered(x, along.axis, index, src, out);
+    tshi_op_record(op, out, in, 3, output.partial, &along, sizeof along, NULL);
+    return x->ctx->error.code == TSH_OK ? out : NULL;
+}
+
+TSH_API tsh_tensor *tsh_scatter_add(tsh_tensor *x, int dim, tsh_tensor *index, tsh_tensor *src) {
+    tsh_tensor *in[3] = {x, index, src}, *out;
+    const int scalar = x && !x->ndim;
+    int i;
+    if (!tshi_tensor_check("tsh_scatter_add", "x index src", in, 3)) return NULL;
+    for (i = 0; i < 3; i++) in[i] = tshi_index_vector(in[i]);
+    if (!in[0] || !in[1] || !in[2]) return NULL;
+    out = tshi_index_scatter_run(in, dim);
+    return scalar && out ? tsh_squeeze(out, 0) : out;
+}
+
+/* -- index_select ----------------------------------------------------------------------
+ * The node's aux has the local index of each slice in x; -1: another rank holds it. */
+
+/* Returns the job of index_select, whose output is out; `whole` and `each` are not set yet. */
+static tshi_index_job tshi_index_select_job(const tsh_tensor *out, int axis, tshi_block *aux) {
+    tshi_index_job job;
+    memset(&job, 0, sizeof job);
+    job.space = out;
+    job.axis = axis;
+    job.holes = 1;
+    job.index = tshi_kernel_operand(tshi_mem_data(aux), 0, TSH_I64);
+    job.index_stride[axis] = 1;
+    return job;
+}
+
+/* dx[index] += dy. */
+static void tshi_index_select_backward(tshi_node *node) {
+    const int axis = ((const tshi_rule_axis *)node->params)->axis;
+    tshi_index_job job = tshi_index_select_job(node->out, axis, node->aux);
+    tshi_dest dest;
+    if (!tshi_index_dest(node, 0, &dest)) return;
+    job.whole = tshi_kernel_reals(dest.data, 0);
+    job.whole_stride = dest.stride;
+    job.each = tshi_kernel_reals(tshi_tape_grad(node), 0);
+    job.each_stride = node->out->stride;
+    (void)tshi_index_run(&job, 1, tshi_index_scatter, INT64_MAX);
+}
+
+/* Returns a block with the local index in x of each element of index; NULL after an error, such as
+ * that one is out of range. */
+static tshi_block *tshi_index_select_places(const tsh_tensor *x, int axis,
+                                            const tsh_tensor *index) {
+    const int64_t n = tsh_local_numel(index);
+    tshi_block *aux = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, (size_t)n * sizeof(int64_t));
+    int64_t i, *at;
+    if (!aux) return NULL;
+    at = (int64_t *)tshi_mem_data(aux);
+    tshi_kernel_dense(index, at, TSH_I64, 0);
+    for (i = 0; i < n; i++) {
+        if (at[i] < 0 || at[i] >= x->dim[axis]) {
+            tshi_index_refuse("tsh_index_select", index, x->dim[axis], axis);
+            tshi_mem_release(x->ctx, aux);
+            return NULL;
+        }
+        if (tshi_rule_is_sharded(x, axis)) at[i] = tshi_tensor_local(x, axis, at[i]);
+    }
+    return aux;
+}
+
+static const tshi_op tshi_index_select_op = {
+    "tsh_index_select", "x index", tshi_rule_select, tshi_index_select_backward, TSHI_NONE, 0};
+
+/* Runs tsh_index_select along an axis, for tensors with at least one dimension. */
+static tsh_tensor *tshi_index_selected(tsh_tensor *x, int axis, tsh_tensor *index) {
+    const tshi_op *op = &tshi_index_select_op;
+    tsh_tensor *in[2] = {x, index}, *out;
+    const tshi_rule_axis along = {axis, 1};
+    tshi_index_job job;
+    tshi_output output;
+    tshi_block *aux;
+    output.shape = tsh_shape_of(x);
+    output.shape.dim[axis] = index->dim[0];
+    if (!tshi_rule_run(op, in, 2, &along, &output)) return NULL;
+    out = tshi_tensor_out(x->ctx, op->name, x->dtype, &output.shape, &output.layout);
+    aux = out ? tshi_index_select_places(x, axis, index) : NULL;
+    if (!aux) return NULL;
+    job = tshi_index_select_job(out, axis, aux);
+    job.whole = tshi_kernel_operand(tshi_tensor_at(x), 0, x->dtype);
+    job.whole_stride = x->stride;
+    job.each = tshi_kernel_operand(tshi_tensor_at(out), 0, out->dtype);
+    job.each_stride = out->stride;
+    (void)tshi_index_run(&job, 0, tshi_index_gather, x->dim[axis]);
+    tshi_op_record(op, out, in, 2, output.partial, &along, sizeof along, aux);
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index) {
+    const char *op = "tsh_index_select";
+    tsh_tensor *in[2] = {x, index}, *out;
+    const int scalar = x && !x->ndim;
+    char text[TSHI_TEXT_SIZE];
+    int axis;
+    if (!tshi_tensor_check(op, "x index", in, 2)) return NULL;
+    x = tshi_index_vector(x);
+    index = tshi_index_vector(index);
+    axis = tshi_index_axis(op, x, dim);
+    if (axis < 0 || !index || !tshi_index_integers(op, index)) return NULL;
+    if (index->ndim != 1 || (scalar && index->dim[0] != 1))
+        return tshi_error_null(x->ctx, TSH_ERR_SHAPE, "%s: index is %s; takes one dimension%s", op,
+                               tshi_tensor_text(index, text),
+                               scalar ? ", and one element if x is a scalar" : "");
+    out = tshi_index_selected(x, axis, index);
+    return scalar && out ? tsh_squeeze(out, 0) : out;
+}
+
+/* -- one_hot ------------------------------------------------------------------------ */
+
+static const tshi_op tshi_one_hot_op = {"tsh_one_hot", "ids", tshi_rule_moved, NULL, 0, 0};
+
+TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes) {
+    const tshi_op *op = &tshi_one_hot_op;
+    const tshi_rule_moves moves = {0, 0, 0};
+    tsh_ctx *ctx = tshi_tensor_check("tsh_one_hot", "ids", &ids, 1);
+    char text[TSHI_TEXT_SIZE];
+    tshi_output output;
+    tshi_block *scratch;
+    const void *values;
+    tsh_tensor *out;
+    int64_t i, count = tsh_local_numel(ids), *to;
+    if (!ctx) return NULL;
+    if (tshi_dtypes[ids->dtype].floating || ids->ndim == TSH_MAX_DIMS || classes < 1)
+        return tshi_error_null(
+            ctx, tshi_dtypes[ids->dtype].floating ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
+            "tsh_one_hot: ids %s %s, %lld classes; takes ids of i32 or i64 of at "
+            "most %d dimensions, and 1 class or more",
+            tshi_dtype_name(ids->dtype), tshi_tensor_text(ids, text), (long long)classes,
+            TSH_MAX_DIMS - 1);
+    output.shape = tsh_shape_of(ids);
+    output.shape.dim[output.shape.ndim++] = classes;
+    if (!tshi_rule_run(op, &ids, 1, &moves, &output)) return NULL;
+    out = tshi_tensor_out(ctx, "tsh_one_hot", TSH_I64, &output.shape, &output.layout);
+    values = out ? tshi_kernel_packed(ids, &scratch) : NULL; /* dense */
+    if (!values) return NULL;
+    to = (int64_t *)tshi_tensor_at(out);
+    memset(to, 0, tshi_dtype_bytes(TSH_I64, count * classes));
+    for (i = 0; i < count && ctx->error.code == TSH_OK; i++, to += classes) {
+        const int64_t id = tshi_tensor_integer(ids, values, i);
+        if (id < 0 || id >= classes)
+            (void)tsh_fail(
+                ctx, TSH_ERR_ARGUMENT,
+                "tsh_one_hot: id %lld at position %lld is outside [0, %lld), the classes",
+                (long long)id, (long long)i, (long long)classes);
+        else
+            to[id] = 1;
+    }
+    tshi_mem_release(ctx, scratch);
+    (void)tshi_tape_record(op, out, &ids, 1, TSHI_NONE, 0);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
@@ -15026,7 +18851,9 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
         return TSH_OK;
     }
     if (!(values = tshi_kernel_packed(t, &scratch))) return ctx->error.code;
+    tshi_comm_set_caller(ctx, TSHI_CALLER_READ);
     (void)tshi_redistribute_move(t, &t->layout, &whole, t->dtype, values, out);
+    tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
@@ -15415,6 +19242,764 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
                         a->local[a->ndim - 1], &as, &bs, 0, &cs);
     (void)tshi_tape_record(op, out, in, 2, output.partial, 0);
     return out;
+}
+
+/* ========================================================================== */
+/* >>op-sort                                        MARK: - op-sort (private) */
+/* topk, sort, argsort: the indices of a row's elements in order.             */
+/* Needs: >>op-reduce >>op-index.                                             */
+/* ========================================================================== */
+
+/* Every op here finds indices, row by row, and then gathers the values by them: so gradients go
+ * where tsh_gather sends them. Rows are dense, along the axis; threads share them. A row is sorted
+ * by keys, unsigned integers that are smaller for elements that come earlier. */
+
+/* An element of a row. */
+typedef struct tshi_sort_item {
+    uint64_t key;
+    int64_t index;
+} tshi_sort_item;
+
+/* The parameters of the kernel, whose operands are the indices, rows of k; the values, rows of n;
+ * and scratch for items. */
+typedef struct tshi_sort_params {
+    int64_t n, k;
+    uint64_t flip; /* is xored to keys: 0 sorts upwards, all ones downwards */
+    int few;       /* 1: most of a row, of tsh_real, is not needed: tshi_sort_first */
+} tshi_sort_params;
+
+/* -- keys -------------------------------------------------------------------------- */
+
+/* Returns the key of a value: ascending, with NaN last. It has as many bits as a tsh_real. */
+TSHI_INLINE uint64_t tshi_sort_key(tsh_real value) {
+    const tsh_real x = value + 0; /* -0 becomes 0 */
+    uint64_t wide;
+    uint32_t bits;
+    if (TSHI_DOUBLE) {
+        const double d = (double)x;
+        memcpy(&wide, &d, sizeof wide);
+        return x != x ? UINT64_MAX : wide ^ ((0u - (wide >> 63)) | (uint64_t)1 << 63);
+    }
+    bits = tshi_math_bits((float)x);
+    return x != x ? UINT32_MAX : bits ^ ((0u - (bits >> 31)) | (uint32_t)1 << 31);
+}
+
+/* Returns the bits in which keys of tsh_real may differ. */
+static uint64_t tshi_sort_mask(void) {
+    return TSHI_DOUBLE ? UINT64_MAX : UINT32_MAX;
+}
+
+/* Fills in the items of a whole row. */
+static void tshi_sort_fill(const tshi_operand *row, const tshi_sort_params *p,
+                           tshi_sort_item *item) {
+    const int reals = row->dtype == TSH_REAL;
+    for (int64_t i = 0; i < p->n; i++) {
+        item[i].index = i;
+        if (reals) {
+            item[i].key = tshi_sort_key(((const tsh_real *)row->data)[i]) ^
+                          (p->flip & tshi_sort_mask());
+        } else {
+            int64_t value;
+            const tshi_dtype *type = &tshi_dtypes[row->dtype];
+            type->load_integer((const char *)row->data + i * type->size, 1, 1, &value);
+            item[i].key = ((uint64_t)value ^ (uint64_t)1 << 63) ^ p->flip;
+        }
+    }
+}
+
+/* -- sorting items -------------------------------------------------------------------- */
+
+/* Returns 1 if a comes before b: of equal keys, the lower index does. */
+TSHI_INLINE int tshi_sort_before(const tshi_sort_item *a, const tshi_sort_item *b) {
+    return a->key < b->key || (a->key == b->key && a->index < b->index);
+}
+
+/* Sorts n items by insertion. */
+static void tshi_sort_insert(tshi_sort_item *item, int64_t n) {
+    for (int64_t i = 1; i < n; i++) {
+        const tshi_sort_item moved = item[i];
+        int64_t at = i;
+        for (; at > 0 && tshi_sort_before(&moved, &item[at - 1]); at--) item[at] = item[at - 1];
+        item[at] = moved;
+    }
+}
+
+/* Merges the sorted items [0, middle) and [middle, n) into `to`. */
+static void tshi_sort_merge(const tshi_sort_item *item, int64_t middle, int64_t n,
+                            tshi_sort_item *to) {
+    int64_t a = 0, b = middle;
+    while (a < middle && b < n)
+        *to++ = tshi_sort_before(&item[b], &item[a]) ? item[b++] : item[a++];
+    memcpy(to, item + a, (size_t)(middle - a) * sizeof *to);
+    memcpy(to + (middle - a), item + b, (size_t)(n - b) * sizeof *to);
+}
+
+/* Sorts n items by merging ever longer runs. Returns the sorted items: `item` or `other`, which has
+ * space for n, too. */
+static tshi_sort_item *tshi_sort_runs(tshi_sort_item *item, int64_t n, tshi_sort_item *other) {
+    enum { RUN = 12 }; /* runs that are sorted by insertion */
+    int64_t at, run;
+    for (at = 0; at < n; at += RUN) tshi_sort_insert(item + at, tshi_base_min(RUN, n - at));
+    for (run = RUN; run < n; run *= 2) {
+        tshi_sort_item *swap = item;
+        for (at = 0; at < n; at += 2 * run)
+            tshi_sort_merge(item + at, tshi_base_min(run, n - at), tshi_base_min(2 * run, n - at),
+                            other + at);
+        item = other;
+        other = swap;
+    }
+    return item;
+}
+
+/* Sorts n items, which are in the order of their indices, by the bytes of their keys, from the
+ * lowest byte on; bytes that all keys share are skipped. Stable. Returns the sorted items: `item` or
+ * `other`. */
+static tshi_sort_item *tshi_sort_bytes(tshi_sort_item *item, int64_t n, tshi_sort_item *other) {
+    enum { BYTES = 8, VALUES = 256 };
+    int64_t count[BYTES][VALUES], i;
+    int byte, v;
+    memset(count, 0, sizeof count);
+    for (i = 0; i < n; i++)
+        for (byte = 0; byte < BYTES; byte++) count[byte][item[i].key >> 8 * byte & 255]++;
+    for (byte = 0; byte < BYTES; byte++) {
+        int64_t *at = count[byte], start = 0; /* at[v]: where the next item with byte v goes */
+        tshi_sort_item *swap = item;
+        if (at[item[0].key >> 8 * byte & 255] == n) continue;
+        for (v = 0; v < VALUES; v++) {
+            const int64_t these = at[v];
+            at[v] = start;
+            start += these;
+        }
+        for (i = 0; i < n; i++) other[at[item[i].key >> 8 * byte & 255]++] = item[i];
+        item = other;
+        other = swap;
+    }
+    return item;
+}
+
+/* Sorts n items in the order of their indices; returns `item` or `other`. */
+static tshi_sort_item *tshi_sort_items(tshi_sort_item *item, int64_t n, tshi_sort_item *other) {
+    return n < 512 ? tshi_sort_runs(item, n, other) : tshi_sort_bytes(item, n, other);
+}
+
+/* -- the k first items ------------------------------------------------------------------ */
+
+/* Moves the k first of n items to the front, in any order: quickselect (Hoare 1961). 0 < k < n. */
+static void tshi_sort_select(tshi_sort_item *item, int64_t n, int64_t k) {
+    int64_t low = 0, high = n - 1; /* the k-th item is in [low, high] */
+    while (low < high) {
+        tshi_sort_item a = item[low], b = item[low + (high - low) / 2], c = item[high], swap;
+        int64_t i = low, j = high;
+        if (tshi_sort_before(&b, &a)) {
+            swap = a;
+            a = b;
+            b = swap;
+        }
+        if (tshi_sort_before(&c, &b)) b = tshi_sort_before(&c, &a) ? a : c; /* b: their median */
+        while (i <= j) {
+            while (tshi_sort_before(&item[i], &b)) i++;
+            while (tshi_sort_before(&b, &item[j])) j--;
+            if (i > j) break;
+            swap = item[i];
+            item[i++] = item[j];
+            item[j--] = swap;
+        }
+        if (k - 1 <= j)
+            high = j;
+        else if (k - 1 >= i)
+            low = i;
+        else
+            return;
+    }
+}
+
+/* The items that may be among the k first of a row, while it is read. */
+typedef struct tshi_sort_best {
+    tshi_sort_item *item; /* `count` items, of at most `size` */
+    int64_t count, size, k;
+    uint64_t limit; /* once `full`: the key of the k-th item so far; others must be below it */
+    int full;
+} tshi_sort_best;
+
+/* Keeps the k first items only. Returns the last of them. */
+static int64_t tshi_sort_shrink(tshi_sort_best *best) {
+    int64_t i, last = 0;
+    if (best->count > best->k) tshi_sort_select(best->item, best->count, best->k);
+    best->count = best->k;
+    for (i = 1; i < best->k; i++)
+        if (tshi_sort_before(&best->item[last], &best->item[i])) last = i;
+    best->limit = best->item[last].key;
+    best->full = 1;
+    return best->item[last].index;
+}
+
+enum { TSHI_SORT_BLOCK = 64, TSHI_SORT_SPARE = 64 }; /* SPARE: items beyond 2 k in tshi_sort_best */
+
+/* Returns 1 if one of a block of values may come before `bound`, whose sign is that of the order: 1
+ * if larger values come first, -1 if smaller ones do. NaN always may. */
+TSHI_INLINE int tshi_sort_may(const tsh_real *x, tsh_real sign, tsh_real bound) {
+    int i, any = 0;
+    for (i = 0; i < TSHI_SORT_BLOCK; i++) any |= !(x[i] * sign <= bound);
+    return any;
+}
+
+/* Finds the k first of a row of tsh_real. Values are compared with the k-th first so far, a block at
+ * a time; only a block that has a better one is looked at. item: space for 2 k + SPARE items. */
+TSHI_INLINE void tshi_sort_first(const tsh_real *x, const tshi_sort_params *p,
+                                 tshi_sort_item *item) {
+    const uint64_t flip = p->flip & tshi_sort_mask();
+    const tsh_real sign = p->flip ? TSHI_R(1) : TSHI_R(-1);
+    tsh_real bound = 0; /* the k-th first value so far, times sign */
+    tshi_sort_best best;
+    int64_t e, i, end;
+    best.item = item;
+    best.count = best.full = 0;
+    best.size = 2 * p->k + TSHI_SORT_SPARE;
+    best.k = p->k;
+    best.limit = 0;
+    for (e = 0; e < p->n; e = end) {
+        end = tshi_base_min(e + TSHI_SORT_BLOCK, p->n);
+        if (best.full && end == e + TSHI_SORT_BLOCK && !tshi_sort_may(x + e, sign, bound)) continue;
+        for (i = e; i < end; i++) {
+            tshi_sort_item next;
+            if (best.full && x[i] * sign <= bound) continue;
+            next.key = tshi_sort_key(x[i]) ^ flip;
+            next.index = i;
+            if (best.full && next.key >= best.limit) continue; /* an equal one comes later */
+            best.item[best.count++] = next;
+            if (best.count == best.size) bound = x[tshi_sort_shrink(&best)] * sign;
+        }
+    }
+    (void)tshi_sort_shrink(&best);
+}
+
+/* Writes the indices of the k first elements of each row, in order. */
+TSHI_INLINE void tshi_sort_rows_body(int64_t rows, const tshi_operand *operand,
+                                     const tshi_sort_params *p) {
+    int64_t *index = (int64_t *)operand[0].data, i;
+    tshi_operand row = operand[1];
+    tshi_sort_item *item = (tshi_sort_item *)operand[2].data, *sorted;
+    for (; rows > 0; rows--, index += p->k) {
+        if (p->few) {
+            tshi_sort_first((const tsh_real *)row.data, p, item);
+            sorted = tshi_sort_runs(item, p->k, item + p->k);
+        } else {
+            tshi_sort_fill(&row, p, item);
+            sorted = tshi_sort_items(item, p->n, item + p->n);
+        }
+        for (i = 0; i < p->k; i++) index[i] = sorted[i].index;
+        tshi_kernel_move(&row, p->n);
+    }
+}
+TSHI_KERNEL(tshi_sort_rows, tshi_sort_params);
+
+/* -- the ops ------------------------------------------------------------------------------ */
+
+/* Fills `out`, of TSH_I64, with the indices along the axis of the first elements of x's rows. */
+static void tshi_sort_indices(const tsh_tensor *x, int axis, const tshi_sort_params *p,
+                              const tsh_tensor *out) {
+    enum { WORDS = (int)(sizeof(tshi_sort_item) / sizeof(int64_t)) };
+    tsh_ctx *ctx = x->ctx;
+    const tsh_tensor xs = tshi_reduce_rows(x, axis), ys = tshi_reduce_rows(out, axis);
+    const int dense = tshi_tensor_is_dense(&ys), reals = tshi_dtypes[x->dtype].floating;
+    const int64_t count = p->n && p->k ? tsh_local_numel(x) / p->n : 0;
+    const int64_t items = 2 * (p->few ? p->k + TSHI_SORT_SPARE / 2 : p->n);
+    tshi_rows rows = tshi_kernel_rows_job(tshi_sort_rows[ctx->isa], count, p);
+    tshi_block *block[3] = {NULL, NULL, NULL}; /* a dense copy of x; indices; items */
+    const int pieces = tshi_kernel_parts(ctx, count, p->n);
+    int i;
+    if (!count) return;
+    rows.own[2] = items * WORDS;
+    if (!dense)
+        block[1] = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)(count * p->k) * sizeof(int64_t));
+    block[2] = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                              (size_t)pieces * (size_t)items * sizeof(tshi_sort_item));
+    rows.x[1] = reals ? tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &block[0]), p->n)
+                      : tshi_kernel_operand(tshi_kernel_packed(&xs, &block[0]), p->n, x->dtype);
+    if (ctx->error.code == TSH_OK) {
+        rows.x[0] = tshi_kernel_operand(dense ? tshi_tensor_at(&ys) : tshi_mem_data(block[1]), p->k,
+                                        TSH_I64);
+        rows.x[2] = tshi_kernel_operand(tshi_mem_data(block[2]), 0, TSH_I64);
+        tshi_kernel_run_rows(ctx, &rows, p->n);
+        if (!dense) tshi_kernel_dense(&ys, tshi_mem_data(block[1]), TSH_I64, 1);
+    }
+    for (i = 0; i < 3; i++) tshi_mem_release(ctx, block[i]);
+}
+
+/* An op of this room: how its layout is checked, and how its values are recorded. */
+typedef struct tshi_sort_ops {
+    tshi_op whole, gather;
+} tshi_sort_ops;
+
+/* Returns the indices of the k first elements of x along the axis (k < 0: of all); NULL after an
+ * error. */
+static tsh_tensor *tshi_sort_order(const tshi_op *op, tsh_tensor *x, int axis, int64_t k,
+                                   int descending) {
+    const tshi_rule_axis along = {axis, 1};
+    tshi_sort_params params;
+    tshi_output output;
+    tsh_tensor *out;
+    char text[TSHI_TEXT_SIZE];
+    if (tshi_dtypes[x->dtype].floating && !tshi_dtype_computes(x->dtype))
+        return tshi_error_null(x->ctx, TSH_ERR_DTYPE,
+                               "%s: x is %s; takes integers, and dtypes no "
+                               "wider than %s",
+                               op->name, tshi_dtype_name(x->dtype), tshi_dtype_name(TSH_REAL));
+    output.shape = tsh_shape_of(x);
+    if (k > output.shape.dim[axis])
+        return tshi_error_null(x->ctx, TSH_ERR_SHAPE,
+                               "%s: k is %lld, but dimension %d of %s has fewer elements", op->name,
+                               (long long)k, axis, tshi_tensor_text(x, text));
+    if (!tshi_rule_run(op, &x, 1, &along, &output)) return NULL;
+    params.n = output.shape.dim[axis];
+    params.k = k < 0 ? params.n : k;
+    params.flip = descending ? UINT64_MAX : 0;
+    params.few = tshi_dtypes[x->dtype].floating && params.n > 1024 && params.k < params.n / 4 - 256;
+    output.shape.dim[axis] = params.k;
+    out = tshi_tensor_out(x->ctx, op->name, TSH_I64, &output.shape, &output.layout);
+    if (!out) return NULL;
+    tshi_sort_indices(x, axis, &params, out);
+    return x->ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* Runs tsh_topk or tsh_sort. values 0: tsh_argsort, which returns the indices. */
+static tsh_tensor *tshi_sort_run(const tshi_sort_ops *ops, tsh_tensor *x, int dim, int64_t k,
+                                 int descending, int values, tsh_tensor **indices) {
+    const char *name = ops->whole.name;
+    const int scalar = x && !x->ndim;
+    tsh_tensor *order, *out;
+    int axis;
+    if (!tshi_tensor_check(name, "x", &x, 1)) return NULL;
+    x = tshi_index_vector(x);
+    axis = tshi_index_axis(name, x, dim);
+    order = axis < 0 ? NULL : tshi_sort_order(&ops->whole, x, axis, k, descending);
+    if (!order) return NULL;
+    out = values ? tshi_index_gathered(&ops->gather, x, axis, order) : order;
+    if (!values) (void)tshi_tape_record(&ops->whole, out, &x, 1, TSHI_NONE, 0);
+    if (scalar && order->dim[0] == 1) {
+        order = tsh_squeeze(order, 0);
+        out = values ? (out ? tsh_squeeze(out, 0) : NULL) : order;
+    }
+    if (indices && out) *indices = order;
+    return out;
+}
+
+#define TSHI_SORT_OPS(id, name)                                                                    \
+    static const tshi_sort_ops id = {                                                              \
+        {name, "x", tshi_rule_whole, NULL, 0, 0},                                                  \
+        {name, "x indices", tshi_rule_gather, tshi_index_gather_backward, TSHI_B, 0}}
+TSHI_SORT_OPS(tshi_sort_topk_ops, "tsh_topk");
+TSHI_SORT_OPS(tshi_sort_sort_ops, "tsh_sort");
+TSHI_SORT_OPS(tshi_sort_argsort_ops, "tsh_argsort");
+#undef TSHI_SORT_OPS
+
+TSH_API tsh_tensor *tsh_topk(tsh_tensor *x, int64_t k, int dim, int largest, tsh_tensor **indices) {
+    if (indices) *indices = NULL;
+    if (k < 0 && x)
+        return tshi_error_null(x->ctx, TSH_ERR_ARGUMENT, "tsh_topk: k is %lld, below 0",
+                               (long long)k);
+    return tshi_sort_run(&tshi_sort_topk_ops, x, dim, k, largest != 0, 1, indices);
+}
+
+TSH_API tsh_tensor *tsh_sort(tsh_tensor *x, int dim, int descending, tsh_tensor **indices) {
+    if (indices) *indices = NULL;
+    return tshi_sort_run(&tshi_sort_sort_ops, x, dim, -1, descending != 0, 1, indices);
+}
+
+TSH_API tsh_tensor *tsh_argsort(tsh_tensor *x, int dim, int descending) {
+    return tshi_sort_run(&tshi_sort_argsort_ops, x, dim, -1, descending != 0, 0, NULL);
+}
+
+/* ========================================================================== */
+/* >>op-einsum                                    MARK: - op-einsum (private) */
+/* Einstein sums, by views, tsh_sum, tsh_mul and tsh_matmul.                  */
+/* Needs: >>op-reduce >>op-shape >>op-matmul.                                 */
+/* ========================================================================== */
+
+/* tsh_einsum records no node of its own: it permutes and merges dimensions (views, where strides
+ * allow it), and calls other ops, from which gradients and layouts follow. Letters become labels,
+ * small integers; what "..." stands for gets labels, too, the last dimension the last of them. */
+
+enum {
+    TSHI_EINSUM_LETTERS = 52,                                /* labels of A to Z, a to z */
+    TSHI_EINSUM_LABELS = TSHI_EINSUM_LETTERS + TSH_MAX_DIMS, /* with those of "..." */
+    TSHI_EINSUM_BATCH = TSH_MAX_DIMS - 2 /* batch dimensions that tsh_matmul takes */
+};
+
+/* Labels, one for each dimension of a tensor. */
+typedef struct tshi_einsum_list {
+    int n, label[TSH_MAX_DIMS];
+} tshi_einsum_list;
+
+/* A call of tsh_einsum. */
+typedef struct tshi_einsum {
+    tsh_ctx *ctx;
+    const char *equation;
+    int inputs;                       /* 1 or 2 */
+    tsh_tensor *t[2];                 /* the inputs, and what becomes of them */
+    tshi_einsum_list in[2];           /* the labels of t */
+    tshi_einsum_list out;             /* the labels of the result */
+    int64_t size[TSHI_EINSUM_LABELS]; /* the length of each label's dimension */
+} tshi_einsum;
+
+/* Records an error about the equation. Returns 0. */
+static TSHI_COLD int tshi_einsum_refuse(const tshi_einsum *e, const char *why) {
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    return tshi_error_zero(e->ctx, TSH_ERR_SHAPE, "tsh_einsum: \"%.64s\" of %s%s%s: %s",
+                           e->equation, tshi_tensor_text(e->t[0], a), e->inputs > 1 ? ", " : "",
+                           e->inputs > 1 ? tshi_tensor_text(e->t[1], b) : "", why);
+}
+
+/* Returns the place of a label in the list, or -1. */
+static int tshi_einsum_find(const tshi_einsum_list *list, int label) {
+    int i;
+    for (i = 0; i < list->n; i++)
+        if (list->label[i] == label) return i;
+    return -1;
+}
+
+/* Appends a label. Returns 0 if there are too many. */
+static int tshi_einsum_append(tshi_einsum_list *list, int label) {
+    if (list->n == TSH_MAX_DIMS) return 0;
+    list->label[list->n++] = label;
+    return 1;
+}
+
+static void tshi_einsum_remove(tshi_einsum_list *list, int at) {
+    int i;
+    for (list->n--; at < list->n; at++) {
+        i = at + 1;
+        list->label[at] = list->label[i];
+    }
+}
+
+/* -- the equation --------------------------------------------------------------------- */
+
+/* Returns the label of a letter; -1: it is none. */
+static int tshi_einsum_letter(char letter) {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    const char *at = letter ? strchr(letters, letter) : NULL;
+    return at ? (int)(at - letters) : -1;
+}
+
+/* Appends `dots` labels of "...", the last ones. Returns 0 if there are too many. */
+static int tshi_einsum_append_dots(tshi_einsum_list *list, int dots) {
+    int label, fits = dots <= TSH_MAX_DIMS;
+    for (label = TSHI_EINSUM_LABELS - dots; label < TSHI_EINSUM_LABELS && fits; label++)
+        fits = tshi_einsum_append(list, label);
+    return fits;
+}
+
+/* Reads the letters up to ',', '-' or the end, where *at is then. "..." is `dots` dimensions, or,
+ * if ndim >= 0, what is left of ndim. Returns 0 if that cannot be read. */
+static int tshi_einsum_term(const char **at, int ndim, int dots, tshi_einsum_list *list) {
+    const char *c;
+    int seen = 0, letters = 0, fits = 1; /* seen: number of "..." */
+    for (c = *at; *c && *c != ',' && *c != '-'; c++) letters += tshi_einsum_letter(*c) >= 0;
+    if (ndim >= 0) dots = ndim > letters ? ndim - letters : 0;
+    list->n = 0;
+    for (c = *at; *c && *c != ',' && *c != '-' && fits; c++) {
+        const int label = tshi_einsum_letter(*c);
+        if (*c == ' ') continue;
+        if (label >= 0) {
+            fits = tshi_einsum_append(list, label);
+        } else {
+            fits = strncmp(c, "...", 3) == 0 && !seen++ && tshi_einsum_append_dots(list, dots);
+            c += fits ? 2 : 0;
+        }
+    }
+    *at = c;
+    return fits && (ndim < 0 || list->n == ndim);
+}
+
+/* Returns how many dimensions "..." stands for in a list. */
+static int tshi_einsum_dots(const tshi_einsum_list *list) {
+    int i, dots = 0;
+    for (i = 0; i < list->n; i++) dots += list->label[i] >= TSHI_EINSUM_LETTERS;
+    return dots;
+}
+
+/* Sets the labels of a result that the equation does not give. Returns 0 if there are too many. */
+static int tshi_einsum_implicit(tshi_einsum *e, int dots) {
+    int label, i, k, fits = tshi_einsum_append_dots(&e->out, dots);
+    for (label = 0; label < TSHI_EINSUM_LETTERS; label++) {
+        int count = 0;
+        for (k = 0; k < e->inputs; k++)
+            for (i = 0; i < e->in[k].n; i++) count += e->in[k].label[i] == label;
+        if (count == 1) fits &= tshi_einsum_append(&e->out, label);
+    }
+    return fits;
+}
+
+/* Reads the equation. Returns 0 and an error if it does not fit the inputs. */
+static int tshi_einsum_read(tshi_einsum *e) {
+    const char *at = e->equation;
+    int i, k, dots = 0;
+    for (k = 0; k < e->inputs; k++) {
+        if (!tshi_einsum_term(&at, e->t[k]->ndim, 0, &e->in[k]))
+            return tshi_einsum_refuse(e, "an input takes a letter, A to Z or a to z, for each "
+                                         "dimension, and \"...\" once for those left over");
+        i = tshi_einsum_dots(&e->in[k]);
+        dots = i > dots ? i : dots;
+        if (k + 1 < e->inputs && *at++ != ',')
+            return tshi_einsum_refuse(e, "two inputs take a comma between their letters");
+    }
+    e->out.n = 0;
+    if (!*at)
+        return tshi_einsum_implicit(e, dots) ||
+               tshi_einsum_refuse(e, "the result has too many dimensions");
+    if (strncmp(at, "->", 2) != 0)
+        return tshi_einsum_refuse(e, "\"->\" comes after the letters of one input or two");
+    at += 2;
+    if (!tshi_einsum_term(&at, -1, dots, &e->out) || *at)
+        return tshi_einsum_refuse(e, "after \"->\", takes letters, at most one for each of 6 "
+                                     "dimensions, and \"...\" once");
+    for (i = 0; i < e->out.n; i++)
+        if (tshi_einsum_find(&e->out, e->out.label[i]) != i ||
+            (tshi_einsum_find(&e->in[0], e->out.label[i]) < 0 &&
+             (e->inputs < 2 || tshi_einsum_find(&e->in[1], e->out.label[i]) < 0)))
+            return tshi_einsum_refuse(e, "a letter of the result is in no input, or there twice");
+    return 1;
+}
+
+/* -- one input ---------------------------------------------------------------------------- */
+
+/* Replaces dimensions d and f > d of input k, which have the same label, by their diagonal, a view.
+ * Returns 0 after an error. */
+static int tshi_einsum_diagonal(tshi_einsum *e, int k, int d, int f) {
+    tsh_tensor *x = e->t[k], *out;
+    int i;
+    if (x->dim[d] != x->dim[f])
+        return tshi_einsum_refuse(e, "a letter that is twice in an input takes equal lengths");
+    if (x->layout.kind == TSH_SHARDED && (x->layout.dim == d || x->layout.dim == f))
+        return tsh_fail(e->ctx, TSH_ERR_LAYOUT,
+                        "tsh_einsum: \"%.64s\" takes the diagonal of an input along its sharded "
+                        "dimension %d; gather it first: tsh_redistribute(x, tsh_replicated())",
+                        e->equation, x->layout.dim) == TSH_OK;
+    out = tshi_tensor_view(x);
+    if (!out) return 0;
+    out->ndim--;
+    for (i = f; i < out->ndim; i++) tshi_view_dim(out, i, x, i + 1);
+    out->stride[d] += x->stride[f];
+    tshi_einsum_remove(&e->in[k], f);
+    e->t[k] = out;
+    return 1;
+}
+
+/* Takes all diagonals of input k, and enters the lengths of its labels in e->size. Returns 0 after
+ * an error. */
+static int tshi_einsum_lengths(tshi_einsum *e, int k) {
+    tshi_einsum_list *list = &e->in[k];
+    int d, f;
+    for (d = 0; d < list->n; d++) {
+        const int label = list->label[d];
+        int64_t *size = &e->size[label];
+        for (f = list->n - 1; f > d; f--)
+            if (list->label[f] == label && !tshi_einsum_diagonal(e, k, d, f)) return 0;
+        if (*size > 1 && e->t[k]->dim[d] != 1 && e->t[k]->dim[d] != *size)
+            return tshi_einsum_refuse(e, "a letter stands for two lengths");
+        if (*size < 0 || *size == 1) *size = e->t[k]->dim[d];
+        if (*size == 0 && e->t[k]->dim[d] > 1)
+            return tshi_einsum_refuse(e, "a letter stands for two lengths");
+    }
+    return 1;
+}
+
+/* Removes dimensions of input k: those of length 1 that the other input has longer; and, by
+ * tsh_sum, those that neither the other input nor the result has. Returns 0 after an error. */
+static int tshi_einsum_reduce(tshi_einsum *e, int k) {
+    const tshi_einsum_list none = {0, {0}}, *other = e->inputs > 1 ? &e->in[!k] : &none;
+    tshi_einsum_list *list = &e->in[k];
+    int d, alone = 0; /* alone: how many dimensions are to be summed */
+    for (d = list->n - 1; d >= 0 && e->t[k]; d--) {
+        if (tshi_einsum_find(other, list->label[d]) < 0) {
+            alone += tshi_einsum_find(&e->out, list->label[d]) < 0;
+        } else if (e->t[k]->dim[d] == 1 && e->size[list->label[d]] != 1) {
+            e->t[k] = tsh_squeeze(e->t[k], d);
+            tshi_einsum_remove(list, d);
+        }
+    }
+    if (alone == list->n && alone && e->t[k]) {
+        e->t[k] = tsh_sum(e->t[k], TSH_ALL, 0);
+        list->n = 0;
+    }
+    for (d = list->n - 1; d >= 0 && e->t[k]; d--) {
+        if (tshi_einsum_find(other, list->label[d]) >= 0 ||
+            tshi_einsum_find(&e->out, list->label[d]) >= 0)
+            continue;
+        e->t[k] = tsh_sum(e->t[k], d, 0);
+        tshi_einsum_remove(list, d);
+    }
+    return e->t[k] != NULL;
+}
+
+/* -- two inputs ------------------------------------------------------------------------------ */
+
+/* Returns the label of input k's sharded dimension; -1: it is not sharded. */
+static int tshi_einsum_cut(const tshi_einsum *e, int k) {
+    const tsh_layout *layout = &e->t[k]->layout;
+    return layout->kind == TSH_SHARDED ? e->in[k].label[layout->dim] : -1;
+}
+
+/* Returns 1 if the layouts of both inputs fit each other; else 0 and an error. */
+static int tshi_einsum_layouts(const tshi_einsum *e) {
+    const tsh_tensor *a = e->t[0], *b = e->t[1];
+    const int ca = tshi_einsum_cut(e, 0), cb = tshi_einsum_cut(e, 1);
+    char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
+    int fits = a->layout.kind == TSH_REPLICATED || b->layout.kind == TSH_REPLICATED;
+    if (ca >= 0 && cb >= 0)
+        fits = ca == cb &&
+               tshi_layout_same_shards(&a->layout, &b->layout, e->size[ca], e->ctx->tp.size);
+    else if (fits && ca >= 0)
+        fits = tshi_einsum_find(&e->in[1], ca) < 0;
+    else if (fits && cb >= 0)
+        fits = tshi_einsum_find(&e->in[0], cb) < 0;
+    if (fits) return 1;
+    return tshi_error_zero(e->ctx, TSH_ERR_LAYOUT,
+                           "tsh_einsum: \"%.64s\": layouts of %s and %s do not go together; shard "
+                           "both alike along a letter that both have, or one along a letter of its "
+                           "own, or make one replicated: tsh_redistribute(x, tsh_replicated())",
+                           e->equation, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb));
+}
+
+/* Which labels tshi_einsum_collect takes. */
+typedef enum tshi_einsum_group {
+    TSHI_EINSUM_SHARED_KEPT,   /* of both inputs and the result: batch dimensions */
+    TSHI_EINSUM_SHARED_SUMMED, /* of both inputs, but not the result */
+    TSHI_EINSUM_OWN            /* of this input alone */
+} tshi_einsum_group;
+
+/* Returns a group of the labels of input k, in its own order; but the sharded one first, since only
+ * the outermost of merged dimensions may be sharded. */
+static tshi_einsum_list tshi_einsum_collect(const tshi_einsum *e, int k, tshi_einsum_group group) {
+    const int cut = tshi_einsum_cut(e, k);
+    tshi_einsum_list list = {0, {0}};
+    int pass, i;
+    for (pass = 0; pass < 2; pass++)
+        for (i = 0; i < e->in[k].n; i++) {
+            const int label = e->in[k].label[i];
+            const tshi_einsum_group is = tshi_einsum_find(&e->in[!k], label) < 0 ? TSHI_EINSUM_OWN
+                                         : tshi_einsum_find(&e->out, label) < 0
+                                             ? TSHI_EINSUM_SHARED_SUMMED
+                                             : TSHI_EINSUM_SHARED_KEPT;
+            if (is == group && (label == cut) == !pass) (void)tshi_einsum_append(&list, label);
+        }
+    return list;
+}
+
+/* Returns t, whose labels are those of `have`, with its dimensions in the order of `want`; labels of
+ * `want` that t lacks become dimensions of length 1. NULL after an error. */
+static tsh_tensor *tshi_einsum_ordered(tsh_tensor *t, const tshi_einsum_list *have,
+                                       const tshi_einsum_list *want) {
+    int dims[TSH_MAX_DIMS], i, n = 0;
+    for (i = 0; i < want->n; i++) {
+        const int d = tshi_einsum_find(have, want->label[i]);
+        if (d >= 0) dims[n++] = d;
+    }
+    t = t && n ? tsh_permute(t, dims) : t;
+    for (i = 0; i < want->n && t; i++)
+        if (tshi_einsum_find(have, want->label[i]) < 0) t = tsh_unsqueeze(t, i);
+    return t;
+}
+
+/* Appends the labels of `more`. */
+static void tshi_einsum_join(tshi_einsum_list *list, const tshi_einsum_list *more) {
+    int i;
+    for (i = 0; i < more->n; i++) (void)tshi_einsum_append(list, more->label[i]);
+}
+
+/* Merges the dimensions [at, at + count) of t into one; if count is 0, inserts one of length 1. */
+static tsh_tensor *tshi_einsum_merge(tsh_tensor *t, int at, int count) {
+    tsh_shape shape = tsh_shape_of(t);
+    int d;
+    if (!t || count == 1) return t;
+    if (!count) return tsh_unsqueeze(t, at);
+    shape.dim[at] = tshi_tensor_product(t->dim + at, count);
+    for (d = at + 1; d + count - 1 < t->ndim; d++) shape.dim[d] = t->dim[d + count - 1];
+    shape.ndim -= count - 1;
+    return tsh_reshape(t, shape);
+}
+
+/* Multiplies a and b element by element, in the order of `order`, and sums the last `sums`
+ * dimensions. */
+static tsh_tensor *tshi_einsum_multiply(const tshi_einsum *e, const tshi_einsum_list *order,
+                                        int sums) {
+    tsh_tensor *out = tsh_mul(tshi_einsum_ordered(e->t[0], &e->in[0], order),
+                              tshi_einsum_ordered(e->t[1], &e->in[1], order));
+    for (; sums > 0; sums--) out = tsh_sum(out, -1, 0);
+    return out;
+}
+
+/* Multiplies a, as matrices (batch, rows, sum), by b, as matrices (batch, sum, columns); batch,
+ * sum, rows and columns are groups of labels. The result has the labels of batch, rows, columns. */
+static tsh_tensor *tshi_einsum_matmul(const tshi_einsum *e, const tshi_einsum_list *batch,
+                                      const tshi_einsum_list *sum, const tshi_einsum_list *rows,
+                                      const tshi_einsum_list *columns) {
+    tshi_einsum_list la = *batch, lb = *batch, lo = *batch;
+    tsh_shape shape = tsh_shape0();
+    tsh_tensor *a, *b, *out;
+    int i, n = batch->n, merged = n > TSHI_EINSUM_BATCH; /* merged: 1: the batch is one dimension */
+    tshi_einsum_join(&la, rows);
+    tshi_einsum_join(&la, sum);
+    tshi_einsum_join(&lb, sum);
+    tshi_einsum_join(&lb, columns);
+    tshi_einsum_join(&lo, rows);
+    tshi_einsum_join(&lo, columns);
+    a = tshi_einsum_ordered(e->t[0], &e->in[0], &la);
+    b = tshi_einsum_ordered(e->t[1], &e->in[1], &lb);
+    if (merged) {
+        a = tshi_einsum_merge(a, 0, n);
+        b = tshi_einsum_merge(b, 0, n);
+        n = 1;
+    }
+    a = tshi_einsum_merge(tshi_einsum_merge(a, n + rows->n, sum->n), n, rows->n);
+    b = tshi_einsum_merge(tshi_einsum_merge(b, n, sum->n), n + 1, columns->n);
+    out = tsh_matmul(a, b);
+    if (out && !columns->n) out = tsh_squeeze(out, n + 1);
+    if (out && !rows->n) out = tsh_squeeze(out, n);
+    for (i = 0; i < lo.n; i++) shape.dim[shape.ndim++] = e->size[lo.label[i]];
+    if (out && (merged || rows->n > 1 || columns->n > 1)) out = tsh_reshape(out, shape);
+    return tshi_einsum_ordered(out, &lo, &e->out);
+}
+
+/* Returns the product of both inputs. */
+static tsh_tensor *tshi_einsum_product(const tshi_einsum *e) {
+    const tshi_einsum_list batch = tshi_einsum_collect(e, 0, TSHI_EINSUM_SHARED_KEPT);
+    const tshi_einsum_list sum = tshi_einsum_collect(e, 0, TSHI_EINSUM_SHARED_SUMMED);
+    const tshi_einsum_list rows = tshi_einsum_collect(e, 0, TSHI_EINSUM_OWN);
+    const tshi_einsum_list columns = tshi_einsum_collect(e, 1, TSHI_EINSUM_OWN);
+    tshi_einsum_list order = e->out;
+    if (!sum.n) return tshi_einsum_multiply(e, &order, 0);
+    /* many dot products: a matrix product of each pair would take longer. (Of 16-bit inputs, the
+     * products would be rounded before they are summed.) */
+    if (batch.n && !rows.n && !columns.n && e->t[0]->dtype == TSH_REAL &&
+        e->t[1]->dtype == TSH_REAL) {
+        tshi_einsum_join(&order, &sum);
+        return tshi_einsum_multiply(e, &order, sum.n);
+    }
+    return tshi_einsum_matmul(e, &batch, &sum, &rows, &columns);
+}
+
+TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *b) {
+    tshi_einsum e;
+    int k;
+    memset(&e, 0, sizeof e);
+    e.t[0] = a;
+    e.t[1] = b;
+    e.inputs = b ? 2 : 1;
+    e.equation = equation;
+    e.ctx = tshi_tensor_check_floating("tsh_einsum", "a b", e.t, e.inputs);
+    if (!e.ctx) return NULL;
+    if (!equation)
+        return tshi_error_null(e.ctx, TSH_ERR_ARGUMENT, "tsh_einsum: the equation is NULL");
+    for (k = 0; k < TSHI_EINSUM_LABELS; k++) e.size[k] = -1; /* unknown */
+    if (!tshi_einsum_read(&e)) return NULL;
+    for (k = 0; k < e.inputs; k++)
+        if (!tshi_einsum_lengths(&e, k)) return NULL;
+    for (k = 0; k < e.inputs; k++)
+        if (!tshi_einsum_reduce(&e, k)) return NULL;
+    if (!b) return tshi_einsum_ordered(e.t[0], &e.in[0], &e.out);
+    return tshi_einsum_layouts(&e) ? tshi_einsum_product(&e) : NULL;
 }
 
 /* ========================================================================== */
@@ -15893,6 +20478,1307 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 }
 
 /* ========================================================================== */
+/* >>conv                                              MARK: - conv (private) */
+/* Convolutions: their sizes, and what is checked of inputs and options.      */
+/* Needs: >>conv-api >>rule.                                                  */
+/* ========================================================================== */
+
+/* Convolutions and transposed convolutions are computed from the same two tensors: the image
+ * (N, IC, H, W), over which the kernel slides, and the map (N, OC, OH, OW), which has an element for
+ * each position of the kernel. The weight is (OC, IC / groups, KH, KW). With ci, the channels of
+ * oc's group:
+ *
+ *     map[n, oc, y, x] = sum over ci, ky, kx of
+ *         weight[oc, ci, ky, kx] image[n, ci, y SY + ky DY - PY, x SX + kx DX - PX]
+ *
+ * A convolution reads the image and gives the map. A transposed one reads the map and gives the
+ * image, as the gradient of a convolution's input does; its weight is (in, out / groups, KH, KW).
+ * One-dimensional ones have an image of height 1. */
+
+/* The sizes of a convolution on this rank. Arrays: [0] height, [1] width. */
+typedef struct tshi_conv {
+    int64_t batch, groups;
+    int64_t ins, outs; /* channels of the image and of the map, per group */
+    int64_t image[2], map[2], kernel[2], stride[2], padding[2], dilation[2];
+    int transposed;    /* 1: a transposed convolution: the input is the map */
+    int reduce;        /* 1: row-parallel: the output is all-reduced */
+} tshi_conv;
+
+enum { TSHI_CONV_MOST = 1 << 30 }; /* max length of an image, a kernel, and each option */
+
+/* Returns the elements of a plane (height, width). */
+static int64_t tshi_conv_area(const int64_t *size) {
+    return size[0] * size[1];
+}
+
+/* Sets to[0] and to[1] to the options `from` of `dims` dimensions: from[0] alone is that of the
+ * width if dims is 1. An option that is 0, or that is not given, becomes `usual`. Returns 0 and an
+ * error if one is below `least` or above TSHI_CONV_MOST. */
+static int tshi_conv_pair(tsh_ctx *ctx, const char *op, const char *name, const int64_t *from,
+                          int dims, int64_t usual, int64_t least, int64_t *to) {
+    to[0] = usual;
+    for (int d = 0; d < dims; d++) {
+        to[2 - dims + d] = from[d] ? from[d] : usual;
+        if (from[d] && (from[d] < least || from[d] > TSHI_CONV_MOST))
+            return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: %s[%d] is %lld, not 0 (for %lld) or %lld "
+                            "to %d", op, name, d, (long long)from[d], (long long)usual,
+                            (long long)(least ? least : 1), TSHI_CONV_MOST) == TSH_OK;
+    }
+    return 1;
+}
+
+/* Returns the length that a kernel covers. */
+static int64_t tshi_conv_span(int64_t kernel, int64_t dilation) {
+    return dilation * (kernel - 1) + 1;
+}
+
+/* Sets the lengths along d, 0 or 1, of the output from those of the input. Returns 0 and an error
+ * if nothing is left of it. extra: output_padding of a transposed convolution. */
+static int tshi_conv_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, int64_t extra) {
+    const int64_t span = tshi_conv_span(c->kernel[d], c->dilation[d]);
+    if (c->transposed)
+        c->image[d] = (c->map[d] - 1) * c->stride[d] - 2 * c->padding[d] + span + extra;
+    else
+        c->map[d] = c->image[d] + 2 * c->padding[d] < span
+                        ? 0
+                        : (c->image[d] + 2 * c->padding[d] - span) / c->stride[d] + 1;
+    if (c->transposed ? c->image[d] > 0 : c->map[d] > 0) return 1;
+    return tsh_fail(ctx, TSH_ERR_SHAPE,
+                    "%s: a kernel that covers %lld elements leaves no output of %lld with padding "
+                    "%lld; a larger padding or a smaller kernel would",
+                    op, (long long)span, (long long)(c->transposed ? c->map[d] : c->image[d]),
+                    (long long)c->padding[d]) == TSH_OK;
+}
+
+/* Checks the numbers of dimensions and channels. Returns 0 and an error if they do not fit. */
+static int tshi_conv_fits(const char *op, tsh_tensor *const *in, int dims, int64_t groups,
+                          int transposed) {
+    const tsh_tensor *x = in[0], *w = in[1], *b = in[2];
+    char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    const char *const shape[] = {"L", "H, W"}, *const kernel[] = {"K", "KH, KW"};
+    const int fits = x->ndim == dims + 2 && w->ndim == dims + 2 && (!b || b->ndim == 1);
+    const int64_t outs = fits ? transposed ? w->dim[1] * groups : w->dim[0] : 0;
+    if (!fits || x->dim[1] != (transposed ? w->dim[0] : w->dim[1] * groups) || w->dim[0] % groups)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                        "%s: input %s and weight %s do not fit with %lld groups; takes (N, in, %s) "
+                        "and (%s, %s) with channels that divide by groups",
+                        op, tshi_tensor_text(x, tx), tshi_tensor_text(w, tw), (long long)groups,
+                        shape[dims - 1], transposed ? "in, out / groups" : "out, in / groups",
+                        kernel[dims - 1]) == TSH_OK;
+    if (b && b->dim[0] != outs)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                        "%s: weight gives %lld channels, bias has %lld", op, (long long)outs,
+                        (long long)b->dim[0]) == TSH_OK;
+    return 1;
+}
+
+/* Fills in c from the local shapes of in[], x, weight and bias or NULL, and the options. Returns 0
+ * after an error. op: the caller's name; dims: 1 or 2. */
+static int tshi_conv_sizes(const char *op, tsh_tensor *const *in, int dims,
+                           const tsh_conv_options *o, int transposed, tshi_conv *c) {
+    const tsh_tensor *x = in[0], *w = in[1];
+    tsh_ctx *ctx = x->ctx;
+    int64_t extra[2]; /* output_padding */
+    int d;
+    c->groups = o->groups ? o->groups : 1;
+    c->transposed = transposed;
+    c->reduce = 0;
+    if (c->groups < 1 || c->groups > TSHI_CONV_MOST)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: groups is %lld, not 0 (for 1) or above", op,
+                        (long long)c->groups) == TSH_OK;
+    if (!tshi_conv_pair(ctx, op, "stride", o->stride, dims, 1, 1, c->stride) ||
+        !tshi_conv_pair(ctx, op, "padding", o->padding, dims, 0, 0, c->padding) ||
+        !tshi_conv_pair(ctx, op, "dilation", o->dilation, dims, 1, 1, c->dilation) ||
+        !tshi_conv_pair(ctx, op, "output_padding", o->output_padding, dims, 0, 0, extra) ||
+        !tshi_conv_fits(op, in, dims, c->groups, transposed))
+        return 0;
+    for (d = 0; d < 2; d++) {
+        const int axis = d + dims; /* of x and weight: 2 and 3, or -, 2 if dims is 1 */
+        int64_t *const length = transposed ? &c->map[d] : &c->image[d];
+        *length = axis < 2 ? 1 : x->dim[axis];
+        c->kernel[d] = axis < 2 ? 1 : w->dim[axis];
+        if (*length > TSHI_CONV_MOST || c->kernel[d] > TSHI_CONV_MOST || c->kernel[d] < 1)
+            return tsh_fail(ctx, TSH_ERR_SHAPE,
+                            "%s: input or kernel has %lld or %lld elements along dimension %d; "
+                            "a kernel has 1 to %d",
+                            op, (long long)*length, (long long)c->kernel[d], axis,
+                            TSHI_CONV_MOST) == TSH_OK;
+        if (extra[d] && (!transposed || (extra[d] >= c->stride[d] && extra[d] >= c->dilation[d])))
+            return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                            "%s: output_padding %lld is to be 0, or in a transposed convolution "
+                            "below stride %lld or dilation %lld",
+                            op, (long long)extra[d], (long long)c->stride[d],
+                            (long long)c->dilation[d]) == TSH_OK;
+        if (!tshi_conv_length(ctx, op, c, d, extra[d])) return 0;
+    }
+    return 1;
+}
+
+/* Sets the channels and the batch that this rank computes, after x has got its final layout. A rank
+ * without a channel of a grouped weight gets no groups. */
+static void tshi_conv_local(tshi_conv *c, const tsh_tensor *x, const tsh_tensor *w) {
+    const int64_t per = w->dim[0] / c->groups; /* weight rows per group, of all ranks */
+    c->batch = x->local[0];
+    if (c->groups > 1) c->groups = per ? w->local[0] / per : 0;
+    c->outs = c->groups > 0 ? w->local[0] / c->groups : 0;
+    c->ins = w->local[1];
+}
+
+/* ========================================================================== */
+/* >>conv-pack                                    MARK: - conv-pack (private) */
+/* Reads what the kernel of a convolution covers, as columns of a matrix.     */
+/* Needs: >>conv >>gemm-api.                                                  */
+/* ========================================================================== */
+
+/* A convolution is a matrix product per group (im2col: Chellapilla, Puri and Simard, 2006): the
+ * weight (rows, k) times a matrix B (k, columns), whose column is what the kernel covers at one
+ * position, and whose row, channel * taps + tap, is an element of the kernel. B is not written as a
+ * whole: `nr` columns at a time (a sliver) are copied from the images to where the micro-kernel
+ * reads them.
+ *
+ * All images of a batch are one row of columns: column ((n * grid[0] + y) * grid[1] + x) is
+ * position (y, x) of image n. */
+
+/* An element of the kernel. At grid position (y, x) it is multiplied with the source element
+ * (y step[0] + offset[0], x step[1] + offset[1]). */
+typedef struct tshi_conv_tap {
+    int64_t offset[2];
+    int64_t from[2], to[2]; /* grid rows, and columns, [from, to) at which that element exists */
+    int64_t index;          /* of the tap in the kernel: ky * KW + kx */
+} tshi_conv_tap;
+
+/* The images that B is read from, and the grid of positions. */
+typedef struct tshi_conv_source {
+    const tsh_real *data; /* (batch, groups * channels, size[0], size[1]) */
+    int64_t batch, groups, channels; /* channels: per group */
+    int64_t size[2], step[2], grid[2];
+    const tshi_conv_tap *tap;
+    int64_t taps; /* number of taps */
+    int nr;       /* columns of a sliver, a multiple of `block` */
+    int block;    /* lanes that are copied at a time: 16, or nr if that is less */
+    int isa;      /* TSHI_ISA_... of this processor */
+} tshi_conv_source;
+
+/* Up to `block` lanes of one row of B that are read from equidistant elements of the source: lane l
+ * of [first, first + count) from element at + l * step[1], counted from the group's channel. */
+typedef struct tshi_conv_place {
+    int64_t at;
+    int first, count;
+} tshi_conv_place;
+
+/* Where a sliver is read from: those places of tap t and block b that begin at place[start[t *
+ * blocks + b]], up to the next start. All other lanes are 0. */
+typedef struct tshi_conv_places {
+    tshi_conv_place *place; /* at most taps * nr */
+    int *start;             /* taps * blocks + 1 */
+} tshi_conv_places;
+
+/* Neighbouring columns of a sliver within one row of the grid, and within one block. */
+typedef struct tshi_conv_run {
+    int64_t image, y, x; /* image and grid position of the first column */
+    int lane, length;    /* the first column's lane in the sliver; number of columns */
+} tshi_conv_run;
+
+enum { TSHI_CONV_LANES = 32 }; /* max columns of a sliver of any micro-kernel */
+
+/* Returns 1 if the micro-kernels' slivers are not wider than TSHI_CONV_LANES: always. */
+static int tshi_conv_blocks(const tshi_conv_source *s) {
+    return s->nr / s->block;
+}
+
+/* Returns the bytes of the places of one sliver. */
+static size_t tshi_conv_places_bytes(const tshi_conv_source *s) {
+    const size_t taps = (size_t)s->taps;
+    return tshi_base_mul(taps, (size_t)s->nr * sizeof(tshi_conv_place)) +
+           tshi_base_mul(taps, (size_t)tshi_conv_blocks(s) * sizeof(int)) + 128;
+}
+
+/* Cuts `cols` columns from `column` on into runs of at most `most` lanes. Returns their number. */
+static int tshi_conv_cut(const tshi_conv_source *s, int64_t column, int cols, int most,
+                         tshi_conv_run *run) {
+    const int64_t area = tshi_conv_area(s->grid);
+    int64_t image = column / area, y = column % area / s->grid[1], x = column % area % s->grid[1];
+    int lane = 0, n = 0;
+    while (lane < cols) {
+        const int rest = (int)tshi_base_min(cols - lane, most - lane % most);
+        const int length = (int)tshi_base_min(rest, s->grid[1] - x);
+        run[n].image = image;
+        run[n].y = y;
+        run[n].x = x;
+        run[n].lane = lane;
+        run[n++].length = length;
+        lane += length;
+        x += length;
+        if (x < s->grid[1]) continue;
+        x = 0; /* the next row of the grid */
+        if (++y < s->grid[0]) continue;
+        y = 0; /* the next image */
+        image++;
+    }
+    return n;
+}
+
+/* Finds the places of the sliver of `cols` columns that begins at `column`. */
+static void tshi_conv_locate(const tshi_conv_source *s, int64_t column, int cols,
+                             tshi_conv_places *places) {
+    const int64_t image = s->groups * s->channels * tshi_conv_area(s->size); /* elements */
+    const int blocks = tshi_conv_blocks(s);
+    tshi_conv_run run[TSHI_CONV_LANES];
+    const int runs = tshi_conv_cut(s, column, cols, s->block, run);
+    int n = 0, *start = places->start;
+    for (int64_t t = 0; t < s->taps; t++) {
+        const tshi_conv_tap *tap = &s->tap[t];
+        int r = 0;
+        for (int b = 0; b < blocks; b++) {
+            *start++ = n;
+            for (; r < runs && run[r].lane < (b + 1) * s->block; r++) {
+                const tshi_conv_run *u = &run[r];
+                /* the columns [from, to) of the run at which the tap's element exists */
+                const int64_t from = u->x > tap->from[1] ? u->x : tap->from[1];
+                const int64_t to = tshi_base_min(u->x + u->length, tap->to[1]);
+                tshi_conv_place *p = &places->place[n];
+                if (from >= to || u->y < tap->from[0] || u->y >= tap->to[0]) continue;
+                p->first = u->lane - b * s->block + (int)(from - u->x);
+                p->count = (int)(to - from);
+                p->at = u->image * image +
+                        (u->y * s->step[0] + tap->offset[0]) * s->size[1] +
+                        (from - p->first) * s->step[1] + tap->offset[1];
+                n++;
+            }
+        }
+    }
+    *start = n;
+}
+
+/* The rows of B to copy, and where to: row k of B, k0 <= k < k1, to `to` + (k - k0) * pitch. */
+typedef struct tshi_conv_rows {
+    const tsh_real *group; /* the first element of the group's first channel, in image 0 */
+    int64_t k0, k1, pitch;
+    tsh_real *to;
+} tshi_conv_rows;
+
+/* Copies the rows of tap t in one block: from channel c on. The reference, for any type. */
+static void tshi_conv_copy(const tshi_conv_source *s, const tshi_conv_rows *rows,
+                           const tshi_conv_place *place, int places, int64_t k, int64_t c,
+                           tsh_real *to) {
+    const int64_t plane = tshi_conv_area(s->size), step = s->step[1];
+    for (; k < rows->k1; k += s->taps, c++, to += s->taps * rows->pitch) {
+        for (int l = 0; l < s->block; l++) to[l] = 0;
+        for (int i = 0; i < places; i++) {
+            const tshi_conv_place p = place[i];
+            const tsh_real *from = rows->group + (c * plane + p.at + p.first * step);
+            for (int l = 0; l < p.count; l++) to[p.first + l] = from[l * step];
+        }
+    }
+}
+
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Returns bits 0, 2, 4, ...: bit l of mask as bit 2 l. */
+static uint32_t tshi_conv_spread(uint32_t mask) {
+    mask = (mask | mask << 8) & 0x00FF00FFu;
+    mask = (mask | mask << 4) & 0x0F0F0F0Fu;
+    mask = (mask | mask << 2) & 0x33333333u;
+    return (mask | mask << 1) & 0x55555555u;
+}
+
+/* Replaces the lanes `mask` of y by floats from `from` on, `step` apart: 1 or 2, a constant. Elements
+ * of other lanes are not read. even: the numbers 0, 2, 4, ... */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_t mask,
+                                               const int step, __m512i even) {
+    const float *x = (const float *)from;
+    if (step == 1) return _mm512_mask_loadu_ps(y, (__mmask16)mask, x);
+    const uint32_t wide = tshi_conv_spread(mask);
+    const __m512 low = _mm512_maskz_loadu_ps((__mmask16)wide, x);
+    const __m512 high = _mm512_maskz_loadu_ps((__mmask16)(wide >> 16), x + 16);
+    return _mm512_mask_mov_ps(y, (__mmask16)mask, _mm512_permutex2var_ps(low, even, high));
+}
+
+/* Does what tshi_conv_copy does with AVX-512, for a block of 16 lanes. step: see
+ * tshi_conv_lanes. */
+TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
+                                                 const tshi_conv_rows *rows,
+                                                 const tshi_conv_place *place, int places,
+                                                 int64_t k, int64_t c, float *to, const int step) {
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const int64_t plane = tshi_conv_area(s->size), next = s->taps * rows->pitch;
+    const int64_t count = (rows->k1 - k + s->taps - 1) / s->taps; /* number of rows to copy */
+    uintptr_t from = (uintptr_t)rows->group + (uintptr_t)(c * plane) * sizeof(float);
+    if (places == 1) { /* the usual case: the block lies in one row of the image */
+        const uint32_t mask = ((1u << place->count) - 1u) << place->first;
+        from += (uintptr_t)place->at * sizeof(float);
+        for (int64_t i = 0; i < count; i++, to += next) {
+            _mm512_storeu_ps(to, tshi_conv_lanes(_mm512_setzero_ps(), from, mask, step, even));
+            from += (uintptr_t)plane * sizeof(float);
+        }
+        return;
+    }
+    for (int64_t i = 0; i < count; i++, to += next) {
+        __m512 y = _mm512_setzero_ps();
+        for (int j = 0; j < places; j++) {
+            const uint32_t mask = ((1u << place[j].count) - 1u) << place[j].first;
+            y = tshi_conv_lanes(y, from + (uintptr_t)place[j].at * sizeof(float), mask, step,
+                                even);
+        }
+        _mm512_storeu_ps(to, y);
+        from += (uintptr_t)plane * sizeof(float);
+    }
+}
+
+/* Does what tshi_conv_copy does with AVX-512, for steps of 1 and 2. */
+TSHI_AVX512 static void tshi_conv_copy_avx512(const tshi_conv_source *s, const tshi_conv_rows *rows,
+                                              const tshi_conv_place *place, int places, int64_t k,
+                                              int64_t c, float *to) {
+    if (s->step[1] == 1)
+        tshi_conv_copy_step(s, rows, place, places, k, c, to, 1);
+    else
+        tshi_conv_copy_step(s, rows, place, places, k, c, to, 2);
+}
+#endif
+
+/* Copies rows of a sliver of B, whose places are known. */
+static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
+                           const tshi_conv_rows *rows) {
+    const int blocks = tshi_conv_blocks(s);
+    for (int64_t t = 0; t < s->taps; t++) {
+        /* the first channel whose row of tap t is not before k0 */
+        const int64_t c = rows->k0 > t ? tshi_base_ceil(rows->k0 - t, s->taps) : 0;
+        const int64_t k = c * s->taps + t;
+        for (int b = 0; b < blocks && k < rows->k1; b++) {
+            const int *start = &places->start[t * blocks + b], n = start[1] - start[0];
+            tsh_real *to = rows->to + (k - rows->k0) * rows->pitch + b * s->block;
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+            if (s->isa == TSHI_ISA_AVX512 && s->block == 16 && s->step[1] <= 2) {
+                tshi_conv_copy_avx512(s, rows, places->place + *start, n, k, c, to);
+                continue;
+            }
+#endif
+            tshi_conv_copy(s, rows, places->place + *start, n, k, c, to);
+        }
+    }
+}
+
+/* ========================================================================== */
+/* >>conv-kernel                                MARK: - conv-kernel (private) */
+/* Convolutions as products: gather (image to map), scatter (map to image).   */
+/* Needs: >>conv-pack >>op-matmul.                                            */
+/* ========================================================================== */
+
+/* Two products compute all convolutions. `gather` gives the map of an image. `scatter` gives the
+ * image of a map, that is, the gradient of the image: for each of the SY * SX phases, the image
+ * elements (y, x) of equal y % SY and x % SX, a gather from the map with those taps that reach the
+ * phase. So no sum is written twice, and each element has one order of additions: over channels,
+ * within a channel over taps. It depends on the sizes of channels and kernel alone. */
+
+/* A product C = A B of a convolution; C (rows, columns) is written to images. */
+typedef struct tshi_conv_product {
+    tsh_ctx *ctx;
+    const tshi_gemm_kernel *kernel;
+    tshi_conv_source source; /* B */
+    int64_t rows, k;         /* rows of A per group; channels * taps of the source */
+    const tsh_real *weight;
+    /* distances in the weight from group to group, row to row, channel to channel */
+    int64_t next_group, next_row, next_channel;
+    tsh_real *strips;     /* packed A: (groups, strips of mr rows, k, mr) */
+    const tsh_real *bias; /* (groups * rows), added to each column; or NULL */
+    tsh_real *to;         /* C as images (batch, groups * rows, size[0], size[1]) */
+    int64_t size[2], start[2], step[2]; /* column (y, x) goes to start + (y, x) * step */
+    int add;              /* 1: C is added to what is there */
+    int64_t columns, slivers, slice; /* columns of B; slivers; rows of B in a slice */
+    int64_t blocks, block;           /* blocks of rows of A; rows of a block */
+    char *scratch;                   /* of all pieces */
+    size_t each;                     /* bytes of scratch of one piece */
+} tshi_conv_product;
+
+/* The scratch memory of one piece. */
+typedef struct tshi_conv_scratch {
+    tshi_conv_places places;
+    tsh_real *sliver; /* (slice, nr): packed B */
+    tsh_real *sums;   /* (slivers of a panel, rows of a block, nr): C of slivers that are not
+                       * written in place */
+} tshi_conv_scratch;
+
+enum {
+    TSHI_CONV_PANEL = 32,  /* slivers whose slices are computed one after the other */
+    TSHI_CONV_ROWS = 768   /* max rows of a block: with a slice of k, at most half an L2 cache */
+};
+
+/* -- packing the weight ------------------------------------------------------ */
+
+/* Packs strips [from, to) of all groups (a tshi_team_fn). */
+static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_product *p = (const tshi_conv_product *)job;
+    const tshi_conv_source *s = &p->source;
+    const int mr = p->kernel->mr;
+    const int64_t strips = tshi_base_ceil(p->rows, mr);
+    tsh_real *y = p->strips + from * p->k * mr;
+    (void)piece;
+    for (int64_t u = from; u < to; u++) {
+        const int64_t first = u % strips * mr, valid = tshi_base_min(mr, p->rows - first);
+        const tsh_real *w = p->weight + u / strips * p->next_group + first * p->next_row;
+        for (int64_t c = 0; c < s->channels; c++, w += p->next_channel)
+            for (int64_t t = 0; t < s->taps; t++, y += mr)
+                for (int64_t i = 0; i < mr; i++)
+                    y[i] = i < valid ? w[i * p->next_row + s->tap[t].index] : 0;
+    }
+}
+
+/* -- a panel of C ------------------------------------------------------------- */
+
+/* Returns the address in p->to of row `row` (of all groups) at a run's first column. */
+static tsh_real *tshi_conv_at(const tshi_conv_product *p, const tshi_conv_run *run, int64_t row) {
+    return p->to +
+           ((run->image * p->source.groups * p->rows + row) * p->size[0] + p->start[0] +
+            run->y * p->step[0]) * p->size[1] + p->start[1] + run->x * p->step[1];
+}
+
+/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its columns
+ * are not contiguous, or fewer than a tile has. */
+static tsh_real *tshi_conv_direct(const tshi_conv_product *p, int64_t column, int cols,
+                                  int64_t row) {
+    const int64_t area = tshi_conv_area(p->source.grid);
+    const int dense = p->step[0] == 1 && p->step[1] == 1 && p->size[0] == p->source.grid[0] &&
+                      p->size[1] == p->source.grid[1];
+    if (!dense || (cols != p->kernel->nr && cols != p->kernel->nr / 2) ||
+        column % area + cols > area)
+        return NULL;
+    return p->to + (column / area * p->source.groups * p->rows + row) * area + column % area;
+}
+
+/* Adds the bias to rows [row, row + rows) of a sliver that is written in place. */
+static void tshi_conv_add_bias(const tshi_conv_product *p, tsh_real *to, int cols, int64_t row,
+                               int64_t rows) {
+    const int64_t area = tshi_conv_area(p->size);
+    for (int64_t i = 0; i < rows && p->bias; i++, to += area) {
+        const tsh_real b = p->bias[row + i];
+        for (int j = 0; j < cols; j++) to[j] += b;
+    }
+}
+
+/* Writes rows [row, row + rows) of a sliver, with the bias, from sums to the images. */
+static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, int64_t column,
+                            int cols, int64_t row, int64_t rows) {
+    tshi_conv_run run[TSHI_CONV_LANES];
+    const int runs = tshi_conv_cut(&p->source, column, cols, TSHI_CONV_LANES, run);
+    const int64_t step = p->step[1], next = tshi_conv_area(p->size);
+    for (int r = 0; r < runs; r++) {
+        tsh_real *to = tshi_conv_at(p, &run[r], row);
+        const tsh_real *from = sums + run[r].lane;
+        for (int64_t i = 0; i < rows; i++, to += next, from += p->kernel->nr) {
+            const tsh_real b = p->bias ? p->bias[row + i] : 0;
+            if (p->add)
+                for (int j = 0; j < run[r].length; j++) to[j * step] += from[j] + b;
+            else
+                for (int j = 0; j < run[r].length; j++) to[j * step] = from[j] + b;
+        }
+    }
+}
+
+/* Computes n slivers from `sliver` on, of one group and one block of rows. */
+static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, int64_t group,
+                            int64_t block, int64_t sliver, int64_t n) {
+    const int mr = p->kernel->mr, nr = p->kernel->nr;
+    const int64_t strips = tshi_base_ceil(p->rows, mr), first = block * p->block;
+    const int64_t rows = tshi_base_min(p->block, p->rows - first), row = group * p->rows + first;
+    const int64_t sums = p->slice < p->k ? tshi_base_ceil(p->block, mr) * mr * nr : 0;
+    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    tshi_gemm_walk walk = TSHI_ZERO; /* nothing to prefetch */
+    int64_t k = 0;
+    do { /* once, too, if k is 0: C is 0 then */
+        const int64_t steps = tshi_base_min(p->slice, p->k - k);
+        const tshi_matmul_strips a = {
+            p->strips + (group * strips + first / mr) * p->k * mr + k * mr, 1, mr, p->k};
+        const tshi_matmul_slivers b = {w->sliver, nr, 0, TSHI_GEMM_REALS};
+        const tshi_conv_rows copied = {
+            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k,
+            k + steps, nr, w->sliver};
+        const int last = k + steps >= p->k;
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t column = (sliver + i) * nr;
+            const int cols = (int)tshi_base_min(nr, p->columns - column);
+            tsh_real *direct = tshi_conv_direct(p, column, cols, row), *own = w->sums + i * sums;
+            const tshi_matrix c = direct
+                ? tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1)
+                : tshi_gemm_matrix(own, nr, 1);
+            tshi_conv_locate(&p->source, column, cols, &w->places);
+            tshi_conv_pack(&p->source, &w->places, &copied);
+            tshi_matmul_tiles(p->kernel, rows, cols > nr / 2 ? nr : nr / 2, steps, 1, a, b,
+                              k > 0 || (direct && p->add), c, all, &walk);
+            if (last && direct)
+                tshi_conv_add_bias(p, direct, cols, row, rows);
+            else if (last)
+                tshi_conv_store(p, own, column, cols, row, rows);
+        }
+        k += steps;
+    } while (k < p->k);
+}
+
+/* Returns the parts of a piece's scratch. */
+static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) {
+    tshi_conv_scratch w;
+    char *at = p->scratch + (size_t)piece * p->each;
+    const int64_t nr = p->kernel->nr;
+    w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as the block is */
+    w.sums = w.sliver + (p->slice * nr + 15) / 16 * 16;
+    at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr *
+                               (p->slice < p->k ? TSHI_CONV_PANEL : 1));
+    w.places.place = (tshi_conv_place *)(void *)at;
+    w.places.start = (int *)(void *)(w.places.place + p->source.taps * nr);
+    return w;
+}
+
+/* Computes items [from, to) (a tshi_team_fn). An item is a sliver of a group and a block of rows;
+ * those of a block follow each other, in it those of a group. */
+static void tshi_conv_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_product *p = (const tshi_conv_product *)job;
+    const int64_t groups = p->source.groups;
+    tshi_conv_scratch w = tshi_conv_split(p, piece);
+    for (int64_t n; from < to; from += n) {
+        const int64_t sliver = from % p->slivers, group = from / p->slivers % groups;
+        n = tshi_base_min(tshi_base_min(to - from, p->slivers - sliver), TSHI_CONV_PANEL);
+        tshi_conv_panel(p, &w, group, from / p->slivers / groups, sliver, n);
+    }
+}
+
+/* Cuts the rows of A into blocks, so that there is work for all threads. */
+static void tshi_conv_divide(tshi_conv_product *p, int threads) {
+    const int64_t mr = p->kernel->mr, items = p->slivers * p->source.groups;
+    int64_t blocks = tshi_base_ceil(p->rows, TSHI_CONV_ROWS);
+    if (blocks < threads && items < 8 * threads) blocks = threads;
+    p->block = tshi_base_ceil(tshi_base_ceil(p->rows, blocks), mr) * mr;
+    p->blocks = tshi_base_ceil(p->rows, p->block);
+}
+
+/* Runs a product whose fields up to `add` are set, but for those of the kernel and the strips. */
+static void tshi_conv_multiply(tshi_conv_product *p) {
+    enum { MIN_WORK = 1 << 17 }; /* least number of multiply-adds per thread */
+    tsh_ctx *ctx = p->ctx;
+    tshi_conv_source *s = &p->source;
+    const int nr = ctx->gemm_kernel->nr, mr = ctx->gemm_kernel->mr;
+    const int64_t strips = tshi_base_ceil(p->rows, mr);
+    tshi_block *packed, *scratch;
+    int pieces;
+    p->kernel = ctx->gemm_kernel;
+    p->columns = s->batch * tshi_conv_area(s->grid);
+    p->slivers = tshi_base_ceil(p->columns, nr);
+    p->k = s->channels * s->taps;
+    if (!p->columns || !p->rows || !s->groups) return; /* this rank has nothing to compute */
+    p->slice = tshi_gemm_slice(p->kernel, TSHI_GEMM_REALS, p->k);
+    if (p->slice > p->k) p->slice = p->k;
+    s->nr = nr;
+    s->block = nr < 16 ? nr : 16;
+    s->isa = ctx->isa;
+    pieces = tshi_team_parts(ctx, p->columns * p->rows * s->groups * (p->k + 1), MIN_WORK);
+    tshi_conv_divide(p, pieces);
+    pieces = (int)tshi_base_min(pieces, p->slivers * s->groups * p->blocks);
+    p->each = (size_t)((p->slice * nr + 15) / 16 * 16 +
+                       tshi_base_ceil(p->block, mr) * mr * nr *
+                           (p->slice < p->k ? TSHI_CONV_PANEL : 1)) * sizeof(tsh_real);
+    p->each = (p->each + tshi_conv_places_bytes(s) + 63) / 64 * 64;
+    packed = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(s->groups * strips * mr * p->k));
+    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p->each, (size_t)pieces));
+    if (packed && scratch) {
+        p->strips = (tsh_real *)tshi_mem_data(packed);
+        p->scratch = (char *)tshi_mem_data(scratch);
+        tshi_team_run((int)tshi_base_min(pieces, s->groups * strips), s->groups * strips, 1,
+                      tshi_conv_pack_strips, p);
+        tshi_team_run(pieces, p->slivers * s->groups * p->blocks, 1, tshi_conv_piece, p);
+    }
+    if (ctx->trace)
+        ctx->trace->flops += 2.0 * (double)p->columns * (double)p->rows * (double)s->groups *
+                             (double)p->k;
+    tshi_mem_release(ctx, scratch);
+    tshi_mem_release(ctx, packed);
+}
+
+/* -- gather and scatter ------------------------------------------------------ */
+
+/* Sets [*from, *to): the grid positions i of [0, grid) with 0 <= i * step + offset < size. */
+static void tshi_conv_range(int64_t grid, int64_t step, int64_t offset, int64_t size, int64_t *from,
+                            int64_t *to) {
+    *from = offset < 0 ? tshi_base_ceil(-offset, step) : 0;
+    *to = size > offset ? tshi_base_min(grid, tshi_base_ceil(size - offset, step)) : 0;
+}
+
+/* Sets the taps of the image's elements (y, x) at each position of the map. */
+static void tshi_conv_taps(const tshi_conv *c, const tshi_conv_source *s, tshi_conv_tap *tap) {
+    for (int64_t i = 0; i < s->taps; i++, tap++) {
+        const int64_t at[2] = {i / c->kernel[1], i % c->kernel[1]};
+        tap->index = i;
+        for (int d = 0; d < 2; d++) {
+            tap->offset[d] = at[d] * c->dilation[d] - c->padding[d];
+            tshi_conv_range(s->grid[d], s->step[d], tap->offset[d], s->size[d], &tap->from[d],
+                            &tap->to[d]);
+        }
+    }
+}
+
+/* Returns the images of c, at `data`, as the source of the map's columns. tap: taps to fill in. */
+static tshi_conv_source tshi_conv_image(const tshi_conv *c, const tsh_real *data,
+                                        tshi_conv_tap *tap) {
+    tshi_conv_source s;
+    memset(&s, 0, sizeof s);
+    s.data = data;
+    s.batch = c->batch;
+    s.groups = c->groups;
+    s.channels = c->ins;
+    for (int d = 0; d < 2; d++) {
+        s.size[d] = c->image[d];
+        s.step[d] = c->stride[d];
+        s.grid[d] = c->map[d];
+    }
+    s.tap = tap;
+    s.taps = tshi_conv_area(c->kernel);
+    tshi_conv_taps(c, &s, tap);
+    return s;
+}
+
+/* Allocates the taps of c's kernel in *block. Returns NULL if there is no memory. */
+static tshi_conv_tap *tshi_conv_alloc_taps(tsh_ctx *ctx, const tshi_conv *c, tshi_block **block) {
+    *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul((size_t)tshi_conv_area(c->kernel),
+                                                             sizeof(tshi_conv_tap)));
+    return *block ? (tshi_conv_tap *)tshi_mem_data(*block) : NULL;
+}
+
+/* Computes the map (N, OC, OH, OW) of an image (N, IC, H, W), with bias (OC) or NULL; add 1: adds
+ * to it. All arrays are dense. */
+static void tshi_conv_gather(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
+                             const tsh_real *weight, const tsh_real *bias, tsh_real *map, int add) {
+    const int64_t area = tshi_conv_area(c->kernel);
+    tshi_block *taps;
+    tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
+    tshi_conv_product p;
+    if (!tap) return;
+    memset(&p, 0, sizeof p);
+    p.ctx = ctx;
+    p.source = tshi_conv_image(c, image, tap);
+    p.rows = c->outs;
+    p.weight = weight;
+    p.next_channel = area;
+    p.next_row = c->ins * area;
+    p.next_group = c->outs * p.next_row;
+    p.bias = bias;
+    p.to = map;
+    p.add = add;
+    for (int d = 0; d < 2; d++) {
+        p.size[d] = c->map[d];
+        p.step[d] = 1;
+    }
+    tshi_conv_multiply(&p);
+    tshi_mem_release(ctx, taps);
+}
+
+/* Sets the taps that reach the phase of image elements (y, x) = start + grid * stride: those whose
+ * element of the map, (y + padding - k * dilation) / stride, is one. Returns their number. */
+static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const int64_t *grid,
+                               tshi_conv_tap *tap) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < tshi_conv_area(c->kernel); i++) {
+        const int64_t at[2] = {i / c->kernel[1], i % c->kernel[1]};
+        int reaches = 1;
+        for (int d = 0; d < 2; d++) {
+            const int64_t from = start[d] + c->padding[d] - at[d] * c->dilation[d];
+            tap[n].offset[d] = from / c->stride[d];
+            reaches &= from % c->stride[d] == 0;
+            tshi_conv_range(grid[d], 1, tap[n].offset[d], c->map[d], &tap[n].from[d],
+                            &tap[n].to[d]);
+        }
+        tap[n].index = i;
+        n += reaches;
+    }
+    return n;
+}
+
+/* Computes the image (N, IC, H, W) of a map (N, OC, OH, OW), with bias (IC) or NULL; add 1: adds to
+ * it. All arrays are dense. */
+static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *map,
+                              const tsh_real *weight, const tsh_real *bias, tsh_real *image,
+                              int add) {
+    const int64_t area = tshi_conv_area(c->kernel);
+    tshi_block *taps;
+    tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
+    tshi_conv_product p;
+    int64_t phase, phases = tshi_base_min(c->stride[0], c->image[0]) *
+                            tshi_base_min(c->stride[1], c->image[1]);
+    if (!tap) return;
+    for (phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++) {
+        const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
+        memset(&p, 0, sizeof p);
+        p.start[0] = phase / across;
+        p.start[1] = phase % across;
+        p.ctx = ctx;
+        p.source.data = map;
+        p.source.batch = c->batch;
+        p.source.groups = c->groups;
+        p.source.channels = c->outs;
+        for (int d = 0; d < 2; d++) {
+            p.size[d] = c->image[d];
+            p.step[d] = c->stride[d];
+            p.source.size[d] = c->map[d];
+            p.source.step[d] = 1;
+            p.source.grid[d] = tshi_base_ceil(c->image[d] - p.start[d], c->stride[d]);
+        }
+        p.source.tap = tap;
+        p.source.taps = tshi_conv_phase(c, p.start, p.source.grid, tap);
+        if (!p.source.taps && add && !bias) continue; /* nothing to add */
+        p.rows = c->ins;
+        p.weight = weight;
+        p.next_row = area;
+        p.next_channel = c->ins * area;
+        p.next_group = c->outs * p.next_channel;
+        p.bias = bias;
+        p.to = image;
+        p.add = add;
+        tshi_conv_multiply(&p);
+    }
+    tshi_mem_release(ctx, taps);
+}
+
+/* ========================================================================== */
+/* >>conv-weight                                MARK: - conv-weight (private) */
+/* The gradient of a convolution's weight: a product summed over the images.  */
+/* Needs: >>conv-kernel >>tape-backward.                                      */
+/* ========================================================================== */
+
+/* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the
+ * kernel covers, as in >>conv-pack, and map is the gradient of the map (or, of a transposed
+ * convolution, its input). The columns, image after image, are cut into chunks of up to
+ * TSHI_CONV_CHUNK. A chunk of rows of B is copied, and the product B map^T of the chunk is added to
+ * dW^T, of which each thread has some rows. Chunks are added in order, so the sums do not depend on
+ * threads. */
+typedef struct tshi_conv_weights {
+    tsh_ctx *ctx;
+    tshi_conv_source source; /* B */
+    const tsh_real *map;     /* (batch, groups * outs, grid[0], grid[1]) */
+    int64_t outs, k;         /* map channels per group; rows of B */
+    tshi_dest dest;          /* dW (groups * outs, k), dense */
+    int64_t columns, chunk;  /* of B; of a chunk */
+    int64_t strips, block;   /* strips of mr rows of B per group; max rows at a time */
+    char *scratch;           /* of all pieces */
+    size_t each, at[4];      /* bytes of scratch of one piece; where its parts begin after the
+                              * places */
+} tshi_conv_weights;
+
+/* The scratch memory of one piece. */
+typedef struct tshi_conv_weight_scratch {
+    tshi_conv_places places;
+    tsh_real *rows; /* (block, pitch): a chunk of rows of B */
+    tsh_real *map;  /* (outs, chunk): the map's values, if they are of several images */
+    tsh_real *sums; /* (block, outs): rows of dW^T */
+    char *gemm;     /* scratch of the product */
+} tshi_conv_weight_scratch;
+
+enum {
+    TSHI_CONV_CHUNK = 384, /* max columns of a chunk: one slice of a product */
+    TSHI_CONV_PITCH = 16,  /* elements between two rows of a chunk, so that not all begin in one set
+                            * of a cache */
+    TSHI_CONV_BLOCK = 264  /* max rows of B at a time: with a chunk, a quarter of an L2 cache */
+};
+
+/* Returns the elements from row to row of a chunk of B. */
+static int64_t tshi_conv_pitch(const tshi_conv_weights *p) {
+    return tshi_base_ceil(p->chunk, p->source.nr) * p->source.nr + TSHI_CONV_PITCH;
+}
+
+/* Sets where the parts of a piece's scratch begin, and the bytes of all. */
+static void tshi_conv_weight_layout(tshi_conv_weights *p) {
+    const tshi_gemm_kernel *kernel = p->ctx->gemm_kernel;
+    const size_t size = sizeof(tsh_real);
+    size_t *const at = p->at;
+    at[0] = (tshi_conv_places_bytes(&p->source) + 63) / 64 * 64;
+    at[1] = at[0] + ((size_t)(p->block * tshi_conv_pitch(p)) * size + 63) / 64 * 64;
+    at[2] = at[1] + ((size_t)(p->outs * p->chunk) * size + 63) / 64 * 64;
+    at[3] = at[2] + ((size_t)(p->block * p->outs) * size + 63) / 64 * 64;
+    p->each = at[3] + tshi_gemm_scratch(kernel, p->block, p->outs, p->chunk, p->outs, 1);
+    p->each = (p->each + 63) / 64 * 64;
+}
+
+/* Returns the parts of a piece's scratch. */
+static tshi_conv_weight_scratch tshi_conv_weight_split(const tshi_conv_weights *p, int piece) {
+    tshi_conv_weight_scratch w;
+    char *at = p->scratch + (size_t)piece * p->each;
+    w.places.place = (tshi_conv_place *)(void *)at;
+    w.places.start = (int *)(void *)(w.places.place + p->source.taps * p->source.nr);
+    w.rows = (tsh_real *)(void *)(at + p->at[0]);
+    w.map = (tsh_real *)(void *)(at + p->at[1]);
+    w.sums = (tsh_real *)(void *)(at + p->at[2]);
+    w.gemm = at + p->at[3];
+    return w;
+}
+
+/* Returns the map's values of a group in columns [from, from + n) as a matrix (outs, n): in place if
+ * they are of one image, else copied. */
+static tshi_matrix tshi_conv_map(const tshi_conv_weights *p, int64_t group, int64_t from, int64_t n,
+                                 tsh_real *copy) {
+    const int64_t area = tshi_conv_area(p->source.grid), image = p->source.groups * p->outs * area;
+    const tsh_real *map = p->map + group * p->outs * area;
+    if (from % area + n <= area)
+        return tshi_gemm_matrix(
+            (tsh_real *)tshi_kernel_unconst(map + from / area * image + from % area), area, 1);
+    for (int64_t done = 0, length; done < n; done += length) {
+        const tsh_real *x = map + (from + done) / area * image + (from + done) % area;
+        length = tshi_base_min(n - done, area - (from + done) % area);
+        for (int64_t i = 0; i < p->outs; i++)
+            tshi_kernel_move_dense(copy + i * n + done, x + i * area,
+                                   (size_t)length * sizeof *copy);
+    }
+    return tshi_gemm_matrix(copy, n, 1);
+}
+
+/* Writes rows [k0, k0 + n) of a group's dW^T, `sums` (n, outs), to dW. */
+static void tshi_conv_turn(const tshi_conv_weights *p, const tsh_real *sums, int64_t group,
+                           int64_t k0, int64_t n) {
+    enum { SIDE = 16 }; /* rows and columns that are transposed at a time */
+    for (int64_t i = 0; i < n; i += SIDE)
+        for (int64_t j = 0; j < p->outs; j += SIDE)
+            for (int64_t oc = j; oc < tshi_base_min(j + SIDE, p->outs); oc++) {
+                tsh_real *to = p->dest.data + (group * p->outs + oc) * p->k + k0;
+                const int64_t end = tshi_base_min(i + SIDE, n);
+                for (int64_t k = i; k < end && p->dest.add; k++) to[k] += sums[k * p->outs + oc];
+                for (int64_t k = i; k < end && !p->dest.add; k++) to[k] = sums[k * p->outs + oc];
+            }
+}
+
+/* Computes rows [k0, k0 + n) of a group's dW^T. progress: see tshi_product. */
+static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
+                                   int64_t group, int64_t k0, int64_t n,
+                                   const tshi_gemm_progress *progress) {
+    const tshi_conv_source *s = &p->source;
+    const int64_t pitch = tshi_conv_pitch(p);
+    tshi_conv_rows rows = {s->data + group * s->channels * tshi_conv_area(s->size), k0, k0 + n,
+                           pitch, NULL};
+    const tshi_matrix sums = tshi_gemm_matrix(w->sums, p->outs, 1);
+    for (int64_t from = 0; from < p->columns; from += p->chunk) {
+        const int64_t length = tshi_base_min(p->chunk, p->columns - from);
+        const tshi_matrix b = tshi_gemm_transposed(tshi_conv_map(p, group, from, length, w->map));
+        const tshi_matrix a = tshi_gemm_matrix(w->rows, pitch, 1);
+        const tshi_product x = {n, p->outs, length, 1, TSHI_R(from > 0), a, b, sums, sums,
+                                progress};
+        for (int64_t at = 0; at < length; at += s->nr) {
+            rows.to = w->rows + at;
+            tshi_conv_locate(s, from + at, (int)tshi_base_min(s->nr, length - at), &w->places);
+            tshi_conv_pack(s, &w->places, &rows);
+        }
+        tshi_gemm_run(p->ctx->gemm_kernel, w->gemm, x);
+    }
+    tshi_conv_turn(p, w->sums, group, k0, n);
+}
+
+/* Computes strips [from, to) of dW^T, mr rows each, of all groups (a tshi_team_fn). */
+static void tshi_conv_weight_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_weights *p = (const tshi_conv_weights *)job;
+    const int64_t mr = p->ctx->gemm_kernel->mr;
+    const tshi_gemm_progress progress = {tshi_tape_progress, p->ctx, 0};
+    tshi_conv_weight_scratch w = tshi_conv_weight_split(p, piece);
+    for (int64_t n; from < to; from += n) {
+        const int64_t first = from % p->strips, left = tshi_base_min(to - from, p->strips - first);
+        n = tshi_gemm_even(left, p->block / mr, 1);
+        if (n > left) n = left;
+        tshi_conv_weight_block(p, &w, from / p->strips, first * mr,
+                               tshi_base_min(n * mr, p->k - first * mr),
+                               piece ? NULL : &progress);
+    }
+}
+
+/* Computes the gradient of the weight (OC, IC / groups, KH, KW) from an image (N, IC, H, W) and a
+ * map (N, OC, OH, OW), one of which is a gradient. */
+static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
+                             const tsh_real *map, const tshi_dest *dest) {
+    enum { MIN_WORK = 1 << 17 }; /* least number of multiply-adds per thread */
+    const tshi_gemm_kernel *kernel = ctx->gemm_kernel;
+    const int64_t total = c->groups * c->outs * c->ins * tshi_conv_area(c->kernel);
+    tshi_block *taps, *scratch;
+    tshi_conv_weights p;
+    int pieces;
+    tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
+    if (!tap || !total) {
+        tshi_mem_release(ctx, taps);
+        return;
+    }
+    memset(&p, 0, sizeof p);
+    p.ctx = ctx;
+    p.source = tshi_conv_image(c, image, tap);
+    p.source.nr = kernel->nr;
+    p.source.block = kernel->nr < 16 ? kernel->nr : 16;
+    p.source.isa = ctx->isa;
+    p.map = map;
+    p.outs = c->outs;
+    p.k = c->ins * p.source.taps;
+    p.dest = *dest;
+    p.columns = c->batch * tshi_conv_area(c->map);
+    p.chunk = p.columns ? tshi_gemm_even(p.columns, TSHI_CONV_CHUNK, 32) : 1;
+    p.strips = tshi_base_ceil(p.k, kernel->mr);
+    p.block = tshi_base_min(TSHI_CONV_BLOCK / kernel->mr, p.strips) * kernel->mr;
+    pieces = tshi_team_parts(ctx, total * (p.columns + 1), MIN_WORK);
+    pieces = (int)tshi_base_min(pieces, p.strips * c->groups);
+    tshi_conv_weight_layout(&p);
+    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p.each, (size_t)pieces));
+    if (scratch && p.columns) {
+        p.scratch = (char *)tshi_mem_data(scratch);
+        tshi_team_run(pieces, p.strips * c->groups, 1, tshi_conv_weight_piece, &p);
+    } else if (scratch && !dest->add) { /* no images: the gradient is 0 */
+        memset(dest->data, 0, tshi_dtype_reals(total));
+    }
+    if (ctx->trace) ctx->trace->flops += 2.0 * (double)total * (double)p.columns;
+    tshi_mem_release(ctx, scratch);
+    tshi_mem_release(ctx, taps);
+}
+
+/* ========================================================================== */
+/* >>conv-depth                                  MARK: - conv-depth (private) */
+/* Depthwise convolutions: each channel of the image for itself, by loops.    */
+/* Needs: >>conv >>tape-grad.                                                 */
+/* ========================================================================== */
+
+/* If a group has one channel of the image and few of the map, a product would have too few rows.
+ * Here each plane of the map is computed from its plane of the image, row by row: along a row, a tap
+ * adds a multiple of the row of the image. */
+
+enum { TSHI_CONV_FEW = 4 }; /* max channels of the map per group */
+
+/* Returns 1 if c is computed by these loops. */
+static int tshi_conv_is_depthwise(const tshi_conv *c) {
+    return c->ins == 1 && c->outs <= TSHI_CONV_FEW && c->outs > 0;
+}
+
+/* What the threads share. */
+typedef struct tshi_conv_depth {
+    const tsh_ctx *ctx;
+    const tshi_conv *c;
+    tsh_real *image;  /* (N, groups, H, W) */
+    tsh_real *map;    /* (N, groups * outs, OH, OW) */
+    tsh_real *weight; /* (groups * outs, KH, KW) */
+    const tsh_real *bias; /* of the output's channels; or NULL */
+    int add;              /* 1: adds to what the output has */
+} tshi_conv_depth;
+
+/* Kernel: x[0] += *weight x[1], where the elements of x[i] are x[i].step apart. */
+TSHI_INLINE void tshi_conv_line_body(int64_t n, const tshi_operand *x, const tsh_real *weight) {
+    tsh_real *TSHI_RESTRICT to = (tsh_real *)x[0].data;
+    const tsh_real *TSHI_RESTRICT from = (const tsh_real *)x[1].data;
+    const int64_t st = x[0].step, sf = x[1].step;
+    const tsh_real w = *weight;
+    if (st == 1 && sf == 1)
+        TSHI_EACH for (int64_t i = 0; i < n; i++) to[i] += w * from[i];
+    else
+        TSHI_EACH for (int64_t i = 0; i < n; i++) to[i * st] += w * from[i * sf];
+}
+TSHI_KERNEL(tshi_conv_line, tsh_real);
+
+/* Kernel: adds to the lanes x[0] the products of x[1] and x[2], whose elements are x[1].step and
+ * x[2].step apart. */
+TSHI_INLINE void tshi_conv_dot_body(int64_t n, const tshi_operand *x, const void *params) {
+    tsh_real *lane = (tsh_real *)x[0].data, pad[2][TSHI_BLOCK];
+    const tsh_real *a = (const tsh_real *)x[1].data, *b = (const tsh_real *)x[2].data;
+    (void)params;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        const int64_t m = tshi_base_min(n - e, TSHI_BLOCK);
+        const tsh_real *l = a + e, *r = b + e * x[2].step;
+        if (m < TSHI_BLOCK) tshi_kernel_pad(l, m, 0, pad[0]);
+        if (m < TSHI_BLOCK || x[2].step != 1) {
+            for (int i = 0; i < TSHI_BLOCK; i++) pad[1][i] = 0;
+            for (int64_t i = 0; i < m; i++) pad[1][i] = r[i * x[2].step];
+            r = pad[1];
+        }
+        tshi_kernel_dot_step(lane, m < TSHI_BLOCK ? pad[0] : l, r);
+    }
+}
+TSHI_KERNEL(tshi_conv_dot, void);
+
+/* Part of a row of the map, and the elements of the image that a tap multiplies it with. */
+typedef struct tshi_conv_stretch {
+    int64_t map, image; /* indices of the first element in its plane */
+    int64_t length;
+} tshi_conv_stretch;
+
+/* Returns the elements of row y of the map that tap (ky, kx) reaches from inside the image. */
+static tshi_conv_stretch tshi_conv_reach(const tshi_conv *c, int64_t y, int64_t ky, int64_t kx) {
+    const int64_t iy = y * c->stride[0] + ky * c->dilation[0] - c->padding[0];
+    const int64_t offset = kx * c->dilation[1] - c->padding[1], step = c->stride[1];
+    const int64_t from = offset < 0 ? tshi_base_ceil(-offset, step) : 0;
+    const int64_t to = c->image[1] > offset ? tshi_base_min(c->map[1],
+                                                            tshi_base_ceil(c->image[1] - offset,
+                                                                           step))
+                                            : 0;
+    const tshi_conv_stretch s = {y * c->map[1] + from, iy * c->image[1] + from * step + offset,
+                                 iy < 0 || iy >= c->image[0] || to < from ? 0 : to - from};
+    return s;
+}
+
+/* Fills a plane of the output, if it is not added to, with the bias of its channel, or 0. */
+static void tshi_conv_depth_begin(const tshi_conv_depth *d, tsh_real *plane, int64_t area,
+                                  int64_t channel) {
+    const tsh_real b = d->bias ? d->bias[channel] : 0;
+    for (int64_t i = 0; i < area && !d->add; i++) plane[i] = b;
+}
+
+/* Adds the products of one plane of the map and one of the image: to the map, or, if to_image is 1,
+ * to the image. */
+static void tshi_conv_depth_plane(const tshi_conv_depth *d, tsh_real *map, tsh_real *image,
+                                  const tsh_real *weight, int to_image) {
+    const tshi_conv *c = d->c;
+    tshi_operand x[2];
+    for (int64_t y = 0; y < c->map[0]; y++)
+        for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
+            const tshi_conv_stretch s = tshi_conv_reach(c, y, t / c->kernel[1], t % c->kernel[1]);
+            if (s.length <= 0) continue;
+            x[to_image] = tshi_kernel_reals(map + s.map, 1);
+            x[!to_image] = tshi_kernel_reals(image + s.image, c->stride[1]);
+            tshi_conv_line[d->ctx->isa](s.length, x, &weight[t]);
+        }
+}
+
+/* Computes the planes [from, to) of the map, counted over images and channels (a tshi_team_fn). */
+static void tshi_conv_depth_maps(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_depth *d = (const tshi_conv_depth *)job;
+    const tshi_conv *c = d->c;
+    const int64_t channels = c->groups * c->outs, area = tshi_conv_area(c->map);
+    (void)piece;
+    for (int64_t i = from; i < to; i++) {
+        tsh_real *map = d->map + i * area;
+        tshi_conv_depth_begin(d, map, area, i % channels);
+        tshi_conv_depth_plane(d, map, d->image + i / c->outs * tshi_conv_area(c->image),
+                              d->weight + i % channels * tshi_conv_area(c->kernel), 0);
+    }
+}
+
+/* Computes the planes [from, to) of the image, counted over images and channels (a tshi_team_fn). */
+static void tshi_conv_depth_images(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_depth *d = (const tshi_conv_depth *)job;
+    const tshi_conv *c = d->c;
+    const int64_t area = tshi_conv_area(c->image);
+    (void)piece;
+    for (int64_t i = from; i < to; i++) {
+        tsh_real *image = d->image + i * area;
+        tshi_conv_depth_begin(d, image, area, i % c->groups);
+        for (int64_t o = 0; o < c->outs; o++)
+            tshi_conv_depth_plane(d, d->map + (i * c->outs + o) * tshi_conv_area(c->map), image,
+                                  d->weight + (i % c->groups * c->outs + o) *
+                                                  tshi_conv_area(c->kernel), 1);
+    }
+}
+
+/* Computes the weight's gradient of map channels [from, to) (a tshi_team_fn): each sum goes over
+ * the images in order. */
+static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_depth *d = (const tshi_conv_depth *)job;
+    const tshi_conv *c = d->c;
+    const int64_t channels = c->groups * c->outs;
+    tsh_real lane[TSHI_BLOCK];
+    tshi_operand x[3];
+    (void)piece;
+    memset(lane, 0, sizeof lane);
+    x[0] = tshi_kernel_reals(lane, 1);
+    for (int64_t oc = from; oc < to; oc++)
+        for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
+            tsh_real *sum = d->weight + oc * tshi_conv_area(c->kernel) + t;
+            memset(lane, 0, sizeof lane);
+            for (int64_t i = 0; i < c->batch * c->map[0]; i++) { /* rows of the map */
+                const int64_t n = i / c->map[0];
+                const tshi_conv_stretch s = tshi_conv_reach(c, i % c->map[0], t / c->kernel[1],
+                                                            t % c->kernel[1]);
+                const tsh_real *map = d->map + (n * channels + oc) * tshi_conv_area(c->map);
+                const tsh_real *image = d->image + (n * c->groups + oc / c->outs) *
+                                                       tshi_conv_area(c->image);
+                if (s.length <= 0) continue;
+                x[1] = tshi_kernel_reals(map + s.map, 1);
+                x[2] = tshi_kernel_reals(image + s.image, c->stride[1]);
+                tshi_conv_dot[d->ctx->isa](s.length, x, NULL);
+            }
+            *sum = tshi_kernel_fold(lane) + (d->add ? *sum : 0);
+        }
+}
+
+/* Runs fn over `planes` planes (or channels), each of which takes `each` multiply-adds. */
+static void tshi_conv_depth_run(tshi_conv_depth *d, tshi_team_fn fn, int64_t planes, int64_t each) {
+    const tsh_ctx *ctx = d->ctx;
+    tshi_team_run(tshi_kernel_parts(ctx, planes, each), planes, 1, fn, d);
+    if (ctx->trace) ctx->trace->flops += 2.0 * (double)planes * (double)each;
+}
+
+/* Casts const away: the struct has pointers that some of the functions write through. */
+static tsh_real *tshi_conv_unconst(const tsh_real *data) {
+    return (tsh_real *)tshi_kernel_unconst(data);
+}
+
+/* Computes the output of c; to_image 1: the image of a map, else the map of an image. bias may be
+ * NULL; add 1: adds to y. */
+static void tshi_conv_depth_apply(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *x,
+                                  const tsh_real *weight, const tsh_real *bias, tsh_real *y,
+                                  int to_image, int add) {
+    const int64_t each = tshi_conv_area(c->map) * tshi_conv_area(c->kernel);
+    const int64_t planes = c->batch * c->groups;
+    tshi_conv_depth d = {ctx,  c,  to_image ? y : tshi_conv_unconst(x),
+                         to_image ? tshi_conv_unconst(x) : y, tshi_conv_unconst(weight), bias, add};
+    if (to_image)
+        tshi_conv_depth_run(&d, tshi_conv_depth_images, planes, each * c->outs);
+    else
+        tshi_conv_depth_run(&d, tshi_conv_depth_maps, planes * c->outs, each);
+}
+
+/* Computes the gradient of the weight from image and map, one of which is a gradient. */
+static void tshi_conv_depth_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
+                                   const tsh_real *map, const tshi_dest *dest) {
+    tshi_conv_depth d = {ctx, c, tshi_conv_unconst(image), tshi_conv_unconst(map), dest->data, NULL,
+                         dest->add};
+    tshi_conv_depth_run(&d, tshi_conv_depth_weights, c->groups * c->outs,
+                        c->batch * tshi_conv_area(c->map) * tshi_conv_area(c->kernel));
+}
+
+/* ========================================================================== */
+/* >>op-conv                                        MARK: - op-conv (private) */
+/* Convolutions, plain and transposed, in one and two dimensions.             */
+/* Needs: >>redistribute >>conv-depth >>conv-weight.                          */
+/* ========================================================================== */
+
+/* Computes the output of a convolution with sizes c. All arrays are dense; bias may be NULL. */
+static void tshi_conv_output(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *x,
+                             const tsh_real *weight, const tsh_real *bias, tsh_real *y) {
+    if (tshi_conv_is_depthwise(c))
+        tshi_conv_depth_apply(ctx, c, x, weight, bias, y, c->transposed, 0);
+    else if (c->transposed)
+        tshi_conv_scatter(ctx, c, x, weight, bias, y, 0);
+    else
+        tshi_conv_gather(ctx, c, x, weight, bias, y, 0);
+}
+
+/* Computes the gradient of the input from that of the output, g. */
+static void tshi_conv_input_grad(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *g,
+                                 const tsh_real *weight, const tshi_dest *dest) {
+    if (tshi_conv_is_depthwise(c))
+        tshi_conv_depth_apply(ctx, c, g, weight, NULL, dest->data, !c->transposed, dest->add);
+    else if (c->transposed)
+        tshi_conv_gather(ctx, c, g, weight, NULL, dest->data, dest->add);
+    else
+        tshi_conv_scatter(ctx, c, g, weight, NULL, dest->data, dest->add);
+}
+
+/* Computes the gradient of the weight from the input x and the gradient of the output, g. */
+static void tshi_conv_weight_grad(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *x,
+                                  const tsh_real *g, const tshi_dest *dest) {
+    const tsh_real *image = c->transposed ? g : x, *map = c->transposed ? x : g;
+    if (tshi_conv_is_depthwise(c))
+        tshi_conv_depth_weight(ctx, c, image, map, dest);
+    else
+        tshi_conv_weight(ctx, c, image, map, dest);
+}
+
+/* Begins a loop over the elements of t (N, C, ..), whose operand 0 is, for each channel, an element
+ * of `values`, step apart: to add a sum to it, if it is first. */
+static void tshi_conv_channels(tshi_loop *loop, const tsh_real *values, int64_t step) {
+    const int n = loop->n++;
+    memset(loop->stride[n], 0, sizeof loop->stride[n]);
+    loop->stride[n][1] = step;
+    loop->x[n] = tshi_kernel_reals(values, 0);
+}
+
+/* Backward: the gradients of x, weight and bias, without those that are not needed. */
+static void tshi_conv_backward(tshi_node *node) {
+    const tshi_conv *c = (const tshi_conv *)node->params;
+    tsh_tensor *b = node->in[2], *out = node->out;
+    tsh_ctx *ctx = out->ctx;
+    const tsh_real *g = tshi_tape_grad(node);
+    int64_t stride[TSH_MAX_DIMS]; /* not used: x and weight are dense */
+    tshi_block *scratch[2];
+    const tsh_real *x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
+    const tsh_real *w = tshi_tape_saved_reals(node, 1, stride, &scratch[1]);
+    tshi_dest dest;
+    if (x && w && tshi_tape_dest(node, 0, &dest)) tshi_conv_input_grad(ctx, c, g, w, &dest);
+    tshi_tape_input_done(node, 0); /* dX is all-reduced while dW is computed */
+    if (x && w && ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
+        tshi_conv_weight_grad(ctx, c, x, g, &dest);
+    if (b && tshi_tape_dest_zeroed(node, 2, &dest)) { /* db: the sum of dY over all but channels */
+        tshi_loop loop;
+        tshi_kernel_space(&loop, out);
+        tshi_conv_channels(&loop, dest.data, dest.stride[0]);
+        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+        tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
+    }
+    tshi_mem_release(ctx, scratch[1]);
+    tshi_mem_release(ctx, scratch[0]);
+}
+
+/* Computes the output. The product adds the bias, unless each rank's product is a partial sum: then
+ * this is rounded to the output's dtype and summed over ranks, and the bias is added once. */
+static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_conv *c) {
+    tsh_ctx *ctx = out->ctx;
+    tshi_block *scratch[4] = {NULL, NULL, NULL, NULL};
+    const tsh_real *x = tshi_kernel_packed_reals(in[0], &scratch[0]);
+    const tsh_real *w = tshi_kernel_packed_reals(in[1], &scratch[1]);
+    const tsh_real *b = in[2] ? tshi_kernel_packed_reals(in[2], &scratch[2]) : NULL;
+    tsh_real *y = tshi_kernel_output(out, &scratch[3]);
+    if (x && w && y && ctx->error.code == TSH_OK)
+        tshi_conv_output(ctx, c, x, w, c->reduce ? NULL : b, y);
+    if (y) tshi_kernel_output_done(out, scratch[3]);
+    if (ctx->error.code == TSH_OK && c->reduce)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, tshi_tensor_at(out),
+                                                 tsh_local_numel(out), out->dtype, TSH_SUM),
+                              "all-reduce of a row-parallel convolution");
+    if (ctx->error.code == TSH_OK && c->reduce && b) {
+        tshi_loop loop;
+        tshi_kernel_space(&loop, out);
+        tshi_kernel_tensor(&loop, out);
+        tshi_conv_channels(&loop, b, 1);
+        tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
+    }
+    for (int i = 2; i >= 0; i--) tshi_mem_release(ctx, scratch[i]);
+}
+
+/* Returns x, or this rank's channels of a replicated x whose weight takes a shard of them; a copy if
+ * it is not dense. NULL: an error. */
+static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tensor *w,
+                                   const tshi_rule_channels *how) {
+    tsh_layout layout;
+    if (x->layout.kind == TSH_REPLICATED && tshi_rule_takes_channels(x, w, how, &layout))
+        x = tsh_redistribute(x, layout);
+    return !x || tshi_tensor_is_dense(x) ? x : tshi_op_copy(op, x);
+}
+
+/* Runs a convolution: op 1d or 2d by dims, plain or transposed. */
+static tsh_tensor *tshi_conv_call(const tshi_op *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
+                                 const tsh_conv_options *options, int dims, int transposed) {
+    static const tsh_conv_options usual = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0};
+    tsh_tensor *in[3] = {x, w, b}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, in, b ? 3 : 2);
+    tshi_rule_channels how = {transposed, 1};
+    tshi_output output;
+    tshi_conv c;
+    if (!ctx || !tshi_conv_sizes(op->name, in, dims, options ? options : &usual, transposed, &c))
+        return NULL;
+    how.groups = c.groups;
+    if (!(in[0] = x = tshi_conv_input(op->name, x, w, &how))) return NULL;
+    if (!tshi_tensor_is_dense(w)) in[1] = w = tshi_op_copy(op->name, w);
+    if (!w) return NULL;
+    output.shape = tsh_shape_of(x);
+    output.shape.dim[1] = transposed ? w->dim[1] * c.groups : w->dim[0];
+    for (int d = 2 - dims; d < 2; d++)
+        output.shape.dim[d + dims] = transposed ? c.image[d] : c.map[d];
+    if (!tshi_rule_run(op, in, 3, &how, &output)) return NULL;
+    c.reduce = ctx->tp.size > 1 && tshi_rule_sums_channels(w, &how);
+    tshi_conv_local(&c, x, w);
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    tshi_conv_forward(in, out, &c);
+    if (ctx->error.code != TSH_OK) return NULL;
+    tshi_op_record(op, out, in, 3, output.partial, &c, sizeof c, NULL);
+    return out;
+}
+
+/* Defines a public function tsh_<name> and its op. */
+#define TSHI_CONV(name, dims, transposed)                                                          \
+    static const tshi_op tshi_##name##_op = {"tsh_" #name,       "x weight bias",                  \
+                                             tshi_rule_conv,     tshi_conv_backward,               \
+                                             TSHI_X | TSHI_WEIGHT, 0};                             \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,            \
+                                   const tsh_conv_options *options) {                              \
+        return tshi_conv_call(&tshi_##name##_op, x, weight, bias, options, dims, transposed);       \
+    }
+TSHI_CONV(conv1d, 1, 0)
+TSHI_CONV(conv2d, 2, 0)
+TSHI_CONV(conv_transpose1d, 1, 1)
+TSHI_CONV(conv_transpose2d, 2, 1)
+#undef TSHI_CONV
+
+/* ========================================================================== */
 /* >>op-norm                                        MARK: - op-norm (private) */
 /* Layer norm (Ba et al. 2016), RMS norm (Zhang & Sennrich 2019).             */
 /* Needs: >>op.                                                               */
@@ -16355,6 +22241,1819 @@ TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) 
 TSH_API tsh_tensor *tsh_rms_norm_with(tsh_tensor *x, tsh_tensor *weight,
                                       const tsh_rms_norm_desc *desc) {
     return tshi_norm_rms(x, weight, desc ? desc->eps : 0, desc && desc->plus_one);
+}
+
+/* ========================================================================== */
+/* >>op-channel                                  MARK: - op-channel (private) */
+/* Sums over channels, and maps with numbers per channel: for norms.          */
+/* Needs: >>op.                                                               */
+/* ========================================================================== */
+
+/* A dense x (N, C, ..) is seen as (outer, count, inner): count channels, of which each has outer
+ * runs of inner adjacent values. */
+typedef struct tshi_channels {
+    int64_t outer, count, inner;
+} tshi_channels;
+
+/* Returns x (N, C, ..), this rank's shard, as channels. */
+static tshi_channels tshi_channel_shape(const tsh_tensor *x) {
+    const tshi_channels shape = {x->local[0], x->local[1],
+                                 tshi_tensor_product(x->local + 2, x->ndim - 2)};
+    return shape;
+}
+
+/* Of every channel c, the two sums of u' and u' v' over its values, with u' = u - from_u[c] and
+ * v' = v - from_v[c]. Sums of short runs are in tsh_real, those of their results in double; the
+ * order of additions depends on the shape alone. */
+typedef struct tshi_channel_sums {
+    tshi_channels shape;
+    const tsh_real *u, *v;           /* shape (outer, count, inner) */
+    const tsh_real *from_u, *from_v; /* shape (count); NULL: 0 */
+    double *sums;                    /* shape (count, 2): results */
+    int64_t first;                   /* the kernel's first channel */
+    int isa;                         /* which kernels run: TSHI_ISA_... */
+} tshi_channel_sums;
+
+/* Adds the sums of a run of n adjacent values to sum[0] and sum[1]. */
+TSHI_INLINE void tshi_channel_run(const tsh_real *u, const tsh_real *v, int64_t n, tsh_real from_u,
+                                  tsh_real from_v, double *sum) {
+    tsh_real lane[2 * TSHI_BLOCK], pad[2][TSHI_BLOCK];
+    int i;
+    memset(lane, 0, sizeof lane);
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        const tsh_real *us = u + e, *vs = v + e;
+        if (n - e < TSHI_BLOCK) { /* padding adds 0 to both sums */
+            tshi_kernel_pad(us, n - e, from_u, pad[0]);
+            tshi_kernel_pad(vs, n - e, from_v, pad[1]);
+            us = pad[0];
+            vs = pad[1];
+        }
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+            const tsh_real x = us[i] - from_u;
+            lane[i] += x;
+            lane[i + TSHI_BLOCK] += x * (vs[i] - from_v);
+        }
+    }
+    sum[0] += (double)tshi_kernel_fold(lane);
+    sum[1] += (double)tshi_kernel_fold(lane + TSHI_BLOCK);
+}
+
+/* Kernel for long runs: computes the sums of n channels from p->first on, one after the other. */
+TSHI_INLINE void tshi_channel_rows_body(int64_t n, const tshi_operand *x,
+                                        const tshi_channel_sums *p) {
+    enum { RUN = 2048 }; /* values that are summed in tsh_real */
+    const int64_t inner = p->shape.inner;
+    (void)x;
+    for (int64_t c = p->first; c < p->first + n; c++) {
+        const tsh_real from_u = p->from_u ? p->from_u[c] : 0, from_v = p->from_v ? p->from_v[c] : 0;
+        double sum[2] = {0, 0};
+        for (int64_t o = 0; o < p->shape.outer; o++) {
+            const int64_t at = (o * p->shape.count + c) * inner; /* start of the run */
+            for (int64_t e = 0; e < inner; e += RUN)
+                tshi_channel_run(p->u + at + e, p->v + at + e, tshi_base_min(RUN, inner - e),
+                                 from_u, from_v, sum);
+        }
+        p->sums[2 * c] = sum[0];
+        p->sums[2 * c + 1] = sum[1];
+    }
+}
+TSHI_KERNEL(tshi_channel_rows, tshi_channel_sums);
+
+/* Adds the values of up to TSHI_BLOCK columns, from column j on, of all `outer` rows, to sum[0 ..]
+ * and sum[TSHI_BLOCK ..]. A row consists of count times inner columns. from_u, from_v: a block. */
+TSHI_INLINE void tshi_channel_block(const tshi_channel_sums *p, int64_t j, int64_t columns,
+                                    const tsh_real *from_u, const tsh_real *from_v, double *sum) {
+    const int64_t width = p->shape.count * p->shape.inner;
+    tsh_real pad[2][TSHI_BLOCK];
+    int i;
+    for (int64_t o = 0; o < p->shape.outer; o++) {
+        const tsh_real *us = tshi_kernel_load_block(p->u + o * width + j, 1, 0, columns, pad[0]);
+        const tsh_real *vs = tshi_kernel_load_block(p->v + o * width + j, 1, 0, columns, pad[1]);
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+            const tsh_real x = us[i] - from_u[i];
+            sum[i] += (double)x;
+            sum[i + TSHI_BLOCK] += (double)(x * (vs[i] - from_v[i]));
+        }
+    }
+}
+
+/* Kernel for short runs: computes the sums of n channels from p->first on. It first adds up whole
+ * rows, column by column, then the columns of each channel. */
+TSHI_INLINE void tshi_channel_columns_body(int64_t n, const tshi_operand *x,
+                                           const tshi_channel_sums *p) {
+    const int64_t inner = p->shape.inner, end = (p->first + n) * inner;
+    tsh_real from_u[TSHI_BLOCK], from_v[TSHI_BLOCK];
+    double sum[2 * TSHI_BLOCK];
+    (void)x;
+    memset(p->sums + 2 * p->first, 0, (size_t)(2 * n) * sizeof(double));
+    for (int64_t j = p->first * inner; j < end; j += TSHI_BLOCK) {
+        const int64_t columns = tshi_base_min(TSHI_BLOCK, end - j);
+        memset(sum, 0, sizeof sum);
+        for (int i = 0; i < TSHI_BLOCK; i++) {
+            const int64_t c = (j + (i < columns ? i : 0)) / inner; /* channel of column j + i */
+            from_u[i] = p->from_u ? p->from_u[c] : 0;
+            from_v[i] = p->from_v ? p->from_v[c] : 0;
+        }
+        tshi_channel_block(p, j, columns, from_u, from_v, sum);
+        for (int64_t i = 0; i < columns; i++) {
+            p->sums[2 * ((j + i) / inner)] += sum[i];
+            p->sums[2 * ((j + i) / inner) + 1] += sum[i + TSHI_BLOCK];
+        }
+    }
+}
+TSHI_KERNEL(tshi_channel_columns, tshi_channel_sums);
+
+/* A tshi_team_fn: computes the sums of channels [from, to). */
+static void tshi_channel_piece(void *job, int piece, int64_t from, int64_t to) {
+    tshi_channel_sums part = *(const tshi_channel_sums *)job;
+    (void)piece;
+    part.first = from;
+    (part.shape.inner < TSHI_BLOCK ? tshi_channel_columns
+                                   : tshi_channel_rows)[part.isa](to - from, NULL, &part);
+}
+
+/* Computes the sums of all channels on the rank's threads. u, v, from_u, from_v and sums are those
+ * of tshi_channel_sums. */
+static void tshi_channel_sum(const tsh_ctx *ctx, tshi_channels shape, const tsh_real *u,
+                             const tsh_real *from_u, const tsh_real *v, const tsh_real *from_v,
+                             double *sums) {
+    tshi_channel_sums all = {shape, u, v, from_u, from_v, sums, 0, ctx->isa};
+    memset(sums, 0, (size_t)(2 * shape.count) * sizeof *sums);
+    if (shape.outer && shape.count && shape.inner)
+        tshi_team_run(tshi_kernel_parts(ctx, shape.count, shape.outer * shape.inner), shape.count,
+                      shape.inner < TSHI_BLOCK ? TSHI_BLOCK : 1, tshi_channel_piece, &all);
+}
+
+/* Writes the mean of each channel of x to moments[2 c], and the sum of squared distances from the
+ * mean to moments[2 c + 1]. The first pass finds a number near the mean; the second sums distances
+ * from it, so that little is lost if the mean is far from 0. near: scratch, shape (count). */
+static void tshi_channel_moments(const tsh_ctx *ctx, tshi_channels shape, const tsh_real *x,
+                                 tsh_real *near, double *moments) {
+    const double n = (double)(shape.outer * shape.inner); /* values of a channel */
+    tshi_channel_sum(ctx, shape, x, NULL, x, NULL, moments);
+    for (int64_t c = 0; c < shape.count; c++) near[c] = n > 0 ? TSHI_R(moments[2 * c] / n) : 0;
+    tshi_channel_sum(ctx, shape, x, near, x, near, moments);
+    for (int64_t c = 0; c < shape.count; c++) {
+        const double shift = n > 0 ? moments[2 * c] / n : 0; /* mean - near */
+        const double square = moments[2 * c + 1] - shift * moments[2 * c];
+        moments[2 * c] = (double)near[c] + shift;
+        moments[2 * c + 1] = square < 0 ? 0 : square; /* below 0 only by rounding */
+    }
+}
+
+/* The params of the two kernels below: numbers of channels lie in planes, one after the other. */
+typedef struct tshi_channel_map {
+    int64_t plane; /* numbers of a plane */
+} tshi_channel_map;
+
+/* Kernel: y = (x - mean) scale + shift. Operands: y, x, the planes mean, scale and shift. */
+TSHI_INLINE void tshi_channel_scale_body(int64_t n, const tshi_operand *x,
+                                         const tshi_channel_map *p) {
+    const tsh_real *in = (const tsh_real *)x[1].data, *mean = (const tsh_real *)x[2].data;
+    const tsh_real *scale = mean + p->plane, *shift = scale + p->plane;
+    const int64_t step = x[2].step;
+    tsh_real pad[4][TSHI_BLOCK], out[TSHI_BLOCK];
+    int i;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        const tsh_real *xs = tshi_kernel_load_block(in, x[1].step, e, n, pad[0]);
+        const tsh_real *ms = tshi_kernel_load_block(mean, step, e, n, pad[1]);
+        const tsh_real *ss = tshi_kernel_load_block(scale, step, e, n, pad[2]);
+        const tsh_real *bs = tshi_kernel_load_block(shift, step, e, n, pad[3]);
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = (xs[i] - ms[i]) * ss[i] + bs[i];
+        tshi_kernel_store_block((tsh_real *)x[0].data, x[0].step, e, n, out, 0);
+    }
+}
+TSHI_KERNEL(tshi_channel_scale, tshi_channel_map);
+
+/* Kernel: dx = dy a - b - (x - mean) k. Operands: dx, dy, x, the planes mean, a, b and k. */
+TSHI_INLINE void tshi_channel_back_body(int64_t n, const tshi_operand *x,
+                                        const tshi_channel_map *p) {
+    const tsh_real *dy = (const tsh_real *)x[1].data, *in = (const tsh_real *)x[2].data;
+    const tsh_real *mean = (const tsh_real *)x[3].data, *a = mean + p->plane;
+    const tsh_real *b = a + p->plane, *k = b + p->plane;
+    const int64_t step = x[3].step;
+    tsh_real pad[6][TSHI_BLOCK], out[TSHI_BLOCK];
+    int i;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        const tsh_real *gs = tshi_kernel_load_block(dy, x[1].step, e, n, pad[0]);
+        const tsh_real *xs = tshi_kernel_load_block(in, x[2].step, e, n, pad[1]);
+        const tsh_real *ms = tshi_kernel_load_block(mean, step, e, n, pad[2]);
+        const tsh_real *as = tshi_kernel_load_block(a, step, e, n, pad[3]);
+        const tsh_real *bs = tshi_kernel_load_block(b, step, e, n, pad[4]);
+        const tsh_real *ks = tshi_kernel_load_block(k, step, e, n, pad[5]);
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+            out[i] = gs[i] * as[i] - bs[i] - (xs[i] - ms[i]) * ks[i];
+        tshi_kernel_store_block((tsh_real *)x[0].data, x[0].step, e, n, out, 0);
+    }
+}
+TSHI_KERNEL(tshi_channel_back, tshi_channel_map);
+
+/* Runs one of these kernels over all values. data: its n operands, dense and of shape (outer,
+ * count, inner), and last the planes, with `plane` numbers each: one per channel, or one per sample
+ * and channel. */
+static void tshi_channel_apply(const tsh_ctx *ctx, tshi_channels shape,
+                               const tshi_kernel_fn *kernel, const tsh_real *const *data, int n,
+                               int64_t plane) {
+    const tshi_channel_map map = {plane};
+    tshi_loop loop;
+    memset(&loop, 0, sizeof loop);
+    loop.ctx = ctx;
+    loop.ndim = 3;
+    loop.n = n;
+    loop.dim[0] = shape.outer;
+    loop.dim[1] = shape.count;
+    loop.dim[2] = shape.inner;
+    for (int i = 0; i < n; i++) {
+        const int planes = i == n - 1;
+        loop.x[i] = tshi_kernel_reals(data[i], 0);
+        loop.stride[i][0] = planes ? (plane > shape.count ? shape.count : 0)
+                                   : shape.count * shape.inner;
+        loop.stride[i][1] = planes ? 1 : shape.inner;
+        loop.stride[i][2] = !planes;
+    }
+    tshi_kernel_run(&loop, kernel[ctx->isa], &map);
+}
+
+/* -- what norms over channels check ------------------------------------------ */
+
+/* Checks x (N, C, ..) and the others of n inputs, (C) or NULL. Returns the ctx; NULL after an
+ * error. */
+static tsh_ctx *tshi_channel_check(const char *op, const char *const *names, tsh_tensor *const *in,
+                                   int n) {
+    enum { MOST = 5 };
+    tsh_tensor *given[MOST]; /* the inputs that are not NULL */
+    char list[TSHI_TEXT_SIZE] = "", tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    tsh_ctx *ctx;
+    int count = 0;
+    for (int i = 0; i < n; i++) {
+        if (!in[i] && i > 0) continue;
+        given[count++] = in[i];
+        tsh_text_add(list, sizeof list, "%s%s", i ? " " : "", names[i]);
+    }
+    ctx = tshi_tensor_check_floating(op, list, given, count);
+    if (ctx && in[0]->ndim < 2)
+        return (tsh_ctx *)tshi_error_null(ctx, TSH_ERR_SHAPE,
+                                          "%s: input %s has no dimension of channels; takes (N, C) "
+                                          "or (N, C, ..)",
+                                          op, tshi_tensor_text(in[0], tx));
+    for (int i = 1; i < n && ctx; i++)
+        if (in[i] && (in[i]->ndim != 1 || in[i]->dim[0] != in[0]->dim[1]))
+            return (tsh_ctx *)tshi_error_null(
+                ctx, TSH_ERR_SHAPE,
+                "%s: input %s, %s %s; it must have as many elements as the input has channels (its "
+                "dimension 1)",
+                op, tshi_tensor_text(in[0], tx), names[i], tshi_tensor_text(in[i], tw));
+    return ctx;
+}
+
+/* Returns x, or a dense copy of it. NULL: no memory. */
+static tsh_tensor *tshi_channel_dense(const char *op, tsh_tensor *x) {
+    return tshi_tensor_is_dense(x) ? x : tshi_op_copy(op, x);
+}
+
+/* Returns the memory of a block; NULL if there is no block. */
+static void *tshi_channel_memory(tshi_block *block) {
+    return block ? tshi_mem_data(block) : NULL;
+}
+
+/* ========================================================================== */
+/* >>op-batch-norm                            MARK: - op-batch-norm (private) */
+/* Batch norm (Ioffe & Szegedy 2015).                                         */
+/* Needs: >>op-channel.                                                       */
+/* ========================================================================== */
+
+/* With xh = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), of each channel:
+ *
+ *     y = w xh + b,   dw += sum(dy xh),   db += sum(dy)
+ *     dx = (dy - mean(dy) - xh mean(dy xh)) w rstd,    outside of training: dx = dy w rstd
+ *
+ * Where the batch or another dimension but the channels is sharded, or with .over_dp, the moments
+ * are those of several ranks together: every rank gathers all of them and combines them in rank
+ * order, so that all have the same bits; the means in dx are summed by an all-reduce. */
+typedef struct tshi_batch_norm {
+    int training;
+    int over_tp, over_dp; /* 1: statistics are those of all ranks of that group */
+    double n;             /* number of values of a channel, on all these ranks */
+    double momentum, eps;
+} tshi_batch_norm;
+
+/* Combines the moments of two parts of a channel, of na and nb values, into a (Chan, Golub &
+ * LeVeque 1983). A moment: the mean, and the sum of squared distances from it. */
+static void tshi_batch_norm_join(double *a, double na, const double *b, double nb) {
+    const double n = na + nb, apart = b[0] - a[0];
+    if (nb <= 0) return;
+    a[0] = na > 0 ? a[0] + apart * (nb / n) : b[0];
+    a[1] = na > 0 ? a[1] + b[1] + apart * apart * (na * (nb / n)) : b[1];
+}
+
+/* Turns the moments (count, 2) of *n values of a channel on this rank into those of all ranks of
+ * comm, and *n into the number of all values: one all-gather. */
+static void tshi_batch_norm_gather(tsh_ctx *ctx, tsh_comm *comm, int64_t count, double *moments,
+                                   double *n) {
+    const int64_t each = 2 * count + 1; /* numbers that a rank sends: its moments and its n */
+    const size_t size = tshi_base_mul((size_t)each, sizeof(double));
+    const size_t ranks = (size_t)comm->size;
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(size, ranks + 1));
+    tshi_block *lengths = tshi_mem_alloc(ctx, TSH_MEM_STEP, ranks * sizeof(int64_t));
+    if (block && lengths) {
+        double *all = (double *)tshi_mem_data(block), *own = all + each * comm->size;
+        int64_t *counts = (int64_t *)tshi_mem_data(lengths);
+        for (int r = 0; r < comm->size; r++) counts[r] = each;
+        memcpy(own, moments, size - sizeof(double));
+        own[each - 1] = *n;
+        (void)tshi_error_comm(ctx, tsh_allgather(comm, own, all, counts, 1, TSH_F64),
+                              "tsh_batch_norm: all-gather of the statistics");
+        *n = 0;
+        for (int r = 0; r < comm->size && ctx->error.code == TSH_OK; r++, all += each) {
+            for (int64_t c = 0; c < count; c++)
+                tshi_batch_norm_join(moments + 2 * c, *n, all + 2 * c, all[each - 1]);
+            *n += all[each - 1];
+        }
+    }
+    tshi_mem_release(ctx, lengths);
+    tshi_mem_release(ctx, block);
+}
+
+/* Adds up the sums (count, 2) of all ranks whose values have common statistics. */
+static void tshi_batch_norm_reduce(tsh_ctx *ctx, const tshi_batch_norm *p, int64_t count,
+                                   double *sums) {
+    static const char what[] = "tsh_batch_norm: all-reduce of the sums of a gradient";
+    if (p->over_tp)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, 2 * count, TSH_F64, TSH_SUM),
+                              what);
+    if (p->over_dp && ctx->error.code == TSH_OK)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, 2 * count, TSH_F64, TSH_SUM),
+                              what);
+}
+
+/* Returns 1 if the recorded op `node` used t itself. (That a checkpoint has t among its parameters
+ * is no use of its values in training.) */
+static int tshi_batch_norm_uses(const tshi_node *node, const tsh_tensor *t) {
+    for (int i = 0; i < node->n; i++)
+        if (node->in[i] && (node->in[i]->base == t || node->saved[i] == t->block)) return 1;
+    return 0;
+}
+
+/* Moves running (C) towards the new statistics, of which moments[2 c + second] divided by `by` is
+ * that of channel c. Fails if backward needs the running values. */
+static void tshi_batch_norm_update(tsh_tensor *running, const tshi_batch_norm *p,
+                                   const double *moments, int second, double by) {
+    char *values = (char *)tshi_tensor_at(running);
+    if (tshi_tensor_on_tape(running, tshi_batch_norm_uses)) {
+        (void)tshi_error_zero(running->ctx, TSH_ERR_STATE,
+                              "tsh_batch_norm: ops are recorded that used the running statistics, "
+                              "and backward needs these; call tsh_backward or tsh_step_end first");
+        return;
+    }
+    for (int64_t c = 0; c < running->local[0]; c++) {
+        const int64_t at = c * running->stride[0];
+        const double old = tshi_dtype_get(running->dtype, values, at);
+        tshi_dtype_put(running->dtype, values, at,
+                       (1 - p->momentum) * old + p->momentum * (moments[2 * c + second] / by));
+    }
+}
+
+/* Computes the moments (count, 2) of all values, and p->n; updates the running statistics. */
+static void tshi_batch_norm_train(tsh_ctx *ctx, tshi_channels shape, const tsh_real *x,
+                                  tsh_real *near, tsh_tensor *const *in, tshi_batch_norm *p,
+                                  double *moments) {
+    p->n = (double)(shape.outer * shape.inner);
+    tshi_channel_moments(ctx, shape, x, near, moments);
+    if (p->over_tp) tshi_batch_norm_gather(ctx, &ctx->tp, shape.count, moments, &p->n);
+    if (p->over_dp && ctx->error.code == TSH_OK)
+        tshi_batch_norm_gather(ctx, &ctx->dp, shape.count, moments, &p->n);
+    if (ctx->error.code == TSH_OK && p->n == 1)
+        (void)tsh_fail(ctx, TSH_ERR_SHAPE,
+                       "tsh_batch_norm: in training a channel needs several values, and has one; "
+                       "give a larger batch, or normalise with running statistics: .training = 0");
+    if (!in[3] || p->n <= 0 || ctx->tape.replaying || ctx->error.code != TSH_OK) return;
+    tshi_batch_norm_update(in[3], p, moments, 0, 1);
+    if (ctx->error.code == TSH_OK) tshi_batch_norm_update(in[4], p, moments, 1, p->n - 1);
+}
+
+/* Writes planes of `count` numbers each for tshi_channel_scale: mean, rstd w and b. The first two
+ * of stats (2, count) become mean and rstd. moments: see tshi_batch_norm_train; NULL: the running
+ * statistics are used. w and b: shape (count) or NULL. */
+static void tshi_batch_norm_planes(const tshi_batch_norm *p, int64_t count, tsh_tensor *const *in,
+                                   const double *moments, const tsh_real *w, const tsh_real *b,
+                                   tsh_real *stats, tsh_real *planes) {
+    for (int64_t c = 0; c < count; c++) {
+        double mean, variance;
+        if (p->training) {
+            mean = moments[2 * c];
+            variance = p->n > 0 ? moments[2 * c + 1] / p->n : 0;
+        } else {
+            mean = tshi_dtype_get(in[3]->dtype, tshi_tensor_at(in[3]), c * in[3]->stride[0]);
+            variance = tshi_dtype_get(in[4]->dtype, tshi_tensor_at(in[4]), c * in[4]->stride[0]);
+        }
+        stats[c] = planes[c] = TSHI_R(mean);
+        stats[count + c] = TSHI_R(1 / sqrt(variance + p->eps));
+        planes[count + c] = w ? w[c] * stats[count + c] : stats[count + c];
+        planes[2 * count + c] = b ? b[c] : 0;
+    }
+}
+
+/* Backward: writes planes for tshi_channel_back, and dw and db, shape (2, count), to `grads`. sums:
+ * of dy and of dy (x - mean), those of this rank; they become those of all ranks. */
+static void tshi_batch_norm_back(tsh_ctx *ctx, const tshi_batch_norm *p, int64_t count,
+                                 const tsh_real *stats, const tsh_real *w, double *sums, int reduce,
+                                 tsh_real *grads, tsh_real *planes) {
+    const tsh_real *rstd = stats + count;
+    for (int64_t c = 0; c < count; c++) {
+        grads[c] = TSHI_R(sums[2 * c + 1] * (double)rstd[c]);
+        grads[count + c] = TSHI_R(sums[2 * c]);
+    }
+    if (reduce) tshi_batch_norm_reduce(ctx, p, count, sums);
+    for (int64_t c = 0; c < count; c++) {
+        const double r = (double)rstd[c], a = w ? r * (double)w[c] : r;
+        const double share = p->training && p->n > 0 ? a / p->n : 0;
+        planes[c] = stats[c];
+        planes[count + c] = TSHI_R(a);
+        planes[2 * count + c] = TSHI_R(share * sums[2 * c]);
+        planes[3 * count + c] = TSHI_R(share * r * r * sums[2 * c + 1]);
+    }
+}
+
+static void tshi_batch_norm_backward(tshi_node *node) {
+    const tshi_batch_norm *p = (const tshi_batch_norm *)node->params;
+    tsh_tensor *x = node->in[0];
+    tsh_ctx *ctx = x->ctx;
+    const tshi_channels shape = tshi_channel_shape(x);
+    const int64_t count = shape.count, one = 1;
+    tshi_block *sums = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)(2 * count) * sizeof(double));
+    tshi_block *room = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(6 * count));
+    tshi_block *saved[2] = {NULL, NULL}, *scratch = NULL;
+    const tsh_real *stats = (const tsh_real *)tshi_mem_data(node->aux), *w = NULL;
+    tsh_real *dx = NULL, *planes = (tsh_real *)tshi_channel_memory(room);
+    int64_t stride[TSH_MAX_DIMS];
+    tshi_dest dest[3];
+    int needed[3];
+    for (int i = 0; i < 3; i++) needed[i] = tshi_tape_dest(node, i, &dest[i]);
+    const tsh_real *values = tshi_tape_saved_reals(node, 0, stride, &saved[0]);
+    if (node->in[1]) w = tshi_tape_saved_reals(node, 1, stride, &saved[1]);
+    if (needed[0]) dx = tshi_op_dense_dest(x, &dest[0], &scratch);
+    if (sums && planes && values && ctx->error.code == TSH_OK) {
+        const tsh_real *dy = tshi_tape_grad(node);
+        const tsh_real *const data[] = {dx, dy, values, planes};
+        double *total = (double *)tshi_mem_data(sums);
+        tsh_real *grads = planes + 4 * count; /* dw and db */
+        tshi_channel_sum(ctx, shape, dy, NULL, values, stats, total);
+        tshi_batch_norm_back(ctx, p, count, stats, w, total, p->training && needed[0], grads,
+                             planes);
+        if (dx && ctx->error.code == TSH_OK)
+            tshi_channel_apply(ctx, shape, tshi_channel_back, data, 4, count);
+        if (needed[0]) tshi_op_accumulate(x, &dest[0], scratch);
+        for (int i = 1; i < 3; i++)
+            if (needed[i])
+                tshi_tape_accumulate(node->in[i], &dest[i], grads + (i - 1) * count, &one);
+    }
+    tshi_mem_release(ctx, saved[0]);
+    tshi_mem_release(ctx, saved[1]);
+    tshi_mem_release(ctx, room);
+    tshi_mem_release(ctx, sums);
+}
+
+/* Computes out from in: x, weight, bias, running_mean, running_var. Returns stats (2, count), the
+ * mean and rstd of each channel, for backward. NULL: an error. */
+static tshi_block *tshi_batch_norm_forward(tsh_tensor *const *in, tsh_tensor *out,
+                                           tshi_batch_norm *p) {
+    tsh_ctx *ctx = out->ctx;
+    const tshi_channels shape = tshi_channel_shape(out);
+    const int64_t count = shape.count;
+    tshi_block *stats = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * count));
+    tshi_block *room = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(3 * count));
+    tshi_block *sums = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)(2 * count) * sizeof(double));
+    tshi_block *scratch[3] = {NULL, NULL, NULL}, *unrounded = NULL;
+    tsh_real *values[3] = {NULL, NULL, NULL}; /* x, weight and bias, dense */
+    tsh_real *y = tshi_kernel_output(out, &unrounded);
+    for (int i = 0; i < 3; i++)
+        if (in[i]) values[i] = tshi_kernel_packed_reals(in[i], &scratch[i]);
+    if (ctx->error.code == TSH_OK && stats && room && sums) {
+        double *moments = (double *)tshi_mem_data(sums);
+        tsh_real *planes = (tsh_real *)tshi_mem_data(room);
+        const tsh_real *const data[] = {y, values[0], planes};
+        if (p->training) tshi_batch_norm_train(ctx, shape, values[0], planes, in, p, moments);
+        tshi_batch_norm_planes(p, count, in, moments, values[1], values[2],
+                               (tsh_real *)tshi_mem_data(stats), planes);
+        if (ctx->error.code == TSH_OK)
+            tshi_channel_apply(ctx, shape, tshi_channel_scale, data, 3, count);
+    }
+    for (int i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
+    tshi_mem_release(ctx, sums);
+    tshi_mem_release(ctx, room);
+    tshi_kernel_output_done(out, unrounded);
+    if (ctx->error.code == TSH_OK) return stats;
+    tshi_mem_release(ctx, stats);
+    return NULL;
+}
+
+/* Checks which running statistics there are. Returns 0 after an error. */
+static int tshi_batch_norm_running(tsh_ctx *ctx, tsh_tensor *const *in, int training) {
+    if ((in[3] != NULL) != (in[4] != NULL))
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                               "tsh_batch_norm: of running_mean and running_var one is NULL; give "
+                               "both or neither");
+    return training || in[3] ||
+           tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                           "tsh_batch_norm: without .training = 1 it needs running_mean and "
+                           "running_var, and they are NULL");
+}
+
+static const tshi_op tshi_batch_norm_op = {"tsh_batch_norm",     "x weight bias",
+                                           tshi_rule_batch_norm, tshi_batch_norm_backward,
+                                           TSHI_X | TSHI_WEIGHT, 0};
+
+TSH_API tsh_tensor *tsh_batch_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                   tsh_tensor *running_mean, tsh_tensor *running_var,
+                                   const tsh_batch_norm_options *options) {
+    static const char *const names[] = {"x", "weight", "bias", "running_mean", "running_var"};
+    const tshi_op *op = &tshi_batch_norm_op;
+    tsh_tensor *in[] = {x, weight, bias, running_mean, running_var}, *out;
+    tsh_ctx *ctx = tshi_channel_check(op->name, names, in, 5);
+    tshi_batch_norm p;
+    tshi_output output;
+    tshi_block *stats;
+    memset(&p, 0, sizeof p);
+    if (options) p.training = options->training != 0;
+    if (!ctx || !tshi_batch_norm_running(ctx, in, p.training) ||
+        !tshi_rule_run(op, in, 5, NULL, &output) || !(in[0] = tshi_channel_dense(op->name, x)))
+        return NULL;
+    p.momentum = tshi_base_option(options ? options->momentum : 0, 0.1);
+    p.eps = tshi_base_option(options ? options->eps : 0, 1e-5);
+    p.over_tp = ctx->tp.size > 1 && x->layout.kind == TSH_SHARDED && x->layout.dim != 1;
+    p.over_dp = ctx->dp.size > 1 && options && options->over_dp;
+    output.shape = tsh_shape_of(x);
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
+    stats = out ? tshi_batch_norm_forward(in, out, &p) : NULL;
+    if (!stats) return NULL;
+    tshi_op_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* ========================================================================== */
+/* >>op-group-norm                            MARK: - op-group-norm (private) */
+/* Group norm (Wu & He 2018); instance norm, its case of one channel a group. */
+/* Needs: >>op-channel.                                                       */
+/* ========================================================================== */
+
+/* Each sample's groups of channels are normalised. Of a group with d values, mean and rstd =
+ * 1 / sqrt(variance + eps); with xh = (x - mean) rstd and h = w dy:
+ *
+ *     y = w xh + b,   dx = (h - mean(h) - xh mean(h xh)) rstd
+ *     dw += sum(dy xh),   db += sum(dy),   over samples and the values of a channel */
+typedef struct tshi_group_norm {
+    int64_t groups, each; /* groups on this rank; channels of a group */
+    double eps;           /* added to the variance */
+} tshi_group_norm;
+
+/* Computes mean and rstd of each group of each sample: stats (samples, groups, 2). Returns 0 if
+ * there is no memory. */
+static int tshi_group_norm_stats(tsh_ctx *ctx, const tshi_group_norm *p, tshi_channels shape,
+                                 const tsh_real *x, tsh_real *stats) {
+    const int64_t rows = shape.outer * p->groups, d = p->each * shape.inner;
+    const tshi_channels groups = {1, rows, d}; /* a group of a sample as a channel */
+    tshi_block *sums = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)(2 * rows) * sizeof(double));
+    if (!sums) return 0;
+    double *moments = (double *)tshi_mem_data(sums);
+    tshi_channel_moments(ctx, groups, x, stats, moments);
+    for (int64_t r = 0; r < rows; r++) {
+        const double variance = d > 0 ? moments[2 * r + 1] / (double)d : 0;
+        stats[2 * r] = TSHI_R(moments[2 * r]);
+        stats[2 * r + 1] = TSHI_R(1 / sqrt(variance + p->eps));
+    }
+    tshi_mem_release(ctx, sums);
+    return 1;
+}
+
+/* Writes planes for tshi_channel_scale, with a number per sample and channel. w and b: one number
+ * per channel, or NULL. */
+static void tshi_group_norm_planes(const tshi_group_norm *p, tshi_channels shape,
+                                   const tsh_real *stats, const tsh_real *w, const tsh_real *b,
+                                   tsh_real *planes) {
+    const int64_t plane = shape.outer * shape.count;
+    for (int64_t i = 0; i < plane; i++) {
+        const tsh_real *of = stats + 2 * (i / p->each); /* mean and rstd of the channel's group */
+        const int64_t c = i % shape.count;
+        planes[i] = of[0];
+        planes[plane + i] = w ? w[c] * of[1] : of[1];
+        planes[2 * plane + i] = b ? b[c] : 0;
+    }
+}
+
+/* Adds one group of one sample to dw and db of its channels, and writes its planes for
+ * tshi_channel_back. at: index of the group's first channel among those of all samples; c: the
+ * channel. sums: of dy and of dy (x - mean) for every sample and channel. d: values of a group. */
+static void tshi_group_norm_group(const tshi_group_norm *p, int64_t at, int64_t c, double d,
+                                  const tsh_real *stats, const tsh_real *w, const double *sums,
+                                  double *grads, int64_t count, int64_t plane, tsh_real *planes) {
+    const double mean = (double)stats[0], rstd = (double)stats[1];
+    double h = 0, hx = 0; /* sums of h, and of h (x - mean), over the group */
+    for (int64_t i = 0; i < p->each; i++) {
+        const double factor = w ? (double)w[c + i] : 1, *sum = sums + 2 * (at + i);
+        h += factor * sum[0];
+        hx += factor * sum[1];
+        grads[c + i] += sum[1] * rstd;
+        grads[count + c + i] += sum[0];
+    }
+    for (int64_t i = at; i < at + p->each; i++) {
+        planes[i] = TSHI_R(mean);
+        planes[plane + i] = TSHI_R((w ? (double)w[c + i - at] : 1) * rstd);
+        planes[2 * plane + i] = d > 0 ? TSHI_R(rstd * h / d) : 0;
+        planes[3 * plane + i] = d > 0 ? TSHI_R(rstd * rstd * rstd * hx / d) : 0;
+    }
+}
+
+/* Writes planes for tshi_channel_back, and dw and db, shape (2, count), to grads. planes also is
+ * scratch for a mean per sample and channel. */
+static void tshi_group_norm_back(tsh_ctx *ctx, const tshi_group_norm *p, tshi_channels shape,
+                                 const tsh_real *dy, const tsh_real *x, const tsh_real *stats,
+                                 const tsh_real *w, double *sums, double *grads, tsh_real *planes) {
+    const int64_t count = shape.count, plane = shape.outer * count;
+    const tshi_channels each = {1, plane, shape.inner}; /* a channel of a sample as a channel */
+    for (int64_t i = 0; i < plane; i++) planes[i] = stats[2 * (i / p->each)];
+    tshi_channel_sum(ctx, each, dy, NULL, x, planes, sums);
+    memset(grads, 0, (size_t)(2 * count) * sizeof *grads);
+    for (int64_t i = 0; i < plane; i += p->each)
+        tshi_group_norm_group(p, i, i % count, (double)(p->each * shape.inner),
+                              stats + 2 * (i / p->each), w, sums, grads, count, plane, planes);
+}
+
+/* Adds n numbers in double to the gradient of input i. room: scratch, shape (n). */
+static void tshi_group_norm_add(tshi_node *node, int i, const tshi_dest *dest, const double *grad,
+                                int64_t n, tsh_real *room) {
+    const int64_t one = 1;
+    for (int64_t c = 0; c < n; c++) room[c] = TSHI_R(grad[c]);
+    tshi_tape_accumulate(node->in[i], dest, room, &one);
+}
+
+static void tshi_group_norm_backward(tshi_node *node) {
+    const tshi_group_norm *p = (const tshi_group_norm *)node->params;
+    tsh_tensor *x = node->in[0];
+    tsh_ctx *ctx = x->ctx;
+    const tshi_channels shape = tshi_channel_shape(x);
+    const int64_t count = shape.count, plane = shape.outer * count;
+    tshi_block *room = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(4 * plane + count));
+    tshi_block *more = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                      (size_t)(2 * plane + 2 * count) * sizeof(double));
+    tshi_block *saved[2] = {NULL, NULL}, *scratch = NULL;
+    tsh_real *planes = (tsh_real *)tshi_channel_memory(room), *dx = NULL;
+    double *sums = (double *)tshi_channel_memory(more);
+    const tsh_real *w = NULL;
+    int64_t stride[TSH_MAX_DIMS];
+    tshi_dest dest[3];
+    int needed[3];
+    for (int i = 0; i < 3; i++) needed[i] = tshi_tape_dest(node, i, &dest[i]);
+    const tsh_real *values = tshi_tape_saved_reals(node, 0, stride, &saved[0]);
+    if (node->in[1]) w = tshi_tape_saved_reals(node, 1, stride, &saved[1]);
+    if (needed[0]) dx = tshi_op_dense_dest(x, &dest[0], &scratch);
+    if (planes && sums && values && ctx->error.code == TSH_OK) {
+        const tsh_real *dy = tshi_tape_grad(node);
+        const tsh_real *const data[] = {dx, dy, values, planes};
+        double *grads = sums + 2 * plane; /* dw and db */
+        tshi_group_norm_back(ctx, p, shape, dy, values, (const tsh_real *)tshi_mem_data(node->aux),
+                             w, sums, grads, planes);
+        if (dx) tshi_channel_apply(ctx, shape, tshi_channel_back, data, 4, plane);
+        if (needed[0]) tshi_op_accumulate(x, &dest[0], scratch);
+        for (int i = 1; i < 3; i++)
+            if (needed[i])
+                tshi_group_norm_add(node, i, &dest[i], grads + (i - 1) * count, count,
+                                    planes + 4 * plane);
+    }
+    tshi_mem_release(ctx, saved[0]);
+    tshi_mem_release(ctx, saved[1]);
+    tshi_mem_release(ctx, room);
+    tshi_mem_release(ctx, more);
+}
+
+/* Computes out from in: x, weight, bias. Returns mean and rstd of each group, for backward. NULL:
+ * an error. */
+static tshi_block *tshi_group_norm_forward(tsh_tensor *const *in, tsh_tensor *out,
+                                           const tshi_group_norm *p) {
+    tsh_ctx *ctx = out->ctx;
+    const tshi_channels shape = tshi_channel_shape(out);
+    const int64_t plane = shape.outer * shape.count;
+    tshi_block *stats = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                       tshi_dtype_reals(2 * shape.outer * p->groups));
+    tshi_block *room = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(3 * plane));
+    tshi_block *scratch[3] = {NULL, NULL, NULL}, *unrounded = NULL;
+    tsh_real *values[3] = {NULL, NULL, NULL}; /* x, weight and bias, dense */
+    tsh_real *y = tshi_kernel_output(out, &unrounded);
+    for (int i = 0; i < 3; i++)
+        if (in[i]) values[i] = tshi_kernel_packed_reals(in[i], &scratch[i]);
+    if (ctx->error.code == TSH_OK && stats && room) {
+        tsh_real *planes = (tsh_real *)tshi_mem_data(room);
+        tsh_real *of = (tsh_real *)tshi_mem_data(stats);
+        const tsh_real *const data[] = {y, values[0], planes};
+        if (tshi_group_norm_stats(ctx, p, shape, values[0], of)) {
+            tshi_group_norm_planes(p, shape, of, values[1], values[2], planes);
+            tshi_channel_apply(ctx, shape, tshi_channel_scale, data, 3, plane);
+        }
+    }
+    for (int i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
+    tshi_mem_release(ctx, room);
+    tshi_kernel_output_done(out, unrounded);
+    if (ctx->error.code == TSH_OK) return stats;
+    tshi_mem_release(ctx, stats);
+    return NULL;
+}
+
+static const tshi_op tshi_group_norm_op = {"tsh_group_norm",     "x weight bias",
+                                           tshi_rule_group_norm, tshi_group_norm_backward,
+                                           TSHI_X | TSHI_WEIGHT, 0};
+static const tshi_op tshi_group_norm_instance_op = {"tsh_instance_norm",  "x weight bias",
+                                                    tshi_rule_group_norm, tshi_group_norm_backward,
+                                                    TSHI_X | TSHI_WEIGHT, 0};
+
+/* Runs tsh_group_norm or, with groups 0 and the other op, tsh_instance_norm. */
+static tsh_tensor *tshi_group_norm_run(const tshi_op *op, tsh_tensor *x, int64_t groups,
+                                       tsh_tensor *weight, tsh_tensor *bias, double eps) {
+    static const char *const names[] = {"x", "weight", "bias"};
+    tsh_tensor *in[] = {x, weight, bias}, *out;
+    tsh_ctx *ctx = tshi_channel_check(op->name, names, in, 3);
+    tshi_group_norm p = {0, 0, tshi_base_option(eps, 1e-5)};
+    tshi_output output;
+    tshi_block *stats;
+    char text[TSHI_TEXT_SIZE];
+    if (!ctx) return NULL;
+    if (op == &tshi_group_norm_instance_op) groups = x->dim[1] ? x->dim[1] : 1;
+    if (groups < 1 || x->dim[1] % groups)
+        return tshi_error_null(
+            ctx, TSH_ERR_SHAPE,
+            "%s: %lld groups do not divide the channels of input %s; groups must "
+            "be a divisor of %lld",
+            op->name, (long long)groups, tshi_tensor_text(x, text), (long long)x->dim[1]);
+    p.each = x->dim[1] ? x->dim[1] / groups : 1;
+    if (!tshi_rule_run(op, in, 3, &p.each, &output) || !(in[0] = tshi_channel_dense(op->name, x)))
+        return NULL;
+    p.groups = x->local[1] / p.each;
+    output.shape = tsh_shape_of(x);
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
+    stats = out ? tshi_group_norm_forward(in, out, &p) : NULL;
+    if (!stats) return NULL;
+    tshi_op_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+TSH_API tsh_tensor *tsh_group_norm(tsh_tensor *x, int64_t groups, tsh_tensor *weight,
+                                   tsh_tensor *bias, double eps) {
+    return tshi_group_norm_run(&tshi_group_norm_op, x, groups, weight, bias, eps);
+}
+
+TSH_API tsh_tensor *tsh_instance_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                      double eps) {
+    char text[TSHI_TEXT_SIZE];
+    if (x && x->ctx->error.code == TSH_OK &&
+        (x->ndim < 3 || tshi_tensor_product(x->dim + 2, x->ndim - 2) == 1))
+        return tshi_error_null(x->ctx, TSH_ERR_SHAPE,
+                               "tsh_instance_norm: input %s; takes (N, C, ..) with several values "
+                               "of each channel",
+                               tshi_tensor_text(x, text));
+    return tshi_group_norm_run(&tshi_group_norm_instance_op, x, 0, weight, bias, eps);
+}
+
+/* ========================================================================== */
+/* >>op-cell                                        MARK: - op-cell (private) */
+/* The gates of an LSTM or GRU at one time step, forward and backward.        */
+/* Needs: >>kernel.                                                           */
+/* ========================================================================== */
+
+/* A cell computes h and, for an LSTM, c of a time step from those of the step before. Of each unit,
+ * with g_k = W_ih x + b_ih + b_hh, the part of gate k that is known before the recurrence, and s_k =
+ * W_hh h', where h' and c' are those of the step before:
+ *
+ *     LSTM   i = sigmoid(g_0 + s_0), f = sigmoid(g_1 + s_1), u = tanh(g_2 + s_2),
+ *            o = sigmoid(g_3 + s_3), c = f c' + i u, h = o tanh(c)
+ *     GRU    r = sigmoid(g_0 + s_0), z = sigmoid(g_1 + s_1), v = s_2 + b_hh,
+ *            u = tanh(g_2 + r v) (g_2 without b_hh), h = (1 - z) u + z h'
+ *
+ * (Hochreiter & Schmidhuber 1997; Cho et al. 2014, in the form of torch.nn.GRU.) Forward replaces
+ * the g by i, f, u, o or r, z, u, v. Backward replaces these by the gradients of the arguments of
+ * sigmoid and tanh; the GRU's fourth one is that of v. */
+
+enum { TSHI_CELL_PLANES = 4 }; /* numbers kept for each unit and time step */
+
+/* Operands of the kernels, at one time step and from the first unit of a piece on. Every array has a
+ * row per sample of the batch; _row: elements from row to row. */
+typedef struct tshi_cell {
+    int64_t units;            /* number of units of this piece */
+    tsh_real *gate;           /* TSHI_CELL_PLANES planes: g, and then what replaces them */
+    int64_t gate_plane, gate_row;
+    const tsh_real *sum;      /* forward: a plane per gate: s; backward: a plane: the gradient of h
+                               * that comes from the next time step */
+    int64_t sum_plane, sum_row;
+    const tsh_real *bias;     /* GRU: b_hh of u; NULL: 0 */
+    const tsh_real *before;   /* LSTM: c'; GRU: h'; NULL: 0 */
+    int64_t before_row;
+    tsh_real *cell;           /* LSTM: c */
+    tsh_real *out;            /* forward: h */
+    int64_t out_row;          /* row stride of cell and out */
+    const tsh_real *dy;       /* backward: the gradient of this time step's output; NULL: 0 */
+    int64_t dy_row;
+    tsh_real *carry;          /* backward, shape (batch, ..): LSTM: the gradient of c, replaced by
+                               * that of c'; GRU: replaced by the gradient of h' that does not
+                               * come through W_hh */
+    int64_t carry_row;
+} tshi_cell;
+
+/* Returns the block from element e of n adjacent elements on, in place or in pad; zeros if x is
+ * NULL. */
+TSHI_INLINE const tsh_real *tshi_cell_load(const tsh_real *x, int64_t e, int64_t n, tsh_real *pad) {
+    if (x) return tshi_kernel_load_block(x, 1, e, n, pad);
+    memset(pad, 0, TSHI_BLOCK * sizeof *pad);
+    return pad;
+}
+
+/* Loads the block from unit e on of `count` planes: from[k] is that of plane k. */
+TSHI_INLINE void tshi_cell_planes(const tsh_real *x, int64_t plane, int count, int64_t e, int64_t n,
+                                  tsh_real (*pad)[TSHI_BLOCK], const tsh_real **from) {
+    for (int k = 0; k < count; k++) from[k] = tshi_kernel_load_block(x + k * plane, 1, e, n, pad[k]);
+}
+
+/* Stores the block from unit e on in each of the planes. */
+TSHI_INLINE void tshi_cell_store(const tshi_cell *p, int64_t r, int64_t e,
+                                 tsh_real (*block)[TSHI_BLOCK]) {
+    for (int k = 0; k < TSHI_CELL_PLANES; k++)
+        tshi_kernel_store_block(p->gate + r * p->gate_row + k * p->gate_plane, 1, e, p->units,
+                                block[k], 0);
+}
+
+/* Kernel: one time step of an LSTM for n samples. */
+TSHI_INLINE void tshi_cell_lstm_body(int64_t n, const tshi_operand *x, const tshi_cell *p,
+                                     int fused) {
+    tsh_real pad[2 * TSHI_CELL_PLANES][TSHI_BLOCK], more[TSHI_BLOCK];
+    tsh_real to[TSHI_CELL_PLANES][TSHI_BLOCK], c[TSHI_BLOCK], h[TSHI_BLOCK];
+    const tsh_real *g[TSHI_CELL_PLANES], *s[TSHI_CELL_PLANES], *old;
+    int j;
+    (void)x;
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t e = 0; e < p->units; e += TSHI_BLOCK) {
+            tshi_cell_planes(p->gate + r * p->gate_row, p->gate_plane, 4, e, p->units, pad, g);
+            tshi_cell_planes(p->sum + r * p->sum_row, p->sum_plane, 4, e, p->units, pad + 4, s);
+            old = tshi_cell_load(p->before ? p->before + r * p->before_row : NULL, e, p->units,
+                                 more);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                to[0][j] = tshi_math_sigmoid(g[0][j] + s[0][j], fused);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                to[1][j] = tshi_math_sigmoid(g[1][j] + s[1][j], fused);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                to[2][j] = tshi_math_tanh(g[2][j] + s[2][j], fused);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                to[3][j] = tshi_math_sigmoid(g[3][j] + s[3][j], fused);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++) c[j] = to[1][j] * old[j] + to[0][j] * to[2][j];
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                h[j] = to[3][j] * tshi_math_tanh(c[j], fused);
+            tshi_cell_store(p, r, e, to);
+            tshi_kernel_store_block(p->cell + r * p->out_row, 1, e, p->units, c, 0);
+            tshi_kernel_store_block(p->out + r * p->out_row, 1, e, p->units, h, 0);
+        }
+}
+TSHI_KERNEL_FUSED(tshi_cell_lstm, tshi_cell);
+
+/* Kernel: one time step of a GRU for n samples. */
+TSHI_INLINE void tshi_cell_gru_body(int64_t n, const tshi_operand *x, const tshi_cell *p,
+                                    int fused) {
+    tsh_real pad[6][TSHI_BLOCK], more[2][TSHI_BLOCK], to[TSHI_CELL_PLANES][TSHI_BLOCK];
+    tsh_real h[TSHI_BLOCK];
+    const tsh_real *g[3], *s[3], *old, *b;
+    int j;
+    (void)x;
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t e = 0; e < p->units; e += TSHI_BLOCK) {
+            tshi_cell_planes(p->gate + r * p->gate_row, p->gate_plane, 3, e, p->units, pad, g);
+            tshi_cell_planes(p->sum + r * p->sum_row, p->sum_plane, 3, e, p->units, pad + 3, s);
+            old = tshi_cell_load(p->before ? p->before + r * p->before_row : NULL, e, p->units,
+                                 more[0]);
+            b = tshi_cell_load(p->bias, e, p->units, more[1]);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                to[0][j] = tshi_math_sigmoid(g[0][j] + s[0][j], fused);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                to[1][j] = tshi_math_sigmoid(g[1][j] + s[1][j], fused);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++) to[3][j] = s[2][j] + b[j];
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                to[2][j] = tshi_math_tanh(g[2][j] + to[0][j] * to[3][j], fused);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                h[j] = (old[j] - to[2][j]) * to[1][j] + to[2][j];
+            tshi_cell_store(p, r, e, to);
+            tshi_kernel_store_block(p->out + r * p->out_row, 1, e, p->units, h, 0);
+        }
+}
+TSHI_KERNEL_FUSED(tshi_cell_gru, tshi_cell);
+
+/* Kernel: backward of tshi_cell_lstm. With dh = dy + sum and t = tanh(c):
+ *
+ *     do = dh t,   dc += dh o (1 - t^2),   di = dc u,   df = dc c',   du = dc i,   dc' = dc f
+ *
+ * di, df and do are multiplied by the derivative of the sigmoid, v (1 - v); du by 1 - u^2. */
+TSHI_INLINE void tshi_cell_lstm_back_body(int64_t n, const tshi_operand *x, const tshi_cell *p,
+                                          int fused) {
+    tsh_real pad[TSHI_CELL_PLANES][TSHI_BLOCK], more[5][TSHI_BLOCK], t[TSHI_BLOCK];
+    tsh_real to[TSHI_CELL_PLANES][TSHI_BLOCK], dc[TSHI_BLOCK];
+    const tsh_real *g[TSHI_CELL_PLANES], *s, *old, *c, *dy, *from;
+    int j;
+    (void)x;
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t e = 0; e < p->units; e += TSHI_BLOCK) {
+            tshi_cell_planes(p->gate + r * p->gate_row, p->gate_plane, 4, e, p->units, pad, g);
+            s = tshi_cell_load(p->sum + r * p->sum_row, e, p->units, more[0]);
+            old = tshi_cell_load(p->before ? p->before + r * p->before_row : NULL, e, p->units,
+                                 more[1]);
+            c = tshi_cell_load(p->cell + r * p->out_row, e, p->units, more[2]);
+            dy = tshi_cell_load(p->dy ? p->dy + r * p->dy_row : NULL, e, p->units, more[3]);
+            from = tshi_cell_load(p->carry + r * p->carry_row, e, p->units, more[4]);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++) t[j] = tshi_math_tanh(c[j], fused);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++) {
+                const tsh_real i = g[0][j], f = g[1][j], u = g[2][j], o = g[3][j];
+                const tsh_real dh = dy[j] + s[j], d = from[j] + dh * o * (1 - t[j] * t[j]);
+                to[0][j] = d * u * i * (1 - i);
+                to[1][j] = d * old[j] * f * (1 - f);
+                to[2][j] = d * i * (1 - u * u);
+                to[3][j] = dh * t[j] * o * (1 - o);
+                dc[j] = d * f;
+            }
+            tshi_cell_store(p, r, e, to);
+            tshi_kernel_store_block(p->carry + r * p->carry_row, 1, e, p->units, dc, 0);
+        }
+}
+TSHI_KERNEL_FUSED(tshi_cell_lstm_back, tshi_cell);
+
+/* Kernel: backward of tshi_cell_gru. With dh = dy + sum:
+ *
+ *     dz = dh (h' - u) z (1 - z),   du = dh (1 - z) (1 - u^2),   dr = du v r (1 - r),   dv = du r
+ *
+ * and dh' gets dh z. The gradient of h from the next step that came the same way is in carry. */
+TSHI_INLINE void tshi_cell_gru_back_body(int64_t n, const tshi_operand *x, const tshi_cell *p) {
+    tsh_real pad[TSHI_CELL_PLANES][TSHI_BLOCK], more[4][TSHI_BLOCK];
+    tsh_real to[TSHI_CELL_PLANES][TSHI_BLOCK], direct[TSHI_BLOCK];
+    const tsh_real *g[TSHI_CELL_PLANES], *s, *old, *dy, *from;
+    int j;
+    (void)x;
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t e = 0; e < p->units; e += TSHI_BLOCK) {
+            tshi_cell_planes(p->gate + r * p->gate_row, p->gate_plane, 4, e, p->units, pad, g);
+            s = tshi_cell_load(p->sum + r * p->sum_row, e, p->units, more[0]);
+            old = tshi_cell_load(p->before ? p->before + r * p->before_row : NULL, e, p->units,
+                                 more[1]);
+            dy = tshi_cell_load(p->dy ? p->dy + r * p->dy_row : NULL, e, p->units, more[2]);
+            from = tshi_cell_load(p->carry + r * p->carry_row, e, p->units, more[3]);
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++) {
+                const tsh_real a = g[0][j], z = g[1][j], u = g[2][j], v = g[3][j];
+                const tsh_real dh = dy[j] + s[j] + from[j], du = dh * (1 - z) * (1 - u * u);
+                to[0][j] = du * v * a * (1 - a);
+                to[1][j] = dh * (old[j] - u) * z * (1 - z);
+                to[2][j] = du;
+                to[3][j] = du * a;
+                direct[j] = dh * z;
+            }
+            tshi_cell_store(p, r, e, to);
+            tshi_kernel_store_block(p->carry + r * p->carry_row, 1, e, p->units, direct, 0);
+        }
+}
+TSHI_KERNEL(tshi_cell_gru_back, tshi_cell);
+
+/* What distinguishes an LSTM from a GRU. */
+typedef struct tshi_cell_kind {
+    int gates;                       /* W_ih and W_hh have so many rows for each unit */
+    int lstm;                        /* 1: there is a c beside h */
+    int plane[TSHI_CELL_PLANES];     /* plane[k]: where backward leaves the gradient of s_k */
+    const tshi_kernel_fn *step, *back;
+} tshi_cell_kind;
+
+static const tshi_cell_kind tshi_cell_kinds[] = {
+    {4, 1, {0, 1, 2, 3}, tshi_cell_lstm, tshi_cell_lstm_back},
+    {3, 0, {0, 1, 3, 0}, tshi_cell_gru, tshi_cell_gru_back}};
+
+/* ========================================================================== */
+/* >>op-recurrent                              MARK: - op-recurrent (private) */
+/* One layer of an LSTM or GRU, in one direction, over a whole sequence.      */
+/* Needs: >>op-cell.                                                          */
+/* ========================================================================== */
+
+/* x is (steps, batch, in) or, with batch_first, (batch, steps, in); a row is one sample at one time
+ * step. The products W_ih x of all rows are one product before the recurrence, and the gradients of
+ * x and of both weights are one product each after it. Between these, each time step computes
+ * W_hh h' and the gates (>>op-cell); its threads divide the units among them, and wait for each
+ * other once per step. W_hh is packed once, so these products are always of the built-in kernels.
+ *
+ * Where the units are sharded (W_ih and W_hh by rows, the gates of a unit together), every rank
+ * needs all of h' for its own rows of W_hh: an all-gather per step. In backward it gathers W_hh
+ * once, and then the gradients of all gates per step, so that it computes the gradient of its own
+ * units of h' by the same sum as a single rank would. */
+typedef struct tshi_recurrent {
+    const tshi_cell_kind *kind;
+    int reverse;     /* 1: from the last time step to the first */
+    int batch_first;
+    int cut;         /* 1: the units are sharded over several ranks */
+} tshi_recurrent;
+
+/* Inputs of the op, and the number of them. */
+enum {
+    TSHI_RECURRENT_X,
+    TSHI_RECURRENT_W_IH,
+    TSHI_RECURRENT_W_HH,
+    TSHI_RECURRENT_B_IH,
+    TSHI_RECURRENT_B_HH,
+    TSHI_RECURRENT_H0,
+    TSHI_RECURRENT_C0,
+    TSHI_RECURRENT_INPUTS
+};
+
+/* A layer while it runs on this rank. Arrays are dense. */
+typedef struct tshi_sequence {
+    tsh_ctx *ctx;
+    tshi_recurrent how;
+    int64_t steps, batch, in; /* shape of x, this rank's shard */
+    int64_t units, hidden;    /* units of this rank; of all ranks together */
+    int64_t along_t, along_b; /* the row of sample b at step t is t along_t + b along_b */
+    int64_t wide;             /* units, rounded up to whole tiles */
+    tsh_real *gates;          /* (rows, TSHI_CELL_PLANES, units): see >>op-cell */
+    tsh_real *cells;          /* LSTM: c, (rows, units) */
+    tsh_real *h;              /* (rows, units) */
+    const tsh_real *h0, *c0;  /* (batch, units); NULL: 0 */
+    const tsh_real *bias;     /* GRU: b_hh of the last gate, (units); NULL: 0 */
+    tsh_real *packed;         /* W_hh, a matrix per gate in slivers */
+    tsh_real *sum;            /* (batch, gates, wide), in backward (batch, wide): products */
+    tsh_real *carry;          /* backward, (batch, units): see tshi_cell */
+    tsh_real *own, *whole;    /* what an all-gather sends and receives; NULL: units not sharded */
+    int64_t *counts;          /* units of each rank */
+    const tsh_real *dy;       /* backward: gradient of h at all steps, (rows, units); NULL: 0 */
+    const tsh_real *dh;       /* backward: gradient of the last h, (batch, units); NULL: 0 */
+    int64_t k;                /* number of the time step that is computed, in order of time or, if
+                               * reversed, against it */
+} tshi_sequence;
+
+/* Returns the first row of time step number k. */
+static int64_t tshi_recurrent_row(const tshi_sequence *s, int64_t k) {
+    return (s->how.reverse ? s->steps - 1 - k : k) * s->along_t;
+}
+
+/* Fills in the fields that follow from the inputs and options. */
+static void tshi_recurrent_begin(tshi_sequence *s, const tshi_recurrent *how, const tsh_tensor *x,
+                                 const tsh_tensor *w_hh) {
+    const int64_t nr = x->ctx->gemm_kernel->nr;
+    memset(s, 0, sizeof *s);
+    s->ctx = x->ctx;
+    s->how = *how;
+    s->steps = x->local[how->batch_first];
+    s->batch = x->local[!how->batch_first];
+    s->in = x->local[2];
+    s->hidden = w_hh->dim[1];
+    s->units = w_hh->local[0] / how->kind->gates;
+    s->along_t = how->batch_first ? 1 : s->batch;
+    s->along_b = how->batch_first ? s->steps : 1;
+    s->wide = tshi_base_ceil(s->units, nr) * nr;
+}
+
+/* Allocates the scratch memory of forward or, with back 1, of backward. Returns its block, which the
+ * caller releases; NULL: no memory. */
+static tshi_block *tshi_recurrent_room(tshi_sequence *s, int back) {
+    const int64_t gates = s->how.kind->gates, each = TSHI_CELL_PLANES;
+    const int64_t packed = gates * s->wide * s->hidden;
+    const int64_t sum = s->batch * (back ? 1 : gates) * s->wide;
+    const int64_t carry = back ? s->batch * s->units : 0;
+    const int64_t own = s->how.cut ? s->batch * each * s->units : 0;
+    const int64_t whole = s->how.cut ? s->batch * each * s->hidden : 0;
+    const size_t ranks = (size_t)s->ctx->tp.size * sizeof(int64_t);
+    const size_t reals = tshi_dtype_reals(packed + sum + carry + own + whole);
+    tshi_block *block = tshi_mem_alloc(s->ctx, TSH_MEM_STEP, ranks + reals);
+    if (!block) return NULL;
+    s->counts = (int64_t *)tshi_mem_data(block);
+    s->packed = (tsh_real *)(void *)(s->counts + s->ctx->tp.size);
+    s->sum = s->packed + packed;
+    s->carry = s->sum + sum;
+    s->own = s->carry + carry;
+    s->whole = s->own + own;
+    return block;
+}
+
+/* Gathers `blocks` blocks from s->own, with a number per unit of this rank, to s->whole, with a
+ * number per unit of all ranks. */
+static void tshi_recurrent_gather(const tshi_sequence *s, int64_t blocks) {
+    (void)tshi_error_comm(
+        s->ctx,
+        tsh_allgather(&s->ctx->tp, s->own, s->whole, s->counts, blocks, TSH_REAL),
+        "an all-gather of a layer whose units are sharded");
+}
+
+/* Computes units [from, to) of A W for all samples, plus C if `add` is 1, where W is matrix number
+ * `gate` of s->packed. Shapes: A (batch, hidden), C (batch, ..), whose first column is unit 0. */
+static void tshi_recurrent_product(const tshi_sequence *s, tshi_matrix a, int gate, int add,
+                                   tsh_real *c, int64_t row, int64_t from, int64_t to) {
+    const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
+    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    const tsh_real *at = s->packed + (gate * s->wide + from) * s->hidden; /* from: whole slivers */
+    const tshi_matmul_slivers b = {at, kernel->nr, kernel->nr * s->hidden, TSHI_GEMM_REALS};
+    const tshi_matmul_strips rows = {(const tsh_real *)a.data, a.row, 1, a.row};
+    const char *const line = (const char *)at;
+    tshi_gemm_walk none = {line, line, line, 0, 0, 0}; /* nothing more to prefetch */
+    tshi_matmul_tiles(kernel, s->batch, to - from, s->hidden, 1, rows, b, add,
+                      tshi_gemm_matrix(c + from, row, 1), all, &none);
+}
+
+/* Runs fn for all units, which the rank's threads divide among them. */
+static void tshi_recurrent_team(tshi_sequence *s, tshi_team_fn fn) {
+    enum { MIN_WORK = 1 << 18 }; /* least number of multiply-adds per thread */
+    const int nr = s->ctx->gemm_kernel->nr;
+    const int64_t work = s->batch * s->units * s->hidden * s->how.kind->gates;
+    const int pieces = (int)tshi_base_min(tshi_team_parts(s->ctx, work, MIN_WORK), s->wide / nr);
+    if (s->units && s->batch) tshi_team_run(pieces, s->units, nr, fn, s);
+}
+
+/* Returns the operands of the cell at time step k for units [from, to). */
+static tshi_cell tshi_recurrent_cell(const tshi_sequence *s, int64_t k, int64_t from, int64_t to) {
+    const int64_t row = tshi_recurrent_row(s, k), at = row * s->units + from;
+    const tsh_real *values = s->how.kind->lstm ? s->cells : s->h;
+    const tsh_real *first = s->how.kind->lstm ? s->c0 : s->h0;
+    tshi_cell cell;
+    memset(&cell, 0, sizeof cell);
+    cell.units = to - from;
+    cell.gate = s->gates + row * TSHI_CELL_PLANES * s->units + from;
+    cell.gate_plane = s->units;
+    cell.gate_row = s->along_b * TSHI_CELL_PLANES * s->units;
+    cell.before = k    ? values + tshi_recurrent_row(s, k - 1) * s->units + from
+                  : first ? first + from
+                          : NULL;
+    cell.before_row = k ? s->along_b * s->units : s->units;
+    cell.cell = s->cells ? s->cells + at : NULL;
+    cell.out = s->h + at;
+    cell.out_row = cell.dy_row = s->along_b * s->units;
+    cell.bias = s->bias ? s->bias + from : NULL;
+    return cell;
+}
+
+/* -- forward ------------------------------------------------------------------ */
+
+/* A tshi_team_fn: computes units [from, to) of time step s->k. */
+static void tshi_recurrent_step(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_sequence *s = (const tshi_sequence *)job;
+    const int gates = s->how.kind->gates;
+    const int64_t row = gates * s->wide; /* row stride of s->sum */
+    tshi_cell cell = tshi_recurrent_cell(s, s->k, from, to);
+    tshi_matrix h = tshi_gemm_matrix(s->whole, s->hidden, 1); /* h', shape (batch, hidden) */
+    const int known = s->k > 0 || s->h0; /* 0: h' is 0 */
+    (void)piece;
+    if (!s->how.cut && s->k > 0)
+        h = tshi_gemm_matrix(s->h + tshi_recurrent_row(s, s->k - 1) * s->units,
+                             s->along_b * s->units, 1);
+    else if (!s->how.cut)
+        h.data = tshi_kernel_unconst(s->h0);
+    for (int g = 0; g < gates; g++) {
+        if (known)
+            tshi_recurrent_product(s, h, g, 0, s->sum + g * s->wide, row, from, to);
+        for (int64_t b = 0; b < s->batch && !known; b++)
+            memset(s->sum + b * row + g * s->wide + from, 0,
+                   (size_t)(to - from) * sizeof *s->sum);
+    }
+    cell.sum = s->sum + from;
+    cell.sum_plane = s->wide;
+    cell.sum_row = row;
+    s->how.kind->step[s->ctx->isa](s->batch, NULL, &cell);
+}
+
+/* Copies this rank's units of a time step, rows `from` of length n that are `step` apart, to s->own,
+ * and gathers those of all ranks. planes: blocks in a row. */
+static void tshi_recurrent_share(const tshi_sequence *s, const tsh_real *from, int64_t step,
+                                 int64_t planes) {
+    const int64_t n = planes * s->units;
+    for (int64_t b = 0; b < s->batch; b++)
+        memcpy(s->own + b * n, from + b * step, (size_t)n * sizeof *from);
+    if (s->batch) tshi_recurrent_gather(s, s->batch * planes);
+}
+
+/* Computes h, and c, of all time steps from s->gates, which has W_ih x and the biases. */
+static void tshi_recurrent_steps(tshi_sequence *s) {
+    if (s->how.cut && s->h0) tshi_recurrent_share(s, s->h0, s->units, 1);
+    for (s->k = 0; s->k < s->steps && s->ctx->error.code == TSH_OK; s->k++) {
+        tshi_recurrent_team(s, tshi_recurrent_step);
+        tshi_tape_progress(s->ctx);
+        if (s->how.cut && s->k + 1 < s->steps)
+            tshi_recurrent_share(s, s->h + tshi_recurrent_row(s, s->k) * s->units,
+                                 s->along_b * s->units, 1);
+    }
+}
+
+/* Returns t, dense values or gradients, as a matrix. */
+static tshi_matrix tshi_recurrent_matrix(const tsh_tensor *t, void *data, tsh_dtype dtype) {
+    int64_t rows, step;
+    (void)tshi_kernel_rows(t, &rows, &step);
+    return tshi_gemm_matrix_of(data, dtype, step, t->stride[t->ndim - 1]);
+}
+
+/* Computes the part of the gates that does not depend on the recurrence, W_ih x and the biases, for
+ * all rows in one product; packs W_hh. bias: scratch, shape (gates, units). */
+static void tshi_recurrent_inputs(tshi_sequence *s, tsh_tensor *const *in, tsh_real *bias) {
+    const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
+    const int gates = s->how.kind->gates;
+    const int64_t rows = s->steps * s->batch, n = gates * s->units, nr = kernel->nr;
+    tsh_tensor *x = in[TSHI_RECURRENT_X], *w = in[TSHI_RECURRENT_W_IH];
+    const tsh_tensor *b[] = {in[TSHI_RECURRENT_B_IH], in[TSHI_RECURRENT_B_HH]};
+    const tshi_matrix w_hh = tshi_recurrent_matrix(in[TSHI_RECURRENT_W_HH],
+                                                   tshi_tensor_at(in[TSHI_RECURRENT_W_HH]),
+                                                   in[TSHI_RECURRENT_W_HH]->dtype);
+    for (int64_t i = 0; i < n; i++) {
+        const int apart = !s->how.kind->lstm && i >= 2 * s->units; /* b_hh is added later */
+        double sum = 0;
+        for (int k = 0; k < 2; k++)
+            if (b[k] && !(k && apart)) sum += tshi_dtype_get(b[k]->dtype, tshi_tensor_at(b[k]), i);
+        bias[i] = TSHI_R(sum);
+    }
+    for (int64_t i = 0; i < s->units && b[1] && !s->how.kind->lstm; i++)
+        bias[n + i] = TSHI_R(
+            tshi_dtype_get(b[1]->dtype, tshi_tensor_at(b[1]), 2 * s->units + i));
+    if (b[1] && !s->how.kind->lstm) s->bias = bias + n;
+    tshi_matmul_run(s->ctx, rows, n, s->in, 1,
+                    tshi_recurrent_matrix(x, tshi_tensor_at(x), x->dtype),
+                    tshi_gemm_transposed(tshi_recurrent_matrix(w, tshi_tensor_at(w), w->dtype)),
+                    TSHI_R(b[0] || b[1]), tshi_gemm_matrix(bias, 0, 1),
+                    tshi_gemm_matrix(s->gates, TSHI_CELL_PLANES * s->units, 1));
+    for (int g = 0; g < gates; g++)
+        tshi_matmul_pack(kernel, s->packed + g * s->wide * s->hidden, (int)nr, s->units, s->hidden,
+                         nr * s->hidden, tshi_gemm_from(w_hh, g * s->units, 0),
+                         tshi_gemm_form_of(w_hh, 0));
+}
+
+/* Copies the last h or c, of all samples, from `values` (rows, units) to out (batch, units). */
+static void tshi_recurrent_last(const tshi_sequence *s, const tsh_real *values, tsh_tensor *out) {
+    tshi_block *unrounded;
+    tsh_real *to = tshi_kernel_output(out, &unrounded);
+    const tsh_real *from = values + tshi_recurrent_row(s, s->steps - 1) * s->units;
+    for (int64_t b = 0; b < s->batch && to; b++)
+        memcpy(to + b * s->units, from + b * s->along_b * s->units,
+               (size_t)s->units * sizeof *to);
+    tshi_kernel_output_done(out, unrounded);
+}
+
+/* Sets the units of each rank in s->counts. */
+static void tshi_recurrent_counts(const tshi_sequence *s, const tsh_layout *layout) {
+    for (int r = 0; r < s->ctx->tp.size; r++)
+        s->counts[r] = tshi_layout_own(layout, s->hidden, s->ctx->tp.size, r, NULL);
+}
+
+/* Computes out[0], h of all time steps, and out[1] and out[2], the last h and c. Returns the gates
+ * and c of all time steps, for backward. NULL: an error. */
+static tshi_block *tshi_recurrent_forward(const tshi_recurrent *how, tsh_tensor *const *in,
+                                          tsh_tensor *const *out) {
+    tshi_sequence s;
+    tshi_block *scratch[2] = {NULL, NULL}, *unrounded = NULL, *room, *kept, *bias;
+    tshi_recurrent_begin(&s, how, in[TSHI_RECURRENT_X], in[TSHI_RECURRENT_W_HH]);
+    const int64_t rows = s.steps * s.batch, planes = TSHI_CELL_PLANES + how->kind->lstm;
+    room = tshi_recurrent_room(&s, 0);
+    kept = tshi_mem_alloc(s.ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * planes * s.units));
+    bias = tshi_mem_alloc(s.ctx, TSH_MEM_STEP, tshi_dtype_reals(TSHI_CELL_PLANES * s.units));
+    s.h = tshi_kernel_output(out[0], &unrounded);
+    if (in[TSHI_RECURRENT_H0])
+        s.h0 = tshi_kernel_packed_reals(in[TSHI_RECURRENT_H0], &scratch[0]);
+    if (in[TSHI_RECURRENT_C0])
+        s.c0 = tshi_kernel_packed_reals(in[TSHI_RECURRENT_C0], &scratch[1]);
+    if (room && kept && bias && s.ctx->error.code == TSH_OK) {
+        s.gates = (tsh_real *)tshi_mem_data(kept);
+        if (how->kind->lstm) s.cells = s.gates + rows * TSHI_CELL_PLANES * s.units;
+        tshi_recurrent_counts(&s, &out[0]->layout);
+        tshi_recurrent_inputs(&s, in, (tsh_real *)tshi_mem_data(bias));
+        tshi_recurrent_steps(&s);
+        tshi_recurrent_last(&s, s.h, out[1]);
+        if (how->kind->lstm) tshi_recurrent_last(&s, s.cells, out[2]);
+    }
+    tshi_mem_release(s.ctx, scratch[0]);
+    tshi_mem_release(s.ctx, scratch[1]);
+    tshi_mem_release(s.ctx, bias);
+    tshi_mem_release(s.ctx, room);
+    tshi_kernel_output_done(out[0], unrounded);
+    if (s.ctx->error.code == TSH_OK) return kept;
+    tshi_mem_release(s.ctx, kept);
+    return NULL;
+}
+
+/* -- backward ----------------------------------------------------------------- */
+
+/* Computes units [from, to) of the gradient that h of time step k - 1 gets through W_hh from step
+ * k, in s->sum. */
+static void tshi_recurrent_through(const tshi_sequence *s, int64_t k, int64_t from, int64_t to) {
+    const tshi_cell_kind *kind = s->how.kind;
+    const int64_t n = TSHI_CELL_PLANES * s->hidden; /* numbers of a sample */
+    const tshi_matrix d = s->how.cut ? tshi_gemm_matrix(s->whole, n, 1)
+                                     : tshi_gemm_matrix(s->gates + tshi_recurrent_row(s, k) * n,
+                                                        s->along_b * n, 1);
+    for (int g = 0; g < kind->gates; g++)
+        tshi_recurrent_product(s, tshi_gemm_from(d, 0, kind->plane[g] * s->hidden), g, g > 0,
+                               s->sum, s->wide, from, to);
+}
+
+/* A tshi_team_fn: the gradients of the gates of time step s->k, of units [from, to). */
+static void tshi_recurrent_step_back(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_sequence *s = (const tshi_sequence *)job;
+    tshi_cell cell = tshi_recurrent_cell(s, s->k, from, to);
+    const int64_t at = tshi_recurrent_row(s, s->k) * s->units + from;
+    const size_t bytes = (size_t)(to - from) * sizeof *s->sum;
+    (void)piece;
+    if (s->k + 1 < s->steps) tshi_recurrent_through(s, s->k + 1, from, to);
+    for (int64_t b = 0; b < s->batch && s->k + 1 == s->steps; b++) {
+        if (s->dh)
+            memcpy(s->sum + b * s->wide + from, s->dh + b * s->units + from, bytes);
+        else
+            memset(s->sum + b * s->wide + from, 0, bytes);
+    }
+    cell.sum = s->sum + from;
+    cell.sum_row = s->wide;
+    cell.dy = s->dy ? s->dy + at : NULL;
+    cell.carry = s->carry + from;
+    cell.carry_row = s->units;
+    s->how.kind->back[s->ctx->isa](s->batch, NULL, &cell);
+}
+
+/* A tshi_team_fn: the gradient of h0, in s->sum. */
+static void tshi_recurrent_first_back(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_sequence *s = (const tshi_sequence *)job;
+    (void)piece;
+    tshi_recurrent_through(s, 0, from, to);
+    for (int64_t b = 0; b < s->batch && !s->how.kind->lstm; b++)
+        for (int64_t u = from; u < to; u++) s->sum[b * s->wide + u] += s->carry[b * s->units + u];
+}
+
+/* Replaces the gates of all time steps by the gradients of their arguments. first 1: also computes
+ * the gradient of h0, in s->sum. */
+static void tshi_recurrent_steps_back(tshi_sequence *s, int first) {
+    const int64_t n = TSHI_CELL_PLANES * s->units;
+    for (s->k = s->steps - 1; s->k >= 0 && s->ctx->error.code == TSH_OK; s->k--) {
+        tshi_recurrent_team(s, tshi_recurrent_step_back);
+        tshi_tape_progress(s->ctx);
+        if (s->how.cut && (s->k > 0 || first))
+            tshi_recurrent_share(s, s->gates + tshi_recurrent_row(s, s->k) * n, s->along_b * n,
+                                 TSHI_CELL_PLANES);
+    }
+    if (first && s->ctx->error.code == TSH_OK) tshi_recurrent_team(s, tshi_recurrent_first_back);
+}
+
+/* Packs W_hh for backward: of each gate, this rank's columns. Where the units are sharded, gathers
+ * all rows of W_hh first. */
+static void tshi_recurrent_pack_back(const tshi_sequence *s, tshi_matrix w, int64_t start) {
+    const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
+    const int64_t nr = kernel->nr;
+    for (int g = 0; g < s->how.kind->gates; g++) {
+        const tshi_matrix part = tshi_gemm_transposed(tshi_gemm_from(w, g * s->hidden, start));
+        tshi_matmul_pack(kernel, s->packed + g * s->wide * s->hidden, (int)nr, s->units, s->hidden,
+                         nr * s->hidden, part, tshi_gemm_form_of(part, 0));
+    }
+}
+
+/* Gathers blocks of `each` numbers per unit of this rank into a new block, with those of all ranks.
+ * NULL: an error. */
+static tshi_block *tshi_recurrent_all(const tshi_sequence *s, const tsh_real *own, int64_t blocks,
+                                      int64_t each) {
+    const size_t ranks = (size_t)s->ctx->tp.size;
+    tshi_block *all = tshi_mem_alloc(s->ctx, TSH_MEM_STEP,
+                                     tshi_dtype_reals(blocks * s->hidden * each));
+    tshi_block *lengths = tshi_mem_alloc(s->ctx, TSH_MEM_STEP, ranks * sizeof(int64_t));
+    if (all && lengths) {
+        int64_t *counts = (int64_t *)tshi_mem_data(lengths);
+        for (size_t r = 0; r < ranks; r++) counts[r] = s->counts[r] * each;
+        if (blocks)
+            (void)tshi_error_comm(
+                s->ctx, tsh_allgather(&s->ctx->tp, own, tshi_mem_data(all), counts, blocks, TSH_REAL),
+                "an all-gather of a layer whose units are sharded");
+    }
+    tshi_mem_release(s->ctx, lengths);
+    return all;
+}
+
+/* Prepares W_hh for backward. Returns 0 after an error. */
+static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *node,
+                                       const tsh_layout *layout) {
+    const tsh_tensor *w = node->in[TSHI_RECURRENT_W_HH];
+    void *saved = tshi_tape_saved(node, TSHI_RECURRENT_W_HH);
+    tsh_range range[TSH_MAX_SEGMENTS];
+    tshi_block *own = NULL, *all;
+    int64_t stride[TSH_MAX_DIMS];
+    if (!s->how.cut) {
+        tshi_recurrent_pack_back(s, tshi_recurrent_matrix(w, saved, w->dtype), 0);
+        return 1;
+    }
+    const tsh_real *rows = tshi_tape_saved_reals(node, TSHI_RECURRENT_W_HH, stride, &own);
+    all = rows ? tshi_recurrent_all(s, rows, s->how.kind->gates, s->hidden) : NULL;
+    (void)tshi_layout_own(layout, s->hidden, s->ctx->tp.size, s->ctx->tp.rank, range);
+    if (all && s->ctx->error.code == TSH_OK)
+        tshi_recurrent_pack_back(
+            s, tshi_gemm_matrix((tsh_real *)tshi_mem_data(all), s->hidden, 1), range[0].start);
+    tshi_mem_release(s->ctx, all);
+    tshi_mem_release(s->ctx, own);
+    return s->ctx->error.code == TSH_OK;
+}
+
+/* Returns a new block with h' of every row: h of the step before, or h0; of all units. NULL: no
+ * memory. */
+static tshi_block *tshi_recurrent_before(const tshi_sequence *s) {
+    const int64_t rows = s->steps * s->batch;
+    const size_t bytes = (size_t)s->units * sizeof(tsh_real);
+    tshi_block *block = tshi_mem_alloc(s->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * s->units));
+    tshi_block *all = block;
+    if (!block) return NULL;
+    for (int64_t k = 0; k < s->steps; k++)
+        for (int64_t b = 0; b < s->batch; b++) {
+            tsh_real *to = (tsh_real *)tshi_mem_data(block) +
+                           (tshi_recurrent_row(s, k) + b * s->along_b) * s->units;
+            const int64_t row = k ? tshi_recurrent_row(s, k - 1) + b * s->along_b : b;
+            const tsh_real *from = k ? s->h : s->h0; /* NULL: 0 */
+            if (from)
+                memcpy(to, from + row * s->units, bytes);
+            else
+                memset(to, 0, bytes);
+        }
+    if (!s->how.cut) return block;
+    all = tshi_recurrent_all(s, (const tsh_real *)tshi_mem_data(block), rows, 1);
+    tshi_mem_release(s->ctx, block);
+    return all;
+}
+
+/* Adds the gradients of both biases: sums of the gates' gradients over all rows. */
+static void tshi_recurrent_biases_back(const tshi_sequence *s, tshi_node *node) {
+    const int64_t n = TSHI_CELL_PLANES * s->units, one = 1;
+    tshi_block *block = tshi_mem_alloc(s->ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * n));
+    tshi_loop loop;
+    tshi_dest dest;
+    if (!block) return;
+    tsh_real *sum = (tsh_real *)tshi_mem_data(block), *hh = sum + n;
+    memset(sum, 0, tshi_dtype_reals(2 * n));
+    memset(&loop, 0, sizeof loop);
+    loop.ctx = s->ctx;
+    loop.ndim = loop.n = 2;
+    loop.dim[0] = s->steps * s->batch;
+    loop.dim[1] = n;
+    loop.x[0] = tshi_kernel_reals(sum, 0);
+    loop.x[1] = tshi_kernel_reals(s->gates, 0);
+    loop.stride[0][1] = loop.stride[1][1] = 1;
+    loop.stride[1][0] = n;
+    tshi_kernel_run(&loop, tshi_kernel_add[s->ctx->isa], NULL);
+    for (int g = 0; g < s->how.kind->gates; g++)
+        memcpy(hh + g * s->units, sum + s->how.kind->plane[g] * s->units,
+               (size_t)s->units * sizeof *sum);
+    if (tshi_tape_dest(node, TSHI_RECURRENT_B_IH, &dest))
+        tshi_tape_accumulate(node->in[TSHI_RECURRENT_B_IH], &dest, sum, &one);
+    if (tshi_tape_dest(node, TSHI_RECURRENT_B_HH, &dest))
+        tshi_tape_accumulate(node->in[TSHI_RECURRENT_B_HH], &dest, hh, &one);
+    tshi_mem_release(s->ctx, block);
+}
+
+/* Adds the gradient of W_hh: one product for each run of gates whose planes are adjacent. */
+static void tshi_recurrent_hidden_back(const tshi_sequence *s, tshi_node *node, tshi_matrix d) {
+    const tshi_cell_kind *kind = s->how.kind;
+    tshi_block *before;
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, TSHI_RECURRENT_W_HH, &dest)) return;
+    before = tshi_recurrent_before(s);
+    for (int g = 0, end; g < kind->gates && before && s->ctx->error.code == TSH_OK; g = end) {
+        const tshi_matrix part = tshi_gemm_from(d, 0, kind->plane[g] * s->units);
+        const tshi_matrix to = tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]);
+        for (end = g + 1; end < kind->gates && kind->plane[end] == kind->plane[end - 1] + 1;) end++;
+        tshi_matmul_gemm(s->ctx, (end - g) * s->units, s->hidden, s->steps * s->batch, 1,
+                         tshi_gemm_transposed(part),
+                         tshi_gemm_matrix((tsh_real *)tshi_mem_data(before), s->hidden, 1),
+                         TSHI_R(dest.add), tshi_gemm_from(to, g * s->units, 0));
+    }
+    tshi_mem_release(s->ctx, before);
+}
+
+/* Adds the gradients of x, of the weights and of the biases. */
+static void tshi_recurrent_inputs_back(const tshi_sequence *s, tshi_node *node) {
+    const int64_t rows = s->steps * s->batch, n = s->how.kind->gates * s->units;
+    const tsh_tensor *x = node->in[TSHI_RECURRENT_X], *w = node->in[TSHI_RECURRENT_W_IH];
+    const tshi_matrix d = tshi_gemm_matrix(s->gates, TSHI_CELL_PLANES * s->units, 1);
+    const tshi_matrix mx = tshi_recurrent_matrix(x, tshi_tape_saved(node, TSHI_RECURRENT_X),
+                                                 x->dtype);
+    tshi_dest dest;
+    if (tshi_tape_dest(node, TSHI_RECURRENT_X, &dest))
+        tshi_matmul_gemm(s->ctx, rows, s->in, n, 1, d,
+                         tshi_recurrent_matrix(w, tshi_tape_saved(node, TSHI_RECURRENT_W_IH),
+                                               w->dtype),
+                         TSHI_R(dest.add), tshi_gemm_matrix(dest.data, mx.row, mx.column));
+    tshi_tape_input_done(node, TSHI_RECURRENT_X); /* all-reduced during what follows */
+    if (tshi_tape_dest(node, TSHI_RECURRENT_W_IH, &dest))
+        tshi_matmul_gemm(s->ctx, n, s->in, rows, 1, tshi_gemm_transposed(d), mx,
+                         TSHI_R(dest.add),
+                         tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
+    tshi_recurrent_hidden_back(s, node, d);
+    if (node->in[TSHI_RECURRENT_B_IH]) tshi_recurrent_biases_back(s, node);
+}
+
+/* Returns the gradient of an output of the node; NULL: it has none. */
+static const tsh_real *tshi_recurrent_grad(const tsh_tensor *out) {
+    return out->gr.live ? (const tsh_real *)tshi_mem_data(out->gr.block) : NULL;
+}
+
+/* Backward. The gates and c that forward kept, in the node's aux, are overwritten. */
+static void tshi_recurrent_backward(tshi_node *node) {
+    const tshi_recurrent *how = (const tshi_recurrent *)node->params;
+    tsh_tensor *h0 = node->in[TSHI_RECURRENT_H0], *c0 = node->in[TSHI_RECURRENT_C0];
+    tshi_block *saved[3] = {NULL, NULL, NULL}, *room;
+    tshi_sequence s;
+    tshi_dest dest;
+    int64_t stride[TSH_MAX_DIMS];
+    tshi_recurrent_begin(&s, how, node->in[TSHI_RECURRENT_X], node->in[TSHI_RECURRENT_W_HH]);
+    room = tshi_recurrent_room(&s, 1);
+    s.gates = (tsh_real *)tshi_mem_data(node->aux);
+    if (how->kind->lstm) s.cells = s.gates + s.steps * s.batch * TSHI_CELL_PLANES * s.units;
+    s.h = tshi_tape_saved_reals(node, node->n, stride, &saved[0]);
+    if (h0) s.h0 = tshi_tape_saved_reals(node, TSHI_RECURRENT_H0, stride, &saved[1]);
+    if (c0) s.c0 = tshi_tape_saved_reals(node, TSHI_RECURRENT_C0, stride, &saved[2]);
+    s.dy = tshi_recurrent_grad(node->out);
+    s.dh = tshi_recurrent_grad(node->more[0]);
+    if (room) tshi_recurrent_counts(&s, &node->out->layout);
+    if (room && s.ctx->error.code == TSH_OK &&
+        tshi_recurrent_weights_back(&s, node, &node->out->layout)) {
+        const tsh_real *dc = how->kind->lstm ? tshi_recurrent_grad(node->more[1]) : NULL;
+        const size_t bytes = tshi_dtype_reals(s.batch * s.units);
+        const int64_t rows[2] = {s.wide, 1}, dense[2] = {s.units, 1};
+        memset(s.carry, 0, bytes);
+        if (dc) memcpy(s.carry, dc, bytes);
+        tshi_recurrent_steps_back(&s, h0 && h0->base->requires_grad);
+        if (s.ctx->error.code == TSH_OK && tshi_tape_dest(node, TSHI_RECURRENT_H0, &dest))
+            tshi_tape_accumulate(h0, &dest, s.sum, rows);
+        if (s.ctx->error.code == TSH_OK && tshi_tape_dest(node, TSHI_RECURRENT_C0, &dest))
+            tshi_tape_accumulate(c0, &dest, s.carry, dense);
+        if (s.ctx->error.code == TSH_OK) tshi_recurrent_inputs_back(&s, node);
+    }
+    for (int i = 0; i < 3; i++) tshi_mem_release(s.ctx, saved[i]);
+    tshi_mem_release(s.ctx, room);
+}
+
+/* ========================================================================== */
+/* >>op-lstm                                        MARK: - op-lstm (private) */
+/* tsh_lstm and tsh_gru: layers and directions, checks.                       */
+/* Needs: >>op-dropout >>op-view >>op-linear >>op-recurrent.                  */
+/* ========================================================================== */
+
+enum { TSHI_LSTM_SAVES = 1 << TSHI_RECURRENT_X | 1 << TSHI_RECURRENT_W_IH |
+                         1 << TSHI_RECURRENT_W_HH | 1 << TSHI_RECURRENT_H0 |
+                         1 << TSHI_RECURRENT_C0 | (int)TSHI_OUT };
+static const tshi_op tshi_lstm_op = {
+    "tsh_lstm", "x weight_ih weight_hh bias_ih bias_hh h0 c0", tshi_rule_recurrent,
+    tshi_recurrent_backward, TSHI_LSTM_SAVES, 0};
+static const tshi_op tshi_lstm_gru_op = {
+    "tsh_gru", "x weight_ih weight_hh bias_ih bias_hh h0 c0", tshi_rule_recurrent,
+    tshi_recurrent_backward, TSHI_LSTM_SAVES, 0};
+
+/* A call of tsh_lstm or tsh_gru. */
+typedef struct tshi_lstm {
+    const tshi_op *op;
+    const tshi_cell_kind *kind;
+    tsh_recurrent_desc desc; /* .layers has its default */
+    tsh_tensor *h0, *c0;     /* (layers D, B, H) or NULL */
+    tsh_tensor **last;       /* the last h, and then c, of all layers and directions, (1, B, H) */
+} tshi_lstm;
+
+/* -- one layer in one direction ----------------------------------------------- */
+
+/* Checks the shapes of the inputs, all of which are floating. Returns 0 after an error. */
+static int tshi_lstm_shapes(const tshi_lstm *call, tsh_tensor *const *in) {
+    const int gates = call->kind->gates;
+    const tsh_tensor *x = in[TSHI_RECURRENT_X], *w = in[TSHI_RECURRENT_W_HH];
+    const int64_t hidden = w->ndim == 2 ? w->dim[1] : 0, rows = gates * hidden;
+    const int64_t want[][2] = {{0, 0},    {rows, x->dim[2]}, {rows, hidden}, {rows, 0},
+                               {rows, 0}, {x->dim[!call->desc.batch_first], hidden},
+                               {x->dim[!call->desc.batch_first], hidden}};
+    char text[TSHI_TEXT_SIZE], tx[TSHI_TEXT_SIZE];
+    int length;
+    for (int i = 1; i < TSHI_RECURRENT_INPUTS; i++) {
+        const tsh_tensor *t = in[i];
+        const int bias = i == TSHI_RECURRENT_B_IH || i == TSHI_RECURRENT_B_HH;
+        if (!t || (hidden > 0 && t->ndim == 2 - bias && t->dim[0] == want[i][0] &&
+                   (bias || t->dim[1] == want[i][1])))
+            continue;
+        const char *name = tshi_tensor_name(call->op->inputs, i, &length);
+        if (i < TSHI_RECURRENT_H0)
+            return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
+                                   "%s: x %s, %.*s %s; takes W_ih (%d H, features of x), W_hh (%d "
+                                   "H, H) and biases (%d H)",
+                                   call->op->name, tshi_tensor_text(x, tx), length, name,
+                                   tshi_tensor_text(t, text), gates, gates, gates);
+        return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
+                               "%s: x %s has %lld samples, of %lld units each, but %.*s of a layer "
+                               "is %s",
+                               call->op->name, tshi_tensor_text(x, tx), (long long)want[i][0],
+                               (long long)hidden, length, name, tshi_tensor_text(t, text));
+    }
+    return 1;
+}
+
+/* Checks the inputs of a layer, and makes them dense. Returns 0 after an error. */
+static int tshi_lstm_inputs(const tshi_lstm *call, tsh_tensor **in) {
+    tsh_tensor *given[TSHI_RECURRENT_INPUTS]; /* those that are not NULL */
+    char list[TSHI_TEXT_SIZE] = "";
+    int64_t rows, step;
+    int n = 0, length;
+    for (int i = 0; i < TSHI_RECURRENT_INPUTS; i++) {
+        const char *name = tshi_tensor_name(call->op->inputs, i, &length);
+        if (!in[i] && i > TSHI_RECURRENT_W_HH) continue;
+        given[n++] = in[i];
+        tsh_text_add(list, sizeof list, "%s%.*s", i ? " " : "", length, name);
+    }
+    if (!tshi_tensor_check_floating(call->op->name, list, given, n) || !tshi_lstm_shapes(call, in))
+        return 0;
+    for (int i = 0; i < TSHI_RECURRENT_INPUTS; i++) {
+        if (!in[i] || (i ? tshi_tensor_is_dense(in[i]) : tshi_kernel_rows(in[i], &rows, &step)))
+            continue;
+        in[i] = tshi_op_copy(call->op->name, in[i]);
+        if (!in[i]) return 0;
+    }
+    return 1;
+}
+
+/* Returns number i of `all` (layers D, B, H), h0 or c0, as (B, H), cut as x or the units are. NULL:
+ * an error, or there is none. */
+static tsh_tensor *tshi_lstm_state(const tshi_lstm *call, tsh_tensor *all, int i,
+                                   const tsh_tensor *x, const tsh_tensor *w) {
+    tsh_tensor *t = all ? tsh_slice(all, 0, i, 1) : NULL;
+    const int batch = !call->desc.batch_first; /* dimension of x that counts samples */
+    tsh_layout layout;
+    t = t ? tsh_reshape(t, tsh_shape2(t->dim[1], t->dim[2])) : NULL;
+    if (!t || t->layout.kind != TSH_REPLICATED) return t;
+    if (w->layout.kind == TSH_SHARDED) {
+        layout = tshi_rule_units(w);
+        layout.dim = 1;
+    } else if (tshi_rule_is_sharded(x, batch) && t->dim[0] == x->dim[batch]) {
+        layout = x->layout;
+        layout.dim = 0;
+    } else {
+        return t;
+    }
+    return tsh_redistribute(t, layout);
+}
+
+/* Records the call; its further outputs are the last h and c. */
+static void tshi_lstm_record(const tshi_lstm *call, tsh_tensor *const *in, tsh_tensor *const *out,
+                             unsigned partial, const tshi_recurrent *how, tshi_block *kept) {
+    tshi_op_record(call->op, out[0], in, TSHI_RECURRENT_INPUTS, partial, how, sizeof *how, kept);
+    for (int k = 1; k < 2 + call->kind->lstm && out[0]->ctx->anomalies; k++)
+        tshi_tape_check_output(call->op, out[k], in, TSHI_RECURRENT_INPUTS);
+    if (out[0]->node) tshi_tape_add_outputs(out[0]->node, out + 1, 1 + call->kind->lstm);
+}
+
+/* Runs layer and direction number i; back 1: from the end of the sequence. w: W_ih, W_hh and, if
+ * there are biases, these. Returns h of all time steps; NULL: an error. */
+static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *w, int i,
+                                   int back) {
+    const int biases = call->desc.bias != TSH_NO, lstm = call->kind->lstm;
+    const tshi_rule_recurrent_params form = {call->kind->gates, !call->desc.batch_first};
+    tshi_recurrent how = {call->kind, back, call->desc.batch_first != 0, 0};
+    tsh_tensor *in[TSHI_RECURRENT_INPUTS] = {x, w[0], w[1], NULL, NULL, NULL, NULL}, *out[3];
+    tsh_ctx *ctx = x->ctx;
+    tshi_output output;
+    tshi_block *kept;
+    if (biases) in[TSHI_RECURRENT_B_IH] = w[2];
+    if (biases) in[TSHI_RECURRENT_B_HH] = w[3];
+    in[TSHI_RECURRENT_H0] = tshi_lstm_state(call, call->h0, i, x, w[0]);
+    in[TSHI_RECURRENT_C0] = tshi_lstm_state(call, call->c0, i, x, w[0]);
+    if (ctx->error.code != TSH_OK || !tshi_lstm_inputs(call, in) ||
+        !tshi_rule_run(call->op, in, TSHI_RECURRENT_INPUTS, &form, &output))
+        return NULL;
+    how.cut = ctx->tp.size > 1 && w[0]->layout.kind == TSH_SHARDED;
+    output.shape = tsh_shape_of(x);
+    output.shape.dim[2] = in[TSHI_RECURRENT_W_HH]->dim[1];
+    out[0] = tshi_tensor_out(ctx, call->op->name, x->dtype, &output.shape, &output.layout);
+    output.shape = tsh_shape2(x->dim[form.batch], output.shape.dim[2]);
+    if (output.layout.kind == TSH_SHARDED) output.layout.dim = output.layout.dim == 2;
+    for (int k = 1; k < 2 + lstm; k++)
+        out[k] = tshi_tensor_out(ctx, call->op->name, x->dtype, &output.shape, &output.layout);
+    kept = ctx->error.code == TSH_OK ? tshi_recurrent_forward(&how, in, out) : NULL;
+    if (!kept) return NULL;
+    tshi_lstm_record(call, in, out, output.partial, &how, kept);
+    for (int k = 0; k < 1 + lstm; k++)
+        call->last[k * call->desc.layers * (1 + (call->desc.bidirectional != 0)) + i] = tsh_reshape(
+            out[k + 1], tsh_shape3(1, output.shape.dim[0], output.shape.dim[1]));
+    return out[0];
+}
+
+/* -- all layers ---------------------------------------------------------------- */
+
+/* Runs all layers of x (.., .., in). Returns h of the last one; NULL: an error. */
+static tsh_tensor *tshi_lstm_layers(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *w) {
+    const int each = call->desc.bias != TSH_NO ? 4 : 2, directions = 1 + call->desc.bidirectional;
+    for (int i = 0; i < call->desc.layers && x; i++) {
+        tsh_tensor *y[2] = {NULL, NULL};
+        if (i && x->layout.kind == TSH_SHARDED && x->layout.dim == 2)
+            x = tsh_redistribute(x, tsh_replicated()); /* of a layer whose units are sharded */
+        if (i && call->desc.dropout > 0) x = tsh_dropout(x, call->desc.dropout, call->desc.owner);
+        for (int d = 0; d < directions && x; d++, w += each) {
+            y[d] = tshi_lstm_layer(call, x, w, i * directions + d, d);
+            if (!y[d]) return NULL;
+        }
+        x = directions > 1 && x ? tsh_concat(y, 2, 2) : y[0];
+    }
+    return x;
+}
+
+/* Checks the arguments of a call but for layers' shapes. Returns 0 after an error. */
+static int tshi_lstm_check(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *weights,
+                           int count) {
+    const tsh_recurrent_desc *desc = &call->desc;
+    const int64_t layers = desc->layers * (int64_t)(1 + desc->bidirectional);
+    const int64_t wanted = layers * (desc->bias != TSH_NO ? 4 : 2);
+    tsh_tensor *const states[2] = {call->h0, call->c0};
+    char text[TSHI_TEXT_SIZE], tx[TSHI_TEXT_SIZE];
+    if (!tshi_tensor_check_floating(call->op->name, "x", &x, 1)) return 0;
+    if (x->ndim < 2 || x->ndim > 3 || !x->dim[x->ndim == 3 && desc->batch_first])
+        return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
+                               "%s: x %s; takes (T, B, in), (B, T, in) with .batch_first = 1, or "
+                               "(T, in), with T of at least 1",
+                               call->op->name, tshi_tensor_text(x, tx));
+    if (desc->layers < 1 || !weights || count != wanted)
+        return tshi_error_zero(x->ctx, TSH_ERR_ARGUMENT,
+                               "%s: %d weights for %d layers in %d directions; takes %lld",
+                               call->op->name, weights ? count : 0, desc->layers,
+                               1 + desc->bidirectional, (long long)wanted);
+    if (!(desc->dropout >= 0 && desc->dropout <= 1))
+        return tshi_error_zero(x->ctx, TSH_ERR_ARGUMENT, "%s: dropout is %g, not within [0, 1]",
+                               call->op->name, desc->dropout);
+    if (!tshi_tensor_check_floating(call->op->name, "weights[]", weights, count)) return 0;
+    if (weights[0]->ctx != x->ctx)
+        return tshi_error_zero(x->ctx, TSH_ERR_ARGUMENT, "%s: weights[0] belongs to another ctx",
+                               call->op->name);
+    for (int i = 0; i < 2; i++) {
+        tsh_tensor *t = states[i];
+        const char *name = i ? "c0" : "h0";
+        if (!t) continue;
+        if (!tshi_tensor_check_floating(call->op->name, name, &t, 1)) return 0;
+        if (t->ctx != x->ctx)
+            return tshi_error_zero(x->ctx, TSH_ERR_ARGUMENT, "%s: %s belongs to another ctx",
+                                   call->op->name, name);
+        if (t->ndim != x->ndim || t->dim[0] != layers)
+            return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
+                                   "%s: x %s, %s %s; takes (%lld, %s), for every layer and "
+                                   "direction",
+                                   call->op->name, tshi_tensor_text(x, tx), name,
+                                   tshi_tensor_text(t, text), (long long)layers,
+                                   x->ndim == 3 ? "B, H" : "H");
+    }
+    return 1;
+}
+
+/* Returns t (T, in) or (layers D, H) with a batch of one sample: a new dimension `at`. NULL if t is
+ * NULL. */
+static tsh_tensor *tshi_lstm_batched(tsh_tensor *t, int at) {
+    if (!t || t->ndim != 2) return t;
+    return tsh_reshape(t, at ? tsh_shape3(t->dim[0], 1, t->dim[1])
+                             : tsh_shape3(1, t->dim[0], t->dim[1]));
+}
+
+/* Returns t (.., 1, ..) without the batch dimension `at`. NULL if t is NULL. */
+static tsh_tensor *tshi_lstm_unbatched(tsh_tensor *t, int at) {
+    return t ? tsh_reshape(t, tsh_shape2(t->dim[!at], t->dim[2])) : NULL;
+}
+
+/* Runs tsh_lstm or tsh_gru. state[0] and state[1]: where to output the last h and c; NULL: nowhere,
+ * and set to NULL after an error. */
+static tsh_tensor *tshi_lstm_run(tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *weights,
+                                 int count, const tsh_recurrent_desc *desc, tsh_tensor **const *state) {
+    tsh_ctx *ctx = x ? x->ctx : NULL;
+    tsh_tensor *y = NULL, *last[2] = {NULL, NULL};
+    tshi_block *block;
+    memset(&call->desc, 0, sizeof call->desc);
+    if (desc) call->desc = *desc;
+    if (!call->desc.layers) call->desc.layers = 1;
+    call->desc.bidirectional = call->desc.bidirectional != 0;
+    for (int k = 0; k < 2; k++)
+        if (state[k]) *state[k] = NULL;
+    if (!tshi_lstm_check(call, x, weights, count)) return NULL;
+    const int flat = x->ndim == 2, n = call->desc.layers * (1 + call->desc.bidirectional);
+    x = tshi_lstm_batched(x, !call->desc.batch_first);
+    if (flat) call->h0 = tshi_lstm_batched(call->h0, 1);
+    if (flat) call->c0 = tshi_lstm_batched(call->c0, 1);
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)n * 2 * sizeof *call->last);
+    if (!block) return NULL;
+    call->last = (tsh_tensor **)tshi_mem_data(block);
+    if (ctx->error.code == TSH_OK && x) y = tshi_lstm_layers(call, x, weights);
+    for (int k = 0; k < 1 + call->kind->lstm && y; k++)
+        if (state[k])
+            last[k] = n > 1 ? tsh_concat(call->last + k * n, n, 0) : call->last[k * n];
+    tshi_mem_release(ctx, block);
+    if (flat) y = tshi_lstm_unbatched(y, !call->desc.batch_first);
+    for (int k = 0; k < 2; k++) {
+        if (flat) last[k] = tshi_lstm_unbatched(last[k], 1);
+        if (state[k] && ctx->error.code == TSH_OK) *state[k] = last[k];
+    }
+    return ctx->error.code == TSH_OK ? y : NULL;
+}
+
+TSH_API tsh_tensor *tsh_lstm(tsh_tensor *x, tsh_tensor *const *weights, int count, tsh_tensor *h0,
+                             tsh_tensor *c0, const tsh_recurrent_desc *desc, tsh_tensor **h,
+                             tsh_tensor **c) {
+    tsh_tensor **const state[2] = {h, c};
+    tshi_lstm call;
+    memset(&call, 0, sizeof call);
+    call.op = &tshi_lstm_op;
+    call.kind = &tshi_cell_kinds[0];
+    call.h0 = h0;
+    call.c0 = c0;
+    return tshi_lstm_run(&call, x, weights, count, desc, state);
+}
+
+TSH_API tsh_tensor *tsh_gru(tsh_tensor *x, tsh_tensor *const *weights, int count, tsh_tensor *h0,
+                            const tsh_recurrent_desc *desc, tsh_tensor **h) {
+    tsh_tensor **const state[2] = {h, NULL};
+    tshi_lstm call;
+    memset(&call, 0, sizeof call);
+    call.op = &tshi_lstm_gru_op;
+    call.kind = &tshi_cell_kinds[1];
+    call.h0 = h0;
+    return tshi_lstm_run(&call, x, weights, count, desc, state);
 }
 
 /* ========================================================================== */
@@ -18632,6 +26331,13 @@ static void tshi_loss_backward(tshi_node *node) {
 
 /* -- checks of the inputs; which sums are needed ---------------------------- */
 
+/* Warns if x is the result of the op `name`, which the loss applies itself, or does not expect. */
+static void tshi_loss_warn_twice(const tsh_tensor *x, const char *name, const char *sentence) {
+    const tshi_node *node = x ? x->base->node : NULL;
+    if (node && x->ctx->error.code == TSH_OK && strcmp(node->op->name, name) == 0)
+        tshi_error_warn(x->ctx, TSHI_WARN_TWICE, sentence);
+}
+
 /* Checks the options. probs 1: the target is probabilities. Returns 0 after an error. */
 static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, int probs) {
     if ((unsigned)desc->reduction > (unsigned)TSH_REDUCE_NONE)
@@ -18670,6 +26376,33 @@ static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int axi
     return fits;
 }
 
+/* Returns what may be wrong with a target whose shape does not fit that of x, whose classes are
+ * where `dim` says: the end of an error's sentence, perhaps empty. */
+static TSHI_COLD const char *tshi_loss_hint(const tsh_tensor *x, const tsh_tensor *target,
+                                            int dim) {
+    const int probs = tshi_dtypes[target->dtype].floating, n = target->ndim;
+    const int axis = tshi_rule_classes(x, dim); /* the dimension of the classes */
+    /* same: the target has x's shape; rows: that of x without the classes; column: rows, and a last
+     * dimension of length 1; deep: x's shape without the last two dimensions, of V and 1 */
+    int same = n == x->ndim, rows = n == x->ndim - 1, column = same && n > 0;
+    int deep = n == x->ndim - 2 && !probs && x->dim[x->ndim - 1] == 1;
+    if (tshi_loss_fits(x, target, tshi_rule_classes(x, !dim)))
+        return dim ? "; if classes are last, as here, give .dim = 0"
+                   : "; if classes are in dimension 1, as here, give .dim = 1";
+    for (int d = 0; d < n; d++) {
+        if (same) same = target->dim[d] == x->dim[d];
+        if (rows) rows = target->dim[d] == x->dim[d + (d >= axis)];
+        if (column) column = target->dim[d] == (d < n - 1 ? x->dim[d + (d >= axis)] : 1);
+        if (deep) deep = target->dim[d] == x->dim[d];
+    }
+    if (column) return "; leave out the target's last dimension: tsh_squeeze(target, -1)";
+    if (deep) return "; leave out the first tensor's last dimension: tsh_squeeze(.., -1)";
+    if (probs && rows) return "; class indices are integers: tsh_cast(target, TSH_I64)";
+    return same && !probs ? "; a one-hot target is probabilities, for tsh_cross_entropy: "
+                            "tsh_cast(target, TSH_REAL)"
+                          : "";
+}
+
 /* Checks the shapes of the logits, the target and the class weights (V) or NULL. Returns 0 after an
  * error. */
 static int tshi_loss_shapes(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc) {
@@ -18683,9 +26416,7 @@ static int tshi_loss_shapes(tsh_tensor *const *in, const tsh_cross_entropy_desc 
                        desc->dim ? "with .dim = 1, takes (N, V, d1, ..) and integers (N, d1, ..), "
                                    "or probabilities of the logits' shape"
                                  : "takes (.., V) and integers (..), or probabilities (.., V)",
-                       !tshi_loss_fits(x, target, tshi_rule_classes(x, !desc->dim)) ? ""
-                       : desc->dim ? "; if classes are last, as here, give .dim = 0"
-                                   : "; if classes are in dimension 1, as here, give .dim = 1");
+                       tshi_loss_hint(x, target, desc->dim));
     else if (weight && tshi_tensor_check_floating("tsh_cross_entropy", "weight", &weight, 1) &&
              (weight->ndim != 1 || weight->dim[0] != x->dim[axis]))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
@@ -18751,8 +26482,9 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
 
 /* -- forward: targets, sums, row losses ------------------------------------- */
 
-/* Reports that target y, of local row i, is out of range. */
-static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
+/* Reports that target y, of local row i, is out of range. op: the name of the public function. */
+static void tshi_loss_outside(const char *op, const tsh_tensor *target, int64_t y, int64_t i,
+                              int64_t classes) {
     int64_t row = 0, size = 1; /* row: the row's global index; size: rows per index of dim d */
     for (int d = target->ndim - 1; d >= 0; d--) {
         row += tshi_tensor_global(target, d, i % target->local[d]) * size;
@@ -18760,18 +26492,23 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, in
         size *= target->dim[d];
     }
     (void)tsh_fail(target->ctx, TSH_ERR_ARGUMENT,
-                   "tsh_cross_entropy: target %lld at row %lld is outside [0, %lld); to leave such "
-                   "rows out: .ignore = 1, .ignore_index = %lld",
-                   (long long)y, (long long)row, (long long)classes, (long long)y);
+                   "%s: target %lld at row %lld is outside [0, %lld)%s; to leave such rows out: "
+                   ".ignore = 1, .ignore_index = %lld",
+                   op, (long long)y, (long long)row, (long long)classes,
+                   y == classes ? ": classes are counted from 0" : "", (long long)y);
+}
+
+/* Returns element y of the class weights on this rank. */
+static tsh_real tshi_loss_class_weight(const tsh_tensor *weight, int64_t y) {
+    return TSHI_R(tshi_dtype_get(weight->dtype, tshi_tensor_at(weight), y * weight->stride[0]));
 }
 
 /* For class indices: fills in loss->local, and loss->own with the weight of each row's class, or 0
- * if only another rank has this weight. An index out of range is an error. */
-static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
+ * if only another rank has this weight. An index out of range is an error, of the function op. */
+static void tshi_loss_targets(const char *op, tsh_tensor *const *in, const tshi_loss *loss) {
     const tsh_tensor *x = in[0], *target = in[1], *w = in[2], *given = loss->desc.weight;
     /* the weights of all classes, shape (V); NULL: there are none, or this rank has only a shard */
-    const tsh_real *all = w && given->layout.kind == TSH_REPLICATED ? tshi_tensor_values(given)
-                                                                    : NULL;
+    const tsh_tensor *all = w && given->layout.kind == TSH_REPLICATED ? given : NULL;
     const int64_t n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
     tshi_block *scratch;
     const void *values = tshi_kernel_packed(target, &scratch); /* class indices, shape (n) */
@@ -18781,14 +26518,14 @@ static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
         loss->own[i] = 0;
         if (y == (loss->desc.ignore ? loss->desc.ignore_index : -100)) continue;
         if (y < 0 || y >= classes) {
-            tshi_loss_outside(target, y, i, classes);
+            tshi_loss_outside(op, target, y, i, classes);
             continue;
         }
         loss->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* or TSHI_TARGET_ELSEWHERE */
         if (!w || all)
-            loss->own[i] = all ? all[y * given->stride[0]] : TSHI_R(1);
+            loss->own[i] = all ? tshi_loss_class_weight(all, y) : TSHI_R(1);
         else if (loss->local[i] >= 0)
-            loss->own[i] = tshi_tensor_values(w)[loss->local[i]];
+            loss->own[i] = tshi_loss_class_weight(w, loss->local[i]);
     }
     tshi_mem_release(x->ctx, scratch);
 }
@@ -18913,7 +26650,7 @@ static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *
     tshi_block *converted[3] = {NULL, NULL, NULL}; /* logits, target, weight as tsh_real, or NULL */
     tshi_operand x[TSHI_LOSS_OPERANDS];
     for (int64_t i = 0; i < loss->rows; i++) loss->local[i] = TSHI_TARGET_ELSEWHERE;
-    if (!loss->probs) tshi_loss_targets(in, loss);
+    if (!loss->probs) tshi_loss_targets("tsh_cross_entropy", in, loss);
     if (ctx->error.code == TSH_OK && tshi_loss_inputs(in, loss, x, converted))
         tshi_loss_rows(ctx, loss, x, sums, losses);
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, converted[i]);
@@ -18942,6 +26679,9 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
         !tshi_loss_shapes(in, desc) || !tshi_rule_run(op, in, 3, desc, &output) ||
         !tshi_loss_plan(in, desc, &loss))
         return NULL;
+    tshi_loss_warn_twice(logits, "tsh_softmax",
+                         "tsh_cross_entropy: the logits are the result of tsh_softmax, which this "
+                         "loss applies itself; give it what tsh_softmax was given");
     output.shape = tsh_shape_of(in[0]); /* shape (.., V) */
     output.shape.ndim = desc->reduction == TSH_REDUCE_NONE ? logits->ndim - 1 : 0;
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);
@@ -18967,6 +26707,1056 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     else
         tshi_mem_release(ctx, aux);
     tshi_mem_release(ctx, sums);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* ========================================================================== */
+/* >>loss-map                                      MARK: - loss-map (private) */
+/* Losses element by element: squared, absolute, Huber, binary cross-entropy. */
+/* Needs: >>kernel.                                                           */
+/* ========================================================================== */
+
+/* A loss is a tshi_loss_map_row with kernels for an element's loss and its derivatives, which
+ * TSHI_LOSS_KERNEL makes from formulas. Forward reads x, target and weights once, in parts of
+ * TSHI_LOSS_PART elements: a kernel writes the losses of a part to the output or, if they are
+ * reduced, to a buffer, which is summed before the next part. Parts are those of tsh_sum, so the
+ * loss has the bits that tsh_sum of the unreduced losses has, for any number of threads. Backward
+ * is one kernel for each gradient. */
+
+enum { TSHI_LOSS_PART = 4096 }; /* elements of a part; tshi_reduce_sum sums as many in tsh_real */
+
+/* Operands of the kernels. Shape of all: the elements of a part; step 0 if all are one value. */
+enum {
+    TSHI_LOSS_MAP_OUT, /* the losses, or a gradient */
+    TSHI_LOSS_MAP_X,
+    TSHI_LOSS_MAP_TARGET,
+    TSHI_LOSS_MAP_WEIGHT,
+    TSHI_LOSS_MAP_POS,  /* pos_weight */
+    TSHI_LOSS_MAP_GRAD, /* backward: gradient of the loss of each element */
+    TSHI_LOSS_MAP_OPERANDS
+};
+
+/* The parameters of the kernels. */
+typedef struct tshi_loss_map_params {
+    double c;    /* delta or beta */
+    double sign; /* backward: factor of the gradient, -1 for the target's if that is minus x's */
+    int add;     /* 1: adds to the gradient, 0: overwrites it */
+} tshi_loss_map_params;
+
+/* Defines a kernel that computes, for each element, weight times F; with G = 1, sign g weight F,
+ * where g is the element of GRAD. F is a formula of x, t (the target), p (pos_weight) and c. */
+#define TSHI_LOSS_KERNEL(name, G, F)                                                               \
+    TSHI_INLINE void tshi_loss_map_##name##_body(int64_t n, const tshi_operand *operand,           \
+                                                 const tshi_loss_map_params *params, int fused) {  \
+        tsh_real pad[5][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
+        const tsh_real *xs, *ts, *ws, *ps, *gs, c = TSHI_R(params->c),                             \
+                                                sign = TSHI_R(params->sign);                       \
+        (void)c, (void)fused, (void)sign; /* not every F uses them */                              \
+        for (int64_t e = 0; e < n; e += TSHI_BLOCK) {                                              \
+            xs = tshi_kernel_load(&operand[TSHI_LOSS_MAP_X], e, n, pad[0]);                        \
+            ts = tshi_kernel_load(&operand[TSHI_LOSS_MAP_TARGET], e, n, pad[1]);                   \
+            ws = tshi_kernel_load(&operand[TSHI_LOSS_MAP_WEIGHT], e, n, pad[2]);                   \
+            ps = tshi_kernel_load(&operand[TSHI_LOSS_MAP_POS], e, n, pad[3]);                      \
+            gs = (G) ? tshi_kernel_load(&operand[TSHI_LOSS_MAP_GRAD], e, n, pad[4]) : ws;          \
+            TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {                                      \
+                const tsh_real x = xs[i], t = ts[i], p = ps[i];                                    \
+                (void)x, (void)t, (void)p;                                                         \
+                y[i] = (G) ? TSHI_R(sign * gs[i] * ws[i] * (F)) : TSHI_R(ws[i] * (F));             \
+            }                                                                                      \
+            tshi_kernel_store(&operand[TSHI_LOSS_MAP_OUT], e, n, y, params->add);                  \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_FUSED(tshi_loss_map_##name, tshi_loss_map_params)
+
+/* -- formulas ---------------------------------------------------------------- */
+
+/* Returns |d|, NaN of NaN. */
+TSHI_INLINE tsh_real tshi_loss_abs(tsh_real d) {
+    return TSHI_DOUBLE ? TSHI_R(fabs((double)d)) : TSHI_R(fabsf((float)d));
+}
+
+/* Returns the sign of d: -1, 0 or 1; 0 of NaN, as in PyTorch. */
+TSHI_INLINE tsh_real tshi_loss_sign(tsh_real d) {
+    return TSHI_R((d > 0) - (d < 0));
+}
+
+/* Returns d limited to [-c, c]; NaN of NaN. */
+TSHI_INLINE tsh_real tshi_loss_limit(tsh_real d, tsh_real c) {
+    d = d > c ? c : d;
+    return d < -c ? -c : d;
+}
+
+/* Returns the Huber loss of a difference d: d^2 / 2 up to |d| = c, then linear. */
+TSHI_INLINE tsh_real tshi_loss_huber(tsh_real d, tsh_real c) {
+    const tsh_real a = tshi_loss_abs(d), square = TSHI_R(0.5) * d * d;
+    const tsh_real linear = c * (a - TSHI_R(0.5) * c);
+    return a > c ? linear : square; /* NaN: square */
+}
+
+/* Returns the smooth L1 loss of a difference d: d^2 / (2 c) below |d| = c, then linear. */
+TSHI_INLINE tsh_real tshi_loss_smooth(tsh_real d, tsh_real c) {
+    const tsh_real a = tshi_loss_abs(d), square = TSHI_R(0.5) * d * d / c;
+    const tsh_real linear = a - TSHI_R(0.5) * c;
+    return a < c ? square : linear; /* NaN: linear */
+}
+
+/* Returns the derivative of tshi_loss_smooth. */
+TSHI_INLINE tsh_real tshi_loss_smooth_derivative(tsh_real d, tsh_real c) {
+    const tsh_real inner = d / c, outer = tshi_loss_sign(d);
+    return (tshi_loss_abs(d) >= c) | !(c > 0) ? outer : inner; /* NaN: inner, unless c is 0 */
+}
+
+/* Returns log(1 + y) for y from -1 on, also where 1 + y rounds: log(u) y / (u - 1), with u the
+ * rounded 1 + y (Kahan); y itself if u is 1. */
+TSHI_INLINE tsh_real tshi_loss_log1p(tsh_real y, int fused) {
+    const float u = tshi_math_round(1.0f + (float)y);
+    const float ratio = (float)tshi_math_log(TSHI_R(u), fused) * ((float)y / (u - 1.0f));
+    if (TSHI_DOUBLE) return TSHI_R(log1p((double)y));
+    return TSHI_R(tshi_math_float(tshi_math_pick(
+        tshi_math_bits(u) == 0x3F800000u, tshi_math_bits((float)y), tshi_math_bits(ratio))));
+}
+
+/* Returns log sigmoid(x) = min(x, 0) - log(1 + e^-|x|). */
+TSHI_INLINE tsh_real tshi_loss_log_sigmoid(tsh_real x, int fused) {
+    const tsh_real below = x > 0 ? TSHI_R(0) : x;
+    return below - tshi_loss_log1p(tshi_math_exp(-tshi_loss_abs(x), fused), fused);
+}
+
+/* Returns 1 if v is a probability: from 0 to 1, and not NaN. */
+TSHI_INLINE int tshi_loss_probable(tsh_real v) {
+    return (v >= 0) & (v <= 1);
+}
+
+/* Returns the binary cross-entropy of probabilities x and t, with logarithms of -100 or more; NaN
+ * if x or t is no probability. */
+TSHI_INLINE tsh_real tshi_loss_binary(tsh_real x, tsh_real t, int fused) {
+    const tsh_real one = tshi_loss_probable(x) & tshi_loss_probable(t) ? TSHI_R(1) : TSHI_R(NAN);
+    tsh_real yes = tshi_math_log(x, fused), no = tshi_loss_log1p(-x, fused);
+    yes = yes < -100 ? TSHI_R(-100) : yes;
+    no = no < -100 ? TSHI_R(-100) : no;
+    return one * ((t - TSHI_R(1)) * no - t * yes);
+}
+
+/* Returns the derivative of tshi_loss_binary by x, which PyTorch limits as follows. */
+TSHI_INLINE tsh_real tshi_loss_binary_dx(tsh_real x, tsh_real t) {
+    const tsh_real spread = (TSHI_R(1) - x) * x;
+    return (x - t) / (spread < TSHI_R(1e-12) ? TSHI_R(1e-12) : spread);
+}
+
+/* Returns the derivative of the loss of logits x by the target t: log(1 - s) - p log s, with s =
+ * sigmoid(x); exactly -x if p is 1. */
+TSHI_INLINE tsh_real tshi_loss_logits_dt(tsh_real x, tsh_real p, int fused) {
+    const tsh_real more = (p - TSHI_R(1)) * tshi_loss_log_sigmoid(x, fused);
+    return p < 1 || p > 1 ? -x - more : -x;
+}
+
+/* Returns t log t: 0 at 0, NaN below. */
+TSHI_INLINE tsh_real tshi_loss_entropy(tsh_real t, int fused) {
+    const tsh_real product = t * tshi_math_log(t, fused);
+    return t < 0 || t > 0 || t != t ? product : TSHI_R(0);
+}
+
+/* -- the losses, a row each --------------------------------------------------- */
+
+/* A loss: its tshi_op and its kernels. */
+typedef struct tshi_loss_map_row {
+    tshi_op op; /* the first field, because backward casts node->op to tshi_loss_map_row */
+    int flags;  /* bit mask: TSHI_LOSS_... below */
+    const tshi_kernel_fn *forward, *dx, *dt; /* dt NULL: the target's gradient is minus x's */
+} tshi_loss_map_row;
+enum {
+    TSHI_LOSS_BY_WEIGHT = 1, /* a mean divides by the sum of the weights, not by their number */
+    TSHI_LOSS_CHECKED = 2,   /* losses that are NaN may come from elements out of range */
+    TSHI_LOSS_POSITIVE = 4,  /* takes pos_weight */
+    TSHI_LOSS_BATCH = 8      /* takes TSH_REDUCE_BATCHMEAN */
+};
+
+TSHI_LOSS_KERNEL(mse, 0, (x - t) * (x - t));
+TSHI_LOSS_KERNEL(mse_dx, 1, TSHI_R(2) * (x - t));
+TSHI_LOSS_KERNEL(l1, 0, tshi_loss_abs(x - t));
+TSHI_LOSS_KERNEL(l1_dx, 1, tshi_loss_sign(x - t));
+TSHI_LOSS_KERNEL(huber, 0, tshi_loss_huber(x - t, c));
+TSHI_LOSS_KERNEL(huber_dx, 1, tshi_loss_limit(x - t, c));
+TSHI_LOSS_KERNEL(smooth_l1, 0, tshi_loss_smooth(x - t, c));
+TSHI_LOSS_KERNEL(smooth_l1_dx, 1, tshi_loss_smooth_derivative(x - t, c));
+TSHI_LOSS_KERNEL(bce, 0, tshi_loss_binary(x, t, fused));
+TSHI_LOSS_KERNEL(bce_dx, 1, tshi_loss_binary_dx(x, t));
+TSHI_LOSS_KERNEL(bce_dt, 1, tshi_loss_log1p(-x, fused) - tshi_math_log(x, fused));
+/* of logits: the factor of log sigmoid(x) is 1 + (p - 1) t */
+TSHI_LOSS_KERNEL(logits, 0,
+                 (TSHI_R(1) - t) * x -
+                     ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_loss_log_sigmoid(x, fused));
+TSHI_LOSS_KERNEL(logits_dx, 1,
+                 ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_math_sigmoid(x, fused) - p * t);
+TSHI_LOSS_KERNEL(logits_dt, 1, tshi_loss_logits_dt(x, p, fused));
+TSHI_LOSS_KERNEL(kl, 0, tshi_loss_entropy(t, fused) - t * x);
+TSHI_LOSS_KERNEL(kl_dx, 1, -t);
+/* t / t is 1; NaN at t = 0, as in PyTorch, where the derivative of t log t is not defined */
+TSHI_LOSS_KERNEL(kl_dt, 1, tshi_math_log(t, fused) + t / t - x);
+TSHI_LOSS_KERNEL(kl_log, 0, tshi_math_exp(t, fused) * (t - x));
+TSHI_LOSS_KERNEL(kl_log_dx, 1, -tshi_math_exp(t, fused));
+TSHI_LOSS_KERNEL(kl_log_dt, 1, tshi_math_exp(t, fused) * (t - x + TSHI_R(1)));
+TSHI_LOSS_KERNEL(weights, 0, TSHI_R(1)); /* the weights themselves, to sum them */
+#undef TSHI_LOSS_KERNEL
+
+/* ========================================================================== */
+/* >>loss-element                              MARK: - loss-element (private) */
+/* Running the losses of loss-map: checks, parts, sums, backward.             */
+/* Needs: >>op-reduce >>op-loss >>loss-map.                                   */
+/* ========================================================================== */
+
+/* A call of a loss, and the params of its node. */
+typedef struct tshi_loss_call {
+    double c;       /* delta or beta */
+    double divisor; /* out = sum of the elements' losses / divisor */
+    int reduced;    /* 0: out has a loss per element */
+} tshi_loss_call;
+
+/* -- operands: parts of tensors ---------------------------------------------- */
+
+static const tsh_real tshi_loss_one = 1; /* the value of weights that are not given */
+
+/* Where the kernels read an operand, or write it: element e of the local shape (..) of x. */
+typedef struct tshi_loss_operand {
+    tshi_operand all;             /* step 1: dense; 0: all elements are one value */
+    int64_t stride[TSH_MAX_DIMS]; /* per dimension of x, if `strided` is 1; 0: broadcast */
+    int strided;                  /* 1: parts are copied to a buffer first */
+} tshi_loss_operand;
+
+/* Returns the operand of tensor t, broadcast to x's shape; its values are at `data`. t NULL: all
+ * elements are 1. */
+static tshi_loss_operand tshi_loss_operand_of(const tsh_tensor *x, const tsh_tensor *t,
+                                              const void *data) {
+    tshi_loss_operand o;
+    int64_t dense[TSH_MAX_DIMS];
+    int contiguous = 1, constant = 1;
+    memset(&o, 0, sizeof o);
+    o.all = tshi_kernel_reals(&tshi_loss_one, 0);
+    if (!t) return o;
+    tshi_tensor_strides(x->local, x->ndim, dense);
+    for (int d = 0; d < x->ndim; d++) {
+        const int own = d - (x->ndim - t->ndim); /* t's dimension, aligned at the right */
+        o.stride[d] = own < 0 || t->dim[own] == 1 ? 0 : t->stride[own];
+        if (x->local[d] == 1) continue;
+        contiguous &= o.stride[d] == dense[d];
+        constant &= !o.stride[d];
+    }
+    o.all = tshi_kernel_operand(data, contiguous ? 1 : 0, t->dtype);
+    o.strided = !contiguous && !constant;
+    return o;
+}
+
+/* Copies the elements [from, from + n) of a strided operand, in row-major order of x's local shape,
+ * to `to`, converted to tsh_real. */
+static void tshi_loss_gather(const tsh_tensor *x, const tshi_loss_operand *o, int64_t from,
+                             int64_t n, tsh_real *to) {
+    const int last = x->ndim - 1;
+    int64_t index[TSH_MAX_DIMS]; /* of the next element to copy */
+    int d;
+    for (d = last; d >= 0; d--) {
+        index[d] = from % x->local[d];
+        from /= x->local[d];
+    }
+    while (n > 0) {
+        const int64_t run = tshi_base_min(n, x->local[last] - index[last]);
+        tshi_operand y[2];
+        int64_t at = 0;
+        for (d = 0; d <= last; d++) at += index[d] * o->stride[d];
+        y[0] = tshi_kernel_reals(to, 1);
+        y[1] = tshi_kernel_operand(o->all.data, o->stride[last], o->all.dtype);
+        tshi_kernel_move(&y[1], at);
+        tshi_kernel_copy(run, y, NULL);
+        to += run;
+        n -= run;
+        index[last] += run;
+        for (d = last; d > 0 && index[d] == x->local[d]; d--) {
+            index[d] = 0;
+            index[d - 1]++;
+        }
+    }
+}
+
+/* A kernel's run over all local elements of x, which threads share. */
+typedef struct tshi_loss_work_all {
+    const tsh_tensor *x;
+    tshi_kernel_fn kernel;
+    tshi_loss_map_params params;
+    tshi_loss_operand operand[TSHI_LOSS_MAP_OPERANDS]; /* OUT with data NULL: results are summed */
+    tsh_real *scratch; /* a buffer per piece and operand, of TSHI_LOSS_PART elements or all */
+    int64_t part;      /* elements of such a buffer */
+    double *sums;      /* sum of the results of each part; NULL: not wanted */
+} tshi_loss_work_all;
+
+/* Computes the parts [from, to) of a run; a tshi_team_fn. */
+static void tshi_loss_parts(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_loss_work_all *work = (const tshi_loss_work_all *)job;
+    const tsh_ctx *ctx = work->x->ctx;
+    const int64_t count = tsh_local_numel(work->x), part = work->part;
+    tsh_real *scratch = work->scratch + piece * TSHI_LOSS_MAP_OPERANDS * part;
+    for (int64_t p = from; p < to; p++) {
+        const int64_t first = p * TSHI_LOSS_PART, n = tshi_base_min(TSHI_LOSS_PART, count - first);
+        const tshi_reduce_params whole = {1, n, -1, 0};
+        tshi_operand operand[TSHI_LOSS_MAP_OPERANDS], sum[2];
+        tsh_real total = 0; /* of this part */
+        for (int i = 0; i < TSHI_LOSS_MAP_OPERANDS; i++) {
+            const tshi_loss_operand *o = &work->operand[i];
+            operand[i] = o->all;
+            tshi_kernel_move(&operand[i], first * o->all.step);
+            if (o->all.data && !o->strided) continue;
+            operand[i] = tshi_kernel_reals(scratch + i * part, 1); /* this operand's buffer */
+            if (o->strided) tshi_loss_gather(work->x, o, first, n, scratch + i * part);
+        }
+        work->kernel(n, operand, &work->params);
+        if (!work->sums) continue;
+        sum[0] = tshi_kernel_reals(&total, 1);
+        sum[1] = operand[TSHI_LOSS_MAP_OUT];
+        tshi_reduce_sum[ctx->isa](1, sum, &whole);
+        work->sums[p] = (double)total;
+    }
+}
+
+/* Runs `work` on the rank's threads. With sum not NULL, sets *sum to the sum of the results over
+ * all local elements, in the order of tsh_sum. Returns 0 if there is no memory. */
+static int tshi_loss_run_all(tshi_loss_work_all *work, double *sum) {
+    enum { MIN_PARTS = 8 }; /* min parts per thread: fewer would not pay */
+    tsh_ctx *ctx = work->x->ctx;
+    const int64_t count = tsh_local_numel(work->x), parts = tshi_base_ceil(count, TSHI_LOSS_PART);
+    const int pieces = tshi_team_parts(ctx, parts, MIN_PARTS);
+    tshi_block *scratch;
+    work->part = tshi_base_min(TSHI_LOSS_PART, count);
+    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                             (size_t)parts * sizeof *work->sums +
+                                 tshi_dtype_reals(pieces * TSHI_LOSS_MAP_OPERANDS * work->part));
+    if (!scratch) return 0;
+    work->sums = sum ? (double *)tshi_mem_data(scratch) : NULL;
+    work->scratch = (tsh_real *)(void *)((double *)tshi_mem_data(scratch) + parts);
+    tshi_team_run(pieces, parts, 1, tshi_loss_parts, work);
+    if (sum) *sum = 0;
+    for (int64_t p = 0; sum && p < parts; p++) *sum += work->sums[p];
+    tshi_mem_release(ctx, scratch);
+    return 1;
+}
+
+/* -- backward ------------------------------------------------------------------ */
+
+/* Computes the gradient of input i, x (0) or the target (1), of a loss. */
+static void tshi_loss_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel,
+                                         double sign) {
+    const tshi_loss_call *call = (const tshi_loss_call *)node->params;
+    const tsh_tensor *x = node->in[0];
+    tsh_tensor *t = node->in[i];
+    const tsh_real *g = tshi_tape_grad(node);
+    /* gradient of the loss of any element, if these are reduced */
+    const tsh_real each = call->reduced ? TSHI_R((double)g[0] / call->divisor) : TSHI_R(0);
+    tshi_loss_work_all work;
+    tshi_block *scratch;
+    tshi_dest dest;
+    tsh_real *dx;
+    if (!tshi_tape_dest(node, i, &dest)) return;
+    dx = tshi_op_dense_dest(t, &dest, &scratch);
+    memset(&work, 0, sizeof work);
+    work.x = x;
+    work.kernel = kernel[x->ctx->isa];
+    work.params.c = call->c;
+    work.params.sign = sign;
+    work.operand[TSHI_LOSS_MAP_OUT].all = tshi_kernel_reals(dx, 1);
+    for (int k = 0; k < node->n; k++)
+        work.operand[TSHI_LOSS_MAP_X + k] = tshi_loss_operand_of(
+            x, node->in[k], node->in[k] ? tshi_tape_saved(node, k) : NULL);
+    work.operand[TSHI_LOSS_MAP_GRAD].all = call->reduced ? tshi_kernel_reals(&each, 0)
+                                                         : tshi_kernel_reals(g, 1);
+    if (dx && tshi_loss_run_all(&work, NULL)) tshi_op_accumulate(t, &dest, scratch);
+}
+
+/* Backward of all losses of this section: the gradients of x and of the target. */
+static void tshi_loss_map_backward(tshi_node *node) {
+    const tshi_loss_map_row *row = (const tshi_loss_map_row *)(const void *)node->op;
+    tshi_loss_map_input_backward(node, 0, row->dx, 1);
+    tshi_loss_map_input_backward(node, 1, row->dt ? row->dt : row->dx, row->dt ? 1 : -1);
+}
+
+/* -- checks of the inputs ------------------------------------------------------ */
+
+/* Fails because the shapes of x and the target differ; the sentence says how to make them alike. */
+static TSHI_COLD int tshi_loss_refuse_shapes(const char *op, const tsh_tensor *x,
+                                             const tsh_tensor *target) {
+    char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
+    const int more = x->ndim - target->ndim; /* 1: x has a dimension more; -1: the target has */
+    const tsh_tensor *longer = more > 0 ? x : target, *shorter = more > 0 ? target : x;
+    int squeezes = more * more == 1 && longer->dim[longer->ndim - 1] == 1;
+    for (int d = 0; d < shorter->ndim && squeezes; d++)
+        squeezes = longer->dim[d] == shorter->dim[d];
+    return tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                    "%s: x %s and target %s must have the same shape, they are not broadcast%s", op,
+                    tshi_tensor_text(x, tx), tshi_tensor_text(target, tt),
+                    !squeezes  ? "; tsh_reshape gives one of them that of the other"
+                    : more > 0 ? ": tsh_squeeze(x, -1), or tsh_unsqueeze(target, -1)"
+                               : ": tsh_squeeze(target, -1), or tsh_unsqueeze(x, -1)") == TSH_OK;
+}
+
+/* Fails if the target is of integers, as class indices are. */
+static int tshi_loss_check_target(const char *op, const tsh_tensor *target) {
+    return tshi_dtypes[target->dtype].floating ||
+           tshi_error_zero(target->ctx, TSH_ERR_DTYPE,
+                           "%s: target is %s, not %s; of numbers: tsh_cast(target, TSH_REAL); "
+                           "class indices are for tsh_cross_entropy",
+                           op, tshi_dtype_name(target->dtype), tshi_dtype_name(TSH_REAL));
+}
+
+/* Checks that a weight, named `name`, is broadcast to x's shape, and replaces it by this rank's
+ * shard if it is replicated where x is sharded. w: the weight, or NULL. Returns 0 after an
+ * error. */
+static int tshi_loss_weight(const char *op, const char *name, const tsh_tensor *x, tsh_tensor **w) {
+    tsh_tensor *t = *w;
+    char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    int skip, fits, own;
+    if (!t) return 1;
+    skip = x->ndim - t->ndim; /* dimensions of x that the weight lacks */
+    fits = skip >= 0;
+    for (int d = 0; d < t->ndim && fits; d++)
+        fits = t->dim[d] == 1 || t->dim[d] == x->dim[d + skip];
+    if (!fits)
+        return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
+                               "%s: %s %s is not broadcast to x's shape %s%s", op, name,
+                               tshi_tensor_text(t, tw), tshi_tensor_text(x, tx),
+                               t->ndim == 1 && x->ndim == 2 && t->dim[0] == x->dim[0]
+                                   ? "; of one number per row: tsh_unsqueeze(weight, -1)"
+                                   : "");
+    own = x->layout.dim - skip; /* the dimension of t along which x is sharded */
+    if (x->layout.kind != TSH_SHARDED || t->layout.kind != TSH_REPLICATED || own < 0 ||
+        t->dim[own] == 1)
+        return 1;
+    tsh_no_grad_begin(x->ctx);
+    if (t->dim[own] == x->dim[x->layout.dim]) {
+        tsh_layout layout = x->layout;
+        layout.dim = own;
+        *w = tsh_redistribute(t, layout);
+    }
+    tsh_no_grad_end(x->ctx);
+    return *w != NULL;
+}
+
+/* Fails if an element of x or the target is no probability: names the first. */
+static TSHI_COLD int tshi_loss_check_probabilities(const char *op, tsh_tensor *const *in) {
+    for (int k = 0; k < 2; k++) {
+        const tsh_tensor *t = in[k];
+        int64_t index[TSH_MAX_DIMS] = {0};
+        char place[TSHI_TEXT_SIZE];
+        for (int64_t e = 0; e < tsh_local_numel(t); e++) {
+            int64_t at = 0;
+            double v;
+            for (int d = 0; d < t->ndim; d++) at += index[d] * t->stride[d];
+            v = tshi_dtype_get(t->dtype, tshi_tensor_at(t), at);
+            if (!(v >= 0 && v <= 1)) {
+                for (int d = 0; d < t->ndim; d++) index[d] = tshi_tensor_global(t, d, index[d]);
+                return tshi_error_zero(
+                    t->ctx, TSH_ERR_ARGUMENT, "%s: %s is %g at %s, not a probability from 0 to 1%s",
+                    op, k ? "target" : "x", v, tshi_tensor_sizes(index, t->ndim, place),
+                    k ? ""
+                      : "; if x is logits, without tsh_sigmoid: "
+                        "tsh_binary_cross_entropy_with_logits");
+            }
+            for (int d = t->ndim - 1; d >= 0 && ++index[d] == t->local[d]; d--) index[d] = 0;
+        }
+    }
+    return 1;
+}
+
+/* Returns the options of a call; zeros if desc is NULL. */
+static tsh_loss_desc tshi_loss_options_of(const tsh_loss_desc *desc) {
+    tsh_loss_desc usual;
+    memset(&usual, 0, sizeof usual);
+    return desc ? *desc : usual;
+}
+
+/* Checks options that are the same for all losses. Returns 0 after an error. */
+static int tshi_loss_check_options(tsh_ctx *ctx, const tshi_loss_map_row *row,
+                                   const tsh_loss_desc *desc) {
+    const int batch = desc->reduction == TSH_REDUCE_BATCHMEAN;
+    if ((unsigned)desc->reduction > (unsigned)TSH_REDUCE_BATCHMEAN)
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "%s: %d is no reduction", row->op.name,
+                               (int)desc->reduction);
+    if (batch && !(row->flags & TSHI_LOSS_BATCH))
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                               "%s: TSH_REDUCE_BATCHMEAN is for tsh_kl_div; here: "
+                               "TSH_REDUCE_SUM, and tsh_scale by 1 / the batch size",
+                               row->op.name);
+    if (desc->pos_weight && !(row->flags & TSHI_LOSS_POSITIVE))
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                               "%s: pos_weight is for tsh_binary_cross_entropy_with_logits; here: "
+                               "weight, a factor per element",
+                               row->op.name);
+    return 1;
+}
+
+/* Checks the inputs of a loss, x, target, weight and pos_weight; the last two may be NULL. */
+static int tshi_loss_check(const tshi_loss_map_row *row, tsh_tensor **in,
+                           const tsh_loss_desc *desc) {
+    const char *op = row->op.name;
+    tsh_tensor *x = in[0];
+    tsh_ctx *ctx = tshi_tensor_check(op, row->op.inputs, in, 2);
+    int same;
+    if (!ctx || !tshi_loss_check_options(ctx, row, desc) || !tshi_loss_check_target(op, in[1]) ||
+        !tshi_tensor_check_floating(op, row->op.inputs, in, 2))
+        return 0;
+    if ((in[2] && !tshi_tensor_check_floating(op, "weight", &in[2], 1)) ||
+        (in[3] && !tshi_tensor_check_floating(op, "pos_weight", &in[3], 1)))
+        return 0;
+    if ((in[2] && in[2]->ctx != ctx) || (in[3] && in[3]->ctx != ctx))
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "%s: a weight belongs to another ctx", op);
+    same = x->ndim == in[1]->ndim;
+    for (int d = 0; d < x->ndim && same; d++) same = x->dim[d] == in[1]->dim[d];
+    if (!same) return tshi_loss_refuse_shapes(op, x, in[1]);
+    return tshi_loss_weight(op, "weight", x, &in[2]) &&
+           tshi_loss_weight(op, "pos_weight", x, &in[3]);
+}
+
+/* -- forward ------------------------------------------------------------------- */
+
+/* Returns what the sum of the losses is divided by. Sums the weights, if the mean divides by them:
+ * over all ranks, if x is sharded. */
+static double tshi_loss_divisor(const tshi_loss_map_row *row, tsh_reduction reduction,
+                                const tshi_loss_work_all *losses, int weighted) {
+    tshi_loss_work_all work = *losses;
+    const tsh_tensor *x = work.x;
+    tsh_ctx *ctx = x->ctx;
+    double sum = 0;
+    if (reduction == TSH_REDUCE_BATCHMEAN) return x->ndim ? (double)x->dim[0] : 1;
+    if (reduction != TSH_REDUCE_MEAN) return 1;
+    if (!weighted || !(row->flags & TSHI_LOSS_BY_WEIGHT)) return (double)tsh_numel(x);
+    work.kernel = tshi_loss_map_weights[ctx->isa];
+    (void)tshi_loss_run_all(&work, &sum);
+    if (x->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum, 1, TSH_F64, TSH_SUM),
+                              "a weighted loss: all-reduce of the sum of the weights");
+    return sum;
+}
+
+/* Runs a loss; c: delta or beta. */
+static tsh_tensor *tshi_loss_apply(const tshi_loss_map_row *row, tsh_tensor *x, tsh_tensor *target,
+                                   const tsh_loss_desc *desc, double c) {
+    tsh_tensor *in[4] = {x, target, desc->weight, desc->pos_weight}, *out;
+    tshi_loss_call call = {c, 1, desc->reduction != TSH_REDUCE_NONE};
+    tshi_loss_work_all work;
+    tsh_ctx *ctx;
+    const int sums = call.reduced || (row->flags & TSHI_LOSS_CHECKED);
+    double sum = 0;
+    tshi_output output;
+    if (!tshi_loss_check(row, in, desc) || !tshi_rule_run(&row->op, in, 4, desc, &output))
+        return NULL;
+    ctx = x->ctx;
+    output.shape = call.reduced ? tsh_shape0() : tsh_shape_of(x);
+    out = tshi_tensor_out(ctx, row->op.name, TSH_REAL, &output.shape, &output.layout);
+    if (!out) return NULL;
+    memset(&work, 0, sizeof work);
+    work.x = x;
+    work.kernel = row->forward[ctx->isa];
+    work.params.c = c;
+    for (int i = 0; i < 4; i++)
+        work.operand[TSHI_LOSS_MAP_X + i] = tshi_loss_operand_of(
+            x, in[i], in[i] ? tshi_tensor_at(in[i]) : NULL);
+    call.divisor = tshi_loss_divisor(row, desc->reduction, &work, in[2] != NULL);
+    if (!call.reduced)
+        work.operand[TSHI_LOSS_MAP_OUT].all = tshi_kernel_reals(tshi_tensor_values(out), 1);
+    if (!tshi_loss_run_all(&work, sums ? &sum : NULL)) return NULL;
+    if (call.reduced) tshi_tensor_values(out)[0] = TSHI_R(sum / call.divisor);
+    if (sum != sum && (row->flags & TSHI_LOSS_CHECKED))
+        (void)tshi_loss_check_probabilities(row->op.name, in);
+    tshi_op_record(&row->op, out, in, 4, output.partial, &call, sizeof call, NULL);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* Defines tshi_loss_<name>_row. inputs: names of the inputs for errors; see tshi_loss_map_row. */
+#define TSHI_LOSS_ROW(name, public, inputs, flags, forward, dx, dt)                                \
+    static const tshi_loss_map_row tshi_loss_##name##_row = {                                      \
+        {public, inputs, tshi_rule_loss, tshi_loss_map_backward,                                   \
+         TSHI_X | TSHI_TARGET | TSHI_CLASS_WEIGHTS | TSHI_POS_WEIGHT, 0},                          \
+        flags,                                                                                     \
+        tshi_loss_map_##forward,                                                                   \
+        tshi_loss_map_##dx,                                                                        \
+        dt};
+/* Defines a public loss without delta or beta. */
+#define TSHI_LOSS_FUNCTION(name, public)                                                           \
+    TSH_API tsh_tensor *public(tsh_tensor * x, tsh_tensor * target, const tsh_loss_desc *desc) {   \
+        const tsh_loss_desc given = tshi_loss_options_of(desc);                                    \
+        return tshi_loss_apply(&tshi_loss_##name##_row, x, target, &given, 0);                     \
+    }
+
+TSHI_LOSS_ROW(mse, "tsh_mse_loss", "x target weight", TSHI_LOSS_BY_WEIGHT, mse, mse_dx, NULL)
+TSHI_LOSS_ROW(l1, "tsh_l1_loss", "x target weight", TSHI_LOSS_BY_WEIGHT, l1, l1_dx, NULL)
+TSHI_LOSS_ROW(huber, "tsh_huber_loss", "x target weight", 0, huber, huber_dx, NULL)
+TSHI_LOSS_ROW(smooth_l1, "tsh_smooth_l1_loss", "x target weight", 0, smooth_l1, smooth_l1_dx, NULL)
+TSHI_LOSS_ROW(bce, "tsh_binary_cross_entropy", "x target weight", TSHI_LOSS_CHECKED, bce, bce_dx,
+              tshi_loss_map_bce_dt)
+TSHI_LOSS_ROW(logits, "tsh_binary_cross_entropy_with_logits", "x target weight pos_weight",
+              TSHI_LOSS_POSITIVE, logits, logits_dx, tshi_loss_map_logits_dt)
+TSHI_LOSS_ROW(kl, "tsh_kl_div", "x target weight", TSHI_LOSS_BATCH, kl, kl_dx, tshi_loss_map_kl_dt)
+TSHI_LOSS_ROW(kl_log, "tsh_kl_div", "x target weight", TSHI_LOSS_BATCH, kl_log, kl_log_dx,
+              tshi_loss_map_kl_log_dt)
+#undef TSHI_LOSS_ROW
+
+TSHI_LOSS_FUNCTION(mse, tsh_mse_loss)
+TSHI_LOSS_FUNCTION(l1, tsh_l1_loss)
+TSHI_LOSS_FUNCTION(bce, tsh_binary_cross_entropy)
+#undef TSHI_LOSS_FUNCTION
+
+TSH_API tsh_tensor *tsh_huber_loss(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc) {
+    const tsh_loss_desc given = tshi_loss_options_of(desc);
+    if (x && !(given.delta >= 0 && given.delta <= DBL_MAX))
+        return tshi_error_null(x->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_huber_loss: delta is %g, not a finite number above 0 (0: 1)",
+                               given.delta);
+    return tshi_loss_apply(&tshi_loss_huber_row, x, target, &given,
+                           given.delta > 0 ? given.delta : 1);
+}
+
+TSH_API tsh_tensor *tsh_smooth_l1_loss(tsh_tensor *x, tsh_tensor *target,
+                                       const tsh_loss_desc *desc) {
+    const tsh_loss_desc given = tshi_loss_options_of(desc);
+    if (x && !(given.beta >= TSH_ZERO && given.beta <= DBL_MAX))
+        return tshi_error_null(x->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_smooth_l1_loss: beta is %g, not a finite number from 0 up (0: "
+                               "1; TSH_ZERO: 0)",
+                               given.beta);
+    return tshi_loss_apply(&tshi_loss_smooth_l1_row, x, target, &given,
+                           tshi_base_option(given.beta, 1));
+}
+
+TSH_API tsh_tensor *tsh_binary_cross_entropy_with_logits(tsh_tensor *x, tsh_tensor *target,
+                                                         const tsh_loss_desc *desc) {
+    const tsh_loss_desc given = tshi_loss_options_of(desc);
+    tshi_loss_warn_twice(x, "tsh_sigmoid",
+                         "tsh_binary_cross_entropy_with_logits: x is the result of tsh_sigmoid, "
+                         "which this loss applies itself; give it the logits");
+    return tshi_loss_apply(&tshi_loss_logits_row, x, target, &given, 0);
+}
+
+TSH_API tsh_tensor *tsh_kl_div(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc) {
+    const tsh_loss_desc given = tshi_loss_options_of(desc);
+    tshi_loss_warn_twice(x, "tsh_softmax",
+                         "tsh_kl_div: x is the result of tsh_softmax, but this loss takes "
+                         "logarithms: tsh_log_softmax");
+    return tshi_loss_apply(given.log_target ? &tshi_loss_kl_log_row : &tshi_loss_kl_row, x, target,
+                           &given, 0);
+}
+
+/* ========================================================================== */
+/* >>loss-nll                                      MARK: - loss-nll (private) */
+/* The negative log-likelihood: of log-probabilities, by class.               */
+/* Needs: >>loss-element.                                                     */
+/* ========================================================================== */
+
+/* Row i of the log-probabilities x (rows, V) has class y_i and weight w_i = weight[y_i], 0 if the
+ * target is ignored: l_i = -w_i x_i,y_i, and dx_i,y_i = -w_i g_i; other elements have gradient 0.
+ * If classes are sharded, one rank has x_i,y_i, and the others add 0 in the all-reduce. */
+
+/* Checks the inputs of tsh_nll_loss. ce: the options, as those of tsh_cross_entropy. Returns 0
+ * after an error. */
+static int tshi_loss_nll_check(tsh_tensor *const *in, const tsh_cross_entropy_desc *ce) {
+    const tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
+    const int axis = tshi_rule_classes(x, ce->dim); /* the dimension of the classes */
+    char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
+    if ((unsigned)ce->reduction > (unsigned)TSH_REDUCE_NONE || (ce->dim != 0 && ce->dim != 1))
+        return tshi_error_zero(x->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_nll_loss: reduction %d, dim %d; takes TSH_REDUCE_MEAN, _SUM or "
+                               "_NONE, and classes in the last dimension (0) or in dimension 1 (1)",
+                               (int)ce->reduction, ce->dim);
+    if (tshi_dtypes[target->dtype].floating)
+        return tshi_error_zero(x->ctx, TSH_ERR_DTYPE,
+                               "tsh_nll_loss: target is %s, not class indices, which are i32 or "
+                               "i64: tsh_cast(target, TSH_I64); probabilities are for tsh_kl_div, "
+                               "or, of logits, for tsh_cross_entropy",
+                               tshi_dtype_name(target->dtype));
+    if (!tshi_loss_fits(x, target, axis))
+        return tshi_error_zero(
+            x->ctx, TSH_ERR_SHAPE, "tsh_nll_loss: log_probs %s and target %s; takes %s%s",
+            tshi_tensor_text(x, tx), tshi_tensor_text(target, tt),
+            ce->dim ? "(N, V, d1, ..) and (N, d1, ..) with .dim = 1" : "(.., V) and (..)",
+            tshi_loss_hint(x, target, ce->dim));
+    if (weight && (weight->ndim != 1 || weight->dim[0] != x->dim[axis]))
+        return tshi_error_zero(
+            x->ctx, TSH_ERR_SHAPE, "tsh_nll_loss: log_probs %s have %lld classes, weight is %s",
+            tshi_tensor_text(x, tx), (long long)x->dim[axis], tshi_tensor_text(weight, tt));
+    return 1;
+}
+
+/* Returns where row i of x (.., V) begins, in elements from the first of `stride`'s array. */
+static int64_t tshi_loss_row_start(const tsh_tensor *x, const int64_t *stride, int64_t i) {
+    int64_t at = 0;
+    for (int d = x->ndim - 2; d >= 0; d--) {
+        at += i % x->local[d] * stride[d];
+        i /= x->local[d];
+    }
+    return at;
+}
+
+static void tshi_loss_nll_backward(tshi_node *node) {
+    const tshi_loss *loss = (const tshi_loss *)node->params;
+    const tsh_tensor *x = node->in[0]; /* shape (.., V) */
+    const tsh_real *g = tshi_tape_grad(node);
+    tshi_dest dest;
+    if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
+    for (int64_t i = 0; i < loss->rows; i++) {
+        const double each = (double)(loss->desc.reduction == TSH_REDUCE_NONE ? g[i] : g[0]) /
+                            loss->divisor;
+        if (loss->local[i] < 0) continue; /* ignored, or on another rank */
+        dest.data[tshi_loss_row_start(x, dest.stride, i) +
+                  loss->local[i] * dest.stride[x->ndim - 1]] -= TSHI_R(each * (double)loss->own[i]);
+    }
+}
+
+/* Writes the row losses (rows) to sums, then, if the weights of rows are needed from other ranks,
+ * these weights. sums: (2, rows). */
+static void tshi_loss_nll_rows(tsh_tensor *const *in, tshi_loss *loss, tsh_real *sums) {
+    const tsh_tensor *x = in[0];
+    tsh_ctx *ctx = x->ctx;
+    const int64_t n = loss->rows;
+    /* 1: a rank has the weights of its own classes only */
+    const int gathers = loss->cut && loss->desc.weight &&
+                        loss->desc.weight->layout.kind == TSH_SHARDED;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = tshi_loss_row_start(x, x->stride, i), y = loss->local[i];
+        const double v = y < 0 ? 0
+                               : tshi_dtype_get(x->dtype, tshi_tensor_at(x),
+                                                at + y * x->stride[x->ndim - 1]);
+        sums[i] = y < 0 ? TSHI_R(0) : TSHI_R(-loss->own[i] * TSHI_R(v));
+        if (gathers) sums[n + i] = loss->own[i];
+    }
+    if (!loss->cut) return;
+    (void)tshi_error_comm(ctx,
+                          tsh_allreduce(&ctx->tp, sums, gathers ? 2 * n : n, TSH_REAL, TSH_SUM),
+                          "tsh_nll_loss: all-reduce of the row losses");
+    if (gathers) memcpy(loss->own, sums + n, tshi_dtype_reals(n));
+}
+
+/* Fills in *loss, replaces in[0] by a view whose classes are last and in[2], the class weights, by
+ * this rank's shard. Returns 0 after an error. */
+static int tshi_loss_nll_plan(tsh_tensor **in, const tsh_cross_entropy_desc *ce, tshi_loss *loss) {
+    const int axis = tshi_rule_classes(in[0], ce->dim);
+    const int cut = tshi_rule_is_sharded(in[0], axis);
+    tsh_layout classes = in[0]->layout; /* becomes the layout of the class weights */
+    memset(loss, 0, sizeof *loss);
+    in[0] = tshi_loss_turn(in[0], axis);
+    if (!in[0]) return 0;
+    loss->desc = *ce;
+    loss->rows = tshi_tensor_product(in[0]->local, in[0]->ndim - 1);
+    loss->classes = in[0]->local[in[0]->ndim - 1];
+    loss->cut = cut && in[0]->ctx->tp.size > 1;
+    loss->divisor = 1;
+    if (!in[2]) return 1;
+    classes.dim = 0;
+    if (!cut) classes = tsh_replicated();
+    in[2] = tshi_loss_shard(in[2], &classes);
+    return in[2] != NULL;
+}
+
+static const tshi_op tshi_loss_nll_op = {"tsh_nll_loss",
+                                         "log_probs target weight",
+                                         tshi_rule_cross_entropy,
+                                         tshi_loss_nll_backward,
+                                         TSHI_NONE,
+                                         0};
+
+/* Computes out and records the call. loss: as tshi_loss_nll_plan filled it in. */
+static tsh_tensor *tshi_loss_nll_run(tsh_tensor *const *in, tshi_loss *loss, tsh_tensor *out) {
+    tsh_ctx *ctx = out->ctx;
+    const int64_t n = loss->rows;
+    const int reduced = loss->desc.reduction != TSH_REDUCE_NONE;
+    tshi_block *aux = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                     tshi_dtype_reals(n) + (size_t)n * sizeof *loss->local);
+    tshi_block *scratch = aux ? tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * n)) : NULL;
+    if (scratch) {
+        tsh_real *sums = (tsh_real *)tshi_mem_data(scratch);
+        loss->local = (int64_t *)tshi_mem_data(aux); /* shape (rows) */
+        loss->own = (tsh_real *)(void *)(loss->local + n);
+        tshi_loss_targets("tsh_nll_loss", in, loss);
+        if (ctx->error.code == TSH_OK) tshi_loss_nll_rows(in, loss, sums);
+        if (ctx->error.code == TSH_OK && reduced)
+            tshi_loss_reduce(in[0], loss, sums, out);
+        else if (ctx->error.code == TSH_OK)
+            memcpy(tshi_tensor_values(out), sums, tshi_dtype_reals(n));
+    }
+    tshi_mem_release(ctx, scratch);
+    if (ctx->error.code == TSH_OK)
+        tshi_op_record(&tshi_loss_nll_op, out, in, 3, TSHI_NONE, loss, sizeof *loss, aux);
+    else
+        tshi_mem_release(ctx, aux);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+TSH_API tsh_tensor *tsh_nll_loss(tsh_tensor *log_probs, tsh_tensor *target,
+                                 const tsh_loss_desc *desc) {
+    const tshi_op *op = &tshi_loss_nll_op;
+    const tsh_loss_desc given = tshi_loss_options_of(desc);
+    tsh_tensor *in[3] = {log_probs, target, given.weight}, *out;
+    tsh_ctx *ctx = tshi_tensor_check(op->name, op->inputs, in, in[2] ? 3 : 2);
+    tsh_cross_entropy_desc ce;
+    tshi_output output;
+    tshi_loss loss;
+    memset(&ce, 0, sizeof ce);
+    ce.reduction = given.reduction;
+    ce.ignore = given.ignore;
+    ce.ignore_index = given.ignore_index;
+    ce.weight = given.weight;
+    ce.dim = given.dim;
+    if (!ctx || !tshi_tensor_check_floating(op->name, op->inputs, in, 1) ||
+        (in[2] && !tshi_tensor_check_floating(op->name, "weight", &in[2], 1)) ||
+        !tshi_loss_nll_check(in, &ce))
+        return NULL;
+    tshi_loss_warn_twice(log_probs, "tsh_softmax",
+                         "tsh_nll_loss: log_probs is the result of tsh_softmax, but this loss "
+                         "takes logarithms: tsh_log_softmax");
+    if (!tshi_rule_run(op, in, 3, &ce, &output) || !tshi_loss_nll_plan(in, &ce, &loss)) return NULL;
+    output.shape = tsh_shape_of(in[0]); /* shape (.., V) */
+    output.shape.ndim = ce.reduction == TSH_REDUCE_NONE ? log_probs->ndim - 1 : 0;
+    out = tshi_tensor_out(ctx, op->name, TSH_REAL, &output.shape, &output.layout);
+    return out ? tshi_loss_nll_run(in, &loss, out) : NULL;
+}
+
+/* ========================================================================== */
+/* >>loss-cosine                                MARK: - loss-cosine (private) */
+/* The cosine of the angle between vectors along a dimension.                 */
+/* Needs: >>op-map.                                                           */
+/* ========================================================================== */
+
+/* For two vectors a and b along the dimension, with n(v) = max(|v|, eps) and the result c:
+ *   c = sum a b / (n(a) n(b))            all-reduce of a b, a a, b b if the dimension is sharded
+ *   da = g (b / (n(a) n(b)) - c a / (n(a) |a|)), without the second term where |a| is 0; db alike.
+ * (As in PyTorch, the second term stays where |a| is below eps.) */
+
+/* A call, and the params of its node. The result's elements are the rows; a row of an input is its
+ * vector along the axis. */
+typedef struct tshi_loss_cosine {
+    int64_t dim[TSH_MAX_DIMS];     /* local lengths of the broadcast shape; 1 along the axis */
+    int64_t step[2][TSH_MAX_DIMS]; /* strides of a and b along these dimensions; 0: broadcast */
+    int64_t along[2];              /* strides of a and b along the axis */
+    int64_t length, rows;          /* local length of a vector; number of local rows */
+    int ndim;
+    double eps;
+} tshi_loss_cosine;
+
+/* The sums of a row, which backward reads as well. */
+enum { TSHI_LOSS_DOT, TSHI_LOSS_AA, TSHI_LOSS_BB, TSHI_LOSS_PRODUCTS };
+
+/* Computes the sums of products, a b, a a and b b, of one row. Operands: the three sums, a, b. */
+TSHI_INLINE void tshi_loss_products_body(int64_t n, const tshi_operand *operand, const void *none) {
+    tsh_real lane[3][TSHI_BLOCK], pad[2][TSHI_BLOCK], *out = (tsh_real *)operand[0].data;
+    memset(lane, 0, sizeof lane);
+    (void)none;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        const tsh_real *a = tshi_kernel_load(&operand[1], e, n, pad[0]);
+        const tsh_real *b = tshi_kernel_load(&operand[2], e, n, pad[1]);
+        if (n - e < TSHI_BLOCK) { /* the last block: pads repeat a value, but must not count */
+            for (int64_t i = n - e; i < TSHI_BLOCK; i++) pad[0][i] = pad[1][i] = 0;
+        }
+        tshi_kernel_dot_step(lane[TSHI_LOSS_DOT], a, b);
+        tshi_kernel_dot_step(lane[TSHI_LOSS_AA], a, a);
+        tshi_kernel_dot_step(lane[TSHI_LOSS_BB], b, b);
+    }
+    for (int i = 0; i < TSHI_LOSS_PRODUCTS; i++) out[i] = tshi_kernel_fold(lane[i]);
+}
+TSHI_KERNEL(tshi_loss_products, void);
+
+/* The parameters of the kernel that adds a row's gradient: da += other b + own a. */
+typedef struct tshi_loss_cosine_row {
+    double other, own;
+} tshi_loss_cosine_row;
+
+/* Computes the gradient of one row of an input. Operands: the gradient, the input, the other
+ * input. */
+TSHI_INLINE void tshi_loss_cosine_grad_body(int64_t n, const tshi_operand *operand,
+                                            const tshi_loss_cosine_row *row) {
+    const tsh_real other = TSHI_R(row->other), own = TSHI_R(row->own);
+    tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        const tsh_real *a = tshi_kernel_load(&operand[1], e, n, pad[0]);
+        const tsh_real *b = tshi_kernel_load(&operand[2], e, n, pad[1]);
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) y[i] = other * b[i] + own * a[i];
+        tshi_kernel_store(&operand[0], e, n, y, 1);
+    }
+}
+TSHI_KERNEL(tshi_loss_cosine_grad, tshi_loss_cosine_row);
+
+/* Returns where row i of input k begins, in elements from the input's first. */
+static int64_t tshi_loss_cosine_start(const tshi_loss_cosine *call, int k, int64_t i) {
+    int64_t at = 0;
+    for (int d = call->ndim - 1; d >= 0; d--) {
+        at += i % call->dim[d] * call->step[k][d];
+        i /= call->dim[d];
+    }
+    return at;
+}
+
+/* What the threads of a rank share. */
+typedef struct tshi_loss_cosine_job {
+    const tshi_loss_cosine *call;
+    tshi_operand in[2]; /* values of a and b, from their first element */
+    const tsh_ctx *ctx;
+    tsh_real *products; /* sums of each row, shape (rows, TSHI_LOSS_PRODUCTS) */
+    const tsh_real *g;  /* backward: gradient of the result, shape (rows) */
+    tshi_dest dest;     /* backward: where the gradient of input `which` goes */
+    int which;
+} tshi_loss_cosine_job;
+
+/* Returns row i of input k as an operand. */
+static tshi_operand tshi_loss_cosine_vector(const tshi_loss_cosine_job *job, int k, int64_t i) {
+    tshi_operand row = job->in[k];
+    row.step = job->call->along[k];
+    tshi_kernel_move(&row, tshi_loss_cosine_start(job->call, k, i));
+    return row;
+}
+
+/* Computes the sums of rows [from, to); a tshi_team_fn. */
+static void tshi_loss_cosine_sums(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_loss_cosine_job *work = (const tshi_loss_cosine_job *)job;
+    (void)piece;
+    for (int64_t i = from; i < to; i++) {
+        tshi_operand x[3];
+        x[0] = tshi_kernel_reals(work->products + i * TSHI_LOSS_PRODUCTS, 1);
+        x[1] = tshi_loss_cosine_vector(work, 0, i);
+        x[2] = tshi_loss_cosine_vector(work, 1, i);
+        tshi_loss_products[work->ctx->isa](work->call->length, x, NULL);
+    }
+}
+
+/* Returns the norm of which square is given, but at least eps. */
+static double tshi_loss_norm(tsh_real square, double eps) {
+    const double norm = sqrt((double)square);
+    return norm < eps ? eps : norm; /* NaN stays */
+}
+
+/* Computes the gradients of rows [from, to) of input `which`; a tshi_team_fn. */
+static void tshi_loss_cosine_grads(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_loss_cosine_job *work = (const tshi_loss_cosine_job *)job;
+    const tshi_loss_cosine *call = work->call;
+    const int k = work->which;
+    (void)piece;
+    for (int64_t i = from; i < to; i++) {
+        const tsh_real *sums = work->products + i * TSHI_LOSS_PRODUCTS;
+        const double own = tshi_loss_norm(sums[k ? TSHI_LOSS_BB : TSHI_LOSS_AA], call->eps);
+        const double other = tshi_loss_norm(sums[k ? TSHI_LOSS_AA : TSHI_LOSS_BB], call->eps);
+        const double g = (double)work->g[i], c = (double)sums[TSHI_LOSS_DOT] / own / other;
+        const double norm = sqrt((double)sums[k ? TSHI_LOSS_BB : TSHI_LOSS_AA]);
+        const tshi_loss_cosine_row row = {g / own / other,
+                                          norm < 0 || norm > 0 ? -g * c / own / norm : 0};
+        tshi_operand x[3];
+        x[0] = tshi_kernel_reals(work->dest.data + tshi_loss_cosine_start(call, k, i),
+                                 call->along[k]);
+        x[1] = tshi_loss_cosine_vector(work, k, i);
+        x[2] = tshi_loss_cosine_vector(work, !k, i);
+        tshi_loss_cosine_grad[work->ctx->isa](call->length, x, &row);
+    }
+}
+
+/* Computes the gradients of a and b. An input that is broadcast gets the terms of several rows in
+ * each element: one thread adds them, in order. */
+static void tshi_loss_cosine_backward(tshi_node *node) {
+    const tshi_loss_cosine *call = (const tshi_loss_cosine *)node->params;
+    tsh_ctx *ctx = node->out->ctx;
+    tshi_loss_cosine_job work;
+    memset(&work, 0, sizeof work);
+    work.call = call;
+    work.ctx = ctx;
+    work.products = (tsh_real *)tshi_mem_data(node->aux);
+    work.g = tshi_tape_grad(node);
+    for (int k = 0; k < 2; k++)
+        work.in[k] = tshi_kernel_operand(tshi_tape_saved(node, k), 0, node->in[k]->dtype);
+    for (work.which = 0; work.which < 2; work.which++) {
+        const int64_t own = tsh_local_numel(node->in[work.which]);
+        const int alone = own == call->rows * call->length; /* 1: the input is not broadcast */
+        if (!tshi_tape_dest_zeroed(node, work.which, &work.dest)) continue;
+        tshi_team_run(alone ? tshi_kernel_parts(ctx, call->rows, call->length) : 1, call->rows, 1,
+                      tshi_loss_cosine_grads, &work);
+    }
+}
+
+static const tshi_op tshi_loss_cosine_op = {"tsh_cosine_similarity", "a b",
+                                            tshi_rule_cosine,        tshi_loss_cosine_backward,
+                                            TSHI_A | TSHI_B,         0};
+
+/* Fills in *call for inputs whose broadcast shape is `shape`. */
+static void tshi_loss_cosine_plan(tsh_tensor *const *in, const tsh_shape *shape, int axis,
+                                  tshi_loss_cosine *call) {
+    call->ndim = shape->ndim;
+    call->length = axis < 0 ? 1 : 0;
+    call->rows = 1;
+    for (int d = 0; d < shape->ndim; d++) {
+        int64_t local = shape->dim[d]; /* length on this rank */
+        for (int k = 0; k < 2; k++) {
+            const int own = d - (shape->ndim - in[k]->ndim);
+            const int there = own >= 0 && in[k]->dim[own] == shape->dim[d];
+            call->step[k][d] = there && shape->dim[d] > 1 ? in[k]->stride[own] : 0;
+            if (there && tshi_rule_is_sharded(in[k], own)) local = in[k]->local[own];
+        }
+        if (d == axis) {
+            call->length = local;
+            call->along[0] = call->step[0][d];
+            call->along[1] = call->step[1][d];
+        }
+        call->dim[d] = d == axis ? 1 : local;
+        call->rows *= call->dim[d];
+    }
+}
+
+/* Computes the sums of all rows, and from them the result. cut: 1 if the axis is sharded. */
+static void tshi_loss_cosine_run(tsh_tensor *const *in, const tshi_loss_cosine *call, int cut,
+                                 tsh_real *products, tsh_real *out) {
+    tsh_ctx *ctx = in[0]->ctx;
+    tshi_loss_cosine_job work;
+    memset(&work, 0, sizeof work);
+    work.call = call;
+    work.ctx = ctx;
+    work.products = products;
+    for (int k = 0; k < 2; k++)
+        work.in[k] = tshi_kernel_operand(tshi_tensor_at(in[k]), 0, in[k]->dtype);
+    tshi_team_run(tshi_kernel_parts(ctx, call->rows, call->length), call->rows, 1,
+                  tshi_loss_cosine_sums, &work);
+    if (cut)
+        (void)tshi_error_comm(
+            ctx,
+            tsh_allreduce(&ctx->tp, products, TSHI_LOSS_PRODUCTS * call->rows, TSH_REAL, TSH_SUM),
+            "tsh_cosine_similarity: all-reduce of sums along the dimension");
+    for (int64_t i = 0; i < call->rows; i++, products += TSHI_LOSS_PRODUCTS)
+        out[i] = TSHI_R((double)products[TSHI_LOSS_DOT] /
+                        tshi_loss_norm(products[TSHI_LOSS_AA], call->eps) /
+                        tshi_loss_norm(products[TSHI_LOSS_BB], call->eps));
+}
+
+TSH_API tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim, double eps) {
+    const tshi_op *op = &tshi_loss_cosine_op;
+    tsh_tensor *in[2] = {a, b}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, in, 2);
+    char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
+    tshi_block *aux = NULL, *unrounded;
+    tshi_loss_cosine call;
+    tshi_output output;
+    tsh_real *values;
+    int axis, cut;
+    memset(&call, 0, sizeof call);
+    if (!ctx || !tshi_map_shape(op->name, in, 2, &output.shape)) return NULL;
+    call.eps = tshi_base_option(eps, 1e-8);
+    axis = dim < 0 ? dim + output.shape.ndim : dim;
+    if (!output.shape.ndim && (dim == 0 || dim == -1)) axis = -1;
+    if (!(eps >= TSH_ZERO && eps <= DBL_MAX))
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+                               "%s: eps is %g, not a finite number from 0 up", op->name, eps);
+    if (output.shape.ndim ? axis < 0 || axis >= output.shape.ndim : axis != -1)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s and %s",
+                               op->name, dim, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb));
+    if (!tshi_rule_run(op, in, 2, &axis, &output)) return NULL;
+    tshi_loss_cosine_plan(in, &output.shape, axis, &call);
+    cut = ctx->tp.size > 1 && (a->layout.kind == TSH_SHARDED || b->layout.kind == TSH_SHARDED) &&
+          output.layout.kind == TSH_REPLICATED;
+    for (int d = axis; axis >= 0 && d < output.shape.ndim - 1; d++)
+        output.shape.dim[d] = output.shape.dim[d + 1];
+    if (axis >= 0) output.shape.ndim--;
+    out = tshi_tensor_out(ctx, op->name, tshi_tensor_promote(in, 2), &output.shape, &output.layout);
+    values = out ? tshi_kernel_output(out, &unrounded) : NULL;
+    if (!values) return NULL;
+    aux = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(TSHI_LOSS_PRODUCTS * call.rows));
+    if (aux) tshi_loss_cosine_run(in, &call, cut, (tsh_real *)tshi_mem_data(aux), values);
+    tshi_kernel_output_done(out, unrounded);
+    tshi_op_record(op, out, in, 2, output.partial, &call, sizeof call, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -19256,8 +28046,7 @@ static int tshi_custom_inputs(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                desc->name, desc->outputs, TSH_MAX_OUTPUTS);
     if (!tshi_tensor_check(desc->name, "in[]", in, n)) return 0;
     if (in[0]->ctx != ctx)
-        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "%s: in[0] belongs to another ctx",
-                               desc->name);
+        return tshi_tensor_refuse_ctx(ctx, desc->name, "in[0]", in[0]->ctx) != NULL;
     for (int i = 0; i < n; i++) {
         dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_op_copy(desc->name, in[i]);
         if (dense[i] && tshi_dtype_computes(in[i]->dtype)) dense[i] = tsh_cast(dense[i], TSH_REAL);
@@ -19592,7 +28381,9 @@ static void tshi_recompute_replay(tshi_node *node) {
         /* a view: the gradient of x[i] is added to that of the input itself */
         x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL;
     }
+    ctx->tape.replaying++; /* batch norm does not update its running statistics again */
     if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
+    ctx->tape.replaying--;
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
     if (y && tshi_recompute_check_inputs(node) == TSH_OK) tshi_recompute_backward(node, y);
     tshi_tape_walk(ctx); /* if an error stopped backward, releases the nodes that are left */
@@ -20004,6 +28795,11 @@ static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
                                "tsh_parallelize: ops are recorded that use \"%s\" as it lies; "
                                "end the step first: tsh_step_end",
                                t->path);
+    if (t->flags & TSHI_SWAPPED)
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "tsh_parallelize: \"%s\" has the values of its average; restore the "
+                               "weights first: tsh_ema_swap",
+                               t->path);
     if (tshi_dtype_in_blocks(t->dtype))
         return tshi_error_zero(t->ctx, TSH_ERR_STATE,
                                "tsh_parallelize: \"%s\" is quantised, and would be laid out anew; "
@@ -20192,6 +28988,10 @@ TSH_API TSHI_COLD void tsh_each_param(tsh_module *module,
     if (module && fn) tshi_module_params(module, 0, fn, user);
 }
 
+TSH_API tsh_ctx *tsh_module_ctx(const tsh_module *module) {
+    return module ? module->ctx : NULL;
+}
+
 TSH_API const char *tsh_module_path(const tsh_module *module) {
     return module ? module->path : "";
 }
@@ -20212,6 +29012,9 @@ static TSHI_COLD int tshi_module_may_replace(const tsh_tensor *old, const tsh_te
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_tie: an optimiser has \"%s\"; call tsh_tie before tsh_optim_new",
                        old->path);
+    else if (old->flags & TSHI_EMA)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_tie: a tsh_ema has \"%s\"; call tsh_tie before tsh_ema_new", old->path);
     else if (ctx->pipeline)
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_tie: a pipeline has dealt \"%s\" to its stages; call tsh_tie before "
@@ -20318,6 +29121,10 @@ TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
         if (t->flags & TSHI_OPTIMISED)
             return tsh_fail(ctx, TSH_ERR_STATE,
                             "tsh_to: an optimiser has \"%s\"; call tsh_to before tsh_optim_new",
+                            t->path);
+        if (t->flags & TSHI_EMA)
+            return tsh_fail(ctx, TSH_ERR_STATE,
+                            "tsh_to: a tsh_ema has \"%s\"; call tsh_to before tsh_ema_new",
                             t->path);
         if (tshi_tensor_recorded(t))
             return tsh_fail(ctx, TSH_ERR_STATE,
@@ -21119,6 +29926,346 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
     tsh_tensor *sum = tsh_add(x ? *x : NULL, y), *out = tsh_forward(module, sum);
     if (x) *x = out ? sum : NULL; /* *x is NULL after an error */
     return out;
+}
+
+/* ========================================================================== */
+/* >>norm-layers                                MARK: - norm-layers (private) */
+/* Batch norm, group norm and instance norm as layers.                        */
+/* Needs: >>op-batch-norm >>op-group-norm >>nn.                               */
+/* ========================================================================== */
+
+/* The parameters of a norm: module->param. BATCHES, a scalar, is the last one. */
+enum {
+    TSHI_NORM_LAYER_WEIGHT,
+    TSHI_NORM_LAYER_BIAS,
+    TSHI_NORM_LAYER_MEAN,
+    TSHI_NORM_LAYER_VARIANCE,
+    TSHI_NORM_LAYER_BATCHES
+};
+
+/* The styles that these layers support. */
+enum { TSHI_NORM_LAYER_STYLES = TSHI_NN_SEQUENCE | 1 << TSH_COLWISE };
+
+/* Adds weight (dim) of ones and bias (dim) of zeros. */
+static void tshi_norm_layer_affine(tsh_module *module, int64_t dim, tsh_dtype dtype) {
+    tshi_module_param(module, TSHI_NORM_LAYER_WEIGHT, "weight", dtype, tsh_shape1(dim),
+                      tshi_init_make(TSH_INIT_ONES, 0, 0), 0);
+    tshi_module_param(module, TSHI_NORM_LAYER_BIAS, "bias", dtype, tsh_shape1(dim),
+                      tshi_init_make(TSH_INIT_ZEROS, 0, 0), 0);
+}
+
+/* -- batch norm --------------------------------------------------------------- */
+
+/* Adds a buffer, whose values are all 0 or all 1 at first (`init`). */
+static void tshi_norm_layer_buffer(tsh_module *module, int slot, const char *name, tsh_dtype dtype,
+                                   tsh_shape shape, tsh_init_kind init) {
+    const int integers = dtype == TSH_I64;
+    tsh_tensor *t;
+    tshi_module_param(module, slot, name, integers ? TSH_DTYPE_DEFAULT : dtype, shape,
+                      tshi_init_make(init, 0, 0), 0);
+    t = module->param[slot];
+    if (!t) return;
+    if (integers) t->dtype = dtype;
+    t->requires_grad = 0;
+    t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER;
+}
+
+/* Sets the layouts of a batch norm (tshi_kind.layouts): COLWISE shards all that has a number per
+ * channel. */
+static void tshi_norm_layer_batch_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                          tsh_layout *layouts) {
+    (void)module;
+    for (int i = 0; i < TSHI_NORM_LAYER_BATCHES && rule->style == TSH_COLWISE; i++)
+        layouts[i] = tshi_nn_shard(rule, 0);
+}
+
+/* Counts a forward in training; returns how many there were, 1 for the first. The recomputation of
+ * a checkpoint does not count. */
+static int64_t tshi_norm_layer_count(tsh_tensor *batches) {
+    int64_t *count;
+    if (!batches->block && tshi_init_materialize(batches) != TSH_OK) return 1;
+    count = (int64_t *)tshi_tensor_at(batches);
+    return batches->ctx->tape.replaying ? *count : ++*count;
+}
+
+/* Forward of a batch norm: x (N, dim, ..) -> the same shape. */
+static tsh_tensor *tshi_norm_layer_batch(tsh_module *module, tsh_tensor **in, int n) {
+    const tsh_batch_norm_desc *desc = (const tsh_batch_norm_desc *)module->user;
+    tsh_tensor *x = tshi_nn_input(module, in, n), *const *own = module->param;
+    tsh_tensor *mean = own[TSHI_NORM_LAYER_MEAN], *variance = own[TSHI_NORM_LAYER_VARIANCE];
+    tsh_batch_norm_options options;
+    if (!x) return NULL;
+    memset(&options, 0, sizeof options);
+    options.training = !module->evaluating || !mean;
+    options.momentum = desc->momentum;
+    options.eps = desc->eps;
+    options.over_dp = desc->over_dp;
+    if (mean && options.training) {
+        const int64_t count = tshi_norm_layer_count(own[TSHI_NORM_LAYER_BATCHES]);
+        if (desc->cumulative) options.momentum = 1 / (double)(count > 0 ? count : 1);
+    }
+    return tsh_batch_norm(x, own[TSHI_NORM_LAYER_WEIGHT], own[TSHI_NORM_LAYER_BIAS], mean, variance,
+                          &options);
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_batch_norm(tsh_module *parent, const char *name,
+                                                 const tsh_batch_norm_desc *desc) {
+    static const tshi_kind kind = {"batch_norm", tshi_norm_layer_batch, TSHI_NORM_LAYER_STYLES,
+                                   tshi_norm_layer_batch_layouts};
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    tsh_batch_norm_desc *kept;
+    if (!module) return NULL;
+    kept = (tsh_batch_norm_desc *)tshi_mem_arena_alloc(module->ctx, &module->ctx->books,
+                                                       sizeof *kept);
+    if (kept) *kept = *desc;
+    module->user = kept;
+    if (desc->affine != TSH_NO) tshi_norm_layer_affine(module, desc->dim, desc->dtype);
+    if (desc->running != TSH_NO) {
+        const tsh_shape shape = tsh_shape1(desc->dim);
+        tshi_norm_layer_buffer(module, TSHI_NORM_LAYER_MEAN, "running_mean", desc->dtype, shape,
+                               TSH_INIT_ZEROS);
+        tshi_norm_layer_buffer(module, TSHI_NORM_LAYER_VARIANCE, "running_var", desc->dtype, shape,
+                               TSH_INIT_ONES);
+        tshi_norm_layer_buffer(module, TSHI_NORM_LAYER_BATCHES, "num_batches_tracked", TSH_I64,
+                               tsh_shape0(), TSH_INIT_ZEROS);
+    }
+    return tshi_module_finish(module);
+}
+
+/* -- group norm, instance norm ---------------------------------------------- */
+
+/* The struct of a group norm or instance norm layer. */
+typedef struct tshi_group_layer {
+    const tshi_op *op;   /* which of the two */
+    int64_t groups, dim; /* groups of an instance norm: dim */
+    double eps;
+} tshi_group_layer;
+
+/* Sets the layouts of a group norm (tshi_kind.layouts): COLWISE shards weight and bias by whole
+ * groups, unless the rule has units of its own. */
+static void tshi_norm_layer_group_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                          tsh_layout *layouts) {
+    const tshi_group_layer *layer = (const tshi_group_layer *)module->user;
+    tsh_plan_rule whole = *rule;
+    if (rule->style != TSH_COLWISE) return;
+    if (!whole.unit) whole.unit = layer->dim / layer->groups;
+    layouts[0] = layouts[1] = tshi_nn_shard(&whole, 0);
+}
+
+/* Forward of a group norm or instance norm: x (N, dim, ..) -> the same shape. */
+static tsh_tensor *tshi_norm_layer_group(tsh_module *module, tsh_tensor **in, int n) {
+    const tshi_group_layer *layer = (const tshi_group_layer *)module->user;
+    tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
+    char text[TSHI_TEXT_SIZE];
+    if (!x) return NULL;
+    if (x->ndim > 1 && x->dim[1] != layer->dim)
+        return tshi_error_null(module->ctx, TSH_ERR_SHAPE,
+                               "%s: input %s; the layer takes %lld channels (dimension 1)",
+                               layer->op->name, tshi_tensor_text(x, text), (long long)layer->dim);
+    return layer->op == &tshi_group_norm_op ? tsh_group_norm(x, layer->groups, w, b, layer->eps)
+                                            : tsh_instance_norm(x, w, b, layer->eps);
+}
+
+/* Ends the constructor of a group norm or instance norm. affine 1: it has weight and bias. */
+static tsh_module *tshi_norm_layer_finish(tsh_module *module, const tshi_op *op, int64_t groups,
+                                          int64_t dim, double eps, int affine, tsh_dtype dtype) {
+    tshi_group_layer *layer = (tshi_group_layer *)tshi_mem_arena_alloc(
+        module->ctx, &module->ctx->books, sizeof *layer);
+    if (dim < 1 || groups < 1 || dim % groups)
+        (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_add_%s: \"%s\" has %lld channels in %lld groups; takes groups that "
+                       "divide the channels, at least one of each",
+                       module->kind->name, module->path, (long long)dim, (long long)groups);
+    if (!layer || module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
+    layer->op = op;
+    layer->groups = groups;
+    layer->dim = dim;
+    layer->eps = eps;
+    module->user = layer;
+    if (affine) tshi_norm_layer_affine(module, dim, dtype);
+    return tshi_module_finish(module);
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_group_norm(tsh_module *parent, const char *name,
+                                                 const tsh_group_norm_desc *desc) {
+    static const tshi_kind kind = {"group_norm", tshi_norm_layer_group, TSHI_NORM_LAYER_STYLES,
+                                   tshi_norm_layer_group_layouts};
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    return module ? tshi_norm_layer_finish(module, &tshi_group_norm_op, desc->groups, desc->dim,
+                                           desc->eps, desc->affine != TSH_NO, desc->dtype)
+                  : NULL;
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_instance_norm(tsh_module *parent, const char *name,
+                                                    const tsh_instance_norm_desc *desc) {
+    static const tshi_kind kind = {"instance_norm", tshi_norm_layer_group, TSHI_NORM_LAYER_STYLES,
+                                   tshi_norm_layer_group_layouts};
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    return module
+               ? tshi_norm_layer_finish(module, &tshi_group_norm_instance_op, desc->dim, desc->dim,
+                                        desc->eps, desc->affine == TSH_YES, desc->dtype)
+               : NULL;
+}
+
+/* ========================================================================== */
+/* >>recurrent-layers                      MARK: - recurrent-layers (private) */
+/* LSTM and GRU as layers.                                                    */
+/* Needs: >>op-lstm >>nn.                                                     */
+/* ========================================================================== */
+
+/* A layer's parameters are children of kind "param", in PyTorch's order: of each layer and direction
+ * weight_ih, weight_hh, bias_ih, bias_hh. module->user is a tshi_recurrent_layer. */
+typedef struct tshi_recurrent_layer {
+    tsh_recurrent_desc desc; /* .layers has its default, .owner is the module */
+    int count;               /* number of parameters */
+    tsh_tensor **weights;    /* scratch for a forward, with `count` entries */
+    tsh_tensor **h, **c;     /* where the forward in progress outputs the last h and c, or NULL */
+} tshi_recurrent_layer;
+
+/* Runs a layer on x and, if n is greater, h0 and c0. */
+static tsh_tensor *tshi_recurrent_layer_run(tsh_module *module, tsh_tensor **in, int n, int lstm) {
+    tshi_recurrent_layer *layer = (tshi_recurrent_layer *)module->user;
+    tsh_recurrent_desc desc = layer->desc;
+    tsh_module *child = module->first;
+    if (n > 2 + lstm || !in[0])
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_forward: takes %s, not %d inputs%s",
+                               lstm ? "x, h0 and c0" : "x and h0", n, in[0] ? "" : ", x being NULL");
+    for (int i = 0; i < layer->count && child; i++, child = child->next)
+        layer->weights[i] = child->param[0]; /* which tsh_tie may have replaced */
+    if (module->evaluating) desc.dropout = 0;
+    return lstm ? tsh_lstm(in[0], layer->weights, layer->count, n > 1 ? in[1] : NULL,
+                           n > 2 ? in[2] : NULL, &desc, layer->h, layer->c)
+                : tsh_gru(in[0], layer->weights, layer->count, n > 1 ? in[1] : NULL, &desc,
+                          layer->h);
+}
+
+/* Forward of an LSTM layer. */
+static tsh_tensor *tshi_recurrent_layer_lstm(tsh_module *module, tsh_tensor **in, int n) {
+    return tshi_recurrent_layer_run(module, in, n, 1);
+}
+
+/* Forward of a GRU layer. */
+static tsh_tensor *tshi_recurrent_layer_gru(tsh_module *module, tsh_tensor **in, int n) {
+    return tshi_recurrent_layer_run(module, in, n, 0);
+}
+
+static const tshi_kind tshi_recurrent_layer_kinds[2] = {
+    {"lstm", tshi_recurrent_layer_lstm, 0, NULL}, {"gru", tshi_recurrent_layer_gru, 0, NULL}};
+
+/* Adds a parameter whose rows are those of the layer's gates. */
+static void tshi_recurrent_layer_param(tsh_module *module, const tsh_recurrent_desc *desc, int gates,
+                                       const char *what, int number, int back, tsh_shape shape) {
+    const double bound = 1 / sqrt((double)desc->hidden);
+    const tsh_layout cut = tsh_shard_segments(0, gates, 1);
+    tsh_param_desc param;
+    char name[64];
+    memset(&param, 0, sizeof param);
+    param.init = tshi_init_make(TSH_INIT_UNIFORM, -bound, bound);
+    param.dtype = desc->dtype;
+    if (desc->sharded == TSH_YES) param.layout = &cut;
+    (void)snprintf(name, sizeof name, "%s_l%d%s", what, number, back ? "_reverse" : "");
+    (void)tsh_add_param(module, tshi_module_text(module->ctx, name, ""), shape, &param);
+}
+
+/* Adds the parameters of all layers and directions. */
+static void tshi_recurrent_layer_params(tsh_module *module, const tsh_recurrent_desc *desc,
+                                        int gates) {
+    const int directions = 1 + desc->bidirectional;
+    const int64_t rows = gates * desc->hidden;
+    for (int i = 0; i < desc->layers * directions && module->ctx->error.code == TSH_OK; i++) {
+        const int number = i / directions, back = i % directions;
+        const int64_t in = number ? directions * desc->hidden : desc->in;
+        tshi_recurrent_layer_param(module, desc, gates, "weight_ih", number, back,
+                                   tsh_shape2(rows, in));
+        tshi_recurrent_layer_param(module, desc, gates, "weight_hh", number, back,
+                                   tsh_shape2(rows, desc->hidden));
+        if (desc->bias == TSH_NO) continue;
+        tshi_recurrent_layer_param(module, desc, gates, "bias_ih", number, back, tsh_shape1(rows));
+        tshi_recurrent_layer_param(module, desc, gates, "bias_hh", number, back, tsh_shape1(rows));
+    }
+}
+
+/* Does what tsh_add_lstm and, with lstm 0, tsh_add_gru do. */
+static tsh_module *tshi_recurrent_layer_add(tsh_module *parent, const char *name,
+                                            const tsh_recurrent_desc *desc, int lstm) {
+    enum { MOST = 1 << 16 }; /* max number of layers, and of units in 2^16 */
+    tsh_module *module = tshi_nn_add(parent, name, &tshi_recurrent_layer_kinds[!lstm], desc);
+    tshi_recurrent_layer *layer;
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    if (!module) return NULL;
+    if (desc->in < 1 || desc->hidden < 1 || desc->hidden > INT64_MAX / 8 || desc->layers < 0 ||
+        desc->layers > MOST)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_add_%s: \"%s\" has %lld features, %lld units and %d layers; takes at "
+                       "least one of each",
+                       module->kind->name, module->path, (long long)desc->in,
+                       (long long)desc->hidden, desc->layers);
+    if (ctx->error.code != TSH_OK) return tshi_module_finish(module);
+    layer = (tshi_recurrent_layer *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *layer);
+    if (!layer) return tshi_module_finish(module);
+    layer->desc = *desc;
+    if (!layer->desc.layers) layer->desc.layers = 1;
+    layer->desc.bidirectional = desc->bidirectional != 0;
+    layer->desc.owner = module;
+    layer->count = layer->desc.layers * (1 + layer->desc.bidirectional) *
+                   (desc->bias == TSH_NO ? 2 : 4);
+    layer->weights = (tsh_tensor **)tshi_mem_arena_alloc(
+        ctx, &ctx->books, (size_t)layer->count * sizeof *layer->weights);
+    module->user = layer;
+    if (layer->weights)
+        tshi_recurrent_layer_params(module, &layer->desc, tshi_cell_kinds[!lstm].gates);
+    while (ctx->error.code != TSH_OK && module->first) (void)tshi_module_finish(module->first);
+    return tshi_module_finish(module);
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_lstm(tsh_module *parent, const char *name,
+                                           const tsh_recurrent_desc *desc) {
+    return tshi_recurrent_layer_add(parent, name, desc, 1);
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_gru(tsh_module *parent, const char *name,
+                                          const tsh_recurrent_desc *desc) {
+    return tshi_recurrent_layer_add(parent, name, desc, 0);
+}
+
+/* Runs a layer that was made by tsh_add_lstm or, with lstm 0, by tsh_add_gru; h and c: where to
+ * output the last states. in: x, h0 and c0. */
+static tsh_tensor *tshi_recurrent_layer_call(tsh_module *module, tsh_tensor **in, int lstm,
+                                             tsh_tensor **h, tsh_tensor **c) {
+    const char *name = lstm ? "tsh_lstm_forward" : "tsh_gru_forward";
+    tsh_tensor *y;
+    if (h) *h = NULL;
+    if (c) *c = NULL;
+    if (!module && in[0])
+        return tshi_error_null(in[0]->ctx, TSH_ERR_ARGUMENT, "%s: the module is NULL", name);
+    if (!module || module->ctx->error.code != TSH_OK) return NULL;
+    if (module->kind != &tshi_recurrent_layer_kinds[!lstm])
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "%s: \"%s\" is of kind \"%s\"", name,
+                               module->path, module->kind->name);
+    if (module->checkpoint && (h || c))
+        return tshi_error_null(module->ctx, TSH_ERR_STATE,
+                               "%s: \"%s\" is checkpointed, and keeps its first output only; call "
+                               "tsh_forward, or tsh_checkpoint(module, 0)",
+                               name, module->path);
+    tshi_recurrent_layer *layer = (tshi_recurrent_layer *)module->user;
+    layer->h = h;
+    layer->c = c;
+    y = tshi_module_call(module, in, 2 + lstm);
+    layer->h = layer->c = NULL;
+    return y;
+}
+
+TSH_API tsh_tensor *tsh_lstm_forward(tsh_module *module, tsh_tensor *x, tsh_tensor *h0,
+                                     tsh_tensor *c0, tsh_tensor **h, tsh_tensor **c) {
+    tsh_tensor *in[] = {x, h0, c0};
+    return tshi_recurrent_layer_call(module, in, 1, h, c);
+}
+
+TSH_API tsh_tensor *tsh_gru_forward(tsh_module *module, tsh_tensor *x, tsh_tensor *h0,
+                                    tsh_tensor **h) {
+    tsh_tensor *in[] = {x, h0};
+    return tshi_recurrent_layer_call(module, in, 0, h, NULL);
 }
 
 /* ========================================================================== */
@@ -22232,15 +31379,23 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
 
 /* What an optimiser keeps of one parameter. Moments are allocated at the first update. */
 typedef struct tshi_moments {
-    /* first, second: Adam's m and v; SGD with momentum has `first` alone; NULL: not allocated */
-    tsh_tensor *param, *first, *second;
-    double lr_scale, weight_decay; /* lr_scale: factor of desc.lr; see tsh_optim_group */
+    tsh_tensor *param;
+    /* the moments of its optimiser, such as Adam's m and v; NULL: not allocated */
+    tsh_tensor *moment[TSH_MAX_MOMENTS];
+    /* the description of its optimiser, defaults filled in: that of the tsh_optim, or of a group
+     * with an optimiser of its own */
+    const tsh_optim_desc *desc;
+    double lr_scale, weight_decay; /* lr_scale: factor of the tsh_optim's lr; see tsh_optim_group */
     int64_t steps;                 /* number of updates of this parameter so far */
+    /* NAdam: the product of the momenta of the first `products` steps */
+    double product;
+    int64_t products;
 } tshi_moments;
 
 struct tsh_optim {
     tsh_module *module;  /* the module whose parameters are optimised */
     tsh_optim_desc desc; /* the caller's tsh_optim_desc, with its defaults filled in */
+    tsh_schedule schedule; /* a copy of desc.schedule, if that is not NULL */
     tsh_optim_info info; /* what tsh_optim_state returns, except lr, which is desc.lr */
     /* `count` entries: the state of each parameter, in the order of the module tree */
     tshi_moments *each;
@@ -22408,15 +31563,134 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
 }
 
 /* ========================================================================== */
+/* >>schedule                                      MARK: - schedule (private) */
+/* Learning rates of steps.                                                   */
+/* Needs: >>error.                                                            */
+/* ========================================================================== */
+
+/* Returns what a schedule lacks, as in "needs .total, its number of steps"; NULL: nothing. */
+static TSHI_COLD const char *tshi_schedule_lacks(const tsh_schedule *s) {
+    switch (s->kind) {
+    case TSH_CONSTANT: return NULL;
+    case TSH_LINEAR:
+    case TSH_COSINE:
+    case TSH_WSD: return s->total > 0 ? NULL : "needs .total, the number of steps";
+    case TSH_ONE_CYCLE:
+        return s->warmup ? "has its own warm-up, .pct_start, so .warmup must be 0"
+               : s->pct_start < 0 || s->pct_start > 1 || s->div_factor < 0 ||
+                       s->final_div_factor < 0
+                   ? "needs .pct_start from 0 to 1, and no factor below 0"
+               : s->total > 0 ? NULL
+                              : "needs .total, the number of steps";
+    case TSH_STEP: return s->period > 0 ? NULL : "needs .period, the steps between two changes";
+    case TSH_EXPONENTIAL: return s->gamma > 0 ? NULL : "needs .gamma, the factor of each step";
+    case TSH_LAMBDA: return s->factor ? NULL : "needs .factor, a function";
+    default: return "is of a kind that there is not";
+    }
+}
+
+/* Returns an error if a schedule lacks a field that its kind needs. op: the public function. */
+static TSHI_COLD tsh_result tshi_schedule_check(tsh_ctx *ctx, const char *op,
+                                                const tsh_schedule *s) {
+    static const char *const names[] = {"TSH_CONSTANT", "TSH_LINEAR",      "TSH_COSINE",
+                                        "TSH_STEP",     "TSH_EXPONENTIAL", "TSH_ONE_CYCLE",
+                                        "TSH_WSD",      "TSH_LAMBDA"};
+    const char *lacks = tshi_schedule_lacks(s);
+    if (!lacks && !(s->lr >= TSH_ZERO && s->lr <= DBL_MAX)) lacks = "has no learning rate in .lr";
+    if (!lacks) return TSH_OK;
+    return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the schedule (kind %s) %s", op,
+                    (unsigned)s->kind < sizeof names / sizeof names[0] ? names[s->kind] : "unknown",
+                    lacks);
+}
+
+/* Returns the value between a and b at `done`, 0 to 1, of half a cosine; cosine 0: of a line. */
+static double tshi_schedule_between(double a, double b, double done, int cosine) {
+    if (cosine) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
+    return a + (b - a) * done;
+}
+
+/* TSH_ONE_CYCLE: as torch's OneCycleLR, whose two parts end at steps pct_start total - 1 and
+ * total - 1. */
+static double tshi_schedule_one_cycle(const tsh_schedule *s, double step) {
+    const double first = s->lr / (s->div_factor > 0 ? s->div_factor : 25);
+    const double last = first / (s->final_div_factor > 0 ? s->final_div_factor : 1e4);
+    const double end = (double)s->total - 1;
+    const double peak = (s->pct_start > 0 ? s->pct_start : 0.3) * (double)s->total - 1;
+    if (step <= peak && peak > 0) return tshi_schedule_between(first, s->lr, step / peak, 1);
+    if (step >= end) return last;
+    return tshi_schedule_between(s->lr, last, (step - peak) / (end - peak), 1);
+}
+
+/* TSH_WSD: lr until step total - decay, then down to lr_min. */
+static double tshi_schedule_wsd(const tsh_schedule *s, double step) {
+    const double span = s->decay > 0 ? (double)s->decay : (double)(s->total / 10);
+    const double left = (double)s->total - step; /* steps until the end */
+    if (left <= 0) return s->lr_min;
+    if (left >= span) return s->lr;
+    return tshi_schedule_between(s->lr, s->lr_min, 1 - left / span, s->shape == TSH_COSINE);
+}
+
+TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
+    const tsh_schedule *s = schedule;
+    double after, span; /* steps since the end of the warm-up; from there to the end */
+    if (!s) return 0;
+    if (tshi_schedule_lacks(s)) return (double)NAN;
+    if (step < 0) step = 0;
+    if (step < s->warmup) return s->lr * (double)(step + 1) / (double)s->warmup;
+    after = (double)step - (double)s->warmup;
+    span = (double)s->total - (double)s->warmup;
+    switch (s->kind) {
+    case TSH_LINEAR:
+    case TSH_COSINE:
+        if (step >= s->total || span <= 0) return s->lr_min;
+        return tshi_schedule_between(s->lr, s->lr_min, after / span, s->kind == TSH_COSINE);
+    case TSH_STEP:
+        return s->lr * pow(s->gamma > 0 ? s->gamma : 0.1, floor(after / (double)s->period));
+    case TSH_EXPONENTIAL: return s->lr * pow(s->gamma, after);
+    case TSH_ONE_CYCLE: return tshi_schedule_one_cycle(s, (double)step);
+    case TSH_WSD: return tshi_schedule_wsd(s, (double)step);
+    case TSH_LAMBDA: return s->lr * s->factor(s->warmup > 0 ? step - s->warmup : step, s->user);
+    default: return s->lr;
+    }
+}
+
+TSH_API double tsh_plateau_step(tsh_plateau *plateau, double metric) {
+    tsh_plateau *p = plateau;
+    const int64_t patience = !p ? 0 : p->patience ? (p->patience > 0 ? p->patience : 0) : 10;
+    double margin, lr;
+    if (!p) return 0;
+    margin = tshi_base_option(p->threshold, 1e-4);
+    if (!p->calls) p->best = p->largest ? -HUGE_VAL : HUGE_VAL;
+    p->calls++;
+    if (p->largest ? metric > (p->absolute ? p->best + margin : p->best * (1 + margin))
+                   : metric < (p->absolute ? p->best - margin : p->best * (1 - margin))) {
+        p->best = metric;
+        p->bad = 0;
+    } else {
+        p->bad++;
+    }
+    if (p->cooling > 0) {
+        p->cooling--;
+        p->bad = 0;
+    }
+    if (p->bad <= patience) return p->lr;
+    lr = fmax(p->lr * (p->factor > 0 ? p->factor : 0.1), p->lr_min);
+    if (p->lr - lr > tshi_base_option(p->eps, 1e-8)) p->lr = lr;
+    p->cooling = p->cooldown;
+    p->bad = 0;
+    return p->lr;
+}
+
+/* ========================================================================== */
 /* >>optim-update                              MARK: - optim-update (private) */
-/* The table of optimisers; the update of one parameter or of a chunk of it.  */
+/* Kernels of Adam and SGD; moments; an update of the elements of one rank.   */
 /* Needs: >>module-tree >>optim-norm.                                         */
 /* ========================================================================== */
 
-/* Operands of an update's kernel: the parameter, its gradient, its two moments, and the lower
- * halves of its exact weights (see >>tensor-exact). */
-enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_OPTIM_LOW,
-       TSHI_OPTIM_OPERANDS };
+/* Operands of an update's kernel: the parameter, its gradient, its moments (TSHI_OPTIM_FIRST + 2 is
+ * the third), and the lower halves of its exact weights (see >>tensor-exact). */
+enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND,
+       TSHI_OPTIM_LOW = TSHI_OPTIM_FIRST + TSH_MAX_MOMENTS, TSHI_OPTIM_OPERANDS };
 
 /* The options of a kernel that updates a parameter x. */
 typedef struct tshi_update {
@@ -22431,6 +31705,10 @@ typedef struct tshi_update {
     int random, rounds;
     tshi_noise noise; /* key of the random numbers that round the moments */
     uint64_t stream;  /* replaces noise.stream in the key when the parameter is rounded */
+    /* for tshi_optim_chunk alone: the function that updates elements, and its second argument */
+    void (*update)(const tsh_update *update, void *user);
+    void *user;
+    const tsh_update *given; /* what update is given besides the elements */
 } tshi_update;
 
 /* Returns the TSHI_BLOCK elements of the parameter from element e on as tsh_real: exact float
@@ -22629,21 +31907,23 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_release(ctx, part.block);
 }
 
-/* Returns *moment, with the layout that param has now. If *moment is NULL, creates it, with zeros
- * of this dtype. Returns NULL after an error. */
-static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment, tsh_dtype dtype) {
-    tsh_ctx *ctx = param->ctx;
-    const tsh_shape shape = tsh_shape_of(param);
+/* Returns *moment, with the layout that `form` has now. If *moment is NULL, creates it, with zeros
+ * of this dtype and form's shape. form: the parameter, or what tshi_optim_form returns. Returns
+ * NULL after an error. */
+static tsh_tensor *tshi_optim_moment(const tsh_tensor *form, tsh_tensor **moment,
+                                     tsh_dtype dtype) {
+    tsh_ctx *ctx = form->ctx;
+    const tsh_shape shape = tsh_shape_of(form);
     tsh_tensor *m = *moment; /* the moment; NULL: not created yet */
     if (m) {
-        tshi_optim_relayout(m, &param->layout);
+        tshi_optim_relayout(m, &form->layout);
         return ctx->error.code == TSH_OK ? m : NULL;
     }
-    m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
+    m = tshi_tensor_handle(ctx, TSHI_OWNED | (form->flags & TSHI_CHUNKED));
     if (!m) return NULL;
     m->dtype = dtype;
-    m->path = param->path;
-    if (tshi_tensor_set_shape(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
+    m->path = form->path;
+    if (tshi_tensor_set_shape(m, "tsh_optim_step", &shape, &form->layout) != TSH_OK ||
         !tshi_optim_allocate(m, tshi_optim_count(m))) {
         tshi_tensor_release(m);
         return NULL;
@@ -22718,7 +31998,8 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
     if (!tshi_tensor_keep_exact(t)) return 0;
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
     x[TSHI_OPTIM_GRAD] = tshi_tape_operand(t);
-    x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_operand(NULL, 1, moments);
+    for (int i = TSHI_OPTIM_FIRST; i < TSHI_OPTIM_LOW; i++)
+        x[i] = tshi_kernel_operand(NULL, 1, moments);
     x[TSHI_OPTIM_LOW] = tshi_kernel_operand(t->low ? tshi_mem_data(t->low) : NULL, 1, TSH_BF16);
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
@@ -22726,22 +32007,28 @@ static int tshi_optim_operands(tsh_tensor *t, tsh_dtype moments, tshi_operand *x
     return 1;
 }
 
-/* -- the optimisers: SGD, Adam and AdamW ------------------------------------ */
-
 /* One update of one parameter: the argument of an optimiser's update function (tshi_optims). */
 typedef struct tshi_turn {
     const tsh_optim_desc *desc; /* the optimiser's description */
+    tshi_moments *each;         /* what the optimiser keeps of the parameter */
     const tsh_tensor *t;        /* the parameter; t->dim: its global shape */
     double lr, decay;           /* learning rate and weight decay of this parameter */
     int64_t step;               /* number of this update of the parameter, from 1 on */
-    /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the optimiser's row
-     * in tshi_optims has .whole, they are global tensors, row-major and of tsh_real, and the update
-     * writes to X and the moments. Otherwise they are what tshi_optim_run reads and writes. */
+    /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the optimiser needs
+     * whole parameters, they are global tensors, row-major and of tsh_real, which the update may
+     * write to; it keeps what it writes to X and the moments. Otherwise they are what
+     * tshi_optim_run reads and writes. */
     tshi_operand *x;
     /* options of the kernel: clip and the fields for random rounding are set already, the others
      * are set by the update function */
     tshi_update params;
 } tshi_turn;
+
+/* ========================================================================== */
+/* >>optim-rows                                  MARK: - optim-rows (private) */
+/* Optimisers that update each element by itself.                             */
+/* Needs: >>optim-update.                                                     */
+/* ========================================================================== */
 
 static void tshi_optim_update_sgd(tshi_turn *turn) {
     turn->params.decay = turn->decay;
@@ -22771,24 +32058,628 @@ static void tshi_optim_update_adam(tshi_turn *turn) {
     tshi_optim_run(turn->t, tshi_optim_adam[turn->t->ctx->isa], turn->x, p);
 }
 
+/* -- updates of runs of elements --------------------------------------------
+ * All other optimisers of this room are functions as tsh_custom_optim.update is: plain loops over
+ * arrays of tsh_real, which tshi_optim_chunk fills and stores. It is compiled once, not for each
+ * instruction set: such a loop mostly waits for memory. */
+
+enum { TSHI_OPTIM_CHUNK = 512 }; /* max elements of an array; a multiple of TSHI_BLOCK */
+
+/* Returns elements [e, e + TSHI_OPTIM_CHUNK) of operand i, of n elements, as tsh_real: in place if
+ * they can be written there, too, else converted in `pad`. */
+static tsh_real *tshi_optim_chunk_load(const tshi_operand *operand, int i, int64_t e, int64_t n,
+                                       tsh_real *pad) {
+    const tshi_operand *x = &operand[i];
+    const int64_t end = tshi_base_min(e + TSHI_OPTIM_CHUNK, n);
+    tsh_real block[TSHI_BLOCK]; /* for values that must be converted */
+    if (x->dtype == TSH_REAL && i != TSHI_OPTIM_GRAD) return (tsh_real *)x->data + e;
+    for (int64_t at = e; at < end; at += TSHI_BLOCK)
+        memcpy(pad + (at - e),
+               i == TSHI_OPTIM_X ? tshi_optim_load_x(operand, at, n, block)
+                                 : tshi_optim_load(x, at, n, block),
+               sizeof block);
+    return pad;
+}
+
+/* Stores what tshi_optim_chunk_load has converted: `values`, elements [e, e + TSHI_OPTIM_CHUNK) of
+ * operand i, of n elements. Each moment that is rounded at random has its own random numbers. */
+static void tshi_optim_chunk_store(const tshi_operand *operand, int i, int64_t e, int64_t n,
+                                   const tsh_real *values, const tshi_update *p) {
+    const int64_t end = tshi_base_min(e + TSHI_OPTIM_CHUNK, n);
+    tshi_noise noise = p->noise;
+    tshi_words drawn;
+    drawn.first = -1;
+    if (values == (const tsh_real *)operand[i].data + e) return; /* they were changed in place */
+    noise.stream = tshi_rng_hash(noise.stream, &i, sizeof i);
+    for (int64_t at = e; at < end; at += TSHI_BLOCK) {
+        const tsh_real *block = values + (at - e);
+        if (i == TSHI_OPTIM_X)
+            tshi_optim_store_x(operand, at, n, block, p, &drawn);
+        else if (p->random)
+            tshi_kernel_store_random(&operand[i], at, n, block,
+                                     tshi_kernel_words(&noise, at, &drawn), 0);
+        else
+            tshi_kernel_store(&operand[i], at, n, block, 0);
+    }
+}
+
+/* A kernel (a tshi_kernel_fn): calls p->update for up to TSHI_OPTIM_CHUNK elements at a time. It
+ * gets the gradient times p->clip, plus p->decay times the parameter, and the parameter times
+ * p->keep. */
+static void tshi_optim_chunk(int64_t n, const tshi_operand *operand, const void *params) {
+    const tshi_update *p = (const tshi_update *)params;
+    const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), keep = TSHI_R(p->keep);
+    tsh_real grad[TSHI_OPTIM_CHUNK], x[TSHI_OPTIM_CHUNK];
+    tsh_real moment[TSH_MAX_MOMENTS][TSHI_OPTIM_CHUNK];
+    tsh_update u = *p->given;
+    u.grad = grad;
+    for (int64_t e = 0; e < n; e += TSHI_OPTIM_CHUNK) {
+        u.n = tshi_base_min(TSHI_OPTIM_CHUNK, n - e);
+        (void)tshi_optim_chunk_load(operand, TSHI_OPTIM_GRAD, e, n, grad);
+        u.x = tshi_optim_chunk_load(operand, TSHI_OPTIM_X, e, n, x);
+        for (int i = 0, k = TSHI_OPTIM_FIRST; k < TSHI_OPTIM_LOW; i++, k++)
+            u.moment[i] = operand[k].data ? tshi_optim_chunk_load(operand, k, e, n, moment[i])
+                                          : NULL;
+        for (int64_t i = 0; i < u.n; i++) grad[i] = grad[i] * clip + decay * u.x[i];
+        if (p->keep != 1)
+            for (int64_t i = 0; i < u.n; i++) u.x[i] *= keep;
+        p->update(&u, p->user);
+        tshi_optim_chunk_store(operand, TSHI_OPTIM_X, e, n, u.x, p);
+        for (int i = 0; i < TSH_MAX_MOMENTS; i++)
+            if (u.moment[i])
+                tshi_optim_chunk_store(operand, TSHI_OPTIM_FIRST + i, e, n, u.moment[i], p);
+    }
+}
+
+/* Returns what a custom optimiser's update is given besides its arrays. */
+static tsh_update tshi_optim_given(const tshi_turn *turn) {
+    tsh_update given;
+    memset(&given, 0, sizeof given);
+    given.path = turn->t->path;
+    given.shape = tsh_shape_of(turn->t);
+    given.lr = turn->lr;
+    given.weight_decay = turn->decay;
+    given.step = turn->step;
+    return given;
+}
+
+/* What the update functions below are given as `user`; which fields a function uses, its caller
+ * says. */
+typedef struct tshi_rates {
+    double b1, b2, eps, momentum; /* decay rates of the moments; what is added to a root */
+    double a, b;                  /* factors that depend on the step */
+    int flag;
+} tshi_rates;
+
+/* Updates all elements of this rank by `update`. decoupled 1: weight decay is that of AdamW; 0: it
+ * is added to the gradient. */
+static void tshi_optim_run_chunks(tshi_turn *turn,
+                                  void (*update)(const tsh_update *update, void *user),
+                                  tshi_rates *rates, int decoupled) {
+    const tsh_update given = tshi_optim_given(turn);
+    tshi_update *p = &turn->params;
+    p->decay = decoupled ? 0 : turn->decay;
+    p->keep = decoupled ? 1 - turn->lr * turn->decay : 1;
+    p->update = update;
+    p->user = rates;
+    p->given = &given;
+    tshi_optim_run(turn->t, tshi_optim_chunk, turn->x, p);
+}
+
+/* -- Lion, RMSprop, Adagrad, Adamax, NAdam, RAdam ---------------------------- */
+
+/* Lion (Chen et al. 2023): x -= lr sign(b1 m + (1 - b1) g), m = b2 m + (1 - b2) g. */
+static void tshi_optim_lion(const tsh_update *u, void *user) {
+    const tshi_rates *r = (const tshi_rates *)user;
+    const tsh_real b1 = TSHI_R(r->b1), b2 = TSHI_R(r->b2), c1 = TSHI_R(1 - r->b1),
+                   c2 = TSHI_R(1 - r->b2), lr = TSHI_R(u->lr);
+    for (int64_t i = 0; i < u->n; i++) {
+        const tsh_real g = u->grad[i], m = u->moment[0][i], by = b1 * m + c1 * g;
+        u->x[i] -= by > 0 ? lr : by < 0 ? -lr : 0;
+        u->moment[0][i] = b2 * m + c2 * g;
+    }
+}
+
+static void tshi_optim_update_lion(tshi_turn *turn) {
+    tshi_rates rates = {turn->desc->beta1, turn->desc->beta2, 0, 0, 0, 0, 0};
+    tshi_optim_run_chunks(turn, tshi_optim_lion, &rates, 1);
+}
+
+/* torch.optim.RMSprop (Tieleman & Hinton 2012; centered: Graves 2013): v = b2 v + (1 - b2) g^2;
+ * centered: a = b2 a + (1 - b2) g, else a = 0; by = g / (sqrt(v - a^2) + eps); with momentum, of
+ * which b is the moment: by = b = momentum b + by; x -= lr by. The moments are v, b and a, without
+ * those that are not used. flag 1: centered. */
+static void tshi_optim_rmsprop(const tsh_update *u, void *user) {
+    const tshi_rates *r = (const tshi_rates *)user;
+    const tsh_real b2 = TSHI_R(r->b2), c2 = TSHI_R(1 - r->b2), eps = TSHI_R(r->eps),
+                   momentum = TSHI_R(r->momentum), lr = TSHI_R(u->lr);
+    const int remembers = r->momentum > 0;
+    tsh_real *v = u->moment[0], *b = u->moment[1], *a = u->moment[1 + remembers];
+    for (int64_t i = 0; i < u->n; i++) {
+        const tsh_real g = u->grad[i];
+        tsh_real square = v[i] = b2 * v[i] + c2 * g * g, by;
+        if (r->flag) {
+            a[i] += c2 * (g - a[i]);
+            square -= a[i] * a[i];
+        }
+        by = g / (tshi_math_sqrt(square) + eps);
+        if (remembers) by = b[i] = momentum * b[i] + by;
+        u->x[i] -= lr * by;
+    }
+}
+
+static void tshi_optim_update_rmsprop(tshi_turn *turn) {
+    const tsh_optim_desc *d = turn->desc;
+    tshi_rates rates = {0, d->alpha, d->eps, d->momentum, 0, 0, d->centered};
+    tshi_optim_run_chunks(turn, tshi_optim_rmsprop, &rates, 0);
+}
+
+/* torch.optim.Adagrad (Duchi et al. 2011): v += g^2, x -= a g / (sqrt(v) + eps). */
+static void tshi_optim_adagrad(const tsh_update *u, void *user) {
+    const tshi_rates *r = (const tshi_rates *)user;
+    const tsh_real eps = TSHI_R(r->eps), a = TSHI_R(r->a);
+    tsh_real *v = u->moment[0];
+    for (int64_t i = 0; i < u->n; i++) {
+        v[i] += u->grad[i] * u->grad[i];
+        u->x[i] -= a * u->grad[i] / (tshi_math_sqrt(v[i]) + eps);
+    }
+}
+
+static void tshi_optim_update_adagrad(tshi_turn *turn) {
+    const tsh_optim_desc *d = turn->desc;
+    tshi_rates rates = {0, 0, d->eps, 0, 0, 0, 0};
+    rates.a = turn->lr / (1 + (double)(turn->step - 1) * d->lr_decay);
+    tshi_optim_run_chunks(turn, tshi_optim_adagrad, &rates, 0);
+}
+
+/* torch.optim.Adamax (Kingma & Ba 2015): m = b1 m + (1 - b1) g, v = max(b2 v, |g| + eps),
+ * x -= a m / v. */
+static void tshi_optim_adamax(const tsh_update *u, void *user) {
+    const tshi_rates *r = (const tshi_rates *)user;
+    const tsh_real c1 = TSHI_R(1 - r->b1), b2 = TSHI_R(r->b2), eps = TSHI_R(r->eps),
+                   a = TSHI_R(r->a);
+    tsh_real *m = u->moment[0], *v = u->moment[1];
+    for (int64_t i = 0; i < u->n; i++) {
+        const tsh_real g = u->grad[i], size = (g < 0 ? -g : g) + eps, old = b2 * v[i];
+        m[i] += c1 * (g - m[i]);
+        v[i] = size > old ? size : old;
+        u->x[i] -= a * m[i] / v[i];
+    }
+}
+
+static void tshi_optim_update_adamax(tshi_turn *turn) {
+    const tsh_optim_desc *d = turn->desc;
+    tshi_rates rates = {d->beta1, d->beta2, d->eps, 0, 0, 0, 0};
+    rates.a = turn->lr / (1 - pow(d->beta1, (double)turn->step));
+    tshi_optim_run_chunks(turn, tshi_optim_adamax, &rates, 0);
+}
+
+/* NAdam and RAdam: m and v as Adam's; x -= (a g + b m) / (sqrt(v) root + eps), flag 1: without the
+ * divisor. root is in .momentum. */
+static void tshi_optim_adams(const tsh_update *u, void *user) {
+    const tshi_rates *r = (const tshi_rates *)user;
+    const tsh_real c1 = TSHI_R(1 - r->b1), b2 = TSHI_R(r->b2), c2 = TSHI_R(1 - r->b2),
+                   eps = TSHI_R(r->eps), root = TSHI_R(r->momentum), a = TSHI_R(r->a),
+                   b = TSHI_R(r->b);
+    tsh_real *m = u->moment[0], *v = u->moment[1];
+    for (int64_t i = 0; i < u->n; i++) {
+        const tsh_real g = u->grad[i];
+        tsh_real by;
+        m[i] += c1 * (g - m[i]);
+        v[i] = b2 * v[i] + c2 * g * g;
+        by = a * g + b * m[i];
+        u->x[i] -= r->flag ? by : by / (tshi_math_sqrt(v[i]) * root + eps);
+    }
+}
+
+/* torch.optim.NAdam (Dozat 2016): step t has the momentum u(t) = b1 (1 - 0.96^(t decay) / 2), and
+ * with U, the product of all so far, a = lr (1 - u(t)) / (1 - U), b = lr u(t + 1) / (1 - U
+ * u(t + 1)). */
+static void tshi_optim_update_nadam(tshi_turn *turn) {
+    const tsh_optim_desc *d = turn->desc;
+    tshi_moments *each = turn->each;
+    tshi_rates rates = {d->beta1, d->beta2, d->eps, 0, 0, 0, 0};
+    double now = 0, next;
+    if (each->products >= turn->step || !each->products) { /* the first step, or after tsh_load */
+        each->product = 1;
+        each->products = 0;
+    }
+    while (each->products < turn->step) {
+        const double t = (double)++each->products;
+        now = d->beta1 * (1 - 0.5 * pow(0.96, t * d->momentum_decay));
+        each->product *= now;
+    }
+    next = d->beta1 * (1 - 0.5 * pow(0.96, ((double)turn->step + 1) * d->momentum_decay));
+    rates.momentum = 1 / sqrt(1 - pow(d->beta2, (double)turn->step));
+    rates.a = turn->lr * (1 - now) / (1 - each->product);
+    rates.b = turn->lr * next / (1 - each->product * next);
+    tshi_optim_run_chunks(turn, tshi_optim_adams, &rates, d->decoupled);
+}
+
+/* torch.optim.RAdam (Liu et al. 2020): as Adam, but without the divisor until the variance of v is
+ * known well enough, and then by a factor that tends to 1. */
+static void tshi_optim_update_radam(tshi_turn *turn) {
+    const tsh_optim_desc *d = turn->desc;
+    const double t = (double)turn->step, decayed = pow(d->beta2, t);
+    const double most = 2 / (1 - d->beta2) - 1, length = most - 2 * t * decayed / (1 - decayed);
+    tshi_rates rates = {d->beta1, d->beta2, d->eps, 1, 0, 0, 0};
+    rates.b = turn->lr / (1 - pow(d->beta1, t));
+    rates.flag = !(length > 5);
+    if (!rates.flag)
+        rates.b *= sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)) *
+                   sqrt(1 - decayed);
+    tshi_optim_run_chunks(turn, tshi_optim_adams, &rates, d->decoupled);
+}
+
+/* -- the caller's own -------------------------------------------------------- */
+
+static void tshi_optim_update_custom(tshi_turn *turn) {
+    const tsh_custom_optim *custom = &turn->desc->custom;
+    tsh_update given = tshi_optim_given(turn);
+    tshi_update *p = &turn->params;
+    if (custom->whole) {
+        tsh_real *grad = (tsh_real *)turn->x[TSHI_OPTIM_GRAD].data;
+        given.n = tsh_numel(turn->t);
+        for (int64_t i = 0; i < given.n; i++) grad[i] *= TSHI_R(p->clip);
+        given.x = (tsh_real *)turn->x[TSHI_OPTIM_X].data;
+        given.grad = grad;
+        for (int i = 0; i < TSH_MAX_MOMENTS; i++)
+            given.moment[i] = (tsh_real *)turn->x[TSHI_OPTIM_FIRST + i].data;
+        custom->update(&given, custom->user);
+        return;
+    }
+    p->decay = 0; /* weight decay is left to the caller's function */
+    p->keep = 1;
+    p->update = custom->update;
+    p->user = custom->user;
+    p->given = &given;
+    tshi_optim_run(turn->t, tshi_optim_chunk, turn->x, p);
+}
+
+/* ========================================================================== */
+/* >>optim-matrix                              MARK: - optim-matrix (private) */
+/* Adafactor and Muon, whose updates need whole matrices.                     */
+/* Needs: >>op-matmul >>optim-update.                                         */
+/* ========================================================================== */
+
+/* -- Adafactor (Shazeer & Stern 2018), as torch.optim.Adafactor -------------
+ * Of a tensor with two dimensions or more, its last two dimensions are matrices. Where torch keeps
+ * a mean of squares for each element, v(i, j) = r(i) c(j) / mean of r: r and c are moving averages
+ * of the means of g^2 over each row and each column. */
+
+/* The update of `batch` matrices of shape (rows, columns); a vector is one row. */
+typedef struct tshi_factored {
+    tsh_real *x, *g, *r, *c; /* x: parameter; g: gradient, then update; r, c: means of squares; of
+                              * a vector, r has those of its elements, and c is NULL */
+    int64_t batch, rows, columns;
+    double clip, weight, eps, keep, by; /* clip: factor of g; weight: of new squares; eps: least
+                                         * root of v; by: learning rate of the update */
+    double *mean;                       /* shape (batch): means of r */
+    double *sums; /* shape (batch rows): sums of squares of the update's rows */
+} tshi_factored;
+
+/* Runs on one thread: for the rows [from, to), multiplies g by clip and updates r. */
+static void tshi_optim_factor_rows(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_factored *f = (const tshi_factored *)job;
+    (void)thread;
+    for (int64_t row = from; row < to; row++) {
+        tsh_real *g = f->g + row * f->columns;
+        double sum = 0;
+        for (int64_t j = 0; j < f->columns; j++) {
+            g[j] *= TSHI_R(f->clip);
+            sum += (double)g[j] * (double)g[j];
+        }
+        if (f->c)
+            f->r[row] += TSHI_R(f->weight * (sum / (double)f->columns - (double)f->r[row]));
+        else
+            for (int64_t j = 0; j < f->columns; j++)
+                f->r[j] += TSHI_R(f->weight) * (g[j] * g[j] - f->r[j]);
+    }
+}
+
+/* Runs on one thread: updates c of the columns [from, to), counted over all matrices. */
+static void tshi_optim_factor_columns(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_factored *f = (const tshi_factored *)job;
+    double sum[TSHI_BLOCK];
+    (void)thread;
+    while (from < to) { /* up to TSHI_BLOCK columns of one matrix at a time */
+        const int64_t b = from / f->columns, j = from % f->columns;
+        const int n = (int)tshi_base_min(TSHI_BLOCK, tshi_base_min(to - from, f->columns - j));
+        const tsh_real *g = f->g + b * f->rows * f->columns + j;
+        for (int k = 0; k < n; k++) sum[k] = 0;
+        for (int64_t i = 0; i < f->rows; i++, g += f->columns)
+            for (int k = 0; k < n; k++) sum[k] += (double)g[k] * (double)g[k];
+        for (int k = 0; k < n; k++)
+            f->c[from + k] += TSHI_R(f->weight *
+                                     (sum[k] / (double)f->rows - (double)f->c[from + k]));
+        from += n;
+    }
+}
+
+/* Runs on one thread: computes the update, g / max(sqrt(v), eps), of the rows [from, to), and the
+ * sum of its squares. */
+static void tshi_optim_factor_update(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_factored *f = (const tshi_factored *)job;
+    const tsh_real least = TSHI_R(f->eps * f->eps);
+    (void)thread;
+    for (int64_t row = from; row < to; row++) {
+        const int64_t b = row / f->rows;
+        tsh_real *g = f->g + row * f->columns;
+        const tsh_real *r = f->r, *c = f->c ? f->c + b * f->columns : NULL;
+        const tsh_real own = c ? TSHI_R((double)r[row] / f->mean[b]) : 0;
+        double sum = 0;
+        for (int64_t j = 0; j < f->columns; j++) {
+            const tsh_real v = c ? own * c[j] : r[j];
+            g[j] /= tshi_math_sqrt(v < least ? least : v);
+            sum += (double)g[j] * (double)g[j];
+        }
+        f->sums[row] = sum;
+    }
+}
+
+/* Runs on one thread: x = keep x - by update, for the rows [from, to). */
+static void tshi_optim_factor_apply(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_factored *f = (const tshi_factored *)job;
+    const tsh_real keep = TSHI_R(f->keep), by = TSHI_R(f->by);
+    (void)thread;
+    for (int64_t i = from * f->columns; i < to * f->columns; i++)
+        f->x[i] = f->x[i] * keep - by * f->g[i];
+}
+
+/* Fills in the means of r, at least eps. */
+static void tshi_optim_factor_means(const tshi_factored *f) {
+    for (int64_t b = 0; b < f->batch; b++) {
+        double sum = 0;
+        for (int64_t i = 0; i < f->rows; i++) sum += (double)f->r[b * f->rows + i];
+        f->mean[b] = fmax(sum / (double)f->rows, f->eps);
+    }
+}
+
+static void tshi_optim_update_adafactor(tshi_turn *turn) {
+    const tsh_optim_desc *d = turn->desc;
+    const tsh_tensor *t = turn->t;
+    const int64_t n = tsh_numel(t), columns = t->ndim ? t->dim[t->ndim - 1] : 1;
+    const int64_t all = n ? n / columns : 0; /* number of rows of all matrices */
+    const double size = sqrt((double)n), step = (double)turn->step;
+    double rate, norm = 0;
+    tshi_factored f;
+    tshi_block *block = tshi_mem_alloc(t->ctx, TSH_MEM_STEP,
+                                       (size_t)(2 * all + 1) * sizeof(double));
+    if (!block) return;
+    memset(&f, 0, sizeof f);
+    f.x = (tsh_real *)turn->x[TSHI_OPTIM_X].data;
+    f.g = (tsh_real *)turn->x[TSHI_OPTIM_GRAD].data;
+    f.r = (tsh_real *)turn->x[TSHI_OPTIM_FIRST].data;
+    f.c = (tsh_real *)turn->x[TSHI_OPTIM_SECOND].data;
+    f.columns = columns;
+    f.rows = t->ndim > 1 ? t->dim[t->ndim - 2] : 1;
+    f.batch = n ? all / f.rows : 0;
+    f.clip = turn->params.clip;
+    f.weight = pow(step, d->beta2_decay);
+    f.eps = d->eps;
+    f.keep = 1 - turn->lr * turn->decay;
+    f.sums = (double *)tshi_mem_data(block);
+    f.mean = f.sums + all;
+    if (n) {
+        const int parts = tshi_kernel_parts(t->ctx, all, columns);
+        const tshi_operand x = turn->x[TSHI_OPTIM_X];
+        rate = fmax(d->eps2, sqrt(tshi_optim_sum_squares(t->ctx, x, n)) / size);
+        tshi_team_run(parts, all, 1, tshi_optim_factor_rows, &f);
+        if (f.c)
+            tshi_team_run(tshi_kernel_parts(t->ctx, f.batch * columns, f.rows), f.batch * columns,
+                          TSHI_BLOCK, tshi_optim_factor_columns, &f);
+        if (f.c) tshi_optim_factor_means(&f);
+        tshi_team_run(parts, all, 1, tshi_optim_factor_update, &f);
+        for (int64_t i = 0; i < all; i++) norm += f.sums[i];
+        f.by = rate * fmin(turn->lr, 1 / sqrt(step)) / fmax(1, sqrt(norm) / (size * d->d));
+        tshi_team_run(parts, all, 1, tshi_optim_factor_apply, &f);
+    }
+    tshi_mem_release(t->ctx, block);
+}
+
+/* -- Muon (Jordan et al. 2024), as torch.optim.Muon -------------------------- */
+
+/* A pass over the elements of a matrix: x, g, m: parameter, gradient, momentum; u: the update. */
+typedef struct tshi_muon {
+    tsh_real *x, *g, *m, *u;
+    tsh_real clip, momentum, keep, by;
+    int nesterov;
+    double norm; /* what u is divided by */
+} tshi_muon;
+
+/* Returns a + w (b - a), as torch.lerp computes it. */
+TSHI_INLINE tsh_real tshi_optim_lerp(tsh_real a, tsh_real b, tsh_real w) {
+    return w < TSHI_R(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
+}
+
+/* Returns x rounded to bf16; a double by way of float, as PyTorch rounds it. */
+TSHI_INLINE tsh_real tshi_optim_bf16(tsh_real x) {
+    return tshi_dtype_from_bf16(tshi_dtype_to_bf16(TSHI_R((float)x)));
+}
+
+/* Runs on one thread: updates the momentum of the elements [from, to) and sets u, rounded to
+ * bf16. */
+static void tshi_optim_muon_begin(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_muon *p = (const tshi_muon *)job;
+    (void)thread;
+    for (int64_t i = from; i < to; i++) {
+        const tsh_real g = p->g[i] * p->clip;
+        const tsh_real m = p->m[i] = tshi_optim_lerp(p->m[i], g, 1 - p->momentum);
+        p->u[i] = tshi_optim_bf16(p->nesterov ? tshi_optim_lerp(g, m, p->momentum) : m);
+    }
+}
+
+/* Runs on one thread: u = u / norm, rounded to bf16, of the elements [from, to). */
+static void tshi_optim_muon_scale(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_muon *p = (const tshi_muon *)job;
+    const tsh_real norm = TSHI_R(p->norm);
+    (void)thread;
+    for (int64_t i = from; i < to; i++) p->u[i] = tshi_optim_bf16(p->u[i] / norm);
+}
+
+/* Runs on one thread: x = keep x - by u, of the elements [from, to). */
+static void tshi_optim_muon_apply(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_muon *p = (const tshi_muon *)job;
+    (void)thread;
+    for (int64_t i = from; i < to; i++) p->x[i] = p->x[i] * p->keep - p->by * p->u[i];
+}
+
+/* Computes c = alpha a b + beta d, rounded to bf16; shapes: a (m, k), b (k, n), c and d (m, n). c
+ * is dense, in either order. */
+static void tshi_optim_muon_product(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, double alpha,
+                                    tshi_matrix a, tshi_matrix b, double beta, tshi_matrix d,
+                                    tshi_matrix c) {
+    tshi_muon p;
+    memset(&p, 0, sizeof p);
+    p.u = (tsh_real *)c.data;
+    p.norm = 1; /* the pass only rounds */
+    tshi_matmul_run(ctx, m, n, k, TSHI_R(alpha), a, b, TSHI_R(beta), d, c);
+    tshi_team_run(tshi_kernel_parts(ctx, m, n), m * n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
+}
+
+/* Makes the singular values of u, of shape (rows, columns), about 1, by .ns_steps steps u = a u +
+ * (b u u^T + c (u u^T)^2) u; each product is rounded to bf16, as torch computes it. Of a tall u,
+ * the transpose is computed. u: (rows, columns); scratch: as u, then 2 squares of the shorter side.
+ * Returns u or scratch, where the result is. */
+static tsh_real *tshi_optim_muon_iterate(tsh_ctx *ctx, const tsh_optim_desc *d, int64_t rows,
+                                         int64_t columns, tsh_real *u, tsh_real *scratch) {
+    const double *const abc = d->ns_coefficients;
+    const int tall = rows > columns;
+    const int64_t m = tall ? columns : rows, n = tall ? rows : columns;
+    tsh_real *next = scratch, *swapped;
+    const tshi_matrix gram = tshi_gemm_matrix(scratch + rows * columns, m, 1);
+    const tshi_matrix sum = tshi_gemm_matrix(scratch + rows * columns + m * m, m, 1);
+    for (int step = 0; step < d->ns_steps && ctx->error.code == TSH_OK; step++) {
+        const tshi_matrix x = tshi_gemm_matrix(u, tall ? 1 : columns, tall ? columns : 1);
+        tshi_matrix y = x;
+        y.data = next;
+        tshi_optim_muon_product(ctx, m, m, n, 1, x, tshi_gemm_transposed(x), 0, gram, gram);
+        tshi_optim_muon_product(ctx, m, m, m, abc[2], gram, gram, abc[1], gram, sum);
+        tshi_optim_muon_product(ctx, m, n, m, 1, sum, x, abc[0], x, y);
+        swapped = u;
+        u = next;
+        next = swapped;
+    }
+    return u;
+}
+
+/* Returns the factor of the learning rate for a parameter of this shape. */
+static double tshi_optim_muon_rate(tsh_adjust_lr adjust, double rows, double columns) {
+    return adjust == TSH_ADJUST_ORIGINAL          ? sqrt(fmax(1, rows / columns))
+           : adjust == TSH_ADJUST_MATCH_RMS_ADAMW ? 0.2 * sqrt(fmax(rows, columns))
+                                                  : 1;
+}
+
+static void tshi_optim_update_muon(tshi_turn *turn) {
+    const tsh_optim_desc *d = turn->desc;
+    tsh_ctx *ctx = turn->t->ctx;
+    const int64_t rows = turn->t->dim[0], columns = turn->t->dim[1], n = rows * columns;
+    const int64_t side = rows < columns ? rows : columns;
+    const int parts = tshi_kernel_parts(ctx, rows, columns);
+    tshi_block *block;
+    tshi_muon p;
+    if (!n) return;
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * n + 2 * side * side));
+    if (!block) return;
+    memset(&p, 0, sizeof p);
+    p.x = (tsh_real *)turn->x[TSHI_OPTIM_X].data;
+    p.g = (tsh_real *)turn->x[TSHI_OPTIM_GRAD].data;
+    p.m = (tsh_real *)turn->x[TSHI_OPTIM_FIRST].data;
+    p.u = (tsh_real *)tshi_mem_data(block);
+    p.clip = TSHI_R(turn->params.clip);
+    p.momentum = TSHI_R(d->momentum);
+    p.nesterov = d->nesterov;
+    tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_begin, &p);
+    p.norm = sqrt(tshi_optim_sum_squares(ctx, tshi_kernel_operand(p.u, 1, TSH_REAL), n));
+    p.norm = fmax((double)tshi_optim_bf16(TSHI_R(p.norm)), (double)tshi_optim_bf16(TSHI_R(d->eps)));
+    tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
+    p.u = tshi_optim_muon_iterate(ctx, d, rows, columns, p.u, p.u + n);
+    p.keep = TSHI_R(1 - turn->lr * turn->decay);
+    p.by = TSHI_R(turn->lr * tshi_optim_muon_rate(d->adjust_lr_fn, (double)rows, (double)columns));
+    if (ctx->error.code == TSH_OK) tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_apply, &p);
+    tshi_mem_release(ctx, block);
+}
+
+/* ========================================================================== */
+/* >>optim-table                                MARK: - optim-table (private) */
+/* The table of optimisers; the update of one parameter or of a chunk of it.  */
+/* Needs: >>optim-rows >>optim-matrix.                                        */
+/* ========================================================================== */
+
 /* TO ADD AN OPTIMISER, add a constant to tsh_optim_kind and a row to tshi_optims. Its update gets
  * the elements that this rank updates, in any order, or, with `whole`, the parameter as if it were
  * neither sharded nor chunked; tshi_optim_whole gathers it. */
 typedef struct tshi_optim_row {
     const char *name; /* the optimiser's name in tsh_summary and in files */
-    int moments;      /* number of moments, 0 to 2 */
-    int momentum;     /* 1: no moment unless desc.momentum is above 0 */
+    int moments;      /* number of moments; see tshi_optim_moments */
     int whole;        /* 1: the update needs whole parameters */
+    /* what 0 means in tsh_optim_desc */
+    double lr, momentum, beta1, beta2, eps, weight_decay;
     void (*update)(tshi_turn *turn);
 } tshi_optim_row;
 
 /* One row per optimiser, in the order of tsh_optim_kind. */
 static const tshi_optim_row tshi_optims[] = {
-    {"sgd", 1, 1, 0, tshi_optim_update_sgd},
-    {"adam", 2, 0, 0, tshi_optim_update_adam},
-    {"adamw", 2, 0, 0, tshi_optim_update_adam},
+    {"sgd", 1, 0, 1e-3, 0, 0.9, 0.999, 1e-8, 0, tshi_optim_update_sgd},
+    {"adam", 2, 0, 1e-3, 0, 0.9, 0.999, 1e-8, 0, tshi_optim_update_adam},
+    {"adamw", 2, 0, 1e-3, 0, 0.9, 0.999, 1e-8, 0, tshi_optim_update_adam},
+    {"lion", 1, 0, 1e-4, 0, 0.9, 0.99, 1e-8, 0, tshi_optim_update_lion},
+    {"rmsprop", 1, 0, 1e-2, 0, 0.9, 0.999, 1e-8, 0, tshi_optim_update_rmsprop},
+    {"adagrad", 1, 0, 1e-2, 0, 0.9, 0.999, 1e-10, 0, tshi_optim_update_adagrad},
+    {"adamax", 2, 0, 2e-3, 0, 0.9, 0.999, 1e-8, 0, tshi_optim_update_adamax},
+    {"nadam", 2, 0, 2e-3, 0, 0.9, 0.999, 1e-8, 0, tshi_optim_update_nadam},
+    {"radam", 2, 0, 1e-3, 0, 0.9, 0.999, 1e-8, 0, tshi_optim_update_radam},
+    {"adafactor", 2, 1, 1e-2, 0, 0.9, 0.999, 0, 0, tshi_optim_update_adafactor},
+    {"muon", 1, 1, 1e-3, 0.95, 0.9, 0.999, 1e-7, 0.1, tshi_optim_update_muon},
+    {"custom", 0, 0, 1e-3, 0, 0.9, 0.999, 1e-8, 0, tshi_optim_update_custom},
 };
 enum { TSHI_OPTIMS = sizeof tshi_optims / sizeof tshi_optims[0] };
+
+/* Returns the name of an optimiser in tsh_summary and in files. */
+static const char *tshi_optim_name(const tsh_optim_desc *d) {
+    return d->kind == TSH_CUSTOM && d->custom.name ? d->custom.name : tshi_optims[d->kind].name;
+}
+
+/* Returns 1 if an optimiser needs whole parameters. */
+static int tshi_optim_is_whole(const tsh_optim_desc *d) {
+    return tshi_optims[d->kind].whole || (d->kind == TSH_CUSTOM && d->custom.whole);
+}
+
+/* Returns the number of moments that an optimiser keeps of a parameter. */
+static int tshi_optim_moments(const tsh_optim_desc *d, const tsh_tensor *param) {
+    switch (d->kind) {
+    case TSH_SGD: return d->momentum > 0;
+    case TSH_RMSPROP: return 1 + (d->momentum > 0) + (d->centered != 0);
+    case TSH_ADAFACTOR: return param->ndim > 1 ? 2 : 1;
+    case TSH_CUSTOM: return d->custom.moments;
+    default: return tshi_optims[d->kind].moments;
+    }
+}
+
+/* Returns the dtype of an optimiser's moments. */
+static tsh_dtype tshi_optim_moments_dtype(const tsh_optim_desc *d) {
+    return d->kind == TSH_ADAFACTOR ? TSH_REAL : d->moments_dtype;
+}
+
+/* Returns 1 if moment i of a parameter has not the parameter's shape: Adafactor's means of rows (0)
+ * and of columns (1), which every rank holds. */
+static int tshi_optim_is_factored(const tsh_optim_desc *d, const tsh_tensor *param) {
+    return d->kind == TSH_ADAFACTOR && param->ndim > 1;
+}
+
+/* Returns a tensor without values that has the shape, layout and path of moment i of a parameter:
+ * the parameter itself or *form, which is filled in. */
+static tsh_tensor *tshi_optim_form(const tsh_optim_desc *d, tsh_tensor *param, int i,
+                                   tsh_tensor *form) {
+    if (!tshi_optim_is_factored(d, param)) return param;
+    *form = *param;
+    form->flags &= ~(unsigned)TSHI_CHUNKED;
+    form->layout = tsh_replicated();
+    form->dim[param->ndim - 1 - i] = 1;
+    memcpy(form->local, form->dim, sizeof form->local);
+    tshi_tensor_strides(form->local, form->ndim, form->stride);
+    return form;
+}
 
 /* -- updates that need whole parameters ------------------------------------- */
 
@@ -22851,57 +32742,88 @@ static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, 
 static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
     tsh_ctx *ctx = turn->t->ctx;
     const int64_t n = tsh_numel(turn->t);
-    /* TSHI_OPTIM_LOW + 1 arrays of n elements: one for each global operand, and one for a shard */
-    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
-                                       tshi_dtype_reals((TSHI_OPTIM_LOW + 1) * n));
     tshi_operand *const own = turn->x, whole[TSHI_OPTIM_OPERANDS];
-    tsh_real *values, *shard;
+    /* at[i]: operand i, a global tensor; NULL: the optimiser does not have it, or every rank holds
+     * all of it */
+    tsh_real *at[TSHI_OPTIM_LOW], *shard;
+    int arrays = 0; /* number of global operands */
+    tshi_block *block;
+    for (int i = 0; i < TSHI_OPTIM_LOW; i++)
+        arrays += own[i].data &&
+                  (i < TSHI_OPTIM_FIRST || !tshi_optim_is_factored(turn->desc, turn->t));
+    block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals((arrays + 1) * n));
     if (!block) return;
-    values = (tsh_real *)tshi_mem_data(block);
-    shard = values + TSHI_OPTIM_LOW * n;
-    memset(whole, 0, sizeof whole);
-    for (int i = 0; i < TSHI_OPTIM_LOW && ctx->error.code == TSH_OK; i++) {
-        if (!own[i].data) continue; /* operand i is a moment that this optimiser does not have */
-        whole[i] = tshi_kernel_operand(values + i * n, 1, TSH_REAL);
-        (void)tshi_optim_gather_whole(turn, own, i, shard, values + i * n);
+    shard = (tsh_real *)tshi_mem_data(block) + arrays * n;
+    memcpy(whole, own, sizeof whole);
+    for (int i = TSHI_OPTIM_LOW; i-- > 0;) {
+        at[i] = NULL;
+        if (!own[i].data) continue;
+        if (i >= TSHI_OPTIM_FIRST && tshi_optim_is_factored(turn->desc, turn->t)) continue;
+        at[i] = (tsh_real *)tshi_mem_data(block) + --arrays * n;
+        whole[i] = tshi_kernel_operand(at[i], 1, TSH_REAL);
+        if (ctx->error.code == TSH_OK) (void)tshi_optim_gather_whole(turn, own, i, shard, at[i]);
     }
     turn->x = whole;
     if (ctx->error.code == TSH_OK) row->update(turn);
     for (int i = 0; i < TSHI_OPTIM_LOW && ctx->error.code == TSH_OK; i++)
-        if (own[i].data && i != TSHI_OPTIM_GRAD)
-            tshi_optim_keep_whole(turn, own, i, values + i * n, shard);
+        if (at[i] && i != TSHI_OPTIM_GRAD) tshi_optim_keep_whole(turn, own, i, at[i], shard);
     tshi_mem_release(ctx, block);
 }
 
-/* Updates one parameter and its moments, which the first update creates. clip: factor of the
- * gradient. */
-static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
-    const tsh_optim_desc *d = &optim->desc;
+/* Returns 1 if the optimiser can update the parameter as it is now; else 0 and an error. */
+static int tshi_optim_takes(const tsh_optim_desc *d, const tsh_tensor *t) {
+    char sizes[TSHI_TEXT_SIZE];
+    if (t->flags & TSHI_SWAPPED)
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "tsh_optim_step: \"%s\" has the values of its average; restore the "
+                               "weights first: tsh_ema_swap",
+                               t->path);
+    if (d->kind == TSH_MUON && t->ndim != 2)
+        return tshi_error_zero(t->ctx, TSH_ERR_SHAPE,
+                               "tsh_optim_step: Muon is for parameters of two dimensions, but "
+                               "\"%s\" is %s; put it in a group of another kind, such as "
+                               "TSH_ADAMW, by tsh_optim_group_with",
+                               t->path, tshi_tensor_sizes(t->dim, t->ndim, sizes));
+    if (t->sparse && tshi_optim_is_whole(d))
+        return tshi_error_zero(t->ctx, TSH_ERR_UNSUPPORTED,
+                               "tsh_optim_step: \"%s\" has a row-sparse gradient, but %s needs "
+                               "whole parameters; leave out .sparse, or put it in a group of "
+                               "another kind by tsh_optim_group_with",
+                               t->path, tshi_optim_name(d));
+    return 1;
+}
+
+/* Updates one parameter and its moments, which the first update creates. lr: learning rate of the
+ * tsh_optim; clip: factor of the gradient. */
+static void tshi_optim_update(tshi_moments *each, double lr, double clip) {
+    const tsh_optim_desc *d = each->desc;
     const tshi_optim_row *row = &tshi_optims[d->kind];
-    const int moments = row->momentum && !(d->momentum > 0) ? 0 : row->moments;
-    tsh_tensor *t = each->param, **const moment[] = {&each->first, &each->second};
+    tsh_tensor *t = each->param, form;
+    const int moments = tshi_optim_moments(d, t);
+    const tsh_dtype dtype = tshi_optim_moments_dtype(d);
     tshi_operand x[TSHI_OPTIM_OPERANDS];
     tshi_turn turn;
     memset(&turn, 0, sizeof turn);
     turn.desc = d;
+    turn.each = each;
     turn.t = t;
-    turn.lr = d->lr * each->lr_scale;
+    turn.lr = lr * each->lr_scale;
     turn.decay = each->weight_decay;
     turn.x = x;
     turn.params.clip = clip;
-    if (!tshi_optim_operands(t, d->moments_dtype, x)) return;
+    if (!tshi_optim_takes(d, t) || !tshi_optim_operands(t, dtype, x)) return;
     turn.step = ++each->steps;
-    turn.params.random = d->moments_dtype == TSH_BF16;
+    turn.params.random = dtype == TSH_BF16;
     turn.params.noise.key = t->ctx->seed;
     turn.params.rounds = t->dtype == TSH_BF16 && !t->low;
     turn.params.noise.stream = tshi_rng_hash(tshi_rng_hash((uint64_t)turn.step, "moments", 7),
                                              t->path, strlen(t->path));
     turn.params.stream = tshi_rng_hash(turn.params.noise.stream, "weights", 7);
     for (int i = 0; i < moments; i++) {
-        if (!tshi_optim_moment(t, moment[i], d->moments_dtype)) return;
-        x[TSHI_OPTIM_FIRST + i].data = tshi_tensor_at(*moment[i]);
+        if (!tshi_optim_moment(tshi_optim_form(d, t, i, &form), &each->moment[i], dtype)) return;
+        x[TSHI_OPTIM_FIRST + i].data = tshi_tensor_at(each->moment[i]);
     }
-    if (row->whole)
+    if (tshi_optim_is_whole(d))
         tshi_optim_whole(&turn, row);
     else
         row->update(&turn);
@@ -22909,8 +32831,8 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
 
 /* ========================================================================== */
 /* >>optim                                            MARK: - optim (private) */
-/* Optimisers and their groups; a step over all parameters; schedules.        */
-/* Needs: >>glob >>tensor-make >>module-find >>optim-update.                  */
+/* Optimisers and their groups; a step over all parameters.                   */
+/* Needs: >>glob >>tensor-make >>module-find >>schedule >>optim-table.        */
 /* ========================================================================== */
 
 /* Returns 1 if gradients or moments can be kept in this dtype. */
@@ -22918,27 +32840,75 @@ static int tshi_optim_keeps(tsh_dtype dtype) {
     return dtype == TSH_DTYPE_DEFAULT || dtype == TSH_REAL || dtype == TSH_BF16;
 }
 
-/* Checks the options given to tsh_optim_new; returns an error if one is out of range. */
-static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
+/* Checks the options of an optimiser; returns an error if one is out of range. op: the public
+ * function, for errors. */
+static TSHI_COLD tsh_result tshi_optim_check(tsh_ctx *ctx, const char *op,
+                                             const tsh_optim_desc *d) {
+    const double rates[] = {d->lr,    d->momentum,       d->eps,   d->weight_decay,
+                            d->eps2,  d->momentum_decay, d->alpha, d->clip_norm,
+                            d->d,     d->lr_decay,       d->beta1, d->beta2};
+    int right = (unsigned)d->kind < (unsigned)TSHI_OPTIMS && d->beta1 < 1 && d->beta2 < 1 &&
+                d->alpha < 1 && d->beta2_decay <= 0 && d->ns_steps >= 0 && d->ns_steps < 100;
+    for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++) right &= rates[i] >= TSH_ZERO;
     if (!tshi_optim_keeps(d->grad_dtype) || !tshi_optim_keeps(d->moments_dtype))
         return tsh_fail(ctx, TSH_ERR_DTYPE,
-                        "tsh_optim_new: grad_dtype is %d, moments_dtype %d; they are %s or bf16",
+                        "%s: grad_dtype is %d, moments_dtype %d; they are %s or bf16", op,
                         (int)d->grad_dtype, (int)d->moments_dtype, tshi_dtype_name(TSH_REAL));
-    if ((unsigned)d->kind < (unsigned)TSHI_OPTIMS && d->lr >= TSH_ZERO && d->momentum >= 0 &&
-        d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
-        d->eps >= TSH_ZERO && d->weight_decay >= 0 && d->clip_norm >= 0)
-        return TSH_OK;
-    return tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                    "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
-                    "weight_decay %g, clip_norm %g: none may be below 0 (for 0 itself where 0 is "
-                    "the default: TSH_ZERO), betas are below 1",
-                    (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps, d->weight_decay,
-                    d->clip_norm);
+    if (!right)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, weight_decay "
+                        "%g, clip_norm %g, alpha %g, beta2_decay %g, ns_steps %d: none may be "
+                        "below 0 (for 0 itself where 0 is the default: TSH_ZERO) but beta2_decay, "
+                        "which may not be above; betas and alpha are below 1, ns_steps below 100",
+                        op, (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps,
+                        d->weight_decay, d->clip_norm, d->alpha, d->beta2_decay, d->ns_steps);
+    if (d->kind == TSH_CUSTOM &&
+        (!d->custom.update || d->custom.moments < 0 || d->custom.moments > TSH_MAX_MOMENTS))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: TSH_CUSTOM with %d moments and %s .custom.update; it needs that "
+                        "function, and at most %d moments",
+                        op, d->custom.moments, d->custom.update ? "a" : "no", TSH_MAX_MOMENTS);
+    return d->schedule ? tshi_schedule_check(ctx, op, d->schedule) : TSH_OK;
 }
 
-/* Returns the name of the optimiser's kind in tsh_summary and in files. */
-static const char *tshi_optim_kind(const tsh_optim *optim) {
-    return tshi_optims[optim->desc.kind].name;
+/* Fills in the defaults of an optimiser's options. */
+static TSHI_COLD void tshi_optim_defaults(tsh_optim_desc *d) {
+    static const double abc[3] = {3.4445, -4.775, 2.0315};
+    const tshi_optim_row *row = &tshi_optims[d->kind];
+    double epsilon = 1; /* the distance from 1 to the next tsh_real */
+    while ((double)TSHI_R(1 + epsilon / 2) > 1) epsilon /= 2;
+    d->lr = tshi_base_option(d->lr, row->lr);
+    d->momentum = tshi_base_option(d->momentum, row->momentum);
+    d->beta1 = tshi_base_option(d->beta1, row->beta1);
+    d->beta2 = tshi_base_option(d->beta2, row->beta2);
+    d->eps = tshi_base_option(d->eps, d->kind == TSH_ADAFACTOR ? epsilon : row->eps);
+    d->weight_decay = tshi_base_option(d->weight_decay, row->weight_decay);
+    d->nesterov = d->nesterov == TSH_YES || (!d->nesterov && d->kind == TSH_MUON);
+    d->clip_norm = tshi_base_option(d->clip_norm, 0);
+    d->alpha = tshi_base_option(d->alpha, 0.99);
+    d->lr_decay = tshi_base_option(d->lr_decay, 0);
+    d->momentum_decay = tshi_base_option(d->momentum_decay, 4e-3);
+    if (!(d->beta2_decay < 0)) d->beta2_decay = -0.8;
+    d->eps2 = tshi_base_option(d->eps2, 1e-3);
+    d->d = d->d > 0 ? d->d : 1;
+    if (!d->ns_steps) d->ns_steps = 5;
+    if (d->ns_coefficients[0] == 0 && d->ns_coefficients[1] == 0 && d->ns_coefficients[2] == 0)
+        memcpy(d->ns_coefficients, abc, sizeof abc);
+    if (!d->moments_dtype) d->moments_dtype = TSH_REAL;
+}
+
+/* Writes the names of an optimiser's kinds, as files have them, to `text`: that of the optimiser,
+ * and those of its groups, as in "muon+adamw". Returns text. */
+static const char *tshi_optim_kind(const tsh_optim *optim, char text[TSHI_TEXT_SIZE]) {
+    text[0] = 0;
+    tsh_text_add(text, TSHI_TEXT_SIZE, "%s", tshi_optim_name(&optim->desc));
+    for (int i = 0; i < optim->count; i++) {
+        const tsh_optim_desc *d = optim->each[i].desc;
+        int known = d == &optim->desc;
+        for (int k = 0; k < i && !known; k++) known = optim->each[k].desc == d;
+        if (!known) tsh_text_add(text, TSHI_TEXT_SIZE, "+%s", tshi_optim_name(d));
+    }
+    return text;
 }
 
 /* Returns 1 if all parameters below module have a dtype with the range of a float (f16 has not);
@@ -23004,18 +32974,21 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     tshi_walk at = {NULL, NULL, 0};
     tsh_optim *optim;
     size_t slots = 0; /* number of parameters and buffers */
-    if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK) ||
+    if (!ctx || ctx->error.code != TSH_OK ||
+        (desc && tshi_optim_check(ctx, "tsh_optim_new", desc) != TSH_OK) ||
         !tshi_optim_trainable(module))
         return NULL;
     optim = (tsh_optim *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *optim);
     if (!optim) return NULL;
     if (desc) optim->desc = *desc;
     optim->module = module;
-    optim->desc.lr = tshi_base_option(optim->desc.lr, 1e-3);
-    optim->desc.beta1 = tshi_base_option(optim->desc.beta1, 0.9);
-    optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
-    optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
-    if (!optim->desc.moments_dtype) optim->desc.moments_dtype = TSH_REAL;
+    tshi_optim_defaults(&optim->desc);
+    if (desc && desc->schedule) {
+        optim->schedule = *desc->schedule;
+        optim->desc.schedule = &optim->schedule;
+        if (!optim->schedule.lr) optim->schedule.lr = optim->desc.lr;
+        optim->desc.lr = tsh_schedule_lr(&optim->schedule, 0);
+    }
     /* Counts the parameters and buffers. At its end the walk is ready to begin anew. */
     while (tshi_module_step_once(module, &at)) slots++;
     optim->each = (tshi_moments *)tshi_mem_arena_alloc(ctx, &ctx->books,
@@ -23026,6 +32999,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
         if (at.param->flags & TSHI_BUFFER) continue;
         optim->count++;
         each->param = at.param;
+        each->desc = &optim->desc;
         each->lr_scale = 1; /* the default, which tsh_optim_group changes */
         each->weight_decay = optim->desc.weight_decay;
     }
@@ -23045,8 +33019,7 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
     *at = optim->older;
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
-        tsh_tensor_free(optim->each[i].first);
-        tsh_tensor_free(optim->each[i].second);
+        for (int k = 0; k < TSH_MAX_MOMENTS; k++) tsh_tensor_free(optim->each[i].moment[k]);
         param->flags &= ~(unsigned)(TSHI_CHUNKED | TSHI_OPTIMISED | TSHI_INEXACT);
         param->grad_dtype = TSH_DTYPE_DEFAULT;
         param->updates = NULL;
@@ -23065,34 +33038,86 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
     }
 }
 
+/* Gives parameters that match the pattern this weight decay and lr_scale, and an optimiser, desc,
+ * unless that is NULL. op: the public function, for errors. */
+static TSHI_COLD tsh_result tshi_optim_set_group(tsh_optim *optim, const char *op,
+                                                 const char *pattern, double lr_scale,
+                                                 double weight_decay, const tsh_optim_desc *desc) {
+    int i, matched = 0; /* matched: number of parameters that match */
+    for (i = 0; i < optim->count; i++) {
+        tshi_moments *each = &optim->each[i];
+        if (!tshi_glob_match(pattern, tshi_module_below(optim->module, each->param->path)))
+            continue;
+        if (desc && (each->steps || each->moment[0]))
+            return tsh_fail(optim->module->ctx, TSH_ERR_STATE,
+                            "%s: \"%s\" has been updated by %s; make groups before the first step",
+                            op, each->param->path, tshi_optim_name(each->desc));
+        each->lr_scale = lr_scale;
+        each->weight_decay = weight_decay;
+        if (desc) each->desc = desc;
+        matched++;
+    }
+    if (matched) return TSH_OK;
+    return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
+                    "%s: \"%.96s\" matches none of the %d parameters, the first of "
+                    "which is \"%.96s\"; * stays within a name, ** is any number of names, as in "
+                    "\"**.bias\"",
+                    op, pattern, optim->count,
+                    optim->count ? tshi_module_below(optim->module, optim->each->param->path) : "");
+}
+
 TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                              double weight_decay) {
-    int i, matched = 0; /* matched: number of parameters that match */
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
     if (!(lr_scale >= 0 && weight_decay >= 0)) /* also true if one is NaN */
         return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
                         "tsh_optim_group: \"%.96s\" gets lr_scale %g and weight_decay %g; neither "
                         "may be below 0",
                         pattern, lr_scale, weight_decay);
-    for (i = 0; i < optim->count; i++) {
-        tshi_moments *each = &optim->each[i];
-        if (!tshi_glob_match(pattern, tshi_module_below(optim->module, each->param->path)))
-            continue;
-        each->lr_scale = lr_scale;
-        each->weight_decay = weight_decay;
-        matched++;
-    }
-    if (matched) return TSH_OK;
-    return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
-                    "tsh_optim_group: \"%.96s\" matches none of the %d parameters, the first of "
-                    "which is \"%.96s\"; * stays within a name, ** is any number of names, as in "
-                    "\"**.bias\"",
-                    pattern, optim->count,
-                    optim->count ? tshi_module_below(optim->module, optim->each->param->path) : "");
+    return tshi_optim_set_group(optim, "tsh_optim_group", pattern, lr_scale, weight_decay, NULL);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_optim_group_with(tsh_optim *optim, const char *pattern,
+                                                  const tsh_optim_desc *desc) {
+    static const char op[] = "tsh_optim_group_with";
+    tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
+    const double lr = optim && optim->desc.schedule ? optim->schedule.lr
+                      : optim                       ? optim->desc.lr
+                                                    : 0;
+    tsh_optim_desc *own;
+    if (!ctx || !pattern) return TSH_ERR_ARGUMENT;
+    if (!desc || !(lr > 0))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        desc ? "%s: the optimiser's learning rate is 0, so a group's cannot keep "
+                               "its ratio to it; make groups before tsh_optim_set_lr"
+                             : "%s: desc is NULL",
+                        op);
+    if (tshi_optim_check(ctx, op, desc) != TSH_OK) return ctx->error.code;
+    if (desc->clip_norm != 0 || desc->zero || desc->grad_dtype || desc->moments_dtype ||
+        desc->round_weights || desc->schedule)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: .clip_norm, .zero, .grad_dtype, .moments_dtype, .round_weights and "
+                        ".schedule are those of the optimiser: set them in tsh_optim_new",
+                        op);
+    own = (tsh_optim_desc *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *own);
+    if (!own) return ctx->error.code;
+    *own = *desc;
+    own->moments_dtype = optim->desc.moments_dtype;
+    tshi_optim_defaults(own);
+    return tshi_optim_set_group(optim, op, pattern, own->lr / lr, own->weight_decay, own);
 }
 
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
-    if (optim) optim->desc.lr = lr < 0 && lr >= TSH_ZERO ? 0 : lr; /* TSH_ZERO means 0 */
+    if (!optim) return;
+    if (lr >= TSH_ZERO && lr <= DBL_MAX)
+        optim->desc.lr = lr < 0 ? 0 : lr; /* TSH_ZERO means 0 */
+    else
+        (void)tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_optim_set_lr: the learning rate is %g%s", lr,
+                       lr < 0 ? "; it may not be below 0"
+                              : "; a tsh_schedule gives NaN if a field is missing: LINEAR, COSINE, "
+                                "ONE_CYCLE and WSD need .total, STEP .period, EXPONENTIAL .gamma, "
+                                "LAMBDA .factor");
 }
 
 /* Updates every parameter that has a gradient. With .zero, parameters are queued in buckets, whose
@@ -23109,7 +33134,7 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
                            "tsh_optim_step: \"%s\" belongs to another optimiser, which has .zero",
                            param->path);
         else
-            tshi_optim_update(optim, &optim->each[i], clip);
+            tshi_optim_update(&optim->each[i], optim->desc.lr, clip);
         if (chunked) tshi_bucket_add(param, TSH_ALLGATHER);
         if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
     }
@@ -23122,6 +33147,10 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, max = optim->desc.clip_norm; /* max: the norm to clip to; 0: no clipping */
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
     optim->info.norm = norm; /* the norm before clipping */
+    if (optim->desc.schedule)
+        tsh_optim_set_lr(optim, tsh_schedule_lr(&optim->schedule,
+                                                optim->info.steps + optim->info.skipped));
+    if (ctx->error.code != TSH_OK) return; /* a .factor that is not finite */
     if (norm <= DBL_MAX) {   /* false for NaN and infinity */
         tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
         optim->info.steps++;
@@ -23203,17 +33232,227 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
     return info;
 }
 
-TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
-    if (!schedule) return 0;
-    double done, span = (double)schedule->total - (double)schedule->warmup;
-    if (step < 0) step = 0;
-    if (step < schedule->warmup)
-        return schedule->lr * (double)(step + 1) / (double)schedule->warmup;
-    if (schedule->kind == TSH_CONSTANT) return schedule->lr;
-    if (step >= schedule->total || span <= 0) return schedule->lr_min;
-    done = ((double)step - (double)schedule->warmup) / span;
-    if (schedule->kind == TSH_COSINE) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
-    return schedule->lr + (schedule->lr_min - schedule->lr) * done;
+/* ========================================================================== */
+/* >>ema                                                MARK: - ema (private) */
+/* Exponential moving averages of weights.                                    */
+/* Needs: >>tensor-make >>module-find >>optim-rows >>optim-matrix.            */
+/* ========================================================================== */
+
+/* The average of one parameter. */
+typedef struct tshi_average {
+    tsh_tensor *param;
+    /* the average, of TSH_REAL; while swapped in, the parameter has it, too; NULL: no update yet */
+    tsh_tensor *average;
+    /* while the average is swapped in: the parameter's own values, and the lower halves of its
+     * exact weights (NULL: there are none); else NULL */
+    tshi_block *values, *low;
+} tshi_average;
+
+struct tsh_ema {
+    tsh_module *module;
+    double decay;
+    int64_t updates;
+    int swapped;        /* 1: parameters have the values of their averages */
+    tshi_average *each; /* shape (count) */
+    int count;          /* number of parameters; a tied one counts once */
+    tsh_ema *older;     /* the one of the ctx made before; NULL: none */
+};
+
+TSH_API TSHI_COLD tsh_ema *tsh_ema_new(tsh_module *module, double decay) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tshi_walk at = {NULL, NULL, 0};
+    size_t slots = 0; /* number of parameters and buffers */
+    tsh_ema *ema;
+    if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if (!(decay >= TSH_ZERO && decay <= 1)) {
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_ema_new: decay is %g; it is from 0 (TSH_ZERO) to 1", decay);
+        return NULL;
+    }
+    ema = (tsh_ema *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ema);
+    if (!ema) return NULL;
+    ema->module = module;
+    ema->decay = tshi_base_option(decay, 0.999);
+    while (tshi_module_step_once(module, &at)) slots++;
+    ema->each = (tshi_average *)tshi_mem_arena_alloc(ctx, &ctx->books,
+                                                     (slots + 1) * sizeof *ema->each);
+    if (!ema->each) return NULL;
+    while (tshi_module_step_once(module, &at)) {
+        if (at.param->flags & TSHI_BUFFER) continue;
+        at.param->flags |= TSHI_EMA;
+        ema->each[ema->count++].param = at.param;
+    }
+    ema->older = ctx->emas;
+    ctx->emas = ema;
+    return ema;
+}
+
+/* Elements of a parameter and its average: the argument of tshi_ema_part. */
+typedef struct tshi_ema_work {
+    const tsh_tensor *param;
+    tsh_real *average;
+    double decay;
+} tshi_ema_work;
+
+/* Runs on one thread: updates the averages of the local elements [from, to), as torch.lerp(average,
+ * weight, 1 - decay). */
+static void tshi_ema_part(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_ema_work *work = (const tshi_ema_work *)job;
+    const tsh_real by = TSHI_R(1 - work->decay);
+    tsh_real x[TSHI_OPTIM_CHUNK];
+    (void)thread;
+    for (; from < to; from += TSHI_OPTIM_CHUNK) {
+        const int64_t n = tshi_base_min(TSHI_OPTIM_CHUNK, to - from);
+        tsh_real *average = work->average + from;
+        tshi_tensor_exact(work->param, from, n, x);
+        for (int64_t i = 0; i < n; i++) average[i] = tshi_optim_lerp(average[i], x[i], by);
+    }
+}
+
+/* Returns a tensor without values that has the shape, layout and path of the average of param. */
+static tsh_tensor tshi_ema_form(const tsh_tensor *param) {
+    tsh_tensor form = *param;
+    form.flags &= ~(unsigned)TSHI_CHUNKED;
+    return form;
+}
+
+/* Returns the average with the layout that its parameter has now; creates it if needed. NULL: an
+ * error. */
+static tsh_tensor *tshi_ema_average(tshi_average *each) {
+    const tsh_tensor form = tshi_ema_form(each->param);
+    return tshi_optim_moment(&form, &each->average, TSH_REAL);
+}
+
+/* Returns an error if averages are swapped in. op: the public function. */
+static tsh_result tshi_ema_check_swapped(const tsh_ema *ema, const char *op) {
+    tsh_ctx *ctx = ema->module->ctx;
+    if (ctx->error.code != TSH_OK || !ema->swapped) return ctx->error.code;
+    return tsh_fail(ctx, TSH_ERR_STATE,
+                    "%s: the parameters of \"%s\" have the values of their averages; restore the "
+                    "weights first: tsh_ema_swap",
+                    op, ema->module->path);
+}
+
+TSH_API tsh_result tsh_ema_update(tsh_ema *ema) {
+    tsh_ctx *ctx = ema ? ema->module->ctx : NULL;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (tshi_ema_check_swapped(ema, "tsh_ema_update") != TSH_OK ||
+        tsh_materialize(ema->module) != TSH_OK)
+        return ctx->error.code;
+    for (int i = 0; i < ema->count && ctx->error.code == TSH_OK; i++) {
+        tshi_average *each = &ema->each[i];
+        tshi_ema_work work = {each->param, NULL, ema->updates ? ema->decay : 0};
+        const int64_t n = tsh_local_numel(each->param);
+        if (each->param->absent || !tshi_ema_average(each)) continue;
+        work.average = (tsh_real *)tshi_tensor_at(each->average);
+        tshi_team_run(tshi_kernel_parts(ctx, n, 1), n, TSHI_OPTIM_CHUNK, tshi_ema_part, &work);
+    }
+    if (ctx->error.code == TSH_OK) ema->updates++;
+    return ctx->error.code;
+}
+
+/* Returns a copy of a block's first `bytes` bytes; NULL: block is NULL, or there is no memory. */
+static tshi_block *tshi_ema_copy(tsh_ctx *ctx, tshi_block *block, size_t bytes) {
+    tshi_block *copy = block ? tshi_mem_alloc(ctx, TSH_MEM_PARAMETERS, bytes) : NULL;
+    if (copy) memcpy(tshi_mem_data(copy), tshi_mem_data(block), bytes);
+    return copy;
+}
+
+/* Keeps a copy of a parameter's values. Returns 0 if there is no memory. */
+static int tshi_ema_keep(tshi_average *each) {
+    tsh_tensor *t = each->param;
+    const int64_t n = tsh_local_numel(t);
+    if (t->absent) return 1;
+    each->values = tshi_ema_copy(t->ctx, t->block, tshi_dtype_bytes(t->dtype, n));
+    each->low = tshi_ema_copy(t->ctx, t->low, tshi_dtype_bytes(TSH_BF16, n));
+    return each->values && (each->low || !t->low);
+}
+
+/* Restores the values that tshi_ema_keep has kept, and releases them. */
+static void tshi_ema_restore(tshi_average *each) {
+    tsh_tensor *t = each->param;
+    const int64_t n = tsh_local_numel(t);
+    if (each->values)
+        memcpy(tshi_tensor_at(t), tshi_mem_data(each->values), tshi_dtype_bytes(t->dtype, n));
+    if (each->low && t->low)
+        memcpy(tshi_mem_data(t->low), tshi_mem_data(each->low), tshi_dtype_bytes(TSH_BF16, n));
+    else
+        tshi_tensor_forget_exact(t);
+    tshi_mem_release(t->ctx, each->values);
+    tshi_mem_release(t->ctx, each->low);
+    each->values = each->low = NULL;
+    t->flags &= ~(unsigned)TSHI_SWAPPED;
+}
+
+/* Checks that averages can be swapped in now, and keeps copies of the parameters' values. */
+static tsh_result tshi_ema_prepare(tsh_ema *ema) {
+    tsh_ctx *ctx = ema->module->ctx;
+    if (!ema->updates)
+        return tsh_fail(ctx, TSH_ERR_STATE,
+                        "tsh_ema_swap: there are no averages yet; call tsh_ema_update first, or "
+                        "load them: tsh_load_with, .ema");
+    for (int i = 0; i < ema->count && ctx->error.code == TSH_OK; i++) {
+        const tsh_tensor *t = ema->each[i].param;
+        if (t->flags & TSHI_SWAPPED)
+            return tsh_fail(ctx, TSH_ERR_STATE,
+                            "tsh_ema_swap: \"%s\" has the values of another tsh_ema", t->path);
+    }
+    for (int i = 0; i < ema->count && ctx->error.code == TSH_OK; i++)
+        if (!ema->each[i].param->absent && tshi_ema_average(&ema->each[i]))
+            (void)tshi_ema_keep(&ema->each[i]);
+    return ctx->error.code;
+}
+
+TSH_API tsh_result tsh_ema_swap(tsh_ema *ema) {
+    tsh_ctx *ctx = ema ? ema->module->ctx : NULL;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    for (int i = 0; i < ema->count; i++)
+        if (tshi_tensor_recorded(ema->each[i].param))
+            return tsh_fail(ctx, TSH_ERR_STATE,
+                            "tsh_ema_swap: ops are recorded that use \"%s\"; end the step first: "
+                            "tsh_step_end",
+                            ema->each[i].param->path);
+    if (!ema->swapped && tshi_ema_prepare(ema) != TSH_OK) {
+        for (int i = 0; i < ema->count; i++) { /* no memory: nothing was changed yet */
+            tshi_mem_release(ctx, ema->each[i].values);
+            tshi_mem_release(ctx, ema->each[i].low);
+            ema->each[i].values = ema->each[i].low = NULL;
+        }
+        return ctx->error.code;
+    }
+    ema->swapped = !ema->swapped;
+    for (int i = 0; i < ema->count; i++) {
+        tshi_average *each = &ema->each[i];
+        if (each->param->absent) continue;
+        if (!ema->swapped) {
+            tshi_ema_restore(each);
+        } else {
+            each->param->flags |= TSHI_SWAPPED;
+            (void)tshi_tensor_set_exact(each->param, 0, tsh_local_numel(each->param),
+                                        (const tsh_real *)tshi_tensor_at(each->average));
+        }
+    }
+    return ctx->error.code;
+}
+
+TSH_API TSHI_COLD void tsh_ema_free(tsh_ema *ema) {
+    tsh_ema **at = ema ? &ema->module->ctx->emas : NULL;
+    while (at && *at && *at != ema) at = &(*at)->older;
+    if (!at || !*at) return; /* ema is NULL, or was freed before */
+    *at = ema->older;
+    for (int i = 0; i < ema->count; i++) {
+        if (ema->swapped && !ema->each[i].param->absent) tshi_ema_restore(&ema->each[i]);
+        tsh_tensor_free(ema->each[i].average);
+        ema->each[i].average = NULL;
+        ema->each[i].param->flags &= ~(unsigned)TSHI_EMA;
+    }
+    ema->swapped = 0;
+    for (ema = ema->module->ctx->emas; ema; ema = ema->older) /* others may have the parameters */
+        for (int i = 0; i < ema->count; i++) ema->each[i].param->flags |= TSHI_EMA;
+}
+
+TSH_API int64_t tsh_ema_updates(const tsh_ema *ema) {
+    return ema ? ema->updates : 0;
 }
 
 /* ========================================================================== */
@@ -23261,6 +33500,10 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
                                "tsh_quantize: \"%s\" is updated by an optimiser; quantise it "
                                "before tsh_optim_new, which then leaves it out, or after "
                                "tsh_optim_free",
+                               t->path);
+    if (t->flags & TSHI_EMA)
+        return tshi_error_zero(m->ctx, TSH_ERR_STATE,
+                               "tsh_quantize: \"%s\" has an average; call tsh_ema_free first",
                                t->path);
     if (tshi_tensor_recorded(t))
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
@@ -24110,11 +34353,17 @@ TSH_API int64_t tsh_sampler_index(tsh_ctx *ctx, const tsh_sampler *sampler, int6
 /* ========================================================================== */
 /* >>summary                                        MARK: - summary (private) */
 /* The tree of modules as a table, with each optimiser's groups.              */
-/* Needs: >>optim.                                                            */
+/* Needs: >>module-find >>optim-table.                                        */
 /* ========================================================================== */
 
+/* Returns 1 if two parameters of an optimiser belong to the same group. */
+static int tshi_summary_together(const tshi_moments *a, const tshi_moments *b) {
+    return a->desc == b->desc && a->lr_scale == b->lr_scale && a->weight_decay == b->weight_decay;
+}
+
 /* Writes a line for each parameter group of the optimisers of root and of modules below it, oldest
- * optimiser first. A group is all parameters that have the same learning rate and weight decay. */
+ * optimiser first. A group is all parameters that have the same kind, learning rate and weight
+ * decay. */
 static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_module *root,
                                           FILE *file) {
     const tsh_module *m = optim->module;
@@ -24124,16 +34373,15 @@ static TSHI_COLD void tshi_summary_groups(const tsh_optim *optim, const tsh_modu
         const tshi_moments *each = &optim->each[i], *other = optim->each;
         int count = 0; /* number of parameters in the group */
         char rates[64] = "";
-        while (other->lr_scale != each->lr_scale || other->weight_decay != each->weight_decay)
-            other++;
+        while (!tshi_summary_together(other, each)) other++;
         if (other < each) continue; /* the group's line was written before */
         for (; other < optim->each + optim->count; other++)
-            count += other->lr_scale == each->lr_scale &&
-                     other->weight_decay == each->weight_decay;
+            count += tshi_summary_together(other, each);
         tsh_text_add(rates, sizeof rates, "lr %g, weight decay %g", optim->desc.lr * each->lr_scale,
                      each->weight_decay);
-        (void)fprintf(file, "%s: %d parameters, the first \"%s\": %s\n", tshi_optim_kind(optim),
-                      count, tshi_module_below(root, each->param->path), rates);
+        (void)fprintf(file, "%s: %d parameters, the first \"%s\": %s\n",
+                      tshi_optim_name(each->desc), count,
+                      tshi_module_below(root, each->param->path), rates);
     }
 }
 
@@ -24694,7 +34942,7 @@ TSH_API TSHI_COLD tsh_result tsh_writer_close(tsh_writer *writer, int keep) {
 /* ========================================================================== */
 /* >>io                                                  MARK: - io (private) */
 /* What saving and loading share: the tensors of a file, agreeing on errors.  */
-/* Needs: >>module-find >>optim-update >>file.                                */
+/* Needs: >>optim-table >>ema >>file.                                         */
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
@@ -24758,12 +35006,16 @@ typedef struct tshi_io_count {
     int staged;                /* 1: is 0 on stages that do not hold its module or parameter */
 } tshi_io_count;
 
-/* A tensor of the model: a parameter, or a moment of one. */
+/* A tensor of the model: a parameter, or a moment or an average of one. */
 typedef struct tshi_io_item {
     const char *prefix, *path; /* the tensor's name in the file is prefix + path */
-    /* moment: points to .first or .second of its tshi_moments; NULL: the item is the parameter */
+    /* moment: points to an element of .moment of its tshi_moments, or to .average of its
+     * tshi_average; NULL: the item is the parameter */
     tsh_tensor *param, **moment;
+    const tsh_tensor *form; /* has the item's shape and layout, not its values: the parameter, or
+                             * what tshi_optim_form or tshi_ema_form returns */
     const tshi_io_count *steps; /* for a moment: number of updates of its parameter */
+    int optional;               /* 1: a moment that files may lack */
     tsh_dtype dtype;            /* the tensor's dtype in the model */
     tsh_dtype file;             /* the tensor's dtype in the file; TSH_DTYPE_DEFAULT, when saving:
                                  * no stage has values, so it is not written */
@@ -24775,6 +35027,7 @@ typedef struct tshi_io {
     tsh_ctx *ctx;
     tsh_module *root;       /* the module to save or load */
     const tsh_optim *optim; /* the optimiser whose moments are included; NULL: none */
+    const tsh_ema *ema;     /* the averages that are included; NULL: none */
     const char *op, *path;  /* op: "tsh_save" or "tsh_load", for errors; path: that of the file */
     const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
     tsh_dtype dtype;        /* saving: dtype in which parameters are written; 0: each in its own */
@@ -24832,7 +35085,18 @@ typedef struct tshi_io {
     int unreadable; /* 1: the last read failed for another reason than the end of the file */
 } tshi_io;
 
-static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
+/* Prefixes of the names of moments in a file, by the moment's number; the last is that of averages
+ * of weights. */
+enum { TSHI_IO_AVERAGE = TSH_MAX_MOMENTS };
+static const char *const tshi_io_moments[TSHI_IO_AVERAGE + 1] = {"optim.first.", "optim.second.",
+                                                                 "optim.third.", "optim.average."};
+
+/* Returns which of tshi_io_moments the name begins with; -1: none. */
+static int tshi_io_moment_of(const char *name) {
+    int i = TSHI_IO_AVERAGE;
+    while (i >= 0 && strncmp(name, tshi_io_moments[i], strlen(tshi_io_moments[i])) != 0) i--;
+    return i;
+}
 
 /* Initialises io for a save or load. Sets an error if an argument is wrong. */
 static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const char *path,
@@ -24841,6 +35105,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->ctx = root->ctx;
     io->root = root;
     io->optim = optim;
+    io->ema = desc ? desc->ema : NULL;
     io->op = op;
     io->path = io->given = path ? path : "";
     io->prefix = desc && desc->prefix ? desc->prefix : "";
@@ -24863,6 +35128,12 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
                        op, tshi_dtype_exists(io->dtype) ? tshi_dtype_name(io->dtype) : "none");
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
+    if (io->ema && io->ema->module != root)
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: .ema has the averages of another module, \"%s\"", op,
+                       io->ema->module->path);
+    else if (io->ema)
+        (void)tshi_ema_check_swapped(io->ema, op);
 }
 
 /* Closes the file and releases all memory of the save or load. */
@@ -24957,22 +35228,31 @@ static const char *tshi_io_name(tshi_io *io, const char *path) {
     return name;
 }
 
-/* Appends a parameter (moment NULL) or one of its moments to io->item and returns the item. */
+/* Appends a parameter (moment NULL), or a moment or average of one, to io->item and returns the
+ * item. form: NULL: the parameter; else it is copied. */
 static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
-                                 tsh_tensor **moment) {
+                                 tsh_tensor **moment, const tsh_tensor *form, tsh_dtype dtype) {
+    tsh_tensor *copy = form && form != param
+                           ? (tsh_tensor *)tshi_mem_arena_alloc(io->ctx, &io->arena, sizeof *copy)
+                           : NULL;
     tshi_io_item *item = &io->item[io->items++];
     item->prefix = prefix;
     item->path = tshi_io_name(io, param->path);
     item->param = param;
     item->moment = moment;
-    item->dtype = moment ? io->optim->desc.moments_dtype : param->dtype;
+    item->form = param;
+    if (copy) { /* NULL after an error: there is no memory */
+        *copy = *form;
+        item->form = copy;
+    }
+    item->dtype = dtype;
     return item;
 }
 
 /* Callback of tshi_module_params: appends a parameter to io->item. user: the tshi_io. */
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)path;
-    (void)tshi_io_add((tshi_io *)user, "", param, NULL);
+    (void)tshi_io_add((tshi_io *)user, "", param, NULL, NULL, param->dtype);
 }
 
 /* Appends a counter to io->count and returns it. value points to an int64_t or uint64_t. .read
@@ -24987,6 +35267,37 @@ static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const c
     return count;
 }
 
+/* Appends the moments of an optimiser to io->item: the first ones of all parameters, then the
+ * second ones, then the third. steps: the counters of the parameters' updates. */
+static void tshi_io_list_moments(tshi_io *io, const tsh_optim *optim, const tshi_io_count *steps) {
+    for (int k = 0; k < TSH_MAX_MOMENTS; k++)
+        for (int i = 0; i < optim->count; i++) {
+            tshi_moments *each = &optim->each[i];
+            const tsh_optim_desc *d = each->desc;
+            /* SGD may have been saved with momentum, and be loaded without, or the reverse */
+            const int optional = d->kind == TSH_SGD;
+            tsh_tensor form;
+            tshi_io_item *item;
+            if (k >= tshi_optim_moments(d, each->param) && !(optional && !k)) continue;
+            item = tshi_io_add(io, tshi_io_moments[k], each->param, &each->moment[k],
+                               tshi_optim_form(d, each->param, k, &form),
+                               tshi_optim_moments_dtype(d));
+            item->steps = &steps[i];
+            item->optional = optional;
+        }
+}
+
+/* Appends averages of weights to io->item, and the number of their updates to io->count. */
+static void tshi_io_list_averages(tshi_io *io, const tsh_ema *ema) {
+    const tshi_io_count *updates = tshi_io_add_count(io, "tshard.ema.", "updates", &ema->updates);
+    for (int i = 0; i < ema->count; i++) {
+        const tsh_tensor form = tshi_ema_form(ema->each[i].param);
+        tshi_io_add(io, tshi_io_moments[TSHI_IO_AVERAGE], ema->each[i].param,
+                    &ema->each[i].average, &form, TSH_REAL)
+            ->steps = updates;
+    }
+}
+
 /* Fills io->item and io->count in the order of the file. Returns 0 and sets an error if there is no
  * memory. */
 static int tshi_io_list(tshi_io *io) {
@@ -24996,8 +35307,10 @@ static int tshi_io_list(tshi_io *io) {
     const int updated = optim ? optim->count : 0;
     const size_t modules = (size_t)tshi_module_count(ctx);
     /* upper limit of the number of items */
-    const size_t items = modules * TSHI_MODULE_PARAMS + 2 * (size_t)updated;
-    const size_t counts = modules + (size_t)updated + 5;
+    const size_t items = modules * TSHI_MODULE_PARAMS + TSH_MAX_MOMENTS * (size_t)updated +
+                         (size_t)(io->ema ? io->ema->count : 0);
+    const size_t counts = modules + (size_t)updated + 6;
+    int first; /* index of the counter of the first parameter's updates */
     tsh_module *m;
     int i;
     io->item = (tshi_io_item *)tshi_mem_arena_alloc(ctx, &io->arena, items * sizeof *io->item);
@@ -25015,16 +35328,15 @@ static int tshi_io_list(tshi_io *io) {
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
     tshi_module_params(io->root, 1, tshi_io_add_param, io);
+    first = io->counts;
     for (i = 0; i < updated; i++) {
         tshi_moments *each = &optim->each[i];
         tshi_io_count *steps = tshi_io_add_count(io, "tshard.optim.steps.",
                                                  tshi_io_name(io, each->param->path), &each->steps);
         steps->staged = 1; /* only the stage that holds the parameter counts its steps */
-        tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
     }
-    for (i = 0; i < updated && tshi_optims[optim->desc.kind].moments > 1; i++)
-        tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
-            &io->count[io->generators + 2 + i];
+    if (optim) tshi_io_list_moments(io, optim, &io->count[first]);
+    if (io->ema) tshi_io_list_averages(io, io->ema);
     return ctx->error.code == TSH_OK; /* an error: there was no memory for a name */
 }
 
@@ -25138,13 +35450,18 @@ static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
 /* Appends the whole header to the text. PyTorch's files have "format": "pt". */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     int64_t begin = 0, end; /* byte offsets of a tensor's values */
+    char kind[TSHI_TEXT_SIZE], one[8];
     int i, d;
     tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
                 tshi_io_hash_key, 0);
     for (i = 0; i < io->counts; i++) {
         const tshi_io_count *count = &io->count[i];
-        if (i == io->generators)
-            tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_optim_kind(io->optim));
+        if (i == io->generators && io->optim) {
+            tshi_io_put(text, ",\"tshard.optim\":\"");
+            for (const char *s = tshi_optim_kind(io->optim, kind); *s; s++)
+                tshi_io_put(text, "%s", tshi_io_escape(*s, one)); /* names may be the caller's */
+            tshi_io_put(text, "\"");
+        }
         if (count->optional && !*count->value) continue;
         tshi_io_put_name(text, count->prefix, count->name);
         tshi_io_put(text, "\"%llu\"", (unsigned long long)*count->value);
@@ -25156,7 +35473,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     }
     tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = io->item[i].param; /* a moment has the shape of its parameter */
+        const tsh_tensor *t = io->item[i].form;
         if (!io->item[i].file) continue; /* a moment that has not been created is not written */
         end = begin + (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(t));
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
@@ -25183,9 +35500,7 @@ static int tshi_io_is_writer(const tsh_ctx *ctx) {
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
-    if (!*s && strncmp(path, tshi_io_first, sizeof tshi_io_first - 1) != 0 &&
-        strncmp(path, tshi_io_second, sizeof tshi_io_second - 1) != 0)
-        return 1;
+    if (!*s && tshi_io_moment_of(path) < 0) return 1;
     (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                    "%s: the name \"%.96s\" %s; give its module another name", io->op, path,
                    *s ? "is not UTF-8" : "is one of an optimiser's moments in a file");
@@ -25291,7 +35606,7 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->generators; i++)
         if (*io->count[i].value && !tshi_io_check_name(io, io->count[i].name)) return;
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = io->item[i].param;
+        const tsh_tensor *t = io->item[i].form;
         io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
         /* tsh_load would refuse a file with a wrong name */
         if (!tshi_io_check_name(io, io->item[i].path)) return;
@@ -25331,7 +35646,7 @@ static void tshi_io_begin_file(tshi_io *io) {
     const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
     int i;
     for (i = 0; i < io->items; i++) {
-        io->bytes += (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(io->item[i].param));
+        io->bytes += (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(io->item[i].form));
         tshi_io_hash(io, &io->item[i].file, sizeof io->item[i].file);
     }
     if (ctx->dp.rank > 0) return; /* only the first replica writes */
@@ -25452,7 +35767,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
         t = &whole;
     }
     if (!item->file || io->ctx->dp.rank > 0) return TSH_OK;
-    return tshi_io_write_tensor(io, t ? t : item->param, item);
+    return tshi_io_write_tensor(io, t ? t : item->form, item);
 }
 
 /* On the writing rank: writes the hash of all values into the header and replaces the old file. */
@@ -25484,6 +35799,7 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim, desc);
+    tshi_comm_set_caller(ctx, TSHI_CALLER_SAVE);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: lists and checks */
     if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
@@ -25495,6 +35811,7 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
         tshi_file_close(&io.writer);
         (void)tshi_io_agree(&io);
     }
+    tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     tshi_io_end(&io);
     return ctx->error.code;
 }
@@ -26464,15 +36781,19 @@ static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
 static int tshi_load_counts(const tshi_io *io) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
+    char own[TSHI_TEXT_SIZE]; /* the kinds of the optimiser */
     if (io->optim && !kind)
         return tshi_io_fail(io, TSH_ERR_ARGUMENT,
                             "holds no optimiser's state, the optimiser is %s; NULL for it loads "
                             "the parameters alone",
-                            tshi_optim_kind(io->optim));
-    if (io->optim && strcmp(kind, tshi_optim_kind(io->optim)) != 0)
+                            tshi_optim_kind(io->optim, own));
+    if (io->optim && strcmp(kind, tshi_optim_kind(io->optim, own)) != 0)
         return tshi_io_fail(io, TSH_ERR_ARGUMENT,
-                            "holds the state of \"%.32s\", the optimiser is %s", kind,
-                            tshi_optim_kind(io->optim));
+                            "holds the state of \"%.64s\", the optimiser is %s", kind, own);
+    if (io->ema && !tshi_load_metadata(io, "tshard.ema.", "updates"))
+        return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                            "holds no averages of weights; without .ema the parameters are loaded "
+                            "alone, of which tsh_ema_update then makes the first averages");
     for (; i < io->counts; i++)
         if (!tshi_load_count(io, &io->count[i])) return 0;
     return 1;
@@ -26480,9 +36801,8 @@ static int tshi_load_counts(const tshi_io *io) {
 
 /* Returns 1 if the files must hold this tensor of the model: a parameter, or a moment of a
  * parameter that was updated, unless the optimiser may have been saved without momentum. */
-static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
-    return !item->moment ||
-           (!tshi_optims[io->optim->desc.kind].momentum && item->steps->read > 0);
+static int tshi_load_required(const tshi_io_item *item) {
+    return !item->moment || (!item->optional && item->steps->read > 0);
 }
 
 /* Returns the dtype of a tensor of the files; TSH_DTYPE_DEFAULT: tshi_dtypes has none for it. */
@@ -26501,7 +36821,7 @@ static tsh_dtype tshi_load_dtype(const tshi_io *io, const tshi_io_entry *entry) 
 /* Returns 1 if a tensor of the files has the shape of item, a tensor of the model. Returns 0 if not
  * or, with an error, if it is quantised and the item's shards do not consist of whole blocks. */
 static int tshi_load_fits(const tshi_io *io, const tshi_io_item *item, const tshi_io_entry *entry) {
-    const tsh_tensor *t = item->param;
+    const tsh_tensor *t = item->form;
     int d, same = entry->ndim == t->ndim;
     for (d = 0; d < t->ndim && same; d++) same = entry->dim[d] == tshi_io_dim(t, d, item->file);
     return same &&
@@ -26555,7 +36875,7 @@ static int tshi_load_match_ties(tshi_io *io) {
  * tsh_load converts. Returns 0 and sets an error if not. */
 static int tshi_load_check_item(const tshi_io *io, tshi_io_item *item) {
     char theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE], quote[TSHI_IO_QUOTE], dtype[TSHI_IO_QUOTE];
-    const tsh_tensor *t = item->param;
+    const tsh_tensor *t = item->form;
     const tshi_io_entry *e = item->entry;
     int same, floating; /* same 1: shapes are equal; floating 1: both dtypes are floating */
     if (!e) return 1;   /* the files lack it: see tshi_load_match_all */
@@ -26586,20 +36906,20 @@ static int tshi_load_under(const tshi_io *io, const char *name, size_t moment) {
     return strncmp(name + moment, io->prefix, n) == 0 && (!n || name[moment + n] == '.');
 }
 
-/* Returns the length of "optim.first." or "optim.second." if the name begins with one of them; else
+/* Returns the length of "optim.first.", or whichever of tshi_io_moments the name begins with; else
  * 0. */
 static size_t tshi_load_moment(const char *name) {
-    const size_t first = sizeof tshi_io_first - 1, second = sizeof tshi_io_second - 1;
-    return strncmp(name, tshi_io_first, first) == 0     ? first
-           : strncmp(name, tshi_io_second, second) == 0 ? second
-                                                        : 0;
+    const int i = tshi_io_moment_of(name);
+    return i < 0 ? 0 : strlen(tshi_io_moments[i]);
 }
 
-/* Returns 1 if a tensor of the files is to be skipped: a moment if no optimiser is loaded, or,
+/* Returns 1 if a tensor of the files is to be skipped: a moment if no optimiser is loaded, an
+ * average if no averages are, or,
  * without .strict_names, a tensor whose name does not begin with .prefix if others do. */
 static int tshi_load_skips(const tshi_io *io, const char *name) {
     const size_t moment = tshi_load_moment(name);
-    return (moment && !io->optim) ||
+    const int average = tshi_io_moment_of(name) == TSHI_IO_AVERAGE;
+    return (moment && (average ? !io->ema : !io->optim)) ||
            (io->prefixed && !io->strict_names && !tshi_load_under(io, name, moment));
 }
 
@@ -26650,7 +36970,7 @@ static int tshi_load_match_all(tshi_io *io) {
     if (!tshi_load_match_ties(io)) return 0;
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_check_item(io, &io->item[i])) return 0;
-        if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
+        if (io->item[i].entry || !tshi_load_required(&io->item[i])) continue;
         if (!missing++) lacks = &io->item[i]; /* keeps the first one, for the error */
     }
     for (e = 0; e < io->entries; e++) {
@@ -26736,8 +37056,8 @@ static int tshi_load_compare(tshi_io *io, const tshi_io_item *item, const tshi_i
  * sets an error if they differ or cannot be read. */
 static int tshi_load_check_twin(tshi_io *io, const tshi_io_item *item, const tshi_io_entry *twin,
                                 char *buffer) {
-    const int64_t all = tsh_numel(item->param), step = TSHI_IO_BUFFER / 64;
-    tshi_runs run = tshi_tensor_runs(item->param, io->ctx->tp.rank, 0, all);
+    const int64_t all = tsh_numel(item->form), step = TSHI_IO_BUFFER / 64;
+    tshi_runs run = tshi_tensor_runs(item->form, io->ctx->tp.rank, 0, all);
     tshi_io_item other = *item;
     int64_t n;
     other.entry = twin;
@@ -26871,7 +37191,7 @@ static int tshi_load_prepare_share(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         const tshi_io_item *item = &io->item[i];
         tshi_io_hash(io, item->path, strlen(item->path));
-        tshi_io_hash(io, item->param->dim, sizeof item->param->dim[0] * (size_t)item->param->ndim);
+        tshi_io_hash(io, item->form->dim, sizeof item->form->dim[0] * (size_t)item->form->ndim);
         tshi_io_hash(io, &item->dtype, sizeof item->dtype);
     }
     return 1;
@@ -27012,7 +37332,7 @@ static int64_t tshi_load_step(const tshi_io *io, const tshi_io_item *item) {
 static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, int peer) {
     tsh_comm *world = &io->ctx->world;
     const int64_t step = tshi_load_step(io, item);
-    tshi_runs run = tshi_tensor_runs(item->param, r, 0, tsh_numel(item->param));
+    tshi_runs run = tshi_tensor_runs(item->form, r, 0, tsh_numel(item->form));
     tsh_req req[2] = {0, 0};
     tsh_result result = TSH_OK, waited;
     int64_t n;
@@ -27040,7 +37360,7 @@ static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, i
  * replicated one only to rank 0 of tp on each stage. */
 static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     const tsh_ctx *ctx = io->ctx;
-    const int ranks = item->param->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
+    const int ranks = item->form->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
     const int64_t index = item - io->item;
     tsh_result result = TSH_OK;
     int s, r;
@@ -27057,7 +37377,7 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
  * over dp. */
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
-    const int whole = item->param->layout.kind != TSH_SHARDED;
+    const int whole = item->form->layout.kind != TSH_SHARDED;
     int64_t sent = n;
     const tsh_dtype dtype = tshi_io_sent_as(item->file, &sent);
     tsh_result result = TSH_OK;
@@ -27075,10 +37395,10 @@ static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64
 static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
     tsh_ctx *ctx = io->ctx;
     const int reads = !io->broadcast || ctx->world.rank == 0;
-    const int64_t all = tsh_local_numel(item->param), step = tshi_load_step(io, item);
+    const int64_t all = tsh_local_numel(item->form), step = tshi_load_step(io, item);
     /* 1: the values need no conversion, so they are read straight into t */
     const int direct = t && item->file == t->dtype;
-    tshi_runs run = tshi_tensor_runs(item->param, ctx->tp.rank, 0, tsh_numel(item->param));
+    tshi_runs run = tshi_tensor_runs(item->form, ctx->tp.rank, 0, tsh_numel(item->form));
     int64_t found[2] = {0, 0}, e, n; /* found: number of NaN, number of infinite values */
     for (e = 0; e < all; e += n) {
         char *to = t ? (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, e) : NULL;
@@ -27100,14 +37420,15 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
  * values for it, or there is no memory. Sets a moment that the files lack to 0. */
 static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
-    const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(t));
+    const tsh_tensor *form = item->form;
+    const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(form));
     if (item->moment && (*item->moment || item->entry)) {
-        if (*item->moment &&
-            !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
+        if (*item->moment && !tshi_layout_equal(&(*item->moment)->layout, &form->layout, form->dim,
+                                                io->ctx->tp.size)) {
             tshi_tensor_release(*item->moment); /* it has an old layout: created anew below */
             *item->moment = NULL;
         }
-        t = tshi_optim_moment(t, item->moment, item->dtype); /* creates the moment if needed */
+        t = tshi_optim_moment(form, item->moment, item->dtype); /* creates the moment if needed */
         if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t)))
             return NULL;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
@@ -27171,9 +37492,13 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
     /* Ranks that read no file name this in errors, in place of a path. */
     if (shares && ctx->world.rank > 0) path = "the files of rank 0";
     tshi_io_begin(&io, "tsh_load", module, path, optim, desc);
+    for (const tsh_ema *ema = ctx->emas; ema; ema = ema->older)
+        (void)tshi_ema_check_swapped(ema, "tsh_load"); /* the next tsh_ema_swap would undo a load */
     io.broadcast = shares;
     if (ctx->error.code == TSH_OK && !(shares && ctx->world.rank > 0)) tshi_load_find_files(&io);
+    tshi_comm_set_caller(ctx, TSHI_CALLER_LOAD);
     (void)tshi_load_all(&io);
+    tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     tshi_io_end(&io);
     return ctx->error.code;
 }
@@ -27190,17 +37515,19 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
 
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     if (!tshi_tensor_check_in(ctx, "tsh_hash", t)) return 0;
-    if (t->layout.kind == TSH_PARTIAL && !(t = tsh_redistribute(t, tsh_replicated()))) return 0;
-    uint64_t hash = tshi_hash_part(t);
-    if (t->layout.kind == TSH_SHARDED)
+    tshi_comm_set_caller(ctx, TSHI_CALLER_HASH);
+    if (t->layout.kind == TSH_PARTIAL) t = tsh_redistribute(t, tsh_replicated());
+    uint64_t hash = t ? tshi_hash_part(t) : 0;
+    if (t && t->layout.kind == TSH_SHARDED)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &hash, 1, TSH_I64, TSH_SUM), "tsh_hash");
+    tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     return hash;
 }
 
 /* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
     /* path: the parameter's path; what: words before the path in errors: "" for the parameter
-     * itself, "the first moments of " or "the second moments of " */
+     * itself, "the first moments of ", ... */
     const char *path, *what;
     int64_t hash;         /* hash of this rank's values; 0: this rank has no values */
     int over_tp, over_dp; /* 1: must be equal on all ranks of tp; on all ranks of dp */
@@ -27246,17 +37573,23 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
-/* Lists a parameter, and its moments in every optimiser that updates it. holds: see
+/* Lists a parameter, its moments in every optimiser that updates it, and averages of it. holds: see
  * tshi_replica. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
+    static const char *const what[TSH_MAX_MOMENTS] = {
+        "the first moments of ", "the second moments of ", "the third moments of "};
     tshi_check_list(all, param, param, "", holds);
     for (const tsh_optim *optim = param->ctx->optims; optim; optim = optim->older)
         for (int i = 0; i < optim->count; i++) {
             if (optim->each[i].param != param) continue;
-            tshi_check_list(all, param, optim->each[i].first, "the first moments of ", holds);
-            tshi_check_list(all, param, optim->each[i].second, "the second moments of ", holds);
+            for (int k = 0; k < TSH_MAX_MOMENTS; k++)
+                tshi_check_list(all, param, optim->each[i].moment[k], what[k], holds);
         }
+    for (const tsh_ema *ema = param->ctx->emas; ema; ema = ema->older)
+        for (int i = 0; i < ema->count; i++)
+            if (ema->each[i].param == param)
+                tshi_check_list(all, param, ema->each[i].average, "the average of ", holds);
 }
 
 /* Callback of tshi_module_params, with a tshi_replicas as `user`: lists a parameter and its
@@ -27369,11 +37702,14 @@ static void tshi_check_models(tsh_ctx *ctx) {
 TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     if (!ctx || !tsh_ok(ctx)) return 0;
+    tshi_comm_set_caller(ctx, TSHI_CALLER_CHECK);
     tshi_check_models(ctx);
-    if (!tsh_ok(ctx)) return 0;
-    tshi_check_axes(module, 0);
-    if (ctx->pipeline && ctx->pipeline->ties) tshi_check_axes(module, 1);
-    tshi_check_agree(ctx);
+    if (tsh_ok(ctx)) {
+        tshi_check_axes(module, 0);
+        if (ctx->pipeline && ctx->pipeline->ties) tshi_check_axes(module, 1);
+        tshi_check_agree(ctx);
+    }
+    tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     return ctx->error.code == TSH_OK;
 }
 

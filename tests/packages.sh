@@ -8,7 +8,7 @@ case $1 in
 deps)
     set -- build-essential clang libcmocka-dev libuv1-dev libsodium-dev libblis-pthread-dev \
         python3 iproute2 libopenmpi-dev openmpi-bin libmpich-dev mpich cmake pkg-config meson \
-        libcjson-dev libpcre2-dev gdb
+        libcjson-dev libpcre2-dev gdb python3-cffi python3-numpy
     ;;
 deps-fuzz) set -- libclang-rt-dev ;;
 deps-cross)

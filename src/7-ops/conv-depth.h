@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>conv-depth                                  MARK: - conv-depth (private) */
 /* Depthwise convolutions: each channel of the image for itself, by loops.    */
-/* Needs: >>conv >>tape-grad.                                                 */
+/* Needs: >>tape-grad >>conv.                                                 */
 /* ========================================================================== */
 
 /* If a group has one channel of the image and few of the map, a product would have too few rows.

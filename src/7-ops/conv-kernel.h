@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>conv-kernel                                MARK: - conv-kernel (private) */
 /* Convolutions as products: gather (image to map), scatter (map to image).   */
-/* Needs: >>conv-pack >>op-matmul.                                            */
+/* Needs: >>op-matmul >>conv-pack.                                            */
 /* ========================================================================== */
 
 /* Two products compute all convolutions. `gather` gives the map of an image. `scatter` gives the

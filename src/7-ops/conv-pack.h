@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>conv-pack                                    MARK: - conv-pack (private) */
 /* Reads what the kernel of a convolution covers, as columns of a matrix.     */
-/* Needs: >>conv >>gemm-api.                                                  */
+/* Needs: >>kernel-isa >>gemm >>conv.                                         */
 /* ========================================================================== */
 
 /* A convolution is a matrix product per group (im2col: Chellapilla, Puri and Simard, 2006): the

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>conv-weight                                MARK: - conv-weight (private) */
 /* The gradient of a convolution's weight: a product summed over the images.  */
-/* Needs: >>conv-kernel >>tape-backward.                                      */
+/* Needs: >>conv-kernel.                                                      */
 /* ========================================================================== */
 
 /* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>conv                                              MARK: - conv (private) */
 /* Convolutions: their sizes, and what is checked of inputs and options.      */
-/* Needs: >>conv-api >>rule.                                                  */
+/* Needs: >>tensor.                                                           */
 /* ========================================================================== */
 
 /* Convolutions and transposed convolutions are computed from the same two tensors: the image

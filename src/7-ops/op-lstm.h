@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-lstm                                        MARK: - op-lstm (private) */
 /* tsh_lstm and tsh_gru: layers and directions, checks.                       */
-/* Needs: >>op-dropout >>op-view >>op-linear >>op-recurrent.                  */
+/* Needs: >>op-dropout >>op-view >>redistribute >>op-recurrent.               */
 /* ========================================================================== */
 
 enum { TSHI_LSTM_SAVES = 1 << TSHI_RECURRENT_X | 1 << TSHI_RECURRENT_W_IH |

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-recurrent                              MARK: - op-recurrent (private) */
 /* One layer of an LSTM or GRU, in one direction, over a whole sequence.      */
-/* Needs: >>op-cell.                                                          */
+/* Needs: >>op-matmul >>op-cell.                                              */
 /* ========================================================================== */
 
 /* x is (steps, batch, in) or, with batch_first, (batch, steps, in); a row is one sample at one time

@@ -14,6 +14,7 @@ enum {
     STRUCT_tsh_cross_entropy_desc,
     STRUCT_tsh_sample_desc,
     STRUCT_tsh_custom_op_desc,
+    STRUCT_tsh_loss_desc,
     STRUCT_tsh_module_desc,
     STRUCT_tsh_layer_norm_desc,
     STRUCT_tsh_param_desc,
@@ -24,8 +25,15 @@ enum {
     STRUCT_tsh_attention_layer_desc,
     STRUCT_tsh_mlp_desc,
     STRUCT_tsh_policy,
-    STRUCT_tsh_optim_desc,
+    STRUCT_tsh_conv_options,
+    STRUCT_tsh_batch_norm_options,
+    STRUCT_tsh_batch_norm_desc,
+    STRUCT_tsh_group_norm_desc,
+    STRUCT_tsh_instance_norm_desc,
+    STRUCT_tsh_recurrent_desc,
     STRUCT_tsh_schedule,
+    STRUCT_tsh_plateau,
+    STRUCT_tsh_optim_desc,
     STRUCT_tsh_pipeline_desc,
     STRUCT_tsh_file_desc,
     STRUCT_tsh_trace_desc,
@@ -170,6 +178,18 @@ static const api_field fields_of_tsh_custom_op_desc[] = {
     {offsetof(tsh_custom_op_desc, forward), {FUNCTION, 6, "forward"}},
     {offsetof(tsh_custom_op_desc, backward), {FUNCTION, 7, "backward"}},
     {offsetof(tsh_custom_op_desc, user), {USER, 0, "user"}},
+};
+
+static const api_field fields_of_tsh_loss_desc[] = {
+    {offsetof(tsh_loss_desc, reduction), {ENUM, 0, "reduction"}},
+    {offsetof(tsh_loss_desc, weight), {TENSOR, 0, "weight"}},
+    {offsetof(tsh_loss_desc, pos_weight), {TENSOR, 0, "pos_weight"}},
+    {offsetof(tsh_loss_desc, delta), {DOUBLE, 0, "delta"}},
+    {offsetof(tsh_loss_desc, beta), {DOUBLE, 0, "beta"}},
+    {offsetof(tsh_loss_desc, log_target), {INT, 0, "log_target"}},
+    {offsetof(tsh_loss_desc, ignore), {INT, 0, "ignore"}},
+    {offsetof(tsh_loss_desc, ignore_index), {LONG, 0, "ignore_index"}},
+    {offsetof(tsh_loss_desc, dim), {INT, 0, "dim"}},
 };
 
 static const api_field fields_of_tsh_module_desc[] = {
@@ -376,6 +396,93 @@ static const api_field fields_of_tsh_policy[] = {
     {offsetof(tsh_policy, arguments), {NAMES, 0, "arguments"}},
 };
 
+static const api_field fields_of_tsh_conv_options[] = {
+    {offsetof(tsh_conv_options, stride), {LONG, 0, "stride"}},
+    {offsetof(tsh_conv_options, padding), {LONG, 0, "padding"}},
+    {offsetof(tsh_conv_options, output_padding), {LONG, 0, "output_padding"}},
+    {offsetof(tsh_conv_options, dilation), {LONG, 0, "dilation"}},
+    {offsetof(tsh_conv_options, groups), {LONG, 0, "groups"}},
+};
+
+static const api_field fields_of_tsh_batch_norm_options[] = {
+    {offsetof(tsh_batch_norm_options, training), {INT, 0, "training"}},
+    {offsetof(tsh_batch_norm_options, momentum), {DOUBLE, 0, "momentum"}},
+    {offsetof(tsh_batch_norm_options, eps), {DOUBLE, 0, "eps"}},
+    {offsetof(tsh_batch_norm_options, over_dp), {INT, 0, "over_dp"}},
+};
+
+static const api_field fields_of_tsh_batch_norm_desc[] = {
+    {offsetof(tsh_batch_norm_desc, dim), {LONG, 0, "dim"}},
+    {offsetof(tsh_batch_norm_desc, eps), {DOUBLE, 0, "eps"}},
+    {offsetof(tsh_batch_norm_desc, momentum), {DOUBLE, 0, "momentum"}},
+    {offsetof(tsh_batch_norm_desc, cumulative), {INT, 0, "cumulative"}},
+    {offsetof(tsh_batch_norm_desc, affine), {ENUM, 0, "affine"}},
+    {offsetof(tsh_batch_norm_desc, running), {ENUM, 0, "running"}},
+    {offsetof(tsh_batch_norm_desc, over_dp), {INT, 0, "over_dp"}},
+    {offsetof(tsh_batch_norm_desc, dtype), {DTYPE, 0, "dtype"}},
+};
+
+static const api_field fields_of_tsh_group_norm_desc[] = {
+    {offsetof(tsh_group_norm_desc, groups), {LONG, 0, "groups"}},
+    {offsetof(tsh_group_norm_desc, dim), {LONG, 0, "dim"}},
+    {offsetof(tsh_group_norm_desc, eps), {DOUBLE, 0, "eps"}},
+    {offsetof(tsh_group_norm_desc, affine), {ENUM, 0, "affine"}},
+    {offsetof(tsh_group_norm_desc, dtype), {DTYPE, 0, "dtype"}},
+};
+
+static const api_field fields_of_tsh_instance_norm_desc[] = {
+    {offsetof(tsh_instance_norm_desc, dim), {LONG, 0, "dim"}},
+    {offsetof(tsh_instance_norm_desc, eps), {DOUBLE, 0, "eps"}},
+    {offsetof(tsh_instance_norm_desc, affine), {ENUM, 0, "affine"}},
+    {offsetof(tsh_instance_norm_desc, dtype), {DTYPE, 0, "dtype"}},
+};
+
+static const api_field fields_of_tsh_recurrent_desc[] = {
+    {offsetof(tsh_recurrent_desc, in), {LONG, 0, "in"}},
+    {offsetof(tsh_recurrent_desc, hidden), {LONG, 0, "hidden"}},
+    {offsetof(tsh_recurrent_desc, layers), {INT, 0, "layers"}},
+    {offsetof(tsh_recurrent_desc, bidirectional), {INT, 0, "bidirectional"}},
+    {offsetof(tsh_recurrent_desc, batch_first), {INT, 0, "batch_first"}},
+    {offsetof(tsh_recurrent_desc, bias), {ENUM, 0, "bias"}},
+    {offsetof(tsh_recurrent_desc, dropout), {DOUBLE, 0, "dropout"}},
+    {offsetof(tsh_recurrent_desc, owner), {MODULE, 0, "owner"}},
+    {offsetof(tsh_recurrent_desc, sharded), {ENUM, 0, "sharded"}},
+    {offsetof(tsh_recurrent_desc, dtype), {DTYPE, 0, "dtype"}},
+};
+
+static const api_field fields_of_tsh_schedule[] = {
+    {offsetof(tsh_schedule, kind), {ENUM, 0, "kind"}},
+    {offsetof(tsh_schedule, lr), {DOUBLE, 0, "lr"}},
+    {offsetof(tsh_schedule, lr_min), {DOUBLE, 0, "lr_min"}},
+    {offsetof(tsh_schedule, warmup), {LONG, 0, "warmup"}},
+    {offsetof(tsh_schedule, total), {LONG, 0, "total"}},
+    {offsetof(tsh_schedule, period), {LONG, 0, "period"}},
+    {offsetof(tsh_schedule, gamma), {DOUBLE, 0, "gamma"}},
+    {offsetof(tsh_schedule, pct_start), {DOUBLE, 0, "pct_start"}},
+    {offsetof(tsh_schedule, div_factor), {DOUBLE, 0, "div_factor"}},
+    {offsetof(tsh_schedule, final_div_factor), {DOUBLE, 0, "final_div_factor"}},
+    {offsetof(tsh_schedule, decay), {LONG, 0, "decay"}},
+    {offsetof(tsh_schedule, shape), {ENUM, 0, "shape"}},
+    {offsetof(tsh_schedule, factor), {FUNCTION, 9, "factor"}},
+    {offsetof(tsh_schedule, user), {USER, 0, "user"}},
+};
+
+static const api_field fields_of_tsh_plateau[] = {
+    {offsetof(tsh_plateau, lr), {DOUBLE, 0, "lr"}},
+    {offsetof(tsh_plateau, factor), {DOUBLE, 0, "factor"}},
+    {offsetof(tsh_plateau, patience), {LONG, 0, "patience"}},
+    {offsetof(tsh_plateau, threshold), {DOUBLE, 0, "threshold"}},
+    {offsetof(tsh_plateau, absolute), {INT, 0, "absolute"}},
+    {offsetof(tsh_plateau, largest), {INT, 0, "largest"}},
+    {offsetof(tsh_plateau, cooldown), {LONG, 0, "cooldown"}},
+    {offsetof(tsh_plateau, lr_min), {DOUBLE, 0, "lr_min"}},
+    {offsetof(tsh_plateau, eps), {DOUBLE, 0, "eps"}},
+    {offsetof(tsh_plateau, best), {DOUBLE, 0, "best"}},
+    {offsetof(tsh_plateau, bad), {LONG, 0, "bad"}},
+    {offsetof(tsh_plateau, cooling), {LONG, 0, "cooling"}},
+    {offsetof(tsh_plateau, calls), {LONG, 0, "calls"}},
+};
+
 static const api_field fields_of_tsh_optim_desc[] = {
     {offsetof(tsh_optim_desc, kind), {ENUM, 0, "kind"}},
     {offsetof(tsh_optim_desc, lr), {DOUBLE, 0, "lr"}},
@@ -390,23 +497,32 @@ static const api_field fields_of_tsh_optim_desc[] = {
     {offsetof(tsh_optim_desc, grad_dtype), {DTYPE, 0, "grad_dtype"}},
     {offsetof(tsh_optim_desc, moments_dtype), {DTYPE, 0, "moments_dtype"}},
     {offsetof(tsh_optim_desc, round_weights), {INT, 0, "round_weights"}},
-};
-
-static const api_field fields_of_tsh_schedule[] = {
-    {offsetof(tsh_schedule, kind), {ENUM, 0, "kind"}},
-    {offsetof(tsh_schedule, lr), {DOUBLE, 0, "lr"}},
-    {offsetof(tsh_schedule, lr_min), {DOUBLE, 0, "lr_min"}},
-    {offsetof(tsh_schedule, warmup), {LONG, 0, "warmup"}},
-    {offsetof(tsh_schedule, total), {LONG, 0, "total"}},
+    {offsetof(tsh_optim_desc, schedule), {STRUCT, STRUCT_tsh_schedule, "schedule"}},
+    {offsetof(tsh_optim_desc, alpha), {DOUBLE, 0, "alpha"}},
+    {offsetof(tsh_optim_desc, centered), {INT, 0, "centered"}},
+    {offsetof(tsh_optim_desc, lr_decay), {DOUBLE, 0, "lr_decay"}},
+    {offsetof(tsh_optim_desc, momentum_decay), {DOUBLE, 0, "momentum_decay"}},
+    {offsetof(tsh_optim_desc, decoupled), {INT, 0, "decoupled"}},
+    {offsetof(tsh_optim_desc, beta2_decay), {DOUBLE, 0, "beta2_decay"}},
+    {offsetof(tsh_optim_desc, eps2), {DOUBLE, 0, "eps2"}},
+    {offsetof(tsh_optim_desc, d), {DOUBLE, 0, "d"}},
+    {offsetof(tsh_optim_desc, ns_coefficients), {DOUBLE, 0, "ns_coefficients"}},
+    {offsetof(tsh_optim_desc, ns_steps), {INT, 0, "ns_steps"}},
+    {offsetof(tsh_optim_desc, adjust_lr_fn), {ENUM, 0, "adjust_lr_fn"}},
+    {offsetof(tsh_optim_desc, custom.name), {TEXT, 0, "custom.name"}},
+    {offsetof(tsh_optim_desc, custom.moments), {INT, 0, "custom.moments"}},
+    {offsetof(tsh_optim_desc, custom.whole), {INT, 0, "custom.whole"}},
+    {offsetof(tsh_optim_desc, custom.update), {FUNCTION, 10, "custom.update"}},
+    {offsetof(tsh_optim_desc, custom.user), {USER, 0, "custom.user"}},
 };
 
 static const api_field fields_of_tsh_pipeline_desc[] = {
     {offsetof(tsh_pipeline_desc, micro_batches), {COUNT, 0, "micro_batches"}},
     {offsetof(tsh_pipeline_desc, counts), {INTS, 0, "counts"}},
     {offsetof(tsh_pipeline_desc, schedule), {ENUM, 0, "schedule"}},
-    {offsetof(tsh_pipeline_desc, input), {FUNCTION, 9, "input"}},
-    {offsetof(tsh_pipeline_desc, loss), {FUNCTION, 10, "loss"}},
-    {offsetof(tsh_pipeline_desc, weight), {FUNCTION, 11, "weight"}},
+    {offsetof(tsh_pipeline_desc, input), {FUNCTION, 11, "input"}},
+    {offsetof(tsh_pipeline_desc, loss), {FUNCTION, 12, "loss"}},
+    {offsetof(tsh_pipeline_desc, weight), {FUNCTION, 13, "weight"}},
     {offsetof(tsh_pipeline_desc, user), {USER, 0, "user"}},
 };
 
@@ -418,14 +534,15 @@ static const api_field fields_of_tsh_file_desc[] = {
     {offsetof(tsh_file_desc, rename), {STRUCT, STRUCT_tsh_rename, "rename"}},
     {offsetof(tsh_file_desc, ignore), {NAMES, 0, "ignore"}},
     {offsetof(tsh_file_desc, broadcast), {INT, 0, "broadcast"}},
-    {offsetof(tsh_file_desc, read_at), {FUNCTION, 12, "read_at"}},
+    {offsetof(tsh_file_desc, read_at), {FUNCTION, 14, "read_at"}},
     {offsetof(tsh_file_desc, user), {USER, 0, "user"}},
+    {offsetof(tsh_file_desc, ema), {EMA, 0, "ema"}},
 };
 
 static const api_field fields_of_tsh_trace_desc[] = {
     {offsetof(tsh_trace_desc, path), {TEXT, 0, "path"}},
-    {offsetof(tsh_trace_desc, print), {FUNCTION, 13, "print"}},
-    {offsetof(tsh_trace_desc, now), {FUNCTION, 14, "now"}},
+    {offsetof(tsh_trace_desc, print), {FUNCTION, 15, "print"}},
+    {offsetof(tsh_trace_desc, now), {FUNCTION, 16, "now"}},
     {offsetof(tsh_trace_desc, user), {USER, 0, "user"}},
     {offsetof(tsh_trace_desc, limit), {LONG, 0, "limit"}},
 };
@@ -477,6 +594,8 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_sample_desc / sizeof(api_field)},
     {"tsh_custom_op_desc", sizeof(tsh_custom_op_desc), fields_of_tsh_custom_op_desc,
         sizeof fields_of_tsh_custom_op_desc / sizeof(api_field)},
+    {"tsh_loss_desc", sizeof(tsh_loss_desc), fields_of_tsh_loss_desc,
+        sizeof fields_of_tsh_loss_desc / sizeof(api_field)},
     {"tsh_module_desc", sizeof(tsh_module_desc), fields_of_tsh_module_desc,
         sizeof fields_of_tsh_module_desc / sizeof(api_field)},
     {"tsh_layer_norm_desc", sizeof(tsh_layer_norm_desc), fields_of_tsh_layer_norm_desc,
@@ -498,10 +617,24 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_mlp_desc / sizeof(api_field)},
     {"tsh_policy", sizeof(tsh_policy), fields_of_tsh_policy,
         sizeof fields_of_tsh_policy / sizeof(api_field)},
-    {"tsh_optim_desc", sizeof(tsh_optim_desc), fields_of_tsh_optim_desc,
-        sizeof fields_of_tsh_optim_desc / sizeof(api_field)},
+    {"tsh_conv_options", sizeof(tsh_conv_options), fields_of_tsh_conv_options,
+        sizeof fields_of_tsh_conv_options / sizeof(api_field)},
+    {"tsh_batch_norm_options", sizeof(tsh_batch_norm_options), fields_of_tsh_batch_norm_options,
+        sizeof fields_of_tsh_batch_norm_options / sizeof(api_field)},
+    {"tsh_batch_norm_desc", sizeof(tsh_batch_norm_desc), fields_of_tsh_batch_norm_desc,
+        sizeof fields_of_tsh_batch_norm_desc / sizeof(api_field)},
+    {"tsh_group_norm_desc", sizeof(tsh_group_norm_desc), fields_of_tsh_group_norm_desc,
+        sizeof fields_of_tsh_group_norm_desc / sizeof(api_field)},
+    {"tsh_instance_norm_desc", sizeof(tsh_instance_norm_desc), fields_of_tsh_instance_norm_desc,
+        sizeof fields_of_tsh_instance_norm_desc / sizeof(api_field)},
+    {"tsh_recurrent_desc", sizeof(tsh_recurrent_desc), fields_of_tsh_recurrent_desc,
+        sizeof fields_of_tsh_recurrent_desc / sizeof(api_field)},
     {"tsh_schedule", sizeof(tsh_schedule), fields_of_tsh_schedule,
         sizeof fields_of_tsh_schedule / sizeof(api_field)},
+    {"tsh_plateau", sizeof(tsh_plateau), fields_of_tsh_plateau,
+        sizeof fields_of_tsh_plateau / sizeof(api_field)},
+    {"tsh_optim_desc", sizeof(tsh_optim_desc), fields_of_tsh_optim_desc,
+        sizeof fields_of_tsh_optim_desc / sizeof(api_field)},
     {"tsh_pipeline_desc", sizeof(tsh_pipeline_desc), fields_of_tsh_pipeline_desc,
         sizeof fields_of_tsh_pipeline_desc / sizeof(api_field)},
     {"tsh_file_desc", sizeof(tsh_file_desc), fields_of_tsh_file_desc,
@@ -526,6 +659,8 @@ static const api_function stubs[] = {
     (api_function)stub_tsh_custom_op_desc_forward,
     (api_function)stub_tsh_custom_op_desc_backward,
     (api_function)stub_tsh_module_desc_forward,
+    (api_function)stub_tsh_schedule_factor,
+    (api_function)stub_tsh_custom_optim_update,
     (api_function)stub_tsh_pipeline_desc_input,
     (api_function)stub_tsh_pipeline_desc_loss,
     (api_function)stub_tsh_pipeline_desc_weight,
@@ -593,6 +728,8 @@ static void call_tsh_last_error(void *const *a) { (void)tsh_last_error(*(const t
 static void call_tsh_clear_error(void *const *a) { tsh_clear_error(*(tsh_ctx **)a[0]); }
 static void call_tsh_fail(void *const *a) { (void)tsh_fail(*(tsh_ctx **)a[0], *(tsh_result *)a[1],
     *(const char **)a[2], 1); }
+static void call_tsh_set_place(void *const *a) { (void)tsh_set_place(*(tsh_ctx **)a[0],
+    *(const char **)a[1], *(int *)a[2]); }
 static void call_tsh_log_stderr(void *const *a) { tsh_log_stderr(*(const char **)a[0],
     *(void **)a[1]); }
 static void call_tsh_log_message(void *const *a) { tsh_log_message(*(const tsh_logger **)a[0],
@@ -645,6 +782,8 @@ static void call_tsh_arange(void *const *a) { (void)tsh_arange(*(tsh_ctx **)a[0]
     *(tsh_dtype *)a[1], *(double *)a[2], *(double *)a[3], *(double *)a[4]); }
 static void call_tsh_randn(void *const *a) { (void)tsh_randn(*(tsh_ctx **)a[0],
     *(tsh_shape *)a[1]); }
+static void call_tsh_uniform(void *const *a) { (void)tsh_uniform(*(tsh_ctx **)a[0],
+    *(tsh_shape *)a[1], *(double *)a[2], *(double *)a[3]); }
 static void call_tsh_ctx_of(void *const *a) { (void)tsh_ctx_of(*(const tsh_tensor **)a[0]); }
 static void call_tsh_dtype_of(void *const *a) { (void)tsh_dtype_of(*(const tsh_tensor **)a[0]); }
 static void call_tsh_ndim(void *const *a) { (void)tsh_ndim(*(const tsh_tensor **)a[0]); }
@@ -735,16 +874,44 @@ static void call_tsh_add_scalar(void *const *a) { (void)tsh_add_scalar(*(tsh_ten
     *(double *)a[1]); }
 static void call_tsh_pow_scalar(void *const *a) { (void)tsh_pow_scalar(*(tsh_tensor **)a[0],
     *(double *)a[1]); }
+static void call_tsh_maximum(void *const *a) { (void)tsh_maximum(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1]); }
+static void call_tsh_minimum(void *const *a) { (void)tsh_minimum(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1]); }
+static void call_tsh_clamp(void *const *a) { (void)tsh_clamp(*(tsh_tensor **)a[0],
+    *(double *)a[1], *(double *)a[2]); }
 static void call_tsh_exp(void *const *a) { (void)tsh_exp(*(tsh_tensor **)a[0]); }
+static void call_tsh_expm1(void *const *a) { (void)tsh_expm1(*(tsh_tensor **)a[0]); }
 static void call_tsh_log(void *const *a) { (void)tsh_log(*(tsh_tensor **)a[0]); }
+static void call_tsh_log1p(void *const *a) { (void)tsh_log1p(*(tsh_tensor **)a[0]); }
 static void call_tsh_sqrt(void *const *a) { (void)tsh_sqrt(*(tsh_tensor **)a[0]); }
+static void call_tsh_rsqrt(void *const *a) { (void)tsh_rsqrt(*(tsh_tensor **)a[0]); }
+static void call_tsh_reciprocal(void *const *a) { (void)tsh_reciprocal(*(tsh_tensor **)a[0]); }
+static void call_tsh_sin(void *const *a) { (void)tsh_sin(*(tsh_tensor **)a[0]); }
+static void call_tsh_cos(void *const *a) { (void)tsh_cos(*(tsh_tensor **)a[0]); }
+static void call_tsh_abs(void *const *a) { (void)tsh_abs(*(tsh_tensor **)a[0]); }
+static void call_tsh_sign(void *const *a) { (void)tsh_sign(*(tsh_tensor **)a[0]); }
+static void call_tsh_floor(void *const *a) { (void)tsh_floor(*(tsh_tensor **)a[0]); }
+static void call_tsh_ceil(void *const *a) { (void)tsh_ceil(*(tsh_tensor **)a[0]); }
+static void call_tsh_round(void *const *a) { (void)tsh_round(*(tsh_tensor **)a[0]); }
+static void call_tsh_erf(void *const *a) { (void)tsh_erf(*(tsh_tensor **)a[0]); }
 static void call_tsh_sigmoid(void *const *a) { (void)tsh_sigmoid(*(tsh_tensor **)a[0]); }
 static void call_tsh_tanh(void *const *a) { (void)tsh_tanh(*(tsh_tensor **)a[0]); }
 static void call_tsh_relu(void *const *a) { (void)tsh_relu(*(tsh_tensor **)a[0]); }
-static void call_tsh_erf(void *const *a) { (void)tsh_erf(*(tsh_tensor **)a[0]); }
+static void call_tsh_relu6(void *const *a) { (void)tsh_relu6(*(tsh_tensor **)a[0]); }
 static void call_tsh_gelu(void *const *a) { (void)tsh_gelu(*(tsh_tensor **)a[0]); }
 static void call_tsh_gelu_tanh(void *const *a) { (void)tsh_gelu_tanh(*(tsh_tensor **)a[0]); }
 static void call_tsh_silu(void *const *a) { (void)tsh_silu(*(tsh_tensor **)a[0]); }
+static void call_tsh_mish(void *const *a) { (void)tsh_mish(*(tsh_tensor **)a[0]); }
+static void call_tsh_selu(void *const *a) { (void)tsh_selu(*(tsh_tensor **)a[0]); }
+static void call_tsh_hardsigmoid(void *const *a) { (void)tsh_hardsigmoid(*(tsh_tensor **)a[0]); }
+static void call_tsh_hardswish(void *const *a) { (void)tsh_hardswish(*(tsh_tensor **)a[0]); }
+static void call_tsh_log_sigmoid(void *const *a) { (void)tsh_log_sigmoid(*(tsh_tensor **)a[0]); }
+static void call_tsh_softplus(void *const *a) { (void)tsh_softplus(*(tsh_tensor **)a[0],
+    *(double *)a[1]); }
+static void call_tsh_elu(void *const *a) { (void)tsh_elu(*(tsh_tensor **)a[0], *(double *)a[1]); }
+static void call_tsh_leaky_relu(void *const *a) { (void)tsh_leaky_relu(*(tsh_tensor **)a[0],
+    *(double *)a[1]); }
 static void call_tsh_eq(void *const *a) { (void)tsh_eq(*(tsh_tensor **)a[0],
     *(tsh_tensor **)a[1]); }
 static void call_tsh_ne(void *const *a) { (void)tsh_ne(*(tsh_tensor **)a[0],
@@ -759,6 +926,8 @@ static void call_tsh_ge(void *const *a) { (void)tsh_ge(*(tsh_tensor **)a[0],
     *(tsh_tensor **)a[1]); }
 static void call_tsh_where(void *const *a) { (void)tsh_where(*(tsh_tensor **)a[0],
     *(tsh_tensor **)a[1], *(tsh_tensor **)a[2]); }
+static void call_tsh_masked_fill(void *const *a) { (void)tsh_masked_fill(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1], *(double *)a[2]); }
 static void call_tsh_cast(void *const *a) { (void)tsh_cast(*(tsh_tensor **)a[0],
     *(tsh_dtype *)a[1]); }
 static void call_tsh_dropout(void *const *a) { (void)tsh_dropout(*(tsh_tensor **)a[0],
@@ -772,8 +941,24 @@ static void call_tsh_mean(void *const *a) { (void)tsh_mean(*(tsh_tensor **)a[0],
     *(int *)a[2]); }
 static void call_tsh_max(void *const *a) { (void)tsh_max(*(tsh_tensor **)a[0], *(int *)a[1],
     *(int *)a[2]); }
+static void call_tsh_min(void *const *a) { (void)tsh_min(*(tsh_tensor **)a[0], *(int *)a[1],
+    *(int *)a[2]); }
 static void call_tsh_argmax(void *const *a) { (void)tsh_argmax(*(tsh_tensor **)a[0], *(int *)a[1],
     *(int *)a[2]); }
+static void call_tsh_argmin(void *const *a) { (void)tsh_argmin(*(tsh_tensor **)a[0], *(int *)a[1],
+    *(int *)a[2]); }
+static void call_tsh_logsumexp(void *const *a) { (void)tsh_logsumexp(*(tsh_tensor **)a[0],
+    *(int *)a[1], *(int *)a[2]); }
+static void call_tsh_var(void *const *a) { (void)tsh_var(*(tsh_tensor **)a[0], *(int *)a[1],
+    *(double *)a[2], *(int *)a[3]); }
+static void call_tsh_std(void *const *a) { (void)tsh_std(*(tsh_tensor **)a[0], *(int *)a[1],
+    *(double *)a[2], *(int *)a[3]); }
+static void call_tsh_norm(void *const *a) { (void)tsh_norm(*(tsh_tensor **)a[0], *(double *)a[1],
+    *(int *)a[2], *(int *)a[3]); }
+static void call_tsh_prod(void *const *a) { (void)tsh_prod(*(tsh_tensor **)a[0], *(int *)a[1],
+    *(int *)a[2]); }
+static void call_tsh_cumsum(void *const *a) { (void)tsh_cumsum(*(tsh_tensor **)a[0],
+    *(int *)a[1]); }
 static void call_tsh_softmax(void *const *a) { (void)tsh_softmax(*(tsh_tensor **)a[0],
     *(int *)a[1]); }
 static void call_tsh_log_softmax(void *const *a) { (void)tsh_log_softmax(*(tsh_tensor **)a[0],
@@ -834,6 +1019,64 @@ static void call_tsh_sample(void *const *a) { (void)tsh_sample(*(tsh_tensor **)a
 static void call_tsh_custom_op(void *const *a) { (void)tsh_custom_op(*(tsh_ctx **)a[0],
     *(tsh_tensor *const **)a[1], *(int *)a[2], *(tsh_tensor ***)a[3],
     *(const tsh_custom_op_desc **)a[4]); }
+static void call_tsh_mse_loss(void *const *a) { (void)tsh_mse_loss(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1], *(const tsh_loss_desc **)a[2]); }
+static void call_tsh_l1_loss(void *const *a) { (void)tsh_l1_loss(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1], *(const tsh_loss_desc **)a[2]); }
+static void call_tsh_huber_loss(void *const *a) { (void)tsh_huber_loss(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1], *(const tsh_loss_desc **)a[2]); }
+static void call_tsh_smooth_l1_loss(void *const *a) { (void)tsh_smooth_l1_loss
+    (*(tsh_tensor **)a[0], *(tsh_tensor **)a[1], *(const tsh_loss_desc **)a[2]); }
+static void call_tsh_binary_cross_entropy(void *const *a) { (void)tsh_binary_cross_entropy
+    (*(tsh_tensor **)a[0], *(tsh_tensor **)a[1], *(const tsh_loss_desc **)a[2]); }
+static void call_tsh_binary_cross_entropy_with_logits(void *const *a) {
+    (void)tsh_binary_cross_entropy_with_logits(*(tsh_tensor **)a[0], *(tsh_tensor **)a[1],
+    *(const tsh_loss_desc **)a[2]); }
+static void call_tsh_kl_div(void *const *a) { (void)tsh_kl_div(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1], *(const tsh_loss_desc **)a[2]); }
+static void call_tsh_nll_loss(void *const *a) { (void)tsh_nll_loss(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1], *(const tsh_loss_desc **)a[2]); }
+static void call_tsh_cosine_similarity(void *const *a) { (void)tsh_cosine_similarity
+    (*(tsh_tensor **)a[0], *(tsh_tensor **)a[1], *(int *)a[2], *(double *)a[3]); }
+static void call_tsh_stack(void *const *a) { (void)tsh_stack(*(tsh_tensor *const **)a[0],
+    *(int *)a[1], *(int *)a[2]); }
+static void call_tsh_squeeze(void *const *a) { (void)tsh_squeeze(*(tsh_tensor **)a[0],
+    *(int *)a[1]); }
+static void call_tsh_unsqueeze(void *const *a) { (void)tsh_unsqueeze(*(tsh_tensor **)a[0],
+    *(int *)a[1]); }
+static void call_tsh_expand(void *const *a) { (void)tsh_expand(*(tsh_tensor **)a[0],
+    *(tsh_shape *)a[1]); }
+static void call_tsh_tile(void *const *a) { (void)tsh_tile(*(tsh_tensor **)a[0],
+    *(const int64_t **)a[1], *(int *)a[2]); }
+static void call_tsh_repeat_interleave(void *const *a) { (void)tsh_repeat_interleave
+    (*(tsh_tensor **)a[0], *(int64_t *)a[1], *(int *)a[2]); }
+static void call_tsh_pad(void *const *a) { (void)tsh_pad(*(tsh_tensor **)a[0],
+    *(const int64_t **)a[1], *(int *)a[2], *(tsh_pad_mode *)a[3], *(double *)a[4]); }
+static void call_tsh_flip(void *const *a) { (void)tsh_flip(*(tsh_tensor **)a[0], *(int *)a[1]); }
+static void call_tsh_roll(void *const *a) { (void)tsh_roll(*(tsh_tensor **)a[0], *(int64_t *)a[1],
+    *(int *)a[2]); }
+static void call_tsh_slice_step(void *const *a) { (void)tsh_slice_step(*(tsh_tensor **)a[0],
+    *(int *)a[1], *(int64_t *)a[2], *(int64_t *)a[3], *(int64_t *)a[4]); }
+static void call_tsh_tril(void *const *a) { (void)tsh_tril(*(tsh_tensor **)a[0],
+    *(int64_t *)a[1]); }
+static void call_tsh_triu(void *const *a) { (void)tsh_triu(*(tsh_tensor **)a[0],
+    *(int64_t *)a[1]); }
+static void call_tsh_one_hot(void *const *a) { (void)tsh_one_hot(*(tsh_tensor **)a[0],
+    *(int64_t *)a[1]); }
+static void call_tsh_gather(void *const *a) { (void)tsh_gather(*(tsh_tensor **)a[0], *(int *)a[1],
+    *(tsh_tensor **)a[2]); }
+static void call_tsh_scatter_add(void *const *a) { (void)tsh_scatter_add(*(tsh_tensor **)a[0],
+    *(int *)a[1], *(tsh_tensor **)a[2], *(tsh_tensor **)a[3]); }
+static void call_tsh_index_select(void *const *a) { (void)tsh_index_select(*(tsh_tensor **)a[0],
+    *(int *)a[1], *(tsh_tensor **)a[2]); }
+static void call_tsh_topk(void *const *a) { (void)tsh_topk(*(tsh_tensor **)a[0], *(int64_t *)a[1],
+    *(int *)a[2], *(int *)a[3], *(tsh_tensor ***)a[4]); }
+static void call_tsh_sort(void *const *a) { (void)tsh_sort(*(tsh_tensor **)a[0], *(int *)a[1],
+    *(int *)a[2], *(tsh_tensor ***)a[3]); }
+static void call_tsh_argsort(void *const *a) { (void)tsh_argsort(*(tsh_tensor **)a[0],
+    *(int *)a[1], *(int *)a[2]); }
+static void call_tsh_einsum(void *const *a) { (void)tsh_einsum(*(const char **)a[0],
+    *(tsh_tensor **)a[1], *(tsh_tensor **)a[2]); }
 static void call_tsh_root(void *const *a) { (void)tsh_root(*(tsh_ctx **)a[0]); }
 static void call_tsh_add_module(void *const *a) { (void)tsh_add_module(*(tsh_module **)a[0],
     *(const char **)a[1], *(const tsh_module_desc **)a[2]); }
@@ -843,6 +1086,8 @@ static void call_tsh_param(void *const *a) { (void)tsh_param(*(tsh_module **)a[0
     *(const char **)a[1]); }
 static void call_tsh_each_param(void *const *a) { tsh_each_param(*(tsh_module **)a[0], *(void
     (**)(const char *path, tsh_tensor *param, void *user))a[1], *(void **)a[2]); }
+static void call_tsh_module_ctx(void *const *a) { (void)tsh_module_ctx
+    (*(const tsh_module **)a[0]); }
 static void call_tsh_module_path(void *const *a) { use_text(tsh_module_path
     (*(const tsh_module **)a[0])); }
 static void call_tsh_child(void *const *a) { (void)tsh_child(*(const tsh_module **)a[0],
@@ -910,11 +1155,55 @@ static void call_tsh_local_argument(void *const *a) { (void)tsh_local_argument
 static void call_tsh_policy_find(void *const *a) { (void)tsh_policy_find(*(const char **)a[0]); }
 static void call_tsh_parallelize_policy(void *const *a) { (void)tsh_parallelize_policy
     (*(tsh_module **)a[0], *(const tsh_policy **)a[1]); }
+static void call_tsh_conv1d(void *const *a) { (void)tsh_conv1d(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1], *(tsh_tensor **)a[2], *(const tsh_conv_options **)a[3]); }
+static void call_tsh_conv2d(void *const *a) { (void)tsh_conv2d(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1], *(tsh_tensor **)a[2], *(const tsh_conv_options **)a[3]); }
+static void call_tsh_conv_transpose1d(void *const *a) { (void)tsh_conv_transpose1d
+    (*(tsh_tensor **)a[0], *(tsh_tensor **)a[1], *(tsh_tensor **)a[2],
+    *(const tsh_conv_options **)a[3]); }
+static void call_tsh_conv_transpose2d(void *const *a) { (void)tsh_conv_transpose2d
+    (*(tsh_tensor **)a[0], *(tsh_tensor **)a[1], *(tsh_tensor **)a[2],
+    *(const tsh_conv_options **)a[3]); }
+static void call_tsh_batch_norm(void *const *a) { (void)tsh_batch_norm(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1], *(tsh_tensor **)a[2], *(tsh_tensor **)a[3], *(tsh_tensor **)a[4],
+    *(const tsh_batch_norm_options **)a[5]); }
+static void call_tsh_add_batch_norm(void *const *a) { (void)tsh_add_batch_norm
+    (*(tsh_module **)a[0], *(const char **)a[1], *(const tsh_batch_norm_desc **)a[2]); }
+static void call_tsh_group_norm(void *const *a) { (void)tsh_group_norm(*(tsh_tensor **)a[0],
+    *(int64_t *)a[1], *(tsh_tensor **)a[2], *(tsh_tensor **)a[3], *(double *)a[4]); }
+static void call_tsh_instance_norm(void *const *a) { (void)tsh_instance_norm(*(tsh_tensor **)a[0],
+    *(tsh_tensor **)a[1], *(tsh_tensor **)a[2], *(double *)a[3]); }
+static void call_tsh_add_group_norm(void *const *a) { (void)tsh_add_group_norm
+    (*(tsh_module **)a[0], *(const char **)a[1], *(const tsh_group_norm_desc **)a[2]); }
+static void call_tsh_add_instance_norm(void *const *a) { (void)tsh_add_instance_norm
+    (*(tsh_module **)a[0], *(const char **)a[1], *(const tsh_instance_norm_desc **)a[2]); }
+static void call_tsh_lstm(void *const *a) { (void)tsh_lstm(*(tsh_tensor **)a[0],
+    *(tsh_tensor *const **)a[1], *(int *)a[2], *(tsh_tensor **)a[3], *(tsh_tensor **)a[4],
+    *(const tsh_recurrent_desc **)a[5], *(tsh_tensor ***)a[6], *(tsh_tensor ***)a[7]); }
+static void call_tsh_gru(void *const *a) { (void)tsh_gru(*(tsh_tensor **)a[0],
+    *(tsh_tensor *const **)a[1], *(int *)a[2], *(tsh_tensor **)a[3],
+    *(const tsh_recurrent_desc **)a[4], *(tsh_tensor ***)a[5]); }
+static void call_tsh_add_lstm(void *const *a) { (void)tsh_add_lstm(*(tsh_module **)a[0],
+    *(const char **)a[1], *(const tsh_recurrent_desc **)a[2]); }
+static void call_tsh_add_gru(void *const *a) { (void)tsh_add_gru(*(tsh_module **)a[0],
+    *(const char **)a[1], *(const tsh_recurrent_desc **)a[2]); }
+static void call_tsh_lstm_forward(void *const *a) { (void)tsh_lstm_forward(*(tsh_module **)a[0],
+    *(tsh_tensor **)a[1], *(tsh_tensor **)a[2], *(tsh_tensor **)a[3], *(tsh_tensor ***)a[4],
+    *(tsh_tensor ***)a[5]); }
+static void call_tsh_gru_forward(void *const *a) { (void)tsh_gru_forward(*(tsh_module **)a[0],
+    *(tsh_tensor **)a[1], *(tsh_tensor **)a[2], *(tsh_tensor ***)a[3]); }
+static void call_tsh_schedule_lr(void *const *a) { (void)tsh_schedule_lr
+    (*(const tsh_schedule **)a[0], *(int64_t *)a[1]); }
+static void call_tsh_plateau_step(void *const *a) { (void)tsh_plateau_step(*(tsh_plateau **)a[0],
+    *(double *)a[1]); }
 static void call_tsh_optim_new(void *const *a) { (void)tsh_optim_new(*(tsh_module **)a[0],
     *(const tsh_optim_desc **)a[1]); }
 static void call_tsh_optim_free(void *const *a) { tsh_optim_free(*(tsh_optim **)a[0]); }
 static void call_tsh_optim_group(void *const *a) { (void)tsh_optim_group(*(tsh_optim **)a[0],
     *(const char **)a[1], *(double *)a[2], *(double *)a[3]); }
+static void call_tsh_optim_group_with(void *const *a) { (void)tsh_optim_group_with
+    (*(tsh_optim **)a[0], *(const char **)a[1], *(const tsh_optim_desc **)a[2]); }
 static void call_tsh_optim_set_lr(void *const *a) { tsh_optim_set_lr(*(tsh_optim **)a[0],
     *(double *)a[1]); }
 static void call_tsh_optim_step(void *const *a) { (void)tsh_optim_step(*(tsh_optim **)a[0]); }
@@ -922,8 +1211,12 @@ static void call_tsh_optim_state(void *const *a) { (void)tsh_optim_state
     (*(const tsh_optim **)a[0]); }
 static void call_tsh_clip_grad_norm(void *const *a) { (void)tsh_clip_grad_norm
     (*(tsh_module **)a[0], *(double *)a[1], *(double **)a[2]); }
-static void call_tsh_schedule_lr(void *const *a) { (void)tsh_schedule_lr
-    (*(const tsh_schedule **)a[0], *(int64_t *)a[1]); }
+static void call_tsh_ema_new(void *const *a) { (void)tsh_ema_new(*(tsh_module **)a[0],
+    *(double *)a[1]); }
+static void call_tsh_ema_free(void *const *a) { tsh_ema_free(*(tsh_ema **)a[0]); }
+static void call_tsh_ema_update(void *const *a) { (void)tsh_ema_update(*(tsh_ema **)a[0]); }
+static void call_tsh_ema_swap(void *const *a) { (void)tsh_ema_swap(*(tsh_ema **)a[0]); }
+static void call_tsh_ema_updates(void *const *a) { (void)tsh_ema_updates(*(const tsh_ema **)a[0]); }
 static void call_tsh_quantize(void *const *a) { (void)tsh_quantize(*(tsh_module **)a[0],
     *(const char **)a[1], *(tsh_dtype *)a[2]); }
 static void call_tsh_pipeline_new(void *const *a) { (void)tsh_pipeline_new(*(tsh_module **)a[0],
@@ -1014,6 +1307,8 @@ static const api_call calls[] = {
     {"tsh_last_error", call_tsh_last_error, 1, {{CTX, 0, "ctx"}}},
     {"tsh_clear_error", call_tsh_clear_error, 1, {{CTX, 0, "ctx"}}},
     {"tsh_fail", call_tsh_fail, 3, {{CTX, 0, "ctx"}, {ENUM, 0, "code"}, {FORMAT, 0, "format"}}},
+    {"tsh_set_place", call_tsh_set_place, 3, {{CTX, 0, "ctx"}, {TEXT, 0, "file"}, {INT, 0,
+        "line"}}},
     {"tsh_log_stderr", call_tsh_log_stderr, 2, {{TEXT, 0, "message"}, {USER, 0, "user"}}},
     {"tsh_log_message", call_tsh_log_message, 2, {{LOGGER, 0, "logger"}, {FORMAT, 0, "format"}}},
     {"tsh_error_set", call_tsh_error_set, 4, {{ERROR_AT, 0, "error"}, {ENUM, 0, "code"}, {INT, 0,
@@ -1056,6 +1351,8 @@ static const api_call calls[] = {
     {"tsh_arange", call_tsh_arange, 5, {{CTX, 0, "ctx"}, {DTYPE, 0, "dtype"}, {DOUBLE, 0,
         "start"}, {DOUBLE, 0, "stop"}, {DOUBLE, 0, "step"}}},
     {"tsh_randn", call_tsh_randn, 2, {{CTX, 0, "ctx"}, {SHAPE, 0, "shape"}}},
+    {"tsh_uniform", call_tsh_uniform, 4, {{CTX, 0, "ctx"}, {SHAPE, 0, "shape"}, {DOUBLE, 0,
+        "low"}, {DOUBLE, 0, "high"}}},
     {"tsh_ctx_of", call_tsh_ctx_of, 1, {{TENSOR, 0, "t"}}},
     {"tsh_dtype_of", call_tsh_dtype_of, 1, {{TENSOR, 0, "t"}}},
     {"tsh_ndim", call_tsh_ndim, 1, {{TENSOR, 0, "t"}}},
@@ -1124,16 +1421,39 @@ static const api_call calls[] = {
     {"tsh_scale", call_tsh_scale, 2, {{TENSOR, 0, "x"}, {DOUBLE, 0, "factor"}}},
     {"tsh_add_scalar", call_tsh_add_scalar, 2, {{TENSOR, 0, "x"}, {DOUBLE, 0, "term"}}},
     {"tsh_pow_scalar", call_tsh_pow_scalar, 2, {{TENSOR, 0, "x"}, {DOUBLE, 0, "exponent"}}},
+    {"tsh_maximum", call_tsh_maximum, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
+    {"tsh_minimum", call_tsh_minimum, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
+    {"tsh_clamp", call_tsh_clamp, 3, {{TENSOR, 0, "x"}, {DOUBLE, 0, "min"}, {DOUBLE, 0, "max"}}},
     {"tsh_exp", call_tsh_exp, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_expm1", call_tsh_expm1, 1, {{TENSOR, 0, "x"}}},
     {"tsh_log", call_tsh_log, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_log1p", call_tsh_log1p, 1, {{TENSOR, 0, "x"}}},
     {"tsh_sqrt", call_tsh_sqrt, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_rsqrt", call_tsh_rsqrt, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_reciprocal", call_tsh_reciprocal, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_sin", call_tsh_sin, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_cos", call_tsh_cos, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_abs", call_tsh_abs, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_sign", call_tsh_sign, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_floor", call_tsh_floor, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_ceil", call_tsh_ceil, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_round", call_tsh_round, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_erf", call_tsh_erf, 1, {{TENSOR, 0, "x"}}},
     {"tsh_sigmoid", call_tsh_sigmoid, 1, {{TENSOR, 0, "x"}}},
     {"tsh_tanh", call_tsh_tanh, 1, {{TENSOR, 0, "x"}}},
     {"tsh_relu", call_tsh_relu, 1, {{TENSOR, 0, "x"}}},
-    {"tsh_erf", call_tsh_erf, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_relu6", call_tsh_relu6, 1, {{TENSOR, 0, "x"}}},
     {"tsh_gelu", call_tsh_gelu, 1, {{TENSOR, 0, "x"}}},
     {"tsh_gelu_tanh", call_tsh_gelu_tanh, 1, {{TENSOR, 0, "x"}}},
     {"tsh_silu", call_tsh_silu, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_mish", call_tsh_mish, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_selu", call_tsh_selu, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_hardsigmoid", call_tsh_hardsigmoid, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_hardswish", call_tsh_hardswish, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_log_sigmoid", call_tsh_log_sigmoid, 1, {{TENSOR, 0, "x"}}},
+    {"tsh_softplus", call_tsh_softplus, 2, {{TENSOR, 0, "x"}, {DOUBLE, 0, "beta"}}},
+    {"tsh_elu", call_tsh_elu, 2, {{TENSOR, 0, "x"}, {DOUBLE, 0, "alpha"}}},
+    {"tsh_leaky_relu", call_tsh_leaky_relu, 2, {{TENSOR, 0, "x"}, {DOUBLE, 0, "slope"}}},
     {"tsh_eq", call_tsh_eq, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_ne", call_tsh_ne, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_lt", call_tsh_lt, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
@@ -1141,6 +1461,8 @@ static const api_call calls[] = {
     {"tsh_gt", call_tsh_gt, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_ge", call_tsh_ge, 2, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_where", call_tsh_where, 3, {{TENSOR, 0, "cond"}, {TENSOR, 0, "yes"}, {TENSOR, 0, "no"}}},
+    {"tsh_masked_fill", call_tsh_masked_fill, 3, {{TENSOR, 0, "x"}, {TENSOR, 0, "mask"}, {DOUBLE,
+        0, "value"}}},
     {"tsh_cast", call_tsh_cast, 2, {{TENSOR, 0, "x"}, {DTYPE, 0, "dtype"}}},
     {"tsh_dropout", call_tsh_dropout, 3, {{TENSOR, 0, "x"}, {DOUBLE, 0, "p"}, {MODULE, 0,
         "owner"}}},
@@ -1150,7 +1472,19 @@ static const api_call calls[] = {
     {"tsh_sum", call_tsh_sum, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {INT, 0, "keepdim"}}},
     {"tsh_mean", call_tsh_mean, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {INT, 0, "keepdim"}}},
     {"tsh_max", call_tsh_max, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {INT, 0, "keepdim"}}},
+    {"tsh_min", call_tsh_min, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {INT, 0, "keepdim"}}},
     {"tsh_argmax", call_tsh_argmax, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {INT, 0, "keepdim"}}},
+    {"tsh_argmin", call_tsh_argmin, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {INT, 0, "keepdim"}}},
+    {"tsh_logsumexp", call_tsh_logsumexp, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {INT, 0,
+        "keepdim"}}},
+    {"tsh_var", call_tsh_var, 4, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {DOUBLE, 0, "correction"},
+        {INT, 0, "keepdim"}}},
+    {"tsh_std", call_tsh_std, 4, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {DOUBLE, 0, "correction"},
+        {INT, 0, "keepdim"}}},
+    {"tsh_norm", call_tsh_norm, 4, {{TENSOR, 0, "x"}, {DOUBLE, 0, "p"}, {INT, 0, "dim"}, {INT, 0,
+        "keepdim"}}},
+    {"tsh_prod", call_tsh_prod, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {INT, 0, "keepdim"}}},
+    {"tsh_cumsum", call_tsh_cumsum, 2, {{TENSOR, 0, "x"}, {INT, 0, "dim"}}},
     {"tsh_softmax", call_tsh_softmax, 2, {{TENSOR, 0, "x"}, {INT, 0, "dim"}}},
     {"tsh_log_softmax", call_tsh_log_softmax, 2, {{TENSOR, 0, "x"}, {INT, 0, "dim"}}},
     {"tsh_reshape", call_tsh_reshape, 2, {{TENSOR, 0, "x"}, {SHAPE, 0, "shape"}}},
@@ -1196,6 +1530,52 @@ static const api_call calls[] = {
         "desc"}}},
     {"tsh_custom_op", call_tsh_custom_op, 5, {{CTX, 0, "ctx"}, {TENSORS, 0, "in"}, {COUNT, 0,
         "n"}, {TENSORS, 0, "out"}, {STRUCT, STRUCT_tsh_custom_op_desc, "desc"}}},
+    {"tsh_mse_loss", call_tsh_mse_loss, 3, {{TENSOR, 0, "x"}, {TENSOR, 0, "target"}, {STRUCT,
+        STRUCT_tsh_loss_desc, "desc"}}},
+    {"tsh_l1_loss", call_tsh_l1_loss, 3, {{TENSOR, 0, "x"}, {TENSOR, 0, "target"}, {STRUCT,
+        STRUCT_tsh_loss_desc, "desc"}}},
+    {"tsh_huber_loss", call_tsh_huber_loss, 3, {{TENSOR, 0, "x"}, {TENSOR, 0, "target"}, {STRUCT,
+        STRUCT_tsh_loss_desc, "desc"}}},
+    {"tsh_smooth_l1_loss", call_tsh_smooth_l1_loss, 3, {{TENSOR, 0, "x"}, {TENSOR, 0, "target"},
+        {STRUCT, STRUCT_tsh_loss_desc, "desc"}}},
+    {"tsh_binary_cross_entropy", call_tsh_binary_cross_entropy, 3, {{TENSOR, 0, "x"}, {TENSOR, 0,
+        "target"}, {STRUCT, STRUCT_tsh_loss_desc, "desc"}}},
+    {"tsh_binary_cross_entropy_with_logits", call_tsh_binary_cross_entropy_with_logits, 3,
+        {{TENSOR, 0, "x"}, {TENSOR, 0, "target"}, {STRUCT, STRUCT_tsh_loss_desc, "desc"}}},
+    {"tsh_kl_div", call_tsh_kl_div, 3, {{TENSOR, 0, "x"}, {TENSOR, 0, "target"}, {STRUCT,
+        STRUCT_tsh_loss_desc, "desc"}}},
+    {"tsh_nll_loss", call_tsh_nll_loss, 3, {{TENSOR, 0, "log_probs"}, {TENSOR, 0, "target"},
+        {STRUCT, STRUCT_tsh_loss_desc, "desc"}}},
+    {"tsh_cosine_similarity", call_tsh_cosine_similarity, 4, {{TENSOR, 0, "a"}, {TENSOR, 0, "b"},
+        {INT, 0, "dim"}, {DOUBLE, 0, "eps"}}},
+    {"tsh_stack", call_tsh_stack, 3, {{TENSORS, 0, "parts"}, {COUNT, 0, "n"}, {INT, 0, "dim"}}},
+    {"tsh_squeeze", call_tsh_squeeze, 2, {{TENSOR, 0, "x"}, {INT, 0, "dim"}}},
+    {"tsh_unsqueeze", call_tsh_unsqueeze, 2, {{TENSOR, 0, "x"}, {INT, 0, "dim"}}},
+    {"tsh_expand", call_tsh_expand, 2, {{TENSOR, 0, "x"}, {SHAPE, 0, "shape"}}},
+    {"tsh_tile", call_tsh_tile, 3, {{TENSOR, 0, "x"}, {LONGS, 0, "repeats"}, {COUNT, 0, "n"}}},
+    {"tsh_repeat_interleave", call_tsh_repeat_interleave, 3, {{TENSOR, 0, "x"}, {LONG, 0,
+        "repeats"}, {INT, 0, "dim"}}},
+    {"tsh_pad", call_tsh_pad, 5, {{TENSOR, 0, "x"}, {LONGS, 0, "pad"}, {COUNT, 0, "n"}, {ENUM, 0,
+        "mode"}, {DOUBLE, 0, "value"}}},
+    {"tsh_flip", call_tsh_flip, 2, {{TENSOR, 0, "x"}, {INT, 0, "dim"}}},
+    {"tsh_roll", call_tsh_roll, 3, {{TENSOR, 0, "x"}, {LONG, 0, "shift"}, {INT, 0, "dim"}}},
+    {"tsh_slice_step", call_tsh_slice_step, 5, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {LONG, 0,
+        "start"}, {LONG, 0, "stop"}, {LONG, 0, "step"}}},
+    {"tsh_tril", call_tsh_tril, 2, {{TENSOR, 0, "x"}, {LONG, 0, "diagonal"}}},
+    {"tsh_triu", call_tsh_triu, 2, {{TENSOR, 0, "x"}, {LONG, 0, "diagonal"}}},
+    {"tsh_one_hot", call_tsh_one_hot, 2, {{TENSOR, 0, "ids"}, {LONG, 0, "classes"}}},
+    {"tsh_gather", call_tsh_gather, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {TENSOR, 0, "index"}}},
+    {"tsh_scatter_add", call_tsh_scatter_add, 4, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {TENSOR, 0,
+        "index"}, {TENSOR, 0, "src"}}},
+    {"tsh_index_select", call_tsh_index_select, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {TENSOR, 0,
+        "index"}}},
+    {"tsh_topk", call_tsh_topk, 5, {{TENSOR, 0, "x"}, {LONG, 0, "k"}, {INT, 0, "dim"}, {INT, 0,
+        "largest"}, {TENSORS, 0, "indices"}}},
+    {"tsh_sort", call_tsh_sort, 4, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {INT, 0, "descending"},
+        {TENSORS, 0, "indices"}}},
+    {"tsh_argsort", call_tsh_argsort, 3, {{TENSOR, 0, "x"}, {INT, 0, "dim"}, {INT, 0,
+        "descending"}}},
+    {"tsh_einsum", call_tsh_einsum, 3, {{TEXT, 0, "equation"}, {TENSOR, 0, "a"}, {TENSOR, 0, "b"}}},
     {"tsh_root", call_tsh_root, 1, {{CTX, 0, "ctx"}}},
     {"tsh_add_module", call_tsh_add_module, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"}, {STRUCT,
         STRUCT_tsh_module_desc, "desc"}}},
@@ -1203,6 +1583,7 @@ static const api_call calls[] = {
     {"tsh_param", call_tsh_param, 2, {{MODULE, 0, "module"}, {TEXT, 0, "path"}}},
     {"tsh_each_param", call_tsh_each_param, 3, {{MODULE, 0, "module"}, {FUNCTION, 4, "fn"}, {USER,
         0, "user"}}},
+    {"tsh_module_ctx", call_tsh_module_ctx, 1, {{MODULE, 0, "module"}}},
     {"tsh_module_path", call_tsh_module_path, 1, {{MODULE, 0, "module"}}},
     {"tsh_child", call_tsh_child, 2, {{MODULE, 0, "module"}, {INT, 0, "index"}}},
     {"tsh_tie", call_tsh_tie, 3, {{MODULE, 0, "module"}, {TEXT, 0, "name"}, {TENSOR, 0, "source"}}},
@@ -1258,18 +1639,61 @@ static const api_call calls[] = {
     {"tsh_policy_find", call_tsh_policy_find, 1, {{TEXT, 0, "name"}}},
     {"tsh_parallelize_policy", call_tsh_parallelize_policy, 2, {{MODULE, 0, "root"}, {STRUCT,
         STRUCT_tsh_policy, "policy"}}},
+    {"tsh_conv1d", call_tsh_conv1d, 4, {{TENSOR, 0, "x"}, {TENSOR, 0, "weight"}, {TENSOR, 0,
+        "bias"}, {STRUCT, STRUCT_tsh_conv_options, "options"}}},
+    {"tsh_conv2d", call_tsh_conv2d, 4, {{TENSOR, 0, "x"}, {TENSOR, 0, "weight"}, {TENSOR, 0,
+        "bias"}, {STRUCT, STRUCT_tsh_conv_options, "options"}}},
+    {"tsh_conv_transpose1d", call_tsh_conv_transpose1d, 4, {{TENSOR, 0, "x"}, {TENSOR, 0,
+        "weight"}, {TENSOR, 0, "bias"}, {STRUCT, STRUCT_tsh_conv_options, "options"}}},
+    {"tsh_conv_transpose2d", call_tsh_conv_transpose2d, 4, {{TENSOR, 0, "x"}, {TENSOR, 0,
+        "weight"}, {TENSOR, 0, "bias"}, {STRUCT, STRUCT_tsh_conv_options, "options"}}},
+    {"tsh_batch_norm", call_tsh_batch_norm, 6, {{TENSOR, 0, "x"}, {TENSOR, 0, "weight"}, {TENSOR,
+        0, "bias"}, {TENSOR, 0, "running_mean"}, {TENSOR, 0, "running_var"}, {STRUCT,
+        STRUCT_tsh_batch_norm_options, "options"}}},
+    {"tsh_add_batch_norm", call_tsh_add_batch_norm, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"},
+        {STRUCT, STRUCT_tsh_batch_norm_desc, "desc"}}},
+    {"tsh_group_norm", call_tsh_group_norm, 5, {{TENSOR, 0, "x"}, {LONG, 0, "groups"}, {TENSOR, 0,
+        "weight"}, {TENSOR, 0, "bias"}, {DOUBLE, 0, "eps"}}},
+    {"tsh_instance_norm", call_tsh_instance_norm, 4, {{TENSOR, 0, "x"}, {TENSOR, 0, "weight"},
+        {TENSOR, 0, "bias"}, {DOUBLE, 0, "eps"}}},
+    {"tsh_add_group_norm", call_tsh_add_group_norm, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"},
+        {STRUCT, STRUCT_tsh_group_norm_desc, "desc"}}},
+    {"tsh_add_instance_norm", call_tsh_add_instance_norm, 3, {{MODULE, 0, "parent"}, {TEXT, 0,
+        "name"}, {STRUCT, STRUCT_tsh_instance_norm_desc, "desc"}}},
+    {"tsh_lstm", call_tsh_lstm, 8, {{TENSOR, 0, "x"}, {TENSORS, 0, "weights"}, {COUNT, 0,
+        "count"}, {TENSOR, 0, "h0"}, {TENSOR, 0, "c0"}, {STRUCT, STRUCT_tsh_recurrent_desc,
+        "desc"}, {TENSORS, 0, "h"}, {TENSORS, 0, "c"}}},
+    {"tsh_gru", call_tsh_gru, 6, {{TENSOR, 0, "x"}, {TENSORS, 0, "weights"}, {COUNT, 0, "count"},
+        {TENSOR, 0, "h0"}, {STRUCT, STRUCT_tsh_recurrent_desc, "desc"}, {TENSORS, 0, "h"}}},
+    {"tsh_add_lstm", call_tsh_add_lstm, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"}, {STRUCT,
+        STRUCT_tsh_recurrent_desc, "desc"}}},
+    {"tsh_add_gru", call_tsh_add_gru, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"}, {STRUCT,
+        STRUCT_tsh_recurrent_desc, "desc"}}},
+    {"tsh_lstm_forward", call_tsh_lstm_forward, 6, {{MODULE, 0, "module"}, {TENSOR, 0, "x"},
+        {TENSOR, 0, "h0"}, {TENSOR, 0, "c0"}, {TENSORS, 0, "h"}, {TENSORS, 0, "c"}}},
+    {"tsh_gru_forward", call_tsh_gru_forward, 4, {{MODULE, 0, "module"}, {TENSOR, 0, "x"},
+        {TENSOR, 0, "h0"}, {TENSORS, 0, "h"}}},
+    {"tsh_schedule_lr", call_tsh_schedule_lr, 2, {{STRUCT, STRUCT_tsh_schedule, "schedule"},
+        {LONG, 0, "step"}}},
+    {"tsh_plateau_step", call_tsh_plateau_step, 2, {{STRUCT, STRUCT_tsh_plateau, "plateau"},
+        {DOUBLE, 0, "metric"}}},
     {"tsh_optim_new", call_tsh_optim_new, 2, {{MODULE, 0, "module"}, {STRUCT,
         STRUCT_tsh_optim_desc, "desc"}}},
     {"tsh_optim_free", call_tsh_optim_free, 1, {{OPTIM, 0, "optim"}}},
     {"tsh_optim_group", call_tsh_optim_group, 4, {{OPTIM, 0, "optim"}, {TEXT, 0, "pattern"},
         {DOUBLE, 0, "lr_scale"}, {DOUBLE, 0, "weight_decay"}}},
+    {"tsh_optim_group_with", call_tsh_optim_group_with, 3, {{OPTIM, 0, "optim"}, {TEXT, 0,
+        "pattern"}, {STRUCT, STRUCT_tsh_optim_desc, "desc"}}},
     {"tsh_optim_set_lr", call_tsh_optim_set_lr, 2, {{OPTIM, 0, "optim"}, {DOUBLE, 0, "lr"}}},
     {"tsh_optim_step", call_tsh_optim_step, 1, {{OPTIM, 0, "optim"}}},
     {"tsh_optim_state", call_tsh_optim_state, 1, {{OPTIM, 0, "optim"}}},
     {"tsh_clip_grad_norm", call_tsh_clip_grad_norm, 3, {{MODULE, 0, "module"}, {DOUBLE, 0,
         "max_norm"}, {DOUBLES, 0, "norm"}}},
-    {"tsh_schedule_lr", call_tsh_schedule_lr, 2, {{STRUCT, STRUCT_tsh_schedule, "schedule"},
-        {LONG, 0, "step"}}},
+    {"tsh_ema_new", call_tsh_ema_new, 2, {{MODULE, 0, "module"}, {DOUBLE, 0, "decay"}}},
+    {"tsh_ema_free", call_tsh_ema_free, 1, {{EMA, 0, "ema"}}},
+    {"tsh_ema_update", call_tsh_ema_update, 1, {{EMA, 0, "ema"}}},
+    {"tsh_ema_swap", call_tsh_ema_swap, 1, {{EMA, 0, "ema"}}},
+    {"tsh_ema_updates", call_tsh_ema_updates, 1, {{EMA, 0, "ema"}}},
     {"tsh_quantize", call_tsh_quantize, 3, {{MODULE, 0, "module"}, {TEXT, 0, "pattern"}, {DTYPE,
         0, "dtype"}}},
     {"tsh_pipeline_new", call_tsh_pipeline_new, 2, {{MODULE, 0, "container"}, {STRUCT,
