@@ -1281,7 +1281,7 @@ def run(ranks, fn, *args, **desc):
         try:
             if helper.ident is None:
                 helper.start()
-            ended.wait()
+            ended.wait(0.1)  # a signal just before it would not end it
         except BaseException as error:
             stop.append(error)  # the ranks raise it at their next call
     if raised:
