@@ -7963,6 +7963,17 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params, TSHI_X86)               \
     TSHI_KERNEL_TABLE(name)
+/* TSHI_KERNEL_FUSED for kernels that no step feels, as each compilation takes its time: processors
+ * with AVX-512 run the one for AVX2 (TSHI_KERNEL_AVX2), or all run the portable one
+ * (TSHI_KERNEL_PORTABLE), which suffices where memory is slower than the formula. */
+#define TSHI_KERNEL_AVX2(name, type)                                                               \
+    TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params, TSHI_FUSED)                      \
+    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
+    static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_avx2, name##_avx2}
+#define TSHI_KERNEL_PORTABLE(name, type)                                                           \
+    TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params, TSHI_FUSED)                      \
+    static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_portable,               \
+                                                   name##_portable}
 
 /* ========================================================================== */
 /* >>kernel                                          MARK: - kernel (private) */
@@ -8089,6 +8100,16 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_store_block((tsh_real *)y->data, y->step, e, n, block, add);
     else
         tshi_kernel_round_to(y, e, n, block, add);
+}
+
+/* The same two, compiled once and called: kernels that use these take less time to compile. */
+TSHI_APART const tsh_real *tshi_kernel_load_apart(const tshi_operand *x, int64_t e, int64_t n,
+                                                  tsh_real *pad) {
+    return tshi_kernel_load(x, e, n, pad);
+}
+TSHI_APART void tshi_kernel_store_apart(const tshi_operand *y, int64_t e, int64_t n,
+                                        const tsh_real *block, int add) {
+    tshi_kernel_store(y, e, n, block, add);
 }
 
 /* Returns the block that begins at element e of x, which has n elements of an integer dtype, in
@@ -14767,7 +14788,9 @@ static void tshi_map_backward(tshi_node *node) {
 /* Defines a kernel with parameters of type P. It computes the formula F, in which u, v, w are its N
  * inputs (operands 1 to 3; those that it does not have are called u1 and u2) and c is the scalar C,
  * and writes the result to operand 0, or adds it if ADD is 1. In the backward of a broadcast input,
- * operand 0 has step 0 where the input repeats, and the store sums. */
+ * operand 0 has step 0 where the input repeats, and the store sums. TSHI_MAP_SETS (..._FUSED,
+ * ..._AVX2 or ..._PORTABLE), TSHI_MAP_LOAD and TSHI_MAP_STORE say how much of it is compiled for
+ * each instruction set: all of the ops that networks are made of, little of the others. */
 #define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
     TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
         tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
@@ -14776,18 +14799,21 @@ static void tshi_map_backward(tshi_node *node) {
         int i;                                                                                     \
         (void)c, (void)p, (void)fused; /* not every F uses them */                                 \
         for (e = 0; e < n; e += TSHI_BLOCK) { /* block by block */                                 \
-            us = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
-            vs = N > 1 ? tshi_kernel_load(&operand[2], e, n, pad[1]) : us;                         \
-            ws = N > 2 ? tshi_kernel_load(&operand[3], e, n, pad[2]) : us;                         \
+            us = TSHI_MAP_LOAD(&operand[1], e, n, pad[0]);                                         \
+            vs = N > 1 ? TSHI_MAP_LOAD(&operand[2], e, n, pad[1]) : us;                            \
+            ws = N > 2 ? TSHI_MAP_LOAD(&operand[3], e, n, pad[2]) : us;                            \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real u = us[i], v = vs[i], w = ws[i];                                    \
                 (void)u, (void)v, (void)w;                                                         \
                 y[i] = F; /* the formula */                                                        \
             }                                                                                      \
-            tshi_kernel_store(&operand[0], e, n, y, ADD);                                          \
+            TSHI_MAP_STORE(&operand[0], e, n, y, ADD);                                             \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(name, P);
+    TSHI_MAP_SETS(name, P);
+#define TSHI_MAP_SETS  TSHI_KERNEL_FUSED
+#define TSHI_MAP_LOAD  tshi_kernel_load
+#define TSHI_MAP_STORE tshi_kernel_store
 
 /* -- unary ops, a row each: neg, exp, relu, gelu, ... ---------------------- */
 
@@ -14862,97 +14888,6 @@ TSHI_UNARY(gelu, nonlinear, X, tshi_math_gelu(x, fused), g *tshi_math_gelu_deriv
 TSHI_UNARY(gelu_tanh, nonlinear, X, x / (TSHI_R(1) + tshi_math_gelu_power(x, fused)),
            g *tshi_math_gelu_tanh_derivative(v, fused))
 TSHI_UNARY(silu, nonlinear, X, tshi_math_silu(x, fused), g *tshi_math_silu_derivative(v, fused))
-TSHI_UNARY(abs, nonlinear, X, tshi_math_abs(x), g *tshi_math_sign(v))
-TSHI_UNARY(sign, nonlinear, NONE, tshi_math_sign(x), TSHI_R(0))
-TSHI_UNARY(floor, nonlinear, NONE, tshi_math_floor(x), TSHI_R(0))
-TSHI_UNARY(ceil, nonlinear, NONE, tshi_math_ceil(x), TSHI_R(0))
-TSHI_UNARY(round, nonlinear, NONE, tshi_math_round_even(x), TSHI_R(0))
-TSHI_UNARY(rsqrt, nonlinear, OUT, TSHI_R(1) / tshi_math_sqrt(x), g *TSHI_R(-0.5) * (v * v * v))
-TSHI_UNARY(reciprocal, nonlinear, OUT, TSHI_R(1) / x, -g * (v * v))
-TSHI_UNARY(expm1, nonlinear, OUT, tshi_math_expm1(x, fused), g *(v + TSHI_R(1)))
-TSHI_UNARY(log1p, nonlinear, X, tshi_math_log1p(x, fused), g / (v + TSHI_R(1)))
-TSHI_UNARY(log_sigmoid, nonlinear, X, tshi_math_log_sigmoid(x, fused),
-           g *tshi_math_log_sigmoid_derivative(v, fused))
-TSHI_UNARY(relu6, nonlinear, X, x < 0 ? TSHI_R(0) : x > 6 ? TSHI_R(6) : x,
-           ((v > 0) & (v < 6)) ? g : TSHI_R(0))
-TSHI_UNARY(hardsigmoid, nonlinear, X, tshi_map_ramp(x) / TSHI_R(6),
-           ((v > -3) & (v < 3)) ? g / TSHI_R(6) : TSHI_R(0))
-TSHI_UNARY(hardswish, nonlinear, X, x *tshi_map_ramp(x) / TSHI_R(6),
-           v <= -3  ? TSHI_R(0)
-           : v >= 3 ? g
-                    : g * (v / TSHI_R(3) + TSHI_R(0.5)))
-TSHI_UNARY(selu, nonlinear, X, /* alpha and scale of Klambauer et al. 2017 */
-           TSHI_R(1.0507009873554805) * tshi_math_elu(x, TSHI_R(1.6732632423543772), fused),
-           g *TSHI_R(1.0507009873554805) *
-               tshi_math_elu_derivative(v, TSHI_R(1.6732632423543772), fused))
-TSHI_UNARY(mish, nonlinear, X, tshi_math_mish(x, fused), g *tshi_math_mish_derivative(v, fused))
-TSHI_OPTION(softplus, 1, tshi_math_softplus(x, c, fused),
-            g *tshi_math_softplus_derivative(v, c, fused))
-TSHI_OPTION(elu, 1, tshi_math_elu(x, c, fused), g *tshi_math_elu_derivative(v, c, fused))
-TSHI_OPTION(leaky_relu, 0.01, x > 0 ? x : x * c, v > 0 ? g : g * c)
-#undef TSHI_UNARY
-#undef TSHI_SCALAR
-#undef TSHI_OPTION
-#undef TSHI_UNARY_ROW
-
-/* -- sin, cos ----------------------------------------------------------------
- * sin(x + turn pi / 2) is sin x for turn 0, cos x for 1 and -sin x for 2: the derivative of each is
- * the next. */
-
-/* Computes y = sin(x + turn pi / 2) for a block. Large x, which are rare, go to libm. */
-TSHI_INLINE void tshi_map_wave_block(tsh_real *y, const tsh_real *x, uint32_t turn, int fused) {
-    uint32_t far = 0; /* not 0 if any |x| is too large for tshi_math_wave */
-    int i;
-    if (!TSHI_DOUBLE)
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
-            far |= ((uint32_t)TSHI_MATH_FAR - (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu)) >> 31;
-            y[i] = TSHI_R(tshi_math_wave((float)x[i], turn, fused));
-        }
-    for (i = 0; i < TSHI_BLOCK && (TSHI_DOUBLE || far); i++)
-        if (TSHI_DOUBLE || (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu) > TSHI_MATH_FAR)
-            y[i] = tshi_math_wave_far(x[i], turn);
-}
-
-/* Defines the kernels of the op `name`, y = sin(x + turn pi / 2), its row and its function.
- * Operands: y and x; in backward dx, dy and x. */
-#define TSHI_WAVE(name, turn)                                                                      \
-    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *operand,        \
-                                                    const double *none, int fused) {               \
-        tsh_real pad[TSHI_BLOCK], y[TSHI_BLOCK];                                                   \
-        int64_t e;                                                                                 \
-        (void)none;                                                                                \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            tshi_map_wave_block(y, tshi_kernel_load(&operand[1], e, n, pad), turn, fused);         \
-            tshi_kernel_store(&operand[0], e, n, y, 0);                                            \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_forward, double);                                          \
-    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, const tshi_operand *operand,       \
-                                                     const tshi_backward_params *p, int fused) {   \
-        tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
-        const tsh_real *g;                                                                         \
-        int64_t e;                                                                                 \
-        int i;                                                                                     \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            g = tshi_kernel_load(&operand[1], e, n, pad[0]);                                       \
-            tshi_map_wave_block(y, tshi_kernel_load(&operand[2], e, n, pad[1]), (turn) + 1,        \
-                                fused);                                                            \
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] *= g[i];                              \
-            tshi_kernel_store(&operand[0], e, n, y, p->add);                                       \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_backward, tshi_backward_params);                           \
-    static const tshi_map_row tshi_map_##name##_row = {                                            \
-        {"tsh_" #name, "x", tshi_rule_nonlinear, tshi_map_backward, TSHI_X, 0},                    \
-        0,                                                                                         \
-        tshi_map_##name##_forward,                                                                 \
-        {tshi_map_##name##_backward, NULL}};                                                       \
-    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
-        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, 0);                                   \
-    }
-TSHI_WAVE(sin, 0)
-TSHI_WAVE(cos, 1)
-#undef TSHI_WAVE
 
 /* -- binary ops, a row each: add, sub, mul, div, pow ----------------------- */
 
@@ -14960,14 +14895,6 @@ TSHI_WAVE(cos, 1)
 TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
     const tsh_real db = tshi_math_pow(a, b) * tshi_math_log(a, fused);
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
-}
-
-/* Returns the part of the gradient g of a maximum that goes to `own`, one of the two values: none
- * if the other one is larger, half if both are equal, else all, also if one is NaN. For a minimum,
- * the two are exchanged. */
-TSHI_INLINE tsh_real tshi_map_share(tsh_real g, tsh_real other, tsh_real own) {
-    const tsh_real half = ((other >= own) & (other <= own)) ? g * TSHI_R(0.5) : g;
-    return other > own ? TSHI_R(0) : half;
 }
 
 /* The columns of a row: name; layout rule; bits of the inputs that backward reads; bits of the
@@ -14993,11 +14920,6 @@ TSHI_BINARY(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)
 TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * b))
 TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
             g *tshi_math_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
-TSHI_BINARY(maximum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_larger(a, b),
-            tshi_map_share(g, b, a), tshi_map_share(g, a, b))
-TSHI_BINARY(minimum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, -tshi_kernel_larger(-a, -b),
-            tshi_map_share(g, a, b), tshi_map_share(g, b, a))
-#undef TSHI_BINARY
 
 /* -- comparisons, where, masked_fill -------------------------------------------- */
 
@@ -15087,6 +15009,44 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
                         tshi_map_where[ctx->isa], 0);
 }
 
+/* -- ops that few networks use, or that wait for memory ------------------------ */
+
+#undef TSHI_MAP_SETS
+#undef TSHI_MAP_LOAD
+#undef TSHI_MAP_STORE
+#define TSHI_MAP_SETS  TSHI_KERNEL_PORTABLE
+#define TSHI_MAP_LOAD  tshi_kernel_load_apart
+#define TSHI_MAP_STORE tshi_kernel_store_apart
+
+/* Returns the part of the gradient g of a maximum that goes to `own`, one of the two values: none
+ * if the other one is larger, half if both are equal, else all, also if one is NaN. For a minimum,
+ * the two are exchanged. */
+TSHI_INLINE tsh_real tshi_map_share(tsh_real g, tsh_real other, tsh_real own) {
+    const tsh_real half = ((other >= own) & (other <= own)) ? g * TSHI_R(0.5) : g;
+    return other > own ? TSHI_R(0) : half;
+}
+
+TSHI_UNARY(abs, nonlinear, X, tshi_math_abs(x), g *tshi_math_sign(v))
+TSHI_UNARY(sign, nonlinear, NONE, tshi_math_sign(x), TSHI_R(0))
+TSHI_UNARY(floor, nonlinear, NONE, tshi_math_floor(x), TSHI_R(0))
+TSHI_UNARY(ceil, nonlinear, NONE, tshi_math_ceil(x), TSHI_R(0))
+TSHI_UNARY(round, nonlinear, NONE, tshi_math_round_even(x), TSHI_R(0))
+TSHI_UNARY(rsqrt, nonlinear, OUT, TSHI_R(1) / tshi_math_sqrt(x), g *TSHI_R(-0.5) * (v * v * v))
+TSHI_UNARY(reciprocal, nonlinear, OUT, TSHI_R(1) / x, -g * (v * v))
+TSHI_UNARY(relu6, nonlinear, X, x < 0 ? TSHI_R(0) : x > 6 ? TSHI_R(6) : x,
+           ((v > 0) & (v < 6)) ? g : TSHI_R(0))
+TSHI_UNARY(hardsigmoid, nonlinear, X, tshi_map_ramp(x) / TSHI_R(6),
+           ((v > -3) & (v < 3)) ? g / TSHI_R(6) : TSHI_R(0))
+TSHI_UNARY(hardswish, nonlinear, X, x *tshi_map_ramp(x) / TSHI_R(6),
+           v <= -3  ? TSHI_R(0)
+           : v >= 3 ? g
+                    : g * (v / TSHI_R(3) + TSHI_R(0.5)))
+TSHI_OPTION(leaky_relu, 0.01, x > 0 ? x : x * c, v > 0 ? g : g * c)
+TSHI_BINARY(maximum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_larger(a, b),
+            tshi_map_share(g, b, a), tshi_map_share(g, a, b))
+TSHI_BINARY(minimum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, -tshi_kernel_larger(-a, -b),
+            tshi_map_share(g, a, b), tshi_map_share(g, b, a))
+
 /* The kernels of tsh_masked_fill: y = m ? c : x, and dx = m ? 0 : dy. */
 TSHI_MAP_KERNEL(tshi_map_masked_fill, double, *p, 0, 2, x, m, u2, m != 0 ? c : x)
 TSHI_MAP_KERNEL(tshi_map_masked_fill_dx, tshi_backward_params, 0, p->add, 3, g, x, m,
@@ -15168,6 +15128,88 @@ TSH_API tsh_tensor *tsh_clamp(tsh_tensor *x, double min, double max) {
     return tshi_map_run_with(&tshi_map_clamp_op, &x, 1, x->dtype, tshi_map_clamp[ctx->isa], &limits,
                              sizeof limits);
 }
+
+/* -- expm1, log1p and activations made of them -------------------------------- */
+
+#undef TSHI_MAP_SETS
+#define TSHI_MAP_SETS TSHI_KERNEL_AVX2
+TSHI_UNARY(expm1, nonlinear, OUT, tshi_math_expm1(x, fused), g *(v + TSHI_R(1)))
+TSHI_UNARY(log1p, nonlinear, X, tshi_math_log1p(x, fused), g / (v + TSHI_R(1)))
+TSHI_UNARY(log_sigmoid, nonlinear, X, tshi_math_log_sigmoid(x, fused),
+           g *tshi_math_log_sigmoid_derivative(v, fused))
+TSHI_UNARY(selu, nonlinear, X, /* alpha and scale of Klambauer et al. 2017 */
+           TSHI_R(1.0507009873554805) * tshi_math_elu(x, TSHI_R(1.6732632423543772), fused),
+           g *TSHI_R(1.0507009873554805) *
+               tshi_math_elu_derivative(v, TSHI_R(1.6732632423543772), fused))
+TSHI_UNARY(mish, nonlinear, X, tshi_math_mish(x, fused), g *tshi_math_mish_derivative(v, fused))
+TSHI_OPTION(softplus, 1, tshi_math_softplus(x, c, fused),
+            g *tshi_math_softplus_derivative(v, c, fused))
+TSHI_OPTION(elu, 1, tshi_math_elu(x, c, fused), g *tshi_math_elu_derivative(v, c, fused))
+
+#undef TSHI_UNARY
+#undef TSHI_SCALAR
+#undef TSHI_OPTION
+#undef TSHI_UNARY_ROW
+
+/* -- sin, cos ----------------------------------------------------------------
+ * sin(x + turn pi / 2) is sin x for turn 0, cos x for 1 and -sin x for 2: the derivative of each is
+ * the next. */
+
+/* Computes y = sin(x + turn pi / 2) for a block. Large x, which are rare, go to libm. */
+TSHI_INLINE void tshi_map_wave_block(tsh_real *y, const tsh_real *x, uint32_t turn, int fused) {
+    uint32_t far = 0; /* not 0 if any |x| is too large for tshi_math_wave */
+    int i;
+    if (!TSHI_DOUBLE)
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+            far |= ((uint32_t)TSHI_MATH_FAR - (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu)) >> 31;
+            y[i] = TSHI_R(tshi_math_wave((float)x[i], turn, fused));
+        }
+    for (i = 0; i < TSHI_BLOCK && (TSHI_DOUBLE || far); i++)
+        if (TSHI_DOUBLE || (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu) > TSHI_MATH_FAR)
+            y[i] = tshi_math_wave_far(x[i], turn);
+}
+
+/* Defines the kernels of the op `name`, y = sin(x + turn pi / 2), its row and its function.
+ * Operands: y and x; in backward dx, dy and x. */
+#define TSHI_WAVE(name, turn)                                                                      \
+    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *operand,        \
+                                                    const double *none, int fused) {               \
+        tsh_real pad[TSHI_BLOCK], y[TSHI_BLOCK];                                                   \
+        int64_t e;                                                                                 \
+        (void)none;                                                                                \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            tshi_map_wave_block(y, TSHI_MAP_LOAD(&operand[1], e, n, pad), turn, fused);            \
+            TSHI_MAP_STORE(&operand[0], e, n, y, 0);                                               \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_AVX2(tshi_map_##name##_forward, double);                                           \
+    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, const tshi_operand *operand,       \
+                                                     const tshi_backward_params *p, int fused) {   \
+        tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
+        const tsh_real *g;                                                                         \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            g = TSHI_MAP_LOAD(&operand[1], e, n, pad[0]);                                          \
+            tshi_map_wave_block(y, TSHI_MAP_LOAD(&operand[2], e, n, pad[1]), (turn) + 1,           \
+                                fused);                                                            \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] *= g[i];                              \
+            TSHI_MAP_STORE(&operand[0], e, n, y, p->add);                                          \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_AVX2(tshi_map_##name##_backward, tshi_backward_params);                            \
+    static const tshi_map_row tshi_map_##name##_row = {                                            \
+        {"tsh_" #name, "x", tshi_rule_nonlinear, tshi_map_backward, TSHI_X, 0},                    \
+        0,                                                                                         \
+        tshi_map_##name##_forward,                                                                 \
+        {tshi_map_##name##_backward, NULL}};                                                       \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, 0);                                   \
+    }
+TSHI_WAVE(sin, 0)
+TSHI_WAVE(cos, 1)
+#undef TSHI_WAVE
+#undef TSHI_BINARY
 
 /* -- cast ------------------------------------------------------------------------ */
 
@@ -15973,7 +16015,7 @@ typedef struct tshi_stat {
             part_of(x, p->n, p, part, fused);                                                      \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(name, tshi_reduce_params)
+    TSHI_KERNEL_AVX2(name, tshi_reduce_params)
 
 enum { TSHI_STAT_CHUNK = 4096 }; /* sums of so many values are in tsh_real, their sum in double */
 
@@ -16196,6 +16238,9 @@ TSHI_STAT_BACKWARD(norm_any, ((x >= 0) & (x <= 0))
 TSHI_STAT_BACKWARD(norm_largest,
                    g *TSHI_R(tshi_math_abs(x) >= s && tshi_math_abs(x) <= s) * tshi_math_sign(x))
 #undef TSHI_STAT_BACKWARD
+#undef TSHI_MAP_SETS
+#undef TSHI_MAP_LOAD
+#undef TSHI_MAP_STORE
 #undef TSHI_MAP_KERNEL
 
 /* Computes dx of every statistic. node->aux has the centre of each row, then the scale of each. */
@@ -20480,7 +20525,7 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* ========================================================================== */
 /* >>conv                                              MARK: - conv (private) */
 /* Convolutions: their sizes, and what is checked of inputs and options.      */
-/* Needs: >>conv-api >>rule.                                                  */
+/* Needs: >>tensor.                                                           */
 /* ========================================================================== */
 
 /* Convolutions and transposed convolutions are computed from the same two tensors: the image
@@ -20627,7 +20672,7 @@ static void tshi_conv_local(tshi_conv *c, const tsh_tensor *x, const tsh_tensor 
 /* ========================================================================== */
 /* >>conv-pack                                    MARK: - conv-pack (private) */
 /* Reads what the kernel of a convolution covers, as columns of a matrix.     */
-/* Needs: >>conv >>gemm-api.                                                  */
+/* Needs: >>kernel-isa >>gemm >>conv.                                         */
 /* ========================================================================== */
 
 /* A convolution is a matrix product per group (im2col: Chellapilla, Puri and Simard, 2006): the
@@ -20860,7 +20905,7 @@ static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *pl
 /* ========================================================================== */
 /* >>conv-kernel                                MARK: - conv-kernel (private) */
 /* Convolutions as products: gather (image to map), scatter (map to image).   */
-/* Needs: >>conv-pack >>op-matmul.                                            */
+/* Needs: >>op-matmul >>conv-pack.                                            */
 /* ========================================================================== */
 
 /* Two products compute all convolutions. `gather` gives the map of an image. `scatter` gives the
@@ -21236,7 +21281,7 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
 /* ========================================================================== */
 /* >>conv-weight                                MARK: - conv-weight (private) */
 /* The gradient of a convolution's weight: a product summed over the images.  */
-/* Needs: >>conv-kernel >>tape-backward.                                      */
+/* Needs: >>conv-kernel.                                                      */
 /* ========================================================================== */
 
 /* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the
@@ -21426,7 +21471,7 @@ static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *i
 /* ========================================================================== */
 /* >>conv-depth                                  MARK: - conv-depth (private) */
 /* Depthwise convolutions: each channel of the image for itself, by loops.    */
-/* Needs: >>conv >>tape-grad.                                                 */
+/* Needs: >>tape-grad >>conv.                                                 */
 /* ========================================================================== */
 
 /* If a group has one channel of the image and few of the map, a product would have too few rows.
@@ -21627,7 +21672,7 @@ static void tshi_conv_depth_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_r
 /* ========================================================================== */
 /* >>op-conv                                        MARK: - op-conv (private) */
 /* Convolutions, plain and transposed, in one and two dimensions.             */
-/* Needs: >>redistribute >>conv-depth >>conv-weight.                          */
+/* Needs: >>redistribute >>conv-weight >>conv-depth.                          */
 /* ========================================================================== */
 
 /* Computes the output of a convolution with sizes c. All arrays are dense; bias may be NULL. */
@@ -23225,7 +23270,7 @@ static const tshi_cell_kind tshi_cell_kinds[] = {
 /* ========================================================================== */
 /* >>op-recurrent                              MARK: - op-recurrent (private) */
 /* One layer of an LSTM or GRU, in one direction, over a whole sequence.      */
-/* Needs: >>op-cell.                                                          */
+/* Needs: >>op-matmul >>op-cell.                                              */
 /* ========================================================================== */
 
 /* x is (steps, batch, in) or, with batch_first, (batch, steps, in); a row is one sample at one time
@@ -23777,7 +23822,7 @@ static void tshi_recurrent_backward(tshi_node *node) {
 /* ========================================================================== */
 /* >>op-lstm                                        MARK: - op-lstm (private) */
 /* tsh_lstm and tsh_gru: layers and directions, checks.                       */
-/* Needs: >>op-dropout >>op-view >>op-linear >>op-recurrent.                  */
+/* Needs: >>op-dropout >>op-view >>redistribute >>op-recurrent.               */
 /* ========================================================================== */
 
 enum { TSHI_LSTM_SAVES = 1 << TSHI_RECURRENT_X | 1 << TSHI_RECURRENT_W_IH |
@@ -26744,8 +26789,9 @@ typedef struct tshi_loss_map_params {
 } tshi_loss_map_params;
 
 /* Defines a kernel that computes, for each element, weight times F; with G = 1, sign g weight F,
- * where g is the element of GRAD. F is a formula of x, t (the target), p (pos_weight) and c. */
-#define TSHI_LOSS_KERNEL(name, G, F)                                                               \
+ * where g is the element of GRAD. F is a formula of x, t (the target), p (pos_weight) and c. SETS:
+ * AVX2 or PORTABLE (TSHI_KERNEL_AVX2, TSHI_KERNEL_PORTABLE). */
+#define TSHI_LOSS_KERNEL(SETS, name, G, F)                                                         \
     TSHI_INLINE void tshi_loss_map_##name##_body(int64_t n, const tshi_operand *operand,           \
                                                  const tshi_loss_map_params *params, int fused) {  \
         tsh_real pad[5][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
@@ -26753,20 +26799,20 @@ typedef struct tshi_loss_map_params {
                                                 sign = TSHI_R(params->sign);                       \
         (void)c, (void)fused, (void)sign; /* not every F uses them */                              \
         for (int64_t e = 0; e < n; e += TSHI_BLOCK) {                                              \
-            xs = tshi_kernel_load(&operand[TSHI_LOSS_MAP_X], e, n, pad[0]);                        \
-            ts = tshi_kernel_load(&operand[TSHI_LOSS_MAP_TARGET], e, n, pad[1]);                   \
-            ws = tshi_kernel_load(&operand[TSHI_LOSS_MAP_WEIGHT], e, n, pad[2]);                   \
-            ps = tshi_kernel_load(&operand[TSHI_LOSS_MAP_POS], e, n, pad[3]);                      \
-            gs = (G) ? tshi_kernel_load(&operand[TSHI_LOSS_MAP_GRAD], e, n, pad[4]) : ws;          \
+            xs = tshi_kernel_load_apart(&operand[TSHI_LOSS_MAP_X], e, n, pad[0]);                  \
+            ts = tshi_kernel_load_apart(&operand[TSHI_LOSS_MAP_TARGET], e, n, pad[1]);             \
+            ws = tshi_kernel_load_apart(&operand[TSHI_LOSS_MAP_WEIGHT], e, n, pad[2]);             \
+            ps = tshi_kernel_load_apart(&operand[TSHI_LOSS_MAP_POS], e, n, pad[3]);                \
+            gs = (G) ? tshi_kernel_load_apart(&operand[TSHI_LOSS_MAP_GRAD], e, n, pad[4]) : ws;    \
             TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {                                      \
                 const tsh_real x = xs[i], t = ts[i], p = ps[i];                                    \
                 (void)x, (void)t, (void)p;                                                         \
                 y[i] = (G) ? TSHI_R(sign * gs[i] * ws[i] * (F)) : TSHI_R(ws[i] * (F));             \
             }                                                                                      \
-            tshi_kernel_store(&operand[TSHI_LOSS_MAP_OUT], e, n, y, params->add);                  \
+            tshi_kernel_store_apart(&operand[TSHI_LOSS_MAP_OUT], e, n, y, params->add);            \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_loss_map_##name, tshi_loss_map_params)
+    TSHI_KERNEL_##SETS(tshi_loss_map_##name, tshi_loss_map_params)
 
 /* -- formulas ---------------------------------------------------------------- */
 
@@ -26871,32 +26917,32 @@ enum {
     TSHI_LOSS_BATCH = 8      /* takes TSH_REDUCE_BATCHMEAN */
 };
 
-TSHI_LOSS_KERNEL(mse, 0, (x - t) * (x - t));
-TSHI_LOSS_KERNEL(mse_dx, 1, TSHI_R(2) * (x - t));
-TSHI_LOSS_KERNEL(l1, 0, tshi_loss_abs(x - t));
-TSHI_LOSS_KERNEL(l1_dx, 1, tshi_loss_sign(x - t));
-TSHI_LOSS_KERNEL(huber, 0, tshi_loss_huber(x - t, c));
-TSHI_LOSS_KERNEL(huber_dx, 1, tshi_loss_limit(x - t, c));
-TSHI_LOSS_KERNEL(smooth_l1, 0, tshi_loss_smooth(x - t, c));
-TSHI_LOSS_KERNEL(smooth_l1_dx, 1, tshi_loss_smooth_derivative(x - t, c));
-TSHI_LOSS_KERNEL(bce, 0, tshi_loss_binary(x, t, fused));
-TSHI_LOSS_KERNEL(bce_dx, 1, tshi_loss_binary_dx(x, t));
-TSHI_LOSS_KERNEL(bce_dt, 1, tshi_loss_log1p(-x, fused) - tshi_math_log(x, fused));
+TSHI_LOSS_KERNEL(PORTABLE, mse, 0, (x - t) * (x - t));
+TSHI_LOSS_KERNEL(PORTABLE, mse_dx, 1, TSHI_R(2) * (x - t));
+TSHI_LOSS_KERNEL(PORTABLE, l1, 0, tshi_loss_abs(x - t));
+TSHI_LOSS_KERNEL(PORTABLE, l1_dx, 1, tshi_loss_sign(x - t));
+TSHI_LOSS_KERNEL(PORTABLE, huber, 0, tshi_loss_huber(x - t, c));
+TSHI_LOSS_KERNEL(PORTABLE, huber_dx, 1, tshi_loss_limit(x - t, c));
+TSHI_LOSS_KERNEL(PORTABLE, smooth_l1, 0, tshi_loss_smooth(x - t, c));
+TSHI_LOSS_KERNEL(PORTABLE, smooth_l1_dx, 1, tshi_loss_smooth_derivative(x - t, c));
+TSHI_LOSS_KERNEL(AVX2, bce, 0, tshi_loss_binary(x, t, fused));
+TSHI_LOSS_KERNEL(PORTABLE, bce_dx, 1, tshi_loss_binary_dx(x, t));
+TSHI_LOSS_KERNEL(PORTABLE, bce_dt, 1, tshi_loss_log1p(-x, fused) - tshi_math_log(x, fused));
 /* of logits: the factor of log sigmoid(x) is 1 + (p - 1) t */
-TSHI_LOSS_KERNEL(logits, 0,
+TSHI_LOSS_KERNEL(AVX2, logits, 0,
                  (TSHI_R(1) - t) * x -
                      ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_loss_log_sigmoid(x, fused));
-TSHI_LOSS_KERNEL(logits_dx, 1,
+TSHI_LOSS_KERNEL(AVX2, logits_dx, 1,
                  ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_math_sigmoid(x, fused) - p * t);
-TSHI_LOSS_KERNEL(logits_dt, 1, tshi_loss_logits_dt(x, p, fused));
-TSHI_LOSS_KERNEL(kl, 0, tshi_loss_entropy(t, fused) - t * x);
-TSHI_LOSS_KERNEL(kl_dx, 1, -t);
+TSHI_LOSS_KERNEL(PORTABLE, logits_dt, 1, tshi_loss_logits_dt(x, p, fused));
+TSHI_LOSS_KERNEL(PORTABLE, kl, 0, tshi_loss_entropy(t, fused) - t * x);
+TSHI_LOSS_KERNEL(PORTABLE, kl_dx, 1, -t);
 /* t / t is 1; NaN at t = 0, as in PyTorch, where the derivative of t log t is not defined */
-TSHI_LOSS_KERNEL(kl_dt, 1, tshi_math_log(t, fused) + t / t - x);
-TSHI_LOSS_KERNEL(kl_log, 0, tshi_math_exp(t, fused) * (t - x));
-TSHI_LOSS_KERNEL(kl_log_dx, 1, -tshi_math_exp(t, fused));
-TSHI_LOSS_KERNEL(kl_log_dt, 1, tshi_math_exp(t, fused) * (t - x + TSHI_R(1)));
-TSHI_LOSS_KERNEL(weights, 0, TSHI_R(1)); /* the weights themselves, to sum them */
+TSHI_LOSS_KERNEL(PORTABLE, kl_dt, 1, tshi_math_log(t, fused) + t / t - x);
+TSHI_LOSS_KERNEL(PORTABLE, kl_log, 0, tshi_math_exp(t, fused) * (t - x));
+TSHI_LOSS_KERNEL(PORTABLE, kl_log_dx, 1, -tshi_math_exp(t, fused));
+TSHI_LOSS_KERNEL(PORTABLE, kl_log_dt, 1, tshi_math_exp(t, fused) * (t - x + TSHI_R(1)));
+TSHI_LOSS_KERNEL(PORTABLE, weights, 0, TSHI_R(1)); /* the weights themselves, to sum them */
 #undef TSHI_LOSS_KERNEL
 
 /* ========================================================================== */

@@ -79,6 +79,9 @@ TSHI_WHERE(tsh_tensor *, tsh_arange, ctx, (TSHI_HERE, tsh_ctx *ctx, tsh_dtype dt
 #define tsh_arange(...) tsh_arange_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_randn, ctx, (TSHI_HERE, tsh_ctx *ctx, tsh_shape shape), (ctx, shape))
 #define tsh_randn(...) tsh_randn_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_uniform, ctx, (TSHI_HERE, tsh_ctx *ctx, tsh_shape shape, double low,
+          double high), (ctx, shape, low, high))
+#define tsh_uniform(...) tsh_uniform_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(void *, tsh_data, ctx, (TSHI_HERE, tsh_ctx *ctx, tsh_tensor *t), (ctx, t))
 #define tsh_data(...) tsh_data_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(double, tsh_item, ctx, (TSHI_HERE, tsh_ctx *ctx, tsh_tensor *t), (ctx, t))
@@ -155,6 +158,17 @@ TSHI_WHERE_VOID(tsh_scope_begin, ctx, (TSHI_HERE, tsh_ctx *ctx), (ctx))
 #define tsh_scope_begin(...) tsh_scope_begin_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE_VOID(tsh_scope_end, ctx, (TSHI_HERE, tsh_ctx *ctx), (ctx))
 #define tsh_scope_end(...) tsh_scope_end_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_from, ctx, (TSHI_HERE, tsh_ctx *ctx, const void *data, tsh_shape shape,
+          tsh_dtype dtype), (ctx, data, shape, dtype))
+#define tsh_from(...) tsh_from_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(int64_t, tsh_sampler_next, ctx, (TSHI_HERE, tsh_ctx *ctx, tsh_sampler *sampler), (ctx,
+          sampler))
+#define tsh_sampler_next(...) tsh_sampler_next_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(int64_t, tsh_sampler_index, ctx, (TSHI_HERE, tsh_ctx *ctx, const tsh_sampler *sampler,
+          int64_t i), (ctx, sampler, i))
+#define tsh_sampler_index(...) tsh_sampler_index_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE_VOID(tsh_check_inputs, ctx, (TSHI_HERE, tsh_ctx *ctx, int on), (ctx, on))
+#define tsh_check_inputs(...) tsh_check_inputs_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_add, tsh_ctx_of(a ? a : b), (TSHI_HERE, tsh_tensor *a, tsh_tensor *b),
           (a, b))
 #define tsh_add(...) tsh_add_placed(__FILE__, __LINE__, __VA_ARGS__)
@@ -181,26 +195,78 @@ TSHI_WHERE(tsh_tensor *, tsh_add_scalar, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *
 TSHI_WHERE(tsh_tensor *, tsh_pow_scalar, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, double exponent),
           (x, exponent))
 #define tsh_pow_scalar(...) tsh_pow_scalar_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_maximum, tsh_ctx_of(a ? a : b), (TSHI_HERE, tsh_tensor *a, tsh_tensor
+          *b), (a, b))
+#define tsh_maximum(...) tsh_maximum_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_minimum, tsh_ctx_of(a ? a : b), (TSHI_HERE, tsh_tensor *a, tsh_tensor
+          *b), (a, b))
+#define tsh_minimum(...) tsh_minimum_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_clamp, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, double min, double
+          max), (x, min, max))
+#define tsh_clamp(...) tsh_clamp_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_exp, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
 #define tsh_exp(...) tsh_exp_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_expm1, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_expm1(...) tsh_expm1_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_log, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
 #define tsh_log(...) tsh_log_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_log1p, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_log1p(...) tsh_log1p_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_sqrt, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
 #define tsh_sqrt(...) tsh_sqrt_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_rsqrt, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_rsqrt(...) tsh_rsqrt_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_reciprocal, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_reciprocal(...) tsh_reciprocal_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_sin, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_sin(...) tsh_sin_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_cos, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_cos(...) tsh_cos_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_abs, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_abs(...) tsh_abs_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_sign, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_sign(...) tsh_sign_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_floor, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_floor(...) tsh_floor_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_ceil, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_ceil(...) tsh_ceil_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_round, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_round(...) tsh_round_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_erf, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_erf(...) tsh_erf_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_sigmoid, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
 #define tsh_sigmoid(...) tsh_sigmoid_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_tanh, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
 #define tsh_tanh(...) tsh_tanh_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_relu, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
 #define tsh_relu(...) tsh_relu_placed(__FILE__, __LINE__, __VA_ARGS__)
-TSHI_WHERE(tsh_tensor *, tsh_erf, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
-#define tsh_erf(...) tsh_erf_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_relu6, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_relu6(...) tsh_relu6_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_gelu, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
 #define tsh_gelu(...) tsh_gelu_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_gelu_tanh, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
 #define tsh_gelu_tanh(...) tsh_gelu_tanh_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_silu, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
 #define tsh_silu(...) tsh_silu_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_mish, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_mish(...) tsh_mish_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_selu, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_selu(...) tsh_selu_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_hardsigmoid, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_hardsigmoid(...) tsh_hardsigmoid_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_hardswish, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_hardswish(...) tsh_hardswish_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_log_sigmoid, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x), (x))
+#define tsh_log_sigmoid(...) tsh_log_sigmoid_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_softplus, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, double beta), (x,
+          beta))
+#define tsh_softplus(...) tsh_softplus_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_elu, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, double alpha), (x,
+          alpha))
+#define tsh_elu(...) tsh_elu_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_leaky_relu, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, double slope),
+          (x, slope))
+#define tsh_leaky_relu(...) tsh_leaky_relu_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_eq, tsh_ctx_of(a ? a : b), (TSHI_HERE, tsh_tensor *a, tsh_tensor *b),
           (a, b))
 #define tsh_eq(...) tsh_eq_placed(__FILE__, __LINE__, __VA_ARGS__)
@@ -222,6 +288,9 @@ TSHI_WHERE(tsh_tensor *, tsh_ge, tsh_ctx_of(a ? a : b), (TSHI_HERE, tsh_tensor *
 TSHI_WHERE(tsh_tensor *, tsh_where, tsh_ctx_of(cond ? cond : yes ? yes : no), (TSHI_HERE, tsh_tensor
           *cond, tsh_tensor *yes, tsh_tensor *no), (cond, yes, no))
 #define tsh_where(...) tsh_where_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_masked_fill, tsh_ctx_of(x ? x : mask), (TSHI_HERE, tsh_tensor *x,
+          tsh_tensor *mask, double value), (x, mask, value))
+#define tsh_masked_fill(...) tsh_masked_fill_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_cast, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, tsh_dtype dtype), (x,
           dtype))
 #define tsh_cast(...) tsh_cast_placed(__FILE__, __LINE__, __VA_ARGS__)
@@ -243,9 +312,32 @@ TSHI_WHERE(tsh_tensor *, tsh_mean, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int
 TSHI_WHERE(tsh_tensor *, tsh_max, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, int keepdim),
           (x, dim, keepdim))
 #define tsh_max(...) tsh_max_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_min, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, int keepdim),
+          (x, dim, keepdim))
+#define tsh_min(...) tsh_min_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_argmax, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, int
           keepdim), (x, dim, keepdim))
 #define tsh_argmax(...) tsh_argmax_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_argmin, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, int
+          keepdim), (x, dim, keepdim))
+#define tsh_argmin(...) tsh_argmin_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_logsumexp, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, int
+          keepdim), (x, dim, keepdim))
+#define tsh_logsumexp(...) tsh_logsumexp_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_var, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, double
+          correction, int keepdim), (x, dim, correction, keepdim))
+#define tsh_var(...) tsh_var_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_std, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, double
+          correction, int keepdim), (x, dim, correction, keepdim))
+#define tsh_std(...) tsh_std_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_norm, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, double p, int dim, int
+          keepdim), (x, p, dim, keepdim))
+#define tsh_norm(...) tsh_norm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_prod, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, int keepdim),
+          (x, dim, keepdim))
+#define tsh_prod(...) tsh_prod_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_cumsum, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim), (x, dim))
+#define tsh_cumsum(...) tsh_cumsum_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_softmax, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim), (x, dim))
 #define tsh_softmax(...) tsh_softmax_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_log_softmax, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim), (x,
@@ -334,6 +426,95 @@ TSHI_WHERE(tsh_tensor *, tsh_sample, tsh_ctx_of(logits), (TSHI_HERE, tsh_tensor 
 TSHI_WHERE(tsh_tensor *, tsh_custom_op, ctx, (TSHI_HERE, tsh_ctx *ctx, tsh_tensor *const *in, int n,
           tsh_tensor **out, const tsh_custom_op_desc *desc), (ctx, in, n, out, desc))
 #define tsh_custom_op(...) tsh_custom_op_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_mse_loss, tsh_ctx_of(x ? x : target), (TSHI_HERE, tsh_tensor *x,
+          tsh_tensor *target, const tsh_loss_desc *desc), (x, target, desc))
+#define tsh_mse_loss(...) tsh_mse_loss_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_l1_loss, tsh_ctx_of(x ? x : target), (TSHI_HERE, tsh_tensor *x,
+          tsh_tensor *target, const tsh_loss_desc *desc), (x, target, desc))
+#define tsh_l1_loss(...) tsh_l1_loss_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_huber_loss, tsh_ctx_of(x ? x : target), (TSHI_HERE, tsh_tensor *x,
+          tsh_tensor *target, const tsh_loss_desc *desc), (x, target, desc))
+#define tsh_huber_loss(...) tsh_huber_loss_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_smooth_l1_loss, tsh_ctx_of(x ? x : target), (TSHI_HERE, tsh_tensor *x,
+          tsh_tensor *target, const tsh_loss_desc *desc), (x, target, desc))
+#define tsh_smooth_l1_loss(...) tsh_smooth_l1_loss_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_binary_cross_entropy, tsh_ctx_of(x ? x : target), (TSHI_HERE,
+          tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc), (x, target, desc))
+#define tsh_binary_cross_entropy(...) \
+    tsh_binary_cross_entropy_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_binary_cross_entropy_with_logits, tsh_ctx_of(x ? x : target),
+          (TSHI_HERE, tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc), (x, target,
+          desc))
+#define tsh_binary_cross_entropy_with_logits(...) \
+    tsh_binary_cross_entropy_with_logits_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_kl_div, tsh_ctx_of(x ? x : target), (TSHI_HERE, tsh_tensor *x,
+          tsh_tensor *target, const tsh_loss_desc *desc), (x, target, desc))
+#define tsh_kl_div(...) tsh_kl_div_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_nll_loss, tsh_ctx_of(log_probs ? log_probs : target), (TSHI_HERE,
+          tsh_tensor *log_probs, tsh_tensor *target, const tsh_loss_desc *desc), (log_probs, target,
+          desc))
+#define tsh_nll_loss(...) tsh_nll_loss_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_cosine_similarity, tsh_ctx_of(a ? a : b), (TSHI_HERE, tsh_tensor *a,
+          tsh_tensor *b, int dim, double eps), (a, b, dim, eps))
+#define tsh_cosine_similarity(...) tsh_cosine_similarity_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_stack, tsh_ctx_of(parts ? parts[0] : NULL), (TSHI_HERE, tsh_tensor
+          *const *parts, int n, int dim), (parts, n, dim))
+#define tsh_stack(...) tsh_stack_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_squeeze, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim), (x, dim))
+#define tsh_squeeze(...) tsh_squeeze_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_unsqueeze, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim), (x,
+          dim))
+#define tsh_unsqueeze(...) tsh_unsqueeze_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_expand, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, tsh_shape shape), (x,
+          shape))
+#define tsh_expand(...) tsh_expand_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_tile, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, const int64_t *repeats,
+          int n), (x, repeats, n))
+#define tsh_tile(...) tsh_tile_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_repeat_interleave, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int64_t
+          repeats, int dim), (x, repeats, dim))
+#define tsh_repeat_interleave(...) tsh_repeat_interleave_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_pad, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, const int64_t *pad, int
+          n, tsh_pad_mode mode, double value), (x, pad, n, mode, value))
+#define tsh_pad(...) tsh_pad_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_flip, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim), (x, dim))
+#define tsh_flip(...) tsh_flip_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_roll, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int64_t shift, int
+          dim), (x, shift, dim))
+#define tsh_roll(...) tsh_roll_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_slice_step, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, int64_t
+          start, int64_t stop, int64_t step), (x, dim, start, stop, step))
+#define tsh_slice_step(...) tsh_slice_step_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_tril, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int64_t diagonal), (x,
+          diagonal))
+#define tsh_tril(...) tsh_tril_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_triu, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int64_t diagonal), (x,
+          diagonal))
+#define tsh_triu(...) tsh_triu_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_one_hot, tsh_ctx_of(ids), (TSHI_HERE, tsh_tensor *ids, int64_t
+          classes), (ids, classes))
+#define tsh_one_hot(...) tsh_one_hot_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_gather, tsh_ctx_of(x ? x : index), (TSHI_HERE, tsh_tensor *x, int dim,
+          tsh_tensor *index), (x, dim, index))
+#define tsh_gather(...) tsh_gather_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_scatter_add, tsh_ctx_of(x ? x : index ? index : src), (TSHI_HERE,
+          tsh_tensor *x, int dim, tsh_tensor *index, tsh_tensor *src), (x, dim, index, src))
+#define tsh_scatter_add(...) tsh_scatter_add_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_index_select, tsh_ctx_of(x ? x : index), (TSHI_HERE, tsh_tensor *x, int
+          dim, tsh_tensor *index), (x, dim, index))
+#define tsh_index_select(...) tsh_index_select_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_topk, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int64_t k, int dim, int
+          largest, tsh_tensor **indices), (x, k, dim, largest, indices))
+#define tsh_topk(...) tsh_topk_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_sort, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, int
+          descending, tsh_tensor **indices), (x, dim, descending, indices))
+#define tsh_sort(...) tsh_sort_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_argsort, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int dim, int
+          descending), (x, dim, descending))
+#define tsh_argsort(...) tsh_argsort_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_einsum, tsh_ctx_of(a ? a : b), (TSHI_HERE, const char *equation,
+          tsh_tensor *a, tsh_tensor *b), (equation, a, b))
+#define tsh_einsum(...) tsh_einsum_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_module *, tsh_add_module, tsh_module_ctx(parent), (TSHI_HERE, tsh_module *parent,
           const char *name, const tsh_module_desc *desc), (parent, name, desc))
 #define tsh_add_module(...) tsh_add_module_placed(__FILE__, __LINE__, __VA_ARGS__)
@@ -428,12 +609,74 @@ TSHI_WHERE(tsh_result, tsh_set_argument, tsh_module_ctx(module), (TSHI_HERE, tsh
 TSHI_WHERE(tsh_result, tsh_parallelize_policy, tsh_module_ctx(root), (TSHI_HERE, tsh_module *root,
           const tsh_policy *policy), (root, policy))
 #define tsh_parallelize_policy(...) tsh_parallelize_policy_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_conv1d, tsh_ctx_of(x ? x : weight ? weight : bias), (TSHI_HERE,
+          tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, const tsh_conv_options *options), (x,
+          weight, bias, options))
+#define tsh_conv1d(...) tsh_conv1d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_conv2d, tsh_ctx_of(x ? x : weight ? weight : bias), (TSHI_HERE,
+          tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, const tsh_conv_options *options), (x,
+          weight, bias, options))
+#define tsh_conv2d(...) tsh_conv2d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_conv_transpose1d, tsh_ctx_of(x ? x : weight ? weight : bias),
+          (TSHI_HERE, tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, const tsh_conv_options
+          *options), (x, weight, bias, options))
+#define tsh_conv_transpose1d(...) tsh_conv_transpose1d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_conv_transpose2d, tsh_ctx_of(x ? x : weight ? weight : bias),
+          (TSHI_HERE, tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, const tsh_conv_options
+          *options), (x, weight, bias, options))
+#define tsh_conv_transpose2d(...) tsh_conv_transpose2d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_batch_norm, tsh_ctx_of(x ? x : weight ? weight : bias ? bias :
+          running_mean ? running_mean : running_var), (TSHI_HERE, tsh_tensor *x, tsh_tensor *weight,
+          tsh_tensor *bias, tsh_tensor *running_mean, tsh_tensor *running_var, const
+          tsh_batch_norm_options *options), (x, weight, bias, running_mean, running_var, options))
+#define tsh_batch_norm(...) tsh_batch_norm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_module *, tsh_add_batch_norm, tsh_module_ctx(parent), (TSHI_HERE, tsh_module *parent,
+          const char *name, const tsh_batch_norm_desc *desc), (parent, name, desc))
+#define tsh_add_batch_norm(...) tsh_add_batch_norm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_group_norm, tsh_ctx_of(x ? x : weight ? weight : bias), (TSHI_HERE,
+          tsh_tensor *x, int64_t groups, tsh_tensor *weight, tsh_tensor *bias, double eps), (x,
+          groups, weight, bias, eps))
+#define tsh_group_norm(...) tsh_group_norm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_instance_norm, tsh_ctx_of(x ? x : weight ? weight : bias), (TSHI_HERE,
+          tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps), (x, weight, bias, eps))
+#define tsh_instance_norm(...) tsh_instance_norm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_module *, tsh_add_group_norm, tsh_module_ctx(parent), (TSHI_HERE, tsh_module *parent,
+          const char *name, const tsh_group_norm_desc *desc), (parent, name, desc))
+#define tsh_add_group_norm(...) tsh_add_group_norm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_module *, tsh_add_instance_norm, tsh_module_ctx(parent), (TSHI_HERE, tsh_module
+          *parent, const char *name, const tsh_instance_norm_desc *desc), (parent, name, desc))
+#define tsh_add_instance_norm(...) tsh_add_instance_norm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_lstm, tsh_ctx_of(x ? x : h0 ? h0 : c0), (TSHI_HERE, tsh_tensor *x,
+          tsh_tensor *const *weights, int count, tsh_tensor *h0, tsh_tensor *c0, const
+          tsh_recurrent_desc *desc, tsh_tensor **h, tsh_tensor **c), (x, weights, count, h0, c0,
+          desc, h, c))
+#define tsh_lstm(...) tsh_lstm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_gru, tsh_ctx_of(x ? x : h0), (TSHI_HERE, tsh_tensor *x, tsh_tensor
+          *const *weights, int count, tsh_tensor *h0, const tsh_recurrent_desc *desc, tsh_tensor
+          **h), (x, weights, count, h0, desc, h))
+#define tsh_gru(...) tsh_gru_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_module *, tsh_add_lstm, tsh_module_ctx(parent), (TSHI_HERE, tsh_module *parent, const
+          char *name, const tsh_recurrent_desc *desc), (parent, name, desc))
+#define tsh_add_lstm(...) tsh_add_lstm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_module *, tsh_add_gru, tsh_module_ctx(parent), (TSHI_HERE, tsh_module *parent, const
+          char *name, const tsh_recurrent_desc *desc), (parent, name, desc))
+#define tsh_add_gru(...) tsh_add_gru_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_lstm_forward, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module,
+          tsh_tensor *x, tsh_tensor *h0, tsh_tensor *c0, tsh_tensor **h, tsh_tensor **c), (module,
+          x, h0, c0, h, c))
+#define tsh_lstm_forward(...) tsh_lstm_forward_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_gru_forward, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module,
+          tsh_tensor *x, tsh_tensor *h0, tsh_tensor **h), (module, x, h0, h))
+#define tsh_gru_forward(...) tsh_gru_forward_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_optim *, tsh_optim_new, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, const
           tsh_optim_desc *desc), (module, desc))
 #define tsh_optim_new(...) tsh_optim_new_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_result, tsh_clip_grad_norm, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module,
           double max_norm, double *norm), (module, max_norm, norm))
 #define tsh_clip_grad_norm(...) tsh_clip_grad_norm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_ema *, tsh_ema_new, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, double
+          decay), (module, decay))
+#define tsh_ema_new(...) tsh_ema_new_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_result, tsh_quantize, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, const
           char *pattern, tsh_dtype dtype), (module, pattern, dtype))
 #define tsh_quantize(...) tsh_quantize_placed(__FILE__, __LINE__, __VA_ARGS__)

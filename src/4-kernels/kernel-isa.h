@@ -88,3 +88,14 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params, TSHI_X86)               \
     TSHI_KERNEL_TABLE(name)
+/* TSHI_KERNEL_FUSED for kernels that no step feels, as each compilation takes its time: processors
+ * with AVX-512 run the one for AVX2 (TSHI_KERNEL_AVX2), or all run the portable one
+ * (TSHI_KERNEL_PORTABLE), which suffices where memory is slower than the formula. */
+#define TSHI_KERNEL_AVX2(name, type)                                                               \
+    TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params, TSHI_FUSED)                      \
+    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
+    static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_avx2, name##_avx2}
+#define TSHI_KERNEL_PORTABLE(name, type)                                                           \
+    TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params, TSHI_FUSED)                      \
+    static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_portable,               \
+                                                   name##_portable}

@@ -125,6 +125,16 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_round_to(y, e, n, block, add);
 }
 
+/* The same two, compiled once and called: kernels that use these take less time to compile. */
+TSHI_APART const tsh_real *tshi_kernel_load_apart(const tshi_operand *x, int64_t e, int64_t n,
+                                                  tsh_real *pad) {
+    return tshi_kernel_load(x, e, n, pad);
+}
+TSHI_APART void tshi_kernel_store_apart(const tshi_operand *y, int64_t e, int64_t n,
+                                        const tsh_real *block, int add) {
+    tshi_kernel_store(y, e, n, block, add);
+}
+
 /* Returns the block that begins at element e of x, which has n elements of an integer dtype, in
  * pad, converted to int64_t. If fewer than TSHI_BLOCK are left, pad repeats the block's first
  * value. */

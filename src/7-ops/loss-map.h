@@ -32,8 +32,9 @@ typedef struct tshi_loss_map_params {
 } tshi_loss_map_params;
 
 /* Defines a kernel that computes, for each element, weight times F; with G = 1, sign g weight F,
- * where g is the element of GRAD. F is a formula of x, t (the target), p (pos_weight) and c. */
-#define TSHI_LOSS_KERNEL(name, G, F)                                                               \
+ * where g is the element of GRAD. F is a formula of x, t (the target), p (pos_weight) and c. SETS:
+ * AVX2 or PORTABLE (TSHI_KERNEL_AVX2, TSHI_KERNEL_PORTABLE). */
+#define TSHI_LOSS_KERNEL(SETS, name, G, F)                                                         \
     TSHI_INLINE void tshi_loss_map_##name##_body(int64_t n, const tshi_operand *operand,           \
                                                  const tshi_loss_map_params *params, int fused) {  \
         tsh_real pad[5][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
@@ -41,20 +42,20 @@ typedef struct tshi_loss_map_params {
                                                 sign = TSHI_R(params->sign);                       \
         (void)c, (void)fused, (void)sign; /* not every F uses them */                              \
         for (int64_t e = 0; e < n; e += TSHI_BLOCK) {                                              \
-            xs = tshi_kernel_load(&operand[TSHI_LOSS_MAP_X], e, n, pad[0]);                        \
-            ts = tshi_kernel_load(&operand[TSHI_LOSS_MAP_TARGET], e, n, pad[1]);                   \
-            ws = tshi_kernel_load(&operand[TSHI_LOSS_MAP_WEIGHT], e, n, pad[2]);                   \
-            ps = tshi_kernel_load(&operand[TSHI_LOSS_MAP_POS], e, n, pad[3]);                      \
-            gs = (G) ? tshi_kernel_load(&operand[TSHI_LOSS_MAP_GRAD], e, n, pad[4]) : ws;          \
+            xs = tshi_kernel_load_apart(&operand[TSHI_LOSS_MAP_X], e, n, pad[0]);                  \
+            ts = tshi_kernel_load_apart(&operand[TSHI_LOSS_MAP_TARGET], e, n, pad[1]);             \
+            ws = tshi_kernel_load_apart(&operand[TSHI_LOSS_MAP_WEIGHT], e, n, pad[2]);             \
+            ps = tshi_kernel_load_apart(&operand[TSHI_LOSS_MAP_POS], e, n, pad[3]);                \
+            gs = (G) ? tshi_kernel_load_apart(&operand[TSHI_LOSS_MAP_GRAD], e, n, pad[4]) : ws;    \
             TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {                                      \
                 const tsh_real x = xs[i], t = ts[i], p = ps[i];                                    \
                 (void)x, (void)t, (void)p;                                                         \
                 y[i] = (G) ? TSHI_R(sign * gs[i] * ws[i] * (F)) : TSHI_R(ws[i] * (F));             \
             }                                                                                      \
-            tshi_kernel_store(&operand[TSHI_LOSS_MAP_OUT], e, n, y, params->add);                  \
+            tshi_kernel_store_apart(&operand[TSHI_LOSS_MAP_OUT], e, n, y, params->add);            \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_loss_map_##name, tshi_loss_map_params)
+    TSHI_KERNEL_##SETS(tshi_loss_map_##name, tshi_loss_map_params)
 
 /* -- formulas ---------------------------------------------------------------- */
 
@@ -159,30 +160,30 @@ enum {
     TSHI_LOSS_BATCH = 8      /* takes TSH_REDUCE_BATCHMEAN */
 };
 
-TSHI_LOSS_KERNEL(mse, 0, (x - t) * (x - t));
-TSHI_LOSS_KERNEL(mse_dx, 1, TSHI_R(2) * (x - t));
-TSHI_LOSS_KERNEL(l1, 0, tshi_loss_abs(x - t));
-TSHI_LOSS_KERNEL(l1_dx, 1, tshi_loss_sign(x - t));
-TSHI_LOSS_KERNEL(huber, 0, tshi_loss_huber(x - t, c));
-TSHI_LOSS_KERNEL(huber_dx, 1, tshi_loss_limit(x - t, c));
-TSHI_LOSS_KERNEL(smooth_l1, 0, tshi_loss_smooth(x - t, c));
-TSHI_LOSS_KERNEL(smooth_l1_dx, 1, tshi_loss_smooth_derivative(x - t, c));
-TSHI_LOSS_KERNEL(bce, 0, tshi_loss_binary(x, t, fused));
-TSHI_LOSS_KERNEL(bce_dx, 1, tshi_loss_binary_dx(x, t));
-TSHI_LOSS_KERNEL(bce_dt, 1, tshi_loss_log1p(-x, fused) - tshi_math_log(x, fused));
+TSHI_LOSS_KERNEL(PORTABLE, mse, 0, (x - t) * (x - t));
+TSHI_LOSS_KERNEL(PORTABLE, mse_dx, 1, TSHI_R(2) * (x - t));
+TSHI_LOSS_KERNEL(PORTABLE, l1, 0, tshi_loss_abs(x - t));
+TSHI_LOSS_KERNEL(PORTABLE, l1_dx, 1, tshi_loss_sign(x - t));
+TSHI_LOSS_KERNEL(PORTABLE, huber, 0, tshi_loss_huber(x - t, c));
+TSHI_LOSS_KERNEL(PORTABLE, huber_dx, 1, tshi_loss_limit(x - t, c));
+TSHI_LOSS_KERNEL(PORTABLE, smooth_l1, 0, tshi_loss_smooth(x - t, c));
+TSHI_LOSS_KERNEL(PORTABLE, smooth_l1_dx, 1, tshi_loss_smooth_derivative(x - t, c));
+TSHI_LOSS_KERNEL(AVX2, bce, 0, tshi_loss_binary(x, t, fused));
+TSHI_LOSS_KERNEL(PORTABLE, bce_dx, 1, tshi_loss_binary_dx(x, t));
+TSHI_LOSS_KERNEL(PORTABLE, bce_dt, 1, tshi_loss_log1p(-x, fused) - tshi_math_log(x, fused));
 /* of logits: the factor of log sigmoid(x) is 1 + (p - 1) t */
-TSHI_LOSS_KERNEL(logits, 0,
+TSHI_LOSS_KERNEL(AVX2, logits, 0,
                  (TSHI_R(1) - t) * x -
                      ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_loss_log_sigmoid(x, fused));
-TSHI_LOSS_KERNEL(logits_dx, 1,
+TSHI_LOSS_KERNEL(AVX2, logits_dx, 1,
                  ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_math_sigmoid(x, fused) - p * t);
-TSHI_LOSS_KERNEL(logits_dt, 1, tshi_loss_logits_dt(x, p, fused));
-TSHI_LOSS_KERNEL(kl, 0, tshi_loss_entropy(t, fused) - t * x);
-TSHI_LOSS_KERNEL(kl_dx, 1, -t);
+TSHI_LOSS_KERNEL(PORTABLE, logits_dt, 1, tshi_loss_logits_dt(x, p, fused));
+TSHI_LOSS_KERNEL(PORTABLE, kl, 0, tshi_loss_entropy(t, fused) - t * x);
+TSHI_LOSS_KERNEL(PORTABLE, kl_dx, 1, -t);
 /* t / t is 1; NaN at t = 0, as in PyTorch, where the derivative of t log t is not defined */
-TSHI_LOSS_KERNEL(kl_dt, 1, tshi_math_log(t, fused) + t / t - x);
-TSHI_LOSS_KERNEL(kl_log, 0, tshi_math_exp(t, fused) * (t - x));
-TSHI_LOSS_KERNEL(kl_log_dx, 1, -tshi_math_exp(t, fused));
-TSHI_LOSS_KERNEL(kl_log_dt, 1, tshi_math_exp(t, fused) * (t - x + TSHI_R(1)));
-TSHI_LOSS_KERNEL(weights, 0, TSHI_R(1)); /* the weights themselves, to sum them */
+TSHI_LOSS_KERNEL(PORTABLE, kl_dt, 1, tshi_math_log(t, fused) + t / t - x);
+TSHI_LOSS_KERNEL(PORTABLE, kl_log, 0, tshi_math_exp(t, fused) * (t - x));
+TSHI_LOSS_KERNEL(PORTABLE, kl_log_dx, 1, -tshi_math_exp(t, fused));
+TSHI_LOSS_KERNEL(PORTABLE, kl_log_dt, 1, tshi_math_exp(t, fused) * (t - x + TSHI_R(1)));
+TSHI_LOSS_KERNEL(PORTABLE, weights, 0, TSHI_R(1)); /* the weights themselves, to sum them */
 #undef TSHI_LOSS_KERNEL

@@ -131,7 +131,9 @@ static void tshi_map_backward(tshi_node *node) {
 /* Defines a kernel with parameters of type P. It computes the formula F, in which u, v, w are its N
  * inputs (operands 1 to 3; those that it does not have are called u1 and u2) and c is the scalar C,
  * and writes the result to operand 0, or adds it if ADD is 1. In the backward of a broadcast input,
- * operand 0 has step 0 where the input repeats, and the store sums. */
+ * operand 0 has step 0 where the input repeats, and the store sums. TSHI_MAP_SETS (..._FUSED,
+ * ..._AVX2 or ..._PORTABLE), TSHI_MAP_LOAD and TSHI_MAP_STORE say how much of it is compiled for
+ * each instruction set: all of the ops that networks are made of, little of the others. */
 #define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
     TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
         tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK]; /* y: results */                               \
@@ -140,18 +142,21 @@ static void tshi_map_backward(tshi_node *node) {
         int i;                                                                                     \
         (void)c, (void)p, (void)fused; /* not every F uses them */                                 \
         for (e = 0; e < n; e += TSHI_BLOCK) { /* block by block */                                 \
-            us = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
-            vs = N > 1 ? tshi_kernel_load(&operand[2], e, n, pad[1]) : us;                         \
-            ws = N > 2 ? tshi_kernel_load(&operand[3], e, n, pad[2]) : us;                         \
+            us = TSHI_MAP_LOAD(&operand[1], e, n, pad[0]);                                         \
+            vs = N > 1 ? TSHI_MAP_LOAD(&operand[2], e, n, pad[1]) : us;                            \
+            ws = N > 2 ? TSHI_MAP_LOAD(&operand[3], e, n, pad[2]) : us;                            \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real u = us[i], v = vs[i], w = ws[i];                                    \
                 (void)u, (void)v, (void)w;                                                         \
                 y[i] = F; /* the formula */                                                        \
             }                                                                                      \
-            tshi_kernel_store(&operand[0], e, n, y, ADD);                                          \
+            TSHI_MAP_STORE(&operand[0], e, n, y, ADD);                                             \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(name, P);
+    TSHI_MAP_SETS(name, P);
+#define TSHI_MAP_SETS  TSHI_KERNEL_FUSED
+#define TSHI_MAP_LOAD  tshi_kernel_load
+#define TSHI_MAP_STORE tshi_kernel_store
 
 /* -- unary ops, a row each: neg, exp, relu, gelu, ... ---------------------- */
 
@@ -226,97 +231,6 @@ TSHI_UNARY(gelu, nonlinear, X, tshi_math_gelu(x, fused), g *tshi_math_gelu_deriv
 TSHI_UNARY(gelu_tanh, nonlinear, X, x / (TSHI_R(1) + tshi_math_gelu_power(x, fused)),
            g *tshi_math_gelu_tanh_derivative(v, fused))
 TSHI_UNARY(silu, nonlinear, X, tshi_math_silu(x, fused), g *tshi_math_silu_derivative(v, fused))
-TSHI_UNARY(abs, nonlinear, X, tshi_math_abs(x), g *tshi_math_sign(v))
-TSHI_UNARY(sign, nonlinear, NONE, tshi_math_sign(x), TSHI_R(0))
-TSHI_UNARY(floor, nonlinear, NONE, tshi_math_floor(x), TSHI_R(0))
-TSHI_UNARY(ceil, nonlinear, NONE, tshi_math_ceil(x), TSHI_R(0))
-TSHI_UNARY(round, nonlinear, NONE, tshi_math_round_even(x), TSHI_R(0))
-TSHI_UNARY(rsqrt, nonlinear, OUT, TSHI_R(1) / tshi_math_sqrt(x), g *TSHI_R(-0.5) * (v * v * v))
-TSHI_UNARY(reciprocal, nonlinear, OUT, TSHI_R(1) / x, -g * (v * v))
-TSHI_UNARY(expm1, nonlinear, OUT, tshi_math_expm1(x, fused), g *(v + TSHI_R(1)))
-TSHI_UNARY(log1p, nonlinear, X, tshi_math_log1p(x, fused), g / (v + TSHI_R(1)))
-TSHI_UNARY(log_sigmoid, nonlinear, X, tshi_math_log_sigmoid(x, fused),
-           g *tshi_math_log_sigmoid_derivative(v, fused))
-TSHI_UNARY(relu6, nonlinear, X, x < 0 ? TSHI_R(0) : x > 6 ? TSHI_R(6) : x,
-           ((v > 0) & (v < 6)) ? g : TSHI_R(0))
-TSHI_UNARY(hardsigmoid, nonlinear, X, tshi_map_ramp(x) / TSHI_R(6),
-           ((v > -3) & (v < 3)) ? g / TSHI_R(6) : TSHI_R(0))
-TSHI_UNARY(hardswish, nonlinear, X, x *tshi_map_ramp(x) / TSHI_R(6),
-           v <= -3  ? TSHI_R(0)
-           : v >= 3 ? g
-                    : g * (v / TSHI_R(3) + TSHI_R(0.5)))
-TSHI_UNARY(selu, nonlinear, X, /* alpha and scale of Klambauer et al. 2017 */
-           TSHI_R(1.0507009873554805) * tshi_math_elu(x, TSHI_R(1.6732632423543772), fused),
-           g *TSHI_R(1.0507009873554805) *
-               tshi_math_elu_derivative(v, TSHI_R(1.6732632423543772), fused))
-TSHI_UNARY(mish, nonlinear, X, tshi_math_mish(x, fused), g *tshi_math_mish_derivative(v, fused))
-TSHI_OPTION(softplus, 1, tshi_math_softplus(x, c, fused),
-            g *tshi_math_softplus_derivative(v, c, fused))
-TSHI_OPTION(elu, 1, tshi_math_elu(x, c, fused), g *tshi_math_elu_derivative(v, c, fused))
-TSHI_OPTION(leaky_relu, 0.01, x > 0 ? x : x * c, v > 0 ? g : g * c)
-#undef TSHI_UNARY
-#undef TSHI_SCALAR
-#undef TSHI_OPTION
-#undef TSHI_UNARY_ROW
-
-/* -- sin, cos ----------------------------------------------------------------
- * sin(x + turn pi / 2) is sin x for turn 0, cos x for 1 and -sin x for 2: the derivative of each is
- * the next. */
-
-/* Computes y = sin(x + turn pi / 2) for a block. Large x, which are rare, go to libm. */
-TSHI_INLINE void tshi_map_wave_block(tsh_real *y, const tsh_real *x, uint32_t turn, int fused) {
-    uint32_t far = 0; /* not 0 if any |x| is too large for tshi_math_wave */
-    int i;
-    if (!TSHI_DOUBLE)
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
-            far |= ((uint32_t)TSHI_MATH_FAR - (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu)) >> 31;
-            y[i] = TSHI_R(tshi_math_wave((float)x[i], turn, fused));
-        }
-    for (i = 0; i < TSHI_BLOCK && (TSHI_DOUBLE || far); i++)
-        if (TSHI_DOUBLE || (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu) > TSHI_MATH_FAR)
-            y[i] = tshi_math_wave_far(x[i], turn);
-}
-
-/* Defines the kernels of the op `name`, y = sin(x + turn pi / 2), its row and its function.
- * Operands: y and x; in backward dx, dy and x. */
-#define TSHI_WAVE(name, turn)                                                                      \
-    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *operand,        \
-                                                    const double *none, int fused) {               \
-        tsh_real pad[TSHI_BLOCK], y[TSHI_BLOCK];                                                   \
-        int64_t e;                                                                                 \
-        (void)none;                                                                                \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            tshi_map_wave_block(y, tshi_kernel_load(&operand[1], e, n, pad), turn, fused);         \
-            tshi_kernel_store(&operand[0], e, n, y, 0);                                            \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_forward, double);                                          \
-    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, const tshi_operand *operand,       \
-                                                     const tshi_backward_params *p, int fused) {   \
-        tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
-        const tsh_real *g;                                                                         \
-        int64_t e;                                                                                 \
-        int i;                                                                                     \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            g = tshi_kernel_load(&operand[1], e, n, pad[0]);                                       \
-            tshi_map_wave_block(y, tshi_kernel_load(&operand[2], e, n, pad[1]), (turn) + 1,        \
-                                fused);                                                            \
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] *= g[i];                              \
-            tshi_kernel_store(&operand[0], e, n, y, p->add);                                       \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_backward, tshi_backward_params);                           \
-    static const tshi_map_row tshi_map_##name##_row = {                                            \
-        {"tsh_" #name, "x", tshi_rule_nonlinear, tshi_map_backward, TSHI_X, 0},                    \
-        0,                                                                                         \
-        tshi_map_##name##_forward,                                                                 \
-        {tshi_map_##name##_backward, NULL}};                                                       \
-    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
-        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, 0);                                   \
-    }
-TSHI_WAVE(sin, 0)
-TSHI_WAVE(cos, 1)
-#undef TSHI_WAVE
 
 /* -- binary ops, a row each: add, sub, mul, div, pow ----------------------- */
 
@@ -324,14 +238,6 @@ TSHI_WAVE(cos, 1)
 TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
     const tsh_real db = tshi_math_pow(a, b) * tshi_math_log(a, fused);
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
-}
-
-/* Returns the part of the gradient g of a maximum that goes to `own`, one of the two values: none
- * if the other one is larger, half if both are equal, else all, also if one is NaN. For a minimum,
- * the two are exchanged. */
-TSHI_INLINE tsh_real tshi_map_share(tsh_real g, tsh_real other, tsh_real own) {
-    const tsh_real half = ((other >= own) & (other <= own)) ? g * TSHI_R(0.5) : g;
-    return other > own ? TSHI_R(0) : half;
 }
 
 /* The columns of a row: name; layout rule; bits of the inputs that backward reads; bits of the
@@ -357,11 +263,6 @@ TSHI_BINARY(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)
 TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * b))
 TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_math_pow(a, b),
             g *tshi_math_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
-TSHI_BINARY(maximum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_larger(a, b),
-            tshi_map_share(g, b, a), tshi_map_share(g, a, b))
-TSHI_BINARY(minimum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, -tshi_kernel_larger(-a, -b),
-            tshi_map_share(g, a, b), tshi_map_share(g, b, a))
-#undef TSHI_BINARY
 
 /* -- comparisons, where, masked_fill -------------------------------------------- */
 
@@ -451,6 +352,44 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
                         tshi_map_where[ctx->isa], 0);
 }
 
+/* -- ops that few networks use, or that wait for memory ------------------------ */
+
+#undef TSHI_MAP_SETS
+#undef TSHI_MAP_LOAD
+#undef TSHI_MAP_STORE
+#define TSHI_MAP_SETS  TSHI_KERNEL_PORTABLE
+#define TSHI_MAP_LOAD  tshi_kernel_load_apart
+#define TSHI_MAP_STORE tshi_kernel_store_apart
+
+/* Returns the part of the gradient g of a maximum that goes to `own`, one of the two values: none
+ * if the other one is larger, half if both are equal, else all, also if one is NaN. For a minimum,
+ * the two are exchanged. */
+TSHI_INLINE tsh_real tshi_map_share(tsh_real g, tsh_real other, tsh_real own) {
+    const tsh_real half = ((other >= own) & (other <= own)) ? g * TSHI_R(0.5) : g;
+    return other > own ? TSHI_R(0) : half;
+}
+
+TSHI_UNARY(abs, nonlinear, X, tshi_math_abs(x), g *tshi_math_sign(v))
+TSHI_UNARY(sign, nonlinear, NONE, tshi_math_sign(x), TSHI_R(0))
+TSHI_UNARY(floor, nonlinear, NONE, tshi_math_floor(x), TSHI_R(0))
+TSHI_UNARY(ceil, nonlinear, NONE, tshi_math_ceil(x), TSHI_R(0))
+TSHI_UNARY(round, nonlinear, NONE, tshi_math_round_even(x), TSHI_R(0))
+TSHI_UNARY(rsqrt, nonlinear, OUT, TSHI_R(1) / tshi_math_sqrt(x), g *TSHI_R(-0.5) * (v * v * v))
+TSHI_UNARY(reciprocal, nonlinear, OUT, TSHI_R(1) / x, -g * (v * v))
+TSHI_UNARY(relu6, nonlinear, X, x < 0 ? TSHI_R(0) : x > 6 ? TSHI_R(6) : x,
+           ((v > 0) & (v < 6)) ? g : TSHI_R(0))
+TSHI_UNARY(hardsigmoid, nonlinear, X, tshi_map_ramp(x) / TSHI_R(6),
+           ((v > -3) & (v < 3)) ? g / TSHI_R(6) : TSHI_R(0))
+TSHI_UNARY(hardswish, nonlinear, X, x *tshi_map_ramp(x) / TSHI_R(6),
+           v <= -3  ? TSHI_R(0)
+           : v >= 3 ? g
+                    : g * (v / TSHI_R(3) + TSHI_R(0.5)))
+TSHI_OPTION(leaky_relu, 0.01, x > 0 ? x : x * c, v > 0 ? g : g * c)
+TSHI_BINARY(maximum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_larger(a, b),
+            tshi_map_share(g, b, a), tshi_map_share(g, a, b))
+TSHI_BINARY(minimum, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, -tshi_kernel_larger(-a, -b),
+            tshi_map_share(g, a, b), tshi_map_share(g, b, a))
+
 /* The kernels of tsh_masked_fill: y = m ? c : x, and dx = m ? 0 : dy. */
 TSHI_MAP_KERNEL(tshi_map_masked_fill, double, *p, 0, 2, x, m, u2, m != 0 ? c : x)
 TSHI_MAP_KERNEL(tshi_map_masked_fill_dx, tshi_backward_params, 0, p->add, 3, g, x, m,
@@ -532,6 +471,88 @@ TSH_API tsh_tensor *tsh_clamp(tsh_tensor *x, double min, double max) {
     return tshi_map_run_with(&tshi_map_clamp_op, &x, 1, x->dtype, tshi_map_clamp[ctx->isa], &limits,
                              sizeof limits);
 }
+
+/* -- expm1, log1p and activations made of them -------------------------------- */
+
+#undef TSHI_MAP_SETS
+#define TSHI_MAP_SETS TSHI_KERNEL_AVX2
+TSHI_UNARY(expm1, nonlinear, OUT, tshi_math_expm1(x, fused), g *(v + TSHI_R(1)))
+TSHI_UNARY(log1p, nonlinear, X, tshi_math_log1p(x, fused), g / (v + TSHI_R(1)))
+TSHI_UNARY(log_sigmoid, nonlinear, X, tshi_math_log_sigmoid(x, fused),
+           g *tshi_math_log_sigmoid_derivative(v, fused))
+TSHI_UNARY(selu, nonlinear, X, /* alpha and scale of Klambauer et al. 2017 */
+           TSHI_R(1.0507009873554805) * tshi_math_elu(x, TSHI_R(1.6732632423543772), fused),
+           g *TSHI_R(1.0507009873554805) *
+               tshi_math_elu_derivative(v, TSHI_R(1.6732632423543772), fused))
+TSHI_UNARY(mish, nonlinear, X, tshi_math_mish(x, fused), g *tshi_math_mish_derivative(v, fused))
+TSHI_OPTION(softplus, 1, tshi_math_softplus(x, c, fused),
+            g *tshi_math_softplus_derivative(v, c, fused))
+TSHI_OPTION(elu, 1, tshi_math_elu(x, c, fused), g *tshi_math_elu_derivative(v, c, fused))
+
+#undef TSHI_UNARY
+#undef TSHI_SCALAR
+#undef TSHI_OPTION
+#undef TSHI_UNARY_ROW
+
+/* -- sin, cos ----------------------------------------------------------------
+ * sin(x + turn pi / 2) is sin x for turn 0, cos x for 1 and -sin x for 2: the derivative of each is
+ * the next. */
+
+/* Computes y = sin(x + turn pi / 2) for a block. Large x, which are rare, go to libm. */
+TSHI_INLINE void tshi_map_wave_block(tsh_real *y, const tsh_real *x, uint32_t turn, int fused) {
+    uint32_t far = 0; /* not 0 if any |x| is too large for tshi_math_wave */
+    int i;
+    if (!TSHI_DOUBLE)
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+            far |= ((uint32_t)TSHI_MATH_FAR - (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu)) >> 31;
+            y[i] = TSHI_R(tshi_math_wave((float)x[i], turn, fused));
+        }
+    for (i = 0; i < TSHI_BLOCK && (TSHI_DOUBLE || far); i++)
+        if (TSHI_DOUBLE || (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu) > TSHI_MATH_FAR)
+            y[i] = tshi_math_wave_far(x[i], turn);
+}
+
+/* Defines the kernels of the op `name`, y = sin(x + turn pi / 2), its row and its function.
+ * Operands: y and x; in backward dx, dy and x. */
+#define TSHI_WAVE(name, turn)                                                                      \
+    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *operand,        \
+                                                    const double *none, int fused) {               \
+        tsh_real pad[TSHI_BLOCK], y[TSHI_BLOCK];                                                   \
+        int64_t e;                                                                                 \
+        (void)none;                                                                                \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            tshi_map_wave_block(y, TSHI_MAP_LOAD(&operand[1], e, n, pad), turn, fused);            \
+            TSHI_MAP_STORE(&operand[0], e, n, y, 0);                                               \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_AVX2(tshi_map_##name##_forward, double);                                           \
+    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, const tshi_operand *operand,       \
+                                                     const tshi_backward_params *p, int fused) {   \
+        tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
+        const tsh_real *g;                                                                         \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            g = TSHI_MAP_LOAD(&operand[1], e, n, pad[0]);                                          \
+            tshi_map_wave_block(y, TSHI_MAP_LOAD(&operand[2], e, n, pad[1]), (turn) + 1,           \
+                                fused);                                                            \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] *= g[i];                              \
+            TSHI_MAP_STORE(&operand[0], e, n, y, p->add);                                          \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_AVX2(tshi_map_##name##_backward, tshi_backward_params);                            \
+    static const tshi_map_row tshi_map_##name##_row = {                                            \
+        {"tsh_" #name, "x", tshi_rule_nonlinear, tshi_map_backward, TSHI_X, 0},                    \
+        0,                                                                                         \
+        tshi_map_##name##_forward,                                                                 \
+        {tshi_map_##name##_backward, NULL}};                                                       \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
+        return tshi_map_apply(&tshi_map_##name##_row, &x, 1, 0);                                   \
+    }
+TSHI_WAVE(sin, 0)
+TSHI_WAVE(cos, 1)
+#undef TSHI_WAVE
+#undef TSHI_BINARY
 
 /* -- cast ------------------------------------------------------------------------ */
 

@@ -48,7 +48,7 @@ typedef struct tshi_stat {
             part_of(x, p->n, p, part, fused);                                                      \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(name, tshi_reduce_params)
+    TSHI_KERNEL_AVX2(name, tshi_reduce_params)
 
 enum { TSHI_STAT_CHUNK = 4096 }; /* sums of so many values are in tsh_real, their sum in double */
 
@@ -271,6 +271,9 @@ TSHI_STAT_BACKWARD(norm_any, ((x >= 0) & (x <= 0))
 TSHI_STAT_BACKWARD(norm_largest,
                    g *TSHI_R(tshi_math_abs(x) >= s && tshi_math_abs(x) <= s) * tshi_math_sign(x))
 #undef TSHI_STAT_BACKWARD
+#undef TSHI_MAP_SETS
+#undef TSHI_MAP_LOAD
+#undef TSHI_MAP_STORE
 #undef TSHI_MAP_KERNEL
 
 /* Computes dx of every statistic. node->aux has the centre of each row, then the scale of each. */
