@@ -141,7 +141,7 @@ enum { TSH_ALL = -1000 };
  * torch: torch.sum, torch.mean, Tensor.sum, Tensor.mean */
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
-/* Return the largest and the smallest value along dim, in which nothing is empty. Its gradient goes
+/* Return the largest, or the smallest, value along dim, which must not be empty. Its gradient goes
  * to the first element that has it, as in torch.max(x, dim). NaN counts as largest, and as
  * smallest.
  * torch: torch.max, torch.min, Tensor.max, Tensor.min */
@@ -157,8 +157,8 @@ TSH_API tsh_tensor *tsh_argmin(tsh_tensor *x, int dim, int keepdim);
  * torch: torch.logsumexp, Tensor.logsumexp */
 TSH_API tsh_tensor *tsh_logsumexp(tsh_tensor *x, int dim, int keepdim);
 /* Return the variance along dim, sum (x - mean)^2 / (n - correction) of n values, and its square
- * root, the standard deviation. correction 0: 1, for an estimate from a sample; TSH_ZERO: 0. With
- * n - correction below 0, as if it were 0. Where tsh_std is 0, its gradient is 0.
+ * root, the standard deviation. correction 0: 1, for an estimate from a sample; TSH_ZERO: 0. If
+ * n - correction is below 0, the divisor is 0. Where tsh_std is 0, its gradient is 0.
  * torch: torch.var, torch.std, Tensor.var, Tensor.std */
 TSH_API tsh_tensor *tsh_var(tsh_tensor *x, int dim, double correction, int keepdim);
 TSH_API tsh_tensor *tsh_std(tsh_tensor *x, int dim, double correction, int keepdim);

@@ -11,8 +11,8 @@
 /* Returns a if yes is 1, b if yes is 0. Both are computed before: no branch. */
 TSHI_INLINE tsh_real tshi_math_either(int yes, tsh_real a, tsh_real b) {
     if (TSHI_DOUBLE) return yes ? a : b;
-    return TSHI_R(tshi_math_float(
-        tshi_math_pick(yes, tshi_math_bits((float)a), tshi_math_bits((float)b))));
+    return TSHI_R(
+        tshi_math_float(tshi_math_pick(yes, tshi_math_bits((float)a), tshi_math_bits((float)b))));
 }
 
 TSHI_INLINE tsh_real tshi_math_abs(tsh_real x) {
@@ -54,8 +54,8 @@ TSHI_INLINE tsh_real tshi_math_expm1(tsh_real v, int fused) {
     half = tshi_math_float((n << 23) + 0x3F000000u);
     q = 2.0f * tshi_math_fma(half, q, half - 0.5f, fused);
     /* NaN stays NaN; else the result has the sign of x, also if it is 0. */
-    return TSHI_R(tshi_math_float(tshi_math_pick(bits << 1 > 0xFF000000u, bits,
-                                                 tshi_math_bits(q) | (bits & 0x80000000u))));
+    return TSHI_R(tshi_math_float(
+        tshi_math_pick(bits << 1 > 0xFF000000u, bits, tshi_math_bits(q) | (bits & 0x80000000u))));
 }
 
 /* Returns log(1 + x) as tshi_math_log does, where u = 1 + x rounded is 2^n (1 + f), plus c / u,
@@ -64,12 +64,12 @@ TSHI_INLINE tsh_real tshi_math_log1p(tsh_real v, int fused) {
     const float x = (float)v, u = tshi_math_round(1.0f + x), less = tshi_math_round(u - 1.0f);
     const float c = tshi_math_round(x - less) + (1.0f - tshi_math_round(u - less));
     const uint32_t bits = tshi_math_bits(x), m = tshi_math_bits(u);
-    const uint32_t k = (m - 0x3F3504F3u) & 0xFF800000u;     /* n << 23 */
-    const float e = (float)(int32_t)k;                      /* n 2^23 */
+    const uint32_t k = (m - 0x3F3504F3u) & 0xFF800000u; /* n << 23 */
+    const float e = (float)(int32_t)k;                  /* n 2^23 */
     const uint32_t f1 = tshi_math_bits(tshi_math_float(m - k) - 1.0f);
     const float f = tshi_math_float(tshi_math_pick(k == 0u, bits, f1));
     const float low = tshi_math_float(tshi_math_pick(k == 0u, 0u, tshi_math_bits(c / u)));
-    const float whole = e * (0.693359375f / 8388608.0f);    /* the larger part of n log 2 */
+    const float whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     float sum = whole + f, rest;
     uint32_t special;
     if (TSHI_DOUBLE) return TSHI_R(log1p((double)v));
@@ -107,10 +107,9 @@ TSHI_INLINE float tshi_math_wave(float x, uint32_t turn, int fused) {
     c = tshi_math_fma(c, z, 4.166664568298827e-2f, fused);
     c = tshi_math_fma(c * z, z, tshi_math_fma(z, -0.5f, 1.0f, fused), fused); /* cos r */
     /* sin r gets the sign of r, for the sake of -0 */
-    return tshi_math_float(
-        tshi_math_pick((int)(quarter & 1u), tshi_math_bits(c),
-                       tshi_math_bits(s) | (tshi_math_bits(r) & 0x80000000u)) ^
-        (quarter & 2u) << 30);
+    return tshi_math_float(tshi_math_pick((int)(quarter & 1u), tshi_math_bits(c),
+                                          tshi_math_bits(s) | (tshi_math_bits(r) & 0x80000000u)) ^
+                           (quarter & 2u) << 30);
 }
 
 /* Does what tshi_math_wave does by libm, for an x of any size. */

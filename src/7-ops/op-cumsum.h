@@ -6,10 +6,11 @@
 
 /* -- cumsum: y_i = x_0 + ... + x_i;   dx_i = dy_i + dy_(i+1) + ... -----------
  * x and y are dense arrays of shape (outer, n, inner), summed along n, floats in double. The sums
- * of several columns (positions in outer and inner) are computed at a time: neighbours in inner if
- * there are enough of these, else neighbours in outer. */
+ * of several columns (positions in outer and inner) are computed at a time: of neighbours in inner,
+ * or, where inner is short, of neighbours in outer. */
 
-enum { TSHI_CUMSUM_LANES = 16 }; /* the most columns that are summed at a time */
+/* The most columns at a time that are neighbours in inner, and in outer. */
+enum { TSHI_CUMSUM_WIDE = 256, TSHI_CUMSUM_FEW = 4 };
 
 typedef struct tshi_cumsum {
     const void *x; /* tsh_real, or int64_t if `integers` is 1 */
@@ -24,10 +25,9 @@ typedef struct tshi_cumsum {
 #define TSHI_CUMSUM_COLUMNS(name, type, sum_type)                                                  \
     TSHI_INLINE void tshi_cumsum_##name##_columns(const type *x, type *y, int64_t n, int64_t step, \
                                                   int64_t next, int64_t m) {                       \
-        sum_type sum[TSHI_CUMSUM_LANES] = {0};                                                     \
+        sum_type sum[TSHI_CUMSUM_WIDE] = {0};                                                      \
         int64_t i, l;                                                                              \
-        for (i = 0; i < n; i++, x += step, y += step)                                              \
-            for (l = 0; l < m; l++) {                                                              \
+        for (i = 0; i < n; i++, x += step, y += step) TSHI_LANES for (l = 0; l < m; l++) {         \
                 sum[l] += (sum_type)x[l * next];                                                   \
                 y[l * next] = (type)sum[l];                                                        \
             }                                                                                      \
@@ -37,8 +37,10 @@ typedef struct tshi_cumsum {
         const int64_t first = at + (job->reverse ? (job->n - 1) * job->inner : 0);                 \
         const type *x = (const type *)job->x + first;                                              \
         type *y = (type *)job->y + first;                                                          \
-        if (next == 1 && m == TSHI_CUMSUM_LANES)                                                   \
-            tshi_cumsum_##name##_columns(x, y, job->n, step, 1, TSHI_CUMSUM_LANES);                \
+        if (next == 1)                                                                             \
+            tshi_cumsum_##name##_columns(x, y, job->n, step, 1, m);                                \
+        else if (m == TSHI_CUMSUM_FEW) /* of a constant m: the sums stay in registers */           \
+            tshi_cumsum_##name##_columns(x, y, job->n, step, next, TSHI_CUMSUM_FEW);               \
         else                                                                                       \
             tshi_cumsum_##name##_columns(x, y, job->n, step, next, m);                             \
     }
@@ -46,39 +48,47 @@ TSHI_CUMSUM_COLUMNS(reals, tsh_real, double)
 TSHI_CUMSUM_COLUMNS(integers, int64_t, uint64_t) /* unsigned: overflow wraps around */
 #undef TSHI_CUMSUM_COLUMNS
 
-/* Returns the number of groups of columns, and sets whether they are neighbours in inner. */
-static int64_t tshi_cumsum_groups(const tshi_cumsum *job, int *inner) {
-    *inner = job->inner >= TSHI_CUMSUM_LANES / 2 || job->outer == 1;
-    return *inner ? job->outer * tshi_base_ceil(job->inner, TSHI_CUMSUM_LANES)
-                  : job->inner * tshi_base_ceil(job->outer, TSHI_CUMSUM_LANES);
+/* The groups of columns whose sums are computed together. */
+typedef struct tshi_cumsum_groups {
+    int by_inner; /* 1: the columns of a group are neighbours in inner, 0: in outer */
+    int64_t most; /* columns of a group; the last one may have fewer */
+    int64_t each; /* groups that cover inner, or outer */
+    int64_t count;
+} tshi_cumsum_groups;
+
+static tshi_cumsum_groups tshi_cumsum_group(const tshi_cumsum *job) {
+    tshi_cumsum_groups g;
+    g.by_inner = job->inner >= TSHI_CUMSUM_FEW || job->outer == 1;
+    g.most = g.by_inner ? TSHI_CUMSUM_WIDE : TSHI_CUMSUM_FEW;
+    g.each = tshi_base_ceil(g.by_inner ? job->inner : job->outer, g.most);
+    g.count = g.each * (g.by_inner ? job->outer : job->inner);
+    return g;
 }
 
-/* Sums the groups `from` to `to` - 1 of a tshi_cumsum, which is `job`. A tshi_team_fn. */
+/* Sums the groups `from` to `to` - 1 of a tshi_cumsum, which is `user`. A tshi_team_fn. */
 static void tshi_cumsum_piece(void *user, int piece, int64_t from, int64_t to) {
     const tshi_cumsum *job = (const tshi_cumsum *)user;
+    const tshi_cumsum_groups g = tshi_cumsum_group(job);
     const int64_t whole = job->n * job->inner; /* elements of one position in outer */
-    int by_inner;
-    int64_t g, each, first, at, m;
-    (void)piece, (void)tshi_cumsum_groups(job, &by_inner);
-    each = tshi_base_ceil(by_inner ? job->inner : job->outer, TSHI_CUMSUM_LANES);
-    for (g = from; g < to; g++) {
-        first = g % each * TSHI_CUMSUM_LANES; /* the group's first position in inner, or outer */
-        m = tshi_base_min(TSHI_CUMSUM_LANES, (by_inner ? job->inner : job->outer) - first);
-        at = by_inner ? g / each * whole + first : first * whole + g / each;
+    int64_t i, first, at, m;
+    (void)piece;
+    for (i = from; i < to; i++) {
+        first = i % g.each * g.most; /* the group's first position in inner, or outer */
+        m = tshi_base_min(g.most, (g.by_inner ? job->inner : job->outer) - first);
+        at = g.by_inner ? i / g.each * whole + first : first * whole + i / g.each;
         if (job->integers)
-            tshi_cumsum_integers(job, at, by_inner ? 1 : whole, m);
+            tshi_cumsum_integers(job, at, g.by_inner ? 1 : whole, m);
         else
-            tshi_cumsum_reals(job, at, by_inner ? 1 : whole, m);
+            tshi_cumsum_reals(job, at, g.by_inner ? 1 : whole, m);
     }
 }
 
 /* Computes all sums on the rank's threads. */
 static void tshi_cumsum_run(const tsh_ctx *ctx, tshi_cumsum *job) {
-    int by_inner;
-    const int64_t groups = tshi_cumsum_groups(job, &by_inner);
-    const int64_t length = job->n * TSHI_CUMSUM_LANES; /* elements of a group */
-    if (job->n && groups)
-        tshi_team_run(tshi_kernel_parts(ctx, groups, length), groups, 1, tshi_cumsum_piece, job);
+    const tshi_cumsum_groups g = tshi_cumsum_group(job);
+    if (job->n && g.count)
+        tshi_team_run(tshi_kernel_parts(ctx, g.count, job->n * g.most), g.count, 1,
+                      tshi_cumsum_piece, job);
 }
 
 /* What backward needs of the call: the local sizes. */
@@ -98,8 +108,8 @@ static void tshi_cumsum_backward(tshi_node *node) {
     tshi_op_accumulate(node->in[0], &dest, scratch);
 }
 
-static const tshi_op tshi_cumsum_op = {
-    "tsh_cumsum", "x", tshi_rule_cumulate, tshi_cumsum_backward, TSHI_NONE, 0};
+static const tshi_op tshi_cumsum_op = {"tsh_cumsum",         "x",       tshi_rule_cumulate,
+                                       tshi_cumsum_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_cumsum(tsh_tensor *x, int dim) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cumsum", "x", &x, 1);
@@ -175,14 +185,14 @@ static void tshi_cumsum_prod_grad(int64_t rows, const tshi_operand *operand, con
 static void tshi_cumsum_prod_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis), x = dx; /* with the axis last */
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis), x = dx;   /* with the axis last */
     const int64_t n = params->n, count = n ? tsh_local_numel(&dx) / n : 0; /* count: rows */
     tshi_rows rows = tshi_kernel_rows_job(tshi_cumsum_prod_grad, count, params);
     tshi_block *scratch[2], *before;
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dest.stride = dx.stride;   /* strides with the axis last */
-    x.block = node->saved[0];  /* the values of the input */
+    dest.stride = dx.stride;  /* strides with the axis last */
+    x.block = node->saved[0]; /* the values of the input */
     before = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                             (size_t)(tshi_kernel_parts(ctx, count, n) * n) * sizeof(double));
     rows.x[0] = tshi_kernel_reals(tshi_op_dense_dest(&dx, &dest, &scratch[0]), n);

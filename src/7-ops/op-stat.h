@@ -83,41 +83,40 @@ static void tshi_stat_finish_exps(const tshi_part *part, const tshi_reduce_param
 /* -- var, std: with M2 = sum (x - mean)^2 and f = n - correction, var = M2 / f,
  * dx = dy 2 (x - mean) / f; std = sqrt var, dx = dy (x - mean) / (f std), 0 if std is 0 ---- */
 
-/* Adds v = x - c of a block to lane[0 ...], and v^2 to lane[TSHI_BLOCK ...]. */
-TSHI_INLINE void tshi_stat_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
+/* Adds v = x - mean of m values, at most TSHI_BLOCK, to lane[0 ...], and v^2 to lane[TSHI_BLOCK
+ * ...]. */
+TSHI_INLINE void tshi_stat_moments_step(double *lane, const tsh_real *x, int m, double mean) {
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) {
-        const tsh_real v = x[i] - c;
+    for (i = 0; i < m; i++) {
+        const double v = (double)x[i] - mean;
         lane[i] += v;
         lane[i + TSHI_BLOCK] += v * v;
     }
 }
 
-/* Computes the mean, then the sum of squares about c, the mean rounded; the sum of x - c corrects
- * for that rounding. */
+/* Computes the mean, then the sum of squares about it, in double: a square may be out of a float's
+ * range. The sum of all x - mean, which is not quite 0, corrects the rounding of the mean. */
 TSHI_INLINE void tshi_stat_moments(const tsh_real *x, int64_t n, const tshi_reduce_params *p,
                                    tshi_part *part, int fused) {
-    tsh_real lane[2 * TSHI_BLOCK], pad[TSHI_BLOCK], c;
-    double sum = 0, square = 0;
-    int64_t i, e, m;
+    double lane[2 * TSHI_BLOCK], sum = 0, mean;
+    int64_t i;
+    int k;
     (void)p, (void)fused;
     for (i = 0; i < n; i += TSHI_STAT_CHUNK)
         sum += (double)tshi_kernel_sum(x + i, tshi_base_min(TSHI_STAT_CHUNK, n - i));
-    c = TSHI_R(sum / (double)n);
-    for (i = 0, sum = 0; i < n; i += TSHI_STAT_CHUNK) {
-        m = tshi_base_min(TSHI_STAT_CHUNK, n - i);
-        memset(lane, 0, sizeof lane);
-        for (e = 0; e + TSHI_BLOCK <= m; e += TSHI_BLOCK)
-            tshi_stat_moments_step(lane, x + i + e, c);
-        if (e < m) {
-            tshi_kernel_pad(x + i + e, m - e, c, pad); /* padding with c adds 0 to both sums */
-            tshi_stat_moments_step(lane, pad, c);
-        }
-        sum += (double)tshi_kernel_fold(lane);
-        square += (double)tshi_kernel_fold(lane + TSHI_BLOCK);
+    part->a = mean = sum / (double)n;
+    part->b = (double)NAN;
+    if (mean - mean != 0) return; /* an infinity or NaN is among the values */
+    memset(lane, 0, sizeof lane);
+    for (i = 0; i + TSHI_BLOCK <= n; i += TSHI_BLOCK)
+        tshi_stat_moments_step(lane, x + i, TSHI_BLOCK, mean);
+    tshi_stat_moments_step(lane, x + i, (int)(n - i), mean);
+    for (k = 1; k < TSHI_BLOCK; k++) { /* in a fixed order */
+        lane[0] += lane[k];
+        lane[TSHI_BLOCK] += lane[TSHI_BLOCK + k];
     }
-    part->a = (double)c + sum / (double)n;
-    part->b = square - sum * sum / (double)n;
+    part->a += lane[0] / (double)n;
+    part->b = lane[TSHI_BLOCK] - lane[0] * lane[0] / (double)n;
     if (part->b < 0) part->b = 0; /* only by rounding */
 }
 TSHI_STAT_KERNEL(tshi_stat_var, tshi_stat_moments);
@@ -153,16 +152,17 @@ static void tshi_stat_finish_std(const tshi_part *part, const tshi_reduce_params
  * which F is 0. */
 #define TSHI_STAT_SUM(name, rest, F)                                                               \
     TSHI_INLINE void tshi_stat_add_##name(tsh_real *lane, const tsh_real *x, tsh_real c) {         \
+        tsh_real term[TSHI_BLOCK];                                                                 \
         int i;                                                                                     \
         (void)c; /* only a general p needs it */                                                   \
-        for (i = 0; i < TSHI_BLOCK; i++) {                                                         \
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                              \
             const tsh_real v = x[i];                                                               \
-            lane[i] += F;                                                                          \
+            term[i] = F;                                                                           \
         }                                                                                          \
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += term[i];                            \
     }                                                                                              \
-    TSHI_INLINE void tshi_stat_sum_##name(const tsh_real *x, int64_t n,                            \
-                                          const tshi_reduce_params *p, tshi_part *part,            \
-                                          int fused) {                                             \
+    TSHI_INLINE void tshi_stat_sum_##name(                                                         \
+        const tsh_real *x, int64_t n, const tshi_reduce_params *p, tshi_part *part, int fused) {   \
         tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];                                                \
         int64_t i, e, m;                                                                           \
         (void)fused;                                                                               \
@@ -314,11 +314,10 @@ static void tshi_stat_backward(tshi_node *node) {
  * x that is sharded along the rows. */
 static void tshi_stat_gather(const tshi_stat *stat, tsh_ctx *ctx, tshi_part *parts, int64_t count) {
     const int64_t size = ctx->tp.size, each = (int64_t)(sizeof *parts / sizeof(double));
-    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
-                                       (size_t)(size * count) * sizeof *parts +
-                                           (size_t)size * sizeof(int64_t));
-    tshi_part *all;          /* all ranks' parts, shape (size, count) */
-    int64_t *counts, r, i;   /* counts: numbers that each rank sends, shape (size) */
+    tshi_block *block = tshi_mem_alloc(
+        ctx, TSH_MEM_STEP, (size_t)(size * count) * sizeof *parts + (size_t)size * sizeof(int64_t));
+    tshi_part *all;        /* all ranks' parts, shape (size, count) */
+    int64_t *counts, r, i; /* counts: numbers that each rank sends, shape (size) */
     if (!block) return;
     all = (tshi_part *)tshi_mem_data(block);
     counts = (int64_t *)(void *)(all + size * count);

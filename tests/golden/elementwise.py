@@ -52,9 +52,10 @@ def maps(c):
     c.add("masked_fill_wide", lambda x, m: x.masked_fill(m != 0, 2), (1, 4), mask)
 
 
-ROWS = {"plain": None, "long": None, "edges": [
+ROWS = [
     [NAN, 1, 2], [INF, 1, 2], [-INF, 1, 2], [-INF, -INF, -INF], [0, 0, 0], [0, -2, 0], [3, -3, 3],
-    [2, 1, 1], [1, NAN, NAN], [-INF, INF, 0], [1e-30, 1e-30, 2e-30], [0, 3, 0]]}
+    [2, 1, 1], [1, NAN, NAN], [-INF, INF, 0], [1e-12, 1e-12, 2e-12], [0, 3, 0]]
+INFINITE = 9  # the row for which torch multiplies 0 by infinity if p is 1/2
 REDUCTIONS = {
     "min": lambda x, d, k: torch.min(x, d, k)[0], "argmin": torch.argmin,
     "logsumexp": torch.logsumexp, "var": lambda x, d, k: torch.var(x, d, keepdim=k),
@@ -68,10 +69,11 @@ for p, name in ((0.0, "0"), (0.5, "half"), (1.0, "1"), (1.5, "3_2"), (2.0, "2"),
 
 
 def reductions(c):
-    edges = torch.tensor(ROWS["edges"], dtype=torch.float32)
+    rows = torch.tensor(ROWS, dtype=torch.float32)
     for name, fn in REDUCTIONS.items():
         c.add(name, lambda x: fn(x, 1, False), (4, 7, 3))
         c.add(name + "_keep", lambda x: fn(x, -1, True), (3, 70))
+        edges = rows if name != "norm_half" else torch.cat([rows[:INFINITE], rows[INFINITE + 1:]])
         c.add(name + "_edges", lambda x: fn(x, 1, False), edges)
         if name not in ("min", "prod", "argmin"):  # torch.min(x): a gradient for all ties
             c.add(name + "_all", lambda x: fn(x, (0, 1), False), (5, 9))
@@ -84,7 +86,7 @@ def reductions(c):
     c.add("cumsum", lambda x: torch.cumsum(x, 1), (4, 7, 3))
     c.add("cumsum_last", lambda x: torch.cumsum(x, -1), (37, 5))
     c.add("cumsum_first", lambda x: torch.cumsum(x, 0), (6, 50))
-    c.add("cumsum_edges", lambda x: torch.cumsum(x, 1), edges)
+    c.add("cumsum_edges", lambda x: torch.cumsum(x, 1), rows)
     c.add("cumsum_integers", lambda x: torch.cumsum(x, 0),
           torch.tensor([[3, -1, 1 << 40], [1, 1, 1 << 40], [0, -7, 5]]))
 
