@@ -88,7 +88,7 @@ TSHI_INLINE tsh_real tshi_loss_smooth(tsh_real d, tsh_real c) {
     return a < c ? square : linear; /* NaN: linear */
 }
 
-/* Returns the derivative of tshi_loss_smooth: d / c, at most 1 in magnitude; if c is 0, the sign. */
+/* Returns the derivative of tshi_loss_smooth: d / c, at most 1 in magnitude; c 0: the sign. */
 TSHI_INLINE tsh_real tshi_loss_smooth_derivative(tsh_real d, tsh_real c) {
     return c > 0 ? TSHI_R(tshi_loss_limit(d, c) / c) : tshi_loss_sign(d);
 }
