@@ -89,10 +89,9 @@ TSHI_INLINE tsh_real tshi_loss_smooth(tsh_real d, tsh_real c) {
     return a < c ? square : linear; /* NaN: linear */
 }
 
-/* Returns the derivative of tshi_loss_smooth. */
+/* Returns the derivative of tshi_loss_smooth: d / c, at most 1 in magnitude; c 0: the sign. */
 TSHI_INLINE tsh_real tshi_loss_smooth_derivative(tsh_real d, tsh_real c) {
-    const tsh_real inner = d / c, outer = tshi_loss_sign(d);
-    return (tshi_loss_abs(d) >= c) | !(c > 0) ? outer : inner; /* NaN: inner, unless c is 0 */
+    return c > 0 ? TSHI_R(tshi_loss_limit(d, c) / c) : tshi_loss_sign(d);
 }
 
 /* Returns log(1 + y) for y from -1 on, also where 1 + y rounds: log(u) y / (u - 1), with u the

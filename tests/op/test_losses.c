@@ -83,7 +83,7 @@ static tsh_tensor *call_case(tsh_ctx *ctx, const char *name, tsh_tensor **in) {
     if (!loss) fail_msg("no loss is named as %s", name);
     desc = loss->desc;
     for (int r = 0; r < COUNT(reductions); r++)
-        if (!strcmp(name + strlen(name) - strlen(reductions[r]), reductions[r]))
+        if (strstr(name, reductions[r]))
             desc.reduction = (tsh_reduction)r;
     desc.weight = in[2];
     desc.pos_weight = in[3];
@@ -98,7 +98,7 @@ static void run_case(const golden_file *file, const char *name) {
     tsh_ctx *ctx = open_ctx();
     tsh_tensor *in[4] = {NULL}, *out;
     golden_tensor g;
-    char what[8];
+    char what[16];
     for (int i = 0; i < 4; i++) {
         (void)snprintf(what, sizeof what, "in%d", i);
         if (!golden_find(file, name, what, &g)) break;
