@@ -136,9 +136,9 @@ static void tshi_index_scatter(int64_t n, const tshi_operand *x, const void *par
         m = tshi_base_min(TSHI_INDEX_BLOCK, n - e);
         at = tshi_index_checked(&x[2], e, m, pad, p);
         if (!at) continue;
-        if (x[0].dtype == TSH_I32) {
+        if (!row->floating && row->size == 4) {
             TSHI_INDEX_ADD(uint32_t, (const uint32_t *)(const void *)from, sx);
-        } else if (x[0].dtype == TSH_I64) {
+        } else if (!row->floating) {
             TSHI_INDEX_ADD(uint64_t, (const uint64_t *)(const void *)from, sx);
         } else if (x[1].dtype == TSH_REAL) {
             TSHI_INDEX_ADD(tsh_real, (const tsh_real *)(const void *)from, sx);
@@ -562,10 +562,10 @@ TSH_API tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index) 
 
 /* -- one_hot ------------------------------------------------------------------------ */
 
-static const tshi_op tshi_one_hot_op = {"tsh_one_hot", "ids", tshi_rule_moved, NULL, 0, 0};
+static const tshi_op tshi_index_one_hot_op = {"tsh_one_hot", "ids", tshi_rule_moved, NULL, 0, 0};
 
 TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes) {
-    const tshi_op *op = &tshi_one_hot_op;
+    const tshi_op *op = &tshi_index_one_hot_op;
     const tshi_rule_moves moves = {0, 0, 0};
     tsh_ctx *ctx = tshi_tensor_check("tsh_one_hot", "ids", &ids, 1);
     char text[TSHI_TEXT_SIZE];
