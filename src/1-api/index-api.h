@@ -29,7 +29,7 @@ TSH_API tsh_tensor *tsh_unsqueeze(tsh_tensor *x, int dim);
  * -1 keeps the length of x. Returns a copy (torch: a view with stride 0), whose gradient is summed
  * over what was repeated. Takes R, P, and S along a dimension that keeps its length; gives the
  * same.
- * torch: Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as */
+ * torch: Tensor.expand, Tensor.expand_as, torch.broadcast_to */
 TSH_API tsh_tensor *tsh_expand(tsh_tensor *x, tsh_shape shape);
 /* Repeats the whole of x repeats[d] >= 0 times along dimension d: (a, b) becomes (a, b, a, b). The
  * n entries are aligned with the last dimensions of x; missing ones on either side count as 1. The
@@ -127,7 +127,7 @@ TSH_API tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index);
  * smallest, the smallest first. The result is x's shape with length k there, 0 <= k <= that of x.
  * *indices, unless indices is NULL, becomes a TSH_I64 tensor of the same shape and layout: where
  * along dim they were. After an error it is NULL.
- * torch: torch.topk, Tensor.topk, torch.kthvalue */
+ * torch: torch.topk, Tensor.topk */
 TSH_API tsh_tensor *tsh_topk(tsh_tensor *x, int64_t k, int dim, int largest, tsh_tensor **indices);
 /* Returns x sorted along dim, upwards, or downwards if descending is 1; stable: equal elements keep
  * their order. *indices, unless indices is NULL, becomes a TSH_I64 tensor of x's shape and layout:

@@ -330,15 +330,17 @@ static void tshi_pad_triangle_rows(void *data, int piece, int64_t from, int64_t 
 static void tshi_pad_triangle_run(tshi_pad_triangle *job, const tsh_tensor *like) {
     const int last = like->ndim - 1;
     const int64_t rows = tshi_tensor_product(like->local, last);
+    tsh_range own[TSH_MAX_SEGMENTS]; /* this rank's columns */
     job->like = like;
+    memset(own, 0, sizeof own);
+    own[0].length = like->local[last];
     job->ranges = 1;
-    job->range[0].start = 0;
-    job->range[0].length = like->local[last];
     if (like->layout.kind == TSH_SHARDED && like->layout.dim == last) {
         (void)tshi_layout_own(&like->layout, like->dim[last], like->ctx->tp.size,
-                              like->ctx->tp.rank, job->range);
+                              like->ctx->tp.rank, own);
         job->ranges = like->layout.segments;
     }
+    memcpy(job->range, own, sizeof own);
     if (rows && like->local[last])
         tshi_team_run(tshi_kernel_parts(like->ctx, rows, like->local[last]), rows, 1,
                       tshi_pad_triangle_rows, job);
