@@ -1197,6 +1197,7 @@ static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *
     coll->count = tshi_uv_i64_field(c, coll->count);
     coll->blocks = tshi_uv_i64_field(c, coll->blocks);
     coll->root = tshi_uv_int_field(c, coll->root);
+    coll->tag = tshi_uv_int_field(c, coll->tag);
     record->counts = (int)tshi_uv_field(c, (uint64_t)record->counts, 1);
     if (record->counts > TSHI_UV_COUNTS || answer->rank < 0) c->bad = 1;
     for (int i = 0; i < record->counts && !c->bad; i++) {

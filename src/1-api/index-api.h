@@ -29,7 +29,7 @@ TSH_API tsh_tensor *tsh_unsqueeze(tsh_tensor *x, int dim);
  * -1 keeps the length of x. Returns a copy (torch: a view with stride 0), whose gradient is summed
  * over what was repeated. Takes R, P, and S along a dimension that keeps its length; gives the
  * same.
- * torch: Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as */
+ * torch: Tensor.expand, Tensor.expand_as, torch.broadcast_to */
 TSH_API tsh_tensor *tsh_expand(tsh_tensor *x, tsh_shape shape);
 /* Repeats the whole of x repeats[d] >= 0 times along dimension d: (a, b) becomes (a, b, a, b). The
  * n entries are aligned with the last dimensions of x; missing ones on either side count as 1. The
@@ -52,12 +52,12 @@ typedef enum tsh_pad_mode {
     TSH_PAD_CIRCULAR   /* c d [a b c d] a b c */
 } tsh_pad_mode;
 /* Pads x at both ends of its last n dimensions. pad has n pairs, in torch's order: (before, after)
- * of the last dimension, then of the one before it, and so on; NULL if n is 0. A negative entry cuts
- * off elements. `value` is read in mode TSH_PAD_CONSTANT only, and rounded to x's dtype. An entry
- * is below the dimension's length with TSH_PAD_REFLECT, and at most that with TSH_PAD_CIRCULAR.
- * (torch pads at most three dimensions in these modes and needs batch dimensions before them; here
- * any may be padded.) Takes R, S along a dimension without padding, and, unless `value` differs
- * from 0, P; gives the same.
+ * of the last dimension, then of the one before it, and so on; NULL if n is 0. A negative entry
+ * cuts off elements. `value` is read in mode TSH_PAD_CONSTANT only, and rounded to x's dtype. An
+ * entry is below the dimension's length with TSH_PAD_REFLECT, and at most that with
+ * TSH_PAD_CIRCULAR. (torch pads at most three dimensions in these modes and needs batch dimensions
+ * before them; here any may be padded.) Takes R, S along a dimension without padding, and, unless
+ * `value` differs from 0, P; gives the same.
  * torch: F.pad, nn.ConstantPad2d, nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d */
 TSH_API tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mode mode,
                             double value);
@@ -103,31 +103,31 @@ TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes);
  * torch: torch.gather, Tensor.gather, torch.take_along_dim */
 TSH_API tsh_tensor *tsh_gather(tsh_tensor *x, int dim, tsh_tensor *index);
 /* Returns a copy of x to which src is added where index says: for dim 1 of three,
- * out[i][index[i][j][k]][k] += src[i][j][k]. x and src have the same dtype; sums are in tsh_real and
- * rounded once (those of integers wrap around). index has as many dimensions as x and src, is no
- * longer than src, and no longer than x along any dimension but dim. (torch: a gradient only if src
- * and index have one shape; here what index leaves out of src gets 0.) Layouts of x, index, src ->
- * result: all R -> R; P, R, P -> P; all sharded alike along another dimension than dim, which is
+ * out[i][index[i][j][k]][k] += src[i][j][k]. x and src have the same dtype; sums are in tsh_real
+ * and rounded once (those of integers wrap around). index has as many dimensions as x and src, is
+ * no longer than src, and no longer than x along any dimension but dim. (torch: a gradient only if
+ * src and index have one shape; here what index leaves out of src gets 0.) Layouts of x, index, src
+ * -> result: all R -> R; P, R, P -> P; all sharded alike along another dimension than dim, which is
  * equally long in all -> the same.
  * torch: torch.scatter_add, Tensor.scatter_add, Tensor.scatter_add_ */
 TSH_API tsh_tensor *tsh_scatter_add(tsh_tensor *x, int dim, tsh_tensor *index, tsh_tensor *src);
 /* Returns the slices of x that index (n) names along dim: the result is x's shape with length n
  * there. Layouts of x, index -> result: R, R -> R; P, R -> P; R, S(0) -> S(dim), where dx is
- * partial; S along another dimension, R -> the same; S(dim), R -> P, where slices of other ranks are
- * zero, as in tsh_embedding.
+ * partial; S along another dimension, R -> the same; S(dim), R -> P, where slices of other ranks
+ * are zero, as in tsh_embedding.
  * torch: torch.index_select, Tensor.index_select */
 TSH_API tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index);
 
 /* -- sorting ----------------------------------------------------------------
  * NaN counts as largest, -0 as equal to 0, and of equal elements the one with the lower index comes
- * first. Integers and floating dtypes no wider than tsh_real. Gradients go to the elements that were
- * chosen. Takes R, and S along another dimension than dim; gives the same. */
+ * first. x is of integers, or of a floating dtype no wider than tsh_real. Gradients go to the
+ * elements that were chosen. Takes R, and S along another dimension than dim; gives the same. */
 
 /* Returns the k largest elements of x along dim, the largest first; if `largest` is 0, the k
  * smallest, the smallest first. The result is x's shape with length k there, 0 <= k <= that of x.
  * *indices, unless indices is NULL, becomes a TSH_I64 tensor of the same shape and layout: where
  * along dim they were. After an error it is NULL.
- * torch: torch.topk, Tensor.topk, torch.kthvalue */
+ * torch: torch.topk, Tensor.topk */
 TSH_API tsh_tensor *tsh_topk(tsh_tensor *x, int64_t k, int dim, int largest, tsh_tensor **indices);
 /* Returns x sorted along dim, upwards, or downwards if descending is 1; stable: equal elements keep
  * their order. *indices, unless indices is NULL, becomes a TSH_I64 tensor of x's shape and layout:
@@ -140,16 +140,16 @@ TSH_API tsh_tensor *tsh_argsort(tsh_tensor *x, int dim, int descending);
 
 /* -- Einstein sums ---------------------------------------------------------- */
 
-/* Computes a sum of products by the letters of `equation`, such as "bij,bjk->bik", of a and b, or of
- * a alone ("ij->ji", "ii->") if b is NULL. A letter (A to Z, a to z) names each dimension of an
+/* Computes a sum of products by the letters of `equation`, such as "bij,bjk->bik", of a and b, or
+ * of a alone ("ij->ji", "ii->") if b is NULL. A letter (A to Z, a to z) names each dimension of an
  * input; dimensions with the same letter have the same length (or 1, between a and b), and letters
- * that the result lacks are summed over. A letter twice in one input takes the diagonal. "..." stands
- * for further dimensions, which are broadcast and stay. Without "->" the result has what "..." stands
- * for, then the letters that occur once, A before Z before a. Dtypes: floating, as in tsh_matmul, by
- * which products are computed; without letters to sum over, or with no letter that only one input
- * has, by tsh_mul. Layouts: at most one letter of each input is sharded. If both inputs have it, both
- * are sharded alike along it: a letter that stays gives S, one that is summed over P. Else the other
- * input is R, and the result S, or P. P, R and R, P -> P; R, R -> R. Inputs are copied only if their
- * strides do not allow a product.
+ * that the result lacks are summed over. A letter twice in one input takes the diagonal. "..."
+ * stands for further dimensions, which are broadcast and stay. Without "->" the result has what
+ * "..." stands for, then the letters that occur once, A before Z before a. Dtypes: floating, as in
+ * tsh_matmul, by which products are computed; without letters to sum over, or with no letter that
+ * only one input has, by tsh_mul. Layouts: at most one letter of each input is sharded. If both
+ * inputs have it, both are sharded alike along it: a letter that stays gives S, one that is summed
+ * over P. Else the other input is R, and the result S, or P. P, R and R, P -> P; R, R -> R. Inputs
+ * are copied only if their strides do not allow a product.
  * torch: torch.einsum, torch.tensordot, torch.bmm, torch.outer, torch.trace, torch.diagonal */
 TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *b);

@@ -275,8 +275,8 @@ static tshi_einsum_list tshi_einsum_collect(const tshi_einsum *e, int k, tshi_ei
     return list;
 }
 
-/* Returns t, whose labels are those of `have`, with its dimensions in the order of `want`; labels of
- * `want` that t lacks become dimensions of length 1. NULL after an error. */
+/* Returns t, whose labels are those of `have`, with its dimensions in the order of `want`; labels
+ * of `want` that t lacks become dimensions of length 1. NULL after an error. */
 static tsh_tensor *tshi_einsum_ordered(tsh_tensor *t, const tshi_einsum_list *have,
                                        const tshi_einsum_list *want) {
     int dims[TSH_MAX_DIMS], i, n = 0;

@@ -26,8 +26,9 @@ typedef struct tshi_index_job {
  * read, and the index. Each thread has its own. */
 typedef struct tshi_index_params {
     int64_t along; /* stride of `whole` along the axis */
-    int64_t last;  /* the largest index that is allowed; -1 is, too, if holes is 1 */
-    int holes, isa;
+    int64_t last;  /* the largest index that is allowed, if checks is 1 */
+    int checks, isa;
+    int holes; /* 1: an index of -1 reads 0 and adds nothing */
     int *bad; /* becomes 1 if an index is out of range; its block is left out */
 } tshi_index_params;
 
@@ -47,7 +48,7 @@ static const int64_t *tshi_index_checked(const tshi_operand *index, int64_t e, i
                                          int64_t *pad, const tshi_index_params *p) {
     const int64_t *at = tshi_index_load(index, e, m, pad), last = p->last;
     int64_t i, signs = 0; /* below 0 if one is out of range */
-    if (p->holes) return at;
+    if (!p->checks) return at;
     for (i = 0; i < m; i++) /* the difference is not taken of one below 0: that could overflow */
         signs |= at[i] | (last - (at[i] & INT64_MAX));
     if (signs >= 0) return at;
@@ -109,8 +110,12 @@ static void tshi_index_gather(int64_t n, const tshi_operand *x, const void *para
     do {                                                                                           \
         type *y = (type *)x[0].data + e * sy;                                                      \
         const type *v = (from);                                                                    \
-        for (i = 0; i < m; i++)                                                                    \
-            if (at[i] >= 0) y[at[i] * along + i * sy] += v[i * (step)];                            \
+        if (p->holes)                                                                              \
+            for (i = 0; i < m; i++) {                                                              \
+                if (at[i] >= 0) y[at[i] * along + i * sy] += v[i * (step)];                        \
+            }                                                                                      \
+        else                                                                                       \
+            for (i = 0; i < m; i++) y[at[i] * along + i * sy] += v[i * (step)];                    \
     } while (0)
 
 /* Kernel: y[index[i]] += x[i]. Operands: y, x, index; y is of tsh_real, or y and x are integers. */
@@ -136,9 +141,9 @@ static void tshi_index_scatter(int64_t n, const tshi_operand *x, const void *par
         m = tshi_base_min(TSHI_INDEX_BLOCK, n - e);
         at = tshi_index_checked(&x[2], e, m, pad, p);
         if (!at) continue;
-        if (x[0].dtype == TSH_I32) {
+        if (!row->floating && row->size == 4) {
             TSHI_INDEX_ADD(uint32_t, (const uint32_t *)(const void *)from, sx);
-        } else if (x[0].dtype == TSH_I64) {
+        } else if (!row->floating) {
             TSHI_INDEX_ADD(uint64_t, (const uint64_t *)(const void *)from, sx);
         } else if (x[1].dtype == TSH_REAL) {
             TSHI_INDEX_ADD(tsh_real, (const tsh_real *)(const void *)from, sx);
@@ -186,7 +191,8 @@ static void tshi_index_piece(void *data, int piece, int64_t from, int64_t to) {
 }
 
 /* Runs a kernel over the job. scatter: 1 if it writes to `whole`, 0 if it writes to `each`. Returns
- * 0 if an index is out of [0, limit). Threads divide a dimension as tshi_kernel_run does. */
+ * 0 if an index is out of [0, limit); INT64_MAX: they were checked before. Threads divide a
+ * dimension as tshi_kernel_run does. */
 static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn kernel,
                           int64_t limit) {
     enum { MIN_ELEMENTS = 1 << 14 }; /* min elements per thread: fewer would not pay */
@@ -201,6 +207,7 @@ static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn
     all.params.along = job->whole_stride[job->axis];
     all.params.last = limit - 1;
     all.params.holes = job->holes;
+    all.params.checks = limit < INT64_MAX;
     all.params.isa = job->space->ctx->isa;
     tshi_kernel_space(&loop, job->space);
     loop.n = 3;
@@ -536,7 +543,7 @@ static tsh_tensor *tshi_index_selected(tsh_tensor *x, int axis, tsh_tensor *inde
     job.whole_stride = x->stride;
     job.each = tshi_kernel_operand(tshi_tensor_at(out), 0, out->dtype);
     job.each_stride = out->stride;
-    (void)tshi_index_run(&job, 0, tshi_index_gather, x->dim[axis]);
+    (void)tshi_index_run(&job, 0, tshi_index_gather, INT64_MAX);
     tshi_op_record(op, out, in, 2, output.partial, &along, sizeof along, aux);
     return out;
 }
@@ -562,10 +569,10 @@ TSH_API tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index) 
 
 /* -- one_hot ------------------------------------------------------------------------ */
 
-static const tshi_op tshi_one_hot_op = {"tsh_one_hot", "ids", tshi_rule_moved, NULL, 0, 0};
+static const tshi_op tshi_index_one_hot_op = {"tsh_one_hot", "ids", tshi_rule_moved, NULL, 0, 0};
 
 TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes) {
-    const tshi_op *op = &tshi_one_hot_op;
+    const tshi_op *op = &tshi_index_one_hot_op;
     const tshi_rule_moves moves = {0, 0, 0};
     tsh_ctx *ctx = tshi_tensor_check("tsh_one_hot", "ids", &ids, 1);
     char text[TSHI_TEXT_SIZE];

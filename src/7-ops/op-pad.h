@@ -255,7 +255,7 @@ TSH_API tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mo
 
 /* A job: copies or adds the triangles of x to y, and may set the rest of y to 0. Backward takes a
  * copy of it from the node and replaces all fields but `diagonal` and `upper`. */
-typedef struct tshi_triangle {
+typedef struct tshi_pad_triangle {
     int64_t diagonal;
     int upper;                         /* 0: tril, 1: triu */
     int zero;                          /* 1: sets the elements outside the triangle to 0 */
@@ -264,11 +264,11 @@ typedef struct tshi_triangle {
     tshi_kernel_fn kernel;             /* what it does with the elements inside */
     tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's columns, in `ranges` ranges */
     int ranges;
-} tshi_triangle;
+} tshi_pad_triangle;
 
 /* Runs the kernel for the columns [from, to) of a row. */
-static void tshi_triangle_columns(tshi_kernel_fn kernel, const tshi_operand *row, int64_t from,
-                                  int64_t to) {
+static void tshi_pad_triangle_columns(tshi_kernel_fn kernel, const tshi_operand *row, int64_t from,
+                                      int64_t to) {
     tshi_operand part[2];
     int i;
     if (from >= to) return;
@@ -281,8 +281,8 @@ static void tshi_triangle_columns(tshi_kernel_fn kernel, const tshi_operand *row
 
 /* Does one row, whose global index is `row`. operand: the rows of y and of x, and of y and of an
  * element that is 0. */
-static void tshi_triangle_row(const tshi_triangle *job, int64_t row, const tshi_operand *yx,
-                              const tshi_operand *y0) {
+static void tshi_pad_triangle_row(const tshi_pad_triangle *job, int64_t row, const tshi_operand *yx,
+                                  const tshi_operand *y0) {
     int64_t local = 0; /* first local column of range s */
     int s;
     for (s = 0; s < job->ranges; local += job->range[s++].length) {
@@ -291,18 +291,18 @@ static void tshi_triangle_row(const tshi_triangle *job, int64_t row, const tshi_
          * 0, or that tril keeps */
         int64_t low = row + job->diagonal + !job->upper - job->range[s].start;
         low = low < 0 ? 0 : tshi_base_min(low, n);
-        tshi_triangle_columns(job->kernel, yx, local + (job->upper ? low : 0),
-                              local + (job->upper ? n : low));
+        tshi_pad_triangle_columns(job->kernel, yx, local + (job->upper ? low : 0),
+                                  local + (job->upper ? n : low));
         if (job->zero)
-            tshi_triangle_columns(tshi_kernel_copy, y0, local + (job->upper ? 0 : low),
-                                  local + (job->upper ? low : n));
+            tshi_pad_triangle_columns(tshi_kernel_copy, y0, local + (job->upper ? 0 : low),
+                                      local + (job->upper ? low : n));
     }
 }
 
 /* A tshi_team_fn: does the rows [from, to) of all matrices. */
-static void tshi_triangle_rows(void *data, int piece, int64_t from, int64_t to) {
+static void tshi_pad_triangle_rows(void *data, int piece, int64_t from, int64_t to) {
     static const double zero[1] = {0}; /* an element that is 0, of any dtype */
-    const tshi_triangle *job = (const tshi_triangle *)data;
+    const tshi_pad_triangle *job = (const tshi_pad_triangle *)data;
     const tsh_tensor *t = job->like;
     const int last = t->ndim - 1;
     int64_t r;
@@ -322,31 +322,33 @@ static void tshi_triangle_rows(void *data, int piece, int64_t from, int64_t to) 
         }
         y0[0] = yx[0];
         y0[1] = tshi_kernel_operand(zero, 0, yx[0].dtype);
-        tshi_triangle_row(job, tshi_tensor_global(t, last - 1, r % t->local[last - 1]), yx, y0);
+        tshi_pad_triangle_row(job, tshi_tensor_global(t, last - 1, r % t->local[last - 1]), yx, y0);
     }
 }
 
 /* Runs the job, whose diagonal, upper, zero, x, y and kernel are set, over all rows of `like`. */
-static void tshi_triangle_run(tshi_triangle *job, const tsh_tensor *like) {
+static void tshi_pad_triangle_run(tshi_pad_triangle *job, const tsh_tensor *like) {
     const int last = like->ndim - 1;
     const int64_t rows = tshi_tensor_product(like->local, last);
+    tsh_range own[TSH_MAX_SEGMENTS]; /* this rank's columns */
     job->like = like;
+    memset(own, 0, sizeof own);
+    own[0].length = like->local[last];
     job->ranges = 1;
-    job->range[0].start = 0;
-    job->range[0].length = like->local[last];
     if (like->layout.kind == TSH_SHARDED && like->layout.dim == last) {
         (void)tshi_layout_own(&like->layout, like->dim[last], like->ctx->tp.size,
-                              like->ctx->tp.rank, job->range);
+                              like->ctx->tp.rank, own);
         job->ranges = like->layout.segments;
     }
+    memcpy(job->range, own, sizeof own);
     if (rows && like->local[last])
         tshi_team_run(tshi_kernel_parts(like->ctx, rows, like->local[last]), rows, 1,
-                      tshi_triangle_rows, job);
+                      tshi_pad_triangle_rows, job);
 }
 
 /* Adds the gradient of the output's triangles to that of x. */
-static void tshi_triangle_backward(tshi_node *node) {
-    tshi_triangle job = *(const tshi_triangle *)node->params;
+static void tshi_pad_triangle_backward(tshi_node *node) {
+    tshi_pad_triangle job = *(const tshi_pad_triangle *)node->params;
     tsh_tensor *out = node->out;
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
@@ -354,19 +356,20 @@ static void tshi_triangle_backward(tshi_node *node) {
     job.kernel = dest.add ? tshi_kernel_add[out->ctx->isa] : tshi_kernel_copy;
     job.y = tshi_pad_side_of(dest.data, dest.stride, TSH_REAL);
     job.x = tshi_pad_side_of(tshi_tape_grad(node), out->stride, TSH_REAL);
-    tshi_triangle_run(&job, out);
+    tshi_pad_triangle_run(&job, out);
 }
 
-static const tshi_op tshi_tril_op = {"tsh_tril", "x", tshi_rule_keep, tshi_triangle_backward,
-                                     TSHI_NONE,  0};
-static const tshi_op tshi_triu_op = {"tsh_triu", "x", tshi_rule_keep, tshi_triangle_backward,
-                                     TSHI_NONE,  0};
+static const tshi_op tshi_pad_tril_op = {
+    "tsh_tril", "x", tshi_rule_keep, tshi_pad_triangle_backward, TSHI_NONE, 0};
+static const tshi_op tshi_pad_triu_op = {
+    "tsh_triu", "x", tshi_rule_keep, tshi_pad_triangle_backward, TSHI_NONE, 0};
 
 /* Runs tsh_tril, or tsh_triu if upper is 1. */
-static tsh_tensor *tshi_triangles(const tshi_op *op, tsh_tensor *x, int64_t diagonal, int upper) {
+static tsh_tensor *tshi_pad_triangles(const tshi_op *op, tsh_tensor *x, int64_t diagonal,
+                                      int upper) {
     tsh_ctx *ctx = tshi_tensor_check(op->name, "x", &x, 1);
     char text[TSHI_TEXT_SIZE];
-    tshi_triangle job;
+    tshi_pad_triangle job;
     tsh_shape shape;
     tsh_tensor *out;
     if (!ctx) return NULL;
@@ -385,15 +388,15 @@ static tsh_tensor *tshi_triangles(const tshi_op *op, tsh_tensor *x, int64_t diag
     job.kernel = tshi_kernel_copy;
     job.y = tshi_pad_side_of(tshi_tensor_at(out), out->stride, out->dtype);
     job.x = tshi_pad_side_of(tshi_tensor_at(x), x->stride, x->dtype);
-    tshi_triangle_run(&job, out);
+    tshi_pad_triangle_run(&job, out);
     tshi_op_record(op, out, &x, 1, TSHI_NONE, &job, sizeof job, NULL);
     return out;
 }
 
 TSH_API tsh_tensor *tsh_tril(tsh_tensor *x, int64_t diagonal) {
-    return tshi_triangles(&tshi_tril_op, x, diagonal, 0);
+    return tshi_pad_triangles(&tshi_pad_tril_op, x, diagonal, 0);
 }
 
 TSH_API tsh_tensor *tsh_triu(tsh_tensor *x, int64_t diagonal) {
-    return tshi_triangles(&tshi_triu_op, x, diagonal, 1);
+    return tshi_pad_triangles(&tshi_pad_triu_op, x, diagonal, 1);
 }

@@ -127,12 +127,13 @@ static void tshi_shape_expand_backward(tshi_node *node) {
 
 /* Runs op, whose output is x broadcast to `shape`. */
 static tsh_tensor *tshi_shape_expanded(const tshi_op *op, tsh_tensor *x, tsh_shape shape) {
-    tshi_rule_moves moves = {0, 1, shape.ndim - x->ndim};
+    tshi_rule_moves moves = {0, 1, 0};
     char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE];
     tshi_output output;
     tshi_loop loop;
     tsh_tensor *out;
-    int d, fits = moves.skip >= 0 && shape.ndim <= TSH_MAX_DIMS;
+    int d, fits = shape.ndim >= x->ndim && shape.ndim <= TSH_MAX_DIMS;
+    if (fits) moves.skip = shape.ndim - x->ndim;
     output.shape = shape;
     for (d = 0; d < x->ndim && fits; d++) {
         int64_t *length = &output.shape.dim[d + moves.skip];

@@ -106,8 +106,8 @@ static tshi_sort_item *tshi_sort_runs(tshi_sort_item *item, int64_t n, tshi_sort
 }
 
 /* Sorts n items, which are in the order of their indices, by the bytes of their keys, from the
- * lowest byte on; bytes that all keys share are skipped. Stable. Returns the sorted items: `item` or
- * `other`. */
+ * lowest byte on; bytes that all keys share are skipped. Stable. Returns the sorted items: `item`
+ * or `other`. */
 static tshi_sort_item *tshi_sort_bytes(tshi_sort_item *item, int64_t n, tshi_sort_item *other) {
     enum { BYTES = 8, VALUES = 256 };
     int64_t count[BYTES][VALUES], i;
@@ -197,8 +197,8 @@ TSHI_INLINE int tshi_sort_may(const tsh_real *x, tsh_real sign, tsh_real bound) 
     return any;
 }
 
-/* Finds the k first of a row of tsh_real. Values are compared with the k-th first so far, a block at
- * a time; only a block that has a better one is looked at. item: space for 2 k + SPARE items. */
+/* Finds the k first of a row of tsh_real. Values are compared with the k-th first so far, a block
+ * at a time; only a block that has a better one is looked at. item: space for 2 k + SPARE items. */
 TSHI_INLINE void tshi_sort_first(const tsh_real *x, const tshi_sort_params *p,
                                  tshi_sort_item *item) {
     const uint64_t flip = p->flip & tshi_sort_mask();

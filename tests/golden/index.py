@@ -3,9 +3,9 @@
 
     python3 tests/golden/index.py        (PyTorch and safetensors)
 
-A case has "in0", "in1", ... (F32, or I64), its result "out", and, where the result has a gradient, a
-cotangent "w" and "grad0", ...: the gradients of sum(out * w). "indices" is the second result of topk
-and sort. tests/op/test_index.c runs the cases by their names.
+A case has "in0", "in1", ... (F32, or I64), its result "out", and, where the result has a gradient,
+a cotangent "w" and "grad0", ...: the gradients of sum(out * w). "indices" is the second result of
+topk and sort. tests/op/test_index.c runs the cases by their names.
 """
 
 import os
@@ -113,7 +113,8 @@ def main():
     case("sort_long", lambda x: x.sort(1), r(2, 1500))
     case("sort_integers", first(1, True, 9), ids(5, 3, 9) - 2, grad=False)
     for name, equation, *shapes in [
-            ("matmul", "ij,jk->ik", (3, 4), (4, 5)), ("batched", "bij,bjk->bik", (2, 3, 4), (2, 4, 5)),
+            ("matmul", "ij,jk->ik", (3, 4), (4, 5)),
+            ("batched", "bij,bjk->bik", (2, 3, 4), (2, 4, 5)),
             ("turned", "bij,bkj->kbi", (2, 3, 4), (2, 5, 4)), ("outer", "i,j->ji", (3,), (4,)),
             ("dot", "i,i->", (5,), (5,)), ("dots", "bi,bi->b", (4, 5), (4, 5)),
             ("dots_two", "bij,jbi->b", (4, 2, 5), (5, 4, 2)), ("mul", "ij,ji->ij", (3, 4), (4, 3)),
@@ -129,8 +130,8 @@ def main():
             ("two_sums", "aijb,jcib->abc", (2, 3, 4, 2), (4, 5, 3, 2)),
             ("alone", "ijx,jky->ik", (3, 4, 2), (4, 5, 3)), ("one", "ij,jk->ik", (3, 1), (4, 5)),
             ("attention", "bqhd,bkhd->bhqk", (2, 3, 2, 4), (2, 5, 2, 4)),
-            ("diagonals", "iij,jk->ik", (3, 3, 4), (4, 5)), ("five", "abcdei,abcdei->abcde",
-                                                             (2, 1, 2, 1, 2, 3), (2, 1, 2, 1, 2, 3)),
+            ("diagonals", "iij,jk->ik", (3, 3, 4), (4, 5)),
+            ("five", "abcdei,abcdei->abcde", (2, 1, 2, 1, 2, 3), (2, 1, 2, 1, 2, 3)),
             ("rows", "abcdi,abcdij->abcdj", (2, 1, 2, 2, 3), (2, 1, 2, 2, 3, 2)),
             ("five_rows", "abcdei,abcdei->abcd", (2, 1, 2, 2, 2, 3), (2, 1, 2, 2, 2, 3)),
             ("many", "abcdex,abcdef->abcdf", (2, 1, 2, 2, 3, 1), (2, 1, 2, 2, 3, 2)),
