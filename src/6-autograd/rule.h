@@ -433,8 +433,8 @@ typedef struct tshi_rule_recurrent_params {
     int gates, batch; /* gates of a unit; batch: the dimension of x that counts samples */
 } tshi_rule_recurrent_params;
 
-/* Returns how the units of a layer are sharded, if w, S(0), is one of its weights: as one segment of
- * w is. */
+/* Returns how the units of a layer are sharded, if w, S(0), is one of its weights: as one segment
+ * of w is. */
 static tsh_layout tshi_rule_units(const tsh_tensor *w) {
     tsh_layout units = w->layout;
     units.segments = 1;
@@ -442,8 +442,8 @@ static tsh_layout tshi_rule_units(const tsh_tensor *w) {
     return units;
 }
 
-/* Returns 1 if all weights that there are, in[1] to in[4], are sharded by units, with the gates of a
- * unit on one rank: S(0), a segment per gate, all cut alike. */
+/* Returns 1 if all weights that there are, in[1] to in[4], are sharded by units, with the gates of
+ * a unit on one rank: S(0), a segment per gate, all cut alike. */
 static int tshi_rule_by_units(const tshi_call *call, int gates) {
     const tsh_layout *first = &call->in[1]->layout;
     for (int i = 1; i < 5; i++) {
@@ -460,10 +460,10 @@ static int tshi_rule_by_units(const tshi_call *call, int gates) {
     return 1;
 }
 
-/* Applies the rule of one layer of an LSTM or GRU in one direction: x (T, B, in) or (B, T, in), four
- * weights, h0 and c0 (B, H). If the weights are R and x is R, all is R. If x is sharded by samples,
- * h0 and c0 are, too, the output is, and the gradients of the weights are P. If the weights are
- * sharded by units, x is R, h0 and c0 are S(1), the output is S(2), and dx is P. */
+/* Applies the rule of one layer of an LSTM or GRU in one direction: x (T, B, in) or (B, T, in),
+ * four weights, h0 and c0 (1, B, H). If the weights are R and x is R, all is R. If x is sharded by
+ * samples, h0 and c0 are, too, the output is, and the gradients of the weights are P. If the
+ * weights are sharded by units, x is R, h0, c0 and the output are S(2), and dx is P. */
 static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
     const tshi_rule_recurrent_params *p = (const tshi_rule_recurrent_params *)call->params;
     const tsh_tensor *x = call->in[0], *w = call->in[1];
@@ -487,12 +487,11 @@ static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
                                           "sharded by units: tsh_shard_segments(0, 3, unit)");
     if (units) {
         output->layout = state = tshi_rule_units(w);
-        output->layout.dim = 2;
-        state.dim = 1;
+        output->layout.dim = state.dim = 2;
         output->partial = TSHI_X;
     } else if (samples) {
         state = x->layout;
-        state.dim = 0;
+        state.dim = 1;
         output->partial = 0x1E; /* the four weights */
     }
     for (int i = 5; i < call->n; i++)

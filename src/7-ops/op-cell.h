@@ -5,8 +5,8 @@
 /* ========================================================================== */
 
 /* A cell computes h and, for an LSTM, c of a time step from those of the step before. Of each unit,
- * with g_k = W_ih x + b_ih + b_hh, the part of gate k that is known before the recurrence, and s_k =
- * W_hh h', where h' and c' are those of the step before:
+ * with g_k = W_ih x + b_ih + b_hh, the part of gate k that is known before the recurrence, and s_k
+ * = W_hh h', where h' and c' are those of the step before:
  *
  *     LSTM   i = sigmoid(g_0 + s_0), f = sigmoid(g_1 + s_1), u = tanh(g_2 + s_2),
  *            o = sigmoid(g_3 + s_3), c = f c' + i u, h = o tanh(c)
@@ -19,24 +19,24 @@
 
 enum { TSHI_CELL_PLANES = 4 }; /* numbers kept for each unit and time step */
 
-/* Operands of the kernels, at one time step and from the first unit of a piece on. Every array has a
- * row per sample of the batch; _row: elements from row to row. */
+/* Operands of the kernels, at one time step and from the first unit of a piece on. Every array has
+ * a row per sample of the batch; _row: elements from row to row. */
 typedef struct tshi_cell {
-    int64_t units;            /* number of units of this piece */
-    tsh_real *gate;           /* TSHI_CELL_PLANES planes: g, and then what replaces them */
+    int64_t units;  /* number of units of this piece */
+    tsh_real *gate; /* TSHI_CELL_PLANES planes: g, and then what replaces them */
     int64_t gate_plane, gate_row;
-    const tsh_real *sum;      /* forward: a plane per gate: s; backward: a plane: the gradient of h
+    const tsh_real *sum; /* forward: a plane per gate: s; backward: a plane: the gradient of h
                                * that comes from the next time step */
     int64_t sum_plane, sum_row;
-    const tsh_real *bias;     /* GRU: b_hh of u; NULL: 0 */
-    const tsh_real *before;   /* LSTM: c'; GRU: h'; NULL: 0 */
+    const tsh_real *bias;   /* GRU: b_hh of u; NULL: 0 */
+    const tsh_real *before; /* LSTM: c'; GRU: h'; NULL: 0 */
     int64_t before_row;
-    tsh_real *cell;           /* LSTM: c */
-    tsh_real *out;            /* forward: h */
-    int64_t out_row;          /* row stride of cell and out */
-    const tsh_real *dy;       /* backward: the gradient of this time step's output; NULL: 0 */
+    tsh_real *cell;     /* LSTM: c */
+    tsh_real *out;      /* forward: h */
+    int64_t out_row;    /* row stride of cell and out */
+    const tsh_real *dy; /* backward: the gradient of this time step's output; NULL: 0 */
     int64_t dy_row;
-    tsh_real *carry;          /* backward, shape (batch, ..): LSTM: the gradient of c, replaced by
+    tsh_real *carry; /* backward, shape (batch, ..): LSTM: the gradient of c, replaced by
                                * that of c'; GRU: replaced by the gradient of h' that does not
                                * come through W_hh */
     int64_t carry_row;
@@ -53,7 +53,8 @@ TSHI_INLINE const tsh_real *tshi_cell_load(const tsh_real *x, int64_t e, int64_t
 /* Loads the block from unit e on of `count` planes: from[k] is that of plane k. */
 TSHI_INLINE void tshi_cell_planes(const tsh_real *x, int64_t plane, int count, int64_t e, int64_t n,
                                   tsh_real (*pad)[TSHI_BLOCK], const tsh_real **from) {
-    for (int k = 0; k < count; k++) from[k] = tshi_kernel_load_block(x + k * plane, 1, e, n, pad[k]);
+    for (int k = 0; k < count; k++)
+        from[k] = tshi_kernel_load_block(x + k * plane, 1, e, n, pad[k]);
 }
 
 /* Stores the block from unit e on in each of the planes. */
@@ -86,7 +87,8 @@ TSHI_INLINE void tshi_cell_lstm_body(int64_t n, const tshi_operand *x, const tsh
                 to[2][j] = tshi_math_tanh(g[2][j] + s[2][j], fused);
             TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
                 to[3][j] = tshi_math_sigmoid(g[3][j] + s[3][j], fused);
-            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++) c[j] = to[1][j] * old[j] + to[0][j] * to[2][j];
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                c[j] = to[1][j] * old[j] + to[0][j] * to[2][j];
             TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
                 h[j] = to[3][j] * tshi_math_tanh(c[j], fused);
             tshi_cell_store(p, r, e, to);
@@ -199,9 +201,9 @@ TSHI_KERNEL(tshi_cell_gru_back, tshi_cell);
 
 /* What distinguishes an LSTM from a GRU. */
 typedef struct tshi_cell_kind {
-    int gates;                       /* W_ih and W_hh have so many rows for each unit */
-    int lstm;                        /* 1: there is a c beside h */
-    int plane[TSHI_CELL_PLANES];     /* plane[k]: where backward leaves the gradient of s_k */
+    int gates;                   /* W_ih and W_hh have so many rows for each unit */
+    int lstm;                    /* 1: there is a c beside h */
+    int plane[TSHI_CELL_PLANES]; /* plane[k]: where backward leaves the gradient of s_k */
     const tshi_kernel_fn *step, *back;
 } tshi_cell_kind;
 

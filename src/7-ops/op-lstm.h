@@ -4,15 +4,18 @@
 /* Needs: >>op-dropout >>op-view >>redistribute >>op-recurrent.               */
 /* ========================================================================== */
 
-enum { TSHI_LSTM_SAVES = 1 << TSHI_RECURRENT_X | 1 << TSHI_RECURRENT_W_IH |
-                         1 << TSHI_RECURRENT_W_HH | 1 << TSHI_RECURRENT_H0 |
-                         1 << TSHI_RECURRENT_C0 | (int)TSHI_OUT };
+enum {
+    TSHI_LSTM_SAVES = 1 << TSHI_RECURRENT_X | 1 << TSHI_RECURRENT_W_IH | 1 << TSHI_RECURRENT_W_HH |
+                      1 << TSHI_RECURRENT_H0 | 1 << TSHI_RECURRENT_C0 | (int)TSHI_OUT
+};
 static const tshi_op tshi_lstm_op = {
-    "tsh_lstm", "x weight_ih weight_hh bias_ih bias_hh h0 c0", tshi_rule_recurrent,
-    tshi_recurrent_backward, TSHI_LSTM_SAVES, 0};
+    "tsh_lstm",          "x weight_ih weight_hh bias_ih bias_hh h0 c0",
+    tshi_rule_recurrent, tshi_recurrent_backward,
+    TSHI_LSTM_SAVES,     0};
 static const tshi_op tshi_lstm_gru_op = {
-    "tsh_gru", "x weight_ih weight_hh bias_ih bias_hh h0 c0", tshi_rule_recurrent,
-    tshi_recurrent_backward, TSHI_LSTM_SAVES, 0};
+    "tsh_gru",           "x weight_ih weight_hh bias_ih bias_hh h0 c0",
+    tshi_rule_recurrent, tshi_recurrent_backward,
+    TSHI_LSTM_SAVES,     0};
 
 /* A call of tsh_lstm or tsh_gru. */
 typedef struct tshi_lstm {
@@ -30,17 +33,18 @@ static int tshi_lstm_shapes(const tshi_lstm *call, tsh_tensor *const *in) {
     const int gates = call->kind->gates;
     const tsh_tensor *x = in[TSHI_RECURRENT_X], *w = in[TSHI_RECURRENT_W_HH];
     const int64_t hidden = w->ndim == 2 ? w->dim[1] : 0, rows = gates * hidden;
-    const int64_t want[][2] = {{0, 0},    {rows, x->dim[2]}, {rows, hidden}, {rows, 0},
-                               {rows, 0}, {x->dim[!call->desc.batch_first], hidden},
-                               {x->dim[!call->desc.batch_first], hidden}};
+    const int64_t batch = x->dim[!call->desc.batch_first];
+    const tsh_shape state = tsh_shape3(1, batch, hidden), bias = tsh_shape1(rows);
+    const tsh_shape want[] = {
+        tsh_shape0(), tsh_shape2(rows, x->dim[2]), tsh_shape2(rows, hidden), bias, bias, state,
+        state};
     char text[TSHI_TEXT_SIZE], tx[TSHI_TEXT_SIZE];
     int length;
     for (int i = 1; i < TSHI_RECURRENT_INPUTS; i++) {
         const tsh_tensor *t = in[i];
-        const int bias = i == TSHI_RECURRENT_B_IH || i == TSHI_RECURRENT_B_HH;
-        if (!t || (hidden > 0 && t->ndim == 2 - bias && t->dim[0] == want[i][0] &&
-                   (bias || t->dim[1] == want[i][1])))
-            continue;
+        int fits = !t || (hidden > 0 && t->ndim == want[i].ndim);
+        for (int d = 0; t && d < t->ndim && fits; d++) fits = t->dim[d] == want[i].dim[d];
+        if (fits) continue;
         const char *name = tshi_tensor_name(call->op->inputs, i, &length);
         if (i < TSHI_RECURRENT_H0)
             return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
@@ -51,7 +55,7 @@ static int tshi_lstm_shapes(const tshi_lstm *call, tsh_tensor *const *in) {
         return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
                                "%s: x %s has %lld samples, of %lld units each, but %.*s of a layer "
                                "is %s",
-                               call->op->name, tshi_tensor_text(x, tx), (long long)want[i][0],
+                               call->op->name, tshi_tensor_text(x, tx), (long long)batch,
                                (long long)hidden, length, name, tshi_tensor_text(t, text));
     }
     return 1;
@@ -80,21 +84,20 @@ static int tshi_lstm_inputs(const tshi_lstm *call, tsh_tensor **in) {
     return 1;
 }
 
-/* Returns number i of `all` (layers D, B, H), h0 or c0, as (B, H), cut as x or the units are. NULL:
- * an error, or there is none. */
+/* Returns number i of `all` (layers D, B, H), h0 or c0, as (1, B, H), cut as x or the units are.
+ * NULL: an error, or there is none. */
 static tsh_tensor *tshi_lstm_state(const tshi_lstm *call, tsh_tensor *all, int i,
                                    const tsh_tensor *x, const tsh_tensor *w) {
     tsh_tensor *t = all ? tsh_slice(all, 0, i, 1) : NULL;
     const int batch = !call->desc.batch_first; /* dimension of x that counts samples */
     tsh_layout layout;
-    t = t ? tsh_reshape(t, tsh_shape2(t->dim[1], t->dim[2])) : NULL;
     if (!t || t->layout.kind != TSH_REPLICATED) return t;
     if (w->layout.kind == TSH_SHARDED) {
         layout = tshi_rule_units(w);
-        layout.dim = 1;
-    } else if (tshi_rule_is_sharded(x, batch) && t->dim[0] == x->dim[batch]) {
+        layout.dim = 2;
+    } else if (tshi_rule_is_sharded(x, batch) && t->dim[1] == x->dim[batch]) {
         layout = x->layout;
-        layout.dim = 0;
+        layout.dim = 1;
     } else {
         return t;
     }
@@ -112,8 +115,8 @@ static void tshi_lstm_record(const tshi_lstm *call, tsh_tensor *const *in, tsh_t
 
 /* Runs layer and direction number i; back 1: from the end of the sequence. w: W_ih, W_hh and, if
  * there are biases, these. Returns h of all time steps; NULL: an error. */
-static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *w, int i,
-                                   int back) {
+static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *w,
+                                   int i, int back) {
     const int biases = call->desc.bias != TSH_NO, lstm = call->kind->lstm;
     const tshi_rule_recurrent_params form = {call->kind->gates, !call->desc.batch_first};
     tshi_recurrent how = {call->kind, back, call->desc.batch_first != 0, 0};
@@ -132,16 +135,15 @@ static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_ten
     output.shape = tsh_shape_of(x);
     output.shape.dim[2] = in[TSHI_RECURRENT_W_HH]->dim[1];
     out[0] = tshi_tensor_out(ctx, call->op->name, x->dtype, &output.shape, &output.layout);
-    output.shape = tsh_shape2(x->dim[form.batch], output.shape.dim[2]);
-    if (output.layout.kind == TSH_SHARDED) output.layout.dim = output.layout.dim == 2;
+    output.shape = tsh_shape3(1, x->dim[form.batch], output.shape.dim[2]);
+    if (output.layout.kind == TSH_SHARDED && output.layout.dim < 2) output.layout.dim = 1;
     for (int k = 1; k < 2 + lstm; k++)
         out[k] = tshi_tensor_out(ctx, call->op->name, x->dtype, &output.shape, &output.layout);
     kept = ctx->error.code == TSH_OK ? tshi_recurrent_forward(&how, in, out) : NULL;
     if (!kept) return NULL;
     tshi_lstm_record(call, in, out, output.partial, &how, kept);
     for (int k = 0; k < 1 + lstm; k++)
-        call->last[k * call->desc.layers * (1 + (call->desc.bidirectional != 0)) + i] = tsh_reshape(
-            out[k + 1], tsh_shape3(1, output.shape.dim[0], output.shape.dim[1]));
+        call->last[k * call->desc.layers * (1 + call->desc.bidirectional) + i] = out[k + 1];
     return out[0];
 }
 
@@ -225,7 +227,8 @@ static tsh_tensor *tshi_lstm_unbatched(tsh_tensor *t, int at) {
 /* Runs tsh_lstm or tsh_gru. state[0] and state[1]: where to output the last h and c; NULL: nowhere,
  * and set to NULL after an error. */
 static tsh_tensor *tshi_lstm_run(tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *weights,
-                                 int count, const tsh_recurrent_desc *desc, tsh_tensor **const *state) {
+                                 int count, const tsh_recurrent_desc *desc,
+                                 tsh_tensor **const *state) {
     tsh_ctx *ctx = x ? x->ctx : NULL;
     tsh_tensor *y = NULL, *last[2] = {NULL, NULL};
     tshi_block *block;
@@ -245,8 +248,7 @@ static tsh_tensor *tshi_lstm_run(tshi_lstm *call, tsh_tensor *x, tsh_tensor *con
     call->last = (tsh_tensor **)tshi_mem_data(block);
     if (ctx->error.code == TSH_OK && x) y = tshi_lstm_layers(call, x, weights);
     for (int k = 0; k < 1 + call->kind->lstm && y; k++)
-        if (state[k])
-            last[k] = n > 1 ? tsh_concat(call->last + k * n, n, 0) : call->last[k * n];
+        if (state[k]) last[k] = n > 1 ? tsh_concat(call->last + k * n, n, 0) : call->last[k * n];
     tshi_mem_release(ctx, block);
     if (flat) y = tshi_lstm_unbatched(y, !call->desc.batch_first);
     for (int k = 0; k < 2; k++) {

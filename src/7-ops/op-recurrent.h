@@ -16,9 +16,9 @@
  * units of h' by the same sum as a single rank would. */
 typedef struct tshi_recurrent {
     const tshi_cell_kind *kind;
-    int reverse;     /* 1: from the last time step to the first */
+    int reverse; /* 1: from the last time step to the first */
     int batch_first;
-    int cut;         /* 1: the units are sharded over several ranks */
+    int cut; /* 1: the units are sharded over several ranks */
 } tshi_recurrent;
 
 /* Inputs of the op, and the number of them. */
@@ -47,6 +47,8 @@ typedef struct tshi_sequence {
     const tsh_real *h0, *c0;  /* (batch, units); NULL: 0 */
     const tsh_real *bias;     /* GRU: b_hh of the last gate, (units); NULL: 0 */
     tsh_real *packed;         /* W_hh, a matrix per gate in slivers */
+    tsh_real *strips;         /* of each piece: h' or the gradients of a gate, (batch, hidden) */
+    int64_t tall;             /* batch, rounded up to whole tiles */
     tsh_real *sum;            /* (batch, gates, wide), in backward (batch, wide): products */
     tsh_real *carry;          /* backward, (batch, units): see tshi_cell */
     tsh_real *own, *whole;    /* what an all-gather sends and receives; NULL: units not sharded */
@@ -65,7 +67,7 @@ static int64_t tshi_recurrent_row(const tshi_sequence *s, int64_t k) {
 /* Fills in the fields that follow from the inputs and options. */
 static void tshi_recurrent_begin(tshi_sequence *s, const tshi_recurrent *how, const tsh_tensor *x,
                                  const tsh_tensor *w_hh) {
-    const int64_t nr = x->ctx->gemm_kernel->nr;
+    const int64_t nr = x->ctx->gemm_kernel->nr, mr = x->ctx->gemm_kernel->mr;
     memset(s, 0, sizeof *s);
     s->ctx = x->ctx;
     s->how = *how;
@@ -77,10 +79,11 @@ static void tshi_recurrent_begin(tshi_sequence *s, const tshi_recurrent *how, co
     s->along_t = how->batch_first ? 1 : s->batch;
     s->along_b = how->batch_first ? s->steps : 1;
     s->wide = tshi_base_ceil(s->units, nr) * nr;
+    s->tall = tshi_base_ceil(s->batch, mr) * mr;
 }
 
-/* Allocates the scratch memory of forward or, with back 1, of backward. Returns its block, which the
- * caller releases; NULL: no memory. */
+/* Allocates the scratch memory of forward or, with back 1, of backward. Returns its block, which
+ * the caller releases; NULL: no memory. */
 static tshi_block *tshi_recurrent_room(tshi_sequence *s, int back) {
     const int64_t gates = s->how.kind->gates, each = TSHI_CELL_PLANES;
     const int64_t packed = gates * s->wide * s->hidden;
@@ -89,12 +92,14 @@ static tshi_block *tshi_recurrent_room(tshi_sequence *s, int back) {
     const int64_t own = s->how.cut ? s->batch * each * s->units : 0;
     const int64_t whole = s->how.cut ? s->batch * each * s->hidden : 0;
     const size_t ranks = (size_t)s->ctx->tp.size * sizeof(int64_t);
-    const size_t reals = tshi_dtype_reals(packed + sum + carry + own + whole);
+    const int64_t strips = s->ctx->threads * s->tall * s->hidden;
+    const size_t reals = tshi_dtype_reals(packed + strips + sum + carry + own + whole);
     tshi_block *block = tshi_mem_alloc(s->ctx, TSH_MEM_STEP, ranks + reals);
     if (!block) return NULL;
     s->counts = (int64_t *)tshi_mem_data(block);
     s->packed = (tsh_real *)(void *)(s->counts + s->ctx->tp.size);
-    s->sum = s->packed + packed;
+    s->strips = s->packed + packed;
+    s->sum = s->strips + strips;
     s->carry = s->sum + sum;
     s->own = s->carry + carry;
     s->whole = s->own + own;
@@ -104,24 +109,32 @@ static tshi_block *tshi_recurrent_room(tshi_sequence *s, int back) {
 /* Gathers `blocks` blocks from s->own, with a number per unit of this rank, to s->whole, with a
  * number per unit of all ranks. */
 static void tshi_recurrent_gather(const tshi_sequence *s, int64_t blocks) {
-    (void)tshi_error_comm(
-        s->ctx,
-        tsh_allgather(&s->ctx->tp, s->own, s->whole, s->counts, blocks, TSH_REAL),
-        "an all-gather of a layer whose units are sharded");
+    (void)tshi_error_comm(s->ctx,
+                          tsh_allgather(&s->ctx->tp, s->own, s->whole, s->counts, blocks, TSH_REAL),
+                          "an all-gather of a layer whose units are sharded");
+}
+
+/* Packs a matrix A, of shape (batch, hidden), for the products of one piece; returns it. */
+static tshi_matmul_strips tshi_recurrent_strips(const tshi_sequence *s, int piece, tshi_matrix a) {
+    const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
+    tsh_real *to = s->strips + piece * s->tall * s->hidden;
+    const tshi_matmul_strips strips = {to, 1, kernel->mr, s->hidden};
+    tshi_matmul_pack(kernel, to, kernel->mr, s->batch, s->hidden, kernel->mr * s->hidden, a,
+                     TSHI_GEMM_REALS);
+    return strips;
 }
 
 /* Computes units [from, to) of A W for all samples, plus C if `add` is 1, where W is matrix number
  * `gate` of s->packed. Shapes: A (batch, hidden), C (batch, ..), whose first column is unit 0. */
-static void tshi_recurrent_product(const tshi_sequence *s, tshi_matrix a, int gate, int add,
+static void tshi_recurrent_product(const tshi_sequence *s, tshi_matmul_strips a, int gate, int add,
                                    tsh_real *c, int64_t row, int64_t from, int64_t to) {
     const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
     const tsh_real *at = s->packed + (gate * s->wide + from) * s->hidden; /* from: whole slivers */
     const tshi_matmul_slivers b = {at, kernel->nr, kernel->nr * s->hidden, TSHI_GEMM_REALS};
-    const tshi_matmul_strips rows = {(const tsh_real *)a.data, a.row, 1, a.row};
     const char *const line = (const char *)at;
     tshi_gemm_walk none = {line, line, line, 0, 0, 0}; /* nothing more to prefetch */
-    tshi_matmul_tiles(kernel, s->batch, to - from, s->hidden, 1, rows, b, add,
+    tshi_matmul_tiles(kernel, s->batch, to - from, s->hidden, 1, a, b, add,
                       tshi_gemm_matrix(c + from, row, 1), all, &none);
 }
 
@@ -145,7 +158,7 @@ static tshi_cell tshi_recurrent_cell(const tshi_sequence *s, int64_t k, int64_t 
     cell.gate = s->gates + row * TSHI_CELL_PLANES * s->units + from;
     cell.gate_plane = s->units;
     cell.gate_row = s->along_b * TSHI_CELL_PLANES * s->units;
-    cell.before = k    ? values + tshi_recurrent_row(s, k - 1) * s->units + from
+    cell.before = k       ? values + tshi_recurrent_row(s, k - 1) * s->units + from
                   : first ? first + from
                           : NULL;
     cell.before_row = k ? s->along_b * s->units : s->units;
@@ -165,19 +178,18 @@ static void tshi_recurrent_step(void *job, int piece, int64_t from, int64_t to) 
     const int64_t row = gates * s->wide; /* row stride of s->sum */
     tshi_cell cell = tshi_recurrent_cell(s, s->k, from, to);
     tshi_matrix h = tshi_gemm_matrix(s->whole, s->hidden, 1); /* h', shape (batch, hidden) */
+    tshi_matmul_strips strips = {NULL, 0, 0, 0};
     const int known = s->k > 0 || s->h0; /* 0: h' is 0 */
-    (void)piece;
     if (!s->how.cut && s->k > 0)
         h = tshi_gemm_matrix(s->h + tshi_recurrent_row(s, s->k - 1) * s->units,
                              s->along_b * s->units, 1);
     else if (!s->how.cut)
         h.data = tshi_kernel_unconst(s->h0);
+    if (known) strips = tshi_recurrent_strips(s, piece, h);
     for (int g = 0; g < gates; g++) {
-        if (known)
-            tshi_recurrent_product(s, h, g, 0, s->sum + g * s->wide, row, from, to);
+        if (known) tshi_recurrent_product(s, strips, g, 0, s->sum + g * s->wide, row, from, to);
         for (int64_t b = 0; b < s->batch && !known; b++)
-            memset(s->sum + b * row + g * s->wide + from, 0,
-                   (size_t)(to - from) * sizeof *s->sum);
+            memset(s->sum + b * row + g * s->wide + from, 0, (size_t)(to - from) * sizeof *s->sum);
     }
     cell.sum = s->sum + from;
     cell.sum_plane = s->wide;
@@ -185,8 +197,8 @@ static void tshi_recurrent_step(void *job, int piece, int64_t from, int64_t to) 
     s->how.kind->step[s->ctx->isa](s->batch, NULL, &cell);
 }
 
-/* Copies this rank's units of a time step, rows `from` of length n that are `step` apart, to s->own,
- * and gathers those of all ranks. planes: blocks in a row. */
+/* Copies this rank's units of a time step, rows `from` of length n that are `step` apart, to
+ * s->own, and gathers those of all ranks. planes: blocks in a row. */
 static void tshi_recurrent_share(const tshi_sequence *s, const tsh_real *from, int64_t step,
                                  int64_t planes) {
     const int64_t n = planes * s->units;
@@ -233,8 +245,7 @@ static void tshi_recurrent_inputs(tshi_sequence *s, tsh_tensor *const *in, tsh_r
         bias[i] = TSHI_R(sum);
     }
     for (int64_t i = 0; i < s->units && b[1] && !s->how.kind->lstm; i++)
-        bias[n + i] = TSHI_R(
-            tshi_dtype_get(b[1]->dtype, tshi_tensor_at(b[1]), 2 * s->units + i));
+        bias[n + i] = TSHI_R(tshi_dtype_get(b[1]->dtype, tshi_tensor_at(b[1]), 2 * s->units + i));
     if (b[1] && !s->how.kind->lstm) s->bias = bias + n;
     tshi_matmul_run(s->ctx, rows, n, s->in, 1,
                     tshi_recurrent_matrix(x, tshi_tensor_at(x), x->dtype),
@@ -247,14 +258,13 @@ static void tshi_recurrent_inputs(tshi_sequence *s, tsh_tensor *const *in, tsh_r
                          tshi_gemm_form_of(w_hh, 0));
 }
 
-/* Copies the last h or c, of all samples, from `values` (rows, units) to out (batch, units). */
+/* Copies the last h or c, of all samples, from `values` (rows, units) to out (1, batch, units). */
 static void tshi_recurrent_last(const tshi_sequence *s, const tsh_real *values, tsh_tensor *out) {
     tshi_block *unrounded;
     tsh_real *to = tshi_kernel_output(out, &unrounded);
     const tsh_real *from = values + tshi_recurrent_row(s, s->steps - 1) * s->units;
     for (int64_t b = 0; b < s->batch && to; b++)
-        memcpy(to + b * s->units, from + b * s->along_b * s->units,
-               (size_t)s->units * sizeof *to);
+        memcpy(to + b * s->units, from + b * s->along_b * s->units, (size_t)s->units * sizeof *to);
     tshi_kernel_output_done(out, unrounded);
 }
 
@@ -276,10 +286,8 @@ static tshi_block *tshi_recurrent_forward(const tshi_recurrent *how, tsh_tensor 
     kept = tshi_mem_alloc(s.ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * planes * s.units));
     bias = tshi_mem_alloc(s.ctx, TSH_MEM_STEP, tshi_dtype_reals(TSHI_CELL_PLANES * s.units));
     s.h = tshi_kernel_output(out[0], &unrounded);
-    if (in[TSHI_RECURRENT_H0])
-        s.h0 = tshi_kernel_packed_reals(in[TSHI_RECURRENT_H0], &scratch[0]);
-    if (in[TSHI_RECURRENT_C0])
-        s.c0 = tshi_kernel_packed_reals(in[TSHI_RECURRENT_C0], &scratch[1]);
+    if (in[TSHI_RECURRENT_H0]) s.h0 = tshi_kernel_packed_reals(in[TSHI_RECURRENT_H0], &scratch[0]);
+    if (in[TSHI_RECURRENT_C0]) s.c0 = tshi_kernel_packed_reals(in[TSHI_RECURRENT_C0], &scratch[1]);
     if (room && kept && bias && s.ctx->error.code == TSH_OK) {
         s.gates = (tsh_real *)tshi_mem_data(kept);
         if (how->kind->lstm) s.cells = s.gates + rows * TSHI_CELL_PLANES * s.units;
@@ -301,17 +309,19 @@ static tshi_block *tshi_recurrent_forward(const tshi_recurrent *how, tsh_tensor 
 
 /* -- backward ----------------------------------------------------------------- */
 
-/* Computes units [from, to) of the gradient that h of time step k - 1 gets through W_hh from step
- * k, in s->sum. */
-static void tshi_recurrent_through(const tshi_sequence *s, int64_t k, int64_t from, int64_t to) {
+/* Computes, for one piece, units [from, to) of the gradient that h of time step k - 1 gets through
+ * W_hh from step k, in s->sum. */
+static void tshi_recurrent_through(const tshi_sequence *s, int piece, int64_t k, int64_t from,
+                                   int64_t to) {
     const tshi_cell_kind *kind = s->how.kind;
     const int64_t n = TSHI_CELL_PLANES * s->hidden; /* numbers of a sample */
     const tshi_matrix d = s->how.cut ? tshi_gemm_matrix(s->whole, n, 1)
                                      : tshi_gemm_matrix(s->gates + tshi_recurrent_row(s, k) * n,
                                                         s->along_b * n, 1);
     for (int g = 0; g < kind->gates; g++)
-        tshi_recurrent_product(s, tshi_gemm_from(d, 0, kind->plane[g] * s->hidden), g, g > 0,
-                               s->sum, s->wide, from, to);
+        tshi_recurrent_product(
+            s, tshi_recurrent_strips(s, piece, tshi_gemm_from(d, 0, kind->plane[g] * s->hidden)), g,
+            g > 0, s->sum, s->wide, from, to);
 }
 
 /* A tshi_team_fn: the gradients of the gates of time step s->k, of units [from, to). */
@@ -320,8 +330,7 @@ static void tshi_recurrent_step_back(void *job, int piece, int64_t from, int64_t
     tshi_cell cell = tshi_recurrent_cell(s, s->k, from, to);
     const int64_t at = tshi_recurrent_row(s, s->k) * s->units + from;
     const size_t bytes = (size_t)(to - from) * sizeof *s->sum;
-    (void)piece;
-    if (s->k + 1 < s->steps) tshi_recurrent_through(s, s->k + 1, from, to);
+    if (s->k + 1 < s->steps) tshi_recurrent_through(s, piece, s->k + 1, from, to);
     for (int64_t b = 0; b < s->batch && s->k + 1 == s->steps; b++) {
         if (s->dh)
             memcpy(s->sum + b * s->wide + from, s->dh + b * s->units + from, bytes);
@@ -339,8 +348,7 @@ static void tshi_recurrent_step_back(void *job, int piece, int64_t from, int64_t
 /* A tshi_team_fn: the gradient of h0, in s->sum. */
 static void tshi_recurrent_first_back(void *job, int piece, int64_t from, int64_t to) {
     const tshi_sequence *s = (const tshi_sequence *)job;
-    (void)piece;
-    tshi_recurrent_through(s, 0, from, to);
+    tshi_recurrent_through(s, piece, 0, from, to);
     for (int64_t b = 0; b < s->batch && !s->how.kind->lstm; b++)
         for (int64_t u = from; u < to; u++) s->sum[b * s->wide + u] += s->carry[b * s->units + u];
 }
@@ -384,7 +392,8 @@ static tshi_block *tshi_recurrent_all(const tshi_sequence *s, const tsh_real *ow
         for (size_t r = 0; r < ranks; r++) counts[r] = s->counts[r] * each;
         if (blocks)
             (void)tshi_error_comm(
-                s->ctx, tsh_allgather(&s->ctx->tp, own, tshi_mem_data(all), counts, blocks, TSH_REAL),
+                s->ctx,
+                tsh_allgather(&s->ctx->tp, own, tshi_mem_data(all), counts, blocks, TSH_REAL),
                 "an all-gather of a layer whose units are sharded");
     }
     tshi_mem_release(s->ctx, lengths);
@@ -407,8 +416,8 @@ static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *
     all = rows ? tshi_recurrent_all(s, rows, s->how.kind->gates, s->hidden) : NULL;
     (void)tshi_layout_own(layout, s->hidden, s->ctx->tp.size, s->ctx->tp.rank, range);
     if (all && s->ctx->error.code == TSH_OK)
-        tshi_recurrent_pack_back(
-            s, tshi_gemm_matrix((tsh_real *)tshi_mem_data(all), s->hidden, 1), range[0].start);
+        tshi_recurrent_pack_back(s, tshi_gemm_matrix((tsh_real *)tshi_mem_data(all), s->hidden, 1),
+                                 range[0].start);
     tshi_mem_release(s->ctx, all);
     tshi_mem_release(s->ctx, own);
     return s->ctx->error.code == TSH_OK;
@@ -418,7 +427,7 @@ static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *
  * memory. */
 static tshi_block *tshi_recurrent_before(const tshi_sequence *s) {
     const int64_t rows = s->steps * s->batch;
-    const size_t bytes = (size_t)s->units * sizeof(tsh_real);
+    const size_t bytes = (size_t)s->units * sizeof *s->h;
     tshi_block *block = tshi_mem_alloc(s->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * s->units));
     tshi_block *all = block;
     if (!block) return NULL;
@@ -496,14 +505,13 @@ static void tshi_recurrent_inputs_back(const tshi_sequence *s, tshi_node *node) 
                                                  x->dtype);
     tshi_dest dest;
     if (tshi_tape_dest(node, TSHI_RECURRENT_X, &dest))
-        tshi_matmul_gemm(s->ctx, rows, s->in, n, 1, d,
-                         tshi_recurrent_matrix(w, tshi_tape_saved(node, TSHI_RECURRENT_W_IH),
-                                               w->dtype),
-                         TSHI_R(dest.add), tshi_gemm_matrix(dest.data, mx.row, mx.column));
+        tshi_matmul_gemm(
+            s->ctx, rows, s->in, n, 1, d,
+            tshi_recurrent_matrix(w, tshi_tape_saved(node, TSHI_RECURRENT_W_IH), w->dtype),
+            TSHI_R(dest.add), tshi_gemm_matrix(dest.data, mx.row, mx.column));
     tshi_tape_input_done(node, TSHI_RECURRENT_X); /* all-reduced during what follows */
     if (tshi_tape_dest(node, TSHI_RECURRENT_W_IH, &dest))
-        tshi_matmul_gemm(s->ctx, n, s->in, rows, 1, tshi_gemm_transposed(d), mx,
-                         TSHI_R(dest.add),
+        tshi_matmul_gemm(s->ctx, n, s->in, rows, 1, tshi_gemm_transposed(d), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
     tshi_recurrent_hidden_back(s, node, d);
     if (node->in[TSHI_RECURRENT_B_IH]) tshi_recurrent_biases_back(s, node);
@@ -536,7 +544,7 @@ static void tshi_recurrent_backward(tshi_node *node) {
         tshi_recurrent_weights_back(&s, node, &node->out->layout)) {
         const tsh_real *dc = how->kind->lstm ? tshi_recurrent_grad(node->more[1]) : NULL;
         const size_t bytes = tshi_dtype_reals(s.batch * s.units);
-        const int64_t rows[2] = {s.wide, 1}, dense[2] = {s.units, 1};
+        const int64_t rows[3] = {0, s.wide, 1}, dense[3] = {0, s.units, 1};
         memset(s.carry, 0, bytes);
         if (dc) memcpy(s.carry, dc, bytes);
         tshi_recurrent_steps_back(&s, h0 && h0->base->requires_grad);

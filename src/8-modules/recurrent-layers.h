@@ -4,8 +4,8 @@
 /* Needs: >>op-lstm >>nn.                                                     */
 /* ========================================================================== */
 
-/* A layer's parameters are children of kind "param", in PyTorch's order: of each layer and direction
- * weight_ih, weight_hh, bias_ih, bias_hh. module->user is a tshi_recurrent_layer. */
+/* A layer's parameters are children of kind "param", in PyTorch's order: of each layer and
+ * direction weight_ih, weight_hh, bias_ih, bias_hh. module->user is a tshi_recurrent_layer. */
 typedef struct tshi_recurrent_layer {
     tsh_recurrent_desc desc; /* .layers has its default, .owner is the module */
     int count;               /* number of parameters */
@@ -19,9 +19,9 @@ static tsh_tensor *tshi_recurrent_layer_run(tsh_module *module, tsh_tensor **in,
     tsh_recurrent_desc desc = layer->desc;
     tsh_module *child = module->first;
     if (n > 2 + lstm || !in[0])
-        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_forward: takes %s, not %d inputs%s",
-                               lstm ? "x, h0 and c0" : "x and h0", n, in[0] ? "" : ", x being NULL");
+        return tshi_error_null(
+            module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes %s, not %d inputs%s",
+            lstm ? "x, h0 and c0" : "x and h0", n, in[0] ? "" : ", x being NULL");
     for (int i = 0; i < layer->count && child; i++, child = child->next)
         layer->weights[i] = child->param[0]; /* which tsh_tie may have replaced */
     if (module->evaluating) desc.dropout = 0;
@@ -45,8 +45,9 @@ static const tshi_kind tshi_recurrent_layer_kinds[2] = {
     {"lstm", tshi_recurrent_layer_lstm, 0, NULL}, {"gru", tshi_recurrent_layer_gru, 0, NULL}};
 
 /* Adds a parameter whose rows are those of the layer's gates. */
-static void tshi_recurrent_layer_param(tsh_module *module, const tsh_recurrent_desc *desc, int gates,
-                                       const char *what, int number, int back, tsh_shape shape) {
+static void tshi_recurrent_layer_param(tsh_module *module, const tsh_recurrent_desc *desc,
+                                       int gates, const char *what, int number, int back,
+                                       tsh_shape shape) {
     const double bound = 1 / sqrt((double)desc->hidden);
     const tsh_layout cut = tsh_shard_segments(0, gates, 1);
     tsh_param_desc param;
