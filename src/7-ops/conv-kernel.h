@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>conv-kernel                                MARK: - conv-kernel (private) */
 /* Convolutions as products: gather (image to map), scatter (map to image).   */
-/* Needs: >>conv-pack >>op-matmul.                                            */
+/* Needs: >>op-matmul >>conv-pack.                                            */
 /* ========================================================================== */
 
 /* Two products compute all convolutions. `gather` gives the map of an image. `scatter` gives the
@@ -19,15 +19,15 @@ typedef struct tshi_conv_product {
     const tsh_real *weight;
     /* distances in the weight from group to group, row to row, channel to channel */
     int64_t next_group, next_row, next_channel;
-    tsh_real *strips;     /* packed A: (groups, strips of mr rows, k, mr) */
-    const tsh_real *bias; /* (groups * rows), added to each column; or NULL */
-    tsh_real *to;         /* C as images (batch, groups * rows, size[0], size[1]) */
+    tsh_real *strips;                   /* packed A: (groups, strips of mr rows, k, mr) */
+    const tsh_real *bias;               /* (groups * rows), added to each column; or NULL */
+    tsh_real *to;                       /* C as images (batch, groups * rows, size[0], size[1]) */
     int64_t size[2], start[2], step[2]; /* column (y, x) goes to start + (y, x) * step */
-    int add;              /* 1: C is added to what is there */
-    int64_t columns, slivers, slice; /* columns of B; slivers; rows of B in a slice */
-    int64_t blocks, block;           /* blocks of rows of A; rows of a block */
-    char *scratch;                   /* of all pieces */
-    size_t each;                     /* bytes of scratch of one piece */
+    int add;                            /* 1: C is added to what is there */
+    int64_t columns, slivers, slice;    /* columns of B; slivers; rows of B in a slice */
+    int64_t blocks, block;              /* blocks of rows of A; rows of a block */
+    char *scratch;                      /* of all pieces */
+    size_t each;                        /* bytes of scratch of one piece */
 } tshi_conv_product;
 
 /* The scratch memory of one piece. */
@@ -39,6 +39,7 @@ typedef struct tshi_conv_scratch {
 } tshi_conv_scratch;
 
 enum {
+    TSHI_CONV_SLICE = 256, /* max rows of B in a slice: a packed sliver fits an L1 cache */
     TSHI_CONV_PANEL = 32,  /* slivers whose slices are computed one after the other */
     TSHI_CONV_ROWS = 768   /* max rows of a block: with a slice of k, at most half an L2 cache */
 };
@@ -56,10 +57,17 @@ static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to
     for (int64_t u = from; u < to; u++) {
         const int64_t first = u % strips * mr, valid = tshi_base_min(mr, p->rows - first);
         const tsh_real *w = p->weight + u / strips * p->next_group + first * p->next_row;
+        if (p->next_channel == s->taps) { /* rows are contiguous: taps of channel after channel */
+            tshi_gemm_pack(y, mr, (int)valid, p->k, w, p->next_row, 1);
+            y += p->k * mr;
+            continue;
+        }
         for (int64_t c = 0; c < s->channels; c++, w += p->next_channel)
-            for (int64_t t = 0; t < s->taps; t++, y += mr)
-                for (int64_t i = 0; i < mr; i++)
-                    y[i] = i < valid ? w[i * p->next_row + s->tap[t].index] : 0;
+            for (int64_t t = 0; t < s->taps; t++, y += mr) {
+                const tsh_real *at = w + s->tap[t].index;
+                for (int64_t i = 0; i < valid; i++) y[i] = at[i * p->next_row];
+                for (int64_t i = valid; i < mr; i++) y[i] = 0;
+            }
     }
 }
 
@@ -69,11 +77,13 @@ static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to
 static tsh_real *tshi_conv_at(const tshi_conv_product *p, const tshi_conv_run *run, int64_t row) {
     return p->to +
            ((run->image * p->source.groups * p->rows + row) * p->size[0] + p->start[0] +
-            run->y * p->step[0]) * p->size[1] + p->start[1] + run->x * p->step[1];
+            run->y * p->step[0]) *
+               p->size[1] +
+           p->start[1] + run->x * p->step[1];
 }
 
-/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its columns
- * are not contiguous, or fewer than a tile has. */
+/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its
+ * columns are not contiguous, or fewer than a tile has. */
 static tsh_real *tshi_conv_direct(const tshi_conv_product *p, int64_t column, int cols,
                                   int64_t row) {
     const int64_t area = tshi_conv_area(p->source.grid);
@@ -122,24 +132,24 @@ static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, in
     const int64_t rows = tshi_base_min(p->block, p->rows - first), row = group * p->rows + first;
     const int64_t sums = p->slice < p->k ? tshi_base_ceil(p->block, mr) * mr * nr : 0;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    tshi_gemm_walk walk = TSHI_ZERO; /* nothing to prefetch */
+    const char *const near = (const char *)w->sliver; /* in cache: there is nothing to prefetch */
+    tshi_gemm_walk walk = {near, near, near, 0, 0, 0};
     int64_t k = 0;
     do { /* once, too, if k is 0: C is 0 then */
         const int64_t steps = tshi_base_min(p->slice, p->k - k);
         const tshi_matmul_strips a = {
             p->strips + (group * strips + first / mr) * p->k * mr + k * mr, 1, mr, p->k};
         const tshi_matmul_slivers b = {w->sliver, nr, 0, TSHI_GEMM_REALS};
-        const tshi_conv_rows copied = {
-            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k,
-            k + steps, nr, w->sliver};
+        const tshi_conv_rows copied = {p->source.data + group * p->source.channels *
+                                                            tshi_conv_area(p->source.size),
+                                       k, k + steps, nr, w->sliver};
         const int last = k + steps >= p->k;
         for (int64_t i = 0; i < n; i++) {
             const int64_t column = (sliver + i) * nr;
             const int cols = (int)tshi_base_min(nr, p->columns - column);
             tsh_real *direct = tshi_conv_direct(p, column, cols, row), *own = w->sums + i * sums;
-            const tshi_matrix c = direct
-                ? tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1)
-                : tshi_gemm_matrix(own, nr, 1);
+            const tshi_matrix c = direct ? tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1)
+                                         : tshi_gemm_matrix(own, nr, 1);
             tshi_conv_locate(&p->source, column, cols, &w->places);
             tshi_conv_pack(&p->source, &w->places, &copied);
             tshi_matmul_tiles(p->kernel, rows, cols > nr / 2 ? nr : nr / 2, steps, 1, a, b,
@@ -203,17 +213,16 @@ static void tshi_conv_multiply(tshi_conv_product *p) {
     p->slivers = tshi_base_ceil(p->columns, nr);
     p->k = s->channels * s->taps;
     if (!p->columns || !p->rows || !s->groups) return; /* this rank has nothing to compute */
-    p->slice = tshi_gemm_slice(p->kernel, TSHI_GEMM_REALS, p->k);
-    if (p->slice > p->k) p->slice = p->k;
+    p->slice = p->k <= TSHI_CONV_SLICE ? p->k : tshi_gemm_even(p->k, TSHI_CONV_SLICE, 32);
     s->nr = nr;
     s->block = nr < 16 ? nr : 16;
     s->isa = ctx->isa;
     pieces = tshi_team_parts(ctx, p->columns * p->rows * s->groups * (p->k + 1), MIN_WORK);
     tshi_conv_divide(p, pieces);
     pieces = (int)tshi_base_min(pieces, p->slivers * s->groups * p->blocks);
-    p->each = (size_t)((p->slice * nr + 15) / 16 * 16 +
-                       tshi_base_ceil(p->block, mr) * mr * nr *
-                           (p->slice < p->k ? TSHI_CONV_PANEL : 1)) * sizeof(tsh_real);
+    p->each = tshi_dtype_reals((p->slice * nr + 15) / 16 * 16 +
+                               tshi_base_ceil(p->block, mr) * mr * nr *
+                                   (p->slice < p->k ? TSHI_CONV_PANEL : 1));
     p->each = (p->each + tshi_conv_places_bytes(s) + 63) / 64 * 64;
     packed = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(s->groups * strips * mr * p->k));
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p->each, (size_t)pieces));
@@ -275,8 +284,8 @@ static tshi_conv_source tshi_conv_image(const tshi_conv *c, const tsh_real *data
 
 /* Allocates the taps of c's kernel in *block. Returns NULL if there is no memory. */
 static tshi_conv_tap *tshi_conv_alloc_taps(tsh_ctx *ctx, const tshi_conv *c, tshi_block **block) {
-    *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul((size_t)tshi_conv_area(c->kernel),
-                                                             sizeof(tshi_conv_tap)));
+    *block = tshi_mem_alloc(
+        ctx, TSH_MEM_STEP, tshi_base_mul((size_t)tshi_conv_area(c->kernel), sizeof(tshi_conv_tap)));
     return *block ? (tshi_conv_tap *)tshi_mem_data(*block) : NULL;
 }
 

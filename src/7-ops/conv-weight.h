@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>conv-weight                                MARK: - conv-weight (private) */
 /* The gradient of a convolution's weight: a product summed over the images.  */
-/* Needs: >>conv-kernel >>tape-backward.                                      */
+/* Needs: >>conv-kernel.                                                      */
 /* ========================================================================== */
 
 /* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the
@@ -47,12 +47,11 @@ static int64_t tshi_conv_pitch(const tshi_conv_weights *p) {
 /* Sets where the parts of a piece's scratch begin, and the bytes of all. */
 static void tshi_conv_weight_layout(tshi_conv_weights *p) {
     const tshi_gemm_kernel *kernel = p->ctx->gemm_kernel;
-    const size_t size = sizeof(tsh_real);
     size_t *const at = p->at;
     at[0] = (tshi_conv_places_bytes(&p->source) + 63) / 64 * 64;
-    at[1] = at[0] + ((size_t)(p->block * tshi_conv_pitch(p)) * size + 63) / 64 * 64;
-    at[2] = at[1] + ((size_t)(p->outs * p->chunk) * size + 63) / 64 * 64;
-    at[3] = at[2] + ((size_t)(p->block * p->outs) * size + 63) / 64 * 64;
+    at[1] = at[0] + (tshi_dtype_reals(p->block * tshi_conv_pitch(p)) + 63) / 64 * 64;
+    at[2] = at[1] + (tshi_dtype_reals(p->outs * p->chunk) + 63) / 64 * 64;
+    at[3] = at[2] + (tshi_dtype_reals(p->block * p->outs) + 63) / 64 * 64;
     p->each = at[3] + tshi_gemm_scratch(kernel, p->block, p->outs, p->chunk, p->outs, 1);
     p->each = (p->each + 63) / 64 * 64;
 }
@@ -70,8 +69,8 @@ static tshi_conv_weight_scratch tshi_conv_weight_split(const tshi_conv_weights *
     return w;
 }
 
-/* Returns the map's values of a group in columns [from, from + n) as a matrix (outs, n): in place if
- * they are of one image, else copied. */
+/* Returns the map's values of a group in columns [from, from + n) as a matrix (outs, n): in place
+ * if they are of one image, else copied. */
 static tshi_matrix tshi_conv_map(const tshi_conv_weights *p, int64_t group, int64_t from, int64_t n,
                                  tsh_real *copy) {
     const int64_t area = tshi_conv_area(p->source.grid), image = p->source.groups * p->outs * area;
@@ -116,8 +115,8 @@ static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_
         const int64_t length = tshi_base_min(p->chunk, p->columns - from);
         const tshi_matrix b = tshi_gemm_transposed(tshi_conv_map(p, group, from, length, w->map));
         const tshi_matrix a = tshi_gemm_matrix(w->rows, pitch, 1);
-        const tshi_product x = {n, p->outs, length, 1, TSHI_R(from > 0), a, b, sums, sums,
-                                progress};
+        const tshi_product x = {n, p->outs, length, 1,    TSHI_R(from > 0),
+                                a, b,       sums,   sums, progress};
         for (int64_t at = 0; at < length; at += s->nr) {
             rows.to = w->rows + at;
             tshi_conv_locate(s, from + at, (int)tshi_base_min(s->nr, length - at), &w->places);
@@ -139,8 +138,7 @@ static void tshi_conv_weight_piece(void *job, int piece, int64_t from, int64_t t
         n = tshi_gemm_even(left, p->block / mr, 1);
         if (n > left) n = left;
         tshi_conv_weight_block(p, &w, from / p->strips, first * mr,
-                               tshi_base_min(n * mr, p->k - first * mr),
-                               piece ? NULL : &progress);
+                               tshi_base_min(n * mr, p->k - first * mr), piece ? NULL : &progress);
     }
 }
 
