@@ -71,8 +71,8 @@ typedef struct tshi_pool_place {
     int64_t first;
 } tshi_pool_place;
 
-/* Kernel: x[0] = the larger of x[0] and x[1], whose elements are x[1].step apart, and its place. NaN
- * is larger than anything; a place below 0 says that there is no value yet. */
+/* Kernel: x[0] = the larger of x[0] and x[1], whose elements are x[1].step apart, and its place.
+ * NaN is larger than anything; a place below 0 says that there is no value yet. */
 TSHI_INLINE void tshi_pool_max_body(int64_t n, const tshi_operand *x, const tshi_pool_place *p) {
     tsh_real *TSHI_RESTRICT best = (tsh_real *)x[0].data;
     const tsh_real *TSHI_RESTRICT from = (const tsh_real *)x[1].data;
