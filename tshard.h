@@ -39,6 +39,7 @@
  *     >>tensor-api      tensors, autograd, the end of a step
  *     >>op-api          ops, layouts, sampling, ops of one's own
  *     >>module-api      the tree of modules, layers, plans and policies
+ *     >>conv-api        convolutions, pooling, interpolation; convolutions as layers
  *     >>training-api    optimisers, quantised weights, pipelines
  *     >>file-api        files: saving, loading, those of a program; checks and traces
  *   src/2-base/         structures, errors, memory, dtypes, random numbers, profiles
@@ -99,6 +100,14 @@
  *     >>op-matmul       matmul
  *     >>op-linear       linear: plain, column- and row-parallel
  *     >>op-embedding    rows by index
+ *     >>conv            convolutions: their sizes, checks
+ *     >>conv-pack       what a kernel covers, as columns of a matrix
+ *     >>conv-kernel     convolutions as products: gather and scatter
+ *     >>conv-weight     the gradient of a convolution's weight
+ *     >>conv-depth      depthwise convolutions, by loops
+ *     >>op-conv         convolutions, plain and transposed
+ *     >>op-pool         pools: maxima and means of windows
+ *     >>op-interpolate  images of another size; pixel shuffle
  *     >>op-norm         layer norm, rms norm
  *     >>op-rope         rotary positions
  *     >>attention       heads and tiles of attention, scores and masks
@@ -119,6 +128,7 @@
  *     >>module-state    the generators' state
  *     >>parallel        plans that shard a tree
  *     >>nn              linear, embedding, norms, dropout as layers
+ *     >>conv-layers     convolutions as layers
  *     >>layers          attention and MLP as layers, and a cache of keys and values
  *     >>policy          plans for families of models
  *   src/9-training/     optimisers, quantising, pipelines
@@ -1958,7 +1968,7 @@ typedef struct tsh_policy {
 } tsh_policy;
 /* Returns the policy of a model family, for modules named as in Hugging Face transformers: gpt2,
  * gpt_neo, gptj, gpt_neox, opt, bloom, llama, mistral, qwen2, phi, bert, roberta, distil_bert,
- * electra, albert, bart, t5, vit, clip, deit. NULL for another name. */
+ * electra, albert, bart, t5, vit, clip, deit, resnet. NULL for another name. */
 TSH_API const tsh_policy *tsh_policy_find(const char *name);
 /* Shards every block below root by a policy; layers that it does not name stay as they are.
  * Features are sharded by whole heads, evenly or not; if several query heads share a key head, by
@@ -1969,6 +1979,164 @@ TSH_API const tsh_policy *tsh_policy_find(const char *name);
  * that do not fit. Collectives: one all-reduce in forward per row-parallel layer, one in backward
  * per input of column-parallel layers. */
 TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy);
+
+/* ========================================================================== */
+/* >>conv-api                                                MARK: - conv-api */
+/* Convolutions, pooling and interpolation: ops, and convolutions as layers.  */
+/* Needs: >>module-api.                                                       */
+/* ========================================================================== */
+
+/* -- convolutions ------------------------------------------------------------
+ * Images are (N, C, H, W): N images of C channels, row-major, as in torch without channels_last; in
+ * one dimension (N, C, L). Of an array in a descriptor, [0] is for the height, [1] for the width;
+ * in one dimension [0] is for the length, and [1] is not read. */
+
+typedef struct tsh_conv_options {
+    int64_t stride[2];         /* 0: 1 */
+    int64_t padding[2];        /* zeros before and after the image; 0: none */
+    int64_t output_padding[2]; /* of a transposed convolution: rows, columns added at the end of the
+                                * output; 0: none. Below stride or dilation */
+    int64_t dilation[2];       /* elements from tap to tap of the kernel; 0: 1 */
+    int64_t groups;            /* input channels and output channels are in so many groups, and an
+                                * output channel sums over those of its group; 0: 1 */
+} tsh_conv_options;
+
+/* Returns the cross-correlation of x (N, in, L) with the weight (out, in / groups, K), plus bias
+ * (out) or NULL: (N, out, L'), L' = (L + 2 padding - dilation (K - 1) - 1) / stride + 1, rounded
+ * down. options NULL: all usual. Dtypes may differ: the result has x's; sums are in tsh_real,
+ * rounded once. Layouts of x, weight -> result: R, R -> R; S(0), R -> S(0); P, R -> P without a
+ * bias; R, S(0) -> S(1), column-parallel, with a bias S(0), and backward all-reduces dx; S(1) or R,
+ * S(1) -> R, row-parallel, by one all-reduce in its dtype, after which the bias is added. With
+ * groups: S(1) or R, S(0) -> S(1), if each rank has whole groups. Errors: TSH_ERR_SHAPE if the
+ * shapes do not fit or nothing is left of the image, TSH_ERR_ARGUMENT, TSH_ERR_LAYOUT. Source:
+ * Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016).
+ * torch: F.conv1d */
+TSH_API tsh_tensor *tsh_conv1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                               const tsh_conv_options *options);
+/* Does what tsh_conv1d does in two dimensions: x (N, in, H, W), weight (out, in / groups, KH, KW),
+ * result (N, out, H', W').
+ * torch: F.conv2d */
+TSH_API tsh_tensor *tsh_conv2d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                               const tsh_conv_options *options);
+/* Returns what is the gradient of a convolution's input, as a forward: x (N, in, L), weight (in,
+ * out / groups, K), bias (out) or NULL, result (N, out, L'), L' = (L - 1) stride - 2 padding +
+ * dilation (K - 1) + output_padding + 1. Layouts as tsh_conv1d, where the weight's dimensions of
+ * input and output channels are the other way round: S(1) is column-parallel, S(0) row-parallel or,
+ * with groups, by whole groups.
+ * torch: F.conv_transpose1d */
+TSH_API tsh_tensor *tsh_conv_transpose1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                         const tsh_conv_options *options);
+/* Does what tsh_conv_transpose1d does in two dimensions: x (N, in, H, W), weight (in, out / groups,
+ * KH, KW), result (N, out, H', W').
+ * torch: F.conv_transpose2d */
+TSH_API tsh_tensor *tsh_conv_transpose2d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                         const tsh_conv_options *options);
+
+/* -- pooling, interpolation ----------------------------------------------------
+ * x is (N, C, L) or (N, C, H, W); each channel is computed for itself. Layouts: the result has that
+ * of x, R, S(0) or S(1), and P, too, if the op is linear: all but the maximum. No collective
+ * runs. */
+
+typedef struct tsh_pool_options {
+    int64_t kernel[2];            /* size of the window; must be given */
+    int64_t stride[2];            /* distance of windows; 0: kernel */
+    int64_t padding[2];           /* before and after the image, at most half of kernel; 0: none */
+    int64_t dilation[2];          /* of a maximum: distance of a window's elements; 0: 1 */
+    int ceil_mode;                /* 1: a last window may extend over the padding */
+    tsh_choice count_include_pad; /* TSH_NO: a mean is that of the elements without the padding */
+    int64_t divisor_override;     /* a mean's divisor; 0: the number of elements. (torch has it in
+                                   * two dimensions only) */
+} tsh_pool_options;
+
+/* Returns the largest element of each window of x (N, C, L): (N, C, L'), L' = (L + 2 padding -
+ * dilation (kernel - 1) - 1) / stride + 1, rounded down (ceil_mode: up, without a window that
+ * begins in the padding at the end). NaN counts as largest. The gradient goes to the first largest
+ * element. Errors: TSH_ERR_ARGUMENT, TSH_ERR_SHAPE if nothing is left.
+ * torch: F.max_pool1d, nn.MaxPool1d */
+TSH_API tsh_tensor *tsh_max_pool1d(tsh_tensor *x, const tsh_pool_options *options);
+/* Does what tsh_max_pool1d does in two dimensions: x (N, C, H, W).
+ * torch: F.max_pool2d, nn.MaxPool2d */
+TSH_API tsh_tensor *tsh_max_pool2d(tsh_tensor *x, const tsh_pool_options *options);
+/* Returns the mean of each window of x (N, C, L), where zeros of the padding count, unless
+ * count_include_pad is TSH_NO. Shapes and errors as tsh_max_pool1d; dilation is 1.
+ * torch: F.avg_pool1d, nn.AvgPool1d */
+TSH_API tsh_tensor *tsh_avg_pool1d(tsh_tensor *x, const tsh_pool_options *options);
+/* Does what tsh_avg_pool1d does in two dimensions: x (N, C, H, W).
+ * torch: F.avg_pool2d, nn.AvgPool2d */
+TSH_API tsh_tensor *tsh_avg_pool2d(tsh_tensor *x, const tsh_pool_options *options);
+/* Returns (N, C, length) from x (N, C, L): element i is the mean of x's elements from i L / length,
+ * rounded down, to (i + 1) L / length, rounded up. length is above 0.
+ * torch: F.adaptive_avg_pool1d, nn.AdaptiveAvgPool1d */
+TSH_API tsh_tensor *tsh_adaptive_avg_pool1d(tsh_tensor *x, int64_t length);
+/* Does what tsh_adaptive_avg_pool1d does in two dimensions: x (N, C, H, W) to (N, C, height,
+ * width).
+ * torch: F.adaptive_avg_pool2d, nn.AdaptiveAvgPool2d */
+TSH_API tsh_tensor *tsh_adaptive_avg_pool2d(tsh_tensor *x, int64_t height, int64_t width);
+
+typedef enum tsh_interpolation {
+    TSH_NEAREST, /* the element at or before the position */
+    TSH_BILINEAR /* between the four nearest elements; in one dimension between two, torch's
+                  * "linear" */
+} tsh_interpolation;
+typedef struct tsh_interpolate_options {
+    int64_t size[2];        /* of the result; 0: from scale */
+    double scale[2];        /* factor of the size, and of positions; 0: from size */
+    tsh_interpolation mode;
+    int align_corners;      /* 1, with BILINEAR: the centres of the corner elements of x and of the
+                             * result coincide; 0: the outer edges of these elements do */
+} tsh_interpolate_options;
+/* Returns x (N, C, L) or (N, C, H, W) with another length or height and width: size, or x's times
+ * scale, rounded down. Errors: TSH_ERR_ARGUMENT if of a dimension both or neither are given, or
+ * nothing is left.
+ * torch: F.interpolate, nn.Upsample */
+TSH_API tsh_tensor *tsh_interpolate(tsh_tensor *x, const tsh_interpolate_options *options);
+/* Returns (N, C / factor^2, H factor, W factor) from x (N, C, H, W): element (c, y factor + i, x
+ * factor + j) is that of channel (c factor + i) factor + j at (y, x). By tsh_reshape and
+ * tsh_permute, whose rules hold for layouts.
+ * torch: F.pixel_shuffle, nn.PixelShuffle */
+TSH_API tsh_tensor *tsh_pixel_shuffle(tsh_tensor *x, int64_t factor);
+
+/* -- convolutions as layers ----------------------------------------------------- */
+
+typedef struct tsh_conv_desc {
+    int64_t in, out;           /* channels */
+    int64_t kernel[2];         /* size of the kernel; must be given */
+    int64_t stride[2];         /* as in tsh_conv_options, like the next four */
+    int64_t padding[2];
+    int64_t output_padding[2];
+    int64_t dilation[2];
+    int64_t groups;
+    const tsh_layout *input;   /* layout that the input must have; NULL: that of the style */
+    const tsh_layout *output;  /* layout of the output; NULL: that of the style */
+    tsh_choice bias;           /* TSH_NO: no bias; TSH_USUAL: a bias */
+    tsh_style style;           /* COLWISE: output channels are sharded, with groups whole groups;
+                                * ROWWISE, without groups: input channels are */
+    int64_t unit;              /* channels of a unit, which is not split (tsh_segment); 0 means 1,
+                                * with groups a group */
+    int gather_output;         /* 1, with COLWISE: the output is all-gathered to R */
+    tsh_init weight_init;      /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Conv2d */
+    tsh_init bias_init;        /* default: UNIFORM in [-s, s), s = 1 / sqrt(fan_in) */
+    tsh_dtype dtype;           /* dtype of the parameters; 0: tsh_desc.dtype */
+} tsh_conv_desc;
+
+/* Adds a layer y = tsh_conv1d(x, weight, bias), with weight (out, in / groups, kernel) and bias
+ * (out), which plans shard as those of tsh_add_linear: COLWISE takes x R and gives S(1), ROWWISE
+ * takes S(1) or R and gives R. With groups COLWISE takes S(1) or R. fan_in of the initial values:
+ * in / groups times the kernel's elements.
+ * torch: nn.Conv1d */
+TSH_API tsh_module *tsh_add_conv1d(tsh_module *parent, const char *name, const tsh_conv_desc *desc);
+/* Does what tsh_add_conv1d does in two dimensions: weight (out, in / groups, KH, KW).
+ * torch: nn.Conv2d */
+TSH_API tsh_module *tsh_add_conv2d(tsh_module *parent, const char *name, const tsh_conv_desc *desc);
+/* Adds a layer y = tsh_conv_transpose1d(x, weight, bias), with weight (in, out / groups, kernel).
+ * fan_in of the initial values: out / groups times the kernel's elements, as in torch.
+ * torch: nn.ConvTranspose1d */
+TSH_API tsh_module *tsh_add_conv_transpose1d(tsh_module *parent, const char *name,
+                                             const tsh_conv_desc *desc);
+/* Does what tsh_add_conv_transpose1d does in two dimensions: weight (in, out / groups, KH, KW).
+ * torch: nn.ConvTranspose2d */
+TSH_API tsh_module *tsh_add_conv_transpose2d(tsh_module *parent, const char *name,
+                                             const tsh_conv_desc *desc);
 
 /* ========================================================================== */
 /* >>training-api                                        MARK: - training-api */
@@ -12682,6 +12850,129 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
                     call->op->name, tq, tk, tv) == TSH_OK;
 }
 
+/* -- convolutions: their layout rule ---------------------------------------- */
+
+/* What the rule of convolutions depends on. A convolution's weight is (out, in / groups, ..), that
+ * of a transposed one (in, out / groups, ..). */
+typedef struct tshi_rule_channels {
+    int transposed; /* 1: a transposed convolution */
+    int64_t groups;
+} tshi_rule_channels;
+
+/* Returns 1 if w is sharded along its input channels: the output is a sum over ranks. */
+static int tshi_rule_sums_channels(const tsh_tensor *w, const tshi_rule_channels *how) {
+    return how->groups == 1 && tshi_rule_is_sharded(w, how->transposed ? 0 : 1);
+}
+
+/* Sets *layout to that of a tensor (N, groups * per, ..) of which each rank has the channels of its
+ * groups of w, which is S(0). Returns 0 if a group's rows of w lie on two ranks. */
+static int tshi_rule_group_cut(const tsh_tensor *w, int64_t groups, int64_t per,
+                               tsh_layout *layout) {
+    const int64_t rows = w->dim[0] / groups, unit = w->layout.segment[0].unit;
+    const int64_t whole = rows > 0 && unit % rows == 0 ? unit / rows : 1; /* groups of a unit */
+    const int size = w->ctx->tp.size;
+    const tsh_layout cut = tsh_shard_units(0, whole);
+    *layout = tsh_shard_units(1, whole * (per > 0 ? per : 1));
+    for (int r = 0; r < size; r++)
+        if (w->layout.segments != 1 ||
+            tshi_layout_own(&cut, groups, size, r, NULL) * rows !=
+                tshi_layout_own(&w->layout, w->dim[0], size, r, NULL))
+            return 0;
+    return 1;
+}
+
+/* Returns 1 and sets *layout if each rank's shard of w takes a shard of x's channels, S(1). */
+static int tshi_rule_takes_channels(const tsh_tensor *x, const tsh_tensor *w,
+                                    const tshi_rule_channels *how, tsh_layout *layout) {
+    if (w->layout.kind != TSH_SHARDED) return 0;
+    if (how->groups > 1)
+        return w->layout.dim == 0 &&
+               tshi_rule_group_cut(w, how->groups, x->dim[1] / how->groups, layout) &&
+               tshi_layout_resolve(layout, x->ndim, x->dim);
+    *layout = w->layout;
+    layout->dim = 1;
+    return tshi_rule_sums_channels(w, how);
+}
+
+/* Returns why the layouts of x and w do not fit, as the end of a sentence; NULL: they fit. column,
+ * takes: 1 if w is sharded by output channels; if it takes an x of layout `layout`. */
+static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int takes,
+                                       const tsh_layout *layout) {
+    const tsh_tensor *x = call->in[0], *w = call->in[1];
+    const int cut = x->layout.kind == TSH_SHARDED;
+    if (w->layout.kind == TSH_PARTIAL)
+        return "complete the weight first: tsh_redistribute(w, tsh_replicated())";
+    if (cut && x->layout.dim > 1)
+        return "the kernel slides along a sharded dimension; gather the input first: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (w->layout.kind == TSH_SHARDED && !column && !takes)
+        return "a weight is sharded along its output or its input channels or, with groups, along "
+               "dimension 0 in whole groups: tsh_redistribute(w, tsh_replicated())";
+    if (column && x->layout.kind != TSH_REPLICATED)
+        return "a column-parallel weight takes a replicated input: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (takes && !(cut && x->layout.dim == 1 &&
+                   tshi_layout_same_shards(&x->layout, layout, x->dim[1], x->ctx->tp.size)))
+        return "such a weight takes an input that is replicated, or whose channels are sharded "
+               "like the weight's: tsh_redistribute(x, tsh_replicated())";
+    if (!takes && cut && x->layout.dim == 1)
+        return "sharded channels want a weight that is sharded along them, or gather the input: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (x->layout.kind == TSH_PARTIAL && call->in[2])
+        return "the bias would be added once per rank; complete the input first: "
+               "tsh_redistribute(x, tsh_replicated())";
+    return NULL;
+}
+
+/* Applies the rule of convolutions. Shapes: x and y (N, channels, ..), bias (out). C_in and C_out
+ * are the weight's dimensions of input and output channels.
+ * W R: y has the layout of x, which is R, S(0), or P without bias. If it is not R: dW and db are P.
+ * W S(C_out), column-parallel: x is R, y S(1), dx P.
+ * W S(C_in), row-parallel: x is S(1), y R, by an all-reduce.
+ * Groups and W S(0), in whole groups: x is S(1) by groups, y too. */
+static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
+    const tshi_rule_channels *how = (const tshi_rule_channels *)call->params;
+    const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
+    const int column = how->groups == 1 && tshi_rule_is_sharded(w, how->transposed ? 1 : 0);
+    tsh_layout layout, bias = tsh_replicated();
+    const int takes = tshi_rule_takes_channels(x, w, how, &layout);
+    const char *flaw = tshi_rule_conv_flaw(call, column, takes, &layout);
+    const int64_t outs = output->shape.dim[1]; /* channels of y */
+    if (flaw) return tshi_rule_refuse(call, x, w, flaw);
+    if (column) { /* each rank computes some output channels */
+        output->layout = w->layout;
+        output->layout.dim = 1;
+        output->partial = TSHI_X;
+    } else if (tshi_rule_sums_channels(w, how)) { /* each rank sums over some input channels */
+        output->layout = tsh_replicated();
+    } else if (takes) { /* each rank has some groups */
+        (void)tshi_rule_group_cut(w, how->groups, outs / how->groups, &output->layout);
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has images, or a partial sum */
+        output->partial = TSHI_WEIGHT | TSHI_BIAS;
+    }
+    if (output->layout.kind == TSH_SHARDED && output->layout.dim == 1) {
+        bias = output->layout;
+        bias.dim = 0;
+        (void)tshi_layout_resolve(&bias, 1, &outs);
+    }
+    return !b || tshi_layout_equal(&b->layout, &bias, b->dim, x->ctx->tp.size) ||
+           tshi_rule_refuse(call, w, b,
+                            "the bias is sharded like the output's channels, or replicated if "
+                            "these are");
+}
+
+/* Applies the rule of pools and of interpolation, which work along all dimensions after the first
+ * two: the output has the layout of x, which is R, S(0) or S(1); P only if the op is linear, which
+ * *params says. */
+static int tshi_rule_pool(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *x = call->in[0];
+    (void)output;
+    if (x->layout.kind == TSH_PARTIAL && !*(const int *)call->params)
+        return tshi_rule_refuse_input(call, "is a partial sum, and the op is not linear");
+    return x->layout.kind != TSH_SHARDED || x->layout.dim < 2 ||
+           tshi_rule_refuse_input(call, "is sharded along a dimension that the op works along");
+}
+
 /* -- cross-entropy: its layout rule ---------------------------------------- */
 
 /* Returns which dimension of the logits is that of the classes. dim: as in
@@ -15697,6 +15988,1962 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     tshi_embedding_run(ids, w, desc, &lookup, (int64_t *)tshi_mem_data(aux), out);
     tshi_op_record(op, out, in, 2, output.partial, &lookup, sizeof lookup, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* ========================================================================== */
+/* >>conv                                              MARK: - conv (private) */
+/* Convolutions: their sizes, and what is checked of inputs and options.      */
+/* Needs: >>tensor.                                                           */
+/* ========================================================================== */
+
+/* Convolutions and transposed convolutions are computed from the same two tensors: the image (N,
+ * IC, H, W), over which the kernel slides, and the map (N, OC, OH, OW), which has an element for
+ * each position of the kernel. The weight is (OC, IC / groups, KH, KW). With ci, the channels of
+ * oc's group:
+ *
+ *     map[n, oc, y, x] = sum over ci, ky, kx of
+ *         weight[oc, ci, ky, kx] image[n, ci, y SY + ky DY - PY, x SX + kx DX - PX]
+ *
+ * A convolution reads the image and gives the map. A transposed one reads the map and gives the
+ * image, as the gradient of a convolution's input does; its weight is (in, out / groups, KH, KW).
+ * One-dimensional ones have an image of height 1. */
+
+/* The sizes of a convolution on this rank. Arrays: [0] height, [1] width. */
+typedef struct tshi_conv {
+    int64_t batch, groups;
+    int64_t ins, outs; /* channels of the image and of the map, per group */
+    int64_t image[2], map[2], kernel[2], stride[2], padding[2], dilation[2];
+    int transposed; /* 1: a transposed convolution: the input is the map */
+    int reduce;     /* 1: row-parallel: the output is all-reduced */
+} tshi_conv;
+
+enum { TSHI_CONV_MOST = 1 << 30 }; /* max length of an image, a kernel, and each option */
+
+/* Returns the elements of a plane (height, width). */
+static int64_t tshi_conv_area(const int64_t *size) {
+    return size[0] * size[1];
+}
+
+/* Sets to[0] and to[1] to the options `from` of `dims` dimensions: from[0] alone is that of the
+ * width if dims is 1. An option that is 0, or that is not given, becomes `usual`. Returns 0 and an
+ * error if one is below `least` or above TSHI_CONV_MOST. */
+static int tshi_conv_pair(tsh_ctx *ctx, const char *op, const char *name, const int64_t *from,
+                          int dims, int64_t usual, int64_t least, int64_t *to) {
+    to[0] = usual;
+    for (int d = 0; d < dims; d++) {
+        to[2 - dims + d] = from[d] ? from[d] : usual;
+        if (from[d] && (from[d] < least || from[d] > TSHI_CONV_MOST))
+            return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                            "%s: %s[%d] is %lld, not 0 (for %lld) or %lld "
+                            "to %d",
+                            op, name, d, (long long)from[d], (long long)usual,
+                            (long long)(least ? least : 1), TSHI_CONV_MOST) == TSH_OK;
+    }
+    return 1;
+}
+
+/* Returns the length that a kernel covers. */
+static int64_t tshi_conv_span(int64_t kernel, int64_t dilation) {
+    return dilation * (kernel - 1) + 1;
+}
+
+/* Sets the lengths along d, 0 or 1, of the output from those of the input. Returns 0 and an error
+ * if nothing is left of it. extra: output_padding of a transposed convolution. */
+static int tshi_conv_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, int64_t extra) {
+    const int64_t span = tshi_conv_span(c->kernel[d], c->dilation[d]);
+    if (c->transposed)
+        c->image[d] = (c->map[d] - 1) * c->stride[d] - 2 * c->padding[d] + span + extra;
+    else
+        c->map[d] = c->image[d] + 2 * c->padding[d] < span
+                        ? 0
+                        : (c->image[d] + 2 * c->padding[d] - span) / c->stride[d] + 1;
+    if (c->transposed ? c->image[d] > 0 : c->map[d] > 0) return 1;
+    return tsh_fail(ctx, TSH_ERR_SHAPE,
+                    "%s: a kernel that covers %lld elements leaves no output of %lld with padding "
+                    "%lld; a larger padding or a smaller kernel would",
+                    op, (long long)span, (long long)(c->transposed ? c->map[d] : c->image[d]),
+                    (long long)c->padding[d]) == TSH_OK;
+}
+
+/* Checks the numbers of dimensions and channels. Returns 0 and an error if they do not fit. */
+static int tshi_conv_fits(const char *op, tsh_tensor *const *in, int dims, int64_t groups,
+                          int transposed) {
+    const tsh_tensor *x = in[0], *w = in[1], *b = in[2];
+    char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    const char *const shape[] = {"L", "H, W"}, *const kernel[] = {"K", "KH, KW"};
+    const int fits = x->ndim == dims + 2 && w->ndim == dims + 2 && (!b || b->ndim == 1);
+    const int64_t outs = fits ? transposed ? w->dim[1] * groups : w->dim[0] : 0;
+    if (!fits || x->dim[1] != (transposed ? w->dim[0] : w->dim[1] * groups) || w->dim[0] % groups)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                        "%s: input %s and weight %s do not fit with %lld groups; takes (N, in, %s) "
+                        "and (%s, %s) with channels that divide by groups",
+                        op, tshi_tensor_text(x, tx), tshi_tensor_text(w, tw), (long long)groups,
+                        shape[dims - 1], transposed ? "in, out / groups" : "out, in / groups",
+                        kernel[dims - 1]) == TSH_OK;
+    if (b && b->dim[0] != outs)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: weight gives %lld channels, bias has %lld", op,
+                        (long long)outs, (long long)b->dim[0]) == TSH_OK;
+    return 1;
+}
+
+/* Fills in c from the local shapes of in[], x, weight and bias or NULL, and the options. Returns 0
+ * after an error. op: the caller's name; dims: 1 or 2. */
+static int tshi_conv_sizes(const char *op, tsh_tensor *const *in, int dims,
+                           const tsh_conv_options *o, int transposed, tshi_conv *c) {
+    const tsh_tensor *x = in[0], *w = in[1];
+    tsh_ctx *ctx = x->ctx;
+    int64_t extra[2]; /* output_padding */
+    int d;
+    c->groups = o->groups ? o->groups : 1;
+    c->transposed = transposed;
+    c->reduce = 0;
+    if (c->groups < 1 || c->groups > TSHI_CONV_MOST)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: groups is %lld, not 0 (for 1) or above", op,
+                        (long long)c->groups) == TSH_OK;
+    if (!tshi_conv_pair(ctx, op, "stride", o->stride, dims, 1, 1, c->stride) ||
+        !tshi_conv_pair(ctx, op, "padding", o->padding, dims, 0, 0, c->padding) ||
+        !tshi_conv_pair(ctx, op, "dilation", o->dilation, dims, 1, 1, c->dilation) ||
+        !tshi_conv_pair(ctx, op, "output_padding", o->output_padding, dims, 0, 0, extra) ||
+        !tshi_conv_fits(op, in, dims, c->groups, transposed))
+        return 0;
+    for (d = 0; d < 2; d++) {
+        const int axis = d + dims; /* of x and weight: 2 and 3, or -, 2 if dims is 1 */
+        int64_t *const length = transposed ? &c->map[d] : &c->image[d];
+        *length = axis < 2 ? 1 : x->dim[axis];
+        c->kernel[d] = axis < 2 ? 1 : w->dim[axis];
+        if (*length > TSHI_CONV_MOST || c->kernel[d] > TSHI_CONV_MOST || c->kernel[d] < 1)
+            return tsh_fail(ctx, TSH_ERR_SHAPE,
+                            "%s: input or kernel has %lld or %lld elements along dimension %d; "
+                            "a kernel has 1 to %d",
+                            op, (long long)*length, (long long)c->kernel[d], axis,
+                            TSHI_CONV_MOST) == TSH_OK;
+        if (extra[d] && (!transposed || (extra[d] >= c->stride[d] && extra[d] >= c->dilation[d])))
+            return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                            "%s: output_padding %lld is to be 0, or in a transposed convolution "
+                            "below stride %lld or dilation %lld",
+                            op, (long long)extra[d], (long long)c->stride[d],
+                            (long long)c->dilation[d]) == TSH_OK;
+        if (!tshi_conv_length(ctx, op, c, d, extra[d])) return 0;
+    }
+    return 1;
+}
+
+/* Sets the channels and the batch that this rank computes, after x has got its final layout. A rank
+ * without a channel of a grouped weight gets no groups. */
+static void tshi_conv_local(tshi_conv *c, const tsh_tensor *x, const tsh_tensor *w) {
+    const int64_t per = w->dim[0] / c->groups; /* weight rows per group, of all ranks */
+    c->batch = x->local[0];
+    if (c->groups > 1) c->groups = per ? w->local[0] / per : 0;
+    c->outs = c->groups > 0 ? w->local[0] / c->groups : 0;
+    c->ins = w->local[1];
+}
+
+/* ========================================================================== */
+/* >>conv-pack                                    MARK: - conv-pack (private) */
+/* Reads what the kernel of a convolution covers, as columns of a matrix.     */
+/* Needs: >>kernel-isa >>gemm >>conv.                                         */
+/* ========================================================================== */
+
+/* A convolution is a matrix product per group (im2col: Chellapilla, Puri and Simard, 2006): the
+ * weight (rows, k) times a matrix B (k, columns), whose column is what the kernel covers at one
+ * position, and whose row, channel * taps + tap, is an element of the kernel. B is not written as a
+ * whole: `nr` columns at a time (a sliver) are copied from the images to where the micro-kernel
+ * reads them.
+ *
+ * All images of a batch are one row of columns: column ((n * grid[0] + y) * grid[1] + x) is
+ * position (y, x) of image n. */
+
+/* An element of the kernel. At grid position (y, x) it is multiplied with the source element
+ * (y step[0] + offset[0], x step[1] + offset[1]). */
+typedef struct tshi_conv_tap {
+    int64_t offset[2];
+    int64_t from[2], to[2]; /* grid rows, and columns, [from, to) at which that element exists */
+    int64_t index;          /* of the tap in the kernel: ky * KW + kx */
+} tshi_conv_tap;
+
+/* The images that B is read from, and the grid of positions. */
+typedef struct tshi_conv_source {
+    const tsh_real *data;            /* (batch, groups * channels, size[0], size[1]) */
+    int64_t batch, groups, channels; /* channels: per group */
+    int64_t size[2], step[2], grid[2];
+    const tshi_conv_tap *tap;
+    int64_t taps; /* number of taps */
+    int nr;       /* columns of a sliver, a multiple of `block` */
+    int block;    /* lanes that are copied at a time: 16, or nr if that is less */
+    int isa;      /* TSHI_ISA_... of this processor */
+} tshi_conv_source;
+
+/* Up to `block` lanes of one row of B that are read from equidistant elements of the source: lane l
+ * of [first, first + count) from element at + l * step[1], counted from the group's channel. */
+typedef struct tshi_conv_place {
+    int64_t at;
+    int first, count;
+} tshi_conv_place;
+
+/* Where a sliver is read from: those places of tap t and block b that begin at place[start[t *
+ * blocks + b]], up to the next start. All other lanes are 0. */
+typedef struct tshi_conv_places {
+    tshi_conv_place *place; /* at most taps * nr */
+    int *start;             /* taps * blocks + 1 */
+} tshi_conv_places;
+
+/* Neighbouring columns of a sliver within one row of the grid, and within one block. */
+typedef struct tshi_conv_run {
+    int64_t image, y, x; /* image and grid position of the first column */
+    int lane, length;    /* the first column's lane in the sliver; number of columns */
+} tshi_conv_run;
+
+enum { TSHI_CONV_LANES = 32 }; /* max columns of a sliver of any micro-kernel */
+
+/* Returns 1 if the micro-kernels' slivers are not wider than TSHI_CONV_LANES: always. */
+static int tshi_conv_blocks(const tshi_conv_source *s) {
+    return s->nr / s->block;
+}
+
+/* Returns the bytes of the places of one sliver. */
+static size_t tshi_conv_places_bytes(const tshi_conv_source *s) {
+    const size_t taps = (size_t)s->taps;
+    return tshi_base_mul(taps, (size_t)s->nr * sizeof(tshi_conv_place)) +
+           tshi_base_mul(taps, (size_t)tshi_conv_blocks(s) * sizeof(int)) + 128;
+}
+
+/* Cuts `cols` columns from `column` on into runs of at most `most` lanes. Returns their number. */
+static int tshi_conv_cut(const tshi_conv_source *s, int64_t column, int cols, int most,
+                         tshi_conv_run *run) {
+    const int64_t area = tshi_conv_area(s->grid);
+    int64_t image = column / area, y = column % area / s->grid[1], x = column % area % s->grid[1];
+    int lane = 0, n = 0;
+    while (lane < cols) {
+        const int rest = (int)tshi_base_min(cols - lane, most - lane % most);
+        const int length = (int)tshi_base_min(rest, s->grid[1] - x);
+        run[n].image = image;
+        run[n].y = y;
+        run[n].x = x;
+        run[n].lane = lane;
+        run[n++].length = length;
+        lane += length;
+        x += length;
+        if (x < s->grid[1]) continue;
+        x = 0; /* the next row of the grid */
+        if (++y < s->grid[0]) continue;
+        y = 0; /* the next image */
+        image++;
+    }
+    return n;
+}
+
+/* Finds the places of the sliver of `cols` columns that begins at `column`. */
+static void tshi_conv_locate(const tshi_conv_source *s, int64_t column, int cols,
+                             tshi_conv_places *places) {
+    const int64_t image = s->groups * s->channels * tshi_conv_area(s->size); /* elements */
+    const int blocks = tshi_conv_blocks(s);
+    tshi_conv_run run[TSHI_CONV_LANES];
+    const int runs = tshi_conv_cut(s, column, cols, s->block, run);
+    int n = 0, *start = places->start;
+    for (int64_t t = 0; t < s->taps; t++) {
+        const tshi_conv_tap *tap = &s->tap[t];
+        int r = 0;
+        for (int b = 0; b < blocks; b++) {
+            *start++ = n;
+            for (; r < runs && run[r].lane < (b + 1) * s->block; r++) {
+                const tshi_conv_run *u = &run[r];
+                /* the columns [from, to) of the run at which the tap's element exists */
+                const int64_t from = u->x > tap->from[1] ? u->x : tap->from[1];
+                const int64_t to = tshi_base_min(u->x + u->length, tap->to[1]);
+                tshi_conv_place *p = &places->place[n];
+                if (from >= to || u->y < tap->from[0] || u->y >= tap->to[0]) continue;
+                p->first = u->lane - b * s->block + (int)(from - u->x);
+                p->count = (int)(to - from);
+                p->at = u->image * image + (u->y * s->step[0] + tap->offset[0]) * s->size[1] +
+                        (from - p->first) * s->step[1] + tap->offset[1];
+                n++;
+            }
+        }
+    }
+    *start = n;
+}
+
+/* The rows of B to copy, and where to: row k of B, k0 <= k < k1, to `to` + (k - k0) * pitch. */
+typedef struct tshi_conv_rows {
+    const tsh_real *group; /* the first element of the group's first channel, in image 0 */
+    int64_t k0, k1, pitch;
+    tsh_real *to;
+} tshi_conv_rows;
+
+/* Copies the rows of tap t in one block: from channel c on. The reference, for any type. */
+static void tshi_conv_copy(const tshi_conv_source *s, const tshi_conv_rows *rows,
+                           const tshi_conv_place *place, int places, int64_t k, int64_t c,
+                           tsh_real *to) {
+    const int64_t plane = tshi_conv_area(s->size), step = s->step[1];
+    for (; k < rows->k1; k += s->taps, c++, to += s->taps * rows->pitch) {
+        for (int l = 0; l < s->block; l++) to[l] = 0;
+        for (int i = 0; i < places; i++) {
+            const tshi_conv_place p = place[i];
+            const tsh_real *from = rows->group + (c * plane + p.at + p.first * step);
+            for (int l = 0; l < p.count; l++) to[p.first + l] = from[l * step];
+        }
+    }
+}
+
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Returns bits 0, 2, 4, ...: bit l of mask as bit 2 l. */
+static uint32_t tshi_conv_spread(uint32_t mask) {
+    mask = (mask | mask << 8) & 0x00FF00FFu;
+    mask = (mask | mask << 4) & 0x0F0F0F0Fu;
+    mask = (mask | mask << 2) & 0x33333333u;
+    return (mask | mask << 1) & 0x55555555u;
+}
+
+/* Replaces the lanes `mask` of y by floats from `from` on, `step` apart: 1 or 2, a constant.
+ * Elements of other lanes are not read. even: the numbers 0, 2, 4, ... */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_t mask,
+                                               const int step, __m512i even) {
+    const float *x = (const float *)from;
+    if (step == 1) return _mm512_mask_loadu_ps(y, (__mmask16)mask, x);
+    const uint32_t wide = tshi_conv_spread(mask);
+    const __m512 low = _mm512_maskz_loadu_ps((__mmask16)wide, x);
+    const __m512 high = _mm512_maskz_loadu_ps((__mmask16)(wide >> 16), x + 16);
+    return _mm512_mask_mov_ps(y, (__mmask16)mask, _mm512_permutex2var_ps(low, even, high));
+}
+
+/* Does what tshi_conv_copy does with AVX-512, for a block of 16 lanes. step: see
+ * tshi_conv_lanes. */
+TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
+                                                 const tshi_conv_rows *rows,
+                                                 const tshi_conv_place *place, int places,
+                                                 int64_t k, int64_t c, float *to, const int step) {
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2,
+                                          0);
+    const int64_t plane = tshi_conv_area(s->size), next = s->taps * rows->pitch;
+    const int64_t count = (rows->k1 - k + s->taps - 1) / s->taps; /* number of rows to copy */
+    uintptr_t from = (uintptr_t)rows->group + (uintptr_t)(c * plane) * sizeof(float);
+    if (places == 1) { /* the usual case: the block lies in one row of the image */
+        const uint32_t mask = ((1u << place->count) - 1u) << place->first;
+        from += (uintptr_t)place->at * sizeof(float);
+        for (int64_t i = 0; i < count; i++, to += next) {
+            _mm512_storeu_ps(to, tshi_conv_lanes(_mm512_setzero_ps(), from, mask, step, even));
+            from += (uintptr_t)plane * sizeof(float);
+        }
+        return;
+    }
+    for (int64_t i = 0; i < count; i++, to += next) {
+        __m512 y = _mm512_setzero_ps();
+        for (int j = 0; j < places; j++) {
+            const uint32_t mask = ((1u << place[j].count) - 1u) << place[j].first;
+            y = tshi_conv_lanes(y, from + (uintptr_t)place[j].at * sizeof(float), mask, step, even);
+        }
+        _mm512_storeu_ps(to, y);
+        from += (uintptr_t)plane * sizeof(float);
+    }
+}
+
+/* Does what tshi_conv_copy does with AVX-512, for steps of 1 and 2. */
+TSHI_AVX512 static void tshi_conv_copy_avx512(const tshi_conv_source *s, const tshi_conv_rows *rows,
+                                              const tshi_conv_place *place, int places, int64_t k,
+                                              int64_t c, float *to) {
+    if (s->step[1] == 1)
+        tshi_conv_copy_step(s, rows, place, places, k, c, to, 1);
+    else
+        tshi_conv_copy_step(s, rows, place, places, k, c, to, 2);
+}
+#endif
+
+/* Does what tshi_conv_pack does, for the channels of rows k0 to k1 at once. */
+static void tshi_conv_pack_some(const tshi_conv_source *s, const tshi_conv_places *places,
+                                const tshi_conv_rows *rows) {
+    const int blocks = tshi_conv_blocks(s);
+    for (int64_t t = 0; t < s->taps; t++) {
+        /* the first channel whose row of tap t is not before k0 */
+        const int64_t c = rows->k0 > t ? tshi_base_ceil(rows->k0 - t, s->taps) : 0;
+        const int64_t k = c * s->taps + t;
+        for (int b = 0; b < blocks && k < rows->k1; b++) {
+            const int *start = &places->start[t * blocks + b], n = start[1] - start[0];
+            tsh_real *to = rows->to + (k - rows->k0) * rows->pitch + b * s->block;
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+            if (s->isa == TSHI_ISA_AVX512 && s->block == 16 && s->step[1] <= 2) {
+                tshi_conv_copy_avx512(s, rows, places->place + *start, n, k, c, to);
+                continue;
+            }
+#endif
+            tshi_conv_copy(s, rows, places->place + *start, n, k, c, to);
+        }
+    }
+}
+
+/* Copies rows of a sliver of B, whose places are known: a few channels at a time, so that what one
+ * tap has read is still in cache for the next. (The planes of channels often begin in one set of a
+ * cache.) */
+static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
+                           const tshi_conv_rows *rows) {
+    enum { CHANNELS = 8 };
+    tshi_conv_rows some = *rows;
+    for (; some.k0 < rows->k1; some.k0 = some.k1) {
+        some.k1 = tshi_base_min(rows->k1, (some.k0 / s->taps + CHANNELS) * s->taps);
+        tshi_conv_pack_some(s, places, &some);
+        some.to += (some.k1 - some.k0) * rows->pitch;
+    }
+}
+
+/* ========================================================================== */
+/* >>conv-kernel                                MARK: - conv-kernel (private) */
+/* Convolutions as products: gather (image to map), scatter (map to image).   */
+/* Needs: >>op-matmul >>conv-pack.                                            */
+/* ========================================================================== */
+
+/* Two products compute all convolutions. `gather` gives the map of an image. `scatter` gives the
+ * image of a map, that is, the gradient of the image: for each of the SY * SX phases, the image
+ * elements (y, x) of equal y % SY and x % SX, a gather from the map with those taps that reach the
+ * phase. So no sum is written twice, and each element has one order of additions: over channels,
+ * within a channel over taps. It depends on the sizes of channels and kernel alone. */
+
+/* A product C = A B of a convolution; C (rows, columns) is written to images. */
+typedef struct tshi_conv_product {
+    tsh_ctx *ctx;
+    const tshi_gemm_kernel *kernel;
+    tshi_conv_source source; /* B */
+    int64_t rows, k;         /* rows of A per group; channels * taps of the source */
+    const tsh_real *weight;
+    /* distances in the weight from group to group, row to row, channel to channel */
+    int64_t next_group, next_row, next_channel;
+    tsh_real *strips;                   /* packed A: (groups, strips of mr rows, k, mr) */
+    const tsh_real *bias;               /* (groups * rows), added to each column; or NULL */
+    tsh_real *to;                       /* C as images (batch, groups * rows, size[0], size[1]) */
+    int64_t size[2], start[2], step[2]; /* column (y, x) goes to start + (y, x) * step */
+    int add;                            /* 1: C is added to what is there */
+    int64_t columns, slivers, slice;    /* columns of B; slivers; rows of B in a slice */
+    int64_t blocks, block;              /* blocks of rows of A; rows of a block */
+    int64_t panel;                      /* slivers that are computed slice by slice */
+    char *scratch;                      /* of all pieces */
+    size_t each;                        /* bytes of scratch of one piece */
+} tshi_conv_product;
+
+/* The scratch memory of one piece. */
+typedef struct tshi_conv_scratch {
+    tshi_conv_places places;
+    tsh_real *sliver; /* (slice, nr): packed B */
+    tsh_real *sums;   /* (slivers of a panel, rows of a block, nr): C of slivers that are not
+                       * written in place */
+} tshi_conv_scratch;
+
+enum {
+    TSHI_CONV_SLICE = 256, /* max rows of B in a slice: a packed sliver fits an L1 cache */
+    TSHI_CONV_SUMS = 1 << 17, /* elements of the sums of a panel: half an L2 cache */
+    TSHI_CONV_ROWS = 768   /* max rows of a block: with a slice of k, at most half an L2 cache */
+};
+
+/* -- packing the weight ------------------------------------------------------ */
+
+/* Packs strips [from, to) of all groups (a tshi_team_fn). */
+static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_product *p = (const tshi_conv_product *)job;
+    const tshi_conv_source *s = &p->source;
+    const int mr = p->kernel->mr;
+    const int64_t strips = tshi_base_ceil(p->rows, mr);
+    tsh_real *y = p->strips + from * p->k * mr;
+    (void)piece;
+    for (int64_t u = from; u < to; u++) {
+        const int64_t first = u % strips * mr, valid = tshi_base_min(mr, p->rows - first);
+        const tsh_real *w = p->weight + u / strips * p->next_group + first * p->next_row;
+        if (p->next_channel == s->taps) { /* rows are contiguous: taps of channel after channel */
+            tshi_gemm_pack(y, mr, (int)valid, p->k, w, p->next_row, 1);
+            y += p->k * mr;
+            continue;
+        }
+        for (int64_t c = 0; c < s->channels; c++, w += p->next_channel)
+            for (int64_t t = 0; t < s->taps; t++, y += mr) {
+                const tsh_real *at = w + s->tap[t].index;
+                for (int64_t i = 0; i < valid; i++) y[i] = at[i * p->next_row];
+                for (int64_t i = valid; i < mr; i++) y[i] = 0;
+            }
+    }
+}
+
+/* -- a panel of C ------------------------------------------------------------- */
+
+/* Returns the address in p->to of row `row` (of all groups) at a run's first column. */
+static tsh_real *tshi_conv_at(const tshi_conv_product *p, const tshi_conv_run *run, int64_t row) {
+    return p->to +
+           ((run->image * p->source.groups * p->rows + row) * p->size[0] + p->start[0] +
+            run->y * p->step[0]) *
+               p->size[1] +
+           p->start[1] + run->x * p->step[1];
+}
+
+/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its
+ * columns are not contiguous, or fewer than a tile has. */
+static tsh_real *tshi_conv_direct(const tshi_conv_product *p, int64_t column, int cols,
+                                  int64_t row) {
+    const int64_t area = tshi_conv_area(p->source.grid);
+    const int dense = p->step[0] == 1 && p->step[1] == 1 && p->size[0] == p->source.grid[0] &&
+                      p->size[1] == p->source.grid[1];
+    if (!dense || (cols != p->kernel->nr && cols != p->kernel->nr / 2) ||
+        column % area + cols > area)
+        return NULL;
+    return p->to + (column / area * p->source.groups * p->rows + row) * area + column % area;
+}
+
+/* Adds the bias to rows [row, row + rows) of a sliver that is written in place. */
+static void tshi_conv_add_bias(const tshi_conv_product *p, tsh_real *to, int cols, int64_t row,
+                               int64_t rows) {
+    const int64_t area = tshi_conv_area(p->size);
+    for (int64_t i = 0; i < rows && p->bias; i++, to += area) {
+        const tsh_real b = p->bias[row + i];
+        for (int j = 0; j < cols; j++) to[j] += b;
+    }
+}
+
+/* Writes rows [row, row + rows) of a sliver, with the bias, from sums to the images. */
+static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, int64_t column,
+                            int cols, int64_t row, int64_t rows) {
+    tshi_conv_run run[TSHI_CONV_LANES];
+    const int runs = tshi_conv_cut(&p->source, column, cols, TSHI_CONV_LANES, run);
+    const int64_t step = p->step[1], next = tshi_conv_area(p->size);
+    for (int r = 0; r < runs; r++) {
+        tsh_real *to = tshi_conv_at(p, &run[r], row);
+        const tsh_real *from = sums + run[r].lane;
+        for (int64_t i = 0; i < rows; i++, to += next, from += p->kernel->nr) {
+            const tsh_real b = p->bias ? p->bias[row + i] : 0;
+            if (p->add)
+                for (int j = 0; j < run[r].length; j++) to[j * step] += from[j] + b;
+            else
+                for (int j = 0; j < run[r].length; j++) to[j * step] = from[j] + b;
+        }
+    }
+}
+
+/* Computes C = A B + D for a sliver of B, packed, of `steps` rows; shapes: A (rows, steps), C and D
+ * (rows, cols rounded up to half a tile). d NULL: C = A B. */
+static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int cols, int64_t steps,
+                            tshi_matmul_strips a, const tsh_real *b, const tshi_matrix *d,
+                            tshi_matrix c) {
+    const char *const near = (const char *)b; /* in cache: there is nothing to prefetch */
+    tshi_gemm_walk walk = {near, near, near, 0, 0, 0};
+    tshi_gemm_tile t;
+    t.walk = &walk;
+    t.k = steps;
+    t.rsa = a.row;
+    t.csa = a.column;
+    t.b = b;
+    t.rsb = kernel->nr;
+    t.csb = 1;
+    t.form = TSHI_GEMM_REALS;
+    t.alpha = 1;
+    t.add = d != NULL;
+    t.rsc = c.row;
+    t.rsd = d ? d->row : c.row;
+    t.sums = NULL;
+    for (int64_t i = 0; i < rows; i += kernel->mr) {
+        t.a = a.data + i * a.next;
+        t.c = tshi_gemm_at(c, i, 0);
+        t.d = d ? tshi_gemm_at(*d, i, 0) : t.c;
+        kernel->tile(&t, (int)tshi_base_min(kernel->mr, rows - i),
+                     cols > kernel->nr / 2 ? kernel->nr : kernel->nr / 2);
+    }
+}
+
+/* Computes one slice, the rows of B from k on, of the sliver that begins at `column`; rows [row, row
+ * + rows) of all groups' C. strips: the slice of A; own: the sums of earlier slices. What can be
+ * written in place is written once, by the last slice. */
+static void tshi_conv_slice(const tshi_conv_product *p, tshi_conv_scratch *w,
+                            const tshi_conv_rows *copied, const tsh_real *strips, int64_t column,
+                            int64_t row, int64_t rows, tsh_real *own) {
+    const int mr = p->kernel->mr, nr = p->kernel->nr, first = copied->k0 == 0;
+    const int cols = (int)tshi_base_min(nr, p->columns - column), last = copied->k1 == p->k;
+    const tshi_matmul_strips a = {strips, 1, mr, p->k};
+    tsh_real *direct = tshi_conv_direct(p, column, cols, row);
+    const tshi_matrix there = tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1);
+    const tshi_matrix sums = tshi_gemm_matrix(own, nr, 1);
+    const tshi_matrix *d = !first ? &sums : direct && p->add ? &there : NULL;
+    tshi_conv_locate(&p->source, column, cols, &w->places);
+    tshi_conv_pack(&p->source, &w->places, copied);
+    tshi_conv_tiles(p->kernel, rows, cols, copied->k1 - copied->k0, a, w->sliver, d,
+                    last && direct ? there : sums);
+    if (last && direct)
+        tshi_conv_add_bias(p, direct, cols, row, rows);
+    else if (last)
+        tshi_conv_store(p, own, column, cols, row, rows);
+}
+
+/* Computes n slivers from `sliver` on, of one group and one block of rows. */
+static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, int64_t group,
+                            int64_t block, int64_t sliver, int64_t n) {
+    const int64_t mr = p->kernel->mr, nr = p->kernel->nr;
+    const int64_t strips = tshi_base_ceil(p->rows, mr), first = block * p->block;
+    const int64_t rows = tshi_base_min(p->block, p->rows - first);
+    const int64_t sums = p->slice < p->k ? tshi_base_ceil(p->block, mr) * mr * nr : 0;
+    const tsh_real *a = p->strips + (group * strips + first / mr) * p->k * mr;
+    int64_t k = 0;
+    do { /* once, too, if k is 0: C is 0 then */
+        const int64_t end = tshi_base_min(k + p->slice, p->k);
+        const tshi_conv_rows copied = {
+            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k, end,
+            nr, w->sliver};
+        for (int64_t i = 0; i < n; i++)
+            tshi_conv_slice(p, w, &copied, a + k * mr, (sliver + i) * nr, group * p->rows + first,
+                            rows, w->sums + i * sums);
+        k = end;
+    } while (k < p->k);
+}
+
+/* Returns the parts of a piece's scratch. */
+static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) {
+    tshi_conv_scratch w;
+    char *at = p->scratch + (size_t)piece * p->each;
+    const int64_t nr = p->kernel->nr;
+    w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as the block is */
+    w.sums = w.sliver + (p->slice * nr + 15) / 16 * 16;
+    at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr *
+                               p->panel);
+    w.places.place = (tshi_conv_place *)(void *)at;
+    w.places.start = (int *)(void *)(w.places.place + p->source.taps * nr);
+    return w;
+}
+
+/* Computes items [from, to) (a tshi_team_fn). An item is a sliver of a group and a block of rows;
+ * those of a block follow each other, in it those of a group. */
+static void tshi_conv_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_product *p = (const tshi_conv_product *)job;
+    const int64_t groups = p->source.groups;
+    tshi_conv_scratch w = tshi_conv_split(p, piece);
+    for (int64_t n; from < to; from += n) {
+        const int64_t sliver = from % p->slivers, group = from / p->slivers % groups;
+        n = tshi_base_min(tshi_base_min(to - from, p->slivers - sliver), p->panel);
+        tshi_conv_panel(p, &w, group, from / p->slivers / groups, sliver, n);
+    }
+}
+
+/* Cuts the rows of A into blocks, so that there is work for all threads. */
+static void tshi_conv_divide(tshi_conv_product *p, int threads) {
+    const int64_t mr = p->kernel->mr, items = p->slivers * p->source.groups;
+    int64_t blocks = tshi_base_ceil(p->rows, TSHI_CONV_ROWS);
+    if (blocks < threads && items < 8 * threads) blocks = threads;
+    p->block = tshi_base_ceil(tshi_base_ceil(p->rows, blocks), mr) * mr;
+    p->blocks = tshi_base_ceil(p->rows, p->block);
+    p->panel = p->slice < p->k ? TSHI_CONV_SUMS / (p->block * p->kernel->nr) + 1 : 1;
+}
+
+/* Runs a product whose fields up to `add` are set, but for those of the kernel and the strips. */
+static void tshi_conv_multiply(tshi_conv_product *p) {
+    enum { MIN_WORK = 1 << 17 }; /* least number of multiply-adds per thread */
+    tsh_ctx *ctx = p->ctx;
+    tshi_conv_source *s = &p->source;
+    const int nr = ctx->gemm_kernel->nr, mr = ctx->gemm_kernel->mr;
+    const int64_t strips = tshi_base_ceil(p->rows, mr);
+    tshi_block *packed, *scratch;
+    int pieces;
+    p->kernel = ctx->gemm_kernel;
+    p->columns = s->batch * tshi_conv_area(s->grid);
+    p->slivers = tshi_base_ceil(p->columns, nr);
+    p->k = s->channels * s->taps;
+    if (!p->columns || !p->rows || !s->groups) return; /* this rank has nothing to compute */
+    p->slice = p->k <= TSHI_CONV_SLICE ? p->k : tshi_gemm_even(p->k, TSHI_CONV_SLICE, 32);
+    s->nr = nr;
+    s->block = nr < 16 ? nr : 16;
+    s->isa = ctx->isa;
+    pieces = tshi_team_parts(ctx, p->columns * p->rows * s->groups * (p->k + 1), MIN_WORK);
+    tshi_conv_divide(p, pieces);
+    pieces = (int)tshi_base_min(pieces, p->slivers * s->groups * p->blocks);
+    p->each = tshi_dtype_reals((p->slice * nr + 15) / 16 * 16 +
+                               tshi_base_ceil(p->block, mr) * mr * nr *
+                                   p->panel);
+    p->each = (p->each + tshi_conv_places_bytes(s) + 63) / 64 * 64;
+    packed = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(s->groups * strips * mr * p->k));
+    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p->each, (size_t)pieces));
+    if (packed && scratch) {
+        p->strips = (tsh_real *)tshi_mem_data(packed);
+        p->scratch = (char *)tshi_mem_data(scratch);
+        tshi_team_run((int)tshi_base_min(pieces, s->groups * strips), s->groups * strips, 1,
+                      tshi_conv_pack_strips, p);
+        tshi_team_run(pieces, p->slivers * s->groups * p->blocks, 1, tshi_conv_piece, p);
+    }
+    if (ctx->trace)
+        ctx->trace->flops += 2.0 * (double)p->columns * (double)p->rows * (double)s->groups *
+                             (double)p->k;
+    tshi_mem_release(ctx, scratch);
+    tshi_mem_release(ctx, packed);
+}
+
+/* -- gather and scatter ------------------------------------------------------ */
+
+/* Sets [*from, *to): the grid positions i of [0, grid) with 0 <= i * step + offset < size. */
+static void tshi_conv_range(int64_t grid, int64_t step, int64_t offset, int64_t size, int64_t *from,
+                            int64_t *to) {
+    *from = offset < 0 ? tshi_base_ceil(-offset, step) : 0;
+    *to = size > offset ? tshi_base_min(grid, tshi_base_ceil(size - offset, step)) : 0;
+}
+
+/* Sets the taps of the image's elements (y, x) at each position of the map. */
+static void tshi_conv_taps(const tshi_conv *c, const tshi_conv_source *s, tshi_conv_tap *tap) {
+    for (int64_t i = 0; i < s->taps; i++, tap++) {
+        const int64_t at[2] = {i / c->kernel[1], i % c->kernel[1]};
+        tap->index = i;
+        for (int d = 0; d < 2; d++) {
+            tap->offset[d] = at[d] * c->dilation[d] - c->padding[d];
+            tshi_conv_range(s->grid[d], s->step[d], tap->offset[d], s->size[d], &tap->from[d],
+                            &tap->to[d]);
+        }
+    }
+}
+
+/* Returns the images of c, at `data`, as the source of the map's columns. tap: taps to fill in. */
+static tshi_conv_source tshi_conv_image(const tshi_conv *c, const tsh_real *data,
+                                        tshi_conv_tap *tap) {
+    tshi_conv_source s;
+    memset(&s, 0, sizeof s);
+    s.data = data;
+    s.batch = c->batch;
+    s.groups = c->groups;
+    s.channels = c->ins;
+    for (int d = 0; d < 2; d++) {
+        s.size[d] = c->image[d];
+        s.step[d] = c->stride[d];
+        s.grid[d] = c->map[d];
+    }
+    s.tap = tap;
+    s.taps = tshi_conv_area(c->kernel);
+    tshi_conv_taps(c, &s, tap);
+    return s;
+}
+
+/* Allocates the taps of c's kernel in *block. Returns NULL if there is no memory. */
+static tshi_conv_tap *tshi_conv_alloc_taps(tsh_ctx *ctx, const tshi_conv *c, tshi_block **block) {
+    *block = tshi_mem_alloc(
+        ctx, TSH_MEM_STEP, tshi_base_mul((size_t)tshi_conv_area(c->kernel), sizeof(tshi_conv_tap)));
+    return *block ? (tshi_conv_tap *)tshi_mem_data(*block) : NULL;
+}
+
+/* Computes the map (N, OC, OH, OW) of an image (N, IC, H, W), with bias (OC) or NULL; add 1: adds
+ * to it. All arrays are dense. */
+static void tshi_conv_gather(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
+                             const tsh_real *weight, const tsh_real *bias, tsh_real *map, int add) {
+    const int64_t area = tshi_conv_area(c->kernel);
+    tshi_block *taps;
+    tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
+    tshi_conv_product p;
+    if (!tap) return;
+    memset(&p, 0, sizeof p);
+    p.ctx = ctx;
+    p.source = tshi_conv_image(c, image, tap);
+    p.rows = c->outs;
+    p.weight = weight;
+    p.next_channel = area;
+    p.next_row = c->ins * area;
+    p.next_group = c->outs * p.next_row;
+    p.bias = bias;
+    p.to = map;
+    p.add = add;
+    for (int d = 0; d < 2; d++) {
+        p.size[d] = c->map[d];
+        p.step[d] = 1;
+    }
+    tshi_conv_multiply(&p);
+    tshi_mem_release(ctx, taps);
+}
+
+/* Sets the taps that reach the phase of image elements (y, x) = start + grid * stride: those whose
+ * element of the map, (y + padding - k * dilation) / stride, is one. Returns their number. */
+static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const int64_t *grid,
+                               tshi_conv_tap *tap) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < tshi_conv_area(c->kernel); i++) {
+        const int64_t at[2] = {i / c->kernel[1], i % c->kernel[1]};
+        int reaches = 1;
+        for (int d = 0; d < 2; d++) {
+            const int64_t from = start[d] + c->padding[d] - at[d] * c->dilation[d];
+            tap[n].offset[d] = from / c->stride[d];
+            reaches &= from % c->stride[d] == 0;
+            tshi_conv_range(grid[d], 1, tap[n].offset[d], c->map[d], &tap[n].from[d],
+                            &tap[n].to[d]);
+        }
+        tap[n].index = i;
+        n += reaches;
+    }
+    return n;
+}
+
+/* Computes the image (N, IC, H, W) of a map (N, OC, OH, OW), with bias (IC) or NULL; add 1: adds to
+ * it. All arrays are dense. */
+static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *map,
+                              const tsh_real *weight, const tsh_real *bias, tsh_real *image,
+                              int add) {
+    const int64_t area = tshi_conv_area(c->kernel);
+    tshi_block *taps;
+    tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
+    tshi_conv_product p;
+    int64_t phase, phases = tshi_base_min(c->stride[0], c->image[0]) *
+                            tshi_base_min(c->stride[1], c->image[1]);
+    if (!tap) return;
+    for (phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++) {
+        const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
+        memset(&p, 0, sizeof p);
+        p.start[0] = phase / across;
+        p.start[1] = phase % across;
+        p.ctx = ctx;
+        p.source.data = map;
+        p.source.batch = c->batch;
+        p.source.groups = c->groups;
+        p.source.channels = c->outs;
+        for (int d = 0; d < 2; d++) {
+            p.size[d] = c->image[d];
+            p.step[d] = c->stride[d];
+            p.source.size[d] = c->map[d];
+            p.source.step[d] = 1;
+            p.source.grid[d] = tshi_base_ceil(c->image[d] - p.start[d], c->stride[d]);
+        }
+        p.source.tap = tap;
+        p.source.taps = tshi_conv_phase(c, p.start, p.source.grid, tap);
+        if (!p.source.taps && add && !bias) continue; /* nothing to add */
+        p.rows = c->ins;
+        p.weight = weight;
+        p.next_row = area;
+        p.next_channel = c->ins * area;
+        p.next_group = c->outs * p.next_channel;
+        p.bias = bias;
+        p.to = image;
+        p.add = add;
+        tshi_conv_multiply(&p);
+    }
+    tshi_mem_release(ctx, taps);
+}
+
+/* ========================================================================== */
+/* >>conv-weight                                MARK: - conv-weight (private) */
+/* The gradient of a convolution's weight: a product summed over the images.  */
+/* Needs: >>conv-kernel.                                                      */
+/* ========================================================================== */
+
+/* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the
+ * kernel covers, as in >>conv-pack, and map is the gradient of the map (or, of a transposed
+ * convolution, its input). Each thread computes some rows of dW^T = B map^T. The columns, image
+ * after image, are cut into chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed, block
+ * after block of rows of B is copied, and the product is added to dW^T. Chunks are added in order,
+ * so the sums do not depend on threads. */
+typedef struct tshi_conv_weights {
+    tsh_ctx *ctx;
+    tshi_conv_source source; /* B */
+    const tsh_real *map;     /* (batch, groups * outs, grid[0], grid[1]) */
+    int64_t outs, k;         /* map channels per group; rows of B */
+    int64_t wide;            /* elements of a row of dW^T in memory: outs, up to whole slivers */
+    tshi_dest dest;          /* dW (groups * outs, k), dense */
+    int64_t columns, chunk;  /* of B; of a chunk */
+    int64_t strips;          /* strips of mr rows of B per group */
+    int64_t most, block;     /* max rows of B of a piece in one group; of a block */
+    char *scratch;           /* of all pieces */
+    size_t each, at[3];      /* bytes of scratch of one piece; where its parts begin after the
+                              * places */
+} tshi_conv_weights;
+
+/* The scratch memory of one piece. */
+typedef struct tshi_conv_weight_scratch {
+    tshi_conv_places places;
+    tsh_real *rows; /* (block, pitch): a chunk of rows of B */
+    tsh_real *map;  /* (wide / nr, chunk, nr): the map in a chunk, packed in slivers */
+    tsh_real *sums; /* (most, wide): rows of dW^T */
+} tshi_conv_weight_scratch;
+
+enum {
+    TSHI_CONV_CHUNK = 384, /* max columns of a chunk */
+    TSHI_CONV_PITCH = 16,  /* elements between two rows of a chunk, so that not all begin in one set
+                            * of a cache */
+    TSHI_CONV_BLOCK = 264  /* max rows of a block: with a chunk, a quarter of an L2 cache */
+};
+
+/* Returns the elements from row to row of a chunk of B. */
+static int64_t tshi_conv_pitch(const tshi_conv_weights *p) {
+    return tshi_base_ceil(p->chunk, p->source.nr) * p->source.nr + TSHI_CONV_PITCH;
+}
+
+/* Sets where the parts of a piece's scratch begin, and the bytes of all. */
+static void tshi_conv_weight_layout(tshi_conv_weights *p) {
+    size_t *const at = p->at;
+    at[0] = (tshi_conv_places_bytes(&p->source) + 63) / 64 * 64;
+    at[1] = at[0] + (tshi_dtype_reals(p->block * tshi_conv_pitch(p)) + 63) / 64 * 64;
+    at[2] = at[1] + (tshi_dtype_reals(p->wide * p->chunk) + 63) / 64 * 64;
+    p->each = at[2] + (tshi_dtype_reals(p->most * p->wide) + 63) / 64 * 64;
+}
+
+/* Returns the parts of a piece's scratch. */
+static tshi_conv_weight_scratch tshi_conv_weight_split(const tshi_conv_weights *p, int piece) {
+    tshi_conv_weight_scratch w;
+    char *at = p->scratch + (size_t)piece * p->each;
+    w.places.place = (tshi_conv_place *)(void *)at;
+    w.places.start = (int *)(void *)(w.places.place + p->source.taps * p->source.nr);
+    w.rows = (tsh_real *)(void *)(at + p->at[0]);
+    w.map = (tsh_real *)(void *)(at + p->at[1]);
+    w.sums = (tsh_real *)(void *)(at + p->at[2]);
+    return w;
+}
+
+/* Packs the map's channels of a group in columns [from, from + n), image after image. */
+static void tshi_conv_pack_map(const tshi_conv_weights *p, int64_t group, int64_t from, int64_t n,
+                               tsh_real *to) {
+    const int64_t area = tshi_conv_area(p->source.grid), image = p->source.groups * p->outs * area;
+    const int nr = p->source.nr;
+    for (int64_t done = 0, length; done < n; done += length) {
+        const tsh_real *x = p->map + (from + done) / area * image + group * p->outs * area +
+                            (from + done) % area;
+        length = tshi_base_min(n - done, area - (from + done) % area);
+        for (int64_t j = 0; j < p->outs; j += nr)
+            tshi_gemm_pack(to + j * n + done * nr, nr, (int)tshi_base_min(nr, p->outs - j), length,
+                           x + j * area, area, 1);
+    }
+}
+
+/* Writes rows [k0, k0 + n) of a group's dW^T, `sums` (n, wide), to dW. */
+static void tshi_conv_turn(const tshi_conv_weights *p, const tsh_real *sums, int64_t group,
+                           int64_t k0, int64_t n) {
+    enum { SIDE = 16 }; /* rows and columns that are transposed at a time */
+    for (int64_t i = 0; i < n; i += SIDE)
+        for (int64_t j = 0; j < p->outs; j += SIDE)
+            for (int64_t oc = j; oc < tshi_base_min(j + SIDE, p->outs); oc++) {
+                tsh_real *to = p->dest.data + (group * p->outs + oc) * p->k + k0;
+                const int64_t end = tshi_base_min(i + SIDE, n);
+                for (int64_t k = i; k < end && p->dest.add; k++) to[k] += sums[k * p->wide + oc];
+                for (int64_t k = i; k < end && !p->dest.add; k++) to[k] = sums[k * p->wide + oc];
+            }
+}
+
+/* Adds to rows [k0, k0 + n) of a group's dW^T, `sums`, the products of the columns [from, from +
+ * length), whose map is packed. The first chunk, from 0, overwrites them. */
+static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
+                                   int64_t group, int64_t k0, int64_t n, int64_t from,
+                                   int64_t length, tsh_real *sums) {
+    const tshi_conv_source *s = &p->source;
+    const int64_t pitch = tshi_conv_pitch(p);
+    const tshi_matmul_strips a = {w->rows, pitch, 1, pitch};
+    tshi_conv_rows rows = {s->data + group * s->channels * tshi_conv_area(s->size), k0, k0 + n,
+                           pitch, NULL};
+    for (int64_t at = 0; at < length; at += s->nr) {
+        rows.to = w->rows + at;
+        tshi_conv_locate(s, from + at, (int)tshi_base_min(s->nr, length - at), &w->places);
+        tshi_conv_pack(s, &w->places, &rows);
+    }
+    for (int64_t j = 0; j < p->outs; j += s->nr) {
+        const tshi_matrix c = tshi_gemm_matrix(sums + j, p->wide, 1);
+        tshi_conv_tiles(p->ctx->gemm_kernel, n, (int)tshi_base_min(s->nr, p->outs - j), length, a,
+                        w->map + j * length, from > 0 ? &c : NULL, c);
+    }
+}
+
+/* Computes rows [k0, k0 + n) of a group's dW^T. progress 1: lets collectives progress meanwhile. */
+static void tshi_conv_weight_rows(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
+                                  int64_t group, int64_t k0, int64_t n, int progress) {
+    const int64_t block = tshi_gemm_even(n, p->block, p->ctx->gemm_kernel->mr);
+    for (int64_t from = 0; from < p->columns; from += p->chunk) {
+        const int64_t length = tshi_base_min(p->chunk, p->columns - from);
+        tshi_conv_pack_map(p, group, from, length, w->map);
+        for (int64_t i = 0; i < n; i += block) {
+            tshi_conv_weight_block(p, w, group, k0 + i, tshi_base_min(block, n - i), from, length,
+                                   w->sums + i * p->wide);
+            if (progress) tshi_tape_progress(p->ctx);
+        }
+    }
+    tshi_conv_turn(p, w->sums, group, k0, n);
+}
+
+/* Computes strips [from, to) of dW^T, mr rows each, of all groups (a tshi_team_fn). */
+static void tshi_conv_weight_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_weights *p = (const tshi_conv_weights *)job;
+    const int64_t mr = p->ctx->gemm_kernel->mr;
+    tshi_conv_weight_scratch w = tshi_conv_weight_split(p, piece);
+    for (int64_t n; from < to; from += n) {
+        const int64_t first = from % p->strips;
+        n = tshi_base_min(to - from, p->strips - first);
+        tshi_conv_weight_rows(p, &w, from / p->strips, first * mr,
+                              tshi_base_min(n * mr, p->k - first * mr), piece == 0);
+    }
+}
+
+/* Computes the gradient of the weight (OC, IC / groups, KH, KW) from an image (N, IC, H, W) and a
+ * map (N, OC, OH, OW), one of which is a gradient. */
+static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
+                             const tsh_real *map, const tshi_dest *dest) {
+    enum { MIN_WORK = 1 << 17 }; /* least number of multiply-adds per thread */
+    const tshi_gemm_kernel *kernel = ctx->gemm_kernel;
+    const int64_t total = c->groups * c->outs * c->ins * tshi_conv_area(c->kernel);
+    tshi_block *taps, *scratch;
+    tshi_conv_weights p;
+    int pieces;
+    tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
+    if (!tap || !total) {
+        tshi_mem_release(ctx, taps);
+        return;
+    }
+    memset(&p, 0, sizeof p);
+    p.ctx = ctx;
+    p.source = tshi_conv_image(c, image, tap);
+    p.source.nr = kernel->nr;
+    p.source.block = kernel->nr < 16 ? kernel->nr : 16;
+    p.source.isa = ctx->isa;
+    p.map = map;
+    p.outs = c->outs;
+    p.k = c->ins * p.source.taps;
+    p.dest = *dest;
+    p.columns = c->batch * tshi_conv_area(c->map);
+    p.chunk = p.columns ? tshi_gemm_even(p.columns, TSHI_CONV_CHUNK, 32) : 1;
+    p.strips = tshi_base_ceil(p.k, kernel->mr);
+    p.wide = tshi_base_ceil(p.outs, kernel->nr) * kernel->nr;
+    pieces = tshi_team_parts(ctx, total * (p.columns + 1), MIN_WORK);
+    pieces = (int)tshi_base_min(pieces, p.strips * c->groups);
+    p.most = tshi_base_min(p.strips, tshi_base_ceil(p.strips * c->groups, pieces)) * kernel->mr;
+    p.block = tshi_base_min(TSHI_CONV_BLOCK / kernel->mr * kernel->mr, p.most);
+    tshi_conv_weight_layout(&p);
+    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p.each, (size_t)pieces));
+    if (scratch && p.columns) {
+        p.scratch = (char *)tshi_mem_data(scratch);
+        tshi_team_run(pieces, p.strips * c->groups, 1, tshi_conv_weight_piece, &p);
+    } else if (scratch && !dest->add) { /* no images: the gradient is 0 */
+        memset(dest->data, 0, tshi_dtype_reals(total));
+    }
+    if (ctx->trace) ctx->trace->flops += 2.0 * (double)total * (double)p.columns;
+    tshi_mem_release(ctx, scratch);
+    tshi_mem_release(ctx, taps);
+}
+
+/* ========================================================================== */
+/* >>conv-depth                                  MARK: - conv-depth (private) */
+/* Depthwise convolutions: each channel of the image for itself, by loops.    */
+/* Needs: >>tape-grad >>conv.                                                 */
+/* ========================================================================== */
+
+/* If a group has one channel of the image and few of the map, a product would have too few rows.
+ * Here each plane of the map is computed from its plane of the image, row by row: along a row, a
+ * tap adds a multiple of the row of the image. */
+
+enum { TSHI_CONV_FEW = 4 }; /* max channels of the map per group */
+
+/* Returns 1 if c is computed by these loops. */
+static int tshi_conv_is_depthwise(const tshi_conv *c) {
+    return c->ins == 1 && c->outs <= TSHI_CONV_FEW && c->outs > 0;
+}
+
+/* What the threads share. */
+typedef struct tshi_conv_depth {
+    const tsh_ctx *ctx;
+    const tshi_conv *c;
+    tsh_real *image;      /* (N, groups, H, W) */
+    tsh_real *map;        /* (N, groups * outs, OH, OW) */
+    tsh_real *weight;     /* (groups * outs, KH, KW) */
+    const tsh_real *bias; /* of the output's channels; or NULL */
+    int add;              /* 1: adds to what the output has */
+} tshi_conv_depth;
+
+/* Kernel: x[0] += *weight x[1], where the elements of x[i] are x[i].step apart. */
+TSHI_INLINE void tshi_conv_line_body(int64_t n, const tshi_operand *x, const tsh_real *weight) {
+    tsh_real *TSHI_RESTRICT to = (tsh_real *)x[0].data;
+    const tsh_real *TSHI_RESTRICT from = (const tsh_real *)x[1].data;
+    const int64_t st = x[0].step, sf = x[1].step;
+    const tsh_real w = *weight;
+    if (st == 1 && sf == 1)
+        TSHI_EACH for (int64_t i = 0; i < n; i++) to[i] += w * from[i];
+    else
+        TSHI_EACH for (int64_t i = 0; i < n; i++) to[i * st] += w * from[i * sf];
+}
+TSHI_KERNEL(tshi_conv_line, tsh_real);
+
+/* Kernel: adds to the lanes x[0] the products of x[1] and x[2], whose elements are x[1].step and
+ * x[2].step apart. */
+TSHI_INLINE void tshi_conv_dot_body(int64_t n, const tshi_operand *x, const void *params) {
+    tsh_real *lane = (tsh_real *)x[0].data, pad[2][TSHI_BLOCK];
+    const tsh_real *a = (const tsh_real *)x[1].data, *b = (const tsh_real *)x[2].data;
+    (void)params;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        const int64_t m = tshi_base_min(n - e, TSHI_BLOCK);
+        const tsh_real *l = a + e, *r = b + e * x[2].step;
+        if (m < TSHI_BLOCK) tshi_kernel_pad(l, m, 0, pad[0]);
+        if (m < TSHI_BLOCK || x[2].step != 1) {
+            for (int i = 0; i < TSHI_BLOCK; i++) pad[1][i] = 0;
+            for (int64_t i = 0; i < m; i++) pad[1][i] = r[i * x[2].step];
+            r = pad[1];
+        }
+        tshi_kernel_dot_step(lane, m < TSHI_BLOCK ? pad[0] : l, r);
+    }
+}
+TSHI_KERNEL(tshi_conv_dot, void);
+
+/* Part of a row of the map, and the elements of the image that a tap multiplies it with. */
+typedef struct tshi_conv_stretch {
+    int64_t map, image; /* indices of the first element in its plane */
+    int64_t length;
+} tshi_conv_stretch;
+
+/* Returns the elements of row y of the map that tap (ky, kx) reaches from inside the image. */
+static tshi_conv_stretch tshi_conv_reach(const tshi_conv *c, int64_t y, int64_t ky, int64_t kx) {
+    const int64_t iy = y * c->stride[0] + ky * c->dilation[0] - c->padding[0];
+    const int64_t offset = kx * c->dilation[1] - c->padding[1], step = c->stride[1];
+    const int64_t from = offset < 0 ? tshi_base_ceil(-offset, step) : 0;
+    const int64_t to = c->image[1] > offset
+                           ? tshi_base_min(c->map[1], tshi_base_ceil(c->image[1] - offset, step))
+                           : 0;
+    const tshi_conv_stretch s = {y * c->map[1] + from, iy * c->image[1] + from * step + offset,
+                                 iy < 0 || iy >= c->image[0] || to < from ? 0 : to - from};
+    return s;
+}
+
+/* Fills a plane of the output, if it is not added to, with the bias of its channel, or 0. */
+static void tshi_conv_depth_begin(const tshi_conv_depth *d, tsh_real *plane, int64_t area,
+                                  int64_t channel) {
+    const tsh_real b = d->bias ? d->bias[channel] : 0;
+    for (int64_t i = 0; i < area && !d->add; i++) plane[i] = b;
+}
+
+/* Adds the products of one plane of the map and one of the image: to the map, or, if to_image is 1,
+ * to the image. */
+static void tshi_conv_depth_plane(const tshi_conv_depth *d, tsh_real *map, tsh_real *image,
+                                  const tsh_real *weight, int to_image) {
+    const tshi_conv *c = d->c;
+    tshi_operand x[2];
+    for (int64_t y = 0; y < c->map[0]; y++)
+        for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
+            const tshi_conv_stretch s = tshi_conv_reach(c, y, t / c->kernel[1], t % c->kernel[1]);
+            if (s.length <= 0) continue;
+            x[to_image] = tshi_kernel_reals(map + s.map, 1);
+            x[!to_image] = tshi_kernel_reals(image + s.image, c->stride[1]);
+            tshi_conv_line[d->ctx->isa](s.length, x, &weight[t]);
+        }
+}
+
+/* Computes the planes [from, to) of the map, counted over images and channels (a tshi_team_fn). */
+static void tshi_conv_depth_maps(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_depth *d = (const tshi_conv_depth *)job;
+    const tshi_conv *c = d->c;
+    const int64_t channels = c->groups * c->outs, area = tshi_conv_area(c->map);
+    (void)piece;
+    for (int64_t i = from; i < to; i++) {
+        tsh_real *map = d->map + i * area;
+        tshi_conv_depth_begin(d, map, area, i % channels);
+        tshi_conv_depth_plane(d, map, d->image + i / c->outs * tshi_conv_area(c->image),
+                              d->weight + i % channels * tshi_conv_area(c->kernel), 0);
+    }
+}
+
+/* Computes the planes [from, to) of the image, counted over images and channels (a
+ * tshi_team_fn). */
+static void tshi_conv_depth_images(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_depth *d = (const tshi_conv_depth *)job;
+    const tshi_conv *c = d->c;
+    const int64_t area = tshi_conv_area(c->image);
+    (void)piece;
+    for (int64_t i = from; i < to; i++) {
+        tsh_real *image = d->image + i * area;
+        tshi_conv_depth_begin(d, image, area, i % c->groups);
+        for (int64_t o = 0; o < c->outs; o++)
+            tshi_conv_depth_plane(
+                d, d->map + (i * c->outs + o) * tshi_conv_area(c->map), image,
+                d->weight + (i % c->groups * c->outs + o) * tshi_conv_area(c->kernel), 1);
+    }
+}
+
+/* Computes the weight's gradient of map channels [from, to) (a tshi_team_fn): each sum goes over
+ * the images in order. */
+static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_depth *d = (const tshi_conv_depth *)job;
+    const tshi_conv *c = d->c;
+    const int64_t channels = c->groups * c->outs;
+    tsh_real lane[TSHI_BLOCK];
+    tshi_operand x[3];
+    (void)piece;
+    memset(lane, 0, sizeof lane);
+    x[0] = tshi_kernel_reals(lane, 1);
+    for (int64_t oc = from; oc < to; oc++)
+        for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
+            tsh_real *sum = d->weight + oc * tshi_conv_area(c->kernel) + t;
+            memset(lane, 0, sizeof lane);
+            for (int64_t i = 0; i < c->batch * c->map[0]; i++) { /* rows of the map */
+                const int64_t n = i / c->map[0];
+                const tshi_conv_stretch s = tshi_conv_reach(c, i % c->map[0], t / c->kernel[1],
+                                                            t % c->kernel[1]);
+                const tsh_real *map = d->map + (n * channels + oc) * tshi_conv_area(c->map);
+                const tsh_real *image = d->image +
+                                        (n * c->groups + oc / c->outs) * tshi_conv_area(c->image);
+                if (s.length <= 0) continue;
+                x[1] = tshi_kernel_reals(map + s.map, 1);
+                x[2] = tshi_kernel_reals(image + s.image, c->stride[1]);
+                tshi_conv_dot[d->ctx->isa](s.length, x, NULL);
+            }
+            *sum = tshi_kernel_fold(lane) + (d->add ? *sum : 0);
+        }
+}
+
+/* Runs fn over `planes` planes (or channels), each of which takes `each` multiply-adds. */
+static void tshi_conv_depth_run(tshi_conv_depth *d, tshi_team_fn fn, int64_t planes, int64_t each) {
+    const tsh_ctx *ctx = d->ctx;
+    tshi_team_run(tshi_kernel_parts(ctx, planes, each), planes, 1, fn, d);
+    if (ctx->trace) ctx->trace->flops += 2.0 * (double)planes * (double)each;
+}
+
+/* Casts const away: the struct has pointers that some of the functions write through. */
+static tsh_real *tshi_conv_unconst(const tsh_real *data) {
+    return (tsh_real *)tshi_kernel_unconst(data);
+}
+
+/* Computes the output of c; to_image 1: the image of a map, else the map of an image. bias may be
+ * NULL; add 1: adds to y. */
+static void tshi_conv_depth_apply(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *x,
+                                  const tsh_real *weight, const tsh_real *bias, tsh_real *y,
+                                  int to_image, int add) {
+    const int64_t each = tshi_conv_area(c->map) * tshi_conv_area(c->kernel);
+    const int64_t planes = c->batch * c->groups;
+    tshi_conv_depth d = {ctx,
+                         c,
+                         to_image ? y : tshi_conv_unconst(x),
+                         to_image ? tshi_conv_unconst(x) : y,
+                         tshi_conv_unconst(weight),
+                         bias,
+                         add};
+    if (to_image)
+        tshi_conv_depth_run(&d, tshi_conv_depth_images, planes, each * c->outs);
+    else
+        tshi_conv_depth_run(&d, tshi_conv_depth_maps, planes * c->outs, each);
+}
+
+/* Computes the gradient of the weight from image and map, one of which is a gradient. */
+static void tshi_conv_depth_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
+                                   const tsh_real *map, const tshi_dest *dest) {
+    tshi_conv_depth d = {
+        ctx, c, tshi_conv_unconst(image), tshi_conv_unconst(map), dest->data, NULL, dest->add};
+    tshi_conv_depth_run(&d, tshi_conv_depth_weights, c->groups * c->outs,
+                        c->batch * tshi_conv_area(c->map) * tshi_conv_area(c->kernel));
+}
+
+/* ========================================================================== */
+/* >>op-conv                                        MARK: - op-conv (private) */
+/* Convolutions, plain and transposed, in one and two dimensions.             */
+/* Needs: >>redistribute >>conv-weight >>conv-depth.                          */
+/* ========================================================================== */
+
+/* Computes the output of a convolution with sizes c. All arrays are dense; bias may be NULL. */
+static void tshi_conv_output(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *x,
+                             const tsh_real *weight, const tsh_real *bias, tsh_real *y) {
+    if (tshi_conv_is_depthwise(c))
+        tshi_conv_depth_apply(ctx, c, x, weight, bias, y, c->transposed, 0);
+    else if (c->transposed)
+        tshi_conv_scatter(ctx, c, x, weight, bias, y, 0);
+    else
+        tshi_conv_gather(ctx, c, x, weight, bias, y, 0);
+}
+
+/* Computes the gradient of the input from that of the output, g. */
+static void tshi_conv_input_grad(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *g,
+                                 const tsh_real *weight, const tshi_dest *dest) {
+    if (tshi_conv_is_depthwise(c))
+        tshi_conv_depth_apply(ctx, c, g, weight, NULL, dest->data, !c->transposed, dest->add);
+    else if (c->transposed)
+        tshi_conv_gather(ctx, c, g, weight, NULL, dest->data, dest->add);
+    else
+        tshi_conv_scatter(ctx, c, g, weight, NULL, dest->data, dest->add);
+}
+
+/* Computes the gradient of the weight from the input x and the gradient of the output, g. */
+static void tshi_conv_weight_grad(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *x,
+                                  const tsh_real *g, const tshi_dest *dest) {
+    const tsh_real *image = c->transposed ? g : x, *map = c->transposed ? x : g;
+    if (tshi_conv_is_depthwise(c))
+        tshi_conv_depth_weight(ctx, c, image, map, dest);
+    else
+        tshi_conv_weight(ctx, c, image, map, dest);
+}
+
+/* Begins a loop over the elements of t (N, C, ..), whose operand 0 is, for each channel, an element
+ * of `values`, step apart: to add a sum to it, if it is first. */
+static void tshi_conv_channels(tshi_loop *loop, const tsh_real *values, int64_t step) {
+    const int n = loop->n++;
+    memset(loop->stride[n], 0, sizeof loop->stride[n]);
+    loop->stride[n][1] = step;
+    loop->x[n] = tshi_kernel_reals(values, 0);
+}
+
+/* Backward: the gradients of x, weight and bias, without those that are not needed. */
+static void tshi_conv_backward(tshi_node *node) {
+    const tshi_conv *c = (const tshi_conv *)node->params;
+    tsh_tensor *b = node->in[2], *out = node->out;
+    tsh_ctx *ctx = out->ctx;
+    const tsh_real *g = tshi_tape_grad(node);
+    int64_t stride[TSH_MAX_DIMS]; /* not used: x and weight are dense */
+    tshi_block *scratch[2];
+    const tsh_real *x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
+    const tsh_real *w = tshi_tape_saved_reals(node, 1, stride, &scratch[1]);
+    tshi_dest dest;
+    if (x && w && tshi_tape_dest(node, 0, &dest)) tshi_conv_input_grad(ctx, c, g, w, &dest);
+    tshi_tape_input_done(node, 0); /* dX is all-reduced while dW is computed */
+    if (x && w && ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
+        tshi_conv_weight_grad(ctx, c, x, g, &dest);
+    if (b && tshi_tape_dest_zeroed(node, 2, &dest)) { /* db: the sum of dY over all but channels */
+        tshi_loop loop;
+        tshi_kernel_space(&loop, out);
+        tshi_conv_channels(&loop, dest.data, dest.stride[0]);
+        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+        tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
+    }
+    tshi_mem_release(ctx, scratch[1]);
+    tshi_mem_release(ctx, scratch[0]);
+}
+
+/* Computes the output. The product adds the bias, unless each rank's product is a partial sum: then
+ * this is rounded to the output's dtype and summed over ranks, and the bias is added once. */
+static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_conv *c) {
+    tsh_ctx *ctx = out->ctx;
+    tshi_block *scratch[4] = {NULL, NULL, NULL, NULL};
+    const tsh_real *x = tshi_kernel_packed_reals(in[0], &scratch[0]);
+    const tsh_real *w = tshi_kernel_packed_reals(in[1], &scratch[1]);
+    const tsh_real *b = in[2] ? tshi_kernel_packed_reals(in[2], &scratch[2]) : NULL;
+    tsh_real *y = tshi_kernel_output(out, &scratch[3]);
+    if (x && w && y && ctx->error.code == TSH_OK)
+        tshi_conv_output(ctx, c, x, w, c->reduce ? NULL : b, y);
+    if (y) tshi_kernel_output_done(out, scratch[3]);
+    if (ctx->error.code == TSH_OK && c->reduce)
+        (void)tshi_error_comm(
+            ctx,
+            tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_local_numel(out), out->dtype, TSH_SUM),
+            "all-reduce of a row-parallel convolution");
+    if (ctx->error.code == TSH_OK && c->reduce && b) {
+        tshi_loop loop;
+        tshi_kernel_space(&loop, out);
+        tshi_kernel_tensor(&loop, out);
+        tshi_conv_channels(&loop, b, 1);
+        tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
+    }
+    for (int i = 2; i >= 0; i--) tshi_mem_release(ctx, scratch[i]);
+}
+
+/* Returns x, or this rank's channels of a replicated x whose weight takes a shard of them; a copy
+ * if it is not dense. NULL: an error. */
+static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tensor *w,
+                                   const tshi_rule_channels *how) {
+    tsh_layout layout;
+    if (x->layout.kind == TSH_REPLICATED && tshi_rule_takes_channels(x, w, how, &layout))
+        x = tsh_redistribute(x, layout);
+    return !x || tshi_tensor_is_dense(x) ? x : tshi_op_copy(op, x);
+}
+
+/* Runs a convolution: op 1d or 2d by dims, plain or transposed. */
+static tsh_tensor *tshi_conv_call(const tshi_op *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
+                                  const tsh_conv_options *options, int dims, int transposed) {
+    static const tsh_conv_options usual = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0};
+    tsh_tensor *in[3] = {x, w, b}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, in, b ? 3 : 2);
+    tshi_rule_channels how = {transposed, 1};
+    tshi_output output;
+    tshi_conv c;
+    if (!ctx || !tshi_conv_sizes(op->name, in, dims, options ? options : &usual, transposed, &c))
+        return NULL;
+    how.groups = c.groups;
+    if (!(in[0] = x = tshi_conv_input(op->name, x, w, &how))) return NULL;
+    if (!tshi_tensor_is_dense(w)) in[1] = w = tshi_op_copy(op->name, w);
+    if (!w) return NULL;
+    output.shape = tsh_shape_of(x);
+    output.shape.dim[1] = transposed ? w->dim[1] * c.groups : w->dim[0];
+    for (int d = 2 - dims; d < 2; d++)
+        output.shape.dim[d + dims] = transposed ? c.image[d] : c.map[d];
+    if (!tshi_rule_run(op, in, 3, &how, &output)) return NULL;
+    c.reduce = ctx->tp.size > 1 && tshi_rule_sums_channels(w, &how);
+    tshi_conv_local(&c, x, w);
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    tshi_conv_forward(in, out, &c);
+    if (ctx->error.code != TSH_OK) return NULL;
+    tshi_op_record(op, out, in, 3, output.partial, &c, sizeof c, NULL);
+    return out;
+}
+
+/* Defines a public function tsh_<name> and its op. */
+#define TSHI_CONV(name, dims, transposed)                                                          \
+    static const tshi_op tshi_##name##_op = {"tsh_" #name,         "x weight bias",                \
+                                             tshi_rule_conv,       tshi_conv_backward,             \
+                                             TSHI_X | TSHI_WEIGHT, 0};                             \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,            \
+                                   const tsh_conv_options *options) {                              \
+        return tshi_conv_call(&tshi_##name##_op, x, weight, bias, options, dims, transposed);      \
+    }
+TSHI_CONV(conv1d, 1, 0)
+TSHI_CONV(conv2d, 2, 0)
+TSHI_CONV(conv_transpose1d, 1, 1)
+TSHI_CONV(conv_transpose2d, 2, 1)
+#undef TSHI_CONV
+
+/* ========================================================================== */
+/* >>op-pool                                        MARK: - op-pool (private) */
+/* Pools: the maximum or the mean of windows of each channel.                 */
+/* Needs: >>op >>conv-depth.                                                  */
+/* ========================================================================== */
+
+/* A pool has the geometry of a depthwise convolution: for each row of the result, tap after tap of
+ * the window is combined with all elements of the row at once. The windows of adaptive pools differ
+ * in size, so theirs are summed one by one. */
+
+typedef enum tshi_pool_kind { TSHI_POOL_MAX, TSHI_POOL_MEAN, TSHI_POOL_ADAPTIVE } tshi_pool_kind;
+
+/* The params of the node. c: sizes; its batch is the number of planes, channels of all images. */
+typedef struct tshi_pool_desc {
+    tshi_conv c;
+    tshi_pool_kind kind;
+    int without_padding; /* 1: the mean is that of elements inside the image */
+    int64_t divisor;     /* divisor of means; 0: the number of elements */
+} tshi_pool_desc;
+
+/* What the threads share. Arrays are dense. */
+typedef struct tshi_pooling {
+    const tsh_ctx *ctx;
+    const tshi_pool_desc *pool;
+    tsh_real *x, *y; /* planes of the input and of the output, or their gradients */
+    int32_t *index;  /* of a maximum: where in its plane each element of the output is from */
+    int add;         /* backward: 1: adds to x's gradient */
+} tshi_pooling;
+
+/* -- windows ----------------------------------------------------------------- */
+
+/* Elements [from, to) of a dimension of the image, and how many of the padded image. */
+typedef struct tshi_window {
+    int64_t from, to, padded;
+} tshi_window;
+
+/* Returns window i along dimension d, 0 or 1, of a mean. */
+static tshi_window tshi_pool_window(const tshi_pool_desc *pool, int d, int64_t i) {
+    const tshi_conv *c = &pool->c;
+    const int64_t n = c->image[d], outs = c->map[d];
+    tshi_window w;
+    if (pool->kind == TSHI_POOL_ADAPTIVE) {
+        w.from = i / outs * n + i % outs * n / outs;
+        w.to = (i + 1) / outs * n + ((i + 1) % outs * n + outs - 1) / outs;
+        w.padded = w.to - w.from;
+        return w;
+    }
+    w.from = i * c->stride[d] - c->padding[d];
+    w.to = tshi_base_min(w.from + c->kernel[d], n + c->padding[d]);
+    w.padded = w.to - w.from;
+    w.from = w.from < 0 ? 0 : w.from;
+    w.to = tshi_base_min(w.to, n);
+    return w;
+}
+
+/* Returns what the sum of window (y, x) is divided by; 1 if the window is empty. */
+static tsh_real tshi_pool_divisor(const tshi_pool_desc *pool, int64_t y, int64_t x) {
+    const tshi_window rows = tshi_pool_window(pool, 0, y), columns = tshi_pool_window(pool, 1, x);
+    const int64_t inside = (rows.to - rows.from) * (columns.to - columns.from);
+    if (rows.to <= rows.from || columns.to <= columns.from) return 1;
+    return TSHI_R(pool->divisor           ? pool->divisor
+                  : pool->without_padding ? inside
+                                          : rows.padded * columns.padded);
+}
+
+/* -- the maximum --------------------------------------------------------------- */
+
+/* Parameters of the kernel below: the places of x[0]; where x[1] begins in its plane. */
+typedef struct tshi_pool_place {
+    int32_t *place;
+    int64_t first;
+} tshi_pool_place;
+
+/* Kernel: x[0] = the larger of x[0] and x[1], whose elements are x[1].step apart, and its place.
+ * NaN is larger than anything; a place below 0 says that there is no value yet. */
+TSHI_INLINE void tshi_pool_max_body(int64_t n, const tshi_operand *x, const tshi_pool_place *p) {
+    tsh_real *TSHI_RESTRICT best = (tsh_real *)x[0].data;
+    const tsh_real *TSHI_RESTRICT from = (const tsh_real *)x[1].data;
+    int32_t *TSHI_RESTRICT place = p->place;
+    const int32_t first = (int32_t)p->first, step = (int32_t)x[1].step;
+    TSHI_EACH for (int32_t i = 0; i < (int32_t)n; i++) {
+        const tsh_real v = from[(int64_t)i * step], b = best[i];
+        const int take = (v > b) | (v != v) | (place[i] < 0);
+        best[i] = take ? v : b;
+        place[i] = take ? first + i * step : place[i];
+    }
+}
+TSHI_KERNEL(tshi_pool_max, tshi_pool_place);
+
+/* Computes row y of a plane of maxima and their places. */
+static void tshi_pool_max_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
+                              int32_t *index, int64_t y) {
+    const tshi_conv *c = &p->pool->c;
+    for (int64_t i = 0; i < c->map[1]; i++) {
+        row[i] = -TSHI_R(INFINITY);
+        index[i] = -1;
+    }
+    for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
+        const tshi_conv_stretch s = tshi_conv_reach(c, y, t / c->kernel[1], t % c->kernel[1]);
+        const int64_t at = s.map - y * c->map[1]; /* column of the first element */
+        const tshi_pool_place place = {index + at, s.image};
+        tshi_operand x[2];
+        if (s.length <= 0) continue;
+        x[0] = tshi_kernel_reals(row + at, 1);
+        x[1] = tshi_kernel_reals(image + s.image, c->stride[1]);
+        tshi_pool_max[p->ctx->isa](s.length, x, &place);
+    }
+}
+
+/* -- the mean --------------------------------------------------------------------- */
+
+/* Computes row y of a plane of means of fixed windows. */
+static void tshi_pool_mean_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
+                               int64_t y) {
+    const tshi_conv *c = &p->pool->c;
+    const tsh_real one = 1;
+    for (int64_t i = 0; i < c->map[1]; i++) row[i] = 0;
+    for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
+        const tshi_conv_stretch s = tshi_conv_reach(c, y, t / c->kernel[1], t % c->kernel[1]);
+        tshi_operand x[2];
+        if (s.length <= 0) continue;
+        x[0] = tshi_kernel_reals(row + (s.map - y * c->map[1]), 1);
+        x[1] = tshi_kernel_reals(image + s.image, c->stride[1]);
+        tshi_conv_line[p->ctx->isa](s.length, x, &one);
+    }
+    for (int64_t i = 0; i < c->map[1]; i++) row[i] /= tshi_pool_divisor(p->pool, y, i);
+}
+
+/* Computes row y of a plane of means of adaptive windows. */
+static void tshi_pool_adaptive_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
+                                   int64_t y) {
+    const int64_t width = p->pool->c.image[1];
+    const tshi_window rows = tshi_pool_window(p->pool, 0, y);
+    for (int64_t i = 0; i < p->pool->c.map[1]; i++) {
+        const tshi_window columns = tshi_pool_window(p->pool, 1, i);
+        const int64_t length = columns.to - columns.from;
+        tsh_real sum = 0;
+        if (length == width) /* whole rows, which are contiguous */
+            sum = tshi_kernel_sum(image + rows.from * width, (rows.to - rows.from) * width);
+        for (int64_t r = rows.from; r < rows.to && length < width; r++)
+            for (int64_t j = columns.from; j < columns.to; j++) sum += image[r * width + j];
+        row[i] = sum / TSHI_R((rows.to - rows.from) * length);
+    }
+}
+
+/* Computes rows [from, to) of the output, counted over all planes (a tshi_team_fn). */
+static void tshi_pool_rows(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_pooling *p = (const tshi_pooling *)job;
+    const tshi_conv *c = &p->pool->c;
+    (void)piece;
+    for (int64_t i = from; i < to; i++) {
+        const tsh_real *image = p->x + i / c->map[0] * tshi_conv_area(c->image);
+        tsh_real *row = p->y + i * c->map[1];
+        if (p->pool->kind == TSHI_POOL_MAX)
+            tshi_pool_max_row(p, image, row, p->index + i * c->map[1], i % c->map[0]);
+        else if (p->pool->kind == TSHI_POOL_MEAN)
+            tshi_pool_mean_row(p, image, row, i % c->map[0]);
+        else
+            tshi_pool_adaptive_row(p, image, row, i % c->map[0]);
+    }
+}
+
+/* -- backward ---------------------------------------------------------------------- */
+
+/* Adds g / divisor to all elements of window (y, x) of a plane. */
+static void tshi_pool_spread(const tshi_pool_desc *pool, tsh_real *image, int64_t y, int64_t x,
+                             tsh_real g) {
+    const tshi_window rows = tshi_pool_window(pool, 0, y), columns = tshi_pool_window(pool, 1, x);
+    g /= tshi_pool_divisor(pool, y, x);
+    for (int64_t r = rows.from; r < rows.to; r++) {
+        tsh_real *row = image + r * pool->c.image[1];
+        for (int64_t j = columns.from; j < columns.to; j++) row[j] += g;
+    }
+}
+
+/* Computes the gradient of planes [from, to) of the input (a tshi_team_fn). */
+static void tshi_pool_planes(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_pooling *p = (const tshi_pooling *)job;
+    const tshi_conv *c = &p->pool->c;
+    const int64_t image = tshi_conv_area(c->image), map = tshi_conv_area(c->map);
+    (void)piece;
+    for (int64_t n = from; n < to; n++) {
+        tsh_real *x = p->x + n * image;
+        const tsh_real *g = p->y + n * map;
+        if (!p->add) memset(x, 0, (size_t)image * sizeof *x);
+        for (int64_t i = 0; i < map; i++)
+            if (!p->index)
+                tshi_pool_spread(p->pool, x, i / c->map[1], i % c->map[1], g[i]);
+            else if (p->index[n * map + i] >= 0) /* the window has an element of the image */
+                x[p->index[n * map + i]] += g[i];
+    }
+}
+
+static void tshi_pool_backward(tshi_node *node) {
+    const tshi_pool_desc *pool = (const tshi_pool_desc *)node->params;
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    tshi_pooling p = {node->out->ctx,
+                      pool,
+                      dest.data,
+                      tshi_tape_grad(node),
+                      node->aux ? (int32_t *)tshi_mem_data(node->aux) : NULL,
+                      dest.add};
+    tshi_team_run(tshi_kernel_parts(node->out->ctx, pool->c.batch, tshi_conv_area(pool->c.image)),
+                  pool->c.batch, 1, tshi_pool_planes, &p);
+}
+
+/* -- the ops ------------------------------------------------------------------------- */
+
+/* Sets the length of the output along d. Returns 0 and an error if there is none, or a window would
+ * have no element of the image. */
+static int tshi_pool_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, int ceil_mode) {
+    const int64_t span = tshi_conv_span(c->kernel[d], c->dilation[d]);
+    const int64_t room = c->image[d] + 2 * c->padding[d] - span;
+    if (c->padding[d] > c->kernel[d] / 2)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: padding %lld is more than half of a window of %lld", op,
+                        (long long)c->padding[d], (long long)c->kernel[d]) == TSH_OK;
+    c->map[d] = room < 0 ? 0 : (room + (ceil_mode ? c->stride[d] - 1 : 0)) / c->stride[d] + 1;
+    if (room < 0 && ceil_mode && room + c->stride[d] - 1 >= 0) c->map[d] = 1;
+    if (c->map[d] > 0 && ceil_mode && (c->map[d] - 1) * c->stride[d] >= c->image[d] + c->padding[d])
+        c->map[d]--; /* the last window would begin in the padding at the end */
+    if (c->map[d] > 0) return 1;
+    return tsh_fail(ctx, TSH_ERR_SHAPE,
+                    "%s: a window that covers %lld elements leaves no output of %lld with padding "
+                    "%lld; a smaller kernel would",
+                    op, (long long)span, (long long)c->image[d],
+                    (long long)c->padding[d]) == TSH_OK;
+}
+
+/* Sets the sizes of x in c. Returns 0 and an error if x has not dims + 2 dimensions, or a size is
+ * not possible. */
+static int tshi_pool_image(const char *op, const tsh_tensor *x, int dims, tshi_conv *c) {
+    char text[TSHI_TEXT_SIZE];
+    memset(c, 0, sizeof *c);
+    c->groups = c->ins = c->outs = 1;
+    if (x->ndim != dims + 2)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: x is %s; takes %s: tsh_reshape", op,
+                        tshi_tensor_text(x, text),
+                        dims == 1 ? "(N, C, L)" : "(N, C, H, W)") == TSH_OK;
+    c->batch = x->local[0] * x->local[1];
+    for (int d = 0; d < 2; d++) {
+        c->image[d] = d + dims < 2 ? 1 : x->dim[d + dims];
+        c->kernel[d] = c->stride[d] = c->dilation[d] = 1;
+        if (c->image[d] > TSHI_CONV_MOST || c->image[d] < 1)
+            return tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                            "%s: dimension %d of x has %lld elements, not 1 "
+                            "to %d",
+                            op, d + dims, (long long)c->image[d], TSHI_CONV_MOST) == TSH_OK;
+    }
+    if (tshi_conv_area(c->image) <= INT32_MAX) return 1;
+    return tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                    "%s: a channel of x has %lld elements; at most %d are "
+                    "possible",
+                    op, (long long)tshi_conv_area(c->image), INT32_MAX) == TSH_OK;
+}
+
+/* Sets the sizes of a pool of fixed windows. Returns 0 after an error. */
+static int tshi_pool_sizes(const char *op, const tsh_tensor *x, int dims, const tsh_pool_options *o,
+                           tshi_pool_desc *pool) {
+    tshi_conv *c = &pool->c;
+    tsh_ctx *ctx = x->ctx;
+    if (!tshi_pool_image(op, x, dims, c)) return 0;
+    if (!o)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: there are no options, and no size of the window", op) == TSH_OK;
+    for (int d = 0; d < dims; d++)
+        if (o->kernel[d] < 1 || o->kernel[d] > TSHI_CONV_MOST)
+            return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: kernel[%d] is %lld, not 1 to %d", op, d,
+                            (long long)o->kernel[d], TSHI_CONV_MOST) == TSH_OK;
+    if (!tshi_conv_pair(ctx, op, "kernel", o->kernel, dims, 1, 1, c->kernel) ||
+        !tshi_conv_pair(ctx, op, "padding", o->padding, dims, 0, 0, c->padding) ||
+        !tshi_conv_pair(ctx, op, "dilation", o->dilation, dims, 1, 1, c->dilation))
+        return 0;
+    for (int d = 0; d < dims; d++) {
+        const int64_t kernel = o->kernel[d], stride = o->stride[d];
+        int64_t own[2];
+        if (!tshi_conv_pair(ctx, op, "stride", &stride, 1, kernel, 1, own)) return 0;
+        c->stride[2 - dims + d] = own[1];
+    }
+    if (pool->kind == TSHI_POOL_MEAN && (c->dilation[0] > 1 || c->dilation[1] > 1))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: dilation is %lld, %lld; a mean takes 0 or 1",
+                        op, (long long)c->dilation[0], (long long)c->dilation[1]) == TSH_OK;
+    pool->without_padding = o->count_include_pad == TSH_NO;
+    pool->divisor = pool->kind == TSHI_POOL_MEAN ? o->divisor_override : 0;
+    return tshi_pool_length(ctx, op, c, 0, o->ceil_mode) &&
+           tshi_pool_length(ctx, op, c, 1, o->ceil_mode);
+}
+
+/* Runs a pool whose sizes are set. */
+static tsh_tensor *tshi_pool_run(const tshi_op *op, tsh_tensor *x, int dims,
+                                 const tshi_pool_desc *pool) {
+    tsh_ctx *ctx = x->ctx;
+    const int linear = pool->kind != TSHI_POOL_MAX;
+    tsh_tensor *out;
+    tshi_output output;
+    tshi_block *scratch[2] = {NULL, NULL}, *index = NULL;
+    tshi_pooling p = {ctx, pool, NULL, NULL, NULL, 0};
+    if (!tshi_rule_run(op, &x, 1, &linear, &output)) return NULL;
+    output.shape = tsh_shape_of(x);
+    for (int d = 0; d < dims; d++) output.shape.dim[2 + d] = pool->c.map[2 - dims + d];
+    if (!tshi_tensor_is_dense(x) && !(x = tshi_op_copy(op->name, x))) return NULL;
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    if (!linear)
+        index = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(out) * sizeof(int32_t));
+    p.index = index ? (int32_t *)tshi_mem_data(index) : NULL;
+    p.x = tshi_kernel_packed_reals(x, &scratch[0]);
+    p.y = tshi_kernel_output(out, &scratch[1]);
+    if (p.x && p.y && ctx->error.code == TSH_OK)
+        tshi_team_run(tshi_kernel_parts(ctx, pool->c.batch * pool->c.map[0],
+                                        pool->c.map[1] * tshi_conv_area(pool->c.kernel)),
+                      pool->c.batch * pool->c.map[0], 1, tshi_pool_rows, &p);
+    if (p.y) tshi_kernel_output_done(out, scratch[1]);
+    tshi_mem_release(ctx, scratch[0]);
+    tshi_op_record(op, out, &x, 1, output.partial, pool, sizeof *pool, index);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* Runs a pool of fixed windows. */
+static tsh_tensor *tshi_pool_fixed(const tshi_op *op, tsh_tensor *x, int dims,
+                                   const tsh_pool_options *options, tshi_pool_kind kind) {
+    tshi_pool_desc pool;
+    if (!tshi_tensor_check_floating(op->name, "x", &x, 1)) return NULL;
+    memset(&pool, 0, sizeof pool);
+    pool.kind = kind;
+    return tshi_pool_sizes(op->name, x, dims, options, &pool) ? tshi_pool_run(op, x, dims, &pool)
+                                                              : NULL;
+}
+
+/* Runs an adaptive pool to `size` (height, width). */
+static tsh_tensor *tshi_pool_adaptive(const tshi_op *op, tsh_tensor *x, int dims, int64_t height,
+                                      int64_t width) {
+    const int64_t size[2] = {height, width};
+    tshi_pool_desc pool;
+    if (!tshi_tensor_check_floating(op->name, "x", &x, 1)) return NULL;
+    memset(&pool, 0, sizeof pool);
+    pool.kind = TSHI_POOL_ADAPTIVE;
+    if (!tshi_pool_image(op->name, x, dims, &pool.c)) return NULL;
+    for (int d = 0; d < 2; d++) {
+        pool.c.map[d] = size[d];
+        if (size[d] < 1 || size[d] > TSHI_CONV_MOST)
+            return tshi_error_null(
+                x->ctx, TSH_ERR_ARGUMENT,
+                "%s: the output is to have %lld elements along dimension %d, not "
+                "1 to %d",
+                op->name, (long long)size[d], d + dims, TSHI_CONV_MOST);
+    }
+    return tshi_pool_run(op, x, dims, &pool);
+}
+
+/* Defines the op of tsh_<name>. */
+#define TSHI_POOL_OP(name)                                                                         \
+    static const tshi_op tshi_##name##_op = {"tsh_" #name,       "x",       tshi_rule_pool,        \
+                                             tshi_pool_backward, TSHI_NONE, 0};
+/* Defines a pool of fixed windows, and its op. */
+#define TSHI_POOL(name, dims, kind)                                                                \
+    TSHI_POOL_OP(name)                                                                             \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, const tsh_pool_options *options) {               \
+        return tshi_pool_fixed(&tshi_##name##_op, x, dims, options, kind);                         \
+    }
+TSHI_POOL(max_pool1d, 1, TSHI_POOL_MAX)
+TSHI_POOL(max_pool2d, 2, TSHI_POOL_MAX)
+TSHI_POOL(avg_pool1d, 1, TSHI_POOL_MEAN)
+TSHI_POOL(avg_pool2d, 2, TSHI_POOL_MEAN)
+#undef TSHI_POOL
+
+TSHI_POOL_OP(adaptive_avg_pool1d)
+TSHI_POOL_OP(adaptive_avg_pool2d)
+#undef TSHI_POOL_OP
+TSH_API tsh_tensor *tsh_adaptive_avg_pool1d(tsh_tensor *x, int64_t length) {
+    return tshi_pool_adaptive(&tshi_adaptive_avg_pool1d_op, x, 1, 1, length);
+}
+
+TSH_API tsh_tensor *tsh_adaptive_avg_pool2d(tsh_tensor *x, int64_t height, int64_t width) {
+    return tshi_pool_adaptive(&tshi_adaptive_avg_pool2d_op, x, 2, height, width);
+}
+
+/* ========================================================================== */
+/* >>op-interpolate                          MARK: - op-interpolate (private) */
+/* Images of another size: the nearest element, or linear between elements.   */
+/* Needs: >>op-view >>op-pool.                                                */
+/* ========================================================================== */
+
+/* The two elements that an element of the result lies between, along one dimension, and how much
+ * each counts. Of TSH_NEAREST, the second counts 0. */
+typedef struct tshi_between {
+    int32_t at[2];
+    tsh_real part[2];
+} tshi_between;
+
+/* The params of the node. c: sizes of input (image) and output (map); its batch is the number of
+ * planes. The node's aux has the tshi_between of each row, then of each column of the output. */
+typedef struct tshi_interpolate {
+    tshi_conv c;
+    int linear, align;
+    double scale[2]; /* the caller's factor; 0: that of the sizes */
+} tshi_interpolate;
+
+/* What the threads share. */
+typedef struct tshi_interpolating {
+    const tshi_interpolate *how;
+    const tshi_between *rows, *columns;
+    tsh_real *x, *y; /* planes of input and output, or their gradients */
+    int add;         /* backward: 1: adds to x's gradient */
+} tshi_interpolating;
+
+/* Fills in where the elements of the output lie along dimension d, as torch's
+ * area_pixel_compute_source_index does, in tsh_real. */
+static void tshi_interpolate_table(const tshi_interpolate *how, int d, tshi_between *to) {
+    const int64_t n = how->c.image[d], outs = how->c.map[d];
+    const tsh_real given = how->scale[d] > 0 ? TSHI_R(1 / how->scale[d]) : TSHI_R(n) / TSHI_R(outs);
+    const int aligned = how->linear && how->align;
+    const tsh_real corner = outs > 1 ? TSHI_R(n - 1) / TSHI_R(outs - 1) : 0;
+    const tsh_real scale = aligned ? corner : given; /* elements of the input per element */
+    for (int64_t i = 0; i < outs; i++, to++) {
+        tsh_real at = aligned || !how->linear ? TSHI_R(i) * scale
+                                              : scale * (TSHI_R(i) + TSHI_R(0.5)) - TSHI_R(0.5);
+        const int64_t last = n - 1;
+        int64_t first;
+        if (at < 0) at = 0;
+        first = at < TSHI_R(last) ? (int64_t)at : last;
+        to->at[0] = (int32_t)first;
+        to->at[1] = (int32_t)(how->linear && first < last ? first + 1 : first);
+        to->part[1] = how->linear ? at - TSHI_R(first) : 0;
+        if (to->part[1] > 1) to->part[1] = 1;
+        to->part[0] = 1 - to->part[1];
+    }
+}
+
+/* Computes rows [from, to) of the output, counted over all planes (a tshi_team_fn). */
+static void tshi_interpolate_rows(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_interpolating *p = (const tshi_interpolating *)job;
+    const tshi_conv *c = &p->how->c;
+    (void)piece;
+    for (int64_t i = from; i < to; i++) {
+        const tshi_between row = p->rows[i % c->map[0]];
+        const tsh_real *plane = p->x + i / c->map[0] * tshi_conv_area(c->image);
+        const tsh_real *a = plane + row.at[0] * c->image[1], *b = plane + row.at[1] * c->image[1];
+        tsh_real *y = p->y + i * c->map[1];
+        if (!p->how->linear)
+            for (int64_t j = 0; j < c->map[1]; j++) y[j] = a[p->columns[j].at[0]];
+        else
+            for (int64_t j = 0; j < c->map[1]; j++) {
+                const tshi_between *l = &p->columns[j];
+                y[j] = row.part[0] * (l->part[0] * a[l->at[0]] + l->part[1] * a[l->at[1]]) +
+                       row.part[1] * (l->part[0] * b[l->at[0]] + l->part[1] * b[l->at[1]]);
+            }
+    }
+}
+
+/* Computes the gradient of planes [from, to) of the input (a tshi_team_fn). */
+static void tshi_interpolate_planes(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_interpolating *p = (const tshi_interpolating *)job;
+    const tshi_conv *c = &p->how->c;
+    const int64_t area = tshi_conv_area(c->image);
+    (void)piece;
+    for (int64_t n = from; n < to; n++) {
+        tsh_real *x = p->x + n * area;
+        const tsh_real *g = p->y + n * tshi_conv_area(c->map);
+        if (!p->add) memset(x, 0, (size_t)area * sizeof *x);
+        for (int64_t i = 0; i < c->map[0]; i++, g += c->map[1])
+            for (int k = 0; k <= p->how->linear; k++) { /* the row before, the row after */
+                tsh_real *row = x + p->rows[i].at[k] * c->image[1];
+                const tsh_real part = p->rows[i].part[k];
+                for (int64_t j = 0; j < c->map[1]; j++) {
+                    const tshi_between *l = &p->columns[j];
+                    row[l->at[0]] += part * l->part[0] * g[j];
+                    if (p->how->linear) row[l->at[1]] += part * l->part[1] * g[j];
+                }
+            }
+    }
+}
+
+/* Returns what threads share of a call with these params and this aux. */
+static tshi_interpolating tshi_interpolate_job(const tshi_interpolate *how, tshi_block *aux) {
+    tshi_interpolating p = {how, (const tshi_between *)tshi_mem_data(aux), NULL, NULL, NULL, 0};
+    p.columns = p.rows + how->c.map[0];
+    return p;
+}
+
+static void tshi_interpolate_backward(tshi_node *node) {
+    const tshi_interpolate *how = (const tshi_interpolate *)node->params;
+    tshi_interpolating p = tshi_interpolate_job(how, node->aux);
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    p.x = dest.data;
+    p.y = tshi_tape_grad(node);
+    p.add = dest.add;
+    tshi_team_run(tshi_kernel_parts(node->out->ctx, how->c.batch, tshi_conv_area(how->c.map)),
+                  how->c.batch, 1, tshi_interpolate_planes, &p);
+}
+
+/* Sets the sizes. Returns 0 and an error if the options are not possible. */
+static int tshi_interpolate_sizes(const tsh_tensor *x, const tsh_interpolate_options *o,
+                                  tshi_interpolate *how) {
+    const char *const op = "tsh_interpolate";
+    const int dims = x->ndim == 3 ? 1 : 2;
+    if (!tshi_pool_image(op, x, dims, &how->c)) return 0;
+    if (!o || (unsigned)o->mode > (unsigned)TSH_BILINEAR ||
+        (o->align_corners && o->mode != TSH_BILINEAR))
+        return tsh_fail(x->ctx, TSH_ERR_ARGUMENT, "%s: %s", op,
+                        !o ? "there are no options, and no size"
+                        : o->align_corners
+                            ? "align_corners is for TSH_BILINEAR"
+                            : "the mode is neither TSH_NEAREST nor TSH_BILINEAR") == TSH_OK;
+    how->linear = o->mode == TSH_BILINEAR;
+    how->align = o->align_corners != 0;
+    how->c.map[0] = 1;
+    for (int d = 0; d < dims; d++) {
+        const int to = 2 - dims + d;
+        const double size = o->size[d] ? (double)o->size[d]
+                                       : floor((double)how->c.image[to] * o->scale[d]);
+        if (!o->size[d] == !(o->scale[d] > 0) || !(size >= 1) || size > TSHI_CONV_MOST)
+            return tsh_fail(x->ctx, TSH_ERR_ARGUMENT,
+                            "%s: size[%d] is %lld and scale[%d] %g, for a dimension of %lld; takes "
+                            "one of them, above 0, that gives 1 to %d elements",
+                            op, d, (long long)o->size[d], d, o->scale[d],
+                            (long long)how->c.image[to], TSHI_CONV_MOST) == TSH_OK;
+        how->c.map[to] = (int64_t)size;
+        how->scale[to] = o->size[d] ? 0 : o->scale[d];
+    }
+    return 1;
+}
+
+static const tshi_op tshi_interpolate_op = {"tsh_interpolate",         "x",       tshi_rule_pool,
+                                            tshi_interpolate_backward, TSHI_NONE, 0};
+
+TSH_API tsh_tensor *tsh_interpolate(tsh_tensor *x, const tsh_interpolate_options *options) {
+    const tshi_op *op = &tshi_interpolate_op;
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_interpolate", op->inputs, &x, 1);
+    const int linear = 1; /* of a sum, the result is the sum of results */
+    tshi_interpolate how;
+    tshi_interpolating p;
+    tshi_output output;
+    tsh_tensor *out;
+    tshi_block *aux, *scratch[2] = {NULL, NULL};
+    memset(&how, 0, sizeof how);
+    if (!ctx || !tshi_interpolate_sizes(x, options, &how) ||
+        !tshi_rule_run(op, &x, 1, &linear, &output))
+        return NULL;
+    output.shape = tsh_shape_of(x);
+    for (int d = 2; d < x->ndim; d++) output.shape.dim[d] = how.c.map[d - x->ndim + 2];
+    if (!tshi_tensor_is_dense(x) && !(x = tshi_op_copy("tsh_interpolate", x))) return NULL;
+    out = tshi_tensor_out(ctx, "tsh_interpolate", x->dtype, &output.shape, &output.layout);
+    aux = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                               (size_t)(how.c.map[0] + how.c.map[1]) * sizeof(tshi_between))
+              : NULL;
+    if (!aux) return NULL;
+    tshi_interpolate_table(&how, 0, (tshi_between *)tshi_mem_data(aux));
+    tshi_interpolate_table(&how, 1, (tshi_between *)tshi_mem_data(aux) + how.c.map[0]);
+    p = tshi_interpolate_job(&how, aux);
+    p.x = tshi_kernel_packed_reals(x, &scratch[0]);
+    p.y = tshi_kernel_output(out, &scratch[1]);
+    if (p.x && p.y && ctx->error.code == TSH_OK)
+        tshi_team_run(tshi_kernel_parts(ctx, how.c.batch * how.c.map[0], how.c.map[1]),
+                      how.c.batch * how.c.map[0], 1, tshi_interpolate_rows, &p);
+    if (p.y) tshi_kernel_output_done(out, scratch[1]);
+    tshi_mem_release(ctx, scratch[0]);
+    tshi_op_record(op, out, &x, 1, output.partial, &how, sizeof how, aux);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+TSH_API tsh_tensor *tsh_pixel_shuffle(tsh_tensor *x, int64_t r) {
+    static const int order[6] = {0, 1, 4, 2, 5, 3};
+    tsh_ctx *ctx = tshi_tensor_check("tsh_pixel_shuffle", "x", &x, 1);
+    tsh_shape split = {6, {0}};
+    char text[TSHI_TEXT_SIZE];
+    if (!ctx) return NULL;
+    if (x->ndim != 4 || r < 1 || r > TSHI_CONV_MOST || x->dim[1] % (r * r) ||
+        x->dim[2] > TSHI_CONV_MOST || x->dim[3] > TSHI_CONV_MOST)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "tsh_pixel_shuffle: x is %s and the factor %lld; takes (N, C, H, W) "
+                               "with channels that divide by its square",
+                               tshi_tensor_text(x, text), (long long)r);
+    split.dim[0] = x->dim[0];
+    split.dim[1] = x->dim[1] / (r * r);
+    split.dim[2] = split.dim[3] = r;
+    split.dim[4] = x->dim[2];
+    split.dim[5] = x->dim[3];
+    const tsh_shape whole = tsh_shape4(split.dim[0], split.dim[1], x->dim[2] * r, x->dim[3] * r);
+    x = tsh_permute(tsh_reshape(x, split), order);
+    return x ? tsh_reshape(x, whole) : NULL;
 }
 
 /* ========================================================================== */
@@ -20929,6 +23176,150 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
 }
 
 /* ========================================================================== */
+/* >>conv-layers                                MARK: - conv-layers (private) */
+/* Convolutions as layers, and the layouts of their weights under a style.    */
+/* Needs: >>nn.                                                               */
+/* ========================================================================== */
+
+/* A layer of convolution: what its module's `user` points to. */
+typedef struct tshi_conv_layer {
+    tsh_tensor *(*op)(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                      const tsh_conv_options *options);
+    tsh_conv_options options;
+    int transposed;
+} tshi_conv_layer;
+
+/* Forward of a convolution: x (N, in, ..) -> (N, out, ..). */
+static tsh_tensor *tshi_conv_layer_forward(tsh_module *module, tsh_tensor **in, int n) {
+    const tshi_conv_layer *layer = (const tshi_conv_layer *)module->user;
+    tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0];
+    const tsh_layout *cut = w ? &w->layout : NULL;
+    if (!x) return NULL;
+    if (cut->kind == TSH_SHARDED && cut->dim == (layer->transposed ? 1 : 0) &&
+        layer->options.groups <= 1 && module->input_layout)
+        x = tsh_redistribute(x, tsh_replicated()); /* column-parallel: takes all channels */
+    return x ? layer->op(x, w, module->param[1], &layer->options) : NULL;
+}
+
+/* Sets the layouts of a convolution (tshi_kind.layouts): COLWISE shards the weight's output
+ * channels and the bias, or whole groups; ROWWISE shards the input channels. A layer with groups
+ * stays R under ROWWISE: its input channels are in several groups. */
+static void tshi_conv_layer_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                    tsh_layout *layouts) {
+    const tshi_conv_layer *layer = (const tshi_conv_layer *)module->user;
+    const int64_t groups = layer->options.groups > 1 ? layer->options.groups : 1;
+    const tsh_tensor *w = module->param[0];
+    tsh_plan_rule whole = *rule; /* with groups: cuts at whole groups */
+    if (rule->style != TSH_COLWISE && (rule->style != TSH_ROWWISE || groups > 1)) return;
+    if (groups > 1 && !rule->cut && rule->unit <= 1) whole.unit = w ? w->dim[0] / groups : 1;
+    layouts[0] = tshi_nn_shard(&whole, 0);
+    if (rule->style == TSH_ROWWISE) {
+        layouts[0].dim = layer->transposed ? 0 : 1;
+        return; /* the bias is R: it is added after the output is reduced */
+    }
+    if (groups > 1 && layer->transposed && w) /* out / groups channels of the bias per group */
+        whole.unit = whole.unit / (w->dim[0] / groups) * w->dim[1];
+    layouts[1] = tshi_nn_shard(&whole, 0);
+    if (groups == 1 && layer->transposed) layouts[0].dim = 1;
+}
+
+enum { TSHI_CONV_LAYER = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE };
+
+/* Returns the weight's shape: (out, in / groups, kernel), or (in, out / groups, kernel). */
+static tsh_shape tshi_conv_layer_shape(const tsh_conv_desc *desc, int dims, int transposed,
+                                       int64_t groups) {
+    tsh_shape shape = tsh_shape2(transposed ? desc->in : desc->out,
+                                 (transposed ? desc->out : desc->in) / groups);
+    for (int d = 0; d < dims; d++) shape.dim[shape.ndim++] = desc->kernel[d];
+    return shape;
+}
+
+/* Returns 0 and an error if the numbers of channels, groups and elements of the kernel are not
+ * possible. */
+static int tshi_conv_layer_check(const tsh_module *module, const tsh_conv_desc *desc, int dims) {
+    const int64_t groups = desc->groups ? desc->groups : 1;
+    int ok = groups > 0 && desc->in >= 0 && desc->out >= 0 && desc->in % groups == 0 &&
+             desc->out % groups == 0 && desc->unit >= 0;
+    for (int d = 0; d < dims; d++) ok = ok && desc->kernel[d] > 0;
+    if (ok && desc->style == TSH_ROWWISE && groups > 1)
+        return tshi_error_zero(module->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_add_%s: \"%s\" has %lld groups and cannot be ROWWISE; COLWISE "
+                               "shards whole groups",
+                               module->kind->name, module->path, (long long)groups);
+    if (ok) return 1;
+    return tshi_error_zero(module->ctx, TSH_ERR_ARGUMENT,
+                           "tsh_add_%s: \"%s\" has %lld channels in, %lld out, %lld groups, which "
+                           "are to divide both, a kernel of %lld, %lld and units of %lld",
+                           module->kind->name, module->path, (long long)desc->in,
+                           (long long)desc->out, (long long)groups, (long long)desc->kernel[0],
+                           dims > 1 ? (long long)desc->kernel[1] : 1ll, (long long)desc->unit);
+}
+
+/* Adds the parameters of a convolution and shards them. By default, weight and bias are uniform in
+ * [-1 / sqrt(fan_in), 1 / sqrt(fan_in)), as in torch. */
+static tsh_module *tshi_conv_layer_params(tsh_module *module, const tsh_conv_desc *desc, int dims) {
+    const tshi_conv_layer *layer = (const tshi_conv_layer *)module->user;
+    const int64_t groups = desc->groups ? desc->groups : 1;
+    const tsh_shape shape = tshi_conv_layer_shape(desc, dims, layer->transposed, groups);
+    int64_t fan = shape.dim[1]; /* channels per group times elements of the kernel */
+    double bound;               /* limit of the default bias */
+    tsh_plan_rule rule = tshi_parallel_rule(desc->style);
+    for (int d = 2; d < shape.ndim; d++)
+        fan = fan > INT64_MAX / shape.dim[d] ? INT64_MAX : fan * shape.dim[d];
+    bound = fan > 0 ? 1 / sqrt((double)fan) : 0;
+    tshi_module_param(module, 0, "weight", desc->dtype, shape,
+                      tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0), fan);
+    if (desc->bias != TSH_NO)
+        tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
+                          tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), fan);
+    if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
+    rule.unit = desc->unit;
+    rule.gather_output = desc->gather_output;
+    rule.input = desc->input;
+    rule.output = desc->output;
+    (void)tsh_parallelize(module, &rule, 1);
+    return tshi_module_finish(module);
+}
+
+/* Adds a convolution of `dims` dimensions. */
+static tsh_module *tshi_conv_layer_add(tsh_module *parent, const char *name, const tshi_kind *kind,
+                                       const tsh_conv_desc *desc, int dims,
+                                       const tshi_conv_layer *as) {
+    tsh_module *module = tshi_nn_add(parent, name, kind, desc);
+    tshi_conv_layer *layer;
+    if (!module) return NULL;
+    layer = (tshi_conv_layer *)tshi_mem_arena_alloc(module->ctx, &module->ctx->books,
+                                                    sizeof *layer);
+    if (!layer || !tshi_conv_layer_check(module, desc, dims)) return tshi_module_finish(module);
+    *layer = *as;
+    for (int d = 0; d < dims; d++) {
+        layer->options.stride[d] = desc->stride[d];
+        layer->options.padding[d] = desc->padding[d];
+        layer->options.output_padding[d] = desc->output_padding[d];
+        layer->options.dilation[d] = desc->dilation[d];
+    }
+    layer->options.groups = desc->groups;
+    module->user = layer;
+    return tshi_conv_layer_params(module, desc, dims);
+}
+
+/* Defines tsh_add_<kind_>, a layer of the op of that name. */
+#define TSHI_CONV_LAYER_OF(kind_, dims, transposed)                                                \
+    TSH_API TSHI_COLD tsh_module *tsh_add_##kind_(tsh_module *parent, const char *name,            \
+                                                  const tsh_conv_desc *desc) {                     \
+        static const tshi_kind kind = {#kind_, tshi_conv_layer_forward, TSHI_CONV_LAYER,           \
+                                       tshi_conv_layer_layouts};                                   \
+        static const tshi_conv_layer as = {                                                        \
+            tsh_##kind_, {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0}, transposed};                         \
+        return tshi_conv_layer_add(parent, name, &kind, desc, dims, &as);                          \
+    }
+TSHI_CONV_LAYER_OF(conv1d, 1, 0)
+TSHI_CONV_LAYER_OF(conv2d, 2, 0)
+TSHI_CONV_LAYER_OF(conv_transpose1d, 1, 1)
+TSHI_CONV_LAYER_OF(conv_transpose2d, 2, 1)
+#undef TSHI_CONV_LAYER_OF
+
+/* ========================================================================== */
 /* >>layers                                          MARK: - layers (private) */
 /* Layers of transformers, sharded by their constructors: attention and MLP.  */
 /* The cache of keys and values for generating with attention layers.         */
@@ -21672,6 +24063,14 @@ static const tshi_mlp_lists tshi_policy_llama_mlp = {
 TSHI_POLICY_T5_MLP(t5, "layer.1.DenseReluDense.");
 TSHI_POLICY_T5_MLP(t5_decoder, "layer.2.DenseReluDense.");
 
+/* torchvision's ResNets: between conv1, which is column-parallel, and conv2, which is row-parallel,
+ * the batch norm has shards of its channels. The stem, shortcuts and a third convolution are
+ * replicated. */
+static const tshi_mlp_lists tshi_policy_resnet_mlp = {
+    {TSHI_POLICY_LAYER(W, "conv1", 0, NULL, 0),
+     {TSHI_POLICY_WB("bn1"), 0, TSH_COLWISE, 0, 1, NULL, 0}},
+    {TSHI_POLICY_LAYER(W, "conv2", 0, NULL, 0)}};
+
 #define TSHI_POLICY_FAMILY(name, blocks, attention, mlp, next)                                     \
     { name, blocks, tshi_policy_##attention.qkv, tshi_policy_##attention.out,                      \
       tshi_policy_##mlp##_mlp.in, tshi_policy_##mlp##_mlp.out, NULL, next }
@@ -21702,6 +24101,8 @@ static const tsh_policy tshi_policy_shipped[] = {
     TSHI_POLICY_FAMILY("vit", "**.layer.*", vit, bert, NULL),
     TSHI_POLICY_FAMILY("clip", "**.layers.*", opt, clip, NULL),
     TSHI_POLICY_FAMILY("deit", "**.layer.*", vit, bert, NULL),
+    {"resnet", "**.layer?.*", NULL, NULL, tshi_policy_resnet_mlp.in, tshi_policy_resnet_mlp.out,
+     NULL, NULL},
 };
 
 #undef TSHI_POLICY_WB

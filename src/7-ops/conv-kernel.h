@@ -26,6 +26,7 @@ typedef struct tshi_conv_product {
     int add;                            /* 1: C is added to what is there */
     int64_t columns, slivers, slice;    /* columns of B; slivers; rows of B in a slice */
     int64_t blocks, block;              /* blocks of rows of A; rows of a block */
+    int64_t panel;                      /* slivers that are computed slice by slice */
     char *scratch;                      /* of all pieces */
     size_t each;                        /* bytes of scratch of one piece */
 } tshi_conv_product;
@@ -40,7 +41,7 @@ typedef struct tshi_conv_scratch {
 
 enum {
     TSHI_CONV_SLICE = 256, /* max rows of B in a slice: a packed sliver fits an L1 cache */
-    TSHI_CONV_PANEL = 32,  /* slivers whose slices are computed one after the other */
+    TSHI_CONV_SUMS = 1 << 17, /* elements of the sums of a panel: half an L2 cache */
     TSHI_CONV_ROWS = 768   /* max rows of a block: with a slice of k, at most half an L2 cache */
 };
 
@@ -124,42 +125,77 @@ static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, in
     }
 }
 
+/* Computes C = A B + D for a sliver of B, packed, of `steps` rows; shapes: A (rows, steps), C and D
+ * (rows, cols rounded up to half a tile). d NULL: C = A B. */
+static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int cols, int64_t steps,
+                            tshi_matmul_strips a, const tsh_real *b, const tshi_matrix *d,
+                            tshi_matrix c) {
+    const char *const near = (const char *)b; /* in cache: there is nothing to prefetch */
+    tshi_gemm_walk walk = {near, near, near, 0, 0, 0};
+    tshi_gemm_tile t;
+    t.walk = &walk;
+    t.k = steps;
+    t.rsa = a.row;
+    t.csa = a.column;
+    t.b = b;
+    t.rsb = kernel->nr;
+    t.csb = 1;
+    t.form = TSHI_GEMM_REALS;
+    t.alpha = 1;
+    t.add = d != NULL;
+    t.rsc = c.row;
+    t.rsd = d ? d->row : c.row;
+    t.sums = NULL;
+    for (int64_t i = 0; i < rows; i += kernel->mr) {
+        t.a = a.data + i * a.next;
+        t.c = tshi_gemm_at(c, i, 0);
+        t.d = d ? tshi_gemm_at(*d, i, 0) : t.c;
+        kernel->tile(&t, (int)tshi_base_min(kernel->mr, rows - i),
+                     cols > kernel->nr / 2 ? kernel->nr : kernel->nr / 2);
+    }
+}
+
+/* Computes one slice, the rows of B from k on, of the sliver that begins at `column`; rows [row, row
+ * + rows) of all groups' C. strips: the slice of A; own: the sums of earlier slices. What can be
+ * written in place is written once, by the last slice. */
+static void tshi_conv_slice(const tshi_conv_product *p, tshi_conv_scratch *w,
+                            const tshi_conv_rows *copied, const tsh_real *strips, int64_t column,
+                            int64_t row, int64_t rows, tsh_real *own) {
+    const int mr = p->kernel->mr, nr = p->kernel->nr, first = copied->k0 == 0;
+    const int cols = (int)tshi_base_min(nr, p->columns - column), last = copied->k1 == p->k;
+    const tshi_matmul_strips a = {strips, 1, mr, p->k};
+    tsh_real *direct = tshi_conv_direct(p, column, cols, row);
+    const tshi_matrix there = tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1);
+    const tshi_matrix sums = tshi_gemm_matrix(own, nr, 1);
+    const tshi_matrix *d = !first ? &sums : direct && p->add ? &there : NULL;
+    tshi_conv_locate(&p->source, column, cols, &w->places);
+    tshi_conv_pack(&p->source, &w->places, copied);
+    tshi_conv_tiles(p->kernel, rows, cols, copied->k1 - copied->k0, a, w->sliver, d,
+                    last && direct ? there : sums);
+    if (last && direct)
+        tshi_conv_add_bias(p, direct, cols, row, rows);
+    else if (last)
+        tshi_conv_store(p, own, column, cols, row, rows);
+}
+
 /* Computes n slivers from `sliver` on, of one group and one block of rows. */
 static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, int64_t group,
                             int64_t block, int64_t sliver, int64_t n) {
-    const int mr = p->kernel->mr, nr = p->kernel->nr;
+    const int64_t mr = p->kernel->mr, nr = p->kernel->nr;
     const int64_t strips = tshi_base_ceil(p->rows, mr), first = block * p->block;
-    const int64_t rows = tshi_base_min(p->block, p->rows - first), row = group * p->rows + first;
+    const int64_t rows = tshi_base_min(p->block, p->rows - first);
     const int64_t sums = p->slice < p->k ? tshi_base_ceil(p->block, mr) * mr * nr : 0;
-    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    const char *const near = (const char *)w->sliver; /* in cache: there is nothing to prefetch */
-    tshi_gemm_walk walk = {near, near, near, 0, 0, 0};
+    const tsh_real *a = p->strips + (group * strips + first / mr) * p->k * mr;
     int64_t k = 0;
     do { /* once, too, if k is 0: C is 0 then */
-        const int64_t steps = tshi_base_min(p->slice, p->k - k);
-        const tshi_matmul_strips a = {
-            p->strips + (group * strips + first / mr) * p->k * mr + k * mr, 1, mr, p->k};
-        const tshi_matmul_slivers b = {w->sliver, nr, 0, TSHI_GEMM_REALS};
-        const tshi_conv_rows copied = {p->source.data + group * p->source.channels *
-                                                            tshi_conv_area(p->source.size),
-                                       k, k + steps, nr, w->sliver};
-        const int last = k + steps >= p->k;
-        for (int64_t i = 0; i < n; i++) {
-            const int64_t column = (sliver + i) * nr;
-            const int cols = (int)tshi_base_min(nr, p->columns - column);
-            tsh_real *direct = tshi_conv_direct(p, column, cols, row), *own = w->sums + i * sums;
-            const tshi_matrix c = direct ? tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1)
-                                         : tshi_gemm_matrix(own, nr, 1);
-            tshi_conv_locate(&p->source, column, cols, &w->places);
-            tshi_conv_pack(&p->source, &w->places, &copied);
-            tshi_matmul_tiles(p->kernel, rows, cols > nr / 2 ? nr : nr / 2, steps, 1, a, b,
-                              k > 0 || (direct && p->add), c, all, &walk);
-            if (last && direct)
-                tshi_conv_add_bias(p, direct, cols, row, rows);
-            else if (last)
-                tshi_conv_store(p, own, column, cols, row, rows);
-        }
-        k += steps;
+        const int64_t end = tshi_base_min(k + p->slice, p->k);
+        const tshi_conv_rows copied = {
+            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k, end,
+            nr, w->sliver};
+        for (int64_t i = 0; i < n; i++)
+            tshi_conv_slice(p, w, &copied, a + k * mr, (sliver + i) * nr, group * p->rows + first,
+                            rows, w->sums + i * sums);
+        k = end;
     } while (k < p->k);
 }
 
@@ -171,7 +207,7 @@ static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) 
     w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as the block is */
     w.sums = w.sliver + (p->slice * nr + 15) / 16 * 16;
     at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr *
-                               (p->slice < p->k ? TSHI_CONV_PANEL : 1));
+                               p->panel);
     w.places.place = (tshi_conv_place *)(void *)at;
     w.places.start = (int *)(void *)(w.places.place + p->source.taps * nr);
     return w;
@@ -185,7 +221,7 @@ static void tshi_conv_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_conv_scratch w = tshi_conv_split(p, piece);
     for (int64_t n; from < to; from += n) {
         const int64_t sliver = from % p->slivers, group = from / p->slivers % groups;
-        n = tshi_base_min(tshi_base_min(to - from, p->slivers - sliver), TSHI_CONV_PANEL);
+        n = tshi_base_min(tshi_base_min(to - from, p->slivers - sliver), p->panel);
         tshi_conv_panel(p, &w, group, from / p->slivers / groups, sliver, n);
     }
 }
@@ -197,6 +233,7 @@ static void tshi_conv_divide(tshi_conv_product *p, int threads) {
     if (blocks < threads && items < 8 * threads) blocks = threads;
     p->block = tshi_base_ceil(tshi_base_ceil(p->rows, blocks), mr) * mr;
     p->blocks = tshi_base_ceil(p->rows, p->block);
+    p->panel = p->slice < p->k ? TSHI_CONV_SUMS / (p->block * p->kernel->nr) + 1 : 1;
 }
 
 /* Runs a product whose fields up to `add` are set, but for those of the kernel and the strips. */
@@ -222,7 +259,7 @@ static void tshi_conv_multiply(tshi_conv_product *p) {
     pieces = (int)tshi_base_min(pieces, p->slivers * s->groups * p->blocks);
     p->each = tshi_dtype_reals((p->slice * nr + 15) / 16 * 16 +
                                tshi_base_ceil(p->block, mr) * mr * nr *
-                                   (p->slice < p->k ? TSHI_CONV_PANEL : 1));
+                                   p->panel);
     p->each = (p->each + tshi_conv_places_bytes(s) + 63) / 64 * 64;
     packed = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(s->groups * strips * mr * p->k));
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p->each, (size_t)pieces));

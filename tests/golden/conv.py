@@ -5,8 +5,8 @@ them, with their gradients.
     python3 tests/golden/conv.py      (torch 2.13 and safetensors)
 
 A case has in0, in1, in2 (input, weight, bias), out, g (the gradient of out) and grad0, grad1,
-grad2; and options, integers as the fields of the op's descriptor. Convolutions are of small integers,
-so their sums are exact in any order.
+grad2; and options, integers as the fields of the op's descriptor. Convolutions are of small
+integers, so their sums are exact in any order.
 """
 
 import os
@@ -99,7 +99,8 @@ def pools():
             x = integers(1, 2, *size[end:])  # with ties
             if i == 3:
                 x[0, 0, 0] = float("nan")
-            one = dict(kernel_size=kernel[end:], stride=s[end:], padding=p[end:], ceil_mode=bool(ceil))
+            one = dict(kernel_size=kernel[end:], stride=s[end:], padding=p[end:],
+                       ceil_mode=bool(ceil))
             pair = [v for t in (kernel, s, p, d) for v in (t if dims == 2 else (t[1], 0))]
             most = F.max_pool1d if dims == 1 else F.max_pool2d
             add(f"max{dims}d_{i}", [*pair, ceil, 0, 0],
@@ -109,7 +110,8 @@ def pools():
             x = reals(1, 2, *size[end:])
             mean = F.avg_pool1d if dims == 1 else F.avg_pool2d
             for include in (True, False):
-                add(f"avg{dims}d_{i}_{int(include)}", [*pair[:6], 0, 0, ceil, 0 if include else 2, 0],
+                add(f"avg{dims}d_{i}_{int(include)}",
+                    [*pair[:6], 0, 0, ceil, 0 if include else 2, 0],
                     lambda x, mean=mean, one=one, c=include: mean(x, count_include_pad=c, **one),
                     [x], reals)
     add("avg2d_6_1", [3, 3, 2, 2, 1, 1, 0, 0, 0, 0, 5],
@@ -129,8 +131,8 @@ def interpolations():
         for dims, linear in ((1, "linear"), (2, "bilinear")):
             end = 2 - dims
             for mode, align in (("nearest", None), (linear, False), (linear, True)):
-                kw = dict(size=to[end:] if to else None, scale_factor=scale[end:] if scale else None,
-                          mode=mode, align_corners=align)
+                kw = dict(size=to[end:] if to else None,
+                          scale_factor=scale[end:] if scale else None, mode=mode, align_corners=align)
                 own = (list(to) if to else [0, 0])[end:] + [0] * end
                 hundredths = [round(100 * v) for v in (scale or (0, 0))][end:] + [0] * end
                 way = 0 if mode == "nearest" else 1 + align

@@ -1,5 +1,5 @@
-/* Convolutions as layers: a network with PyTorch's weights, read by tsh_load, gives PyTorch's values
- * and gradients in every style and at every degree, where shards are uneven or empty; default
+/* Convolutions as layers: a network with PyTorch's weights, read by tsh_load, gives PyTorch's
+ * values and gradients in every style and at every degree, where shards are uneven or empty; default
  * initial values; the policy of ResNets; and what is refused. */
 /* build: double */
 #include "../../tshard.h"
@@ -14,8 +14,12 @@ static golden_file golden;
 static void add_net(tsh_module *root) {
     const tsh_conv_desc stem = {
         .in = 3, .out = 6, .kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}};
-    const tsh_conv_desc up = {.in = 6, .out = 4, .kernel = {2, 3}, .stride = {2, 2},
-                              .output_padding = {1, 1}, .groups = 2};
+    const tsh_conv_desc up = {.in = 6,
+                              .out = 4,
+                              .kernel = {2, 3},
+                              .stride = {2, 2},
+                              .output_padding = {1, 1},
+                              .groups = 2};
     const tsh_conv_desc line = {.in = 4, .out = 5, .kernel = {3}, .padding = {1}, .bias = TSH_NO};
     const tsh_conv_desc back = {.in = 5, .out = 2, .kernel = {2}, .stride = {2}};
     (void)tsh_add_conv2d(root, "stem", &stem);
@@ -25,8 +29,8 @@ static void add_net(tsh_module *root) {
 }
 
 static tsh_tensor *run_net(tsh_module *root, tsh_tensor *x) {
-    tsh_tensor *y = tsh_forward(tsh_find(root, "up"), tsh_relu(tsh_forward(tsh_find(root, "stem"),
-                                                                           x)));
+    tsh_tensor *y = tsh_forward(tsh_find(root, "up"),
+                                tsh_relu(tsh_forward(tsh_find(root, "stem"), x)));
     y = tsh_reshape(y, tsh_shape3(tsh_size(y, 0), tsh_size(y, 1), -1));
     return tsh_forward(tsh_find(root, "back"), tsh_forward(tsh_find(root, "line"), y));
 }

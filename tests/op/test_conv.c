@@ -94,8 +94,8 @@ typedef struct check_case {
 
 static tsh_tensor *check_fn(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
     const check_case *c = (const check_case *)user;
-    return ranks_loss(ctx, tsh_tanh(tsh_scale(c->fn(in[0], in[1], n > 2 ? in[2] : NULL,
-                                                    &c->options), 0.02)));
+    return ranks_loss(
+        ctx, tsh_tanh(tsh_scale(c->fn(in[0], in[1], n > 2 ? in[2] : NULL, &c->options), 0.02)));
 }
 
 static tsh_tensor *small(tsh_ctx *ctx, tsh_shape shape, uint64_t seed) {
@@ -108,7 +108,11 @@ static void gradients_are_those_of_differences(void **state) {
         {tsh_conv1d, {3, {2, 4, 7}}, {3, {6, 2, 3}}, 6, {{2, 0}, {1, 0}, {0, 0}, {2, 0}, 2}},
         {tsh_conv2d, {4, {2, 2, 5, 4}}, {4, {3, 2, 3, 2}}, 3, {{2, 1}, {1, 1}, {0, 0}, {1, 2}, 1}},
         {tsh_conv2d, {4, {1, 3, 4, 5}}, {4, {6, 1, 2, 3}}, 6, {{1, 2}, {1, 0}, {0, 0}, {1, 1}, 3}},
-        {tsh_conv_transpose1d, {3, {2, 4, 5}}, {3, {4, 3, 3}}, 6, {{3, 0}, {1, 0}, {2, 0}, {1, 0}, 2}},
+        {tsh_conv_transpose1d,
+         {3, {2, 4, 5}},
+         {3, {4, 3, 3}},
+         6,
+         {{3, 0}, {1, 0}, {2, 0}, {1, 0}, 2}},
         {tsh_conv_transpose2d,
          {4, {1, 2, 3, 4}},
          {4, {2, 3, 3, 2}},
@@ -150,7 +154,8 @@ static tsh_tensor *op_conv(probe *p) {
 #define EXACT(fn, arg, out, ...) TRIAL(op_##fn, arg, out, 0, 0, __VA_ARGS__)
 
 /* stride, padding, output_padding, groups */
-#define OPTIONS(s0, s1, p0, p1, e0, e1, g) {{s0, s1}, {p0, p1}, {e0, e1}, {0, 0}, g}
+#define OPTIONS(s0, s1, p0, p1, e0, e1, g)                                                         \
+    { {s0, s1}, {p0, p1}, {e0, e1}, {0, 0}, g }
 #define NONE OPTIONS(0, 0, 0, 0, 0, 0, 0)
 
 static const trial rows[] = {
@@ -221,16 +226,28 @@ static void what_does_not_fit_is_refused(void **state) {
         {{"2,3,4,5 R", "4,3,3,3 S(0)", "4 R"}, NONE, TSH_ERR_LAYOUT, "the bias is sharded like"},
         {{"2,3,4,5 R", "2,4,3,3 R"}, NONE, TSH_ERR_SHAPE, "do not fit with 1 groups"},
         {{"3,4,5 R", "2,4,3,3 R"}, NONE, TSH_ERR_SHAPE, "takes (N, in, H, W)"},
-        {{"2,4,4,5 R", "3,2,3,3 R"}, OPTIONS(0, 0, 0, 0, 0, 0, 2), TSH_ERR_SHAPE, "divide by groups"},
+        {{"2,4,4,5 R", "3,2,3,3 R"},
+         OPTIONS(0, 0, 0, 0, 0, 0, 2),
+         TSH_ERR_SHAPE,
+         "divide by groups"},
         {{"2,3,4,5 R", "2,3,3,3 R", "3 R"}, NONE, TSH_ERR_SHAPE, "bias has 3"},
         {{"2,3,2,5 R", "2,3,3,3 R"}, NONE, TSH_ERR_SHAPE, "leaves no output of 2"},
-        {{"2,3,4,5 R", "2,3,3,3 R"}, OPTIONS(-1, 0, 0, 0, 0, 0, 0), TSH_ERR_ARGUMENT, "stride[0] is -1"},
-        {{"2,3,4,5 R", "2,3,3,3 R"}, OPTIONS(0, 0, 0, -2, 0, 0, 0), TSH_ERR_ARGUMENT, "padding[1] is -2"},
+        {{"2,3,4,5 R", "2,3,3,3 R"},
+         OPTIONS(-1, 0, 0, 0, 0, 0, 0),
+         TSH_ERR_ARGUMENT,
+         "stride[0] is -1"},
+        {{"2,3,4,5 R", "2,3,3,3 R"},
+         OPTIONS(0, 0, 0, -2, 0, 0, 0),
+         TSH_ERR_ARGUMENT,
+         "padding[1] is -2"},
         {{"2,3,4,5 R", "2,3,3,3 R"},
          OPTIONS(0, 0, 0, 0, 1, 0, 0),
          TSH_ERR_ARGUMENT,
          "output_padding 1 is to be 0"},
-        {{"2,3,4,5 R", "2,3,3,3 R"}, OPTIONS(0, 0, 0, 0, 0, 0, -1), TSH_ERR_ARGUMENT, "groups is -1"},
+        {{"2,3,4,5 R", "2,3,3,3 R"},
+         OPTIONS(0, 0, 0, 0, 0, 0, -1),
+         TSH_ERR_ARGUMENT,
+         "groups is -1"},
     };
     int i, ranks;
     (void)state;
@@ -307,8 +324,9 @@ static void short_floats_are_rounded_once(void **state) {
         b = tsh_cast(small(ctx, tsh_shape1(4), 3), dtype);
         y = tsh_conv2d(x, w, b, NULL);
         assert_true(y && tsh_dtype_of(y) == dtype);
-        wide = tsh_cast(tsh_conv2d(tsh_cast(x, TSH_REAL), tsh_cast(w, TSH_REAL),
-                                   tsh_cast(b, TSH_REAL), NULL), dtype);
+        wide = tsh_cast(
+            tsh_conv2d(tsh_cast(x, TSH_REAL), tsh_cast(w, TSH_REAL), tsh_cast(b, TSH_REAL), NULL),
+            dtype);
         got = ranks_values(ctx, tsh_cast(y, TSH_REAL));
         want = ranks_values(ctx, tsh_cast(wide, TSH_REAL));
         assert_non_null(got);

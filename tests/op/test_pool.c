@@ -75,9 +75,9 @@ static void golden_case(tsh_ctx *ctx, const golden_file *g, const char *name) {
 }
 
 static void values_and_gradients_are_pytorchs(void **state) {
-    static const char *const form[] = {"max%dd_%d",      "avg%dd_%d_0",         "avg%dd_%d_1",
-                                       "adaptive%dd_%d", "interpolate%dd_%d_0", "interpolate%dd_%d_1",
-                                       "interpolate%dd_%d_2"};
+    static const char *const form[] = {
+        "max%dd_%d",           "avg%dd_%d_0",         "avg%dd_%d_1",        "adaptive%dd_%d",
+        "interpolate%dd_%d_0", "interpolate%dd_%d_1", "interpolate%dd_%d_2"};
     golden_file g = golden_open("conv");
     tsh_ctx *ctx;
     int i, dims, f, isa, best = 0, cases = 0;
@@ -125,8 +125,8 @@ static void gradients_are_those_of_differences(void **state) {
     (void)state;
     assert_int_equal(tsh_open(NULL, &ctx), TSH_OK);
     for (which = 0; which < 4; which++) {
-        tsh_tensor *x = tsh_requires_grad(tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(2, 2, 5, 5),
-                                                         tsh_replicated()), 1);
+        tsh_tensor *x = tsh_requires_grad(
+            tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(2, 2, 5, 5), tsh_replicated()), 1);
         double worst;
         int64_t e;
         for (e = 0; e < tsh_numel(x); e++) /* all different: a maximum is no tie */
@@ -160,7 +160,11 @@ static tsh_tensor *op_pool(probe *p) {
 #define LINEAR(name) EACH_LAYOUT(name, 1e-5), TRIAL(op_pool, name, "P", 1e-5, 0, "2,n,5,6 P")
 
 static const trial rows[] = {
-    EACH_LAYOUT("max", 0), LINEAR("avg"), LINEAR("adaptive"), LINEAR("nearest"), LINEAR("bilinear"),
+    EACH_LAYOUT("max", 0),
+    LINEAR("avg"),
+    LINEAR("adaptive"),
+    LINEAR("nearest"),
+    LINEAR("bilinear"),
     TRIAL(op_pool, "shuffle", "S(0)", 0, 0, "n,4,2,3 S(0)"),
     TRIAL(op_pool, "shuffle", "S(1)", 0, 0, "2,4n,2,3 S(1, unit 4)"),
 };
