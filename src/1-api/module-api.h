@@ -414,7 +414,7 @@ typedef struct tsh_policy {
 } tsh_policy;
 /* Returns the policy of a model family, for modules named as in Hugging Face transformers: gpt2,
  * gpt_neo, gptj, gpt_neox, opt, bloom, llama, mistral, qwen2, phi, bert, roberta, distil_bert,
- * electra, albert, bart, t5, vit, clip, deit. NULL for another name. */
+ * electra, albert, bart, t5, vit, clip, deit, resnet. NULL for another name. */
 TSH_API const tsh_policy *tsh_policy_find(const char *name);
 /* Shards every block below root by a policy; layers that it does not name stay as they are.
  * Features are sharded by whole heads, evenly or not; if several query heads share a key head, by

@@ -622,8 +622,8 @@ static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int ta
                "tsh_redistribute(x, tsh_replicated())";
     if (takes && !(cut && x->layout.dim == 1 &&
                    tshi_layout_same_shards(&x->layout, layout, x->dim[1], x->ctx->tp.size)))
-        return "such a weight takes an input that is replicated, or whose channels are sharded like "
-               "the weight's: tsh_redistribute(x, tsh_replicated())";
+        return "such a weight takes an input that is replicated, or whose channels are sharded "
+               "like the weight's: tsh_redistribute(x, tsh_replicated())";
     if (!takes && cut && x->layout.dim == 1)
         return "sharded channels want a weight that is sharded along them, or gather the input: "
                "tsh_redistribute(x, tsh_replicated())";

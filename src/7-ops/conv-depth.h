@@ -5,8 +5,8 @@
 /* ========================================================================== */
 
 /* If a group has one channel of the image and few of the map, a product would have too few rows.
- * Here each plane of the map is computed from its plane of the image, row by row: along a row, a tap
- * adds a multiple of the row of the image. */
+ * Here each plane of the map is computed from its plane of the image, row by row: along a row, a
+ * tap adds a multiple of the row of the image. */
 
 enum { TSHI_CONV_FEW = 4 }; /* max channels of the map per group */
 
@@ -19,9 +19,9 @@ static int tshi_conv_is_depthwise(const tshi_conv *c) {
 typedef struct tshi_conv_depth {
     const tsh_ctx *ctx;
     const tshi_conv *c;
-    tsh_real *image;  /* (N, groups, H, W) */
-    tsh_real *map;    /* (N, groups * outs, OH, OW) */
-    tsh_real *weight; /* (groups * outs, KH, KW) */
+    tsh_real *image;      /* (N, groups, H, W) */
+    tsh_real *map;        /* (N, groups * outs, OH, OW) */
+    tsh_real *weight;     /* (groups * outs, KH, KW) */
     const tsh_real *bias; /* of the output's channels; or NULL */
     int add;              /* 1: adds to what the output has */
 } tshi_conv_depth;
@@ -70,10 +70,9 @@ static tshi_conv_stretch tshi_conv_reach(const tshi_conv *c, int64_t y, int64_t 
     const int64_t iy = y * c->stride[0] + ky * c->dilation[0] - c->padding[0];
     const int64_t offset = kx * c->dilation[1] - c->padding[1], step = c->stride[1];
     const int64_t from = offset < 0 ? tshi_base_ceil(-offset, step) : 0;
-    const int64_t to = c->image[1] > offset ? tshi_base_min(c->map[1],
-                                                            tshi_base_ceil(c->image[1] - offset,
-                                                                           step))
-                                            : 0;
+    const int64_t to = c->image[1] > offset
+                           ? tshi_base_min(c->map[1], tshi_base_ceil(c->image[1] - offset, step))
+                           : 0;
     const tshi_conv_stretch s = {y * c->map[1] + from, iy * c->image[1] + from * step + offset,
                                  iy < 0 || iy >= c->image[0] || to < from ? 0 : to - from};
     return s;
@@ -116,7 +115,8 @@ static void tshi_conv_depth_maps(void *job, int piece, int64_t from, int64_t to)
     }
 }
 
-/* Computes the planes [from, to) of the image, counted over images and channels (a tshi_team_fn). */
+/* Computes the planes [from, to) of the image, counted over images and channels (a
+ * tshi_team_fn). */
 static void tshi_conv_depth_images(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_depth *d = (const tshi_conv_depth *)job;
     const tshi_conv *c = d->c;
@@ -126,9 +126,9 @@ static void tshi_conv_depth_images(void *job, int piece, int64_t from, int64_t t
         tsh_real *image = d->image + i * area;
         tshi_conv_depth_begin(d, image, area, i % c->groups);
         for (int64_t o = 0; o < c->outs; o++)
-            tshi_conv_depth_plane(d, d->map + (i * c->outs + o) * tshi_conv_area(c->map), image,
-                                  d->weight + (i % c->groups * c->outs + o) *
-                                                  tshi_conv_area(c->kernel), 1);
+            tshi_conv_depth_plane(
+                d, d->map + (i * c->outs + o) * tshi_conv_area(c->map), image,
+                d->weight + (i % c->groups * c->outs + o) * tshi_conv_area(c->kernel), 1);
     }
 }
 
@@ -152,8 +152,8 @@ static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t 
                 const tshi_conv_stretch s = tshi_conv_reach(c, i % c->map[0], t / c->kernel[1],
                                                             t % c->kernel[1]);
                 const tsh_real *map = d->map + (n * channels + oc) * tshi_conv_area(c->map);
-                const tsh_real *image = d->image + (n * c->groups + oc / c->outs) *
-                                                       tshi_conv_area(c->image);
+                const tsh_real *image = d->image +
+                                        (n * c->groups + oc / c->outs) * tshi_conv_area(c->image);
                 if (s.length <= 0) continue;
                 x[1] = tshi_kernel_reals(map + s.map, 1);
                 x[2] = tshi_kernel_reals(image + s.image, c->stride[1]);
@@ -182,8 +182,13 @@ static void tshi_conv_depth_apply(tsh_ctx *ctx, const tshi_conv *c, const tsh_re
                                   int to_image, int add) {
     const int64_t each = tshi_conv_area(c->map) * tshi_conv_area(c->kernel);
     const int64_t planes = c->batch * c->groups;
-    tshi_conv_depth d = {ctx,  c,  to_image ? y : tshi_conv_unconst(x),
-                         to_image ? tshi_conv_unconst(x) : y, tshi_conv_unconst(weight), bias, add};
+    tshi_conv_depth d = {ctx,
+                         c,
+                         to_image ? y : tshi_conv_unconst(x),
+                         to_image ? tshi_conv_unconst(x) : y,
+                         tshi_conv_unconst(weight),
+                         bias,
+                         add};
     if (to_image)
         tshi_conv_depth_run(&d, tshi_conv_depth_images, planes, each * c->outs);
     else
@@ -193,8 +198,8 @@ static void tshi_conv_depth_apply(tsh_ctx *ctx, const tshi_conv *c, const tsh_re
 /* Computes the gradient of the weight from image and map, one of which is a gradient. */
 static void tshi_conv_depth_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
                                    const tsh_real *map, const tshi_dest *dest) {
-    tshi_conv_depth d = {ctx, c, tshi_conv_unconst(image), tshi_conv_unconst(map), dest->data, NULL,
-                         dest->add};
+    tshi_conv_depth d = {
+        ctx, c, tshi_conv_unconst(image), tshi_conv_unconst(map), dest->data, NULL, dest->add};
     tshi_conv_depth_run(&d, tshi_conv_depth_weights, c->groups * c->outs,
                         c->batch * tshi_conv_area(c->map) * tshi_conv_area(c->kernel));
 }

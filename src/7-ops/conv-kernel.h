@@ -19,15 +19,16 @@ typedef struct tshi_conv_product {
     const tsh_real *weight;
     /* distances in the weight from group to group, row to row, channel to channel */
     int64_t next_group, next_row, next_channel;
-    tsh_real *strips;     /* packed A: (groups, strips of mr rows, k, mr) */
-    const tsh_real *bias; /* (groups * rows), added to each column; or NULL */
-    tsh_real *to;         /* C as images (batch, groups * rows, size[0], size[1]) */
+    tsh_real *strips;                   /* packed A: (groups, strips of mr rows, k, mr) */
+    const tsh_real *bias;               /* (groups * rows), added to each column; or NULL */
+    tsh_real *to;                       /* C as images (batch, groups * rows, size[0], size[1]) */
     int64_t size[2], start[2], step[2]; /* column (y, x) goes to start + (y, x) * step */
-    int add;              /* 1: C is added to what is there */
-    int64_t columns, slivers, slice; /* columns of B; slivers; rows of B in a slice */
-    int64_t blocks, block;           /* blocks of rows of A; rows of a block */
-    char *scratch;                   /* of all pieces */
-    size_t each;                     /* bytes of scratch of one piece */
+    int add;                            /* 1: C is added to what is there */
+    int64_t columns, slivers, slice;    /* columns of B; slivers; rows of B in a slice */
+    int64_t blocks, block;              /* blocks of rows of A; rows of a block */
+    int64_t panel;                      /* slivers that are computed slice by slice */
+    char *scratch;                      /* of all pieces */
+    size_t each;                        /* bytes of scratch of one piece */
 } tshi_conv_product;
 
 /* The scratch memory of one piece. */
@@ -39,7 +40,8 @@ typedef struct tshi_conv_scratch {
 } tshi_conv_scratch;
 
 enum {
-    TSHI_CONV_PANEL = 32,  /* slivers whose slices are computed one after the other */
+    TSHI_CONV_SLICE = 256, /* max rows of B in a slice: a packed sliver fits an L1 cache */
+    TSHI_CONV_SUMS = 1 << 17, /* elements of the sums of a panel: half an L2 cache */
     TSHI_CONV_ROWS = 768   /* max rows of a block: with a slice of k, at most half an L2 cache */
 };
 
@@ -56,10 +58,17 @@ static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to
     for (int64_t u = from; u < to; u++) {
         const int64_t first = u % strips * mr, valid = tshi_base_min(mr, p->rows - first);
         const tsh_real *w = p->weight + u / strips * p->next_group + first * p->next_row;
+        if (p->next_channel == s->taps) { /* rows are contiguous: taps of channel after channel */
+            tshi_gemm_pack(y, mr, (int)valid, p->k, w, p->next_row, 1);
+            y += p->k * mr;
+            continue;
+        }
         for (int64_t c = 0; c < s->channels; c++, w += p->next_channel)
-            for (int64_t t = 0; t < s->taps; t++, y += mr)
-                for (int64_t i = 0; i < mr; i++)
-                    y[i] = i < valid ? w[i * p->next_row + s->tap[t].index] : 0;
+            for (int64_t t = 0; t < s->taps; t++, y += mr) {
+                const tsh_real *at = w + s->tap[t].index;
+                for (int64_t i = 0; i < valid; i++) y[i] = at[i * p->next_row];
+                for (int64_t i = valid; i < mr; i++) y[i] = 0;
+            }
     }
 }
 
@@ -69,11 +78,13 @@ static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to
 static tsh_real *tshi_conv_at(const tshi_conv_product *p, const tshi_conv_run *run, int64_t row) {
     return p->to +
            ((run->image * p->source.groups * p->rows + row) * p->size[0] + p->start[0] +
-            run->y * p->step[0]) * p->size[1] + p->start[1] + run->x * p->step[1];
+            run->y * p->step[0]) *
+               p->size[1] +
+           p->start[1] + run->x * p->step[1];
 }
 
-/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its columns
- * are not contiguous, or fewer than a tile has. */
+/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its
+ * columns are not contiguous, or fewer than a tile has. */
 static tsh_real *tshi_conv_direct(const tshi_conv_product *p, int64_t column, int cols,
                                   int64_t row) {
     const int64_t area = tshi_conv_area(p->source.grid);
@@ -114,42 +125,77 @@ static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, in
     }
 }
 
+/* Computes C = A B + D for a sliver of B, packed, of `steps` rows; shapes: A (rows, steps), C and D
+ * (rows, cols rounded up to half a tile). d NULL: C = A B. */
+static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int cols, int64_t steps,
+                            tshi_matmul_strips a, const tsh_real *b, const tshi_matrix *d,
+                            tshi_matrix c) {
+    const char *const near = (const char *)b; /* in cache: there is nothing to prefetch */
+    tshi_gemm_walk walk = {near, near, near, 0, 0, 0};
+    tshi_gemm_tile t;
+    t.walk = &walk;
+    t.k = steps;
+    t.rsa = a.row;
+    t.csa = a.column;
+    t.b = b;
+    t.rsb = kernel->nr;
+    t.csb = 1;
+    t.form = TSHI_GEMM_REALS;
+    t.alpha = 1;
+    t.add = d != NULL;
+    t.rsc = c.row;
+    t.rsd = d ? d->row : c.row;
+    t.sums = NULL;
+    for (int64_t i = 0; i < rows; i += kernel->mr) {
+        t.a = a.data + i * a.next;
+        t.c = tshi_gemm_at(c, i, 0);
+        t.d = d ? tshi_gemm_at(*d, i, 0) : t.c;
+        kernel->tile(&t, (int)tshi_base_min(kernel->mr, rows - i),
+                     cols > kernel->nr / 2 ? kernel->nr : kernel->nr / 2);
+    }
+}
+
+/* Computes one slice, the rows of B from k on, of the sliver that begins at `column`; rows [row, row
+ * + rows) of all groups' C. strips: the slice of A; own: the sums of earlier slices. What can be
+ * written in place is written once, by the last slice. */
+static void tshi_conv_slice(const tshi_conv_product *p, tshi_conv_scratch *w,
+                            const tshi_conv_rows *copied, const tsh_real *strips, int64_t column,
+                            int64_t row, int64_t rows, tsh_real *own) {
+    const int mr = p->kernel->mr, nr = p->kernel->nr, first = copied->k0 == 0;
+    const int cols = (int)tshi_base_min(nr, p->columns - column), last = copied->k1 == p->k;
+    const tshi_matmul_strips a = {strips, 1, mr, p->k};
+    tsh_real *direct = tshi_conv_direct(p, column, cols, row);
+    const tshi_matrix there = tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1);
+    const tshi_matrix sums = tshi_gemm_matrix(own, nr, 1);
+    const tshi_matrix *d = !first ? &sums : direct && p->add ? &there : NULL;
+    tshi_conv_locate(&p->source, column, cols, &w->places);
+    tshi_conv_pack(&p->source, &w->places, copied);
+    tshi_conv_tiles(p->kernel, rows, cols, copied->k1 - copied->k0, a, w->sliver, d,
+                    last && direct ? there : sums);
+    if (last && direct)
+        tshi_conv_add_bias(p, direct, cols, row, rows);
+    else if (last)
+        tshi_conv_store(p, own, column, cols, row, rows);
+}
+
 /* Computes n slivers from `sliver` on, of one group and one block of rows. */
 static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, int64_t group,
                             int64_t block, int64_t sliver, int64_t n) {
-    const int mr = p->kernel->mr, nr = p->kernel->nr;
+    const int64_t mr = p->kernel->mr, nr = p->kernel->nr;
     const int64_t strips = tshi_base_ceil(p->rows, mr), first = block * p->block;
-    const int64_t rows = tshi_base_min(p->block, p->rows - first), row = group * p->rows + first;
+    const int64_t rows = tshi_base_min(p->block, p->rows - first);
     const int64_t sums = p->slice < p->k ? tshi_base_ceil(p->block, mr) * mr * nr : 0;
-    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    tshi_gemm_walk walk = TSHI_ZERO; /* nothing to prefetch */
+    const tsh_real *a = p->strips + (group * strips + first / mr) * p->k * mr;
     int64_t k = 0;
     do { /* once, too, if k is 0: C is 0 then */
-        const int64_t steps = tshi_base_min(p->slice, p->k - k);
-        const tshi_matmul_strips a = {
-            p->strips + (group * strips + first / mr) * p->k * mr + k * mr, 1, mr, p->k};
-        const tshi_matmul_slivers b = {w->sliver, nr, 0, TSHI_GEMM_REALS};
+        const int64_t end = tshi_base_min(k + p->slice, p->k);
         const tshi_conv_rows copied = {
-            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k,
-            k + steps, nr, w->sliver};
-        const int last = k + steps >= p->k;
-        for (int64_t i = 0; i < n; i++) {
-            const int64_t column = (sliver + i) * nr;
-            const int cols = (int)tshi_base_min(nr, p->columns - column);
-            tsh_real *direct = tshi_conv_direct(p, column, cols, row), *own = w->sums + i * sums;
-            const tshi_matrix c = direct
-                ? tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1)
-                : tshi_gemm_matrix(own, nr, 1);
-            tshi_conv_locate(&p->source, column, cols, &w->places);
-            tshi_conv_pack(&p->source, &w->places, &copied);
-            tshi_matmul_tiles(p->kernel, rows, cols > nr / 2 ? nr : nr / 2, steps, 1, a, b,
-                              k > 0 || (direct && p->add), c, all, &walk);
-            if (last && direct)
-                tshi_conv_add_bias(p, direct, cols, row, rows);
-            else if (last)
-                tshi_conv_store(p, own, column, cols, row, rows);
-        }
-        k += steps;
+            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k, end,
+            nr, w->sliver};
+        for (int64_t i = 0; i < n; i++)
+            tshi_conv_slice(p, w, &copied, a + k * mr, (sliver + i) * nr, group * p->rows + first,
+                            rows, w->sums + i * sums);
+        k = end;
     } while (k < p->k);
 }
 
@@ -161,7 +207,7 @@ static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) 
     w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as the block is */
     w.sums = w.sliver + (p->slice * nr + 15) / 16 * 16;
     at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr *
-                               (p->slice < p->k ? TSHI_CONV_PANEL : 1));
+                               p->panel);
     w.places.place = (tshi_conv_place *)(void *)at;
     w.places.start = (int *)(void *)(w.places.place + p->source.taps * nr);
     return w;
@@ -175,7 +221,7 @@ static void tshi_conv_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_conv_scratch w = tshi_conv_split(p, piece);
     for (int64_t n; from < to; from += n) {
         const int64_t sliver = from % p->slivers, group = from / p->slivers % groups;
-        n = tshi_base_min(tshi_base_min(to - from, p->slivers - sliver), TSHI_CONV_PANEL);
+        n = tshi_base_min(tshi_base_min(to - from, p->slivers - sliver), p->panel);
         tshi_conv_panel(p, &w, group, from / p->slivers / groups, sliver, n);
     }
 }
@@ -187,6 +233,7 @@ static void tshi_conv_divide(tshi_conv_product *p, int threads) {
     if (blocks < threads && items < 8 * threads) blocks = threads;
     p->block = tshi_base_ceil(tshi_base_ceil(p->rows, blocks), mr) * mr;
     p->blocks = tshi_base_ceil(p->rows, p->block);
+    p->panel = p->slice < p->k ? TSHI_CONV_SUMS / (p->block * p->kernel->nr) + 1 : 1;
 }
 
 /* Runs a product whose fields up to `add` are set, but for those of the kernel and the strips. */
@@ -203,17 +250,16 @@ static void tshi_conv_multiply(tshi_conv_product *p) {
     p->slivers = tshi_base_ceil(p->columns, nr);
     p->k = s->channels * s->taps;
     if (!p->columns || !p->rows || !s->groups) return; /* this rank has nothing to compute */
-    p->slice = tshi_gemm_slice(p->kernel, TSHI_GEMM_REALS, p->k);
-    if (p->slice > p->k) p->slice = p->k;
+    p->slice = p->k <= TSHI_CONV_SLICE ? p->k : tshi_gemm_even(p->k, TSHI_CONV_SLICE, 32);
     s->nr = nr;
     s->block = nr < 16 ? nr : 16;
     s->isa = ctx->isa;
     pieces = tshi_team_parts(ctx, p->columns * p->rows * s->groups * (p->k + 1), MIN_WORK);
     tshi_conv_divide(p, pieces);
     pieces = (int)tshi_base_min(pieces, p->slivers * s->groups * p->blocks);
-    p->each = (size_t)((p->slice * nr + 15) / 16 * 16 +
-                       tshi_base_ceil(p->block, mr) * mr * nr *
-                           (p->slice < p->k ? TSHI_CONV_PANEL : 1)) * sizeof(tsh_real);
+    p->each = tshi_dtype_reals((p->slice * nr + 15) / 16 * 16 +
+                               tshi_base_ceil(p->block, mr) * mr * nr *
+                                   p->panel);
     p->each = (p->each + tshi_conv_places_bytes(s) + 63) / 64 * 64;
     packed = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(s->groups * strips * mr * p->k));
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p->each, (size_t)pieces));
@@ -275,8 +321,8 @@ static tshi_conv_source tshi_conv_image(const tshi_conv *c, const tsh_real *data
 
 /* Allocates the taps of c's kernel in *block. Returns NULL if there is no memory. */
 static tshi_conv_tap *tshi_conv_alloc_taps(tsh_ctx *ctx, const tshi_conv *c, tshi_block **block) {
-    *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul((size_t)tshi_conv_area(c->kernel),
-                                                             sizeof(tshi_conv_tap)));
+    *block = tshi_mem_alloc(
+        ctx, TSH_MEM_STEP, tshi_base_mul((size_t)tshi_conv_area(c->kernel), sizeof(tshi_conv_tap)));
     return *block ? (tshi_conv_tap *)tshi_mem_data(*block) : NULL;
 }
 

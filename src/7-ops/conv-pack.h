@@ -23,7 +23,7 @@ typedef struct tshi_conv_tap {
 
 /* The images that B is read from, and the grid of positions. */
 typedef struct tshi_conv_source {
-    const tsh_real *data; /* (batch, groups * channels, size[0], size[1]) */
+    const tsh_real *data;            /* (batch, groups * channels, size[0], size[1]) */
     int64_t batch, groups, channels; /* channels: per group */
     int64_t size[2], step[2], grid[2];
     const tshi_conv_tap *tap;
@@ -114,8 +114,7 @@ static void tshi_conv_locate(const tshi_conv_source *s, int64_t column, int cols
                 if (from >= to || u->y < tap->from[0] || u->y >= tap->to[0]) continue;
                 p->first = u->lane - b * s->block + (int)(from - u->x);
                 p->count = (int)(to - from);
-                p->at = u->image * image +
-                        (u->y * s->step[0] + tap->offset[0]) * s->size[1] +
+                p->at = u->image * image + (u->y * s->step[0] + tap->offset[0]) * s->size[1] +
                         (from - p->first) * s->step[1] + tap->offset[1];
                 n++;
             }
@@ -155,8 +154,8 @@ static uint32_t tshi_conv_spread(uint32_t mask) {
     return (mask | mask << 1) & 0x55555555u;
 }
 
-/* Replaces the lanes `mask` of y by floats from `from` on, `step` apart: 1 or 2, a constant. Elements
- * of other lanes are not read. even: the numbers 0, 2, 4, ... */
+/* Replaces the lanes `mask` of y by floats from `from` on, `step` apart: 1 or 2, a constant.
+ * Elements of other lanes are not read. even: the numbers 0, 2, 4, ... */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_t mask,
                                                const int step, __m512i even) {
     const float *x = (const float *)from;
@@ -173,7 +172,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
                                                  const tshi_conv_rows *rows,
                                                  const tshi_conv_place *place, int places,
                                                  int64_t k, int64_t c, float *to, const int step) {
-    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2,
+                                          0);
     const int64_t plane = tshi_conv_area(s->size), next = s->taps * rows->pitch;
     const int64_t count = (rows->k1 - k + s->taps - 1) / s->taps; /* number of rows to copy */
     uintptr_t from = (uintptr_t)rows->group + (uintptr_t)(c * plane) * sizeof(float);
@@ -190,8 +190,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
         __m512 y = _mm512_setzero_ps();
         for (int j = 0; j < places; j++) {
             const uint32_t mask = ((1u << place[j].count) - 1u) << place[j].first;
-            y = tshi_conv_lanes(y, from + (uintptr_t)place[j].at * sizeof(float), mask, step,
-                                even);
+            y = tshi_conv_lanes(y, from + (uintptr_t)place[j].at * sizeof(float), mask, step, even);
         }
         _mm512_storeu_ps(to, y);
         from += (uintptr_t)plane * sizeof(float);
@@ -209,9 +208,9 @@ TSHI_AVX512 static void tshi_conv_copy_avx512(const tshi_conv_source *s, const t
 }
 #endif
 
-/* Copies rows of a sliver of B, whose places are known. */
-static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
-                           const tshi_conv_rows *rows) {
+/* Does what tshi_conv_pack does, for the channels of rows k0 to k1 at once. */
+static void tshi_conv_pack_some(const tshi_conv_source *s, const tshi_conv_places *places,
+                                const tshi_conv_rows *rows) {
     const int blocks = tshi_conv_blocks(s);
     for (int64_t t = 0; t < s->taps; t++) {
         /* the first channel whose row of tap t is not before k0 */
@@ -228,5 +227,19 @@ static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *pl
 #endif
             tshi_conv_copy(s, rows, places->place + *start, n, k, c, to);
         }
+    }
+}
+
+/* Copies rows of a sliver of B, whose places are known: a few channels at a time, so that what one
+ * tap has read is still in cache for the next. (The planes of channels often begin in one set of a
+ * cache.) */
+static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
+                           const tshi_conv_rows *rows) {
+    enum { CHANNELS = 8 };
+    tshi_conv_rows some = *rows;
+    for (; some.k0 < rows->k1; some.k0 = some.k1) {
+        some.k1 = tshi_base_min(rows->k1, (some.k0 / s->taps + CHANNELS) * s->taps);
+        tshi_conv_pack_some(s, places, &some);
+        some.to += (some.k1 - some.k0) * rows->pitch;
     }
 }

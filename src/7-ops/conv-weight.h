@@ -6,20 +6,22 @@
 
 /* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the
  * kernel covers, as in >>conv-pack, and map is the gradient of the map (or, of a transposed
- * convolution, its input). The columns, image after image, are cut into chunks of up to
- * TSHI_CONV_CHUNK. A chunk of rows of B is copied, and the product B map^T of the chunk is added to
- * dW^T, of which each thread has some rows. Chunks are added in order, so the sums do not depend on
- * threads. */
+ * convolution, its input). Each thread computes some rows of dW^T = B map^T. The columns, image
+ * after image, are cut into chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed, block
+ * after block of rows of B is copied, and the product is added to dW^T. Chunks are added in order,
+ * so the sums do not depend on threads. */
 typedef struct tshi_conv_weights {
     tsh_ctx *ctx;
     tshi_conv_source source; /* B */
     const tsh_real *map;     /* (batch, groups * outs, grid[0], grid[1]) */
     int64_t outs, k;         /* map channels per group; rows of B */
+    int64_t wide;            /* elements of a row of dW^T in memory: outs, up to whole slivers */
     tshi_dest dest;          /* dW (groups * outs, k), dense */
     int64_t columns, chunk;  /* of B; of a chunk */
-    int64_t strips, block;   /* strips of mr rows of B per group; max rows at a time */
+    int64_t strips;          /* strips of mr rows of B per group */
+    int64_t most, block;     /* max rows of B of a piece in one group; of a block */
     char *scratch;           /* of all pieces */
-    size_t each, at[4];      /* bytes of scratch of one piece; where its parts begin after the
+    size_t each, at[3];      /* bytes of scratch of one piece; where its parts begin after the
                               * places */
 } tshi_conv_weights;
 
@@ -27,16 +29,15 @@ typedef struct tshi_conv_weights {
 typedef struct tshi_conv_weight_scratch {
     tshi_conv_places places;
     tsh_real *rows; /* (block, pitch): a chunk of rows of B */
-    tsh_real *map;  /* (outs, chunk): the map's values, if they are of several images */
-    tsh_real *sums; /* (block, outs): rows of dW^T */
-    char *gemm;     /* scratch of the product */
+    tsh_real *map;  /* (wide / nr, chunk, nr): the map in a chunk, packed in slivers */
+    tsh_real *sums; /* (most, wide): rows of dW^T */
 } tshi_conv_weight_scratch;
 
 enum {
-    TSHI_CONV_CHUNK = 384, /* max columns of a chunk: one slice of a product */
+    TSHI_CONV_CHUNK = 384, /* max columns of a chunk */
     TSHI_CONV_PITCH = 16,  /* elements between two rows of a chunk, so that not all begin in one set
                             * of a cache */
-    TSHI_CONV_BLOCK = 264  /* max rows of B at a time: with a chunk, a quarter of an L2 cache */
+    TSHI_CONV_BLOCK = 264  /* max rows of a block: with a chunk, a quarter of an L2 cache */
 };
 
 /* Returns the elements from row to row of a chunk of B. */
@@ -46,15 +47,11 @@ static int64_t tshi_conv_pitch(const tshi_conv_weights *p) {
 
 /* Sets where the parts of a piece's scratch begin, and the bytes of all. */
 static void tshi_conv_weight_layout(tshi_conv_weights *p) {
-    const tshi_gemm_kernel *kernel = p->ctx->gemm_kernel;
-    const size_t size = sizeof(tsh_real);
     size_t *const at = p->at;
     at[0] = (tshi_conv_places_bytes(&p->source) + 63) / 64 * 64;
-    at[1] = at[0] + ((size_t)(p->block * tshi_conv_pitch(p)) * size + 63) / 64 * 64;
-    at[2] = at[1] + ((size_t)(p->outs * p->chunk) * size + 63) / 64 * 64;
-    at[3] = at[2] + ((size_t)(p->block * p->outs) * size + 63) / 64 * 64;
-    p->each = at[3] + tshi_gemm_scratch(kernel, p->block, p->outs, p->chunk, p->outs, 1);
-    p->each = (p->each + 63) / 64 * 64;
+    at[1] = at[0] + (tshi_dtype_reals(p->block * tshi_conv_pitch(p)) + 63) / 64 * 64;
+    at[2] = at[1] + (tshi_dtype_reals(p->wide * p->chunk) + 63) / 64 * 64;
+    p->each = at[2] + (tshi_dtype_reals(p->most * p->wide) + 63) / 64 * 64;
 }
 
 /* Returns the parts of a piece's scratch. */
@@ -66,30 +63,25 @@ static tshi_conv_weight_scratch tshi_conv_weight_split(const tshi_conv_weights *
     w.rows = (tsh_real *)(void *)(at + p->at[0]);
     w.map = (tsh_real *)(void *)(at + p->at[1]);
     w.sums = (tsh_real *)(void *)(at + p->at[2]);
-    w.gemm = at + p->at[3];
     return w;
 }
 
-/* Returns the map's values of a group in columns [from, from + n) as a matrix (outs, n): in place if
- * they are of one image, else copied. */
-static tshi_matrix tshi_conv_map(const tshi_conv_weights *p, int64_t group, int64_t from, int64_t n,
-                                 tsh_real *copy) {
+/* Packs the map's channels of a group in columns [from, from + n), image after image. */
+static void tshi_conv_pack_map(const tshi_conv_weights *p, int64_t group, int64_t from, int64_t n,
+                               tsh_real *to) {
     const int64_t area = tshi_conv_area(p->source.grid), image = p->source.groups * p->outs * area;
-    const tsh_real *map = p->map + group * p->outs * area;
-    if (from % area + n <= area)
-        return tshi_gemm_matrix(
-            (tsh_real *)tshi_kernel_unconst(map + from / area * image + from % area), area, 1);
+    const int nr = p->source.nr;
     for (int64_t done = 0, length; done < n; done += length) {
-        const tsh_real *x = map + (from + done) / area * image + (from + done) % area;
+        const tsh_real *x = p->map + (from + done) / area * image + group * p->outs * area +
+                            (from + done) % area;
         length = tshi_base_min(n - done, area - (from + done) % area);
-        for (int64_t i = 0; i < p->outs; i++)
-            tshi_kernel_move_dense(copy + i * n + done, x + i * area,
-                                   (size_t)length * sizeof *copy);
+        for (int64_t j = 0; j < p->outs; j += nr)
+            tshi_gemm_pack(to + j * n + done * nr, nr, (int)tshi_base_min(nr, p->outs - j), length,
+                           x + j * area, area, 1);
     }
-    return tshi_gemm_matrix(copy, n, 1);
 }
 
-/* Writes rows [k0, k0 + n) of a group's dW^T, `sums` (n, outs), to dW. */
+/* Writes rows [k0, k0 + n) of a group's dW^T, `sums` (n, wide), to dW. */
 static void tshi_conv_turn(const tshi_conv_weights *p, const tsh_real *sums, int64_t group,
                            int64_t k0, int64_t n) {
     enum { SIDE = 16 }; /* rows and columns that are transposed at a time */
@@ -98,32 +90,45 @@ static void tshi_conv_turn(const tshi_conv_weights *p, const tsh_real *sums, int
             for (int64_t oc = j; oc < tshi_base_min(j + SIDE, p->outs); oc++) {
                 tsh_real *to = p->dest.data + (group * p->outs + oc) * p->k + k0;
                 const int64_t end = tshi_base_min(i + SIDE, n);
-                for (int64_t k = i; k < end && p->dest.add; k++) to[k] += sums[k * p->outs + oc];
-                for (int64_t k = i; k < end && !p->dest.add; k++) to[k] = sums[k * p->outs + oc];
+                for (int64_t k = i; k < end && p->dest.add; k++) to[k] += sums[k * p->wide + oc];
+                for (int64_t k = i; k < end && !p->dest.add; k++) to[k] = sums[k * p->wide + oc];
             }
 }
 
-/* Computes rows [k0, k0 + n) of a group's dW^T. progress: see tshi_product. */
+/* Adds to rows [k0, k0 + n) of a group's dW^T, `sums`, the products of the columns [from, from +
+ * length), whose map is packed. The first chunk, from 0, overwrites them. */
 static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
-                                   int64_t group, int64_t k0, int64_t n,
-                                   const tshi_gemm_progress *progress) {
+                                   int64_t group, int64_t k0, int64_t n, int64_t from,
+                                   int64_t length, tsh_real *sums) {
     const tshi_conv_source *s = &p->source;
     const int64_t pitch = tshi_conv_pitch(p);
+    const tshi_matmul_strips a = {w->rows, pitch, 1, pitch};
     tshi_conv_rows rows = {s->data + group * s->channels * tshi_conv_area(s->size), k0, k0 + n,
                            pitch, NULL};
-    const tshi_matrix sums = tshi_gemm_matrix(w->sums, p->outs, 1);
+    for (int64_t at = 0; at < length; at += s->nr) {
+        rows.to = w->rows + at;
+        tshi_conv_locate(s, from + at, (int)tshi_base_min(s->nr, length - at), &w->places);
+        tshi_conv_pack(s, &w->places, &rows);
+    }
+    for (int64_t j = 0; j < p->outs; j += s->nr) {
+        const tshi_matrix c = tshi_gemm_matrix(sums + j, p->wide, 1);
+        tshi_conv_tiles(p->ctx->gemm_kernel, n, (int)tshi_base_min(s->nr, p->outs - j), length, a,
+                        w->map + j * length, from > 0 ? &c : NULL, c);
+    }
+}
+
+/* Computes rows [k0, k0 + n) of a group's dW^T. progress 1: lets collectives progress meanwhile. */
+static void tshi_conv_weight_rows(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
+                                  int64_t group, int64_t k0, int64_t n, int progress) {
+    const int64_t block = tshi_gemm_even(n, p->block, p->ctx->gemm_kernel->mr);
     for (int64_t from = 0; from < p->columns; from += p->chunk) {
         const int64_t length = tshi_base_min(p->chunk, p->columns - from);
-        const tshi_matrix b = tshi_gemm_transposed(tshi_conv_map(p, group, from, length, w->map));
-        const tshi_matrix a = tshi_gemm_matrix(w->rows, pitch, 1);
-        const tshi_product x = {n, p->outs, length, 1, TSHI_R(from > 0), a, b, sums, sums,
-                                progress};
-        for (int64_t at = 0; at < length; at += s->nr) {
-            rows.to = w->rows + at;
-            tshi_conv_locate(s, from + at, (int)tshi_base_min(s->nr, length - at), &w->places);
-            tshi_conv_pack(s, &w->places, &rows);
+        tshi_conv_pack_map(p, group, from, length, w->map);
+        for (int64_t i = 0; i < n; i += block) {
+            tshi_conv_weight_block(p, w, group, k0 + i, tshi_base_min(block, n - i), from, length,
+                                   w->sums + i * p->wide);
+            if (progress) tshi_tape_progress(p->ctx);
         }
-        tshi_gemm_run(p->ctx->gemm_kernel, w->gemm, x);
     }
     tshi_conv_turn(p, w->sums, group, k0, n);
 }
@@ -132,15 +137,12 @@ static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_
 static void tshi_conv_weight_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_weights *p = (const tshi_conv_weights *)job;
     const int64_t mr = p->ctx->gemm_kernel->mr;
-    const tshi_gemm_progress progress = {tshi_tape_progress, p->ctx, 0};
     tshi_conv_weight_scratch w = tshi_conv_weight_split(p, piece);
     for (int64_t n; from < to; from += n) {
-        const int64_t first = from % p->strips, left = tshi_base_min(to - from, p->strips - first);
-        n = tshi_gemm_even(left, p->block / mr, 1);
-        if (n > left) n = left;
-        tshi_conv_weight_block(p, &w, from / p->strips, first * mr,
-                               tshi_base_min(n * mr, p->k - first * mr),
-                               piece ? NULL : &progress);
+        const int64_t first = from % p->strips;
+        n = tshi_base_min(to - from, p->strips - first);
+        tshi_conv_weight_rows(p, &w, from / p->strips, first * mr,
+                              tshi_base_min(n * mr, p->k - first * mr), piece == 0);
     }
 }
 
@@ -172,9 +174,11 @@ static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *i
     p.columns = c->batch * tshi_conv_area(c->map);
     p.chunk = p.columns ? tshi_gemm_even(p.columns, TSHI_CONV_CHUNK, 32) : 1;
     p.strips = tshi_base_ceil(p.k, kernel->mr);
-    p.block = tshi_base_min(TSHI_CONV_BLOCK / kernel->mr, p.strips) * kernel->mr;
+    p.wide = tshi_base_ceil(p.outs, kernel->nr) * kernel->nr;
     pieces = tshi_team_parts(ctx, total * (p.columns + 1), MIN_WORK);
     pieces = (int)tshi_base_min(pieces, p.strips * c->groups);
+    p.most = tshi_base_min(p.strips, tshi_base_ceil(p.strips * c->groups, pieces)) * kernel->mr;
+    p.block = tshi_base_min(TSHI_CONV_BLOCK / kernel->mr * kernel->mr, p.most);
     tshi_conv_weight_layout(&p);
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p.each, (size_t)pieces));
     if (scratch && p.columns) {

@@ -4,8 +4,8 @@
 /* Needs: >>tensor.                                                           */
 /* ========================================================================== */
 
-/* Convolutions and transposed convolutions are computed from the same two tensors: the image
- * (N, IC, H, W), over which the kernel slides, and the map (N, OC, OH, OW), which has an element for
+/* Convolutions and transposed convolutions are computed from the same two tensors: the image (N,
+ * IC, H, W), over which the kernel slides, and the map (N, OC, OH, OW), which has an element for
  * each position of the kernel. The weight is (OC, IC / groups, KH, KW). With ci, the channels of
  * oc's group:
  *
@@ -21,8 +21,8 @@ typedef struct tshi_conv {
     int64_t batch, groups;
     int64_t ins, outs; /* channels of the image and of the map, per group */
     int64_t image[2], map[2], kernel[2], stride[2], padding[2], dilation[2];
-    int transposed;    /* 1: a transposed convolution: the input is the map */
-    int reduce;        /* 1: row-parallel: the output is all-reduced */
+    int transposed; /* 1: a transposed convolution: the input is the map */
+    int reduce;     /* 1: row-parallel: the output is all-reduced */
 } tshi_conv;
 
 enum { TSHI_CONV_MOST = 1 << 30 }; /* max length of an image, a kernel, and each option */
@@ -41,8 +41,10 @@ static int tshi_conv_pair(tsh_ctx *ctx, const char *op, const char *name, const 
     for (int d = 0; d < dims; d++) {
         to[2 - dims + d] = from[d] ? from[d] : usual;
         if (from[d] && (from[d] < least || from[d] > TSHI_CONV_MOST))
-            return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: %s[%d] is %lld, not 0 (for %lld) or %lld "
-                            "to %d", op, name, d, (long long)from[d], (long long)usual,
+            return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                            "%s: %s[%d] is %lld, not 0 (for %lld) or %lld "
+                            "to %d",
+                            op, name, d, (long long)from[d], (long long)usual,
                             (long long)(least ? least : 1), TSHI_CONV_MOST) == TSH_OK;
     }
     return 1;
@@ -87,9 +89,8 @@ static int tshi_conv_fits(const char *op, tsh_tensor *const *in, int dims, int64
                         shape[dims - 1], transposed ? "in, out / groups" : "out, in / groups",
                         kernel[dims - 1]) == TSH_OK;
     if (b && b->dim[0] != outs)
-        return tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                        "%s: weight gives %lld channels, bias has %lld", op, (long long)outs,
-                        (long long)b->dim[0]) == TSH_OK;
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: weight gives %lld channels, bias has %lld", op,
+                        (long long)outs, (long long)b->dim[0]) == TSH_OK;
     return 1;
 }
 

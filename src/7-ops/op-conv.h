@@ -84,9 +84,10 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
         tshi_conv_output(ctx, c, x, w, c->reduce ? NULL : b, y);
     if (y) tshi_kernel_output_done(out, scratch[3]);
     if (ctx->error.code == TSH_OK && c->reduce)
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, tshi_tensor_at(out),
-                                                 tsh_local_numel(out), out->dtype, TSH_SUM),
-                              "all-reduce of a row-parallel convolution");
+        (void)tshi_error_comm(
+            ctx,
+            tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_local_numel(out), out->dtype, TSH_SUM),
+            "all-reduce of a row-parallel convolution");
     if (ctx->error.code == TSH_OK && c->reduce && b) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
@@ -97,8 +98,8 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
     for (int i = 2; i >= 0; i--) tshi_mem_release(ctx, scratch[i]);
 }
 
-/* Returns x, or this rank's channels of a replicated x whose weight takes a shard of them; a copy if
- * it is not dense. NULL: an error. */
+/* Returns x, or this rank's channels of a replicated x whose weight takes a shard of them; a copy
+ * if it is not dense. NULL: an error. */
 static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tensor *w,
                                    const tshi_rule_channels *how) {
     tsh_layout layout;
@@ -109,7 +110,7 @@ static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tens
 
 /* Runs a convolution: op 1d or 2d by dims, plain or transposed. */
 static tsh_tensor *tshi_conv_call(const tshi_op *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
-                                 const tsh_conv_options *options, int dims, int transposed) {
+                                  const tsh_conv_options *options, int dims, int transposed) {
     static const tsh_conv_options usual = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0};
     tsh_tensor *in[3] = {x, w, b}, *out;
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, in, b ? 3 : 2);
@@ -139,12 +140,12 @@ static tsh_tensor *tshi_conv_call(const tshi_op *op, tsh_tensor *x, tsh_tensor *
 
 /* Defines a public function tsh_<name> and its op. */
 #define TSHI_CONV(name, dims, transposed)                                                          \
-    static const tshi_op tshi_##name##_op = {"tsh_" #name,       "x weight bias",                  \
-                                             tshi_rule_conv,     tshi_conv_backward,               \
+    static const tshi_op tshi_##name##_op = {"tsh_" #name,         "x weight bias",                \
+                                             tshi_rule_conv,       tshi_conv_backward,             \
                                              TSHI_X | TSHI_WEIGHT, 0};                             \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,            \
                                    const tsh_conv_options *options) {                              \
-        return tshi_conv_call(&tshi_##name##_op, x, weight, bias, options, dims, transposed);       \
+        return tshi_conv_call(&tshi_##name##_op, x, weight, bias, options, dims, transposed);      \
     }
 TSHI_CONV(conv1d, 1, 0)
 TSHI_CONV(conv2d, 2, 0)

@@ -181,6 +181,14 @@ static const tshi_mlp_lists tshi_policy_llama_mlp = {
 TSHI_POLICY_T5_MLP(t5, "layer.1.DenseReluDense.");
 TSHI_POLICY_T5_MLP(t5_decoder, "layer.2.DenseReluDense.");
 
+/* torchvision's ResNets: between conv1, which is column-parallel, and conv2, which is row-parallel,
+ * the batch norm has shards of its channels. The stem, shortcuts and a third convolution are
+ * replicated. */
+static const tshi_mlp_lists tshi_policy_resnet_mlp = {
+    {TSHI_POLICY_LAYER(W, "conv1", 0, NULL, 0),
+     {TSHI_POLICY_WB("bn1"), 0, TSH_COLWISE, 0, 1, NULL, 0}},
+    {TSHI_POLICY_LAYER(W, "conv2", 0, NULL, 0)}};
+
 #define TSHI_POLICY_FAMILY(name, blocks, attention, mlp, next)                                     \
     { name, blocks, tshi_policy_##attention.qkv, tshi_policy_##attention.out,                      \
       tshi_policy_##mlp##_mlp.in, tshi_policy_##mlp##_mlp.out, NULL, next }
@@ -211,6 +219,8 @@ static const tsh_policy tshi_policy_shipped[] = {
     TSHI_POLICY_FAMILY("vit", "**.layer.*", vit, bert, NULL),
     TSHI_POLICY_FAMILY("clip", "**.layers.*", opt, clip, NULL),
     TSHI_POLICY_FAMILY("deit", "**.layer.*", vit, bert, NULL),
+    {"resnet", "**.layer?.*", NULL, NULL, tshi_policy_resnet_mlp.in, tshi_policy_resnet_mlp.out,
+     NULL, NULL},
 };
 
 #undef TSHI_POLICY_WB

@@ -4,8 +4,8 @@ them, with their gradients.
 
     python3 tests/golden/conv.py      (torch 2.13 and safetensors)
 
-A case has in0, in1, in2 (input, weight, bias), out, g (the gradient of out) and grad0, grad1, grad2;
-and options, the numbers that the test's tables of options are made of. Convolutions are of small
+A case has in0, in1, in2 (input, weight, bias), out, g (the gradient of out) and grad0, grad1,
+grad2; and options, integers as the fields of the op's descriptor. Convolutions are of small
 integers, so their sums are exact in any order.
 """
 
@@ -45,15 +45,15 @@ def add(name, options, fn, inputs, g=integers):
 CONVS = [
     (2, 3, 5, (6, 7), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 1, True),
     (1, 2, 3, (5, 5), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1, False),
-    (3, 4, 6, (9, 8), (3, 2), (2, 1), (1, 0), (1, 0), (1, 1), 2, True),
-    (2, 3, 4, (11, 13), (3, 3), (2, 2), (2, 3), (1, 1), (2, 1), 1, True),
+    (2, 4, 6, (7, 6), (3, 2), (2, 1), (1, 0), (1, 0), (1, 1), 2, True),
+    (1, 2, 4, (9, 11), (3, 3), (2, 2), (2, 3), (1, 1), (2, 1), 1, True),
     (2, 4, 4, (7, 6), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 4, True),
-    (2, 3, 6, (8, 9), (3, 3), (2, 2), (1, 1), (1, 0), (1, 1), 3, False),
-    (2, 1, 3, (8, 40), (5, 5), (1, 2), (2, 2), (0, 1), (1, 1), 1, True),
-    (1, 3, 2, (9, 40), (2, 3), (3, 3), (0, 1), (2, 2), (1, 2), 1, True),
-    (2, 5, 14, (4, 4), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 1, True),
+    (1, 3, 6, (8, 9), (3, 3), (2, 2), (1, 1), (1, 0), (1, 1), 3, False),
+    (1, 1, 3, (8, 40), (5, 5), (1, 2), (2, 2), (0, 1), (1, 1), 1, True),
+    (1, 2, 2, (4, 40), (2, 3), (3, 3), (0, 1), (2, 2), (1, 2), 1, True),
+    (2, 3, 14, (4, 4), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 1, True),
     (1, 2, 3, (4, 3), (2, 2), (3, 3), (0, 0), (0, 0), (1, 1), 1, True),
-    (2, 2, 2, (33, 34), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 1, False),
+    (1, 2, 2, (20, 34), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 1, False),
 ]
 
 
@@ -81,8 +81,71 @@ def convolutions():
                     [x, w, *b])
 
 
+# size, kernel, stride, padding, dilation, ceil_mode
+POOLS = [
+    ((7, 8), (3, 3), (2, 2), (1, 1), (1, 1), 0),
+    ((7, 9), (2, 3), (2, 1), (0, 1), (1, 1), 1),
+    ((9, 8), (3, 2), (3, 3), (1, 1), (2, 3), 1),
+    ((5, 37), (2, 5), (1, 2), (1, 2), (1, 1), 0),
+    ((6, 6), (2, 2), (2, 2), (0, 0), (1, 1), 0),
+    ((4, 3), (2, 2), (3, 3), (1, 1), (1, 1), 1),
+]
+
+
+def pools():
+    for i, (size, kernel, s, p, d, ceil) in enumerate(POOLS):
+        for dims in (1, 2):
+            end = 2 - dims
+            x = integers(1, 2, *size[end:])  # with ties
+            if i == 3:
+                x[0, 0, 0] = float("nan")
+            one = dict(kernel_size=kernel[end:], stride=s[end:], padding=p[end:],
+                       ceil_mode=bool(ceil))
+            pair = [v for t in (kernel, s, p, d) for v in (t if dims == 2 else (t[1], 0))]
+            most = F.max_pool1d if dims == 1 else F.max_pool2d
+            add(f"max{dims}d_{i}", [*pair, ceil, 0, 0],
+                lambda x, most=most, one=one, d=d, end=end: most(x, dilation=d[end:], **one), [x])
+            if i == 2:
+                continue
+            x = reals(1, 2, *size[end:])
+            mean = F.avg_pool1d if dims == 1 else F.avg_pool2d
+            for include in (True, False):
+                add(f"avg{dims}d_{i}_{int(include)}",
+                    [*pair[:6], 0, 0, ceil, 0 if include else 2, 0],
+                    lambda x, mean=mean, one=one, c=include: mean(x, count_include_pad=c, **one),
+                    [x], reals)
+    add("avg2d_6_1", [3, 3, 2, 2, 1, 1, 0, 0, 0, 0, 5],
+        lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=5), [reals(1, 2, 6, 7)], reals)
+    for i, (size, to) in enumerate([((7, 7), (1, 1)), ((7, 9), (3, 4)), ((5, 4), (8, 4)),
+                                    ((6, 40), (3, 2))]):
+        add(f"adaptive2d_{i}", to, lambda x, to=to: F.adaptive_avg_pool2d(x, to),
+            [reals(2, 3, *size)], reals)
+        add(f"adaptive1d_{i}", to, lambda x, to=to: F.adaptive_avg_pool1d(x, to[1]),
+            [reals(2, 3, size[1])], reals)
+
+
+def interpolations():
+    for i, (size, to, scale) in enumerate([
+            ((4, 5), (7, 9), None), ((7, 9), (3, 4), None), ((5, 6), None, (2.0, 1.5)),
+            ((5, 6), None, (0.6, 2.7)), ((4, 4), (4, 1), None), ((1, 3), (5, 6), None)]):
+        for dims, linear in ((1, "linear"), (2, "bilinear")):
+            end = 2 - dims
+            for mode, align in (("nearest", None), (linear, False), (linear, True)):
+                kw = dict(size=to[end:] if to else None,
+                          scale_factor=scale[end:] if scale else None, mode=mode, align_corners=align)
+                own = (list(to) if to else [0, 0])[end:] + [0] * end
+                hundredths = [round(100 * v) for v in (scale or (0, 0))][end:] + [0] * end
+                way = 0 if mode == "nearest" else 1 + align
+                add(f"interpolate{dims}d_{i}_{way}", own + hundredths + [way > 0, way == 2],
+                    lambda x, kw=kw: F.interpolate(x, **kw), [reals(2, 2, *size[end:])], reals)
+    add("shuffle_0", [2], lambda x: F.pixel_shuffle(x, 2), [reals(2, 8, 3, 2)], reals)
+    add("shuffle_1", [3], lambda x: F.pixel_shuffle(x, 3), [reals(1, 9, 2, 3)], reals)
+
+
 def main():
     convolutions()
+    pools()
+    interpolations()
     for name, t in tensors.items():
         tensors[name] = t.contiguous()
     save_file(tensors, os.path.join(HERE, "conv.safetensors"))
