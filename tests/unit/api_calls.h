@@ -23,8 +23,9 @@ enum {
     STRUCT_tsh_attention_layer_desc,
     STRUCT_tsh_mlp_desc,
     STRUCT_tsh_policy,
-    STRUCT_tsh_optim_desc,
     STRUCT_tsh_schedule,
+    STRUCT_tsh_plateau,
+    STRUCT_tsh_optim_desc,
     STRUCT_tsh_pipeline_desc,
     STRUCT_tsh_file_desc,
     STRUCT_tsh_trace_desc,
@@ -363,6 +364,39 @@ static const api_field fields_of_tsh_policy[] = {
     {offsetof(tsh_policy, arguments), {NAMES, 0, "arguments"}},
 };
 
+static const api_field fields_of_tsh_schedule[] = {
+    {offsetof(tsh_schedule, kind), {ENUM, 0, "kind"}},
+    {offsetof(tsh_schedule, lr), {DOUBLE, 0, "lr"}},
+    {offsetof(tsh_schedule, lr_min), {DOUBLE, 0, "lr_min"}},
+    {offsetof(tsh_schedule, warmup), {LONG, 0, "warmup"}},
+    {offsetof(tsh_schedule, total), {LONG, 0, "total"}},
+    {offsetof(tsh_schedule, period), {LONG, 0, "period"}},
+    {offsetof(tsh_schedule, gamma), {DOUBLE, 0, "gamma"}},
+    {offsetof(tsh_schedule, pct_start), {DOUBLE, 0, "pct_start"}},
+    {offsetof(tsh_schedule, div_factor), {DOUBLE, 0, "div_factor"}},
+    {offsetof(tsh_schedule, final_div_factor), {DOUBLE, 0, "final_div_factor"}},
+    {offsetof(tsh_schedule, decay), {LONG, 0, "decay"}},
+    {offsetof(tsh_schedule, shape), {ENUM, 0, "shape"}},
+    {offsetof(tsh_schedule, factor), {FUNCTION, 9, "factor"}},
+    {offsetof(tsh_schedule, user), {USER, 0, "user"}},
+};
+
+static const api_field fields_of_tsh_plateau[] = {
+    {offsetof(tsh_plateau, lr), {DOUBLE, 0, "lr"}},
+    {offsetof(tsh_plateau, factor), {DOUBLE, 0, "factor"}},
+    {offsetof(tsh_plateau, patience), {LONG, 0, "patience"}},
+    {offsetof(tsh_plateau, threshold), {DOUBLE, 0, "threshold"}},
+    {offsetof(tsh_plateau, absolute), {INT, 0, "absolute"}},
+    {offsetof(tsh_plateau, largest), {INT, 0, "largest"}},
+    {offsetof(tsh_plateau, cooldown), {LONG, 0, "cooldown"}},
+    {offsetof(tsh_plateau, lr_min), {DOUBLE, 0, "lr_min"}},
+    {offsetof(tsh_plateau, eps), {DOUBLE, 0, "eps"}},
+    {offsetof(tsh_plateau, best), {DOUBLE, 0, "best"}},
+    {offsetof(tsh_plateau, bad), {LONG, 0, "bad"}},
+    {offsetof(tsh_plateau, cooling), {LONG, 0, "cooling"}},
+    {offsetof(tsh_plateau, calls), {LONG, 0, "calls"}},
+};
+
 static const api_field fields_of_tsh_optim_desc[] = {
     {offsetof(tsh_optim_desc, kind), {ENUM, 0, "kind"}},
     {offsetof(tsh_optim_desc, lr), {DOUBLE, 0, "lr"}},
@@ -377,23 +411,32 @@ static const api_field fields_of_tsh_optim_desc[] = {
     {offsetof(tsh_optim_desc, grad_dtype), {DTYPE, 0, "grad_dtype"}},
     {offsetof(tsh_optim_desc, moments_dtype), {DTYPE, 0, "moments_dtype"}},
     {offsetof(tsh_optim_desc, round_weights), {INT, 0, "round_weights"}},
-};
-
-static const api_field fields_of_tsh_schedule[] = {
-    {offsetof(tsh_schedule, kind), {ENUM, 0, "kind"}},
-    {offsetof(tsh_schedule, lr), {DOUBLE, 0, "lr"}},
-    {offsetof(tsh_schedule, lr_min), {DOUBLE, 0, "lr_min"}},
-    {offsetof(tsh_schedule, warmup), {LONG, 0, "warmup"}},
-    {offsetof(tsh_schedule, total), {LONG, 0, "total"}},
+    {offsetof(tsh_optim_desc, schedule), {STRUCT, STRUCT_tsh_schedule, "schedule"}},
+    {offsetof(tsh_optim_desc, alpha), {DOUBLE, 0, "alpha"}},
+    {offsetof(tsh_optim_desc, centered), {INT, 0, "centered"}},
+    {offsetof(tsh_optim_desc, lr_decay), {DOUBLE, 0, "lr_decay"}},
+    {offsetof(tsh_optim_desc, momentum_decay), {DOUBLE, 0, "momentum_decay"}},
+    {offsetof(tsh_optim_desc, decoupled), {INT, 0, "decoupled"}},
+    {offsetof(tsh_optim_desc, beta2_decay), {DOUBLE, 0, "beta2_decay"}},
+    {offsetof(tsh_optim_desc, eps2), {DOUBLE, 0, "eps2"}},
+    {offsetof(tsh_optim_desc, d), {DOUBLE, 0, "d"}},
+    {offsetof(tsh_optim_desc, ns_coefficients), {DOUBLE, 0, "ns_coefficients"}},
+    {offsetof(tsh_optim_desc, ns_steps), {INT, 0, "ns_steps"}},
+    {offsetof(tsh_optim_desc, adjust_lr_fn), {ENUM, 0, "adjust_lr_fn"}},
+    {offsetof(tsh_optim_desc, custom.name), {TEXT, 0, "custom.name"}},
+    {offsetof(tsh_optim_desc, custom.moments), {INT, 0, "custom.moments"}},
+    {offsetof(tsh_optim_desc, custom.whole), {INT, 0, "custom.whole"}},
+    {offsetof(tsh_optim_desc, custom.update), {FUNCTION, 10, "custom.update"}},
+    {offsetof(tsh_optim_desc, custom.user), {USER, 0, "custom.user"}},
 };
 
 static const api_field fields_of_tsh_pipeline_desc[] = {
     {offsetof(tsh_pipeline_desc, micro_batches), {COUNT, 0, "micro_batches"}},
     {offsetof(tsh_pipeline_desc, counts), {INTS, 0, "counts"}},
     {offsetof(tsh_pipeline_desc, schedule), {ENUM, 0, "schedule"}},
-    {offsetof(tsh_pipeline_desc, input), {FUNCTION, 9, "input"}},
-    {offsetof(tsh_pipeline_desc, loss), {FUNCTION, 10, "loss"}},
-    {offsetof(tsh_pipeline_desc, weight), {FUNCTION, 11, "weight"}},
+    {offsetof(tsh_pipeline_desc, input), {FUNCTION, 11, "input"}},
+    {offsetof(tsh_pipeline_desc, loss), {FUNCTION, 12, "loss"}},
+    {offsetof(tsh_pipeline_desc, weight), {FUNCTION, 13, "weight"}},
     {offsetof(tsh_pipeline_desc, user), {USER, 0, "user"}},
 };
 
@@ -405,14 +448,15 @@ static const api_field fields_of_tsh_file_desc[] = {
     {offsetof(tsh_file_desc, rename), {STRUCT, STRUCT_tsh_rename, "rename"}},
     {offsetof(tsh_file_desc, ignore), {NAMES, 0, "ignore"}},
     {offsetof(tsh_file_desc, broadcast), {INT, 0, "broadcast"}},
-    {offsetof(tsh_file_desc, read_at), {FUNCTION, 12, "read_at"}},
+    {offsetof(tsh_file_desc, read_at), {FUNCTION, 14, "read_at"}},
     {offsetof(tsh_file_desc, user), {USER, 0, "user"}},
+    {offsetof(tsh_file_desc, ema), {EMA, 0, "ema"}},
 };
 
 static const api_field fields_of_tsh_trace_desc[] = {
     {offsetof(tsh_trace_desc, path), {TEXT, 0, "path"}},
-    {offsetof(tsh_trace_desc, print), {FUNCTION, 13, "print"}},
-    {offsetof(tsh_trace_desc, now), {FUNCTION, 14, "now"}},
+    {offsetof(tsh_trace_desc, print), {FUNCTION, 15, "print"}},
+    {offsetof(tsh_trace_desc, now), {FUNCTION, 16, "now"}},
     {offsetof(tsh_trace_desc, user), {USER, 0, "user"}},
     {offsetof(tsh_trace_desc, limit), {LONG, 0, "limit"}},
 };
@@ -483,10 +527,12 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_mlp_desc / sizeof(api_field)},
     {"tsh_policy", sizeof(tsh_policy), fields_of_tsh_policy,
         sizeof fields_of_tsh_policy / sizeof(api_field)},
-    {"tsh_optim_desc", sizeof(tsh_optim_desc), fields_of_tsh_optim_desc,
-        sizeof fields_of_tsh_optim_desc / sizeof(api_field)},
     {"tsh_schedule", sizeof(tsh_schedule), fields_of_tsh_schedule,
         sizeof fields_of_tsh_schedule / sizeof(api_field)},
+    {"tsh_plateau", sizeof(tsh_plateau), fields_of_tsh_plateau,
+        sizeof fields_of_tsh_plateau / sizeof(api_field)},
+    {"tsh_optim_desc", sizeof(tsh_optim_desc), fields_of_tsh_optim_desc,
+        sizeof fields_of_tsh_optim_desc / sizeof(api_field)},
     {"tsh_pipeline_desc", sizeof(tsh_pipeline_desc), fields_of_tsh_pipeline_desc,
         sizeof fields_of_tsh_pipeline_desc / sizeof(api_field)},
     {"tsh_file_desc", sizeof(tsh_file_desc), fields_of_tsh_file_desc,
@@ -511,6 +557,8 @@ static const api_function stubs[] = {
     (api_function)stub_tsh_custom_op_desc_forward,
     (api_function)stub_tsh_custom_op_desc_backward,
     (api_function)stub_tsh_module_desc_forward,
+    (api_function)stub_tsh_schedule_factor,
+    (api_function)stub_tsh_custom_optim_update,
     (api_function)stub_tsh_pipeline_desc_input,
     (api_function)stub_tsh_pipeline_desc_loss,
     (api_function)stub_tsh_pipeline_desc_weight,
@@ -887,11 +935,17 @@ static void call_tsh_local_argument(void *const *a) { (void)tsh_local_argument
 static void call_tsh_policy_find(void *const *a) { (void)tsh_policy_find(*(const char **)a[0]); }
 static void call_tsh_parallelize_policy(void *const *a) { (void)tsh_parallelize_policy
     (*(tsh_module **)a[0], *(const tsh_policy **)a[1]); }
+static void call_tsh_schedule_lr(void *const *a) { (void)tsh_schedule_lr
+    (*(const tsh_schedule **)a[0], *(int64_t *)a[1]); }
+static void call_tsh_plateau_step(void *const *a) { (void)tsh_plateau_step(*(tsh_plateau **)a[0],
+    *(double *)a[1]); }
 static void call_tsh_optim_new(void *const *a) { (void)tsh_optim_new(*(tsh_module **)a[0],
     *(const tsh_optim_desc **)a[1]); }
 static void call_tsh_optim_free(void *const *a) { tsh_optim_free(*(tsh_optim **)a[0]); }
 static void call_tsh_optim_group(void *const *a) { (void)tsh_optim_group(*(tsh_optim **)a[0],
     *(const char **)a[1], *(double *)a[2], *(double *)a[3]); }
+static void call_tsh_optim_group_with(void *const *a) { (void)tsh_optim_group_with
+    (*(tsh_optim **)a[0], *(const char **)a[1], *(const tsh_optim_desc **)a[2]); }
 static void call_tsh_optim_set_lr(void *const *a) { tsh_optim_set_lr(*(tsh_optim **)a[0],
     *(double *)a[1]); }
 static void call_tsh_optim_step(void *const *a) { (void)tsh_optim_step(*(tsh_optim **)a[0]); }
@@ -899,8 +953,12 @@ static void call_tsh_optim_state(void *const *a) { (void)tsh_optim_state
     (*(const tsh_optim **)a[0]); }
 static void call_tsh_clip_grad_norm(void *const *a) { (void)tsh_clip_grad_norm
     (*(tsh_module **)a[0], *(double *)a[1], *(double **)a[2]); }
-static void call_tsh_schedule_lr(void *const *a) { (void)tsh_schedule_lr
-    (*(const tsh_schedule **)a[0], *(int64_t *)a[1]); }
+static void call_tsh_ema_new(void *const *a) { (void)tsh_ema_new(*(tsh_module **)a[0],
+    *(double *)a[1]); }
+static void call_tsh_ema_free(void *const *a) { tsh_ema_free(*(tsh_ema **)a[0]); }
+static void call_tsh_ema_update(void *const *a) { (void)tsh_ema_update(*(tsh_ema **)a[0]); }
+static void call_tsh_ema_swap(void *const *a) { (void)tsh_ema_swap(*(tsh_ema **)a[0]); }
+static void call_tsh_ema_updates(void *const *a) { (void)tsh_ema_updates(*(const tsh_ema **)a[0]); }
 static void call_tsh_quantize(void *const *a) { (void)tsh_quantize(*(tsh_module **)a[0],
     *(const char **)a[1], *(tsh_dtype *)a[2]); }
 static void call_tsh_pipeline_new(void *const *a) { (void)tsh_pipeline_new(*(tsh_module **)a[0],
@@ -1228,18 +1286,27 @@ static const api_call calls[] = {
     {"tsh_policy_find", call_tsh_policy_find, 1, {{TEXT, 0, "name"}}},
     {"tsh_parallelize_policy", call_tsh_parallelize_policy, 2, {{MODULE, 0, "root"}, {STRUCT,
         STRUCT_tsh_policy, "policy"}}},
+    {"tsh_schedule_lr", call_tsh_schedule_lr, 2, {{STRUCT, STRUCT_tsh_schedule, "schedule"},
+        {LONG, 0, "step"}}},
+    {"tsh_plateau_step", call_tsh_plateau_step, 2, {{STRUCT, STRUCT_tsh_plateau, "plateau"},
+        {DOUBLE, 0, "metric"}}},
     {"tsh_optim_new", call_tsh_optim_new, 2, {{MODULE, 0, "module"}, {STRUCT,
         STRUCT_tsh_optim_desc, "desc"}}},
     {"tsh_optim_free", call_tsh_optim_free, 1, {{OPTIM, 0, "optim"}}},
     {"tsh_optim_group", call_tsh_optim_group, 4, {{OPTIM, 0, "optim"}, {TEXT, 0, "pattern"},
         {DOUBLE, 0, "lr_scale"}, {DOUBLE, 0, "weight_decay"}}},
+    {"tsh_optim_group_with", call_tsh_optim_group_with, 3, {{OPTIM, 0, "optim"}, {TEXT, 0,
+        "pattern"}, {STRUCT, STRUCT_tsh_optim_desc, "desc"}}},
     {"tsh_optim_set_lr", call_tsh_optim_set_lr, 2, {{OPTIM, 0, "optim"}, {DOUBLE, 0, "lr"}}},
     {"tsh_optim_step", call_tsh_optim_step, 1, {{OPTIM, 0, "optim"}}},
     {"tsh_optim_state", call_tsh_optim_state, 1, {{OPTIM, 0, "optim"}}},
     {"tsh_clip_grad_norm", call_tsh_clip_grad_norm, 3, {{MODULE, 0, "module"}, {DOUBLE, 0,
         "max_norm"}, {DOUBLES, 0, "norm"}}},
-    {"tsh_schedule_lr", call_tsh_schedule_lr, 2, {{STRUCT, STRUCT_tsh_schedule, "schedule"},
-        {LONG, 0, "step"}}},
+    {"tsh_ema_new", call_tsh_ema_new, 2, {{MODULE, 0, "module"}, {DOUBLE, 0, "decay"}}},
+    {"tsh_ema_free", call_tsh_ema_free, 1, {{EMA, 0, "ema"}}},
+    {"tsh_ema_update", call_tsh_ema_update, 1, {{EMA, 0, "ema"}}},
+    {"tsh_ema_swap", call_tsh_ema_swap, 1, {{EMA, 0, "ema"}}},
+    {"tsh_ema_updates", call_tsh_ema_updates, 1, {{EMA, 0, "ema"}}},
     {"tsh_quantize", call_tsh_quantize, 3, {{MODULE, 0, "module"}, {TEXT, 0, "pattern"}, {DTYPE,
         0, "dtype"}}},
     {"tsh_pipeline_new", call_tsh_pipeline_new, 2, {{MODULE, 0, "container"}, {STRUCT,
