@@ -155,7 +155,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     if (desc && desc->schedule) {
         optim->schedule = *desc->schedule;
         optim->desc.schedule = &optim->schedule;
-        if (!optim->schedule.lr) optim->schedule.lr = optim->desc.lr;
+        if (optim->schedule.lr == 0) optim->schedule.lr = optim->desc.lr;
         optim->desc.lr = tsh_schedule_lr(&optim->schedule, 0);
     }
     /* Counts the parameters and buffers. At its end the walk is ready to begin anew. */

@@ -206,8 +206,9 @@ static int read_all(tsh_ctx *ctx, tsh_real *all) {
 }
 
 static double golden_value(const char *name, const char *what, int i) {
-    const golden_tensor g = golden_get(&golden, name, what);
-    double value;
+    golden_tensor g = {.data = NULL};
+    double value = 0;
+    if (!golden_find(&golden, name, what, &g)) fail_msg("there is no \"%s.%s\"", name, what);
     memcpy(&value, (const char *)g.data + (size_t)i * sizeof value, sizeof value);
     return value;
 }

@@ -168,7 +168,7 @@ static double stub_tsh_schedule_factor(int64_t t, void *user) {
     (void)user;
     return 1 / (double)(1 + t);
 }
-static void stub_tsh_optim_desc_update(const tsh_update *update, void *user) {
+static void stub_tsh_custom_optim_update(const tsh_update *update, void *user) {
     (void)update, (void)user;
 }
 static int64_t stub_tsh_file_desc_read_at(int64_t at, void *to, int64_t bytes, void *user) {

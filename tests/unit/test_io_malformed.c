@@ -211,8 +211,8 @@ static const wrong headers[] = {
      "has 1 that the model lacks (\"e\")"},
     {X("\"optim.first.a.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[36,48]}"), 48,
      NULL}, /* without an optimiser its moments are skipped */
-    {X("\"optim.third.a.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[36,48]}"), 48,
-     "has 1 that the model lacks (\"optim.third.a.bias\")"},
+    {X("\"optim.fourth.a.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[36,48]}"), 48,
+     "has 1 that the model lacks (\"optim.fourth.a.bias\")"},
     {"{" A ",\"a.bias\":{\"dtype\":\"F32\",\"shape\":[3,1],\"data_offsets\":[24,36]}}", 36,
      "\"a.bias\" is F32 (3, 1) in"},
     {"{" A ",\"a.bias\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[24,28]}}", 28,
