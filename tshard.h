@@ -122,6 +122,8 @@
  *     >>conv-weight     the gradient of a convolution's weight
  *     >>conv-depth      depthwise convolutions, by loops
  *     >>op-conv         convolutions, plain and transposed
+ *     >>op-pool         pools: maxima and means of windows
+ *     >>op-interpolate  images of another size; pixel shuffle
  *     >>op-norm         layer norm, rms norm
  *     >>op-channel      sums over channels, maps with numbers per channel
  *     >>op-batch-norm   batch norm
@@ -154,6 +156,7 @@
  *     >>nn              linear, embedding, norms, dropout as layers
  *     >>norm-layers     batch, group and instance norm as layers
  *     >>recurrent-layers LSTM and GRU as layers
+ *     >>conv-layers     convolutions as layers
  *     >>layers          attention and MLP as layers, and a cache of keys and values
  *     >>policy          plans for families of models
  *   src/9-training/     optimisers, quantising, pipelines
@@ -1491,7 +1494,7 @@ enum { TSH_ALL = -1000 };
  * torch: torch.sum, torch.mean, Tensor.sum, Tensor.mean */
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
-/* Return the largest and the smallest value along dim, in which nothing is empty. Its gradient goes
+/* Return the largest, or the smallest, value along dim, which must not be empty. Its gradient goes
  * to the first element that has it, as in torch.max(x, dim). NaN counts as largest, and as
  * smallest.
  * torch: torch.max, torch.min, Tensor.max, Tensor.min */
@@ -1507,8 +1510,8 @@ TSH_API tsh_tensor *tsh_argmin(tsh_tensor *x, int dim, int keepdim);
  * torch: torch.logsumexp, Tensor.logsumexp */
 TSH_API tsh_tensor *tsh_logsumexp(tsh_tensor *x, int dim, int keepdim);
 /* Return the variance along dim, sum (x - mean)^2 / (n - correction) of n values, and its square
- * root, the standard deviation. correction 0: 1, for an estimate from a sample; TSH_ZERO: 0. With
- * n - correction below 0, as if it were 0. Where tsh_std is 0, its gradient is 0.
+ * root, the standard deviation. correction 0: 1, for an estimate from a sample; TSH_ZERO: 0. If
+ * n - correction is below 0, the divisor is 0. Where tsh_std is 0, its gradient is 0.
  * torch: torch.var, torch.std, Tensor.var, Tensor.std */
 TSH_API tsh_tensor *tsh_var(tsh_tensor *x, int dim, double correction, int keepdim);
 TSH_API tsh_tensor *tsh_std(tsh_tensor *x, int dim, double correction, int keepdim);
@@ -1981,7 +1984,7 @@ TSH_API tsh_tensor *tsh_unsqueeze(tsh_tensor *x, int dim);
  * -1 keeps the length of x. Returns a copy (torch: a view with stride 0), whose gradient is summed
  * over what was repeated. Takes R, P, and S along a dimension that keeps its length; gives the
  * same.
- * torch: Tensor.expand, torch.broadcast_to, torch.Tensor.expand_as */
+ * torch: Tensor.expand, Tensor.expand_as, torch.broadcast_to */
 TSH_API tsh_tensor *tsh_expand(tsh_tensor *x, tsh_shape shape);
 /* Repeats the whole of x repeats[d] >= 0 times along dimension d: (a, b) becomes (a, b, a, b). The
  * n entries are aligned with the last dimensions of x; missing ones on either side count as 1. The
@@ -2004,12 +2007,12 @@ typedef enum tsh_pad_mode {
     TSH_PAD_CIRCULAR   /* c d [a b c d] a b c */
 } tsh_pad_mode;
 /* Pads x at both ends of its last n dimensions. pad has n pairs, in torch's order: (before, after)
- * of the last dimension, then of the one before it, and so on; NULL if n is 0. A negative entry cuts
- * off elements. `value` is read in mode TSH_PAD_CONSTANT only, and rounded to x's dtype. An entry
- * is below the dimension's length with TSH_PAD_REFLECT, and at most that with TSH_PAD_CIRCULAR.
- * (torch pads at most three dimensions in these modes and needs batch dimensions before them; here
- * any may be padded.) Takes R, S along a dimension without padding, and, unless `value` differs
- * from 0, P; gives the same.
+ * of the last dimension, then of the one before it, and so on; NULL if n is 0. A negative entry
+ * cuts off elements. `value` is read in mode TSH_PAD_CONSTANT only, and rounded to x's dtype. An
+ * entry is below the dimension's length with TSH_PAD_REFLECT, and at most that with
+ * TSH_PAD_CIRCULAR. (torch pads at most three dimensions in these modes and needs batch dimensions
+ * before them; here any may be padded.) Takes R, S along a dimension without padding, and, unless
+ * `value` differs from 0, P; gives the same.
  * torch: F.pad, nn.ConstantPad2d, nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d */
 TSH_API tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mode mode,
                             double value);
@@ -2055,31 +2058,31 @@ TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes);
  * torch: torch.gather, Tensor.gather, torch.take_along_dim */
 TSH_API tsh_tensor *tsh_gather(tsh_tensor *x, int dim, tsh_tensor *index);
 /* Returns a copy of x to which src is added where index says: for dim 1 of three,
- * out[i][index[i][j][k]][k] += src[i][j][k]. x and src have the same dtype; sums are in tsh_real and
- * rounded once (those of integers wrap around). index has as many dimensions as x and src, is no
- * longer than src, and no longer than x along any dimension but dim. (torch: a gradient only if src
- * and index have one shape; here what index leaves out of src gets 0.) Layouts of x, index, src ->
- * result: all R -> R; P, R, P -> P; all sharded alike along another dimension than dim, which is
+ * out[i][index[i][j][k]][k] += src[i][j][k]. x and src have the same dtype; sums are in tsh_real
+ * and rounded once (those of integers wrap around). index has as many dimensions as x and src, is
+ * no longer than src, and no longer than x along any dimension but dim. (torch: a gradient only if
+ * src and index have one shape; here what index leaves out of src gets 0.) Layouts of x, index, src
+ * -> result: all R -> R; P, R, P -> P; all sharded alike along another dimension than dim, which is
  * equally long in all -> the same.
  * torch: torch.scatter_add, Tensor.scatter_add, Tensor.scatter_add_ */
 TSH_API tsh_tensor *tsh_scatter_add(tsh_tensor *x, int dim, tsh_tensor *index, tsh_tensor *src);
 /* Returns the slices of x that index (n) names along dim: the result is x's shape with length n
  * there. Layouts of x, index -> result: R, R -> R; P, R -> P; R, S(0) -> S(dim), where dx is
- * partial; S along another dimension, R -> the same; S(dim), R -> P, where slices of other ranks are
- * zero, as in tsh_embedding.
+ * partial; S along another dimension, R -> the same; S(dim), R -> P, where slices of other ranks
+ * are zero, as in tsh_embedding.
  * torch: torch.index_select, Tensor.index_select */
 TSH_API tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index);
 
 /* -- sorting ----------------------------------------------------------------
  * NaN counts as largest, -0 as equal to 0, and of equal elements the one with the lower index comes
- * first. Integers and floating dtypes no wider than tsh_real. Gradients go to the elements that were
- * chosen. Takes R, and S along another dimension than dim; gives the same. */
+ * first. x is of integers, or of a floating dtype no wider than tsh_real. Gradients go to the
+ * elements that were chosen. Takes R, and S along another dimension than dim; gives the same. */
 
 /* Returns the k largest elements of x along dim, the largest first; if `largest` is 0, the k
  * smallest, the smallest first. The result is x's shape with length k there, 0 <= k <= that of x.
  * *indices, unless indices is NULL, becomes a TSH_I64 tensor of the same shape and layout: where
  * along dim they were. After an error it is NULL.
- * torch: torch.topk, Tensor.topk, torch.kthvalue */
+ * torch: torch.topk, Tensor.topk */
 TSH_API tsh_tensor *tsh_topk(tsh_tensor *x, int64_t k, int dim, int largest, tsh_tensor **indices);
 /* Returns x sorted along dim, upwards, or downwards if descending is 1; stable: equal elements keep
  * their order. *indices, unless indices is NULL, becomes a TSH_I64 tensor of x's shape and layout:
@@ -2092,17 +2095,17 @@ TSH_API tsh_tensor *tsh_argsort(tsh_tensor *x, int dim, int descending);
 
 /* -- Einstein sums ---------------------------------------------------------- */
 
-/* Computes a sum of products by the letters of `equation`, such as "bij,bjk->bik", of a and b, or of
- * a alone ("ij->ji", "ii->") if b is NULL. A letter (A to Z, a to z) names each dimension of an
+/* Computes a sum of products by the letters of `equation`, such as "bij,bjk->bik", of a and b, or
+ * of a alone ("ij->ji", "ii->") if b is NULL. A letter (A to Z, a to z) names each dimension of an
  * input; dimensions with the same letter have the same length (or 1, between a and b), and letters
- * that the result lacks are summed over. A letter twice in one input takes the diagonal. "..." stands
- * for further dimensions, which are broadcast and stay. Without "->" the result has what "..." stands
- * for, then the letters that occur once, A before Z before a. Dtypes: floating, as in tsh_matmul, by
- * which products are computed; without letters to sum over, or with no letter that only one input
- * has, by tsh_mul. Layouts: at most one letter of each input is sharded. If both inputs have it, both
- * are sharded alike along it: a letter that stays gives S, one that is summed over P. Else the other
- * input is R, and the result S, or P. P, R and R, P -> P; R, R -> R. Inputs are copied only if their
- * strides do not allow a product.
+ * that the result lacks are summed over. A letter twice in one input takes the diagonal. "..."
+ * stands for further dimensions, which are broadcast and stay. Without "->" the result has what
+ * "..." stands for, then the letters that occur once, A before Z before a. Dtypes: floating, as in
+ * tsh_matmul, by which products are computed; without letters to sum over, or with no letter that
+ * only one input has, by tsh_mul. Layouts: at most one letter of each input is sharded. If both
+ * inputs have it, both are sharded alike along it: a letter that stays gives S, one that is summed
+ * over P. Else the other input is R, and the result S, or P. P, R and R, P -> P; R, R -> R. Inputs
+ * are copied only if their strides do not allow a product.
  * torch: torch.einsum, torch.tensordot, torch.bmm, torch.outer, torch.trace, torch.diagonal */
 TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *b);
 
@@ -2522,7 +2525,7 @@ typedef struct tsh_policy {
 } tsh_policy;
 /* Returns the policy of a model family, for modules named as in Hugging Face transformers: gpt2,
  * gpt_neo, gptj, gpt_neox, opt, bloom, llama, mistral, qwen2, phi, bert, roberta, distil_bert,
- * electra, albert, bart, t5, vit, clip, deit. NULL for another name. */
+ * electra, albert, bart, t5, vit, clip, deit, resnet. NULL for another name. */
 TSH_API const tsh_policy *tsh_policy_find(const char *name);
 /* Shards every block below root by a policy; layers that it does not name stay as they are.
  * Features are sharded by whole heads, evenly or not; if several query heads share a key head, by
@@ -2541,9 +2544,9 @@ TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *po
 /* ========================================================================== */
 
 /* -- convolutions ------------------------------------------------------------
- * Images are (N, C, H, W), in one dimension (N, C, L), as torch's without channels_last. Of the
- * arrays in descriptors, [0] is for the height and [1] for the width; in one dimension [0] is for the
- * length, and [1] is not read. */
+ * Images are (N, C, H, W): N images of C channels, row-major, as in torch without channels_last; in
+ * one dimension (N, C, L). Of an array in a descriptor, [0] is for the height, [1] for the width;
+ * in one dimension [0] is for the length, and [1] is not read. */
 
 typedef struct tsh_conv_options {
     int64_t stride[2];         /* 0: 1 */
@@ -2557,13 +2560,13 @@ typedef struct tsh_conv_options {
 
 /* Returns the cross-correlation of x (N, in, L) with the weight (out, in / groups, K), plus bias
  * (out) or NULL: (N, out, L'), L' = (L + 2 padding - dilation (K - 1) - 1) / stride + 1, rounded
- * down. options NULL: all usual. Dtypes may differ: the result has x's; sums are in tsh_real, rounded
- * once. Layouts of x, weight -> result: R, R -> R; S(0), R -> S(0); P, R -> P without a bias; R,
- * S(0) -> S(1), column-parallel, with a bias S(0), and backward all-reduces dx; S(1) or R, S(1) ->
- * R, row-parallel, by one all-reduce in its dtype, after which the bias is added. With groups: S(1)
- * or R, S(0) -> S(1), if each rank has whole groups. Errors: TSH_ERR_SHAPE if the shapes do not fit or
- * nothing is left of the image, TSH_ERR_ARGUMENT, TSH_ERR_LAYOUT. Source: Dumoulin and Visin, "A
- * guide to convolution arithmetic for deep learning" (2016).
+ * down. options NULL: all usual. Dtypes may differ: the result has x's; sums are in tsh_real,
+ * rounded once. Layouts of x, weight -> result: R, R -> R; S(0), R -> S(0); P, R -> P without a
+ * bias; R, S(0) -> S(1), column-parallel, with a bias S(0), and backward all-reduces dx; S(1) or R,
+ * S(1) -> R, row-parallel, by one all-reduce in its dtype, after which the bias is added. With
+ * groups: S(1) or R, S(0) -> S(1), if each rank has whole groups. Errors: TSH_ERR_SHAPE if the
+ * shapes do not fit or nothing is left of the image, TSH_ERR_ARGUMENT, TSH_ERR_LAYOUT. Source:
+ * Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016).
  * torch: F.conv1d */
 TSH_API tsh_tensor *tsh_conv1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                const tsh_conv_options *options);
@@ -2572,11 +2575,11 @@ TSH_API tsh_tensor *tsh_conv1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bi
  * torch: F.conv2d */
 TSH_API tsh_tensor *tsh_conv2d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                const tsh_conv_options *options);
-/* Returns what is the gradient of a convolution's input, as a forward: x (N, in, L), weight (in, out
- * / groups, K), bias (out) or NULL, result (N, out, L'), L' = (L - 1) stride - 2 padding + dilation
- * (K - 1) + output_padding + 1. Layouts as tsh_conv1d, where the weight's dimensions of input and
- * output channels are the other way round: S(1) is column-parallel, S(0) row-parallel or, with
- * groups, by whole groups.
+/* Returns what is the gradient of a convolution's input, as a forward: x (N, in, L), weight (in,
+ * out / groups, K), bias (out) or NULL, result (N, out, L'), L' = (L - 1) stride - 2 padding +
+ * dilation (K - 1) + output_padding + 1. Layouts as tsh_conv1d, where the weight's dimensions of
+ * input and output channels are the other way round: S(1) is column-parallel, S(0) row-parallel or,
+ * with groups, by whole groups.
  * torch: F.conv_transpose1d */
 TSH_API tsh_tensor *tsh_conv_transpose1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                          const tsh_conv_options *options);
@@ -2585,6 +2588,112 @@ TSH_API tsh_tensor *tsh_conv_transpose1d(tsh_tensor *x, tsh_tensor *weight, tsh_
  * torch: F.conv_transpose2d */
 TSH_API tsh_tensor *tsh_conv_transpose2d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                          const tsh_conv_options *options);
+
+/* -- pooling, interpolation ----------------------------------------------------
+ * x is (N, C, L) or (N, C, H, W); each channel is computed for itself. Layouts: the result has that
+ * of x, R, S(0) or S(1), and P, too, if the op is linear: all but the maximum. No collective
+ * runs. */
+
+typedef struct tsh_pool_options {
+    int64_t kernel[2];            /* size of the window; must be given */
+    int64_t stride[2];            /* distance of windows; 0: kernel */
+    int64_t padding[2];           /* before and after the image, at most half of kernel; 0: none */
+    int64_t dilation[2];          /* of a maximum: distance of a window's elements; 0: 1 */
+    int ceil_mode;                /* 1: a last window may extend over the padding */
+    tsh_choice count_include_pad; /* TSH_NO: a mean is that of the elements without the padding */
+    int64_t divisor_override;     /* a mean's divisor; 0: the number of elements. (torch has it in
+                                   * two dimensions only) */
+} tsh_pool_options;
+
+/* Returns the largest element of each window of x (N, C, L): (N, C, L'), L' = (L + 2 padding -
+ * dilation (kernel - 1) - 1) / stride + 1, rounded down (ceil_mode: up, without a window that
+ * begins in the padding at the end). NaN counts as largest. The gradient goes to the first largest
+ * element. Errors: TSH_ERR_ARGUMENT, TSH_ERR_SHAPE if nothing is left.
+ * torch: F.max_pool1d, nn.MaxPool1d */
+TSH_API tsh_tensor *tsh_max_pool1d(tsh_tensor *x, const tsh_pool_options *options);
+/* Does what tsh_max_pool1d does in two dimensions: x (N, C, H, W).
+ * torch: F.max_pool2d, nn.MaxPool2d */
+TSH_API tsh_tensor *tsh_max_pool2d(tsh_tensor *x, const tsh_pool_options *options);
+/* Returns the mean of each window of x (N, C, L), where zeros of the padding count, unless
+ * count_include_pad is TSH_NO. Shapes and errors as tsh_max_pool1d; dilation is 1.
+ * torch: F.avg_pool1d, nn.AvgPool1d */
+TSH_API tsh_tensor *tsh_avg_pool1d(tsh_tensor *x, const tsh_pool_options *options);
+/* Does what tsh_avg_pool1d does in two dimensions: x (N, C, H, W).
+ * torch: F.avg_pool2d, nn.AvgPool2d */
+TSH_API tsh_tensor *tsh_avg_pool2d(tsh_tensor *x, const tsh_pool_options *options);
+/* Returns (N, C, length) from x (N, C, L): element i is the mean of x's elements from i L / length,
+ * rounded down, to (i + 1) L / length, rounded up. length is above 0.
+ * torch: F.adaptive_avg_pool1d, nn.AdaptiveAvgPool1d */
+TSH_API tsh_tensor *tsh_adaptive_avg_pool1d(tsh_tensor *x, int64_t length);
+/* Does what tsh_adaptive_avg_pool1d does in two dimensions: x (N, C, H, W) to (N, C, height,
+ * width).
+ * torch: F.adaptive_avg_pool2d, nn.AdaptiveAvgPool2d */
+TSH_API tsh_tensor *tsh_adaptive_avg_pool2d(tsh_tensor *x, int64_t height, int64_t width);
+
+typedef enum tsh_interpolation {
+    TSH_NEAREST, /* the element at or before the position */
+    TSH_BILINEAR /* between the four nearest elements; in one dimension between two, torch's
+                  * "linear" */
+} tsh_interpolation;
+typedef struct tsh_interpolate_options {
+    int64_t size[2];        /* of the result; 0: from scale */
+    double scale[2];        /* factor of the size, and of positions; 0: from size */
+    tsh_interpolation mode;
+    int align_corners;      /* 1, with BILINEAR: the centres of the corner elements of x and of the
+                             * result coincide; 0: the outer edges of these elements do */
+} tsh_interpolate_options;
+/* Returns x (N, C, L) or (N, C, H, W) with another length or height and width: size, or x's times
+ * scale, rounded down. Errors: TSH_ERR_ARGUMENT if of a dimension both or neither are given, or
+ * nothing is left.
+ * torch: F.interpolate, nn.Upsample */
+TSH_API tsh_tensor *tsh_interpolate(tsh_tensor *x, const tsh_interpolate_options *options);
+/* Returns (N, C / factor^2, H factor, W factor) from x (N, C, H, W): element (c, y factor + i, x
+ * factor + j) is that of channel (c factor + i) factor + j at (y, x). By tsh_reshape and
+ * tsh_permute, whose rules hold for layouts.
+ * torch: F.pixel_shuffle, nn.PixelShuffle */
+TSH_API tsh_tensor *tsh_pixel_shuffle(tsh_tensor *x, int64_t factor);
+
+/* -- convolutions as layers ----------------------------------------------------- */
+
+typedef struct tsh_conv_desc {
+    int64_t in, out;           /* channels */
+    int64_t kernel[2];         /* size of the kernel; must be given */
+    int64_t stride[2];         /* as in tsh_conv_options, like the next four */
+    int64_t padding[2];
+    int64_t output_padding[2];
+    int64_t dilation[2];
+    int64_t groups;
+    const tsh_layout *input;   /* layout that the input must have; NULL: that of the style */
+    const tsh_layout *output;  /* layout of the output; NULL: that of the style */
+    tsh_choice bias;           /* TSH_NO: no bias; TSH_USUAL: a bias */
+    tsh_style style;           /* COLWISE: output channels are sharded, with groups whole groups;
+                                * ROWWISE, without groups: input channels are */
+    int64_t unit;              /* channels of a unit, which is not split (tsh_segment); 0 means 1,
+                                * with groups a group */
+    int gather_output;         /* 1, with COLWISE: the output is all-gathered to R */
+    tsh_init weight_init;      /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Conv2d */
+    tsh_init bias_init;        /* default: UNIFORM in [-s, s), s = 1 / sqrt(fan_in) */
+    tsh_dtype dtype;           /* dtype of the parameters; 0: tsh_desc.dtype */
+} tsh_conv_desc;
+
+/* Adds a layer y = tsh_conv1d(x, weight, bias), with weight (out, in / groups, kernel) and bias
+ * (out), which plans shard as those of tsh_add_linear: COLWISE takes x R and gives S(1), ROWWISE
+ * takes S(1) or R and gives R. With groups COLWISE takes S(1) or R. fan_in of the initial values:
+ * in / groups times the kernel's elements.
+ * torch: nn.Conv1d */
+TSH_API tsh_module *tsh_add_conv1d(tsh_module *parent, const char *name, const tsh_conv_desc *desc);
+/* Does what tsh_add_conv1d does in two dimensions: weight (out, in / groups, KH, KW).
+ * torch: nn.Conv2d */
+TSH_API tsh_module *tsh_add_conv2d(tsh_module *parent, const char *name, const tsh_conv_desc *desc);
+/* Adds a layer y = tsh_conv_transpose1d(x, weight, bias), with weight (in, out / groups, kernel).
+ * fan_in of the initial values: out / groups times the kernel's elements, as in torch.
+ * torch: nn.ConvTranspose1d */
+TSH_API tsh_module *tsh_add_conv_transpose1d(tsh_module *parent, const char *name,
+                                             const tsh_conv_desc *desc);
+/* Does what tsh_add_conv_transpose1d does in two dimensions: weight (in, out / groups, KH, KW).
+ * torch: nn.ConvTranspose2d */
+TSH_API tsh_module *tsh_add_conv_transpose2d(tsh_module *parent, const char *name,
+                                             const tsh_conv_desc *desc);
 
 /* ========================================================================== */
 /* >>norm-api                                                MARK: - norm-api */
@@ -2714,19 +2823,19 @@ typedef struct tsh_recurrent_desc {
 } tsh_recurrent_desc;
 /* Runs a long short-term memory (Hochreiter & Schmidhuber 1997) over x (T, B, in), or (B, T, in)
  * with .batch_first, or (T, in) without a batch. Returns h of the last layer at all T time steps,
- * x's shape with D H features in place of in, for H units and D directions, 1 or 2. *h and *c, unless
- * h or c is NULL, become h and c after the last time step (of the reverse direction: the first),
- * (layers D, B, H). h0 and c0, of that shape, are those before the first one; NULL: 0. desc NULL:
- * all 0.
+ * x's shape with D H features in place of in, for H units and D directions, 1 or 2. *h and *c,
+ * unless h or c is NULL, become h and c after the last time step (of the reverse direction: the
+ * first), (layers D, B, H). h0 and c0, of that shape, are those before the first one; NULL: 0. desc
+ * NULL: all 0.
  * weights has `count` tensors: of each layer, and of each direction in it, W_ih (4 H, features of
- * the layer's input), W_hh (4 H, H) and, unless .bias is TSH_NO, b_ih and b_hh (4 H), whose rows are
- * those of the gates i, f, g, o: i, f, o = sigmoid(W_ih x + b_ih + W_hh h + b_hh), g = tanh(..);
- * c = f c + i g; h = o tanh(c). Results have x's dtype; h and c are in tsh_real from step to step.
- * Layouts: weights R, with x R, or sharded along B (then the gradients of weights are partial); h0
- * and c0 are R, or laid out as *h. Or all weights sharded by units, each a shard of
+ * the layer's input), W_hh (4 H, H) and, unless .bias is TSH_NO, b_ih and b_hh (4 H), whose rows
+ * are those of the gates i, f, g, o: i, f, o = sigmoid(W_ih x + b_ih + W_hh h + b_hh), g =
+ * tanh(..); c = f c + i g; h = o tanh(c). Results have x's dtype; h and c are in tsh_real from step
+ * to step. Layouts: weights R, with x R, or sharded along B (then the gradients of weights are
+ * partial); h0 and c0 are R, or laid out as *h. Or all weights sharded by units, each a shard of
  * tsh_shard_segments(0, 4, unit), with x R: the result is S(-1), *h and *c S(2), h0 and c0 R or
- * S(2), the gradient of x is partial; forward runs an all-gather of h per time step, backward one of
- * the gates' gradients per time step and two more; the input of each further layer is gathered.
+ * S(2), the gradient of x is partial; forward runs an all-gather of h per time step, backward one
+ * of the gates' gradients per time step and two more; the input of each further layer is gathered.
  * Values have the same bits at every degree, as have gradients that are not partial. The products
  * with W_hh are always the built-in ones.
  * Errors: counts, shapes or layouts that do not fit; T is 0; x is P, or sharded otherwise; dropout
@@ -2736,18 +2845,18 @@ TSH_API tsh_tensor *tsh_lstm(tsh_tensor *x, tsh_tensor *const *weights, int coun
                              tsh_tensor *c0, const tsh_recurrent_desc *desc, tsh_tensor **h,
                              tsh_tensor **c);
 /* Runs a gated recurrent unit (Cho et al. 2014): as tsh_lstm, but without c, and with 3 H rows of
- * weights and biases, those of r, z, n (and tsh_shard_segments(0, 3, unit)): r, z = sigmoid(W_ih x +
- * b_ih + W_hh h + b_hh), n = tanh(W_ih x + b_ih + r (W_hh h + b_hh)), h = (1 - z) n + z h.
+ * weights and biases, those of r, z, n (and tsh_shard_segments(0, 3, unit)): r, z = sigmoid(W_ih x
+ * + b_ih + W_hh h + b_hh), n = tanh(W_ih x + b_ih + r (W_hh h + b_hh)), h = (1 - z) n + z h.
  * torch: nn.GRU, torch.gru */
 TSH_API tsh_tensor *tsh_gru(tsh_tensor *x, tsh_tensor *const *weights, int count, tsh_tensor *h0,
                             const tsh_recurrent_desc *desc, tsh_tensor **h);
 
 /* Adds an LSTM layer (tsh_lstm), with parameters "weight_ih_l0", "weight_hh_l0", "bias_ih_l0",
- * "bias_hh_l0", of the reverse direction the same with "_reverse" at the end, of further layers with
- * l1, ...: each uniform in [-s, s), s = 1 / sqrt(hidden). tsh_forward takes x, tsh_forward_n also h0
- * and c0, and returns h of all time steps. With .sharded = TSH_YES, or by a plan that gives ROWWISE
- * with .segments = 4 to all its parameters ("lstm.*"), the units are sharded. NULL and an error:
- * sizes below 1, or layers below 0.
+ * "bias_hh_l0", of the reverse direction the same with "_reverse" at the end, of further layers
+ * with l1, ...: each uniform in [-s, s), s = 1 / sqrt(hidden). tsh_forward takes x, tsh_forward_n
+ * also h0 and c0, and returns h of all time steps. With .sharded = TSH_YES, or by a plan that gives
+ * ROWWISE with .segments = 4 to all its parameters ("lstm.*"), the units are sharded. NULL and an
+ * error: sizes below 1, or layers below 0.
  * torch: nn.LSTM */
 TSH_API tsh_module *tsh_add_lstm(tsh_module *parent, const char *name,
                                  const tsh_recurrent_desc *desc);
@@ -2756,8 +2865,8 @@ TSH_API tsh_module *tsh_add_lstm(tsh_module *parent, const char *name,
 TSH_API tsh_module *tsh_add_gru(tsh_module *parent, const char *name,
                                 const tsh_recurrent_desc *desc);
 /* Runs an LSTM layer and also outputs the last h and c, as tsh_lstm does; h0, c0, h and c may be
- * NULL. Not for a layer below an activation checkpoint, which keeps one output only; use tsh_forward
- * there.
+ * NULL. TSH_ERR_STATE if the layer itself is checkpointed (tsh_checkpoint), which keeps its first
+ * output only, unless h and c are NULL.
  * torch: nn.LSTM.forward */
 TSH_API tsh_tensor *tsh_lstm_forward(tsh_module *module, tsh_tensor *x, tsh_tensor *h0,
                                      tsh_tensor *c0, tsh_tensor **h, tsh_tensor **c);
@@ -7710,8 +7819,8 @@ TSHI_INLINE tsh_real tshi_math_silu_derivative(tsh_real x, int fused) {
 /* Returns a if yes is 1, b if yes is 0. Both are computed before: no branch. */
 TSHI_INLINE tsh_real tshi_math_either(int yes, tsh_real a, tsh_real b) {
     if (TSHI_DOUBLE) return yes ? a : b;
-    return TSHI_R(tshi_math_float(
-        tshi_math_pick(yes, tshi_math_bits((float)a), tshi_math_bits((float)b))));
+    return TSHI_R(
+        tshi_math_float(tshi_math_pick(yes, tshi_math_bits((float)a), tshi_math_bits((float)b))));
 }
 
 TSHI_INLINE tsh_real tshi_math_abs(tsh_real x) {
@@ -7753,8 +7862,8 @@ TSHI_INLINE tsh_real tshi_math_expm1(tsh_real v, int fused) {
     half = tshi_math_float((n << 23) + 0x3F000000u);
     q = 2.0f * tshi_math_fma(half, q, half - 0.5f, fused);
     /* NaN stays NaN; else the result has the sign of x, also if it is 0. */
-    return TSHI_R(tshi_math_float(tshi_math_pick(bits << 1 > 0xFF000000u, bits,
-                                                 tshi_math_bits(q) | (bits & 0x80000000u))));
+    return TSHI_R(tshi_math_float(
+        tshi_math_pick(bits << 1 > 0xFF000000u, bits, tshi_math_bits(q) | (bits & 0x80000000u))));
 }
 
 /* Returns log(1 + x) as tshi_math_log does, where u = 1 + x rounded is 2^n (1 + f), plus c / u,
@@ -7763,12 +7872,12 @@ TSHI_INLINE tsh_real tshi_math_log1p(tsh_real v, int fused) {
     const float x = (float)v, u = tshi_math_round(1.0f + x), less = tshi_math_round(u - 1.0f);
     const float c = tshi_math_round(x - less) + (1.0f - tshi_math_round(u - less));
     const uint32_t bits = tshi_math_bits(x), m = tshi_math_bits(u);
-    const uint32_t k = (m - 0x3F3504F3u) & 0xFF800000u;     /* n << 23 */
-    const float e = (float)(int32_t)k;                      /* n 2^23 */
+    const uint32_t k = (m - 0x3F3504F3u) & 0xFF800000u; /* n << 23 */
+    const float e = (float)(int32_t)k;                  /* n 2^23 */
     const uint32_t f1 = tshi_math_bits(tshi_math_float(m - k) - 1.0f);
     const float f = tshi_math_float(tshi_math_pick(k == 0u, bits, f1));
     const float low = tshi_math_float(tshi_math_pick(k == 0u, 0u, tshi_math_bits(c / u)));
-    const float whole = e * (0.693359375f / 8388608.0f);    /* the larger part of n log 2 */
+    const float whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     float sum = whole + f, rest;
     uint32_t special;
     if (TSHI_DOUBLE) return TSHI_R(log1p((double)v));
@@ -7806,10 +7915,9 @@ TSHI_INLINE float tshi_math_wave(float x, uint32_t turn, int fused) {
     c = tshi_math_fma(c, z, 4.166664568298827e-2f, fused);
     c = tshi_math_fma(c * z, z, tshi_math_fma(z, -0.5f, 1.0f, fused), fused); /* cos r */
     /* sin r gets the sign of r, for the sake of -0 */
-    return tshi_math_float(
-        tshi_math_pick((int)(quarter & 1u), tshi_math_bits(c),
-                       tshi_math_bits(s) | (tshi_math_bits(r) & 0x80000000u)) ^
-        (quarter & 2u) << 30);
+    return tshi_math_float(tshi_math_pick((int)(quarter & 1u), tshi_math_bits(c),
+                                          tshi_math_bits(s) | (tshi_math_bits(r) & 0x80000000u)) ^
+                           (quarter & 2u) << 30);
 }
 
 /* Does what tshi_math_wave does by libm, for an x of any size. */
@@ -14099,8 +14207,8 @@ typedef struct tshi_rule_recurrent_params {
     int gates, batch; /* gates of a unit; batch: the dimension of x that counts samples */
 } tshi_rule_recurrent_params;
 
-/* Returns how the units of a layer are sharded, if w, S(0), is one of its weights: as one segment of
- * w is. */
+/* Returns how the units of a layer are sharded, if w, S(0), is one of its weights: as one segment
+ * of w is. */
 static tsh_layout tshi_rule_units(const tsh_tensor *w) {
     tsh_layout units = w->layout;
     units.segments = 1;
@@ -14108,8 +14216,8 @@ static tsh_layout tshi_rule_units(const tsh_tensor *w) {
     return units;
 }
 
-/* Returns 1 if all weights that there are, in[1] to in[4], are sharded by units, with the gates of a
- * unit on one rank: S(0), a segment per gate, all cut alike. */
+/* Returns 1 if all weights that there are, in[1] to in[4], are sharded by units, with the gates of
+ * a unit on one rank: S(0), a segment per gate, all cut alike. */
 static int tshi_rule_by_units(const tshi_call *call, int gates) {
     const tsh_layout *first = &call->in[1]->layout;
     for (int i = 1; i < 5; i++) {
@@ -14126,10 +14234,10 @@ static int tshi_rule_by_units(const tshi_call *call, int gates) {
     return 1;
 }
 
-/* Applies the rule of one layer of an LSTM or GRU in one direction: x (T, B, in) or (B, T, in), four
- * weights, h0 and c0 (B, H). If the weights are R and x is R, all is R. If x is sharded by samples,
- * h0 and c0 are, too, the output is, and the gradients of the weights are P. If the weights are
- * sharded by units, x is R, h0 and c0 are S(1), the output is S(2), and dx is P. */
+/* Applies the rule of one layer of an LSTM or GRU in one direction: x (T, B, in) or (B, T, in),
+ * four weights, h0 and c0 (1, B, H). If the weights are R and x is R, all is R. If x is sharded by
+ * samples, h0 and c0 are, too, the output is, and the gradients of the weights are P. If the
+ * weights are sharded by units, x is R, h0, c0 and the output are S(2), and dx is P. */
 static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
     const tshi_rule_recurrent_params *p = (const tshi_rule_recurrent_params *)call->params;
     const tsh_tensor *x = call->in[0], *w = call->in[1];
@@ -14153,12 +14261,11 @@ static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
                                           "sharded by units: tsh_shard_segments(0, 3, unit)");
     if (units) {
         output->layout = state = tshi_rule_units(w);
-        output->layout.dim = 2;
-        state.dim = 1;
+        output->layout.dim = state.dim = 2;
         output->partial = TSHI_X;
     } else if (samples) {
         state = x->layout;
-        state.dim = 0;
+        state.dim = 1;
         output->partial = 0x1E; /* the four weights */
     }
     for (int i = 5; i < call->n; i++)
@@ -14289,8 +14396,8 @@ static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int ta
                "tsh_redistribute(x, tsh_replicated())";
     if (takes && !(cut && x->layout.dim == 1 &&
                    tshi_layout_same_shards(&x->layout, layout, x->dim[1], x->ctx->tp.size)))
-        return "such a weight takes an input that is replicated, or whose channels are sharded like "
-               "the weight's: tsh_redistribute(x, tsh_replicated())";
+        return "such a weight takes an input that is replicated, or whose channels are sharded "
+               "like the weight's: tsh_redistribute(x, tsh_replicated())";
     if (!takes && cut && x->layout.dim == 1)
         return "sharded channels want a weight that is sharded along them, or gather the input: "
                "tsh_redistribute(x, tsh_replicated())";
@@ -16050,41 +16157,40 @@ static void tshi_stat_finish_exps(const tshi_part *part, const tshi_reduce_param
 /* -- var, std: with M2 = sum (x - mean)^2 and f = n - correction, var = M2 / f,
  * dx = dy 2 (x - mean) / f; std = sqrt var, dx = dy (x - mean) / (f std), 0 if std is 0 ---- */
 
-/* Adds v = x - c of a block to lane[0 ...], and v^2 to lane[TSHI_BLOCK ...]. */
-TSHI_INLINE void tshi_stat_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
+/* Adds v = x - mean of m values, at most TSHI_BLOCK, to lane[0 ...], and v^2 to lane[TSHI_BLOCK
+ * ...]. */
+TSHI_INLINE void tshi_stat_moments_step(double *lane, const tsh_real *x, int m, double mean) {
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) {
-        const tsh_real v = x[i] - c;
+    for (i = 0; i < m; i++) {
+        const double v = (double)x[i] - mean;
         lane[i] += v;
         lane[i + TSHI_BLOCK] += v * v;
     }
 }
 
-/* Computes the mean, then the sum of squares about c, the mean rounded; the sum of x - c corrects
- * for that rounding. */
+/* Computes the mean, then the sum of squares about it, in double: a square may be out of a float's
+ * range. The sum of all x - mean, which is not quite 0, corrects the rounding of the mean. */
 TSHI_INLINE void tshi_stat_moments(const tsh_real *x, int64_t n, const tshi_reduce_params *p,
                                    tshi_part *part, int fused) {
-    tsh_real lane[2 * TSHI_BLOCK], pad[TSHI_BLOCK], c;
-    double sum = 0, square = 0;
-    int64_t i, e, m;
+    double lane[2 * TSHI_BLOCK], sum = 0, mean;
+    int64_t i;
+    int k;
     (void)p, (void)fused;
     for (i = 0; i < n; i += TSHI_STAT_CHUNK)
         sum += (double)tshi_kernel_sum(x + i, tshi_base_min(TSHI_STAT_CHUNK, n - i));
-    c = TSHI_R(sum / (double)n);
-    for (i = 0, sum = 0; i < n; i += TSHI_STAT_CHUNK) {
-        m = tshi_base_min(TSHI_STAT_CHUNK, n - i);
-        memset(lane, 0, sizeof lane);
-        for (e = 0; e + TSHI_BLOCK <= m; e += TSHI_BLOCK)
-            tshi_stat_moments_step(lane, x + i + e, c);
-        if (e < m) {
-            tshi_kernel_pad(x + i + e, m - e, c, pad); /* padding with c adds 0 to both sums */
-            tshi_stat_moments_step(lane, pad, c);
-        }
-        sum += (double)tshi_kernel_fold(lane);
-        square += (double)tshi_kernel_fold(lane + TSHI_BLOCK);
+    part->a = mean = sum / (double)n;
+    part->b = (double)NAN;
+    if (mean - mean != 0) return; /* an infinity or NaN is among the values */
+    memset(lane, 0, sizeof lane);
+    for (i = 0; i + TSHI_BLOCK <= n; i += TSHI_BLOCK)
+        tshi_stat_moments_step(lane, x + i, TSHI_BLOCK, mean);
+    tshi_stat_moments_step(lane, x + i, (int)(n - i), mean);
+    for (k = 1; k < TSHI_BLOCK; k++) { /* in a fixed order */
+        lane[0] += lane[k];
+        lane[TSHI_BLOCK] += lane[TSHI_BLOCK + k];
     }
-    part->a = (double)c + sum / (double)n;
-    part->b = square - sum * sum / (double)n;
+    part->a += lane[0] / (double)n;
+    part->b = lane[TSHI_BLOCK] - lane[0] * lane[0] / (double)n;
     if (part->b < 0) part->b = 0; /* only by rounding */
 }
 TSHI_STAT_KERNEL(tshi_stat_var, tshi_stat_moments);
@@ -16120,16 +16226,17 @@ static void tshi_stat_finish_std(const tshi_part *part, const tshi_reduce_params
  * which F is 0. */
 #define TSHI_STAT_SUM(name, rest, F)                                                               \
     TSHI_INLINE void tshi_stat_add_##name(tsh_real *lane, const tsh_real *x, tsh_real c) {         \
+        tsh_real term[TSHI_BLOCK];                                                                 \
         int i;                                                                                     \
         (void)c; /* only a general p needs it */                                                   \
-        for (i = 0; i < TSHI_BLOCK; i++) {                                                         \
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                              \
             const tsh_real v = x[i];                                                               \
-            lane[i] += F;                                                                          \
+            term[i] = F;                                                                           \
         }                                                                                          \
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += term[i];                            \
     }                                                                                              \
-    TSHI_INLINE void tshi_stat_sum_##name(const tsh_real *x, int64_t n,                            \
-                                          const tshi_reduce_params *p, tshi_part *part,            \
-                                          int fused) {                                             \
+    TSHI_INLINE void tshi_stat_sum_##name(                                                         \
+        const tsh_real *x, int64_t n, const tshi_reduce_params *p, tshi_part *part, int fused) {   \
         tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];                                                \
         int64_t i, e, m;                                                                           \
         (void)fused;                                                                               \
@@ -16281,11 +16388,10 @@ static void tshi_stat_backward(tshi_node *node) {
  * x that is sharded along the rows. */
 static void tshi_stat_gather(const tshi_stat *stat, tsh_ctx *ctx, tshi_part *parts, int64_t count) {
     const int64_t size = ctx->tp.size, each = (int64_t)(sizeof *parts / sizeof(double));
-    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
-                                       (size_t)(size * count) * sizeof *parts +
-                                           (size_t)size * sizeof(int64_t));
-    tshi_part *all;          /* all ranks' parts, shape (size, count) */
-    int64_t *counts, r, i;   /* counts: numbers that each rank sends, shape (size) */
+    tshi_block *block = tshi_mem_alloc(
+        ctx, TSH_MEM_STEP, (size_t)(size * count) * sizeof *parts + (size_t)size * sizeof(int64_t));
+    tshi_part *all;        /* all ranks' parts, shape (size, count) */
+    int64_t *counts, r, i; /* counts: numbers that each rank sends, shape (size) */
     if (!block) return;
     all = (tshi_part *)tshi_mem_data(block);
     counts = (int64_t *)(void *)(all + size * count);
@@ -16421,10 +16527,11 @@ TSH_API tsh_tensor *tsh_norm(tsh_tensor *x, double p, int dim, int keepdim) {
 
 /* -- cumsum: y_i = x_0 + ... + x_i;   dx_i = dy_i + dy_(i+1) + ... -----------
  * x and y are dense arrays of shape (outer, n, inner), summed along n, floats in double. The sums
- * of several columns (positions in outer and inner) are computed at a time: neighbours in inner if
- * there are enough of these, else neighbours in outer. */
+ * of several columns (positions in outer and inner) are computed at a time: of neighbours in inner,
+ * or, where inner is short, of neighbours in outer. */
 
-enum { TSHI_CUMSUM_LANES = 16 }; /* the most columns that are summed at a time */
+/* The most columns at a time that are neighbours in inner, and in outer. */
+enum { TSHI_CUMSUM_WIDE = 256, TSHI_CUMSUM_FEW = 4 };
 
 typedef struct tshi_cumsum {
     const void *x; /* tsh_real, or int64_t if `integers` is 1 */
@@ -16439,10 +16546,9 @@ typedef struct tshi_cumsum {
 #define TSHI_CUMSUM_COLUMNS(name, type, sum_type)                                                  \
     TSHI_INLINE void tshi_cumsum_##name##_columns(const type *x, type *y, int64_t n, int64_t step, \
                                                   int64_t next, int64_t m) {                       \
-        sum_type sum[TSHI_CUMSUM_LANES] = {0};                                                     \
+        sum_type sum[TSHI_CUMSUM_WIDE] = {0};                                                      \
         int64_t i, l;                                                                              \
-        for (i = 0; i < n; i++, x += step, y += step)                                              \
-            for (l = 0; l < m; l++) {                                                              \
+        for (i = 0; i < n; i++, x += step, y += step) TSHI_LANES for (l = 0; l < m; l++) {         \
                 sum[l] += (sum_type)x[l * next];                                                   \
                 y[l * next] = (type)sum[l];                                                        \
             }                                                                                      \
@@ -16452,8 +16558,10 @@ typedef struct tshi_cumsum {
         const int64_t first = at + (job->reverse ? (job->n - 1) * job->inner : 0);                 \
         const type *x = (const type *)job->x + first;                                              \
         type *y = (type *)job->y + first;                                                          \
-        if (next == 1 && m == TSHI_CUMSUM_LANES)                                                   \
-            tshi_cumsum_##name##_columns(x, y, job->n, step, 1, TSHI_CUMSUM_LANES);                \
+        if (next == 1)                                                                             \
+            tshi_cumsum_##name##_columns(x, y, job->n, step, 1, m);                                \
+        else if (m == TSHI_CUMSUM_FEW) /* of a constant m: the sums stay in registers */           \
+            tshi_cumsum_##name##_columns(x, y, job->n, step, next, TSHI_CUMSUM_FEW);               \
         else                                                                                       \
             tshi_cumsum_##name##_columns(x, y, job->n, step, next, m);                             \
     }
@@ -16461,39 +16569,47 @@ TSHI_CUMSUM_COLUMNS(reals, tsh_real, double)
 TSHI_CUMSUM_COLUMNS(integers, int64_t, uint64_t) /* unsigned: overflow wraps around */
 #undef TSHI_CUMSUM_COLUMNS
 
-/* Returns the number of groups of columns, and sets whether they are neighbours in inner. */
-static int64_t tshi_cumsum_groups(const tshi_cumsum *job, int *inner) {
-    *inner = job->inner >= TSHI_CUMSUM_LANES / 2 || job->outer == 1;
-    return *inner ? job->outer * tshi_base_ceil(job->inner, TSHI_CUMSUM_LANES)
-                  : job->inner * tshi_base_ceil(job->outer, TSHI_CUMSUM_LANES);
+/* The groups of columns whose sums are computed together. */
+typedef struct tshi_cumsum_groups {
+    int by_inner; /* 1: the columns of a group are neighbours in inner, 0: in outer */
+    int64_t most; /* columns of a group; the last one may have fewer */
+    int64_t each; /* groups that cover inner, or outer */
+    int64_t count;
+} tshi_cumsum_groups;
+
+static tshi_cumsum_groups tshi_cumsum_group(const tshi_cumsum *job) {
+    tshi_cumsum_groups g;
+    g.by_inner = job->inner >= TSHI_CUMSUM_FEW || job->outer == 1;
+    g.most = g.by_inner ? TSHI_CUMSUM_WIDE : TSHI_CUMSUM_FEW;
+    g.each = tshi_base_ceil(g.by_inner ? job->inner : job->outer, g.most);
+    g.count = g.each * (g.by_inner ? job->outer : job->inner);
+    return g;
 }
 
-/* Sums the groups `from` to `to` - 1 of a tshi_cumsum, which is `job`. A tshi_team_fn. */
+/* Sums the groups `from` to `to` - 1 of a tshi_cumsum, which is `user`. A tshi_team_fn. */
 static void tshi_cumsum_piece(void *user, int piece, int64_t from, int64_t to) {
     const tshi_cumsum *job = (const tshi_cumsum *)user;
+    const tshi_cumsum_groups g = tshi_cumsum_group(job);
     const int64_t whole = job->n * job->inner; /* elements of one position in outer */
-    int by_inner;
-    int64_t g, each, first, at, m;
-    (void)piece, (void)tshi_cumsum_groups(job, &by_inner);
-    each = tshi_base_ceil(by_inner ? job->inner : job->outer, TSHI_CUMSUM_LANES);
-    for (g = from; g < to; g++) {
-        first = g % each * TSHI_CUMSUM_LANES; /* the group's first position in inner, or outer */
-        m = tshi_base_min(TSHI_CUMSUM_LANES, (by_inner ? job->inner : job->outer) - first);
-        at = by_inner ? g / each * whole + first : first * whole + g / each;
+    int64_t i, first, at, m;
+    (void)piece;
+    for (i = from; i < to; i++) {
+        first = i % g.each * g.most; /* the group's first position in inner, or outer */
+        m = tshi_base_min(g.most, (g.by_inner ? job->inner : job->outer) - first);
+        at = g.by_inner ? i / g.each * whole + first : first * whole + i / g.each;
         if (job->integers)
-            tshi_cumsum_integers(job, at, by_inner ? 1 : whole, m);
+            tshi_cumsum_integers(job, at, g.by_inner ? 1 : whole, m);
         else
-            tshi_cumsum_reals(job, at, by_inner ? 1 : whole, m);
+            tshi_cumsum_reals(job, at, g.by_inner ? 1 : whole, m);
     }
 }
 
 /* Computes all sums on the rank's threads. */
 static void tshi_cumsum_run(const tsh_ctx *ctx, tshi_cumsum *job) {
-    int by_inner;
-    const int64_t groups = tshi_cumsum_groups(job, &by_inner);
-    const int64_t length = job->n * TSHI_CUMSUM_LANES; /* elements of a group */
-    if (job->n && groups)
-        tshi_team_run(tshi_kernel_parts(ctx, groups, length), groups, 1, tshi_cumsum_piece, job);
+    const tshi_cumsum_groups g = tshi_cumsum_group(job);
+    if (job->n && g.count)
+        tshi_team_run(tshi_kernel_parts(ctx, g.count, job->n * g.most), g.count, 1,
+                      tshi_cumsum_piece, job);
 }
 
 /* What backward needs of the call: the local sizes. */
@@ -16513,8 +16629,8 @@ static void tshi_cumsum_backward(tshi_node *node) {
     tshi_op_accumulate(node->in[0], &dest, scratch);
 }
 
-static const tshi_op tshi_cumsum_op = {
-    "tsh_cumsum", "x", tshi_rule_cumulate, tshi_cumsum_backward, TSHI_NONE, 0};
+static const tshi_op tshi_cumsum_op = {"tsh_cumsum",         "x",       tshi_rule_cumulate,
+                                       tshi_cumsum_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_cumsum(tsh_tensor *x, int dim) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cumsum", "x", &x, 1);
@@ -16590,14 +16706,14 @@ static void tshi_cumsum_prod_grad(int64_t rows, const tshi_operand *operand, con
 static void tshi_cumsum_prod_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis), x = dx; /* with the axis last */
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis), x = dx;   /* with the axis last */
     const int64_t n = params->n, count = n ? tsh_local_numel(&dx) / n : 0; /* count: rows */
     tshi_rows rows = tshi_kernel_rows_job(tshi_cumsum_prod_grad, count, params);
     tshi_block *scratch[2], *before;
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dest.stride = dx.stride;   /* strides with the axis last */
-    x.block = node->saved[0];  /* the values of the input */
+    dest.stride = dx.stride;  /* strides with the axis last */
+    x.block = node->saved[0]; /* the values of the input */
     before = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                             (size_t)(tshi_kernel_parts(ctx, count, n) * n) * sizeof(double));
     rows.x[0] = tshi_kernel_reals(tshi_op_dense_dest(&dx, &dest, &scratch[0]), n);
@@ -17175,12 +17291,13 @@ static void tshi_shape_expand_backward(tshi_node *node) {
 
 /* Runs op, whose output is x broadcast to `shape`. */
 static tsh_tensor *tshi_shape_expanded(const tshi_op *op, tsh_tensor *x, tsh_shape shape) {
-    tshi_rule_moves moves = {0, 1, shape.ndim - x->ndim};
+    tshi_rule_moves moves = {0, 1, 0};
     char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE];
     tshi_output output;
     tshi_loop loop;
     tsh_tensor *out;
-    int d, fits = moves.skip >= 0 && shape.ndim <= TSH_MAX_DIMS;
+    int d, fits = shape.ndim >= x->ndim && shape.ndim <= TSH_MAX_DIMS;
+    if (fits) moves.skip = shape.ndim - x->ndim;
     output.shape = shape;
     for (d = 0; d < x->ndim && fits; d++) {
         int64_t *length = &output.shape.dim[d + moves.skip];
@@ -17588,7 +17705,7 @@ TSH_API tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mo
 
 /* A job: copies or adds the triangles of x to y, and may set the rest of y to 0. Backward takes a
  * copy of it from the node and replaces all fields but `diagonal` and `upper`. */
-typedef struct tshi_triangle {
+typedef struct tshi_pad_triangle {
     int64_t diagonal;
     int upper;                         /* 0: tril, 1: triu */
     int zero;                          /* 1: sets the elements outside the triangle to 0 */
@@ -17597,11 +17714,11 @@ typedef struct tshi_triangle {
     tshi_kernel_fn kernel;             /* what it does with the elements inside */
     tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's columns, in `ranges` ranges */
     int ranges;
-} tshi_triangle;
+} tshi_pad_triangle;
 
 /* Runs the kernel for the columns [from, to) of a row. */
-static void tshi_triangle_columns(tshi_kernel_fn kernel, const tshi_operand *row, int64_t from,
-                                  int64_t to) {
+static void tshi_pad_triangle_columns(tshi_kernel_fn kernel, const tshi_operand *row, int64_t from,
+                                      int64_t to) {
     tshi_operand part[2];
     int i;
     if (from >= to) return;
@@ -17614,8 +17731,8 @@ static void tshi_triangle_columns(tshi_kernel_fn kernel, const tshi_operand *row
 
 /* Does one row, whose global index is `row`. operand: the rows of y and of x, and of y and of an
  * element that is 0. */
-static void tshi_triangle_row(const tshi_triangle *job, int64_t row, const tshi_operand *yx,
-                              const tshi_operand *y0) {
+static void tshi_pad_triangle_row(const tshi_pad_triangle *job, int64_t row, const tshi_operand *yx,
+                                  const tshi_operand *y0) {
     int64_t local = 0; /* first local column of range s */
     int s;
     for (s = 0; s < job->ranges; local += job->range[s++].length) {
@@ -17624,18 +17741,18 @@ static void tshi_triangle_row(const tshi_triangle *job, int64_t row, const tshi_
          * 0, or that tril keeps */
         int64_t low = row + job->diagonal + !job->upper - job->range[s].start;
         low = low < 0 ? 0 : tshi_base_min(low, n);
-        tshi_triangle_columns(job->kernel, yx, local + (job->upper ? low : 0),
-                              local + (job->upper ? n : low));
+        tshi_pad_triangle_columns(job->kernel, yx, local + (job->upper ? low : 0),
+                                  local + (job->upper ? n : low));
         if (job->zero)
-            tshi_triangle_columns(tshi_kernel_copy, y0, local + (job->upper ? 0 : low),
-                                  local + (job->upper ? low : n));
+            tshi_pad_triangle_columns(tshi_kernel_copy, y0, local + (job->upper ? 0 : low),
+                                      local + (job->upper ? low : n));
     }
 }
 
 /* A tshi_team_fn: does the rows [from, to) of all matrices. */
-static void tshi_triangle_rows(void *data, int piece, int64_t from, int64_t to) {
+static void tshi_pad_triangle_rows(void *data, int piece, int64_t from, int64_t to) {
     static const double zero[1] = {0}; /* an element that is 0, of any dtype */
-    const tshi_triangle *job = (const tshi_triangle *)data;
+    const tshi_pad_triangle *job = (const tshi_pad_triangle *)data;
     const tsh_tensor *t = job->like;
     const int last = t->ndim - 1;
     int64_t r;
@@ -17655,31 +17772,33 @@ static void tshi_triangle_rows(void *data, int piece, int64_t from, int64_t to) 
         }
         y0[0] = yx[0];
         y0[1] = tshi_kernel_operand(zero, 0, yx[0].dtype);
-        tshi_triangle_row(job, tshi_tensor_global(t, last - 1, r % t->local[last - 1]), yx, y0);
+        tshi_pad_triangle_row(job, tshi_tensor_global(t, last - 1, r % t->local[last - 1]), yx, y0);
     }
 }
 
 /* Runs the job, whose diagonal, upper, zero, x, y and kernel are set, over all rows of `like`. */
-static void tshi_triangle_run(tshi_triangle *job, const tsh_tensor *like) {
+static void tshi_pad_triangle_run(tshi_pad_triangle *job, const tsh_tensor *like) {
     const int last = like->ndim - 1;
     const int64_t rows = tshi_tensor_product(like->local, last);
+    tsh_range own[TSH_MAX_SEGMENTS]; /* this rank's columns */
     job->like = like;
+    memset(own, 0, sizeof own);
+    own[0].length = like->local[last];
     job->ranges = 1;
-    job->range[0].start = 0;
-    job->range[0].length = like->local[last];
     if (like->layout.kind == TSH_SHARDED && like->layout.dim == last) {
         (void)tshi_layout_own(&like->layout, like->dim[last], like->ctx->tp.size,
-                              like->ctx->tp.rank, job->range);
+                              like->ctx->tp.rank, own);
         job->ranges = like->layout.segments;
     }
+    memcpy(job->range, own, sizeof own);
     if (rows && like->local[last])
         tshi_team_run(tshi_kernel_parts(like->ctx, rows, like->local[last]), rows, 1,
-                      tshi_triangle_rows, job);
+                      tshi_pad_triangle_rows, job);
 }
 
 /* Adds the gradient of the output's triangles to that of x. */
-static void tshi_triangle_backward(tshi_node *node) {
-    tshi_triangle job = *(const tshi_triangle *)node->params;
+static void tshi_pad_triangle_backward(tshi_node *node) {
+    tshi_pad_triangle job = *(const tshi_pad_triangle *)node->params;
     tsh_tensor *out = node->out;
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
@@ -17687,19 +17806,20 @@ static void tshi_triangle_backward(tshi_node *node) {
     job.kernel = dest.add ? tshi_kernel_add[out->ctx->isa] : tshi_kernel_copy;
     job.y = tshi_pad_side_of(dest.data, dest.stride, TSH_REAL);
     job.x = tshi_pad_side_of(tshi_tape_grad(node), out->stride, TSH_REAL);
-    tshi_triangle_run(&job, out);
+    tshi_pad_triangle_run(&job, out);
 }
 
-static const tshi_op tshi_tril_op = {"tsh_tril", "x", tshi_rule_keep, tshi_triangle_backward,
-                                     TSHI_NONE,  0};
-static const tshi_op tshi_triu_op = {"tsh_triu", "x", tshi_rule_keep, tshi_triangle_backward,
-                                     TSHI_NONE,  0};
+static const tshi_op tshi_pad_tril_op = {
+    "tsh_tril", "x", tshi_rule_keep, tshi_pad_triangle_backward, TSHI_NONE, 0};
+static const tshi_op tshi_pad_triu_op = {
+    "tsh_triu", "x", tshi_rule_keep, tshi_pad_triangle_backward, TSHI_NONE, 0};
 
 /* Runs tsh_tril, or tsh_triu if upper is 1. */
-static tsh_tensor *tshi_triangles(const tshi_op *op, tsh_tensor *x, int64_t diagonal, int upper) {
+static tsh_tensor *tshi_pad_triangles(const tshi_op *op, tsh_tensor *x, int64_t diagonal,
+                                      int upper) {
     tsh_ctx *ctx = tshi_tensor_check(op->name, "x", &x, 1);
     char text[TSHI_TEXT_SIZE];
-    tshi_triangle job;
+    tshi_pad_triangle job;
     tsh_shape shape;
     tsh_tensor *out;
     if (!ctx) return NULL;
@@ -17718,17 +17838,17 @@ static tsh_tensor *tshi_triangles(const tshi_op *op, tsh_tensor *x, int64_t diag
     job.kernel = tshi_kernel_copy;
     job.y = tshi_pad_side_of(tshi_tensor_at(out), out->stride, out->dtype);
     job.x = tshi_pad_side_of(tshi_tensor_at(x), x->stride, x->dtype);
-    tshi_triangle_run(&job, out);
+    tshi_pad_triangle_run(&job, out);
     tshi_op_record(op, out, &x, 1, TSHI_NONE, &job, sizeof job, NULL);
     return out;
 }
 
 TSH_API tsh_tensor *tsh_tril(tsh_tensor *x, int64_t diagonal) {
-    return tshi_triangles(&tshi_tril_op, x, diagonal, 0);
+    return tshi_pad_triangles(&tshi_pad_tril_op, x, diagonal, 0);
 }
 
 TSH_API tsh_tensor *tsh_triu(tsh_tensor *x, int64_t diagonal) {
-    return tshi_triangles(&tshi_triu_op, x, diagonal, 1);
+    return tshi_pad_triangles(&tshi_pad_triu_op, x, diagonal, 1);
 }
 
 /* ========================================================================== */
@@ -17759,8 +17879,9 @@ typedef struct tshi_index_job {
  * read, and the index. Each thread has its own. */
 typedef struct tshi_index_params {
     int64_t along; /* stride of `whole` along the axis */
-    int64_t last;  /* the largest index that is allowed; -1 is, too, if holes is 1 */
-    int holes, isa;
+    int64_t last;  /* the largest index that is allowed, if checks is 1 */
+    int checks, isa;
+    int holes; /* 1: an index of -1 reads 0 and adds nothing */
     int *bad; /* becomes 1 if an index is out of range; its block is left out */
 } tshi_index_params;
 
@@ -17780,7 +17901,7 @@ static const int64_t *tshi_index_checked(const tshi_operand *index, int64_t e, i
                                          int64_t *pad, const tshi_index_params *p) {
     const int64_t *at = tshi_index_load(index, e, m, pad), last = p->last;
     int64_t i, signs = 0; /* below 0 if one is out of range */
-    if (p->holes) return at;
+    if (!p->checks) return at;
     for (i = 0; i < m; i++) /* the difference is not taken of one below 0: that could overflow */
         signs |= at[i] | (last - (at[i] & INT64_MAX));
     if (signs >= 0) return at;
@@ -17842,8 +17963,12 @@ static void tshi_index_gather(int64_t n, const tshi_operand *x, const void *para
     do {                                                                                           \
         type *y = (type *)x[0].data + e * sy;                                                      \
         const type *v = (from);                                                                    \
-        for (i = 0; i < m; i++)                                                                    \
-            if (at[i] >= 0) y[at[i] * along + i * sy] += v[i * (step)];                            \
+        if (p->holes)                                                                              \
+            for (i = 0; i < m; i++) {                                                              \
+                if (at[i] >= 0) y[at[i] * along + i * sy] += v[i * (step)];                        \
+            }                                                                                      \
+        else                                                                                       \
+            for (i = 0; i < m; i++) y[at[i] * along + i * sy] += v[i * (step)];                    \
     } while (0)
 
 /* Kernel: y[index[i]] += x[i]. Operands: y, x, index; y is of tsh_real, or y and x are integers. */
@@ -17869,9 +17994,9 @@ static void tshi_index_scatter(int64_t n, const tshi_operand *x, const void *par
         m = tshi_base_min(TSHI_INDEX_BLOCK, n - e);
         at = tshi_index_checked(&x[2], e, m, pad, p);
         if (!at) continue;
-        if (x[0].dtype == TSH_I32) {
+        if (!row->floating && row->size == 4) {
             TSHI_INDEX_ADD(uint32_t, (const uint32_t *)(const void *)from, sx);
-        } else if (x[0].dtype == TSH_I64) {
+        } else if (!row->floating) {
             TSHI_INDEX_ADD(uint64_t, (const uint64_t *)(const void *)from, sx);
         } else if (x[1].dtype == TSH_REAL) {
             TSHI_INDEX_ADD(tsh_real, (const tsh_real *)(const void *)from, sx);
@@ -17919,7 +18044,8 @@ static void tshi_index_piece(void *data, int piece, int64_t from, int64_t to) {
 }
 
 /* Runs a kernel over the job. scatter: 1 if it writes to `whole`, 0 if it writes to `each`. Returns
- * 0 if an index is out of [0, limit). Threads divide a dimension as tshi_kernel_run does. */
+ * 0 if an index is out of [0, limit); INT64_MAX: they were checked before. Threads divide a
+ * dimension as tshi_kernel_run does. */
 static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn kernel,
                           int64_t limit) {
     enum { MIN_ELEMENTS = 1 << 14 }; /* min elements per thread: fewer would not pay */
@@ -17934,6 +18060,7 @@ static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn
     all.params.along = job->whole_stride[job->axis];
     all.params.last = limit - 1;
     all.params.holes = job->holes;
+    all.params.checks = limit < INT64_MAX;
     all.params.isa = job->space->ctx->isa;
     tshi_kernel_space(&loop, job->space);
     loop.n = 3;
@@ -18269,7 +18396,7 @@ static tsh_tensor *tshi_index_selected(tsh_tensor *x, int axis, tsh_tensor *inde
     job.whole_stride = x->stride;
     job.each = tshi_kernel_operand(tshi_tensor_at(out), 0, out->dtype);
     job.each_stride = out->stride;
-    (void)tshi_index_run(&job, 0, tshi_index_gather, x->dim[axis]);
+    (void)tshi_index_run(&job, 0, tshi_index_gather, INT64_MAX);
     tshi_op_record(op, out, in, 2, output.partial, &along, sizeof along, aux);
     return out;
 }
@@ -18295,10 +18422,10 @@ TSH_API tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index) 
 
 /* -- one_hot ------------------------------------------------------------------------ */
 
-static const tshi_op tshi_one_hot_op = {"tsh_one_hot", "ids", tshi_rule_moved, NULL, 0, 0};
+static const tshi_op tshi_index_one_hot_op = {"tsh_one_hot", "ids", tshi_rule_moved, NULL, 0, 0};
 
 TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes) {
-    const tshi_op *op = &tshi_one_hot_op;
+    const tshi_op *op = &tshi_index_one_hot_op;
     const tshi_rule_moves moves = {0, 0, 0};
     tsh_ctx *ctx = tshi_tensor_check("tsh_one_hot", "ids", &ids, 1);
     char text[TSHI_TEXT_SIZE];
@@ -19397,8 +19524,8 @@ static tshi_sort_item *tshi_sort_runs(tshi_sort_item *item, int64_t n, tshi_sort
 }
 
 /* Sorts n items, which are in the order of their indices, by the bytes of their keys, from the
- * lowest byte on; bytes that all keys share are skipped. Stable. Returns the sorted items: `item` or
- * `other`. */
+ * lowest byte on; bytes that all keys share are skipped. Stable. Returns the sorted items: `item`
+ * or `other`. */
 static tshi_sort_item *tshi_sort_bytes(tshi_sort_item *item, int64_t n, tshi_sort_item *other) {
     enum { BYTES = 8, VALUES = 256 };
     int64_t count[BYTES][VALUES], i;
@@ -19488,8 +19615,8 @@ TSHI_INLINE int tshi_sort_may(const tsh_real *x, tsh_real sign, tsh_real bound) 
     return any;
 }
 
-/* Finds the k first of a row of tsh_real. Values are compared with the k-th first so far, a block at
- * a time; only a block that has a better one is looked at. item: space for 2 k + SPARE items. */
+/* Finds the k first of a row of tsh_real. Values are compared with the k-th first so far, a block
+ * at a time; only a block that has a better one is looked at. item: space for 2 k + SPARE items. */
 TSHI_INLINE void tshi_sort_first(const tsh_real *x, const tshi_sort_params *p,
                                  tshi_sort_item *item) {
     const uint64_t flip = p->flip & tshi_sort_mask();
@@ -19932,8 +20059,8 @@ static tshi_einsum_list tshi_einsum_collect(const tshi_einsum *e, int k, tshi_ei
     return list;
 }
 
-/* Returns t, whose labels are those of `have`, with its dimensions in the order of `want`; labels of
- * `want` that t lacks become dimensions of length 1. NULL after an error. */
+/* Returns t, whose labels are those of `have`, with its dimensions in the order of `want`; labels
+ * of `want` that t lacks become dimensions of length 1. NULL after an error. */
 static tsh_tensor *tshi_einsum_ordered(tsh_tensor *t, const tshi_einsum_list *have,
                                        const tshi_einsum_list *want) {
     int dims[TSH_MAX_DIMS], i, n = 0;
@@ -20528,8 +20655,8 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>tensor.                                                           */
 /* ========================================================================== */
 
-/* Convolutions and transposed convolutions are computed from the same two tensors: the image
- * (N, IC, H, W), over which the kernel slides, and the map (N, OC, OH, OW), which has an element for
+/* Convolutions and transposed convolutions are computed from the same two tensors: the image (N,
+ * IC, H, W), over which the kernel slides, and the map (N, OC, OH, OW), which has an element for
  * each position of the kernel. The weight is (OC, IC / groups, KH, KW). With ci, the channels of
  * oc's group:
  *
@@ -20545,8 +20672,8 @@ typedef struct tshi_conv {
     int64_t batch, groups;
     int64_t ins, outs; /* channels of the image and of the map, per group */
     int64_t image[2], map[2], kernel[2], stride[2], padding[2], dilation[2];
-    int transposed;    /* 1: a transposed convolution: the input is the map */
-    int reduce;        /* 1: row-parallel: the output is all-reduced */
+    int transposed; /* 1: a transposed convolution: the input is the map */
+    int reduce;     /* 1: row-parallel: the output is all-reduced */
 } tshi_conv;
 
 enum { TSHI_CONV_MOST = 1 << 30 }; /* max length of an image, a kernel, and each option */
@@ -20565,8 +20692,10 @@ static int tshi_conv_pair(tsh_ctx *ctx, const char *op, const char *name, const 
     for (int d = 0; d < dims; d++) {
         to[2 - dims + d] = from[d] ? from[d] : usual;
         if (from[d] && (from[d] < least || from[d] > TSHI_CONV_MOST))
-            return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: %s[%d] is %lld, not 0 (for %lld) or %lld "
-                            "to %d", op, name, d, (long long)from[d], (long long)usual,
+            return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                            "%s: %s[%d] is %lld, not 0 (for %lld) or %lld "
+                            "to %d",
+                            op, name, d, (long long)from[d], (long long)usual,
                             (long long)(least ? least : 1), TSHI_CONV_MOST) == TSH_OK;
     }
     return 1;
@@ -20611,9 +20740,8 @@ static int tshi_conv_fits(const char *op, tsh_tensor *const *in, int dims, int64
                         shape[dims - 1], transposed ? "in, out / groups" : "out, in / groups",
                         kernel[dims - 1]) == TSH_OK;
     if (b && b->dim[0] != outs)
-        return tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                        "%s: weight gives %lld channels, bias has %lld", op, (long long)outs,
-                        (long long)b->dim[0]) == TSH_OK;
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: weight gives %lld channels, bias has %lld", op,
+                        (long long)outs, (long long)b->dim[0]) == TSH_OK;
     return 1;
 }
 
@@ -20694,7 +20822,7 @@ typedef struct tshi_conv_tap {
 
 /* The images that B is read from, and the grid of positions. */
 typedef struct tshi_conv_source {
-    const tsh_real *data; /* (batch, groups * channels, size[0], size[1]) */
+    const tsh_real *data;            /* (batch, groups * channels, size[0], size[1]) */
     int64_t batch, groups, channels; /* channels: per group */
     int64_t size[2], step[2], grid[2];
     const tshi_conv_tap *tap;
@@ -20785,8 +20913,7 @@ static void tshi_conv_locate(const tshi_conv_source *s, int64_t column, int cols
                 if (from >= to || u->y < tap->from[0] || u->y >= tap->to[0]) continue;
                 p->first = u->lane - b * s->block + (int)(from - u->x);
                 p->count = (int)(to - from);
-                p->at = u->image * image +
-                        (u->y * s->step[0] + tap->offset[0]) * s->size[1] +
+                p->at = u->image * image + (u->y * s->step[0] + tap->offset[0]) * s->size[1] +
                         (from - p->first) * s->step[1] + tap->offset[1];
                 n++;
             }
@@ -20826,8 +20953,8 @@ static uint32_t tshi_conv_spread(uint32_t mask) {
     return (mask | mask << 1) & 0x55555555u;
 }
 
-/* Replaces the lanes `mask` of y by floats from `from` on, `step` apart: 1 or 2, a constant. Elements
- * of other lanes are not read. even: the numbers 0, 2, 4, ... */
+/* Replaces the lanes `mask` of y by floats from `from` on, `step` apart: 1 or 2, a constant.
+ * Elements of other lanes are not read. even: the numbers 0, 2, 4, ... */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_t mask,
                                                const int step, __m512i even) {
     const float *x = (const float *)from;
@@ -20844,7 +20971,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
                                                  const tshi_conv_rows *rows,
                                                  const tshi_conv_place *place, int places,
                                                  int64_t k, int64_t c, float *to, const int step) {
-    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2,
+                                          0);
     const int64_t plane = tshi_conv_area(s->size), next = s->taps * rows->pitch;
     const int64_t count = (rows->k1 - k + s->taps - 1) / s->taps; /* number of rows to copy */
     uintptr_t from = (uintptr_t)rows->group + (uintptr_t)(c * plane) * sizeof(float);
@@ -20861,8 +20989,7 @@ TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
         __m512 y = _mm512_setzero_ps();
         for (int j = 0; j < places; j++) {
             const uint32_t mask = ((1u << place[j].count) - 1u) << place[j].first;
-            y = tshi_conv_lanes(y, from + (uintptr_t)place[j].at * sizeof(float), mask, step,
-                                even);
+            y = tshi_conv_lanes(y, from + (uintptr_t)place[j].at * sizeof(float), mask, step, even);
         }
         _mm512_storeu_ps(to, y);
         from += (uintptr_t)plane * sizeof(float);
@@ -20880,9 +21007,9 @@ TSHI_AVX512 static void tshi_conv_copy_avx512(const tshi_conv_source *s, const t
 }
 #endif
 
-/* Copies rows of a sliver of B, whose places are known. */
-static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
-                           const tshi_conv_rows *rows) {
+/* Does what tshi_conv_pack does, for the channels of rows k0 to k1 at once. */
+static void tshi_conv_pack_some(const tshi_conv_source *s, const tshi_conv_places *places,
+                                const tshi_conv_rows *rows) {
     const int blocks = tshi_conv_blocks(s);
     for (int64_t t = 0; t < s->taps; t++) {
         /* the first channel whose row of tap t is not before k0 */
@@ -20899,6 +21026,20 @@ static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *pl
 #endif
             tshi_conv_copy(s, rows, places->place + *start, n, k, c, to);
         }
+    }
+}
+
+/* Copies rows of a sliver of B, whose places are known: a few channels at a time, so that what one
+ * tap has read is still in cache for the next. (The planes of channels often begin in one set of a
+ * cache.) */
+static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
+                           const tshi_conv_rows *rows) {
+    enum { CHANNELS = 8 };
+    tshi_conv_rows some = *rows;
+    for (; some.k0 < rows->k1; some.k0 = some.k1) {
+        some.k1 = tshi_base_min(rows->k1, (some.k0 / s->taps + CHANNELS) * s->taps);
+        tshi_conv_pack_some(s, places, &some);
+        some.to += (some.k1 - some.k0) * rows->pitch;
     }
 }
 
@@ -20923,15 +21064,16 @@ typedef struct tshi_conv_product {
     const tsh_real *weight;
     /* distances in the weight from group to group, row to row, channel to channel */
     int64_t next_group, next_row, next_channel;
-    tsh_real *strips;     /* packed A: (groups, strips of mr rows, k, mr) */
-    const tsh_real *bias; /* (groups * rows), added to each column; or NULL */
-    tsh_real *to;         /* C as images (batch, groups * rows, size[0], size[1]) */
+    tsh_real *strips;                   /* packed A: (groups, strips of mr rows, k, mr) */
+    const tsh_real *bias;               /* (groups * rows), added to each column; or NULL */
+    tsh_real *to;                       /* C as images (batch, groups * rows, size[0], size[1]) */
     int64_t size[2], start[2], step[2]; /* column (y, x) goes to start + (y, x) * step */
-    int add;              /* 1: C is added to what is there */
-    int64_t columns, slivers, slice; /* columns of B; slivers; rows of B in a slice */
-    int64_t blocks, block;           /* blocks of rows of A; rows of a block */
-    char *scratch;                   /* of all pieces */
-    size_t each;                     /* bytes of scratch of one piece */
+    int add;                            /* 1: C is added to what is there */
+    int64_t columns, slivers, slice;    /* columns of B; slivers; rows of B in a slice */
+    int64_t blocks, block;              /* blocks of rows of A; rows of a block */
+    int64_t panel;                      /* slivers that are computed slice by slice */
+    char *scratch;                      /* of all pieces */
+    size_t each;                        /* bytes of scratch of one piece */
 } tshi_conv_product;
 
 /* The scratch memory of one piece. */
@@ -20943,7 +21085,8 @@ typedef struct tshi_conv_scratch {
 } tshi_conv_scratch;
 
 enum {
-    TSHI_CONV_PANEL = 32,  /* slivers whose slices are computed one after the other */
+    TSHI_CONV_SLICE = 256, /* max rows of B in a slice: a packed sliver fits an L1 cache */
+    TSHI_CONV_SUMS = 1 << 17, /* elements of the sums of a panel: half an L2 cache */
     TSHI_CONV_ROWS = 768   /* max rows of a block: with a slice of k, at most half an L2 cache */
 };
 
@@ -20960,10 +21103,17 @@ static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to
     for (int64_t u = from; u < to; u++) {
         const int64_t first = u % strips * mr, valid = tshi_base_min(mr, p->rows - first);
         const tsh_real *w = p->weight + u / strips * p->next_group + first * p->next_row;
+        if (p->next_channel == s->taps) { /* rows are contiguous: taps of channel after channel */
+            tshi_gemm_pack(y, mr, (int)valid, p->k, w, p->next_row, 1);
+            y += p->k * mr;
+            continue;
+        }
         for (int64_t c = 0; c < s->channels; c++, w += p->next_channel)
-            for (int64_t t = 0; t < s->taps; t++, y += mr)
-                for (int64_t i = 0; i < mr; i++)
-                    y[i] = i < valid ? w[i * p->next_row + s->tap[t].index] : 0;
+            for (int64_t t = 0; t < s->taps; t++, y += mr) {
+                const tsh_real *at = w + s->tap[t].index;
+                for (int64_t i = 0; i < valid; i++) y[i] = at[i * p->next_row];
+                for (int64_t i = valid; i < mr; i++) y[i] = 0;
+            }
     }
 }
 
@@ -20973,11 +21123,13 @@ static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to
 static tsh_real *tshi_conv_at(const tshi_conv_product *p, const tshi_conv_run *run, int64_t row) {
     return p->to +
            ((run->image * p->source.groups * p->rows + row) * p->size[0] + p->start[0] +
-            run->y * p->step[0]) * p->size[1] + p->start[1] + run->x * p->step[1];
+            run->y * p->step[0]) *
+               p->size[1] +
+           p->start[1] + run->x * p->step[1];
 }
 
-/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its columns
- * are not contiguous, or fewer than a tile has. */
+/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its
+ * columns are not contiguous, or fewer than a tile has. */
 static tsh_real *tshi_conv_direct(const tshi_conv_product *p, int64_t column, int cols,
                                   int64_t row) {
     const int64_t area = tshi_conv_area(p->source.grid);
@@ -21018,42 +21170,77 @@ static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, in
     }
 }
 
+/* Computes C = A B + D for a sliver of B, packed, of `steps` rows; shapes: A (rows, steps), C and D
+ * (rows, cols rounded up to half a tile). d NULL: C = A B. */
+static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int cols, int64_t steps,
+                            tshi_matmul_strips a, const tsh_real *b, const tshi_matrix *d,
+                            tshi_matrix c) {
+    const char *const near = (const char *)b; /* in cache: there is nothing to prefetch */
+    tshi_gemm_walk walk = {near, near, near, 0, 0, 0};
+    tshi_gemm_tile t;
+    t.walk = &walk;
+    t.k = steps;
+    t.rsa = a.row;
+    t.csa = a.column;
+    t.b = b;
+    t.rsb = kernel->nr;
+    t.csb = 1;
+    t.form = TSHI_GEMM_REALS;
+    t.alpha = 1;
+    t.add = d != NULL;
+    t.rsc = c.row;
+    t.rsd = d ? d->row : c.row;
+    t.sums = NULL;
+    for (int64_t i = 0; i < rows; i += kernel->mr) {
+        t.a = a.data + i * a.next;
+        t.c = tshi_gemm_at(c, i, 0);
+        t.d = d ? tshi_gemm_at(*d, i, 0) : t.c;
+        kernel->tile(&t, (int)tshi_base_min(kernel->mr, rows - i),
+                     cols > kernel->nr / 2 ? kernel->nr : kernel->nr / 2);
+    }
+}
+
+/* Computes one slice, the rows of B from k on, of the sliver that begins at `column`; rows [row, row
+ * + rows) of all groups' C. strips: the slice of A; own: the sums of earlier slices. What can be
+ * written in place is written once, by the last slice. */
+static void tshi_conv_slice(const tshi_conv_product *p, tshi_conv_scratch *w,
+                            const tshi_conv_rows *copied, const tsh_real *strips, int64_t column,
+                            int64_t row, int64_t rows, tsh_real *own) {
+    const int mr = p->kernel->mr, nr = p->kernel->nr, first = copied->k0 == 0;
+    const int cols = (int)tshi_base_min(nr, p->columns - column), last = copied->k1 == p->k;
+    const tshi_matmul_strips a = {strips, 1, mr, p->k};
+    tsh_real *direct = tshi_conv_direct(p, column, cols, row);
+    const tshi_matrix there = tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1);
+    const tshi_matrix sums = tshi_gemm_matrix(own, nr, 1);
+    const tshi_matrix *d = !first ? &sums : direct && p->add ? &there : NULL;
+    tshi_conv_locate(&p->source, column, cols, &w->places);
+    tshi_conv_pack(&p->source, &w->places, copied);
+    tshi_conv_tiles(p->kernel, rows, cols, copied->k1 - copied->k0, a, w->sliver, d,
+                    last && direct ? there : sums);
+    if (last && direct)
+        tshi_conv_add_bias(p, direct, cols, row, rows);
+    else if (last)
+        tshi_conv_store(p, own, column, cols, row, rows);
+}
+
 /* Computes n slivers from `sliver` on, of one group and one block of rows. */
 static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, int64_t group,
                             int64_t block, int64_t sliver, int64_t n) {
-    const int mr = p->kernel->mr, nr = p->kernel->nr;
+    const int64_t mr = p->kernel->mr, nr = p->kernel->nr;
     const int64_t strips = tshi_base_ceil(p->rows, mr), first = block * p->block;
-    const int64_t rows = tshi_base_min(p->block, p->rows - first), row = group * p->rows + first;
+    const int64_t rows = tshi_base_min(p->block, p->rows - first);
     const int64_t sums = p->slice < p->k ? tshi_base_ceil(p->block, mr) * mr * nr : 0;
-    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    tshi_gemm_walk walk = TSHI_ZERO; /* nothing to prefetch */
+    const tsh_real *a = p->strips + (group * strips + first / mr) * p->k * mr;
     int64_t k = 0;
     do { /* once, too, if k is 0: C is 0 then */
-        const int64_t steps = tshi_base_min(p->slice, p->k - k);
-        const tshi_matmul_strips a = {
-            p->strips + (group * strips + first / mr) * p->k * mr + k * mr, 1, mr, p->k};
-        const tshi_matmul_slivers b = {w->sliver, nr, 0, TSHI_GEMM_REALS};
+        const int64_t end = tshi_base_min(k + p->slice, p->k);
         const tshi_conv_rows copied = {
-            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k,
-            k + steps, nr, w->sliver};
-        const int last = k + steps >= p->k;
-        for (int64_t i = 0; i < n; i++) {
-            const int64_t column = (sliver + i) * nr;
-            const int cols = (int)tshi_base_min(nr, p->columns - column);
-            tsh_real *direct = tshi_conv_direct(p, column, cols, row), *own = w->sums + i * sums;
-            const tshi_matrix c = direct
-                ? tshi_gemm_matrix(direct, tshi_conv_area(p->size), 1)
-                : tshi_gemm_matrix(own, nr, 1);
-            tshi_conv_locate(&p->source, column, cols, &w->places);
-            tshi_conv_pack(&p->source, &w->places, &copied);
-            tshi_matmul_tiles(p->kernel, rows, cols > nr / 2 ? nr : nr / 2, steps, 1, a, b,
-                              k > 0 || (direct && p->add), c, all, &walk);
-            if (last && direct)
-                tshi_conv_add_bias(p, direct, cols, row, rows);
-            else if (last)
-                tshi_conv_store(p, own, column, cols, row, rows);
-        }
-        k += steps;
+            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k, end,
+            nr, w->sliver};
+        for (int64_t i = 0; i < n; i++)
+            tshi_conv_slice(p, w, &copied, a + k * mr, (sliver + i) * nr, group * p->rows + first,
+                            rows, w->sums + i * sums);
+        k = end;
     } while (k < p->k);
 }
 
@@ -21065,7 +21252,7 @@ static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) 
     w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as the block is */
     w.sums = w.sliver + (p->slice * nr + 15) / 16 * 16;
     at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr *
-                               (p->slice < p->k ? TSHI_CONV_PANEL : 1));
+                               p->panel);
     w.places.place = (tshi_conv_place *)(void *)at;
     w.places.start = (int *)(void *)(w.places.place + p->source.taps * nr);
     return w;
@@ -21079,7 +21266,7 @@ static void tshi_conv_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_conv_scratch w = tshi_conv_split(p, piece);
     for (int64_t n; from < to; from += n) {
         const int64_t sliver = from % p->slivers, group = from / p->slivers % groups;
-        n = tshi_base_min(tshi_base_min(to - from, p->slivers - sliver), TSHI_CONV_PANEL);
+        n = tshi_base_min(tshi_base_min(to - from, p->slivers - sliver), p->panel);
         tshi_conv_panel(p, &w, group, from / p->slivers / groups, sliver, n);
     }
 }
@@ -21091,6 +21278,7 @@ static void tshi_conv_divide(tshi_conv_product *p, int threads) {
     if (blocks < threads && items < 8 * threads) blocks = threads;
     p->block = tshi_base_ceil(tshi_base_ceil(p->rows, blocks), mr) * mr;
     p->blocks = tshi_base_ceil(p->rows, p->block);
+    p->panel = p->slice < p->k ? TSHI_CONV_SUMS / (p->block * p->kernel->nr) + 1 : 1;
 }
 
 /* Runs a product whose fields up to `add` are set, but for those of the kernel and the strips. */
@@ -21107,17 +21295,16 @@ static void tshi_conv_multiply(tshi_conv_product *p) {
     p->slivers = tshi_base_ceil(p->columns, nr);
     p->k = s->channels * s->taps;
     if (!p->columns || !p->rows || !s->groups) return; /* this rank has nothing to compute */
-    p->slice = tshi_gemm_slice(p->kernel, TSHI_GEMM_REALS, p->k);
-    if (p->slice > p->k) p->slice = p->k;
+    p->slice = p->k <= TSHI_CONV_SLICE ? p->k : tshi_gemm_even(p->k, TSHI_CONV_SLICE, 32);
     s->nr = nr;
     s->block = nr < 16 ? nr : 16;
     s->isa = ctx->isa;
     pieces = tshi_team_parts(ctx, p->columns * p->rows * s->groups * (p->k + 1), MIN_WORK);
     tshi_conv_divide(p, pieces);
     pieces = (int)tshi_base_min(pieces, p->slivers * s->groups * p->blocks);
-    p->each = (size_t)((p->slice * nr + 15) / 16 * 16 +
-                       tshi_base_ceil(p->block, mr) * mr * nr *
-                           (p->slice < p->k ? TSHI_CONV_PANEL : 1)) * sizeof(tsh_real);
+    p->each = tshi_dtype_reals((p->slice * nr + 15) / 16 * 16 +
+                               tshi_base_ceil(p->block, mr) * mr * nr *
+                                   p->panel);
     p->each = (p->each + tshi_conv_places_bytes(s) + 63) / 64 * 64;
     packed = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(s->groups * strips * mr * p->k));
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p->each, (size_t)pieces));
@@ -21179,8 +21366,8 @@ static tshi_conv_source tshi_conv_image(const tshi_conv *c, const tsh_real *data
 
 /* Allocates the taps of c's kernel in *block. Returns NULL if there is no memory. */
 static tshi_conv_tap *tshi_conv_alloc_taps(tsh_ctx *ctx, const tshi_conv *c, tshi_block **block) {
-    *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul((size_t)tshi_conv_area(c->kernel),
-                                                             sizeof(tshi_conv_tap)));
+    *block = tshi_mem_alloc(
+        ctx, TSH_MEM_STEP, tshi_base_mul((size_t)tshi_conv_area(c->kernel), sizeof(tshi_conv_tap)));
     return *block ? (tshi_conv_tap *)tshi_mem_data(*block) : NULL;
 }
 
@@ -21286,20 +21473,22 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
 
 /* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the
  * kernel covers, as in >>conv-pack, and map is the gradient of the map (or, of a transposed
- * convolution, its input). The columns, image after image, are cut into chunks of up to
- * TSHI_CONV_CHUNK. A chunk of rows of B is copied, and the product B map^T of the chunk is added to
- * dW^T, of which each thread has some rows. Chunks are added in order, so the sums do not depend on
- * threads. */
+ * convolution, its input). Each thread computes some rows of dW^T = B map^T. The columns, image
+ * after image, are cut into chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed, block
+ * after block of rows of B is copied, and the product is added to dW^T. Chunks are added in order,
+ * so the sums do not depend on threads. */
 typedef struct tshi_conv_weights {
     tsh_ctx *ctx;
     tshi_conv_source source; /* B */
     const tsh_real *map;     /* (batch, groups * outs, grid[0], grid[1]) */
     int64_t outs, k;         /* map channels per group; rows of B */
+    int64_t wide;            /* elements of a row of dW^T in memory: outs, up to whole slivers */
     tshi_dest dest;          /* dW (groups * outs, k), dense */
     int64_t columns, chunk;  /* of B; of a chunk */
-    int64_t strips, block;   /* strips of mr rows of B per group; max rows at a time */
+    int64_t strips;          /* strips of mr rows of B per group */
+    int64_t most, block;     /* max rows of B of a piece in one group; of a block */
     char *scratch;           /* of all pieces */
-    size_t each, at[4];      /* bytes of scratch of one piece; where its parts begin after the
+    size_t each, at[3];      /* bytes of scratch of one piece; where its parts begin after the
                               * places */
 } tshi_conv_weights;
 
@@ -21307,16 +21496,15 @@ typedef struct tshi_conv_weights {
 typedef struct tshi_conv_weight_scratch {
     tshi_conv_places places;
     tsh_real *rows; /* (block, pitch): a chunk of rows of B */
-    tsh_real *map;  /* (outs, chunk): the map's values, if they are of several images */
-    tsh_real *sums; /* (block, outs): rows of dW^T */
-    char *gemm;     /* scratch of the product */
+    tsh_real *map;  /* (wide / nr, chunk, nr): the map in a chunk, packed in slivers */
+    tsh_real *sums; /* (most, wide): rows of dW^T */
 } tshi_conv_weight_scratch;
 
 enum {
-    TSHI_CONV_CHUNK = 384, /* max columns of a chunk: one slice of a product */
+    TSHI_CONV_CHUNK = 384, /* max columns of a chunk */
     TSHI_CONV_PITCH = 16,  /* elements between two rows of a chunk, so that not all begin in one set
                             * of a cache */
-    TSHI_CONV_BLOCK = 264  /* max rows of B at a time: with a chunk, a quarter of an L2 cache */
+    TSHI_CONV_BLOCK = 264  /* max rows of a block: with a chunk, a quarter of an L2 cache */
 };
 
 /* Returns the elements from row to row of a chunk of B. */
@@ -21326,15 +21514,11 @@ static int64_t tshi_conv_pitch(const tshi_conv_weights *p) {
 
 /* Sets where the parts of a piece's scratch begin, and the bytes of all. */
 static void tshi_conv_weight_layout(tshi_conv_weights *p) {
-    const tshi_gemm_kernel *kernel = p->ctx->gemm_kernel;
-    const size_t size = sizeof(tsh_real);
     size_t *const at = p->at;
     at[0] = (tshi_conv_places_bytes(&p->source) + 63) / 64 * 64;
-    at[1] = at[0] + ((size_t)(p->block * tshi_conv_pitch(p)) * size + 63) / 64 * 64;
-    at[2] = at[1] + ((size_t)(p->outs * p->chunk) * size + 63) / 64 * 64;
-    at[3] = at[2] + ((size_t)(p->block * p->outs) * size + 63) / 64 * 64;
-    p->each = at[3] + tshi_gemm_scratch(kernel, p->block, p->outs, p->chunk, p->outs, 1);
-    p->each = (p->each + 63) / 64 * 64;
+    at[1] = at[0] + (tshi_dtype_reals(p->block * tshi_conv_pitch(p)) + 63) / 64 * 64;
+    at[2] = at[1] + (tshi_dtype_reals(p->wide * p->chunk) + 63) / 64 * 64;
+    p->each = at[2] + (tshi_dtype_reals(p->most * p->wide) + 63) / 64 * 64;
 }
 
 /* Returns the parts of a piece's scratch. */
@@ -21346,30 +21530,25 @@ static tshi_conv_weight_scratch tshi_conv_weight_split(const tshi_conv_weights *
     w.rows = (tsh_real *)(void *)(at + p->at[0]);
     w.map = (tsh_real *)(void *)(at + p->at[1]);
     w.sums = (tsh_real *)(void *)(at + p->at[2]);
-    w.gemm = at + p->at[3];
     return w;
 }
 
-/* Returns the map's values of a group in columns [from, from + n) as a matrix (outs, n): in place if
- * they are of one image, else copied. */
-static tshi_matrix tshi_conv_map(const tshi_conv_weights *p, int64_t group, int64_t from, int64_t n,
-                                 tsh_real *copy) {
+/* Packs the map's channels of a group in columns [from, from + n), image after image. */
+static void tshi_conv_pack_map(const tshi_conv_weights *p, int64_t group, int64_t from, int64_t n,
+                               tsh_real *to) {
     const int64_t area = tshi_conv_area(p->source.grid), image = p->source.groups * p->outs * area;
-    const tsh_real *map = p->map + group * p->outs * area;
-    if (from % area + n <= area)
-        return tshi_gemm_matrix(
-            (tsh_real *)tshi_kernel_unconst(map + from / area * image + from % area), area, 1);
+    const int nr = p->source.nr;
     for (int64_t done = 0, length; done < n; done += length) {
-        const tsh_real *x = map + (from + done) / area * image + (from + done) % area;
+        const tsh_real *x = p->map + (from + done) / area * image + group * p->outs * area +
+                            (from + done) % area;
         length = tshi_base_min(n - done, area - (from + done) % area);
-        for (int64_t i = 0; i < p->outs; i++)
-            tshi_kernel_move_dense(copy + i * n + done, x + i * area,
-                                   (size_t)length * sizeof *copy);
+        for (int64_t j = 0; j < p->outs; j += nr)
+            tshi_gemm_pack(to + j * n + done * nr, nr, (int)tshi_base_min(nr, p->outs - j), length,
+                           x + j * area, area, 1);
     }
-    return tshi_gemm_matrix(copy, n, 1);
 }
 
-/* Writes rows [k0, k0 + n) of a group's dW^T, `sums` (n, outs), to dW. */
+/* Writes rows [k0, k0 + n) of a group's dW^T, `sums` (n, wide), to dW. */
 static void tshi_conv_turn(const tshi_conv_weights *p, const tsh_real *sums, int64_t group,
                            int64_t k0, int64_t n) {
     enum { SIDE = 16 }; /* rows and columns that are transposed at a time */
@@ -21378,32 +21557,45 @@ static void tshi_conv_turn(const tshi_conv_weights *p, const tsh_real *sums, int
             for (int64_t oc = j; oc < tshi_base_min(j + SIDE, p->outs); oc++) {
                 tsh_real *to = p->dest.data + (group * p->outs + oc) * p->k + k0;
                 const int64_t end = tshi_base_min(i + SIDE, n);
-                for (int64_t k = i; k < end && p->dest.add; k++) to[k] += sums[k * p->outs + oc];
-                for (int64_t k = i; k < end && !p->dest.add; k++) to[k] = sums[k * p->outs + oc];
+                for (int64_t k = i; k < end && p->dest.add; k++) to[k] += sums[k * p->wide + oc];
+                for (int64_t k = i; k < end && !p->dest.add; k++) to[k] = sums[k * p->wide + oc];
             }
 }
 
-/* Computes rows [k0, k0 + n) of a group's dW^T. progress: see tshi_product. */
+/* Adds to rows [k0, k0 + n) of a group's dW^T, `sums`, the products of the columns [from, from +
+ * length), whose map is packed. The first chunk, from 0, overwrites them. */
 static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
-                                   int64_t group, int64_t k0, int64_t n,
-                                   const tshi_gemm_progress *progress) {
+                                   int64_t group, int64_t k0, int64_t n, int64_t from,
+                                   int64_t length, tsh_real *sums) {
     const tshi_conv_source *s = &p->source;
     const int64_t pitch = tshi_conv_pitch(p);
+    const tshi_matmul_strips a = {w->rows, pitch, 1, pitch};
     tshi_conv_rows rows = {s->data + group * s->channels * tshi_conv_area(s->size), k0, k0 + n,
                            pitch, NULL};
-    const tshi_matrix sums = tshi_gemm_matrix(w->sums, p->outs, 1);
+    for (int64_t at = 0; at < length; at += s->nr) {
+        rows.to = w->rows + at;
+        tshi_conv_locate(s, from + at, (int)tshi_base_min(s->nr, length - at), &w->places);
+        tshi_conv_pack(s, &w->places, &rows);
+    }
+    for (int64_t j = 0; j < p->outs; j += s->nr) {
+        const tshi_matrix c = tshi_gemm_matrix(sums + j, p->wide, 1);
+        tshi_conv_tiles(p->ctx->gemm_kernel, n, (int)tshi_base_min(s->nr, p->outs - j), length, a,
+                        w->map + j * length, from > 0 ? &c : NULL, c);
+    }
+}
+
+/* Computes rows [k0, k0 + n) of a group's dW^T. progress 1: lets collectives progress meanwhile. */
+static void tshi_conv_weight_rows(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
+                                  int64_t group, int64_t k0, int64_t n, int progress) {
+    const int64_t block = tshi_gemm_even(n, p->block, p->ctx->gemm_kernel->mr);
     for (int64_t from = 0; from < p->columns; from += p->chunk) {
         const int64_t length = tshi_base_min(p->chunk, p->columns - from);
-        const tshi_matrix b = tshi_gemm_transposed(tshi_conv_map(p, group, from, length, w->map));
-        const tshi_matrix a = tshi_gemm_matrix(w->rows, pitch, 1);
-        const tshi_product x = {n, p->outs, length, 1, TSHI_R(from > 0), a, b, sums, sums,
-                                progress};
-        for (int64_t at = 0; at < length; at += s->nr) {
-            rows.to = w->rows + at;
-            tshi_conv_locate(s, from + at, (int)tshi_base_min(s->nr, length - at), &w->places);
-            tshi_conv_pack(s, &w->places, &rows);
+        tshi_conv_pack_map(p, group, from, length, w->map);
+        for (int64_t i = 0; i < n; i += block) {
+            tshi_conv_weight_block(p, w, group, k0 + i, tshi_base_min(block, n - i), from, length,
+                                   w->sums + i * p->wide);
+            if (progress) tshi_tape_progress(p->ctx);
         }
-        tshi_gemm_run(p->ctx->gemm_kernel, w->gemm, x);
     }
     tshi_conv_turn(p, w->sums, group, k0, n);
 }
@@ -21412,15 +21604,12 @@ static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_
 static void tshi_conv_weight_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_weights *p = (const tshi_conv_weights *)job;
     const int64_t mr = p->ctx->gemm_kernel->mr;
-    const tshi_gemm_progress progress = {tshi_tape_progress, p->ctx, 0};
     tshi_conv_weight_scratch w = tshi_conv_weight_split(p, piece);
     for (int64_t n; from < to; from += n) {
-        const int64_t first = from % p->strips, left = tshi_base_min(to - from, p->strips - first);
-        n = tshi_gemm_even(left, p->block / mr, 1);
-        if (n > left) n = left;
-        tshi_conv_weight_block(p, &w, from / p->strips, first * mr,
-                               tshi_base_min(n * mr, p->k - first * mr),
-                               piece ? NULL : &progress);
+        const int64_t first = from % p->strips;
+        n = tshi_base_min(to - from, p->strips - first);
+        tshi_conv_weight_rows(p, &w, from / p->strips, first * mr,
+                              tshi_base_min(n * mr, p->k - first * mr), piece == 0);
     }
 }
 
@@ -21452,9 +21641,11 @@ static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *i
     p.columns = c->batch * tshi_conv_area(c->map);
     p.chunk = p.columns ? tshi_gemm_even(p.columns, TSHI_CONV_CHUNK, 32) : 1;
     p.strips = tshi_base_ceil(p.k, kernel->mr);
-    p.block = tshi_base_min(TSHI_CONV_BLOCK / kernel->mr, p.strips) * kernel->mr;
+    p.wide = tshi_base_ceil(p.outs, kernel->nr) * kernel->nr;
     pieces = tshi_team_parts(ctx, total * (p.columns + 1), MIN_WORK);
     pieces = (int)tshi_base_min(pieces, p.strips * c->groups);
+    p.most = tshi_base_min(p.strips, tshi_base_ceil(p.strips * c->groups, pieces)) * kernel->mr;
+    p.block = tshi_base_min(TSHI_CONV_BLOCK / kernel->mr * kernel->mr, p.most);
     tshi_conv_weight_layout(&p);
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p.each, (size_t)pieces));
     if (scratch && p.columns) {
@@ -21475,8 +21666,8 @@ static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *i
 /* ========================================================================== */
 
 /* If a group has one channel of the image and few of the map, a product would have too few rows.
- * Here each plane of the map is computed from its plane of the image, row by row: along a row, a tap
- * adds a multiple of the row of the image. */
+ * Here each plane of the map is computed from its plane of the image, row by row: along a row, a
+ * tap adds a multiple of the row of the image. */
 
 enum { TSHI_CONV_FEW = 4 }; /* max channels of the map per group */
 
@@ -21489,9 +21680,9 @@ static int tshi_conv_is_depthwise(const tshi_conv *c) {
 typedef struct tshi_conv_depth {
     const tsh_ctx *ctx;
     const tshi_conv *c;
-    tsh_real *image;  /* (N, groups, H, W) */
-    tsh_real *map;    /* (N, groups * outs, OH, OW) */
-    tsh_real *weight; /* (groups * outs, KH, KW) */
+    tsh_real *image;      /* (N, groups, H, W) */
+    tsh_real *map;        /* (N, groups * outs, OH, OW) */
+    tsh_real *weight;     /* (groups * outs, KH, KW) */
     const tsh_real *bias; /* of the output's channels; or NULL */
     int add;              /* 1: adds to what the output has */
 } tshi_conv_depth;
@@ -21540,10 +21731,9 @@ static tshi_conv_stretch tshi_conv_reach(const tshi_conv *c, int64_t y, int64_t 
     const int64_t iy = y * c->stride[0] + ky * c->dilation[0] - c->padding[0];
     const int64_t offset = kx * c->dilation[1] - c->padding[1], step = c->stride[1];
     const int64_t from = offset < 0 ? tshi_base_ceil(-offset, step) : 0;
-    const int64_t to = c->image[1] > offset ? tshi_base_min(c->map[1],
-                                                            tshi_base_ceil(c->image[1] - offset,
-                                                                           step))
-                                            : 0;
+    const int64_t to = c->image[1] > offset
+                           ? tshi_base_min(c->map[1], tshi_base_ceil(c->image[1] - offset, step))
+                           : 0;
     const tshi_conv_stretch s = {y * c->map[1] + from, iy * c->image[1] + from * step + offset,
                                  iy < 0 || iy >= c->image[0] || to < from ? 0 : to - from};
     return s;
@@ -21586,7 +21776,8 @@ static void tshi_conv_depth_maps(void *job, int piece, int64_t from, int64_t to)
     }
 }
 
-/* Computes the planes [from, to) of the image, counted over images and channels (a tshi_team_fn). */
+/* Computes the planes [from, to) of the image, counted over images and channels (a
+ * tshi_team_fn). */
 static void tshi_conv_depth_images(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_depth *d = (const tshi_conv_depth *)job;
     const tshi_conv *c = d->c;
@@ -21596,9 +21787,9 @@ static void tshi_conv_depth_images(void *job, int piece, int64_t from, int64_t t
         tsh_real *image = d->image + i * area;
         tshi_conv_depth_begin(d, image, area, i % c->groups);
         for (int64_t o = 0; o < c->outs; o++)
-            tshi_conv_depth_plane(d, d->map + (i * c->outs + o) * tshi_conv_area(c->map), image,
-                                  d->weight + (i % c->groups * c->outs + o) *
-                                                  tshi_conv_area(c->kernel), 1);
+            tshi_conv_depth_plane(
+                d, d->map + (i * c->outs + o) * tshi_conv_area(c->map), image,
+                d->weight + (i % c->groups * c->outs + o) * tshi_conv_area(c->kernel), 1);
     }
 }
 
@@ -21622,8 +21813,8 @@ static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t 
                 const tshi_conv_stretch s = tshi_conv_reach(c, i % c->map[0], t / c->kernel[1],
                                                             t % c->kernel[1]);
                 const tsh_real *map = d->map + (n * channels + oc) * tshi_conv_area(c->map);
-                const tsh_real *image = d->image + (n * c->groups + oc / c->outs) *
-                                                       tshi_conv_area(c->image);
+                const tsh_real *image = d->image +
+                                        (n * c->groups + oc / c->outs) * tshi_conv_area(c->image);
                 if (s.length <= 0) continue;
                 x[1] = tshi_kernel_reals(map + s.map, 1);
                 x[2] = tshi_kernel_reals(image + s.image, c->stride[1]);
@@ -21652,8 +21843,13 @@ static void tshi_conv_depth_apply(tsh_ctx *ctx, const tshi_conv *c, const tsh_re
                                   int to_image, int add) {
     const int64_t each = tshi_conv_area(c->map) * tshi_conv_area(c->kernel);
     const int64_t planes = c->batch * c->groups;
-    tshi_conv_depth d = {ctx,  c,  to_image ? y : tshi_conv_unconst(x),
-                         to_image ? tshi_conv_unconst(x) : y, tshi_conv_unconst(weight), bias, add};
+    tshi_conv_depth d = {ctx,
+                         c,
+                         to_image ? y : tshi_conv_unconst(x),
+                         to_image ? tshi_conv_unconst(x) : y,
+                         tshi_conv_unconst(weight),
+                         bias,
+                         add};
     if (to_image)
         tshi_conv_depth_run(&d, tshi_conv_depth_images, planes, each * c->outs);
     else
@@ -21663,8 +21859,8 @@ static void tshi_conv_depth_apply(tsh_ctx *ctx, const tshi_conv *c, const tsh_re
 /* Computes the gradient of the weight from image and map, one of which is a gradient. */
 static void tshi_conv_depth_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
                                    const tsh_real *map, const tshi_dest *dest) {
-    tshi_conv_depth d = {ctx, c, tshi_conv_unconst(image), tshi_conv_unconst(map), dest->data, NULL,
-                         dest->add};
+    tshi_conv_depth d = {
+        ctx, c, tshi_conv_unconst(image), tshi_conv_unconst(map), dest->data, NULL, dest->add};
     tshi_conv_depth_run(&d, tshi_conv_depth_weights, c->groups * c->outs,
                         c->batch * tshi_conv_area(c->map) * tshi_conv_area(c->kernel));
 }
@@ -21755,9 +21951,10 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
         tshi_conv_output(ctx, c, x, w, c->reduce ? NULL : b, y);
     if (y) tshi_kernel_output_done(out, scratch[3]);
     if (ctx->error.code == TSH_OK && c->reduce)
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, tshi_tensor_at(out),
-                                                 tsh_local_numel(out), out->dtype, TSH_SUM),
-                              "all-reduce of a row-parallel convolution");
+        (void)tshi_error_comm(
+            ctx,
+            tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_local_numel(out), out->dtype, TSH_SUM),
+            "all-reduce of a row-parallel convolution");
     if (ctx->error.code == TSH_OK && c->reduce && b) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
@@ -21768,8 +21965,8 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
     for (int i = 2; i >= 0; i--) tshi_mem_release(ctx, scratch[i]);
 }
 
-/* Returns x, or this rank's channels of a replicated x whose weight takes a shard of them; a copy if
- * it is not dense. NULL: an error. */
+/* Returns x, or this rank's channels of a replicated x whose weight takes a shard of them; a copy
+ * if it is not dense. NULL: an error. */
 static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tensor *w,
                                    const tshi_rule_channels *how) {
     tsh_layout layout;
@@ -21780,7 +21977,7 @@ static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tens
 
 /* Runs a convolution: op 1d or 2d by dims, plain or transposed. */
 static tsh_tensor *tshi_conv_call(const tshi_op *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
-                                 const tsh_conv_options *options, int dims, int transposed) {
+                                  const tsh_conv_options *options, int dims, int transposed) {
     static const tsh_conv_options usual = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0};
     tsh_tensor *in[3] = {x, w, b}, *out;
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, op->inputs, in, b ? 3 : 2);
@@ -21810,18 +22007,603 @@ static tsh_tensor *tshi_conv_call(const tshi_op *op, tsh_tensor *x, tsh_tensor *
 
 /* Defines a public function tsh_<name> and its op. */
 #define TSHI_CONV(name, dims, transposed)                                                          \
-    static const tshi_op tshi_##name##_op = {"tsh_" #name,       "x weight bias",                  \
-                                             tshi_rule_conv,     tshi_conv_backward,               \
+    static const tshi_op tshi_##name##_op = {"tsh_" #name,         "x weight bias",                \
+                                             tshi_rule_conv,       tshi_conv_backward,             \
                                              TSHI_X | TSHI_WEIGHT, 0};                             \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,            \
                                    const tsh_conv_options *options) {                              \
-        return tshi_conv_call(&tshi_##name##_op, x, weight, bias, options, dims, transposed);       \
+        return tshi_conv_call(&tshi_##name##_op, x, weight, bias, options, dims, transposed);      \
     }
 TSHI_CONV(conv1d, 1, 0)
 TSHI_CONV(conv2d, 2, 0)
 TSHI_CONV(conv_transpose1d, 1, 1)
 TSHI_CONV(conv_transpose2d, 2, 1)
 #undef TSHI_CONV
+
+/* ========================================================================== */
+/* >>op-pool                                        MARK: - op-pool (private) */
+/* Pools: the maximum or the mean of windows of each channel.                 */
+/* Needs: >>op >>conv-depth.                                                  */
+/* ========================================================================== */
+
+/* A pool has the geometry of a depthwise convolution: for each row of the result, tap after tap of
+ * the window is combined with all elements of the row at once. The windows of adaptive pools differ
+ * in size, so theirs are summed one by one. */
+
+typedef enum tshi_pool_kind { TSHI_POOL_MAX, TSHI_POOL_MEAN, TSHI_POOL_ADAPTIVE } tshi_pool_kind;
+
+/* The params of the node. c: sizes; its batch is the number of planes, channels of all images. */
+typedef struct tshi_pool_desc {
+    tshi_conv c;
+    tshi_pool_kind kind;
+    int without_padding; /* 1: the mean is that of elements inside the image */
+    int64_t divisor;     /* divisor of means; 0: the number of elements */
+} tshi_pool_desc;
+
+/* What the threads share. Arrays are dense. */
+typedef struct tshi_pooling {
+    const tsh_ctx *ctx;
+    const tshi_pool_desc *pool;
+    tsh_real *x, *y; /* planes of the input and of the output, or their gradients */
+    int32_t *index;  /* of a maximum: where in its plane each element of the output is from */
+    int add;         /* backward: 1: adds to x's gradient */
+} tshi_pooling;
+
+/* -- windows ----------------------------------------------------------------- */
+
+/* Elements [from, to) of a dimension of the image, and how many of the padded image. */
+typedef struct tshi_window {
+    int64_t from, to, padded;
+} tshi_window;
+
+/* Returns window i along dimension d, 0 or 1, of a mean. */
+static tshi_window tshi_pool_window(const tshi_pool_desc *pool, int d, int64_t i) {
+    const tshi_conv *c = &pool->c;
+    const int64_t n = c->image[d], outs = c->map[d];
+    tshi_window w;
+    if (pool->kind == TSHI_POOL_ADAPTIVE) {
+        w.from = i / outs * n + i % outs * n / outs;
+        w.to = (i + 1) / outs * n + ((i + 1) % outs * n + outs - 1) / outs;
+        w.padded = w.to - w.from;
+        return w;
+    }
+    w.from = i * c->stride[d] - c->padding[d];
+    w.to = tshi_base_min(w.from + c->kernel[d], n + c->padding[d]);
+    w.padded = w.to - w.from;
+    w.from = w.from < 0 ? 0 : w.from;
+    w.to = tshi_base_min(w.to, n);
+    return w;
+}
+
+/* Returns what the sum of window (y, x) is divided by; 1 if the window is empty. */
+static tsh_real tshi_pool_divisor(const tshi_pool_desc *pool, int64_t y, int64_t x) {
+    const tshi_window rows = tshi_pool_window(pool, 0, y), columns = tshi_pool_window(pool, 1, x);
+    const int64_t inside = (rows.to - rows.from) * (columns.to - columns.from);
+    if (rows.to <= rows.from || columns.to <= columns.from) return 1;
+    return TSHI_R(pool->divisor           ? pool->divisor
+                  : pool->without_padding ? inside
+                                          : rows.padded * columns.padded);
+}
+
+/* -- the maximum --------------------------------------------------------------- */
+
+/* Parameters of the kernel below: the places of x[0]; where x[1] begins in its plane. */
+typedef struct tshi_pool_place {
+    int32_t *place;
+    int64_t first;
+} tshi_pool_place;
+
+/* Kernel: x[0] = the larger of x[0] and x[1], whose elements are x[1].step apart, and its place.
+ * NaN is larger than anything; a place below 0 says that there is no value yet. */
+TSHI_INLINE void tshi_pool_max_body(int64_t n, const tshi_operand *x, const tshi_pool_place *p) {
+    tsh_real *TSHI_RESTRICT best = (tsh_real *)x[0].data;
+    const tsh_real *TSHI_RESTRICT from = (const tsh_real *)x[1].data;
+    int32_t *TSHI_RESTRICT place = p->place;
+    const int32_t first = (int32_t)p->first, step = (int32_t)x[1].step;
+    TSHI_EACH for (int32_t i = 0; i < (int32_t)n; i++) {
+        const tsh_real v = from[(int64_t)i * step], b = best[i];
+        const int take = (v > b) | (v != v) | (place[i] < 0);
+        best[i] = take ? v : b;
+        place[i] = take ? first + i * step : place[i];
+    }
+}
+TSHI_KERNEL(tshi_pool_max, tshi_pool_place);
+
+/* Computes row y of a plane of maxima and their places. */
+static void tshi_pool_max_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
+                              int32_t *index, int64_t y) {
+    const tshi_conv *c = &p->pool->c;
+    for (int64_t i = 0; i < c->map[1]; i++) {
+        row[i] = -TSHI_R(INFINITY);
+        index[i] = -1;
+    }
+    for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
+        const tshi_conv_stretch s = tshi_conv_reach(c, y, t / c->kernel[1], t % c->kernel[1]);
+        const int64_t at = s.map - y * c->map[1]; /* column of the first element */
+        const tshi_pool_place place = {index + at, s.image};
+        tshi_operand x[2];
+        if (s.length <= 0) continue;
+        x[0] = tshi_kernel_reals(row + at, 1);
+        x[1] = tshi_kernel_reals(image + s.image, c->stride[1]);
+        tshi_pool_max[p->ctx->isa](s.length, x, &place);
+    }
+}
+
+/* -- the mean --------------------------------------------------------------------- */
+
+/* Computes row y of a plane of means of fixed windows. */
+static void tshi_pool_mean_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
+                               int64_t y) {
+    const tshi_conv *c = &p->pool->c;
+    const tsh_real one = 1;
+    for (int64_t i = 0; i < c->map[1]; i++) row[i] = 0;
+    for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
+        const tshi_conv_stretch s = tshi_conv_reach(c, y, t / c->kernel[1], t % c->kernel[1]);
+        tshi_operand x[2];
+        if (s.length <= 0) continue;
+        x[0] = tshi_kernel_reals(row + (s.map - y * c->map[1]), 1);
+        x[1] = tshi_kernel_reals(image + s.image, c->stride[1]);
+        tshi_conv_line[p->ctx->isa](s.length, x, &one);
+    }
+    for (int64_t i = 0; i < c->map[1]; i++) row[i] /= tshi_pool_divisor(p->pool, y, i);
+}
+
+/* Computes row y of a plane of means of adaptive windows. */
+static void tshi_pool_adaptive_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
+                                   int64_t y) {
+    const int64_t width = p->pool->c.image[1];
+    const tshi_window rows = tshi_pool_window(p->pool, 0, y);
+    for (int64_t i = 0; i < p->pool->c.map[1]; i++) {
+        const tshi_window columns = tshi_pool_window(p->pool, 1, i);
+        const int64_t length = columns.to - columns.from;
+        tsh_real sum = 0;
+        if (length == width) /* whole rows, which are contiguous */
+            sum = tshi_kernel_sum(image + rows.from * width, (rows.to - rows.from) * width);
+        for (int64_t r = rows.from; r < rows.to && length < width; r++)
+            for (int64_t j = columns.from; j < columns.to; j++) sum += image[r * width + j];
+        row[i] = sum / TSHI_R((rows.to - rows.from) * length);
+    }
+}
+
+/* Computes rows [from, to) of the output, counted over all planes (a tshi_team_fn). */
+static void tshi_pool_rows(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_pooling *p = (const tshi_pooling *)job;
+    const tshi_conv *c = &p->pool->c;
+    (void)piece;
+    for (int64_t i = from; i < to; i++) {
+        const tsh_real *image = p->x + i / c->map[0] * tshi_conv_area(c->image);
+        tsh_real *row = p->y + i * c->map[1];
+        if (p->pool->kind == TSHI_POOL_MAX)
+            tshi_pool_max_row(p, image, row, p->index + i * c->map[1], i % c->map[0]);
+        else if (p->pool->kind == TSHI_POOL_MEAN)
+            tshi_pool_mean_row(p, image, row, i % c->map[0]);
+        else
+            tshi_pool_adaptive_row(p, image, row, i % c->map[0]);
+    }
+}
+
+/* -- backward ---------------------------------------------------------------------- */
+
+/* Adds g / divisor to all elements of window (y, x) of a plane. */
+static void tshi_pool_spread(const tshi_pool_desc *pool, tsh_real *image, int64_t y, int64_t x,
+                             tsh_real g) {
+    const tshi_window rows = tshi_pool_window(pool, 0, y), columns = tshi_pool_window(pool, 1, x);
+    g /= tshi_pool_divisor(pool, y, x);
+    for (int64_t r = rows.from; r < rows.to; r++) {
+        tsh_real *row = image + r * pool->c.image[1];
+        for (int64_t j = columns.from; j < columns.to; j++) row[j] += g;
+    }
+}
+
+/* Computes the gradient of planes [from, to) of the input (a tshi_team_fn). */
+static void tshi_pool_planes(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_pooling *p = (const tshi_pooling *)job;
+    const tshi_conv *c = &p->pool->c;
+    const int64_t image = tshi_conv_area(c->image), map = tshi_conv_area(c->map);
+    (void)piece;
+    for (int64_t n = from; n < to; n++) {
+        tsh_real *x = p->x + n * image;
+        const tsh_real *g = p->y + n * map;
+        if (!p->add) memset(x, 0, (size_t)image * sizeof *x);
+        for (int64_t i = 0; i < map; i++)
+            if (!p->index)
+                tshi_pool_spread(p->pool, x, i / c->map[1], i % c->map[1], g[i]);
+            else if (p->index[n * map + i] >= 0) /* the window has an element of the image */
+                x[p->index[n * map + i]] += g[i];
+    }
+}
+
+static void tshi_pool_backward(tshi_node *node) {
+    const tshi_pool_desc *pool = (const tshi_pool_desc *)node->params;
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    tshi_pooling p = {node->out->ctx,
+                      pool,
+                      dest.data,
+                      tshi_tape_grad(node),
+                      node->aux ? (int32_t *)tshi_mem_data(node->aux) : NULL,
+                      dest.add};
+    tshi_team_run(tshi_kernel_parts(node->out->ctx, pool->c.batch, tshi_conv_area(pool->c.image)),
+                  pool->c.batch, 1, tshi_pool_planes, &p);
+}
+
+/* -- the ops ------------------------------------------------------------------------- */
+
+/* Sets the length of the output along d. Returns 0 and an error if there is none, or a window would
+ * have no element of the image. */
+static int tshi_pool_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, int ceil_mode) {
+    const int64_t span = tshi_conv_span(c->kernel[d], c->dilation[d]);
+    const int64_t room = c->image[d] + 2 * c->padding[d] - span;
+    if (c->padding[d] > c->kernel[d] / 2)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: padding %lld is more than half of a window of %lld", op,
+                        (long long)c->padding[d], (long long)c->kernel[d]) == TSH_OK;
+    c->map[d] = room < 0 ? 0 : (room + (ceil_mode ? c->stride[d] - 1 : 0)) / c->stride[d] + 1;
+    if (room < 0 && ceil_mode && room + c->stride[d] - 1 >= 0) c->map[d] = 1;
+    if (c->map[d] > 0 && ceil_mode && (c->map[d] - 1) * c->stride[d] >= c->image[d] + c->padding[d])
+        c->map[d]--; /* the last window would begin in the padding at the end */
+    if (c->map[d] > 0) return 1;
+    return tsh_fail(ctx, TSH_ERR_SHAPE,
+                    "%s: a window that covers %lld elements leaves no output of %lld with padding "
+                    "%lld; a smaller kernel would",
+                    op, (long long)span, (long long)c->image[d],
+                    (long long)c->padding[d]) == TSH_OK;
+}
+
+/* Sets the sizes of x in c. Returns 0 and an error if x has not dims + 2 dimensions, or a size is
+ * not possible. */
+static int tshi_pool_image(const char *op, const tsh_tensor *x, int dims, tshi_conv *c) {
+    char text[TSHI_TEXT_SIZE];
+    memset(c, 0, sizeof *c);
+    c->groups = c->ins = c->outs = 1;
+    if (x->ndim != dims + 2)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: x is %s; takes %s: tsh_reshape", op,
+                        tshi_tensor_text(x, text),
+                        dims == 1 ? "(N, C, L)" : "(N, C, H, W)") == TSH_OK;
+    c->batch = x->local[0] * x->local[1];
+    for (int d = 0; d < 2; d++) {
+        c->image[d] = d + dims < 2 ? 1 : x->dim[d + dims];
+        c->kernel[d] = c->stride[d] = c->dilation[d] = 1;
+        if (c->image[d] > TSHI_CONV_MOST || c->image[d] < 1)
+            return tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                            "%s: dimension %d of x has %lld elements, not 1 "
+                            "to %d",
+                            op, d + dims, (long long)c->image[d], TSHI_CONV_MOST) == TSH_OK;
+    }
+    if (tshi_conv_area(c->image) <= INT32_MAX) return 1;
+    return tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                    "%s: a channel of x has %lld elements; at most %d are "
+                    "possible",
+                    op, (long long)tshi_conv_area(c->image), INT32_MAX) == TSH_OK;
+}
+
+/* Sets the sizes of a pool of fixed windows. Returns 0 after an error. */
+static int tshi_pool_sizes(const char *op, const tsh_tensor *x, int dims, const tsh_pool_options *o,
+                           tshi_pool_desc *pool) {
+    tshi_conv *c = &pool->c;
+    tsh_ctx *ctx = x->ctx;
+    if (!tshi_pool_image(op, x, dims, c)) return 0;
+    if (!o)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: there are no options, and no size of the window", op) == TSH_OK;
+    for (int d = 0; d < dims; d++)
+        if (o->kernel[d] < 1 || o->kernel[d] > TSHI_CONV_MOST)
+            return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: kernel[%d] is %lld, not 1 to %d", op, d,
+                            (long long)o->kernel[d], TSHI_CONV_MOST) == TSH_OK;
+    if (!tshi_conv_pair(ctx, op, "kernel", o->kernel, dims, 1, 1, c->kernel) ||
+        !tshi_conv_pair(ctx, op, "padding", o->padding, dims, 0, 0, c->padding) ||
+        !tshi_conv_pair(ctx, op, "dilation", o->dilation, dims, 1, 1, c->dilation))
+        return 0;
+    for (int d = 0; d < dims; d++) {
+        const int64_t kernel = o->kernel[d], stride = o->stride[d];
+        int64_t own[2];
+        if (!tshi_conv_pair(ctx, op, "stride", &stride, 1, kernel, 1, own)) return 0;
+        c->stride[2 - dims + d] = own[1];
+    }
+    if (pool->kind == TSHI_POOL_MEAN && (c->dilation[0] > 1 || c->dilation[1] > 1))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: dilation is %lld, %lld; a mean takes 0 or 1",
+                        op, (long long)c->dilation[0], (long long)c->dilation[1]) == TSH_OK;
+    pool->without_padding = o->count_include_pad == TSH_NO;
+    pool->divisor = pool->kind == TSHI_POOL_MEAN ? o->divisor_override : 0;
+    return tshi_pool_length(ctx, op, c, 0, o->ceil_mode) &&
+           tshi_pool_length(ctx, op, c, 1, o->ceil_mode);
+}
+
+/* Runs a pool whose sizes are set. */
+static tsh_tensor *tshi_pool_run(const tshi_op *op, tsh_tensor *x, int dims,
+                                 const tshi_pool_desc *pool) {
+    tsh_ctx *ctx = x->ctx;
+    const int linear = pool->kind != TSHI_POOL_MAX;
+    tsh_tensor *out;
+    tshi_output output;
+    tshi_block *scratch[2] = {NULL, NULL}, *index = NULL;
+    tshi_pooling p = {ctx, pool, NULL, NULL, NULL, 0};
+    if (!tshi_rule_run(op, &x, 1, &linear, &output)) return NULL;
+    output.shape = tsh_shape_of(x);
+    for (int d = 0; d < dims; d++) output.shape.dim[2 + d] = pool->c.map[2 - dims + d];
+    if (!tshi_tensor_is_dense(x) && !(x = tshi_op_copy(op->name, x))) return NULL;
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    if (!linear)
+        index = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(out) * sizeof(int32_t));
+    p.index = index ? (int32_t *)tshi_mem_data(index) : NULL;
+    p.x = tshi_kernel_packed_reals(x, &scratch[0]);
+    p.y = tshi_kernel_output(out, &scratch[1]);
+    if (p.x && p.y && ctx->error.code == TSH_OK)
+        tshi_team_run(tshi_kernel_parts(ctx, pool->c.batch * pool->c.map[0],
+                                        pool->c.map[1] * tshi_conv_area(pool->c.kernel)),
+                      pool->c.batch * pool->c.map[0], 1, tshi_pool_rows, &p);
+    if (p.y) tshi_kernel_output_done(out, scratch[1]);
+    tshi_mem_release(ctx, scratch[0]);
+    tshi_op_record(op, out, &x, 1, output.partial, pool, sizeof *pool, index);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* Runs a pool of fixed windows. */
+static tsh_tensor *tshi_pool_fixed(const tshi_op *op, tsh_tensor *x, int dims,
+                                   const tsh_pool_options *options, tshi_pool_kind kind) {
+    tshi_pool_desc pool;
+    if (!tshi_tensor_check_floating(op->name, "x", &x, 1)) return NULL;
+    memset(&pool, 0, sizeof pool);
+    pool.kind = kind;
+    return tshi_pool_sizes(op->name, x, dims, options, &pool) ? tshi_pool_run(op, x, dims, &pool)
+                                                              : NULL;
+}
+
+/* Runs an adaptive pool to `size` (height, width). */
+static tsh_tensor *tshi_pool_adaptive(const tshi_op *op, tsh_tensor *x, int dims, int64_t height,
+                                      int64_t width) {
+    const int64_t size[2] = {height, width};
+    tshi_pool_desc pool;
+    if (!tshi_tensor_check_floating(op->name, "x", &x, 1)) return NULL;
+    memset(&pool, 0, sizeof pool);
+    pool.kind = TSHI_POOL_ADAPTIVE;
+    if (!tshi_pool_image(op->name, x, dims, &pool.c)) return NULL;
+    for (int d = 0; d < 2; d++) {
+        pool.c.map[d] = size[d];
+        if (size[d] < 1 || size[d] > TSHI_CONV_MOST)
+            return tshi_error_null(
+                x->ctx, TSH_ERR_ARGUMENT,
+                "%s: the output is to have %lld elements along dimension %d, not "
+                "1 to %d",
+                op->name, (long long)size[d], d + dims, TSHI_CONV_MOST);
+    }
+    return tshi_pool_run(op, x, dims, &pool);
+}
+
+/* Defines the op of tsh_<name>. */
+#define TSHI_POOL_OP(name)                                                                         \
+    static const tshi_op tshi_##name##_op = {"tsh_" #name,       "x",       tshi_rule_pool,        \
+                                             tshi_pool_backward, TSHI_NONE, 0};
+/* Defines a pool of fixed windows, and its op. */
+#define TSHI_POOL(name, dims, kind)                                                                \
+    TSHI_POOL_OP(name)                                                                             \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, const tsh_pool_options *options) {               \
+        return tshi_pool_fixed(&tshi_##name##_op, x, dims, options, kind);                         \
+    }
+TSHI_POOL(max_pool1d, 1, TSHI_POOL_MAX)
+TSHI_POOL(max_pool2d, 2, TSHI_POOL_MAX)
+TSHI_POOL(avg_pool1d, 1, TSHI_POOL_MEAN)
+TSHI_POOL(avg_pool2d, 2, TSHI_POOL_MEAN)
+#undef TSHI_POOL
+
+TSHI_POOL_OP(adaptive_avg_pool1d)
+TSHI_POOL_OP(adaptive_avg_pool2d)
+#undef TSHI_POOL_OP
+TSH_API tsh_tensor *tsh_adaptive_avg_pool1d(tsh_tensor *x, int64_t length) {
+    return tshi_pool_adaptive(&tshi_adaptive_avg_pool1d_op, x, 1, 1, length);
+}
+
+TSH_API tsh_tensor *tsh_adaptive_avg_pool2d(tsh_tensor *x, int64_t height, int64_t width) {
+    return tshi_pool_adaptive(&tshi_adaptive_avg_pool2d_op, x, 2, height, width);
+}
+
+/* ========================================================================== */
+/* >>op-interpolate                          MARK: - op-interpolate (private) */
+/* Images of another size: the nearest element, or linear between elements.   */
+/* Needs: >>op-view >>op-pool.                                                */
+/* ========================================================================== */
+
+/* The two elements that an element of the result lies between, along one dimension, and how much
+ * each counts. Of TSH_NEAREST, the second counts 0. */
+typedef struct tshi_between {
+    int32_t at[2];
+    tsh_real part[2];
+} tshi_between;
+
+/* The params of the node. c: sizes of input (image) and output (map); its batch is the number of
+ * planes. The node's aux has the tshi_between of each row, then of each column of the output. */
+typedef struct tshi_interpolate {
+    tshi_conv c;
+    int linear, align;
+    double scale[2]; /* the caller's factor; 0: that of the sizes */
+} tshi_interpolate;
+
+/* What the threads share. */
+typedef struct tshi_interpolating {
+    const tshi_interpolate *how;
+    const tshi_between *rows, *columns;
+    tsh_real *x, *y; /* planes of input and output, or their gradients */
+    int add;         /* backward: 1: adds to x's gradient */
+} tshi_interpolating;
+
+/* Fills in where the elements of the output lie along dimension d, as torch's
+ * area_pixel_compute_source_index does, in tsh_real. */
+static void tshi_interpolate_table(const tshi_interpolate *how, int d, tshi_between *to) {
+    const int64_t n = how->c.image[d], outs = how->c.map[d];
+    const tsh_real given = how->scale[d] > 0 ? TSHI_R(1 / how->scale[d]) : TSHI_R(n) / TSHI_R(outs);
+    const int aligned = how->linear && how->align;
+    const tsh_real corner = outs > 1 ? TSHI_R(n - 1) / TSHI_R(outs - 1) : 0;
+    const tsh_real scale = aligned ? corner : given; /* elements of the input per element */
+    for (int64_t i = 0; i < outs; i++, to++) {
+        tsh_real at = aligned || !how->linear ? TSHI_R(i) * scale
+                                              : scale * (TSHI_R(i) + TSHI_R(0.5)) - TSHI_R(0.5);
+        const int64_t last = n - 1;
+        int64_t first;
+        if (at < 0) at = 0;
+        first = at < TSHI_R(last) ? (int64_t)at : last;
+        to->at[0] = (int32_t)first;
+        to->at[1] = (int32_t)(how->linear && first < last ? first + 1 : first);
+        to->part[1] = how->linear ? at - TSHI_R(first) : 0;
+        if (to->part[1] > 1) to->part[1] = 1;
+        to->part[0] = 1 - to->part[1];
+    }
+}
+
+/* Computes rows [from, to) of the output, counted over all planes (a tshi_team_fn). */
+static void tshi_interpolate_rows(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_interpolating *p = (const tshi_interpolating *)job;
+    const tshi_conv *c = &p->how->c;
+    (void)piece;
+    for (int64_t i = from; i < to; i++) {
+        const tshi_between row = p->rows[i % c->map[0]];
+        const tsh_real *plane = p->x + i / c->map[0] * tshi_conv_area(c->image);
+        const tsh_real *a = plane + row.at[0] * c->image[1], *b = plane + row.at[1] * c->image[1];
+        tsh_real *y = p->y + i * c->map[1];
+        if (!p->how->linear)
+            for (int64_t j = 0; j < c->map[1]; j++) y[j] = a[p->columns[j].at[0]];
+        else
+            for (int64_t j = 0; j < c->map[1]; j++) {
+                const tshi_between *l = &p->columns[j];
+                y[j] = row.part[0] * (l->part[0] * a[l->at[0]] + l->part[1] * a[l->at[1]]) +
+                       row.part[1] * (l->part[0] * b[l->at[0]] + l->part[1] * b[l->at[1]]);
+            }
+    }
+}
+
+/* Computes the gradient of planes [from, to) of the input (a tshi_team_fn). */
+static void tshi_interpolate_planes(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_interpolating *p = (const tshi_interpolating *)job;
+    const tshi_conv *c = &p->how->c;
+    const int64_t area = tshi_conv_area(c->image);
+    (void)piece;
+    for (int64_t n = from; n < to; n++) {
+        tsh_real *x = p->x + n * area;
+        const tsh_real *g = p->y + n * tshi_conv_area(c->map);
+        if (!p->add) memset(x, 0, (size_t)area * sizeof *x);
+        for (int64_t i = 0; i < c->map[0]; i++, g += c->map[1])
+            for (int k = 0; k <= p->how->linear; k++) { /* the row before, the row after */
+                tsh_real *row = x + p->rows[i].at[k] * c->image[1];
+                const tsh_real part = p->rows[i].part[k];
+                for (int64_t j = 0; j < c->map[1]; j++) {
+                    const tshi_between *l = &p->columns[j];
+                    row[l->at[0]] += part * l->part[0] * g[j];
+                    if (p->how->linear) row[l->at[1]] += part * l->part[1] * g[j];
+                }
+            }
+    }
+}
+
+/* Returns what threads share of a call with these params and this aux. */
+static tshi_interpolating tshi_interpolate_job(const tshi_interpolate *how, tshi_block *aux) {
+    tshi_interpolating p = {how, (const tshi_between *)tshi_mem_data(aux), NULL, NULL, NULL, 0};
+    p.columns = p.rows + how->c.map[0];
+    return p;
+}
+
+static void tshi_interpolate_backward(tshi_node *node) {
+    const tshi_interpolate *how = (const tshi_interpolate *)node->params;
+    tshi_interpolating p = tshi_interpolate_job(how, node->aux);
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    p.x = dest.data;
+    p.y = tshi_tape_grad(node);
+    p.add = dest.add;
+    tshi_team_run(tshi_kernel_parts(node->out->ctx, how->c.batch, tshi_conv_area(how->c.map)),
+                  how->c.batch, 1, tshi_interpolate_planes, &p);
+}
+
+/* Sets the sizes. Returns 0 and an error if the options are not possible. */
+static int tshi_interpolate_sizes(const tsh_tensor *x, const tsh_interpolate_options *o,
+                                  tshi_interpolate *how) {
+    const char *const op = "tsh_interpolate";
+    const int dims = x->ndim == 3 ? 1 : 2;
+    if (!tshi_pool_image(op, x, dims, &how->c)) return 0;
+    if (!o || (unsigned)o->mode > (unsigned)TSH_BILINEAR ||
+        (o->align_corners && o->mode != TSH_BILINEAR))
+        return tsh_fail(x->ctx, TSH_ERR_ARGUMENT, "%s: %s", op,
+                        !o ? "there are no options, and no size"
+                        : o->align_corners
+                            ? "align_corners is for TSH_BILINEAR"
+                            : "the mode is neither TSH_NEAREST nor TSH_BILINEAR") == TSH_OK;
+    how->linear = o->mode == TSH_BILINEAR;
+    how->align = o->align_corners != 0;
+    how->c.map[0] = 1;
+    for (int d = 0; d < dims; d++) {
+        const int to = 2 - dims + d;
+        const double size = o->size[d] ? (double)o->size[d]
+                                       : floor((double)how->c.image[to] * o->scale[d]);
+        if (!o->size[d] == !(o->scale[d] > 0) || !(size >= 1) || size > TSHI_CONV_MOST)
+            return tsh_fail(x->ctx, TSH_ERR_ARGUMENT,
+                            "%s: size[%d] is %lld and scale[%d] %g, for a dimension of %lld; takes "
+                            "one of them, above 0, that gives 1 to %d elements",
+                            op, d, (long long)o->size[d], d, o->scale[d],
+                            (long long)how->c.image[to], TSHI_CONV_MOST) == TSH_OK;
+        how->c.map[to] = (int64_t)size;
+        how->scale[to] = o->size[d] ? 0 : o->scale[d];
+    }
+    return 1;
+}
+
+static const tshi_op tshi_interpolate_op = {"tsh_interpolate",         "x",       tshi_rule_pool,
+                                            tshi_interpolate_backward, TSHI_NONE, 0};
+
+TSH_API tsh_tensor *tsh_interpolate(tsh_tensor *x, const tsh_interpolate_options *options) {
+    const tshi_op *op = &tshi_interpolate_op;
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_interpolate", op->inputs, &x, 1);
+    const int linear = 1; /* of a sum, the result is the sum of results */
+    tshi_interpolate how;
+    tshi_interpolating p;
+    tshi_output output;
+    tsh_tensor *out;
+    tshi_block *aux, *scratch[2] = {NULL, NULL};
+    memset(&how, 0, sizeof how);
+    if (!ctx || !tshi_interpolate_sizes(x, options, &how) ||
+        !tshi_rule_run(op, &x, 1, &linear, &output))
+        return NULL;
+    output.shape = tsh_shape_of(x);
+    for (int d = 2; d < x->ndim; d++) output.shape.dim[d] = how.c.map[d - x->ndim + 2];
+    if (!tshi_tensor_is_dense(x) && !(x = tshi_op_copy("tsh_interpolate", x))) return NULL;
+    out = tshi_tensor_out(ctx, "tsh_interpolate", x->dtype, &output.shape, &output.layout);
+    aux = out ? tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                               (size_t)(how.c.map[0] + how.c.map[1]) * sizeof(tshi_between))
+              : NULL;
+    if (!aux) return NULL;
+    tshi_interpolate_table(&how, 0, (tshi_between *)tshi_mem_data(aux));
+    tshi_interpolate_table(&how, 1, (tshi_between *)tshi_mem_data(aux) + how.c.map[0]);
+    p = tshi_interpolate_job(&how, aux);
+    p.x = tshi_kernel_packed_reals(x, &scratch[0]);
+    p.y = tshi_kernel_output(out, &scratch[1]);
+    if (p.x && p.y && ctx->error.code == TSH_OK)
+        tshi_team_run(tshi_kernel_parts(ctx, how.c.batch * how.c.map[0], how.c.map[1]),
+                      how.c.batch * how.c.map[0], 1, tshi_interpolate_rows, &p);
+    if (p.y) tshi_kernel_output_done(out, scratch[1]);
+    tshi_mem_release(ctx, scratch[0]);
+    tshi_op_record(op, out, &x, 1, output.partial, &how, sizeof how, aux);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+TSH_API tsh_tensor *tsh_pixel_shuffle(tsh_tensor *x, int64_t r) {
+    static const int order[6] = {0, 1, 4, 2, 5, 3};
+    tsh_ctx *ctx = tshi_tensor_check("tsh_pixel_shuffle", "x", &x, 1);
+    tsh_shape split = {6, {0}};
+    char text[TSHI_TEXT_SIZE];
+    if (!ctx) return NULL;
+    if (x->ndim != 4 || r < 1 || r > TSHI_CONV_MOST || x->dim[1] % (r * r) ||
+        x->dim[2] > TSHI_CONV_MOST || x->dim[3] > TSHI_CONV_MOST)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "tsh_pixel_shuffle: x is %s and the factor %lld; takes (N, C, H, W) "
+                               "with channels that divide by its square",
+                               tshi_tensor_text(x, text), (long long)r);
+    split.dim[0] = x->dim[0];
+    split.dim[1] = x->dim[1] / (r * r);
+    split.dim[2] = split.dim[3] = r;
+    split.dim[4] = x->dim[2];
+    split.dim[5] = x->dim[3];
+    const tsh_shape whole = tsh_shape4(split.dim[0], split.dim[1], x->dim[2] * r, x->dim[3] * r);
+    x = tsh_permute(tsh_reshape(x, split), order);
+    return x ? tsh_reshape(x, whole) : NULL;
+}
 
 /* ========================================================================== */
 /* >>op-norm                                        MARK: - op-norm (private) */
@@ -23063,8 +23845,8 @@ TSH_API tsh_tensor *tsh_instance_norm(tsh_tensor *x, tsh_tensor *weight, tsh_ten
 /* ========================================================================== */
 
 /* A cell computes h and, for an LSTM, c of a time step from those of the step before. Of each unit,
- * with g_k = W_ih x + b_ih + b_hh, the part of gate k that is known before the recurrence, and s_k =
- * W_hh h', where h' and c' are those of the step before:
+ * with g_k = W_ih x + b_ih + b_hh, the part of gate k that is known before the recurrence, and s_k
+ * = W_hh h', where h' and c' are those of the step before:
  *
  *     LSTM   i = sigmoid(g_0 + s_0), f = sigmoid(g_1 + s_1), u = tanh(g_2 + s_2),
  *            o = sigmoid(g_3 + s_3), c = f c' + i u, h = o tanh(c)
@@ -23077,24 +23859,24 @@ TSH_API tsh_tensor *tsh_instance_norm(tsh_tensor *x, tsh_tensor *weight, tsh_ten
 
 enum { TSHI_CELL_PLANES = 4 }; /* numbers kept for each unit and time step */
 
-/* Operands of the kernels, at one time step and from the first unit of a piece on. Every array has a
- * row per sample of the batch; _row: elements from row to row. */
+/* Operands of the kernels, at one time step and from the first unit of a piece on. Every array has
+ * a row per sample of the batch; _row: elements from row to row. */
 typedef struct tshi_cell {
-    int64_t units;            /* number of units of this piece */
-    tsh_real *gate;           /* TSHI_CELL_PLANES planes: g, and then what replaces them */
+    int64_t units;  /* number of units of this piece */
+    tsh_real *gate; /* TSHI_CELL_PLANES planes: g, and then what replaces them */
     int64_t gate_plane, gate_row;
-    const tsh_real *sum;      /* forward: a plane per gate: s; backward: a plane: the gradient of h
+    const tsh_real *sum; /* forward: a plane per gate: s; backward: a plane: the gradient of h
                                * that comes from the next time step */
     int64_t sum_plane, sum_row;
-    const tsh_real *bias;     /* GRU: b_hh of u; NULL: 0 */
-    const tsh_real *before;   /* LSTM: c'; GRU: h'; NULL: 0 */
+    const tsh_real *bias;   /* GRU: b_hh of u; NULL: 0 */
+    const tsh_real *before; /* LSTM: c'; GRU: h'; NULL: 0 */
     int64_t before_row;
-    tsh_real *cell;           /* LSTM: c */
-    tsh_real *out;            /* forward: h */
-    int64_t out_row;          /* row stride of cell and out */
-    const tsh_real *dy;       /* backward: the gradient of this time step's output; NULL: 0 */
+    tsh_real *cell;     /* LSTM: c */
+    tsh_real *out;      /* forward: h */
+    int64_t out_row;    /* row stride of cell and out */
+    const tsh_real *dy; /* backward: the gradient of this time step's output; NULL: 0 */
     int64_t dy_row;
-    tsh_real *carry;          /* backward, shape (batch, ..): LSTM: the gradient of c, replaced by
+    tsh_real *carry; /* backward, shape (batch, ..): LSTM: the gradient of c, replaced by
                                * that of c'; GRU: replaced by the gradient of h' that does not
                                * come through W_hh */
     int64_t carry_row;
@@ -23111,7 +23893,8 @@ TSHI_INLINE const tsh_real *tshi_cell_load(const tsh_real *x, int64_t e, int64_t
 /* Loads the block from unit e on of `count` planes: from[k] is that of plane k. */
 TSHI_INLINE void tshi_cell_planes(const tsh_real *x, int64_t plane, int count, int64_t e, int64_t n,
                                   tsh_real (*pad)[TSHI_BLOCK], const tsh_real **from) {
-    for (int k = 0; k < count; k++) from[k] = tshi_kernel_load_block(x + k * plane, 1, e, n, pad[k]);
+    for (int k = 0; k < count; k++)
+        from[k] = tshi_kernel_load_block(x + k * plane, 1, e, n, pad[k]);
 }
 
 /* Stores the block from unit e on in each of the planes. */
@@ -23144,7 +23927,8 @@ TSHI_INLINE void tshi_cell_lstm_body(int64_t n, const tshi_operand *x, const tsh
                 to[2][j] = tshi_math_tanh(g[2][j] + s[2][j], fused);
             TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
                 to[3][j] = tshi_math_sigmoid(g[3][j] + s[3][j], fused);
-            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++) c[j] = to[1][j] * old[j] + to[0][j] * to[2][j];
+            TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
+                c[j] = to[1][j] * old[j] + to[0][j] * to[2][j];
             TSHI_LANES for (j = 0; j < TSHI_BLOCK; j++)
                 h[j] = to[3][j] * tshi_math_tanh(c[j], fused);
             tshi_cell_store(p, r, e, to);
@@ -23257,9 +24041,9 @@ TSHI_KERNEL(tshi_cell_gru_back, tshi_cell);
 
 /* What distinguishes an LSTM from a GRU. */
 typedef struct tshi_cell_kind {
-    int gates;                       /* W_ih and W_hh have so many rows for each unit */
-    int lstm;                        /* 1: there is a c beside h */
-    int plane[TSHI_CELL_PLANES];     /* plane[k]: where backward leaves the gradient of s_k */
+    int gates;                   /* W_ih and W_hh have so many rows for each unit */
+    int lstm;                    /* 1: there is a c beside h */
+    int plane[TSHI_CELL_PLANES]; /* plane[k]: where backward leaves the gradient of s_k */
     const tshi_kernel_fn *step, *back;
 } tshi_cell_kind;
 
@@ -23285,9 +24069,9 @@ static const tshi_cell_kind tshi_cell_kinds[] = {
  * units of h' by the same sum as a single rank would. */
 typedef struct tshi_recurrent {
     const tshi_cell_kind *kind;
-    int reverse;     /* 1: from the last time step to the first */
+    int reverse; /* 1: from the last time step to the first */
     int batch_first;
-    int cut;         /* 1: the units are sharded over several ranks */
+    int cut; /* 1: the units are sharded over several ranks */
 } tshi_recurrent;
 
 /* Inputs of the op, and the number of them. */
@@ -23316,6 +24100,8 @@ typedef struct tshi_sequence {
     const tsh_real *h0, *c0;  /* (batch, units); NULL: 0 */
     const tsh_real *bias;     /* GRU: b_hh of the last gate, (units); NULL: 0 */
     tsh_real *packed;         /* W_hh, a matrix per gate in slivers */
+    tsh_real *strips;         /* of each piece: h' or the gradients of a gate, (batch, hidden) */
+    int64_t tall;             /* batch, rounded up to whole tiles */
     tsh_real *sum;            /* (batch, gates, wide), in backward (batch, wide): products */
     tsh_real *carry;          /* backward, (batch, units): see tshi_cell */
     tsh_real *own, *whole;    /* what an all-gather sends and receives; NULL: units not sharded */
@@ -23334,7 +24120,7 @@ static int64_t tshi_recurrent_row(const tshi_sequence *s, int64_t k) {
 /* Fills in the fields that follow from the inputs and options. */
 static void tshi_recurrent_begin(tshi_sequence *s, const tshi_recurrent *how, const tsh_tensor *x,
                                  const tsh_tensor *w_hh) {
-    const int64_t nr = x->ctx->gemm_kernel->nr;
+    const int64_t nr = x->ctx->gemm_kernel->nr, mr = x->ctx->gemm_kernel->mr;
     memset(s, 0, sizeof *s);
     s->ctx = x->ctx;
     s->how = *how;
@@ -23346,10 +24132,11 @@ static void tshi_recurrent_begin(tshi_sequence *s, const tshi_recurrent *how, co
     s->along_t = how->batch_first ? 1 : s->batch;
     s->along_b = how->batch_first ? s->steps : 1;
     s->wide = tshi_base_ceil(s->units, nr) * nr;
+    s->tall = tshi_base_ceil(s->batch, mr) * mr;
 }
 
-/* Allocates the scratch memory of forward or, with back 1, of backward. Returns its block, which the
- * caller releases; NULL: no memory. */
+/* Allocates the scratch memory of forward or, with back 1, of backward. Returns its block, which
+ * the caller releases; NULL: no memory. */
 static tshi_block *tshi_recurrent_room(tshi_sequence *s, int back) {
     const int64_t gates = s->how.kind->gates, each = TSHI_CELL_PLANES;
     const int64_t packed = gates * s->wide * s->hidden;
@@ -23358,12 +24145,14 @@ static tshi_block *tshi_recurrent_room(tshi_sequence *s, int back) {
     const int64_t own = s->how.cut ? s->batch * each * s->units : 0;
     const int64_t whole = s->how.cut ? s->batch * each * s->hidden : 0;
     const size_t ranks = (size_t)s->ctx->tp.size * sizeof(int64_t);
-    const size_t reals = tshi_dtype_reals(packed + sum + carry + own + whole);
+    const int64_t strips = s->ctx->threads * s->tall * s->hidden;
+    const size_t reals = tshi_dtype_reals(packed + strips + sum + carry + own + whole);
     tshi_block *block = tshi_mem_alloc(s->ctx, TSH_MEM_STEP, ranks + reals);
     if (!block) return NULL;
     s->counts = (int64_t *)tshi_mem_data(block);
     s->packed = (tsh_real *)(void *)(s->counts + s->ctx->tp.size);
-    s->sum = s->packed + packed;
+    s->strips = s->packed + packed;
+    s->sum = s->strips + strips;
     s->carry = s->sum + sum;
     s->own = s->carry + carry;
     s->whole = s->own + own;
@@ -23373,24 +24162,32 @@ static tshi_block *tshi_recurrent_room(tshi_sequence *s, int back) {
 /* Gathers `blocks` blocks from s->own, with a number per unit of this rank, to s->whole, with a
  * number per unit of all ranks. */
 static void tshi_recurrent_gather(const tshi_sequence *s, int64_t blocks) {
-    (void)tshi_error_comm(
-        s->ctx,
-        tsh_allgather(&s->ctx->tp, s->own, s->whole, s->counts, blocks, TSH_REAL),
-        "an all-gather of a layer whose units are sharded");
+    (void)tshi_error_comm(s->ctx,
+                          tsh_allgather(&s->ctx->tp, s->own, s->whole, s->counts, blocks, TSH_REAL),
+                          "an all-gather of a layer whose units are sharded");
+}
+
+/* Packs a matrix A, of shape (batch, hidden), for the products of one piece; returns it. */
+static tshi_matmul_strips tshi_recurrent_strips(const tshi_sequence *s, int piece, tshi_matrix a) {
+    const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
+    tsh_real *to = s->strips + piece * s->tall * s->hidden;
+    const tshi_matmul_strips strips = {to, 1, kernel->mr, s->hidden};
+    tshi_matmul_pack(kernel, to, kernel->mr, s->batch, s->hidden, kernel->mr * s->hidden, a,
+                     TSHI_GEMM_REALS);
+    return strips;
 }
 
 /* Computes units [from, to) of A W for all samples, plus C if `add` is 1, where W is matrix number
  * `gate` of s->packed. Shapes: A (batch, hidden), C (batch, ..), whose first column is unit 0. */
-static void tshi_recurrent_product(const tshi_sequence *s, tshi_matrix a, int gate, int add,
+static void tshi_recurrent_product(const tshi_sequence *s, tshi_matmul_strips a, int gate, int add,
                                    tsh_real *c, int64_t row, int64_t from, int64_t to) {
     const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
     const tsh_real *at = s->packed + (gate * s->wide + from) * s->hidden; /* from: whole slivers */
     const tshi_matmul_slivers b = {at, kernel->nr, kernel->nr * s->hidden, TSHI_GEMM_REALS};
-    const tshi_matmul_strips rows = {(const tsh_real *)a.data, a.row, 1, a.row};
     const char *const line = (const char *)at;
     tshi_gemm_walk none = {line, line, line, 0, 0, 0}; /* nothing more to prefetch */
-    tshi_matmul_tiles(kernel, s->batch, to - from, s->hidden, 1, rows, b, add,
+    tshi_matmul_tiles(kernel, s->batch, to - from, s->hidden, 1, a, b, add,
                       tshi_gemm_matrix(c + from, row, 1), all, &none);
 }
 
@@ -23414,7 +24211,7 @@ static tshi_cell tshi_recurrent_cell(const tshi_sequence *s, int64_t k, int64_t 
     cell.gate = s->gates + row * TSHI_CELL_PLANES * s->units + from;
     cell.gate_plane = s->units;
     cell.gate_row = s->along_b * TSHI_CELL_PLANES * s->units;
-    cell.before = k    ? values + tshi_recurrent_row(s, k - 1) * s->units + from
+    cell.before = k       ? values + tshi_recurrent_row(s, k - 1) * s->units + from
                   : first ? first + from
                           : NULL;
     cell.before_row = k ? s->along_b * s->units : s->units;
@@ -23434,19 +24231,18 @@ static void tshi_recurrent_step(void *job, int piece, int64_t from, int64_t to) 
     const int64_t row = gates * s->wide; /* row stride of s->sum */
     tshi_cell cell = tshi_recurrent_cell(s, s->k, from, to);
     tshi_matrix h = tshi_gemm_matrix(s->whole, s->hidden, 1); /* h', shape (batch, hidden) */
+    tshi_matmul_strips strips = {NULL, 0, 0, 0};
     const int known = s->k > 0 || s->h0; /* 0: h' is 0 */
-    (void)piece;
     if (!s->how.cut && s->k > 0)
         h = tshi_gemm_matrix(s->h + tshi_recurrent_row(s, s->k - 1) * s->units,
                              s->along_b * s->units, 1);
     else if (!s->how.cut)
         h.data = tshi_kernel_unconst(s->h0);
+    if (known) strips = tshi_recurrent_strips(s, piece, h);
     for (int g = 0; g < gates; g++) {
-        if (known)
-            tshi_recurrent_product(s, h, g, 0, s->sum + g * s->wide, row, from, to);
+        if (known) tshi_recurrent_product(s, strips, g, 0, s->sum + g * s->wide, row, from, to);
         for (int64_t b = 0; b < s->batch && !known; b++)
-            memset(s->sum + b * row + g * s->wide + from, 0,
-                   (size_t)(to - from) * sizeof *s->sum);
+            memset(s->sum + b * row + g * s->wide + from, 0, (size_t)(to - from) * sizeof *s->sum);
     }
     cell.sum = s->sum + from;
     cell.sum_plane = s->wide;
@@ -23454,8 +24250,8 @@ static void tshi_recurrent_step(void *job, int piece, int64_t from, int64_t to) 
     s->how.kind->step[s->ctx->isa](s->batch, NULL, &cell);
 }
 
-/* Copies this rank's units of a time step, rows `from` of length n that are `step` apart, to s->own,
- * and gathers those of all ranks. planes: blocks in a row. */
+/* Copies this rank's units of a time step, rows `from` of length n that are `step` apart, to
+ * s->own, and gathers those of all ranks. planes: blocks in a row. */
 static void tshi_recurrent_share(const tshi_sequence *s, const tsh_real *from, int64_t step,
                                  int64_t planes) {
     const int64_t n = planes * s->units;
@@ -23502,8 +24298,7 @@ static void tshi_recurrent_inputs(tshi_sequence *s, tsh_tensor *const *in, tsh_r
         bias[i] = TSHI_R(sum);
     }
     for (int64_t i = 0; i < s->units && b[1] && !s->how.kind->lstm; i++)
-        bias[n + i] = TSHI_R(
-            tshi_dtype_get(b[1]->dtype, tshi_tensor_at(b[1]), 2 * s->units + i));
+        bias[n + i] = TSHI_R(tshi_dtype_get(b[1]->dtype, tshi_tensor_at(b[1]), 2 * s->units + i));
     if (b[1] && !s->how.kind->lstm) s->bias = bias + n;
     tshi_matmul_run(s->ctx, rows, n, s->in, 1,
                     tshi_recurrent_matrix(x, tshi_tensor_at(x), x->dtype),
@@ -23516,14 +24311,13 @@ static void tshi_recurrent_inputs(tshi_sequence *s, tsh_tensor *const *in, tsh_r
                          tshi_gemm_form_of(w_hh, 0));
 }
 
-/* Copies the last h or c, of all samples, from `values` (rows, units) to out (batch, units). */
+/* Copies the last h or c, of all samples, from `values` (rows, units) to out (1, batch, units). */
 static void tshi_recurrent_last(const tshi_sequence *s, const tsh_real *values, tsh_tensor *out) {
     tshi_block *unrounded;
     tsh_real *to = tshi_kernel_output(out, &unrounded);
     const tsh_real *from = values + tshi_recurrent_row(s, s->steps - 1) * s->units;
     for (int64_t b = 0; b < s->batch && to; b++)
-        memcpy(to + b * s->units, from + b * s->along_b * s->units,
-               (size_t)s->units * sizeof *to);
+        memcpy(to + b * s->units, from + b * s->along_b * s->units, (size_t)s->units * sizeof *to);
     tshi_kernel_output_done(out, unrounded);
 }
 
@@ -23545,10 +24339,8 @@ static tshi_block *tshi_recurrent_forward(const tshi_recurrent *how, tsh_tensor 
     kept = tshi_mem_alloc(s.ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * planes * s.units));
     bias = tshi_mem_alloc(s.ctx, TSH_MEM_STEP, tshi_dtype_reals(TSHI_CELL_PLANES * s.units));
     s.h = tshi_kernel_output(out[0], &unrounded);
-    if (in[TSHI_RECURRENT_H0])
-        s.h0 = tshi_kernel_packed_reals(in[TSHI_RECURRENT_H0], &scratch[0]);
-    if (in[TSHI_RECURRENT_C0])
-        s.c0 = tshi_kernel_packed_reals(in[TSHI_RECURRENT_C0], &scratch[1]);
+    if (in[TSHI_RECURRENT_H0]) s.h0 = tshi_kernel_packed_reals(in[TSHI_RECURRENT_H0], &scratch[0]);
+    if (in[TSHI_RECURRENT_C0]) s.c0 = tshi_kernel_packed_reals(in[TSHI_RECURRENT_C0], &scratch[1]);
     if (room && kept && bias && s.ctx->error.code == TSH_OK) {
         s.gates = (tsh_real *)tshi_mem_data(kept);
         if (how->kind->lstm) s.cells = s.gates + rows * TSHI_CELL_PLANES * s.units;
@@ -23570,17 +24362,19 @@ static tshi_block *tshi_recurrent_forward(const tshi_recurrent *how, tsh_tensor 
 
 /* -- backward ----------------------------------------------------------------- */
 
-/* Computes units [from, to) of the gradient that h of time step k - 1 gets through W_hh from step
- * k, in s->sum. */
-static void tshi_recurrent_through(const tshi_sequence *s, int64_t k, int64_t from, int64_t to) {
+/* Computes, for one piece, units [from, to) of the gradient that h of time step k - 1 gets through
+ * W_hh from step k, in s->sum. */
+static void tshi_recurrent_through(const tshi_sequence *s, int piece, int64_t k, int64_t from,
+                                   int64_t to) {
     const tshi_cell_kind *kind = s->how.kind;
     const int64_t n = TSHI_CELL_PLANES * s->hidden; /* numbers of a sample */
     const tshi_matrix d = s->how.cut ? tshi_gemm_matrix(s->whole, n, 1)
                                      : tshi_gemm_matrix(s->gates + tshi_recurrent_row(s, k) * n,
                                                         s->along_b * n, 1);
     for (int g = 0; g < kind->gates; g++)
-        tshi_recurrent_product(s, tshi_gemm_from(d, 0, kind->plane[g] * s->hidden), g, g > 0,
-                               s->sum, s->wide, from, to);
+        tshi_recurrent_product(
+            s, tshi_recurrent_strips(s, piece, tshi_gemm_from(d, 0, kind->plane[g] * s->hidden)), g,
+            g > 0, s->sum, s->wide, from, to);
 }
 
 /* A tshi_team_fn: the gradients of the gates of time step s->k, of units [from, to). */
@@ -23589,8 +24383,7 @@ static void tshi_recurrent_step_back(void *job, int piece, int64_t from, int64_t
     tshi_cell cell = tshi_recurrent_cell(s, s->k, from, to);
     const int64_t at = tshi_recurrent_row(s, s->k) * s->units + from;
     const size_t bytes = (size_t)(to - from) * sizeof *s->sum;
-    (void)piece;
-    if (s->k + 1 < s->steps) tshi_recurrent_through(s, s->k + 1, from, to);
+    if (s->k + 1 < s->steps) tshi_recurrent_through(s, piece, s->k + 1, from, to);
     for (int64_t b = 0; b < s->batch && s->k + 1 == s->steps; b++) {
         if (s->dh)
             memcpy(s->sum + b * s->wide + from, s->dh + b * s->units + from, bytes);
@@ -23608,8 +24401,7 @@ static void tshi_recurrent_step_back(void *job, int piece, int64_t from, int64_t
 /* A tshi_team_fn: the gradient of h0, in s->sum. */
 static void tshi_recurrent_first_back(void *job, int piece, int64_t from, int64_t to) {
     const tshi_sequence *s = (const tshi_sequence *)job;
-    (void)piece;
-    tshi_recurrent_through(s, 0, from, to);
+    tshi_recurrent_through(s, piece, 0, from, to);
     for (int64_t b = 0; b < s->batch && !s->how.kind->lstm; b++)
         for (int64_t u = from; u < to; u++) s->sum[b * s->wide + u] += s->carry[b * s->units + u];
 }
@@ -23653,7 +24445,8 @@ static tshi_block *tshi_recurrent_all(const tshi_sequence *s, const tsh_real *ow
         for (size_t r = 0; r < ranks; r++) counts[r] = s->counts[r] * each;
         if (blocks)
             (void)tshi_error_comm(
-                s->ctx, tsh_allgather(&s->ctx->tp, own, tshi_mem_data(all), counts, blocks, TSH_REAL),
+                s->ctx,
+                tsh_allgather(&s->ctx->tp, own, tshi_mem_data(all), counts, blocks, TSH_REAL),
                 "an all-gather of a layer whose units are sharded");
     }
     tshi_mem_release(s->ctx, lengths);
@@ -23676,8 +24469,8 @@ static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *
     all = rows ? tshi_recurrent_all(s, rows, s->how.kind->gates, s->hidden) : NULL;
     (void)tshi_layout_own(layout, s->hidden, s->ctx->tp.size, s->ctx->tp.rank, range);
     if (all && s->ctx->error.code == TSH_OK)
-        tshi_recurrent_pack_back(
-            s, tshi_gemm_matrix((tsh_real *)tshi_mem_data(all), s->hidden, 1), range[0].start);
+        tshi_recurrent_pack_back(s, tshi_gemm_matrix((tsh_real *)tshi_mem_data(all), s->hidden, 1),
+                                 range[0].start);
     tshi_mem_release(s->ctx, all);
     tshi_mem_release(s->ctx, own);
     return s->ctx->error.code == TSH_OK;
@@ -23687,7 +24480,7 @@ static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *
  * memory. */
 static tshi_block *tshi_recurrent_before(const tshi_sequence *s) {
     const int64_t rows = s->steps * s->batch;
-    const size_t bytes = (size_t)s->units * sizeof(tsh_real);
+    const size_t bytes = (size_t)s->units * sizeof *s->h;
     tshi_block *block = tshi_mem_alloc(s->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * s->units));
     tshi_block *all = block;
     if (!block) return NULL;
@@ -23765,14 +24558,13 @@ static void tshi_recurrent_inputs_back(const tshi_sequence *s, tshi_node *node) 
                                                  x->dtype);
     tshi_dest dest;
     if (tshi_tape_dest(node, TSHI_RECURRENT_X, &dest))
-        tshi_matmul_gemm(s->ctx, rows, s->in, n, 1, d,
-                         tshi_recurrent_matrix(w, tshi_tape_saved(node, TSHI_RECURRENT_W_IH),
-                                               w->dtype),
-                         TSHI_R(dest.add), tshi_gemm_matrix(dest.data, mx.row, mx.column));
+        tshi_matmul_gemm(
+            s->ctx, rows, s->in, n, 1, d,
+            tshi_recurrent_matrix(w, tshi_tape_saved(node, TSHI_RECURRENT_W_IH), w->dtype),
+            TSHI_R(dest.add), tshi_gemm_matrix(dest.data, mx.row, mx.column));
     tshi_tape_input_done(node, TSHI_RECURRENT_X); /* all-reduced during what follows */
     if (tshi_tape_dest(node, TSHI_RECURRENT_W_IH, &dest))
-        tshi_matmul_gemm(s->ctx, n, s->in, rows, 1, tshi_gemm_transposed(d), mx,
-                         TSHI_R(dest.add),
+        tshi_matmul_gemm(s->ctx, n, s->in, rows, 1, tshi_gemm_transposed(d), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
     tshi_recurrent_hidden_back(s, node, d);
     if (node->in[TSHI_RECURRENT_B_IH]) tshi_recurrent_biases_back(s, node);
@@ -23805,7 +24597,7 @@ static void tshi_recurrent_backward(tshi_node *node) {
         tshi_recurrent_weights_back(&s, node, &node->out->layout)) {
         const tsh_real *dc = how->kind->lstm ? tshi_recurrent_grad(node->more[1]) : NULL;
         const size_t bytes = tshi_dtype_reals(s.batch * s.units);
-        const int64_t rows[2] = {s.wide, 1}, dense[2] = {s.units, 1};
+        const int64_t rows[3] = {0, s.wide, 1}, dense[3] = {0, s.units, 1};
         memset(s.carry, 0, bytes);
         if (dc) memcpy(s.carry, dc, bytes);
         tshi_recurrent_steps_back(&s, h0 && h0->base->requires_grad);
@@ -23825,15 +24617,18 @@ static void tshi_recurrent_backward(tshi_node *node) {
 /* Needs: >>op-dropout >>op-view >>redistribute >>op-recurrent.               */
 /* ========================================================================== */
 
-enum { TSHI_LSTM_SAVES = 1 << TSHI_RECURRENT_X | 1 << TSHI_RECURRENT_W_IH |
-                         1 << TSHI_RECURRENT_W_HH | 1 << TSHI_RECURRENT_H0 |
-                         1 << TSHI_RECURRENT_C0 | (int)TSHI_OUT };
+enum {
+    TSHI_LSTM_SAVES = 1 << TSHI_RECURRENT_X | 1 << TSHI_RECURRENT_W_IH | 1 << TSHI_RECURRENT_W_HH |
+                      1 << TSHI_RECURRENT_H0 | 1 << TSHI_RECURRENT_C0 | (int)TSHI_OUT
+};
 static const tshi_op tshi_lstm_op = {
-    "tsh_lstm", "x weight_ih weight_hh bias_ih bias_hh h0 c0", tshi_rule_recurrent,
-    tshi_recurrent_backward, TSHI_LSTM_SAVES, 0};
+    "tsh_lstm",          "x weight_ih weight_hh bias_ih bias_hh h0 c0",
+    tshi_rule_recurrent, tshi_recurrent_backward,
+    TSHI_LSTM_SAVES,     0};
 static const tshi_op tshi_lstm_gru_op = {
-    "tsh_gru", "x weight_ih weight_hh bias_ih bias_hh h0 c0", tshi_rule_recurrent,
-    tshi_recurrent_backward, TSHI_LSTM_SAVES, 0};
+    "tsh_gru",           "x weight_ih weight_hh bias_ih bias_hh h0 c0",
+    tshi_rule_recurrent, tshi_recurrent_backward,
+    TSHI_LSTM_SAVES,     0};
 
 /* A call of tsh_lstm or tsh_gru. */
 typedef struct tshi_lstm {
@@ -23851,17 +24646,18 @@ static int tshi_lstm_shapes(const tshi_lstm *call, tsh_tensor *const *in) {
     const int gates = call->kind->gates;
     const tsh_tensor *x = in[TSHI_RECURRENT_X], *w = in[TSHI_RECURRENT_W_HH];
     const int64_t hidden = w->ndim == 2 ? w->dim[1] : 0, rows = gates * hidden;
-    const int64_t want[][2] = {{0, 0},    {rows, x->dim[2]}, {rows, hidden}, {rows, 0},
-                               {rows, 0}, {x->dim[!call->desc.batch_first], hidden},
-                               {x->dim[!call->desc.batch_first], hidden}};
+    const int64_t batch = x->dim[!call->desc.batch_first];
+    const tsh_shape state = tsh_shape3(1, batch, hidden), bias = tsh_shape1(rows);
+    const tsh_shape want[] = {
+        tsh_shape0(), tsh_shape2(rows, x->dim[2]), tsh_shape2(rows, hidden), bias, bias, state,
+        state};
     char text[TSHI_TEXT_SIZE], tx[TSHI_TEXT_SIZE];
     int length;
     for (int i = 1; i < TSHI_RECURRENT_INPUTS; i++) {
         const tsh_tensor *t = in[i];
-        const int bias = i == TSHI_RECURRENT_B_IH || i == TSHI_RECURRENT_B_HH;
-        if (!t || (hidden > 0 && t->ndim == 2 - bias && t->dim[0] == want[i][0] &&
-                   (bias || t->dim[1] == want[i][1])))
-            continue;
+        int fits = !t || (hidden > 0 && t->ndim == want[i].ndim);
+        for (int d = 0; t && d < t->ndim && fits; d++) fits = t->dim[d] == want[i].dim[d];
+        if (fits) continue;
         const char *name = tshi_tensor_name(call->op->inputs, i, &length);
         if (i < TSHI_RECURRENT_H0)
             return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
@@ -23872,7 +24668,7 @@ static int tshi_lstm_shapes(const tshi_lstm *call, tsh_tensor *const *in) {
         return tshi_error_zero(x->ctx, TSH_ERR_SHAPE,
                                "%s: x %s has %lld samples, of %lld units each, but %.*s of a layer "
                                "is %s",
-                               call->op->name, tshi_tensor_text(x, tx), (long long)want[i][0],
+                               call->op->name, tshi_tensor_text(x, tx), (long long)batch,
                                (long long)hidden, length, name, tshi_tensor_text(t, text));
     }
     return 1;
@@ -23901,21 +24697,20 @@ static int tshi_lstm_inputs(const tshi_lstm *call, tsh_tensor **in) {
     return 1;
 }
 
-/* Returns number i of `all` (layers D, B, H), h0 or c0, as (B, H), cut as x or the units are. NULL:
- * an error, or there is none. */
+/* Returns number i of `all` (layers D, B, H), h0 or c0, as (1, B, H), cut as x or the units are.
+ * NULL: an error, or there is none. */
 static tsh_tensor *tshi_lstm_state(const tshi_lstm *call, tsh_tensor *all, int i,
                                    const tsh_tensor *x, const tsh_tensor *w) {
     tsh_tensor *t = all ? tsh_slice(all, 0, i, 1) : NULL;
     const int batch = !call->desc.batch_first; /* dimension of x that counts samples */
     tsh_layout layout;
-    t = t ? tsh_reshape(t, tsh_shape2(t->dim[1], t->dim[2])) : NULL;
     if (!t || t->layout.kind != TSH_REPLICATED) return t;
     if (w->layout.kind == TSH_SHARDED) {
         layout = tshi_rule_units(w);
-        layout.dim = 1;
-    } else if (tshi_rule_is_sharded(x, batch) && t->dim[0] == x->dim[batch]) {
+        layout.dim = 2;
+    } else if (tshi_rule_is_sharded(x, batch) && t->dim[1] == x->dim[batch]) {
         layout = x->layout;
-        layout.dim = 0;
+        layout.dim = 1;
     } else {
         return t;
     }
@@ -23933,8 +24728,8 @@ static void tshi_lstm_record(const tshi_lstm *call, tsh_tensor *const *in, tsh_t
 
 /* Runs layer and direction number i; back 1: from the end of the sequence. w: W_ih, W_hh and, if
  * there are biases, these. Returns h of all time steps; NULL: an error. */
-static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *w, int i,
-                                   int back) {
+static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *w,
+                                   int i, int back) {
     const int biases = call->desc.bias != TSH_NO, lstm = call->kind->lstm;
     const tshi_rule_recurrent_params form = {call->kind->gates, !call->desc.batch_first};
     tshi_recurrent how = {call->kind, back, call->desc.batch_first != 0, 0};
@@ -23953,16 +24748,15 @@ static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_ten
     output.shape = tsh_shape_of(x);
     output.shape.dim[2] = in[TSHI_RECURRENT_W_HH]->dim[1];
     out[0] = tshi_tensor_out(ctx, call->op->name, x->dtype, &output.shape, &output.layout);
-    output.shape = tsh_shape2(x->dim[form.batch], output.shape.dim[2]);
-    if (output.layout.kind == TSH_SHARDED) output.layout.dim = output.layout.dim == 2;
+    output.shape = tsh_shape3(1, x->dim[form.batch], output.shape.dim[2]);
+    if (output.layout.kind == TSH_SHARDED && output.layout.dim < 2) output.layout.dim = 1;
     for (int k = 1; k < 2 + lstm; k++)
         out[k] = tshi_tensor_out(ctx, call->op->name, x->dtype, &output.shape, &output.layout);
     kept = ctx->error.code == TSH_OK ? tshi_recurrent_forward(&how, in, out) : NULL;
     if (!kept) return NULL;
     tshi_lstm_record(call, in, out, output.partial, &how, kept);
     for (int k = 0; k < 1 + lstm; k++)
-        call->last[k * call->desc.layers * (1 + (call->desc.bidirectional != 0)) + i] = tsh_reshape(
-            out[k + 1], tsh_shape3(1, output.shape.dim[0], output.shape.dim[1]));
+        call->last[k * call->desc.layers * (1 + call->desc.bidirectional) + i] = out[k + 1];
     return out[0];
 }
 
@@ -24046,7 +24840,8 @@ static tsh_tensor *tshi_lstm_unbatched(tsh_tensor *t, int at) {
 /* Runs tsh_lstm or tsh_gru. state[0] and state[1]: where to output the last h and c; NULL: nowhere,
  * and set to NULL after an error. */
 static tsh_tensor *tshi_lstm_run(tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *weights,
-                                 int count, const tsh_recurrent_desc *desc, tsh_tensor **const *state) {
+                                 int count, const tsh_recurrent_desc *desc,
+                                 tsh_tensor **const *state) {
     tsh_ctx *ctx = x ? x->ctx : NULL;
     tsh_tensor *y = NULL, *last[2] = {NULL, NULL};
     tshi_block *block;
@@ -24066,8 +24861,7 @@ static tsh_tensor *tshi_lstm_run(tshi_lstm *call, tsh_tensor *x, tsh_tensor *con
     call->last = (tsh_tensor **)tshi_mem_data(block);
     if (ctx->error.code == TSH_OK && x) y = tshi_lstm_layers(call, x, weights);
     for (int k = 0; k < 1 + call->kind->lstm && y; k++)
-        if (state[k])
-            last[k] = n > 1 ? tsh_concat(call->last + k * n, n, 0) : call->last[k * n];
+        if (state[k]) last[k] = n > 1 ? tsh_concat(call->last + k * n, n, 0) : call->last[k * n];
     tshi_mem_release(ctx, block);
     if (flat) y = tshi_lstm_unbatched(y, !call->desc.batch_first);
     for (int k = 0; k < 2; k++) {
@@ -26846,10 +27640,9 @@ TSHI_INLINE tsh_real tshi_loss_smooth(tsh_real d, tsh_real c) {
     return a < c ? square : linear; /* NaN: linear */
 }
 
-/* Returns the derivative of tshi_loss_smooth. */
+/* Returns the derivative of tshi_loss_smooth: d / c, at most 1 in magnitude; c 0: the sign. */
 TSHI_INLINE tsh_real tshi_loss_smooth_derivative(tsh_real d, tsh_real c) {
-    const tsh_real inner = d / c, outer = tshi_loss_sign(d);
-    return (tshi_loss_abs(d) >= c) | !(c > 0) ? outer : inner; /* NaN: inner, unless c is 0 */
+    return c > 0 ? TSHI_R(tshi_loss_limit(d, c) / c) : tshi_loss_sign(d);
 }
 
 /* Returns log(1 + y) for y from -1 on, also where 1 + y rounds: log(u) y / (u - 1), with u the
@@ -30159,8 +30952,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_instance_norm(tsh_module *parent, const ch
 /* Needs: >>op-lstm >>nn.                                                     */
 /* ========================================================================== */
 
-/* A layer's parameters are children of kind "param", in PyTorch's order: of each layer and direction
- * weight_ih, weight_hh, bias_ih, bias_hh. module->user is a tshi_recurrent_layer. */
+/* A layer's parameters are children of kind "param", in PyTorch's order: of each layer and
+ * direction weight_ih, weight_hh, bias_ih, bias_hh. module->user is a tshi_recurrent_layer. */
 typedef struct tshi_recurrent_layer {
     tsh_recurrent_desc desc; /* .layers has its default, .owner is the module */
     int count;               /* number of parameters */
@@ -30174,9 +30967,9 @@ static tsh_tensor *tshi_recurrent_layer_run(tsh_module *module, tsh_tensor **in,
     tsh_recurrent_desc desc = layer->desc;
     tsh_module *child = module->first;
     if (n > 2 + lstm || !in[0])
-        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_forward: takes %s, not %d inputs%s",
-                               lstm ? "x, h0 and c0" : "x and h0", n, in[0] ? "" : ", x being NULL");
+        return tshi_error_null(
+            module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes %s, not %d inputs%s",
+            lstm ? "x, h0 and c0" : "x and h0", n, in[0] ? "" : ", x being NULL");
     for (int i = 0; i < layer->count && child; i++, child = child->next)
         layer->weights[i] = child->param[0]; /* which tsh_tie may have replaced */
     if (module->evaluating) desc.dropout = 0;
@@ -30200,8 +30993,9 @@ static const tshi_kind tshi_recurrent_layer_kinds[2] = {
     {"lstm", tshi_recurrent_layer_lstm, 0, NULL}, {"gru", tshi_recurrent_layer_gru, 0, NULL}};
 
 /* Adds a parameter whose rows are those of the layer's gates. */
-static void tshi_recurrent_layer_param(tsh_module *module, const tsh_recurrent_desc *desc, int gates,
-                                       const char *what, int number, int back, tsh_shape shape) {
+static void tshi_recurrent_layer_param(tsh_module *module, const tsh_recurrent_desc *desc,
+                                       int gates, const char *what, int number, int back,
+                                       tsh_shape shape) {
     const double bound = 1 / sqrt((double)desc->hidden);
     const tsh_layout cut = tsh_shard_segments(0, gates, 1);
     tsh_param_desc param;
@@ -30313,6 +31107,150 @@ TSH_API tsh_tensor *tsh_gru_forward(tsh_module *module, tsh_tensor *x, tsh_tenso
     tsh_tensor *in[] = {x, h0};
     return tshi_recurrent_layer_call(module, in, 0, h, NULL);
 }
+
+/* ========================================================================== */
+/* >>conv-layers                                MARK: - conv-layers (private) */
+/* Convolutions as layers, and the layouts of their weights under a style.    */
+/* Needs: >>nn.                                                               */
+/* ========================================================================== */
+
+/* A layer of convolution: what its module's `user` points to. */
+typedef struct tshi_conv_layer {
+    tsh_tensor *(*op)(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                      const tsh_conv_options *options);
+    tsh_conv_options options;
+    int transposed;
+} tshi_conv_layer;
+
+/* Forward of a convolution: x (N, in, ..) -> (N, out, ..). */
+static tsh_tensor *tshi_conv_layer_forward(tsh_module *module, tsh_tensor **in, int n) {
+    const tshi_conv_layer *layer = (const tshi_conv_layer *)module->user;
+    tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0];
+    const tsh_layout *cut = w ? &w->layout : NULL;
+    if (!x) return NULL;
+    if (cut->kind == TSH_SHARDED && cut->dim == (layer->transposed ? 1 : 0) &&
+        layer->options.groups <= 1 && module->input_layout)
+        x = tsh_redistribute(x, tsh_replicated()); /* column-parallel: takes all channels */
+    return x ? layer->op(x, w, module->param[1], &layer->options) : NULL;
+}
+
+/* Sets the layouts of a convolution (tshi_kind.layouts): COLWISE shards the weight's output
+ * channels and the bias, or whole groups; ROWWISE shards the input channels. A layer with groups
+ * stays R under ROWWISE: its input channels are in several groups. */
+static void tshi_conv_layer_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                    tsh_layout *layouts) {
+    const tshi_conv_layer *layer = (const tshi_conv_layer *)module->user;
+    const int64_t groups = layer->options.groups > 1 ? layer->options.groups : 1;
+    const tsh_tensor *w = module->param[0];
+    tsh_plan_rule whole = *rule; /* with groups: cuts at whole groups */
+    if (rule->style != TSH_COLWISE && (rule->style != TSH_ROWWISE || groups > 1)) return;
+    if (groups > 1 && !rule->cut && rule->unit <= 1) whole.unit = w ? w->dim[0] / groups : 1;
+    layouts[0] = tshi_nn_shard(&whole, 0);
+    if (rule->style == TSH_ROWWISE) {
+        layouts[0].dim = layer->transposed ? 0 : 1;
+        return; /* the bias is R: it is added after the output is reduced */
+    }
+    if (groups > 1 && layer->transposed && w) /* out / groups channels of the bias per group */
+        whole.unit = whole.unit / (w->dim[0] / groups) * w->dim[1];
+    layouts[1] = tshi_nn_shard(&whole, 0);
+    if (groups == 1 && layer->transposed) layouts[0].dim = 1;
+}
+
+enum { TSHI_CONV_LAYER = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE };
+
+/* Returns the weight's shape: (out, in / groups, kernel), or (in, out / groups, kernel). */
+static tsh_shape tshi_conv_layer_shape(const tsh_conv_desc *desc, int dims, int transposed,
+                                       int64_t groups) {
+    tsh_shape shape = tsh_shape2(transposed ? desc->in : desc->out,
+                                 (transposed ? desc->out : desc->in) / groups);
+    for (int d = 0; d < dims; d++) shape.dim[shape.ndim++] = desc->kernel[d];
+    return shape;
+}
+
+/* Returns 0 and an error if the numbers of channels, groups and elements of the kernel are not
+ * possible. */
+static int tshi_conv_layer_check(const tsh_module *module, const tsh_conv_desc *desc, int dims) {
+    const int64_t groups = desc->groups ? desc->groups : 1;
+    int ok = groups > 0 && desc->in >= 0 && desc->out >= 0 && desc->in % groups == 0 &&
+             desc->out % groups == 0 && desc->unit >= 0;
+    for (int d = 0; d < dims; d++) ok = ok && desc->kernel[d] > 0;
+    if (ok && desc->style == TSH_ROWWISE && groups > 1)
+        return tshi_error_zero(module->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_add_%s: \"%s\" has %lld groups and cannot be ROWWISE; COLWISE "
+                               "shards whole groups",
+                               module->kind->name, module->path, (long long)groups);
+    if (ok) return 1;
+    return tshi_error_zero(module->ctx, TSH_ERR_ARGUMENT,
+                           "tsh_add_%s: \"%s\" has %lld channels in, %lld out, %lld groups, which "
+                           "are to divide both, a kernel of %lld, %lld and units of %lld",
+                           module->kind->name, module->path, (long long)desc->in,
+                           (long long)desc->out, (long long)groups, (long long)desc->kernel[0],
+                           dims > 1 ? (long long)desc->kernel[1] : 1ll, (long long)desc->unit);
+}
+
+/* Adds the parameters of a convolution and shards them. By default, weight and bias are uniform in
+ * [-1 / sqrt(fan_in), 1 / sqrt(fan_in)), as in torch. */
+static tsh_module *tshi_conv_layer_params(tsh_module *module, const tsh_conv_desc *desc, int dims) {
+    const tshi_conv_layer *layer = (const tshi_conv_layer *)module->user;
+    const int64_t groups = desc->groups ? desc->groups : 1;
+    const tsh_shape shape = tshi_conv_layer_shape(desc, dims, layer->transposed, groups);
+    int64_t fan = shape.dim[1]; /* channels per group times elements of the kernel */
+    double bound;               /* limit of the default bias */
+    tsh_plan_rule rule = tshi_parallel_rule(desc->style);
+    for (int d = 2; d < shape.ndim; d++)
+        fan = fan > INT64_MAX / shape.dim[d] ? INT64_MAX : fan * shape.dim[d];
+    bound = fan > 0 ? 1 / sqrt((double)fan) : 0;
+    tshi_module_param(module, 0, "weight", desc->dtype, shape,
+                      tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0), fan);
+    if (desc->bias != TSH_NO)
+        tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
+                          tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), fan);
+    if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
+    rule.unit = desc->unit;
+    rule.gather_output = desc->gather_output;
+    rule.input = desc->input;
+    rule.output = desc->output;
+    (void)tsh_parallelize(module, &rule, 1);
+    return tshi_module_finish(module);
+}
+
+/* Adds a convolution of `dims` dimensions. */
+static tsh_module *tshi_conv_layer_add(tsh_module *parent, const char *name, const tshi_kind *kind,
+                                       const tsh_conv_desc *desc, int dims,
+                                       const tshi_conv_layer *as) {
+    tsh_module *module = tshi_nn_add(parent, name, kind, desc);
+    tshi_conv_layer *layer;
+    if (!module) return NULL;
+    layer = (tshi_conv_layer *)tshi_mem_arena_alloc(module->ctx, &module->ctx->books,
+                                                    sizeof *layer);
+    if (!layer || !tshi_conv_layer_check(module, desc, dims)) return tshi_module_finish(module);
+    *layer = *as;
+    for (int d = 0; d < dims; d++) {
+        layer->options.stride[d] = desc->stride[d];
+        layer->options.padding[d] = desc->padding[d];
+        layer->options.output_padding[d] = desc->output_padding[d];
+        layer->options.dilation[d] = desc->dilation[d];
+    }
+    layer->options.groups = desc->groups;
+    module->user = layer;
+    return tshi_conv_layer_params(module, desc, dims);
+}
+
+/* Defines tsh_add_<kind_>, a layer of the op of that name. */
+#define TSHI_CONV_LAYER_OF(kind_, dims, transposed)                                                \
+    TSH_API TSHI_COLD tsh_module *tsh_add_##kind_(tsh_module *parent, const char *name,            \
+                                                  const tsh_conv_desc *desc) {                     \
+        static const tshi_kind kind = {#kind_, tshi_conv_layer_forward, TSHI_CONV_LAYER,           \
+                                       tshi_conv_layer_layouts};                                   \
+        static const tshi_conv_layer as = {                                                        \
+            tsh_##kind_, {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0}, transposed};                         \
+        return tshi_conv_layer_add(parent, name, &kind, desc, dims, &as);                          \
+    }
+TSHI_CONV_LAYER_OF(conv1d, 1, 0)
+TSHI_CONV_LAYER_OF(conv2d, 2, 0)
+TSHI_CONV_LAYER_OF(conv_transpose1d, 1, 1)
+TSHI_CONV_LAYER_OF(conv_transpose2d, 2, 1)
+#undef TSHI_CONV_LAYER_OF
 
 /* ========================================================================== */
 /* >>layers                                          MARK: - layers (private) */
@@ -31058,6 +31996,14 @@ static const tshi_mlp_lists tshi_policy_llama_mlp = {
 TSHI_POLICY_T5_MLP(t5, "layer.1.DenseReluDense.");
 TSHI_POLICY_T5_MLP(t5_decoder, "layer.2.DenseReluDense.");
 
+/* torchvision's ResNets: between conv1, which is column-parallel, and conv2, which is row-parallel,
+ * the batch norm has shards of its channels. The stem, shortcuts and a third convolution are
+ * replicated. */
+static const tshi_mlp_lists tshi_policy_resnet_mlp = {
+    {TSHI_POLICY_LAYER(W, "conv1", 0, NULL, 0),
+     {TSHI_POLICY_WB("bn1"), 0, TSH_COLWISE, 0, 1, NULL, 0}},
+    {TSHI_POLICY_LAYER(W, "conv2", 0, NULL, 0)}};
+
 #define TSHI_POLICY_FAMILY(name, blocks, attention, mlp, next)                                     \
     { name, blocks, tshi_policy_##attention.qkv, tshi_policy_##attention.out,                      \
       tshi_policy_##mlp##_mlp.in, tshi_policy_##mlp##_mlp.out, NULL, next }
@@ -31088,6 +32034,8 @@ static const tsh_policy tshi_policy_shipped[] = {
     TSHI_POLICY_FAMILY("vit", "**.layer.*", vit, bert, NULL),
     TSHI_POLICY_FAMILY("clip", "**.layers.*", opt, clip, NULL),
     TSHI_POLICY_FAMILY("deit", "**.layer.*", vit, bert, NULL),
+    {"resnet", "**.layer?.*", NULL, NULL, tshi_policy_resnet_mlp.in, tshi_policy_resnet_mlp.out,
+     NULL, NULL},
 };
 
 #undef TSHI_POLICY_WB
@@ -33032,7 +33980,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     if (desc && desc->schedule) {
         optim->schedule = *desc->schedule;
         optim->desc.schedule = &optim->schedule;
-        if (!optim->schedule.lr) optim->schedule.lr = optim->desc.lr;
+        if (optim->schedule.lr == 0) optim->schedule.lr = optim->desc.lr;
         optim->desc.lr = tsh_schedule_lr(&optim->schedule, 0);
     }
     /* Counts the parameters and buffers. At its end the walk is ready to begin anew. */

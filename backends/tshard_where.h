@@ -625,6 +625,44 @@ TSHI_WHERE(tsh_tensor *, tsh_conv_transpose2d, tsh_ctx_of(x ? x : weight ? weigh
           (TSHI_HERE, tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, const tsh_conv_options
           *options), (x, weight, bias, options))
 #define tsh_conv_transpose2d(...) tsh_conv_transpose2d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_max_pool1d, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, const
+          tsh_pool_options *options), (x, options))
+#define tsh_max_pool1d(...) tsh_max_pool1d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_max_pool2d, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, const
+          tsh_pool_options *options), (x, options))
+#define tsh_max_pool2d(...) tsh_max_pool2d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_avg_pool1d, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, const
+          tsh_pool_options *options), (x, options))
+#define tsh_avg_pool1d(...) tsh_avg_pool1d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_avg_pool2d, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, const
+          tsh_pool_options *options), (x, options))
+#define tsh_avg_pool2d(...) tsh_avg_pool2d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_adaptive_avg_pool1d, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int64_t
+          length), (x, length))
+#define tsh_adaptive_avg_pool1d(...) tsh_adaptive_avg_pool1d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_adaptive_avg_pool2d, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int64_t
+          height, int64_t width), (x, height, width))
+#define tsh_adaptive_avg_pool2d(...) tsh_adaptive_avg_pool2d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_interpolate, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, const
+          tsh_interpolate_options *options), (x, options))
+#define tsh_interpolate(...) tsh_interpolate_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_pixel_shuffle, tsh_ctx_of(x), (TSHI_HERE, tsh_tensor *x, int64_t
+          factor), (x, factor))
+#define tsh_pixel_shuffle(...) tsh_pixel_shuffle_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_module *, tsh_add_conv1d, tsh_module_ctx(parent), (TSHI_HERE, tsh_module *parent,
+          const char *name, const tsh_conv_desc *desc), (parent, name, desc))
+#define tsh_add_conv1d(...) tsh_add_conv1d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_module *, tsh_add_conv2d, tsh_module_ctx(parent), (TSHI_HERE, tsh_module *parent,
+          const char *name, const tsh_conv_desc *desc), (parent, name, desc))
+#define tsh_add_conv2d(...) tsh_add_conv2d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_module *, tsh_add_conv_transpose1d, tsh_module_ctx(parent), (TSHI_HERE, tsh_module
+          *parent, const char *name, const tsh_conv_desc *desc), (parent, name, desc))
+#define tsh_add_conv_transpose1d(...) \
+    tsh_add_conv_transpose1d_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_module *, tsh_add_conv_transpose2d, tsh_module_ctx(parent), (TSHI_HERE, tsh_module
+          *parent, const char *name, const tsh_conv_desc *desc), (parent, name, desc))
+#define tsh_add_conv_transpose2d(...) \
+    tsh_add_conv_transpose2d_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_batch_norm, tsh_ctx_of(x ? x : weight ? weight : bias ? bias :
           running_mean ? running_mean : running_var), (TSHI_HERE, tsh_tensor *x, tsh_tensor *weight,
           tsh_tensor *bias, tsh_tensor *running_mean, tsh_tensor *running_var, const

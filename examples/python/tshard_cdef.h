@@ -150,6 +150,7 @@ struct tsh_comm {
     uint64_t id;
     uint64_t next_seq;
     int in_flight;
+    int caller;
     tsh_comm_stats stats;
     struct tshi_trace *trace;
     tsh_ctx *unchecked;
@@ -191,6 +192,11 @@ extern const tsh_error *tsh_last_error(const tsh_ctx *ctx);
 extern void tsh_clear_error(tsh_ctx *ctx);
 extern tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     ;
+typedef struct tsh_place {
+    const char *file;
+    int line;
+} tsh_place;
+extern tsh_place tsh_set_place(tsh_ctx *ctx, const char *file, int line);
 extern void tsh_log_stderr(const char *message, void *user);
 extern void tsh_log_message(const tsh_logger *logger, const char *format, ...) ;
 extern tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
@@ -257,6 +263,7 @@ extern tsh_tensor *tsh_full(tsh_ctx *ctx, tsh_shape shape, double value);
 extern tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step);
 extern tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape);
+extern tsh_tensor *tsh_uniform(tsh_ctx *ctx, tsh_shape shape, double low, double high);
 extern tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 extern tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 extern int tsh_ndim(const tsh_tensor *t);
@@ -324,6 +331,19 @@ extern void tsh_detect_anomaly(tsh_ctx *ctx, int on);
 extern tsh_result tsh_step_end(tsh_ctx *ctx);
 extern void tsh_scope_begin(tsh_ctx *ctx);
 extern void tsh_scope_end(tsh_ctx *ctx);
+extern tsh_tensor *tsh_from(tsh_ctx *ctx, const void *data, tsh_shape shape, tsh_dtype dtype);
+typedef struct tsh_sampler {
+    int64_t count;
+    int64_t batch;
+    tsh_choice shuffle;
+    int drop_last;
+    uint64_t seed;
+    int64_t epoch, at;
+    int64_t first, mine;
+} tsh_sampler;
+extern int64_t tsh_sampler_next(tsh_ctx *ctx, tsh_sampler *sampler);
+extern int64_t tsh_sampler_index(tsh_ctx *ctx, const tsh_sampler *sampler, int64_t i);
+extern void tsh_check_inputs(tsh_ctx *ctx, int on);
 extern tsh_tensor *tsh_add(tsh_tensor *a, tsh_tensor *b);
 extern tsh_tensor *tsh_sub(tsh_tensor *a, tsh_tensor *b);
 extern tsh_tensor *tsh_mul(tsh_tensor *a, tsh_tensor *b);
@@ -333,16 +353,39 @@ extern tsh_tensor *tsh_neg(tsh_tensor *x);
 extern tsh_tensor *tsh_scale(tsh_tensor *x, double factor);
 extern tsh_tensor *tsh_add_scalar(tsh_tensor *x, double term);
 extern tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double exponent);
+extern tsh_tensor *tsh_maximum(tsh_tensor *a, tsh_tensor *b);
+extern tsh_tensor *tsh_minimum(tsh_tensor *a, tsh_tensor *b);
+extern tsh_tensor *tsh_clamp(tsh_tensor *x, double min, double max);
 extern tsh_tensor *tsh_exp(tsh_tensor *x);
+extern tsh_tensor *tsh_expm1(tsh_tensor *x);
 extern tsh_tensor *tsh_log(tsh_tensor *x);
+extern tsh_tensor *tsh_log1p(tsh_tensor *x);
 extern tsh_tensor *tsh_sqrt(tsh_tensor *x);
+extern tsh_tensor *tsh_rsqrt(tsh_tensor *x);
+extern tsh_tensor *tsh_reciprocal(tsh_tensor *x);
+extern tsh_tensor *tsh_sin(tsh_tensor *x);
+extern tsh_tensor *tsh_cos(tsh_tensor *x);
+extern tsh_tensor *tsh_abs(tsh_tensor *x);
+extern tsh_tensor *tsh_sign(tsh_tensor *x);
+extern tsh_tensor *tsh_floor(tsh_tensor *x);
+extern tsh_tensor *tsh_ceil(tsh_tensor *x);
+extern tsh_tensor *tsh_round(tsh_tensor *x);
+extern tsh_tensor *tsh_erf(tsh_tensor *x);
 extern tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 extern tsh_tensor *tsh_tanh(tsh_tensor *x);
 extern tsh_tensor *tsh_relu(tsh_tensor *x);
-extern tsh_tensor *tsh_erf(tsh_tensor *x);
+extern tsh_tensor *tsh_relu6(tsh_tensor *x);
 extern tsh_tensor *tsh_gelu(tsh_tensor *x);
 extern tsh_tensor *tsh_gelu_tanh(tsh_tensor *x);
 extern tsh_tensor *tsh_silu(tsh_tensor *x);
+extern tsh_tensor *tsh_mish(tsh_tensor *x);
+extern tsh_tensor *tsh_selu(tsh_tensor *x);
+extern tsh_tensor *tsh_hardsigmoid(tsh_tensor *x);
+extern tsh_tensor *tsh_hardswish(tsh_tensor *x);
+extern tsh_tensor *tsh_log_sigmoid(tsh_tensor *x);
+extern tsh_tensor *tsh_softplus(tsh_tensor *x, double beta);
+extern tsh_tensor *tsh_elu(tsh_tensor *x, double alpha);
+extern tsh_tensor *tsh_leaky_relu(tsh_tensor *x, double slope);
 extern tsh_tensor *tsh_eq(tsh_tensor *a, tsh_tensor *b);
 extern tsh_tensor *tsh_ne(tsh_tensor *a, tsh_tensor *b);
 extern tsh_tensor *tsh_lt(tsh_tensor *a, tsh_tensor *b);
@@ -350,6 +393,7 @@ extern tsh_tensor *tsh_le(tsh_tensor *a, tsh_tensor *b);
 extern tsh_tensor *tsh_gt(tsh_tensor *a, tsh_tensor *b);
 extern tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
 extern tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *yes, tsh_tensor *no);
+extern tsh_tensor *tsh_masked_fill(tsh_tensor *x, tsh_tensor *mask, double value);
 extern tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
 extern tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner);
 extern tsh_tensor *tsh_clone(tsh_tensor *x);
@@ -359,7 +403,15 @@ enum { TSH_ALL = -1000 };
 extern tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 extern tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
 extern tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
+extern tsh_tensor *tsh_min(tsh_tensor *x, int dim, int keepdim);
 extern tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
+extern tsh_tensor *tsh_argmin(tsh_tensor *x, int dim, int keepdim);
+extern tsh_tensor *tsh_logsumexp(tsh_tensor *x, int dim, int keepdim);
+extern tsh_tensor *tsh_var(tsh_tensor *x, int dim, double correction, int keepdim);
+extern tsh_tensor *tsh_std(tsh_tensor *x, int dim, double correction, int keepdim);
+extern tsh_tensor *tsh_norm(tsh_tensor *x, double p, int dim, int keepdim);
+extern tsh_tensor *tsh_prod(tsh_tensor *x, int dim, int keepdim);
+extern tsh_tensor *tsh_cumsum(tsh_tensor *x, int dim);
 extern tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
 extern tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
 extern tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
@@ -429,7 +481,12 @@ typedef struct tsh_attention_desc {
 } tsh_attention_desc;
 extern tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
-typedef enum tsh_reduction { TSH_REDUCE_MEAN, TSH_REDUCE_SUM, TSH_REDUCE_NONE } tsh_reduction;
+typedef enum tsh_reduction {
+    TSH_REDUCE_MEAN,
+    TSH_REDUCE_SUM,
+    TSH_REDUCE_NONE,
+    TSH_REDUCE_BATCHMEAN
+} tsh_reduction;
 typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
     int ignore;
@@ -471,6 +528,58 @@ typedef struct tsh_custom_op_desc {
 } tsh_custom_op_desc;
 extern tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n, tsh_tensor **out,
                                   const tsh_custom_op_desc *desc);
+typedef struct tsh_loss_desc {
+    tsh_reduction reduction;
+    tsh_tensor *weight;
+    tsh_tensor *pos_weight;
+    double delta;
+    double beta;
+    int log_target;
+    int ignore;
+    int64_t ignore_index;
+    int dim;
+} tsh_loss_desc;
+extern tsh_tensor *tsh_mse_loss(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc);
+extern tsh_tensor *tsh_l1_loss(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc);
+extern tsh_tensor *tsh_huber_loss(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc);
+extern tsh_tensor *tsh_smooth_l1_loss(tsh_tensor *x, tsh_tensor *target,
+                                       const tsh_loss_desc *desc);
+extern tsh_tensor *tsh_binary_cross_entropy(tsh_tensor *x, tsh_tensor *target,
+                                             const tsh_loss_desc *desc);
+extern tsh_tensor *tsh_binary_cross_entropy_with_logits(tsh_tensor *x, tsh_tensor *target,
+                                                         const tsh_loss_desc *desc);
+extern tsh_tensor *tsh_kl_div(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc);
+extern tsh_tensor *tsh_nll_loss(tsh_tensor *log_probs, tsh_tensor *target,
+                                 const tsh_loss_desc *desc);
+extern tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim, double eps);
+extern tsh_tensor *tsh_stack(tsh_tensor *const *parts, int n, int dim);
+extern tsh_tensor *tsh_squeeze(tsh_tensor *x, int dim);
+extern tsh_tensor *tsh_unsqueeze(tsh_tensor *x, int dim);
+extern tsh_tensor *tsh_expand(tsh_tensor *x, tsh_shape shape);
+extern tsh_tensor *tsh_tile(tsh_tensor *x, const int64_t *repeats, int n);
+extern tsh_tensor *tsh_repeat_interleave(tsh_tensor *x, int64_t repeats, int dim);
+typedef enum tsh_pad_mode {
+    TSH_PAD_CONSTANT,
+    TSH_PAD_REFLECT,
+    TSH_PAD_REPLICATE,
+    TSH_PAD_CIRCULAR
+} tsh_pad_mode;
+extern tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mode mode,
+                            double value);
+extern tsh_tensor *tsh_flip(tsh_tensor *x, int dim);
+extern tsh_tensor *tsh_roll(tsh_tensor *x, int64_t shift, int dim);
+extern tsh_tensor *tsh_slice_step(tsh_tensor *x, int dim, int64_t start, int64_t stop,
+                                   int64_t step);
+extern tsh_tensor *tsh_tril(tsh_tensor *x, int64_t diagonal);
+extern tsh_tensor *tsh_triu(tsh_tensor *x, int64_t diagonal);
+extern tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes);
+extern tsh_tensor *tsh_gather(tsh_tensor *x, int dim, tsh_tensor *index);
+extern tsh_tensor *tsh_scatter_add(tsh_tensor *x, int dim, tsh_tensor *index, tsh_tensor *src);
+extern tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index);
+extern tsh_tensor *tsh_topk(tsh_tensor *x, int64_t k, int dim, int largest, tsh_tensor **indices);
+extern tsh_tensor *tsh_sort(tsh_tensor *x, int dim, int descending, tsh_tensor **indices);
+extern tsh_tensor *tsh_argsort(tsh_tensor *x, int dim, int descending);
+extern tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *b);
 typedef tsh_tensor *(*tsh_forward_fn)(tsh_module *module, tsh_tensor **in, int n, void *user);
 typedef enum tsh_style {
     TSH_PLAIN,
@@ -542,6 +651,7 @@ extern tsh_tensor *tsh_param(tsh_module *module, const char *path);
 extern void tsh_each_param(tsh_module *module,
                             void (*fn)(const char *path, tsh_tensor *param, void *user),
                             void *user);
+extern tsh_ctx *tsh_module_ctx(const tsh_module *module);
 extern const char *tsh_module_path(const tsh_module *module);
 extern tsh_module *tsh_child(const tsh_module *module, int index);
 extern tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source);
@@ -655,7 +765,211 @@ typedef struct tsh_policy {
 } tsh_policy;
 extern const tsh_policy *tsh_policy_find(const char *name);
 extern tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy);
-typedef enum tsh_optim_kind { TSH_SGD, TSH_ADAM, TSH_ADAMW } tsh_optim_kind;
+typedef struct tsh_conv_options {
+    int64_t stride[2];
+    int64_t padding[2];
+    int64_t output_padding[2];
+    int64_t dilation[2];
+    int64_t groups;
+} tsh_conv_options;
+extern tsh_tensor *tsh_conv1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                               const tsh_conv_options *options);
+extern tsh_tensor *tsh_conv2d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                               const tsh_conv_options *options);
+extern tsh_tensor *tsh_conv_transpose1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                         const tsh_conv_options *options);
+extern tsh_tensor *tsh_conv_transpose2d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                         const tsh_conv_options *options);
+typedef struct tsh_pool_options {
+    int64_t kernel[2];
+    int64_t stride[2];
+    int64_t padding[2];
+    int64_t dilation[2];
+    int ceil_mode;
+    tsh_choice count_include_pad;
+    int64_t divisor_override;
+} tsh_pool_options;
+extern tsh_tensor *tsh_max_pool1d(tsh_tensor *x, const tsh_pool_options *options);
+extern tsh_tensor *tsh_max_pool2d(tsh_tensor *x, const tsh_pool_options *options);
+extern tsh_tensor *tsh_avg_pool1d(tsh_tensor *x, const tsh_pool_options *options);
+extern tsh_tensor *tsh_avg_pool2d(tsh_tensor *x, const tsh_pool_options *options);
+extern tsh_tensor *tsh_adaptive_avg_pool1d(tsh_tensor *x, int64_t length);
+extern tsh_tensor *tsh_adaptive_avg_pool2d(tsh_tensor *x, int64_t height, int64_t width);
+typedef enum tsh_interpolation {
+    TSH_NEAREST,
+    TSH_BILINEAR
+} tsh_interpolation;
+typedef struct tsh_interpolate_options {
+    int64_t size[2];
+    double scale[2];
+    tsh_interpolation mode;
+    int align_corners;
+} tsh_interpolate_options;
+extern tsh_tensor *tsh_interpolate(tsh_tensor *x, const tsh_interpolate_options *options);
+extern tsh_tensor *tsh_pixel_shuffle(tsh_tensor *x, int64_t factor);
+typedef struct tsh_conv_desc {
+    int64_t in, out;
+    int64_t kernel[2];
+    int64_t stride[2];
+    int64_t padding[2];
+    int64_t output_padding[2];
+    int64_t dilation[2];
+    int64_t groups;
+    const tsh_layout *input;
+    const tsh_layout *output;
+    tsh_choice bias;
+    tsh_style style;
+    int64_t unit;
+    int gather_output;
+    tsh_init weight_init;
+    tsh_init bias_init;
+    tsh_dtype dtype;
+} tsh_conv_desc;
+extern tsh_module *tsh_add_conv1d(tsh_module *parent, const char *name, const tsh_conv_desc *desc);
+extern tsh_module *tsh_add_conv2d(tsh_module *parent, const char *name, const tsh_conv_desc *desc);
+extern tsh_module *tsh_add_conv_transpose1d(tsh_module *parent, const char *name,
+                                             const tsh_conv_desc *desc);
+extern tsh_module *tsh_add_conv_transpose2d(tsh_module *parent, const char *name,
+                                             const tsh_conv_desc *desc);
+typedef struct tsh_batch_norm_options {
+    int training;
+    double momentum;
+    double eps;
+    int over_dp;
+} tsh_batch_norm_options;
+extern tsh_tensor *tsh_batch_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                   tsh_tensor *running_mean, tsh_tensor *running_var,
+                                   const tsh_batch_norm_options *options);
+typedef struct tsh_batch_norm_desc {
+    int64_t dim;
+    double eps;
+    double momentum;
+    int cumulative;
+    tsh_choice affine;
+    tsh_choice running;
+    int over_dp;
+    tsh_dtype dtype;
+} tsh_batch_norm_desc;
+extern tsh_module *tsh_add_batch_norm(tsh_module *parent, const char *name,
+                                       const tsh_batch_norm_desc *desc);
+extern tsh_tensor *tsh_group_norm(tsh_tensor *x, int64_t groups, tsh_tensor *weight,
+                                   tsh_tensor *bias, double eps);
+extern tsh_tensor *tsh_instance_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                      double eps);
+typedef struct tsh_group_norm_desc {
+    int64_t groups, dim;
+    double eps;
+    tsh_choice affine;
+    tsh_dtype dtype;
+} tsh_group_norm_desc;
+extern tsh_module *tsh_add_group_norm(tsh_module *parent, const char *name,
+                                       const tsh_group_norm_desc *desc);
+typedef struct tsh_instance_norm_desc {
+    int64_t dim;
+    double eps;
+    tsh_choice affine;
+    tsh_dtype dtype;
+} tsh_instance_norm_desc;
+extern tsh_module *tsh_add_instance_norm(tsh_module *parent, const char *name,
+                                          const tsh_instance_norm_desc *desc);
+typedef struct tsh_recurrent_desc {
+    int64_t in, hidden;
+    int layers;
+    int bidirectional;
+    int batch_first;
+    tsh_choice bias;
+    double dropout;
+    tsh_module *owner;
+    tsh_choice sharded;
+    tsh_dtype dtype;
+} tsh_recurrent_desc;
+extern tsh_tensor *tsh_lstm(tsh_tensor *x, tsh_tensor *const *weights, int count, tsh_tensor *h0,
+                             tsh_tensor *c0, const tsh_recurrent_desc *desc, tsh_tensor **h,
+                             tsh_tensor **c);
+extern tsh_tensor *tsh_gru(tsh_tensor *x, tsh_tensor *const *weights, int count, tsh_tensor *h0,
+                            const tsh_recurrent_desc *desc, tsh_tensor **h);
+extern tsh_module *tsh_add_lstm(tsh_module *parent, const char *name,
+                                 const tsh_recurrent_desc *desc);
+extern tsh_module *tsh_add_gru(tsh_module *parent, const char *name,
+                                const tsh_recurrent_desc *desc);
+extern tsh_tensor *tsh_lstm_forward(tsh_module *module, tsh_tensor *x, tsh_tensor *h0,
+                                     tsh_tensor *c0, tsh_tensor **h, tsh_tensor **c);
+extern tsh_tensor *tsh_gru_forward(tsh_module *module, tsh_tensor *x, tsh_tensor *h0,
+                                    tsh_tensor **h);
+typedef enum tsh_schedule_kind {
+    TSH_CONSTANT,
+    TSH_LINEAR,
+    TSH_COSINE,
+    TSH_STEP,
+    TSH_EXPONENTIAL,
+    TSH_ONE_CYCLE,
+    TSH_WSD,
+    TSH_LAMBDA
+} tsh_schedule_kind;
+typedef struct tsh_schedule {
+    tsh_schedule_kind kind;
+    double lr, lr_min;
+    int64_t warmup, total;
+    int64_t period;
+    double gamma;
+    double pct_start, div_factor, final_div_factor;
+    int64_t decay;
+    tsh_schedule_kind shape;
+    double (*factor)(int64_t t, void *user);
+    void *user;
+} tsh_schedule;
+extern double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
+typedef struct tsh_plateau {
+    double lr;
+    double factor;
+    int64_t patience;
+    double threshold;
+    int absolute;
+    int largest;
+    int64_t cooldown;
+    double lr_min;
+    double eps;
+    double best;
+    int64_t bad, cooling, calls;
+} tsh_plateau;
+extern double tsh_plateau_step(tsh_plateau *plateau, double metric);
+typedef enum tsh_optim_kind {
+    TSH_SGD,
+    TSH_ADAM,
+    TSH_ADAMW,
+    TSH_LION,
+    TSH_RMSPROP,
+    TSH_ADAGRAD,
+    TSH_ADAMAX,
+    TSH_NADAM,
+    TSH_RADAM,
+    TSH_ADAFACTOR,
+    TSH_MUON,
+    TSH_CUSTOM
+} tsh_optim_kind;
+typedef enum tsh_adjust_lr {
+    TSH_ADJUST_ORIGINAL,
+    TSH_ADJUST_MATCH_RMS_ADAMW,
+    TSH_ADJUST_NONE
+} tsh_adjust_lr;
+enum { TSH_MAX_MOMENTS = 3 };
+typedef struct tsh_update {
+    const char *path;
+    int64_t n;
+    tsh_real *x;
+    const tsh_real *grad;
+    tsh_real *moment[TSH_MAX_MOMENTS];
+    tsh_shape shape;
+    double lr, weight_decay;
+    int64_t step;
+} tsh_update;
+typedef struct tsh_custom_optim {
+    const char *name;
+    int moments;
+    int whole;
+    void (*update)(const tsh_update *update, void *user);
+    void *user;
+} tsh_custom_optim;
 typedef struct tsh_optim_desc {
     tsh_optim_kind kind;
     double lr;
@@ -667,11 +981,25 @@ typedef struct tsh_optim_desc {
     int zero;
     tsh_dtype grad_dtype, moments_dtype;
     int round_weights;
+    const tsh_schedule *schedule;
+    double alpha;
+    int centered;
+    double lr_decay;
+    double momentum_decay;
+    int decoupled;
+    double beta2_decay;
+    double eps2, d;
+    double ns_coefficients[3];
+    int ns_steps;
+    tsh_adjust_lr adjust_lr_fn;
+    tsh_custom_optim custom;
 } tsh_optim_desc;
 extern tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 extern void tsh_optim_free(tsh_optim *optim);
 extern tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
+extern tsh_result tsh_optim_group_with(tsh_optim *optim, const char *pattern,
+                                        const tsh_optim_desc *desc);
 extern void tsh_optim_set_lr(tsh_optim *optim, double lr);
 extern tsh_result tsh_optim_step(tsh_optim *optim);
 typedef struct tsh_optim_info {
@@ -681,13 +1009,12 @@ typedef struct tsh_optim_info {
 } tsh_optim_info;
 extern tsh_optim_info tsh_optim_state(const tsh_optim *optim);
 extern tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
-typedef enum tsh_schedule_kind { TSH_CONSTANT, TSH_LINEAR, TSH_COSINE } tsh_schedule_kind;
-typedef struct tsh_schedule {
-    tsh_schedule_kind kind;
-    double lr, lr_min;
-    int64_t warmup, total;
-} tsh_schedule;
-extern double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
+typedef struct tsh_ema tsh_ema;
+extern tsh_ema *tsh_ema_new(tsh_module *module, double decay);
+extern void tsh_ema_free(tsh_ema *ema);
+extern tsh_result tsh_ema_update(tsh_ema *ema);
+extern tsh_result tsh_ema_swap(tsh_ema *ema);
+extern int64_t tsh_ema_updates(const tsh_ema *ema);
 extern tsh_result tsh_quantize(tsh_module *module, const char *pattern, tsh_dtype dtype);
 typedef enum tsh_pipeline_schedule {
     TSH_PIPELINE_1F1B,
@@ -719,6 +1046,7 @@ typedef struct tsh_file_desc {
     int broadcast;
     int64_t (*read_at)(int64_t at, void *to, int64_t bytes, void *user);
     void *user;
+    tsh_ema *ema;
 } tsh_file_desc;
 extern tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh_optim *optim,
                                  const tsh_file_desc *desc);

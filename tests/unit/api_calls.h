@@ -26,6 +26,9 @@ enum {
     STRUCT_tsh_mlp_desc,
     STRUCT_tsh_policy,
     STRUCT_tsh_conv_options,
+    STRUCT_tsh_pool_options,
+    STRUCT_tsh_interpolate_options,
+    STRUCT_tsh_conv_desc,
     STRUCT_tsh_batch_norm_options,
     STRUCT_tsh_batch_norm_desc,
     STRUCT_tsh_group_norm_desc,
@@ -404,6 +407,55 @@ static const api_field fields_of_tsh_conv_options[] = {
     {offsetof(tsh_conv_options, groups), {LONG, 0, "groups"}},
 };
 
+static const api_field fields_of_tsh_pool_options[] = {
+    {offsetof(tsh_pool_options, kernel), {LONG, 0, "kernel"}},
+    {offsetof(tsh_pool_options, stride), {LONG, 0, "stride"}},
+    {offsetof(tsh_pool_options, padding), {LONG, 0, "padding"}},
+    {offsetof(tsh_pool_options, dilation), {LONG, 0, "dilation"}},
+    {offsetof(tsh_pool_options, ceil_mode), {INT, 0, "ceil_mode"}},
+    {offsetof(tsh_pool_options, count_include_pad), {ENUM, 0, "count_include_pad"}},
+    {offsetof(tsh_pool_options, divisor_override), {LONG, 0, "divisor_override"}},
+};
+
+static const api_field fields_of_tsh_interpolate_options[] = {
+    {offsetof(tsh_interpolate_options, size), {LONG, 0, "size"}},
+    {offsetof(tsh_interpolate_options, scale), {DOUBLE, 0, "scale"}},
+    {offsetof(tsh_interpolate_options, mode), {ENUM, 0, "mode"}},
+    {offsetof(tsh_interpolate_options, align_corners), {INT, 0, "align_corners"}},
+};
+
+static const api_field fields_of_tsh_conv_desc[] = {
+    {offsetof(tsh_conv_desc, in), {LONG, 0, "in"}},
+    {offsetof(tsh_conv_desc, out), {LONG, 0, "out"}},
+    {offsetof(tsh_conv_desc, kernel), {LONG, 0, "kernel"}},
+    {offsetof(tsh_conv_desc, stride), {LONG, 0, "stride"}},
+    {offsetof(tsh_conv_desc, padding), {LONG, 0, "padding"}},
+    {offsetof(tsh_conv_desc, output_padding), {LONG, 0, "output_padding"}},
+    {offsetof(tsh_conv_desc, dilation), {LONG, 0, "dilation"}},
+    {offsetof(tsh_conv_desc, groups), {LONG, 0, "groups"}},
+    {offsetof(tsh_conv_desc, input), {LAYOUT_AT, 0, "input"}},
+    {offsetof(tsh_conv_desc, output), {LAYOUT_AT, 0, "output"}},
+    {offsetof(tsh_conv_desc, bias), {ENUM, 0, "bias"}},
+    {offsetof(tsh_conv_desc, style), {ENUM, 0, "style"}},
+    {offsetof(tsh_conv_desc, unit), {LONG, 0, "unit"}},
+    {offsetof(tsh_conv_desc, gather_output), {INT, 0, "gather_output"}},
+    {offsetof(tsh_conv_desc, weight_init.kind), {ENUM, 0, "weight_init.kind"}},
+    {offsetof(tsh_conv_desc, weight_init.a), {DOUBLE, 0, "weight_init.a"}},
+    {offsetof(tsh_conv_desc, weight_init.b), {DOUBLE, 0, "weight_init.b"}},
+    {offsetof(tsh_conv_desc, weight_init.gain), {DOUBLE, 0, "weight_init.gain"}},
+    {offsetof(tsh_conv_desc, weight_init.fan_out), {INT, 0, "weight_init.fan_out"}},
+    {offsetof(tsh_conv_desc, weight_init.low), {DOUBLE, 0, "weight_init.low"}},
+    {offsetof(tsh_conv_desc, weight_init.high), {DOUBLE, 0, "weight_init.high"}},
+    {offsetof(tsh_conv_desc, bias_init.kind), {ENUM, 0, "bias_init.kind"}},
+    {offsetof(tsh_conv_desc, bias_init.a), {DOUBLE, 0, "bias_init.a"}},
+    {offsetof(tsh_conv_desc, bias_init.b), {DOUBLE, 0, "bias_init.b"}},
+    {offsetof(tsh_conv_desc, bias_init.gain), {DOUBLE, 0, "bias_init.gain"}},
+    {offsetof(tsh_conv_desc, bias_init.fan_out), {INT, 0, "bias_init.fan_out"}},
+    {offsetof(tsh_conv_desc, bias_init.low), {DOUBLE, 0, "bias_init.low"}},
+    {offsetof(tsh_conv_desc, bias_init.high), {DOUBLE, 0, "bias_init.high"}},
+    {offsetof(tsh_conv_desc, dtype), {DTYPE, 0, "dtype"}},
+};
+
 static const api_field fields_of_tsh_batch_norm_options[] = {
     {offsetof(tsh_batch_norm_options, training), {INT, 0, "training"}},
     {offsetof(tsh_batch_norm_options, momentum), {DOUBLE, 0, "momentum"}},
@@ -619,6 +671,13 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_policy / sizeof(api_field)},
     {"tsh_conv_options", sizeof(tsh_conv_options), fields_of_tsh_conv_options,
         sizeof fields_of_tsh_conv_options / sizeof(api_field)},
+    {"tsh_pool_options", sizeof(tsh_pool_options), fields_of_tsh_pool_options,
+        sizeof fields_of_tsh_pool_options / sizeof(api_field)},
+    {"tsh_interpolate_options", sizeof(tsh_interpolate_options),
+        fields_of_tsh_interpolate_options,
+        sizeof fields_of_tsh_interpolate_options / sizeof(api_field)},
+    {"tsh_conv_desc", sizeof(tsh_conv_desc), fields_of_tsh_conv_desc,
+        sizeof fields_of_tsh_conv_desc / sizeof(api_field)},
     {"tsh_batch_norm_options", sizeof(tsh_batch_norm_options), fields_of_tsh_batch_norm_options,
         sizeof fields_of_tsh_batch_norm_options / sizeof(api_field)},
     {"tsh_batch_norm_desc", sizeof(tsh_batch_norm_desc), fields_of_tsh_batch_norm_desc,
@@ -1165,6 +1224,30 @@ static void call_tsh_conv_transpose1d(void *const *a) { (void)tsh_conv_transpose
 static void call_tsh_conv_transpose2d(void *const *a) { (void)tsh_conv_transpose2d
     (*(tsh_tensor **)a[0], *(tsh_tensor **)a[1], *(tsh_tensor **)a[2],
     *(const tsh_conv_options **)a[3]); }
+static void call_tsh_max_pool1d(void *const *a) { (void)tsh_max_pool1d(*(tsh_tensor **)a[0],
+    *(const tsh_pool_options **)a[1]); }
+static void call_tsh_max_pool2d(void *const *a) { (void)tsh_max_pool2d(*(tsh_tensor **)a[0],
+    *(const tsh_pool_options **)a[1]); }
+static void call_tsh_avg_pool1d(void *const *a) { (void)tsh_avg_pool1d(*(tsh_tensor **)a[0],
+    *(const tsh_pool_options **)a[1]); }
+static void call_tsh_avg_pool2d(void *const *a) { (void)tsh_avg_pool2d(*(tsh_tensor **)a[0],
+    *(const tsh_pool_options **)a[1]); }
+static void call_tsh_adaptive_avg_pool1d(void *const *a) { (void)tsh_adaptive_avg_pool1d
+    (*(tsh_tensor **)a[0], *(int64_t *)a[1]); }
+static void call_tsh_adaptive_avg_pool2d(void *const *a) { (void)tsh_adaptive_avg_pool2d
+    (*(tsh_tensor **)a[0], *(int64_t *)a[1], *(int64_t *)a[2]); }
+static void call_tsh_interpolate(void *const *a) { (void)tsh_interpolate(*(tsh_tensor **)a[0],
+    *(const tsh_interpolate_options **)a[1]); }
+static void call_tsh_pixel_shuffle(void *const *a) { (void)tsh_pixel_shuffle(*(tsh_tensor **)a[0],
+    *(int64_t *)a[1]); }
+static void call_tsh_add_conv1d(void *const *a) { (void)tsh_add_conv1d(*(tsh_module **)a[0],
+    *(const char **)a[1], *(const tsh_conv_desc **)a[2]); }
+static void call_tsh_add_conv2d(void *const *a) { (void)tsh_add_conv2d(*(tsh_module **)a[0],
+    *(const char **)a[1], *(const tsh_conv_desc **)a[2]); }
+static void call_tsh_add_conv_transpose1d(void *const *a) { (void)tsh_add_conv_transpose1d
+    (*(tsh_module **)a[0], *(const char **)a[1], *(const tsh_conv_desc **)a[2]); }
+static void call_tsh_add_conv_transpose2d(void *const *a) { (void)tsh_add_conv_transpose2d
+    (*(tsh_module **)a[0], *(const char **)a[1], *(const tsh_conv_desc **)a[2]); }
 static void call_tsh_batch_norm(void *const *a) { (void)tsh_batch_norm(*(tsh_tensor **)a[0],
     *(tsh_tensor **)a[1], *(tsh_tensor **)a[2], *(tsh_tensor **)a[3], *(tsh_tensor **)a[4],
     *(const tsh_batch_norm_options **)a[5]); }
@@ -1647,6 +1730,29 @@ static const api_call calls[] = {
         "weight"}, {TENSOR, 0, "bias"}, {STRUCT, STRUCT_tsh_conv_options, "options"}}},
     {"tsh_conv_transpose2d", call_tsh_conv_transpose2d, 4, {{TENSOR, 0, "x"}, {TENSOR, 0,
         "weight"}, {TENSOR, 0, "bias"}, {STRUCT, STRUCT_tsh_conv_options, "options"}}},
+    {"tsh_max_pool1d", call_tsh_max_pool1d, 2, {{TENSOR, 0, "x"}, {STRUCT,
+        STRUCT_tsh_pool_options, "options"}}},
+    {"tsh_max_pool2d", call_tsh_max_pool2d, 2, {{TENSOR, 0, "x"}, {STRUCT,
+        STRUCT_tsh_pool_options, "options"}}},
+    {"tsh_avg_pool1d", call_tsh_avg_pool1d, 2, {{TENSOR, 0, "x"}, {STRUCT,
+        STRUCT_tsh_pool_options, "options"}}},
+    {"tsh_avg_pool2d", call_tsh_avg_pool2d, 2, {{TENSOR, 0, "x"}, {STRUCT,
+        STRUCT_tsh_pool_options, "options"}}},
+    {"tsh_adaptive_avg_pool1d", call_tsh_adaptive_avg_pool1d, 2, {{TENSOR, 0, "x"}, {LONG, 0,
+        "length"}}},
+    {"tsh_adaptive_avg_pool2d", call_tsh_adaptive_avg_pool2d, 3, {{TENSOR, 0, "x"}, {LONG, 0,
+        "height"}, {LONG, 0, "width"}}},
+    {"tsh_interpolate", call_tsh_interpolate, 2, {{TENSOR, 0, "x"}, {STRUCT,
+        STRUCT_tsh_interpolate_options, "options"}}},
+    {"tsh_pixel_shuffle", call_tsh_pixel_shuffle, 2, {{TENSOR, 0, "x"}, {LONG, 0, "factor"}}},
+    {"tsh_add_conv1d", call_tsh_add_conv1d, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"}, {STRUCT,
+        STRUCT_tsh_conv_desc, "desc"}}},
+    {"tsh_add_conv2d", call_tsh_add_conv2d, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"}, {STRUCT,
+        STRUCT_tsh_conv_desc, "desc"}}},
+    {"tsh_add_conv_transpose1d", call_tsh_add_conv_transpose1d, 3, {{MODULE, 0, "parent"}, {TEXT,
+        0, "name"}, {STRUCT, STRUCT_tsh_conv_desc, "desc"}}},
+    {"tsh_add_conv_transpose2d", call_tsh_add_conv_transpose2d, 3, {{MODULE, 0, "parent"}, {TEXT,
+        0, "name"}, {STRUCT, STRUCT_tsh_conv_desc, "desc"}}},
     {"tsh_batch_norm", call_tsh_batch_norm, 6, {{TENSOR, 0, "x"}, {TENSOR, 0, "weight"}, {TENSOR,
         0, "bias"}, {TENSOR, 0, "running_mean"}, {TENSOR, 0, "running_var"}, {STRUCT,
         STRUCT_tsh_batch_norm_options, "options"}}},
