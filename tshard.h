@@ -1093,13 +1093,12 @@ TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c);
 TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
 
-/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed.
- * torch: torch.zeros, torch.empty */
+/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed. */
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                    tsh_layout layout);
 /* Makes an owned tensor with a copy of this rank's shard in data, which is dense and row-major. For
- * a replicated tensor, data must be the same on all ranks of tp.
- * torch: torch.tensor, torch.as_tensor, torch.from_numpy */
+ * a replicated tensor, data must be the same on all ranks of tp. For the data of a step take
+ * tsh_from. */
 TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                     tsh_layout layout, const void *data);
 /* Frees an owned tensor that is no parameter; does nothing for others, and if t is NULL. */
@@ -1132,7 +1131,7 @@ TSH_API tsh_tensor *tsh_uniform(tsh_ctx *ctx, tsh_shape shape, double low, doubl
  * that of this rank's shard; else that of the whole tensor. A dim may be negative: -1 is the last
  * dimension. A dimension that does not exist gives 0.
  * torch: Tensor.dtype, Tensor.dim, Tensor.ndim, Tensor.shape, Tensor.size, Tensor.stride,
- * torch: Tensor.numel, DTensor.placements */
+ * Tensor.numel, DTensor.placements */
 TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 TSH_API int tsh_ndim(const tsh_tensor *t);
@@ -1192,8 +1191,8 @@ typedef struct tsh_init {
  * orthogonal values, every rank computes the whole matrix in double, in temporary memory. No
  * collective. TSH_ERR_STATE: a recorded op has used t; see tsh_write.
  * torch: nn.init.uniform_, nn.init.normal_, nn.init.trunc_normal_, nn.init.constant_,
- * torch: nn.init.zeros_, nn.init.ones_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_,
- * torch: nn.init.xavier_uniform_, nn.init.xavier_normal_, nn.init.orthogonal_, nn.init.dirac_ */
+ * nn.init.zeros_, nn.init.ones_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_,
+ * nn.init.xavier_uniform_, nn.init.xavier_normal_, nn.init.orthogonal_, nn.init.dirac_ */
 TSH_API tsh_result tsh_init_uniform(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_normal(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_trunc_normal(tsh_tensor *t, const tsh_init *desc);
@@ -1335,7 +1334,7 @@ typedef struct tsh_sampler {
  * begins another; -1 and an error if the sampler's values are wrong. No collective runs.
  * Where a batch is not a multiple of dp, replicas have unequal numbers of samples, perhaps none:
  * the loss is then a sum of terms (tsh_backward_desc.summed).
- * torch: DataLoader, DistributedSampler, RandomSampler */
+ * torch: data.DataLoader, data.DistributedSampler, data.RandomSampler */
 TSH_API int64_t tsh_sampler_next(tsh_ctx *ctx, tsh_sampler *sampler);
 /* Returns the number, from 0 to count - 1, of this replica's sample i of the batch; i is below
  * sampler->mine. -1 and an error if it is not. The order of an epoch is a function of seed, epoch
@@ -1366,7 +1365,7 @@ TSH_API void tsh_check_inputs(tsh_ctx *ctx, int on);
 
 /* Arithmetic.
  * torch: torch.add, torch.sub, torch.mul, torch.div, torch.pow, torch.neg, Tensor.add, Tensor.sub,
- * torch: Tensor.mul, Tensor.div, Tensor.pow, Tensor.neg */
+ * Tensor.mul, Tensor.div, Tensor.pow, Tensor.neg */
 TSH_API tsh_tensor *tsh_add(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_sub(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_mul(tsh_tensor *a, tsh_tensor *b);
@@ -1391,10 +1390,10 @@ TSH_API tsh_tensor *tsh_clamp(tsh_tensor *x, double min, double max);
  * and 0 for NaN. The gradients of tsh_sign, tsh_floor, tsh_ceil and tsh_round are 0, that of
  * tsh_abs at 0 is 0.
  * torch: torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt, torch.rsqrt,
- * torch: torch.reciprocal, torch.sin, torch.cos, torch.abs, torch.sign, torch.floor, torch.ceil,
- * torch: torch.round, Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.sqrt,
- * torch: Tensor.rsqrt, Tensor.reciprocal, Tensor.sin, Tensor.cos, Tensor.abs, Tensor.sign,
- * torch: Tensor.floor, Tensor.ceil, Tensor.round */
+ * torch.reciprocal, torch.sin, torch.cos, torch.abs, torch.sign, torch.floor, torch.ceil,
+ * torch.round, Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.sqrt,
+ * Tensor.rsqrt, Tensor.reciprocal, Tensor.sin, Tensor.cos, Tensor.abs, Tensor.sign,
+ * Tensor.floor, Tensor.ceil, Tensor.round */
 TSH_API tsh_tensor *tsh_exp(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_expm1(tsh_tensor *x); /* e^x - 1, exact near 0 */
 TSH_API tsh_tensor *tsh_log(tsh_tensor *x);
@@ -1416,9 +1415,9 @@ TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
 
 /* Activations.
  * torch: torch.sigmoid, torch.tanh, torch.relu, Tensor.sigmoid, Tensor.tanh, Tensor.relu,
- * torch: F.sigmoid, F.tanh, F.relu, F.relu6, F.gelu, F.silu, F.mish, F.selu, F.hardsigmoid,
- * torch: F.hardswish, F.logsigmoid, nn.Sigmoid, nn.Tanh, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU,
- * torch: nn.Mish, nn.SELU, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid */
+ * F.sigmoid, F.tanh, F.relu, F.relu6, F.gelu, F.silu, F.mish, F.selu, F.hardsigmoid,
+ * F.hardswish, F.logsigmoid, nn.Sigmoid, nn.Tanh, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU,
+ * nn.Mish, nn.SELU, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid */
 TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
@@ -1447,7 +1446,7 @@ TSH_API tsh_tensor *tsh_leaky_relu(tsh_tensor *x, double slope);
 /* Comparisons return TSH_I32 tensors of 1 (true) and 0, without a gradient. The inputs must have
  * the same dtype.
  * torch: torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, Tensor.eq, Tensor.ne,
- * torch: Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge */
+ * Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge */
 TSH_API tsh_tensor *tsh_eq(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ne(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_lt(tsh_tensor *a, tsh_tensor *b);
@@ -1466,7 +1465,7 @@ TSH_API tsh_tensor *tsh_masked_fill(tsh_tensor *x, tsh_tensor *mask, double valu
  * towards zero and clamps to its range; NaN becomes 0. To TSH_REAL or a floating dtype no wider
  * than it: rounds once; gradients pass through if x is floating, too.
  * torch: Tensor.to, Tensor.type, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.int,
- * torch: Tensor.long */
+ * Tensor.long */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
 /* Sets each element to 0 with probability p and to x / (1 - p) otherwise, as
  * torch.nn.functional.dropout in training. The mask is keyed by the seed, the path of the owner and
@@ -1542,8 +1541,7 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
  * sharded dimension may be split: the outermost part is then the sharded one, and whole inner parts
  * must fit in its units (or k equal segments become a leading dimension of length k). It may be
  * merged with the dimensions after it, but not with one before it.
- * torch: torch.reshape, Tensor.reshape, Tensor.view, torch.flatten, Tensor.flatten, torch.squeeze,
- * torch: torch.unsqueeze, Tensor.squeeze, Tensor.unsqueeze */
+ * torch: torch.reshape, Tensor.reshape, Tensor.view, torch.flatten, Tensor.flatten */
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
 /* Swaps two dimensions.
  * torch: torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.t, Tensor.mT */
@@ -1586,7 +1584,7 @@ TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x);
  * gradients over ranks.) An owned tensor that is no parameter is changed in place and returned;
  * this is TSH_ERR_STATE if it has views or a gradient, or a recorded op has used it. Of a parameter
  * or a step tensor, a step tensor with the same values is returned.
- * torch: DTensor.from_local, DTensor.to_local */
+ * torch: DTensor.from_local */
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
 
 /* Returns x unchanged, R -> R; backward all-reduces its gradient by op, once. The four tsh_tp_
@@ -2106,7 +2104,7 @@ TSH_API tsh_tensor *tsh_argsort(tsh_tensor *x, int dim, int descending);
  * inputs have it, both are sharded alike along it: a letter that stays gives S, one that is summed
  * over P. Else the other input is R, and the result S, or P. P, R and R, P -> P; R, R -> R. Inputs
  * are copied only if their strides do not allow a product.
- * torch: torch.einsum, torch.tensordot, torch.bmm, torch.outer, torch.trace, torch.diagonal */
+ * torch: torch.einsum, torch.tensordot, torch.outer, torch.trace, torch.diagonal */
 TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *b);
 
 /* ========================================================================== */
@@ -2915,7 +2913,8 @@ typedef struct tsh_schedule {
 /* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
  * returns 0. NaN, which tsh_optim_set_lr refuses: the schedule lacks a field that its kind needs
  * (.total, .period, .gamma, .factor), or ONE_CYCLE has a warm-up.
- * torch: lr_scheduler.StepLR, ExponentialLR, CosineAnnealingLR, OneCycleLR, LambdaLR */
+ * torch: lr_scheduler.StepLR, lr_scheduler.ExponentialLR, lr_scheduler.CosineAnnealingLR,
+ * lr_scheduler.OneCycleLR, lr_scheduler.LambdaLR, lr_scheduler.LinearLR */
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
 
 /* A learning rate that falls when a metric, such as the loss of a validation set, has stopped
@@ -3054,7 +3053,8 @@ typedef struct tsh_optim_desc {
  * Freed by tsh_optim_free or with the ctx.
  * NULL and an error: TSH_ERR_ARGUMENT (a field out of range; .custom without update; a schedule
  * that lacks a field), TSH_ERR_DTYPE.
- * torch: optim.SGD, Adam, AdamW, RMSprop, Adagrad, Adamax, NAdam, RAdam, Adafactor, Muon */
+ * torch: optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.Adamax,
+ * optim.NAdam, optim.RAdam, optim.Adafactor, optim.Muon */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 /* Frees an optimiser: releases the moments; and, of each parameter that no other optimiser has, its
  * gradient and its exact weight (a bf16 parameter is from now on what its 16 bits say). After that,
@@ -3082,7 +3082,7 @@ TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double
  * those of the optimiser, and must be 0 here. Call it before the first step and before tsh_load.
  * TSH_ERR_ARGUMENT: desc is NULL or out of range, the pattern matches none, the optimiser's
  * learning rate is 0; TSH_ERR_STATE: a parameter that matches has moments already.
- * torch: param_groups */
+ * torch: optim.Optimizer.add_param_group */
 TSH_API tsh_result tsh_optim_group_with(tsh_optim *optim, const char *pattern,
                                         const tsh_optim_desc *desc);
 /* Sets the learning rate of the steps to come, which may be 0; groups scale it. With a schedule in
@@ -3126,7 +3126,7 @@ TSH_API void tsh_ema_free(tsh_ema *ema);
 /* Updates the averages, usually after each tsh_optim_step: average = decay average + (1 - decay)
  * weight; the first time, average = weight. No collective, unless tsh_parallelize has changed a
  * layout since. TSH_ERR_STATE: the averages are swapped in.
- * torch: AveragedModel.update_parameters */
+ * torch: optim.swa_utils.AveragedModel.update_parameters */
 TSH_API tsh_result tsh_ema_update(tsh_ema *ema);
 /* Exchanges the weights and their averages, rounded to the parameter's dtype: to evaluate the
  * averaged model, or to save it alone with tsh_save. The second call restores the weights, bit by
@@ -38971,6 +38971,8 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_AVX512
 #undef TSHI_KERNEL /* >>kernel */
 #undef TSHI_KERNEL_FUSED
+#undef TSHI_KERNEL_AVX2
+#undef TSHI_KERNEL_PORTABLE
 #undef TSHI_KERNEL_ISA
 #undef TSHI_KERNEL_TABLE
 #undef TSHI_FUSED

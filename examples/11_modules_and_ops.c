@@ -19,7 +19,7 @@ static void halves_forward(tsh_tensor *const *in, int n, void *const *out, void 
     }
 }
 
-/* grad_out[k] is NULL if the loss does not depend on output k, grad_in[0] if x needs no gradient. */
+/* grad_out[k] is NULL if the loss does not depend on output k. */
 static void halves_backward(tsh_tensor *const *in, int n, const void *const *out,
                             const tsh_real *const *grad_out, tsh_real *const *grad_in, void *user) {
     int64_t count = tsh_local_numel(in[0]), columns = tsh_size(in[0], -1), half = columns / 2;

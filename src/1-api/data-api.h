@@ -32,7 +32,7 @@ typedef struct tsh_sampler {
  * begins another; -1 and an error if the sampler's values are wrong. No collective runs.
  * Where a batch is not a multiple of dp, replicas have unequal numbers of samples, perhaps none:
  * the loss is then a sum of terms (tsh_backward_desc.summed).
- * torch: DataLoader, DistributedSampler, RandomSampler */
+ * torch: data.DataLoader, data.DistributedSampler, data.RandomSampler */
 TSH_API int64_t tsh_sampler_next(tsh_ctx *ctx, tsh_sampler *sampler);
 /* Returns the number, from 0 to count - 1, of this replica's sample i of the batch; i is below
  * sampler->mine. -1 and an error if it is not. The order of an epoch is a function of seed, epoch

@@ -151,5 +151,5 @@ TSH_API tsh_tensor *tsh_argsort(tsh_tensor *x, int dim, int descending);
  * inputs have it, both are sharded alike along it: a letter that stays gives S, one that is summed
  * over P. Else the other input is R, and the result S, or P. P, R and R, P -> P; R, R -> R. Inputs
  * are copied only if their strides do not allow a product.
- * torch: torch.einsum, torch.tensordot, torch.bmm, torch.outer, torch.trace, torch.diagonal */
+ * torch: torch.einsum, torch.tensordot, torch.outer, torch.trace, torch.diagonal */
 TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *b);

@@ -13,7 +13,7 @@
 
 /* Arithmetic.
  * torch: torch.add, torch.sub, torch.mul, torch.div, torch.pow, torch.neg, Tensor.add, Tensor.sub,
- * torch: Tensor.mul, Tensor.div, Tensor.pow, Tensor.neg */
+ * Tensor.mul, Tensor.div, Tensor.pow, Tensor.neg */
 TSH_API tsh_tensor *tsh_add(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_sub(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_mul(tsh_tensor *a, tsh_tensor *b);
@@ -38,10 +38,10 @@ TSH_API tsh_tensor *tsh_clamp(tsh_tensor *x, double min, double max);
  * and 0 for NaN. The gradients of tsh_sign, tsh_floor, tsh_ceil and tsh_round are 0, that of
  * tsh_abs at 0 is 0.
  * torch: torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt, torch.rsqrt,
- * torch: torch.reciprocal, torch.sin, torch.cos, torch.abs, torch.sign, torch.floor, torch.ceil,
- * torch: torch.round, Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.sqrt,
- * torch: Tensor.rsqrt, Tensor.reciprocal, Tensor.sin, Tensor.cos, Tensor.abs, Tensor.sign,
- * torch: Tensor.floor, Tensor.ceil, Tensor.round */
+ * torch.reciprocal, torch.sin, torch.cos, torch.abs, torch.sign, torch.floor, torch.ceil,
+ * torch.round, Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.sqrt,
+ * Tensor.rsqrt, Tensor.reciprocal, Tensor.sin, Tensor.cos, Tensor.abs, Tensor.sign,
+ * Tensor.floor, Tensor.ceil, Tensor.round */
 TSH_API tsh_tensor *tsh_exp(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_expm1(tsh_tensor *x); /* e^x - 1, exact near 0 */
 TSH_API tsh_tensor *tsh_log(tsh_tensor *x);
@@ -63,9 +63,9 @@ TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
 
 /* Activations.
  * torch: torch.sigmoid, torch.tanh, torch.relu, Tensor.sigmoid, Tensor.tanh, Tensor.relu,
- * torch: F.sigmoid, F.tanh, F.relu, F.relu6, F.gelu, F.silu, F.mish, F.selu, F.hardsigmoid,
- * torch: F.hardswish, F.logsigmoid, nn.Sigmoid, nn.Tanh, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU,
- * torch: nn.Mish, nn.SELU, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid */
+ * F.sigmoid, F.tanh, F.relu, F.relu6, F.gelu, F.silu, F.mish, F.selu, F.hardsigmoid,
+ * F.hardswish, F.logsigmoid, nn.Sigmoid, nn.Tanh, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU,
+ * nn.Mish, nn.SELU, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid */
 TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
@@ -94,7 +94,7 @@ TSH_API tsh_tensor *tsh_leaky_relu(tsh_tensor *x, double slope);
 /* Comparisons return TSH_I32 tensors of 1 (true) and 0, without a gradient. The inputs must have
  * the same dtype.
  * torch: torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, Tensor.eq, Tensor.ne,
- * torch: Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge */
+ * Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge */
 TSH_API tsh_tensor *tsh_eq(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ne(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_lt(tsh_tensor *a, tsh_tensor *b);
@@ -113,7 +113,7 @@ TSH_API tsh_tensor *tsh_masked_fill(tsh_tensor *x, tsh_tensor *mask, double valu
  * towards zero and clamps to its range; NaN becomes 0. To TSH_REAL or a floating dtype no wider
  * than it: rounds once; gradients pass through if x is floating, too.
  * torch: Tensor.to, Tensor.type, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.int,
- * torch: Tensor.long */
+ * Tensor.long */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
 /* Sets each element to 0 with probability p and to x / (1 - p) otherwise, as
  * torch.nn.functional.dropout in training. The mask is keyed by the seed, the path of the owner and
@@ -189,8 +189,7 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
  * sharded dimension may be split: the outermost part is then the sharded one, and whole inner parts
  * must fit in its units (or k equal segments become a leading dimension of length k). It may be
  * merged with the dimensions after it, but not with one before it.
- * torch: torch.reshape, Tensor.reshape, Tensor.view, torch.flatten, Tensor.flatten, torch.squeeze,
- * torch: torch.unsqueeze, Tensor.squeeze, Tensor.unsqueeze */
+ * torch: torch.reshape, Tensor.reshape, Tensor.view, torch.flatten, Tensor.flatten */
 TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
 /* Swaps two dimensions.
  * torch: torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.t, Tensor.mT */
@@ -233,7 +232,7 @@ TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x);
  * gradients over ranks.) An owned tensor that is no parameter is changed in place and returned;
  * this is TSH_ERR_STATE if it has views or a gradient, or a recorded op has used it. Of a parameter
  * or a step tensor, a step tensor with the same values is returned.
- * torch: DTensor.from_local, DTensor.to_local */
+ * torch: DTensor.from_local */
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
 
 /* Returns x unchanged, R -> R; backward all-reduces its gradient by op, once. The four tsh_tp_

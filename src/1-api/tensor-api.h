@@ -14,13 +14,12 @@ TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c);
 TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
 
-/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed.
- * torch: torch.zeros, torch.empty */
+/* Makes an owned tensor of zeros, which lives until it is freed or the ctx is closed. */
 TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                    tsh_layout layout);
 /* Makes an owned tensor with a copy of this rank's shard in data, which is dense and row-major. For
- * a replicated tensor, data must be the same on all ranks of tp.
- * torch: torch.tensor, torch.as_tensor, torch.from_numpy */
+ * a replicated tensor, data must be the same on all ranks of tp. For the data of a step take
+ * tsh_from. */
 TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
                                     tsh_layout layout, const void *data);
 /* Frees an owned tensor that is no parameter; does nothing for others, and if t is NULL. */
@@ -53,7 +52,7 @@ TSH_API tsh_tensor *tsh_uniform(tsh_ctx *ctx, tsh_shape shape, double low, doubl
  * that of this rank's shard; else that of the whole tensor. A dim may be negative: -1 is the last
  * dimension. A dimension that does not exist gives 0.
  * torch: Tensor.dtype, Tensor.dim, Tensor.ndim, Tensor.shape, Tensor.size, Tensor.stride,
- * torch: Tensor.numel, DTensor.placements */
+ * Tensor.numel, DTensor.placements */
 TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
 TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
 TSH_API int tsh_ndim(const tsh_tensor *t);
@@ -113,8 +112,8 @@ typedef struct tsh_init {
  * orthogonal values, every rank computes the whole matrix in double, in temporary memory. No
  * collective. TSH_ERR_STATE: a recorded op has used t; see tsh_write.
  * torch: nn.init.uniform_, nn.init.normal_, nn.init.trunc_normal_, nn.init.constant_,
- * torch: nn.init.zeros_, nn.init.ones_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_,
- * torch: nn.init.xavier_uniform_, nn.init.xavier_normal_, nn.init.orthogonal_, nn.init.dirac_ */
+ * nn.init.zeros_, nn.init.ones_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_,
+ * nn.init.xavier_uniform_, nn.init.xavier_normal_, nn.init.orthogonal_, nn.init.dirac_ */
 TSH_API tsh_result tsh_init_uniform(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_normal(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_trunc_normal(tsh_tensor *t, const tsh_init *desc);

@@ -38,7 +38,8 @@ typedef struct tsh_schedule {
 /* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
  * returns 0. NaN, which tsh_optim_set_lr refuses: the schedule lacks a field that its kind needs
  * (.total, .period, .gamma, .factor), or ONE_CYCLE has a warm-up.
- * torch: lr_scheduler.StepLR, ExponentialLR, CosineAnnealingLR, OneCycleLR, LambdaLR */
+ * torch: lr_scheduler.StepLR, lr_scheduler.ExponentialLR, lr_scheduler.CosineAnnealingLR,
+ * lr_scheduler.OneCycleLR, lr_scheduler.LambdaLR, lr_scheduler.LinearLR */
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
 
 /* A learning rate that falls when a metric, such as the loss of a validation set, has stopped
@@ -177,7 +178,8 @@ typedef struct tsh_optim_desc {
  * Freed by tsh_optim_free or with the ctx.
  * NULL and an error: TSH_ERR_ARGUMENT (a field out of range; .custom without update; a schedule
  * that lacks a field), TSH_ERR_DTYPE.
- * torch: optim.SGD, Adam, AdamW, RMSprop, Adagrad, Adamax, NAdam, RAdam, Adafactor, Muon */
+ * torch: optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.Adamax,
+ * optim.NAdam, optim.RAdam, optim.Adafactor, optim.Muon */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 /* Frees an optimiser: releases the moments; and, of each parameter that no other optimiser has, its
  * gradient and its exact weight (a bf16 parameter is from now on what its 16 bits say). After that,
@@ -205,7 +207,7 @@ TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double
  * those of the optimiser, and must be 0 here. Call it before the first step and before tsh_load.
  * TSH_ERR_ARGUMENT: desc is NULL or out of range, the pattern matches none, the optimiser's
  * learning rate is 0; TSH_ERR_STATE: a parameter that matches has moments already.
- * torch: param_groups */
+ * torch: optim.Optimizer.add_param_group */
 TSH_API tsh_result tsh_optim_group_with(tsh_optim *optim, const char *pattern,
                                         const tsh_optim_desc *desc);
 /* Sets the learning rate of the steps to come, which may be 0; groups scale it. With a schedule in
@@ -249,7 +251,7 @@ TSH_API void tsh_ema_free(tsh_ema *ema);
 /* Updates the averages, usually after each tsh_optim_step: average = decay average + (1 - decay)
  * weight; the first time, average = weight. No collective, unless tsh_parallelize has changed a
  * layout since. TSH_ERR_STATE: the averages are swapped in.
- * torch: AveragedModel.update_parameters */
+ * torch: optim.swa_utils.AveragedModel.update_parameters */
 TSH_API tsh_result tsh_ema_update(tsh_ema *ema);
 /* Exchanges the weights and their averages, rounded to the parameter's dtype: to evaluate the
  * averaged model, or to save it alone with tsh_save. The second call restores the weights, bit by

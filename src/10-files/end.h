@@ -27,6 +27,8 @@
 #undef TSHI_AVX512
 #undef TSHI_KERNEL /* >>kernel */
 #undef TSHI_KERNEL_FUSED
+#undef TSHI_KERNEL_AVX2
+#undef TSHI_KERNEL_PORTABLE
 #undef TSHI_KERNEL_ISA
 #undef TSHI_KERNEL_TABLE
 #undef TSHI_FUSED
