@@ -55,7 +55,7 @@ typedef struct tshi_conv_run {
 
 enum { TSHI_CONV_LANES = 32 }; /* max columns of a sliver of any micro-kernel */
 
-/* Returns 1 if the micro-kernels' slivers are not wider than TSHI_CONV_LANES: always. */
+/* Returns the number of blocks of a sliver. */
 static int tshi_conv_blocks(const tshi_conv_source *s) {
     return s->nr / s->block;
 }
@@ -130,12 +130,13 @@ typedef struct tshi_conv_rows {
     tsh_real *to;
 } tshi_conv_rows;
 
-/* Copies the rows of tap t in one block: from channel c on. The reference, for any type. */
+/* Copies one block of the rows of one tap, of `count` channels from c on. The reference, for any
+ * type. */
 static void tshi_conv_copy(const tshi_conv_source *s, const tshi_conv_rows *rows,
-                           const tshi_conv_place *place, int places, int64_t k, int64_t c,
+                           const tshi_conv_place *place, int places, int64_t c, int64_t count,
                            tsh_real *to) {
     const int64_t plane = tshi_conv_area(s->size), step = s->step[1];
-    for (; k < rows->k1; k += s->taps, c++, to += s->taps * rows->pitch) {
+    for (int64_t end = c + count; c < end; c++, to += s->taps * rows->pitch) {
         for (int l = 0; l < s->block; l++) to[l] = 0;
         for (int i = 0; i < places; i++) {
             const tshi_conv_place p = place[i];
@@ -171,11 +172,11 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_
 TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
                                                  const tshi_conv_rows *rows,
                                                  const tshi_conv_place *place, int places,
-                                                 int64_t k, int64_t c, float *to, const int step) {
+                                                 int64_t c, int64_t count, float *to,
+                                                 const int step) {
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2,
                                           0);
     const int64_t plane = tshi_conv_area(s->size), next = s->taps * rows->pitch;
-    const int64_t count = (rows->k1 - k + s->taps - 1) / s->taps; /* number of rows to copy */
     uintptr_t from = (uintptr_t)rows->group + (uintptr_t)(c * plane) * sizeof(float);
     if (places == 1) { /* the usual case: the block lies in one row of the image */
         const uint32_t mask = ((1u << place->count) - 1u) << place->first;
@@ -199,12 +200,12 @@ TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
 
 /* Does what tshi_conv_copy does with AVX-512, for steps of 1 and 2. */
 TSHI_AVX512 static void tshi_conv_copy_avx512(const tshi_conv_source *s, const tshi_conv_rows *rows,
-                                              const tshi_conv_place *place, int places, int64_t k,
-                                              int64_t c, float *to) {
+                                              const tshi_conv_place *place, int places, int64_t c,
+                                              int64_t count, float *to) {
     if (s->step[1] == 1)
-        tshi_conv_copy_step(s, rows, place, places, k, c, to, 1);
+        tshi_conv_copy_step(s, rows, place, places, c, count, to, 1);
     else
-        tshi_conv_copy_step(s, rows, place, places, k, c, to, 2);
+        tshi_conv_copy_step(s, rows, place, places, c, count, to, 2);
 }
 #endif
 
@@ -212,20 +213,22 @@ TSHI_AVX512 static void tshi_conv_copy_avx512(const tshi_conv_source *s, const t
 static void tshi_conv_pack_some(const tshi_conv_source *s, const tshi_conv_places *places,
                                 const tshi_conv_rows *rows) {
     const int blocks = tshi_conv_blocks(s);
+    const int64_t from = rows->k0 / s->taps, cut = rows->k0 % s->taps; /* k0's channel and tap */
+    const int64_t to_channel = rows->k1 / s->taps, to_tap = rows->k1 % s->taps; /* of k1 */
     for (int64_t t = 0; t < s->taps; t++) {
-        /* the first channel whose row of tap t is not before k0 */
-        const int64_t c = rows->k0 > t ? tshi_base_ceil(rows->k0 - t, s->taps) : 0;
+        /* channels [c, end) have a row of tap t in [k0, k1) */
+        const int64_t c = from + (t < cut), end = to_channel + (t < to_tap);
         const int64_t k = c * s->taps + t;
-        for (int b = 0; b < blocks && k < rows->k1; b++) {
+        for (int b = 0; b < blocks && c < end; b++) {
             const int *start = &places->start[t * blocks + b], n = start[1] - start[0];
             tsh_real *to = rows->to + (k - rows->k0) * rows->pitch + b * s->block;
 #if TSHI_X86 && TSHI_GEMM_FLOAT
             if (s->isa == TSHI_ISA_AVX512 && s->block == 16 && s->step[1] <= 2) {
-                tshi_conv_copy_avx512(s, rows, places->place + *start, n, k, c, to);
+                tshi_conv_copy_avx512(s, rows, places->place + *start, n, c, end - c, to);
                 continue;
             }
 #endif
-            tshi_conv_copy(s, rows, places->place + *start, n, k, c, to);
+            tshi_conv_copy(s, rows, places->place + *start, n, c, end - c, to);
         }
     }
 }
