@@ -59,7 +59,7 @@ static int golden_rank(tsh_ctx *ctx, void *user) {
                                      .sharded = r->sharded == 1 ? TSH_YES : TSH_USUAL};
     const tsh_plan_rule plan = {.path = "*.*", .style = TSH_ROWWISE, .segments = 3 + r->lstm};
     tsh_module *layer = add(ctx, name, r->lstm, &desc), *child;
-    tsh_tensor *in[3], *y, *h = NULL, *c = NULL, *loss, *leaf;
+    tsh_tensor *in[3], *y, *h = NULL, *c = NULL, *loss = NULL, *leaf;
     golden_tensor t;
     CHECK_TRUE(layer);
     if (r->sharded == 2) CHECK_TRUE(tsh_parallelize(tsh_root(ctx), &plan, 1) == TSH_OK);
