@@ -40,9 +40,9 @@ typedef struct tshi_conv_scratch {
 } tshi_conv_scratch;
 
 enum {
-    TSHI_CONV_SLICE = 256, /* max rows of B in a slice: a packed sliver fits an L1 cache */
-    TSHI_CONV_SUMS = 1 << 17, /* elements of the sums of a panel: half an L2 cache */
-    TSHI_CONV_ROWS = 768   /* max rows of a block: with a slice of k, at most half an L2 cache */
+    TSHI_CONV_SLICE = 256,    /* max rows of B in a slice: a packed sliver fits an L1 cache */
+    TSHI_CONV_SUMS = 1 << 19, /* max elements of the sums of a panel: an L2 cache */
+    TSHI_CONV_ROWS = 768      /* max rows of a block: with a slice of k, at most half an L2 cache */
 };
 
 /* -- packing the weight ------------------------------------------------------ */
@@ -106,22 +106,48 @@ static void tshi_conv_add_bias(const tshi_conv_product *p, tsh_real *to, int col
     }
 }
 
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Does what tshi_conv_store_row does, for a step of 2: 8 elements at a time, at even lanes. */
+TSHI_AVX512 static void tshi_conv_store_even(float *to, const float *from, int n, float b,
+                                             int add) {
+    for (int j = 0; j < n; j += 8) {
+        const __mmask16 in = (__mmask16)((1u << tshi_base_min(8, n - j)) - 1u);
+        const __mmask16 out = (__mmask16)(0x5555u & ((1u << 2 * tshi_base_min(8, n - j)) - 1u));
+        __m512 y = _mm512_maskz_expand_ps(out, _mm512_maskz_loadu_ps(in, from + j));
+        y = _mm512_add_ps(y, _mm512_set1_ps(b));
+        if (add) y = _mm512_add_ps(_mm512_maskz_loadu_ps(out, to + 2 * j), y);
+        _mm512_mask_storeu_ps(to + 2 * j, out, y);
+    }
+}
+#endif
+
+/* Writes n values plus b to elements p->step[1] apart, or adds them. */
+static void tshi_conv_store_row(const tshi_conv_product *p, tsh_real *to, const tsh_real *from,
+                                int n, tsh_real b) {
+    const int64_t step = p->step[1];
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+    if (step == 2 && p->source.isa == TSHI_ISA_AVX512) {
+        tshi_conv_store_even(to, from, n, b, p->add);
+        return;
+    }
+#endif
+    if (p->add)
+        for (int j = 0; j < n; j++) to[j * step] += from[j] + b;
+    else
+        for (int j = 0; j < n; j++) to[j * step] = from[j] + b;
+}
+
 /* Writes rows [row, row + rows) of a sliver, with the bias, from sums to the images. */
 static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, int64_t column,
                             int cols, int64_t row, int64_t rows) {
     tshi_conv_run run[TSHI_CONV_LANES];
     const int runs = tshi_conv_cut(&p->source, column, cols, TSHI_CONV_LANES, run);
-    const int64_t step = p->step[1], next = tshi_conv_area(p->size);
+    const int64_t next = tshi_conv_area(p->size);
     for (int r = 0; r < runs; r++) {
         tsh_real *to = tshi_conv_at(p, &run[r], row);
         const tsh_real *from = sums + run[r].lane;
-        for (int64_t i = 0; i < rows; i++, to += next, from += p->kernel->nr) {
-            const tsh_real b = p->bias ? p->bias[row + i] : 0;
-            if (p->add)
-                for (int j = 0; j < run[r].length; j++) to[j * step] += from[j] + b;
-            else
-                for (int j = 0; j < run[r].length; j++) to[j * step] = from[j] + b;
-        }
+        for (int64_t i = 0; i < rows; i++, to += next, from += p->kernel->nr)
+            tshi_conv_store_row(p, to, from, run[r].length, p->bias ? p->bias[row + i] : 0);
     }
 }
 
@@ -155,9 +181,9 @@ static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int co
     }
 }
 
-/* Computes one slice, the rows of B from k on, of the sliver that begins at `column`; rows [row, row
- * + rows) of all groups' C. strips: the slice of A; own: the sums of earlier slices. What can be
- * written in place is written once, by the last slice. */
+/* Computes one slice, the rows of B from k on, of the sliver that begins at `column`; rows [row,
+ * row + rows) of all groups' C. strips: the slice of A; own: the sums of earlier slices. What can
+ * be written in place is written once, by the last slice. */
 static void tshi_conv_slice(const tshi_conv_product *p, tshi_conv_scratch *w,
                             const tshi_conv_rows *copied, const tsh_real *strips, int64_t column,
                             int64_t row, int64_t rows, tsh_real *own) {
@@ -189,9 +215,9 @@ static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, in
     int64_t k = 0;
     do { /* once, too, if k is 0: C is 0 then */
         const int64_t end = tshi_base_min(k + p->slice, p->k);
-        const tshi_conv_rows copied = {
-            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k, end,
-            nr, w->sliver};
+        const tshi_conv_rows copied = {p->source.data + group * p->source.channels *
+                                                            tshi_conv_area(p->source.size),
+                                       k, end, nr, w->sliver};
         for (int64_t i = 0; i < n; i++)
             tshi_conv_slice(p, w, &copied, a + k * mr, (sliver + i) * nr, group * p->rows + first,
                             rows, w->sums + i * sums);
@@ -206,8 +232,7 @@ static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) 
     const int64_t nr = p->kernel->nr;
     w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as the block is */
     w.sums = w.sliver + (p->slice * nr + 15) / 16 * 16;
-    at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr *
-                               p->panel);
+    at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr * p->panel);
     w.places.place = (tshi_conv_place *)(void *)at;
     w.places.start = (int *)(void *)(w.places.place + p->source.taps * nr);
     return w;
@@ -233,7 +258,10 @@ static void tshi_conv_divide(tshi_conv_product *p, int threads) {
     if (blocks < threads && items < 8 * threads) blocks = threads;
     p->block = tshi_base_ceil(tshi_base_ceil(p->rows, blocks), mr) * mr;
     p->blocks = tshi_base_ceil(p->rows, p->block);
-    p->panel = p->slice < p->k ? TSHI_CONV_SUMS / (p->block * p->kernel->nr) + 1 : 1;
+    /* the sums of a panel take as much memory as A, which is read once per panel */
+    int64_t sums = tshi_base_min(p->block * p->k, TSHI_CONV_SUMS);
+    if (sums < TSHI_CONV_SUMS / 8) sums = TSHI_CONV_SUMS / 8;
+    p->panel = p->slice < p->k ? sums / (p->block * p->kernel->nr) + 1 : 1;
 }
 
 /* Runs a product whose fields up to `add` are set, but for those of the kernel and the strips. */
@@ -258,8 +286,7 @@ static void tshi_conv_multiply(tshi_conv_product *p) {
     tshi_conv_divide(p, pieces);
     pieces = (int)tshi_base_min(pieces, p->slivers * s->groups * p->blocks);
     p->each = tshi_dtype_reals((p->slice * nr + 15) / 16 * 16 +
-                               tshi_base_ceil(p->block, mr) * mr * nr *
-                                   p->panel);
+                               tshi_base_ceil(p->block, mr) * mr * nr * p->panel);
     p->each = (p->each + tshi_conv_places_bytes(s) + 63) / 64 * 64;
     packed = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(s->groups * strips * mr * p->k));
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p->each, (size_t)pieces));
@@ -375,47 +402,63 @@ static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const i
     return n;
 }
 
+/* Computes one phase of the image: p has the tensors, and the images that are computed. */
+static void tshi_conv_scatter_phase(const tshi_conv *c, int64_t phase, tshi_conv_tap *tap,
+                                    tshi_conv_product p) {
+    const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
+    const int64_t area = tshi_conv_area(c->kernel);
+    p.start[0] = phase / across;
+    p.start[1] = phase % across;
+    p.source.groups = c->groups;
+    p.source.channels = c->outs;
+    for (int d = 0; d < 2; d++) {
+        p.size[d] = c->image[d];
+        p.step[d] = c->stride[d];
+        p.source.size[d] = c->map[d];
+        p.source.step[d] = 1;
+        p.source.grid[d] = tshi_base_ceil(c->image[d] - p.start[d], c->stride[d]);
+    }
+    p.source.tap = tap;
+    p.source.taps = tshi_conv_phase(c, p.start, p.source.grid, tap);
+    p.rows = c->ins;
+    p.next_row = area;
+    p.next_channel = c->ins * area;
+    p.next_group = c->outs * p.next_channel;
+    if (p.source.taps || !p.add || p.bias) tshi_conv_multiply(&p); /* else it adds nothing */
+}
+
 /* Computes the image (N, IC, H, W) of a map (N, OC, OH, OW), with bias (IC) or NULL; add 1: adds to
- * it. All arrays are dense. */
+ * it. All arrays are dense. Of several phases, each writes a part of every cache line, so all are
+ * computed for few images at a time. */
 static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *map,
                               const tsh_real *weight, const tsh_real *bias, tsh_real *image,
                               int add) {
-    const int64_t area = tshi_conv_area(c->kernel);
+    enum {
+        NEAR = 1 << 18, /* elements of images that stay in an L2 cache */
+        COLUMNS = 512   /* least columns of a phase: for fewer, packing the weight would not pay */
+    };
+    const int64_t from = c->groups * c->outs * tshi_conv_area(c->map); /* elements of an image */
+    const int64_t to = c->groups * c->ins * tshi_conv_area(c->image);
+    const int64_t phases = tshi_base_min(c->stride[0], c->image[0]) *
+                           tshi_base_min(c->stride[1], c->image[1]);
+    const int64_t least = COLUMNS * phases / tshi_conv_area(c->image);
+    const int64_t fit = NEAR / (to + 1) > least ? NEAR / (to + 1) : least;
+    const int64_t some = phases > 1 ? fit + 1 : c->batch; /* images at a time */
     tshi_block *taps;
     tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
     tshi_conv_product p;
-    int64_t phase, phases = tshi_base_min(c->stride[0], c->image[0]) *
-                            tshi_base_min(c->stride[1], c->image[1]);
     if (!tap) return;
-    for (phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++) {
-        const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
-        memset(&p, 0, sizeof p);
-        p.start[0] = phase / across;
-        p.start[1] = phase % across;
-        p.ctx = ctx;
-        p.source.data = map;
-        p.source.batch = c->batch;
-        p.source.groups = c->groups;
-        p.source.channels = c->outs;
-        for (int d = 0; d < 2; d++) {
-            p.size[d] = c->image[d];
-            p.step[d] = c->stride[d];
-            p.source.size[d] = c->map[d];
-            p.source.step[d] = 1;
-            p.source.grid[d] = tshi_base_ceil(c->image[d] - p.start[d], c->stride[d]);
+    memset(&p, 0, sizeof p);
+    p.ctx = ctx;
+    p.weight = weight;
+    p.bias = bias;
+    p.add = add;
+    for (int64_t n = 0; n < c->batch; n += some)
+        for (int64_t phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++) {
+            p.source.batch = tshi_base_min(some, c->batch - n);
+            p.source.data = map + n * from;
+            p.to = image + n * to;
+            tshi_conv_scatter_phase(c, phase, tap, p);
         }
-        p.source.tap = tap;
-        p.source.taps = tshi_conv_phase(c, p.start, p.source.grid, tap);
-        if (!p.source.taps && add && !bias) continue; /* nothing to add */
-        p.rows = c->ins;
-        p.weight = weight;
-        p.next_row = area;
-        p.next_channel = c->ins * area;
-        p.next_group = c->outs * p.next_channel;
-        p.bias = bias;
-        p.to = image;
-        p.add = add;
-        tshi_conv_multiply(&p);
-    }
     tshi_mem_release(ctx, taps);
 }

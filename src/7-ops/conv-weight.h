@@ -7,9 +7,9 @@
 /* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the
  * kernel covers, as in >>conv-pack, and map is the gradient of the map (or, of a transposed
  * convolution, its input). Each thread computes some rows of dW^T = B map^T. The columns, image
- * after image, are cut into chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed, block
- * after block of rows of B is copied, and the product is added to dW^T. Chunks are added in order,
- * so the sums do not depend on threads. */
+ * after image, are cut into chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed,
+ * block after block of rows of B is copied, and the product is added to dW^T. Chunks are added in
+ * order, so the sums do not depend on threads. */
 typedef struct tshi_conv_weights {
     tsh_ctx *ctx;
     tshi_conv_source source; /* B */

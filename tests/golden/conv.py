@@ -132,7 +132,8 @@ def interpolations():
             end = 2 - dims
             for mode, align in (("nearest", None), (linear, False), (linear, True)):
                 kw = dict(size=to[end:] if to else None,
-                          scale_factor=scale[end:] if scale else None, mode=mode, align_corners=align)
+                          scale_factor=scale[end:] if scale else None, mode=mode,
+                          align_corners=align)
                 own = (list(to) if to else [0, 0])[end:] + [0] * end
                 hundredths = [round(100 * v) for v in (scale or (0, 0))][end:] + [0] * end
                 way = 0 if mode == "nearest" else 1 + align

@@ -1,6 +1,6 @@
 /* Convolutions as layers: a network with PyTorch's weights, read by tsh_load, gives PyTorch's
- * values and gradients in every style and at every degree, where shards are uneven or empty; default
- * initial values; the policy of ResNets; and what is refused. */
+ * values and gradients in every style and at every degree, where shards are uneven or empty;
+ * default initial values; the policy of ResNets; and what is refused. */
 /* build: double */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
