@@ -97,6 +97,7 @@
  *     >>dump            the tape as text and as a graph
  *     >>context         opening and closing one rank's world
  *     >>rule            layout rules of all ops
+ *     >>rule-net        rules of norms over channels, LSTM, convolutions
  *     >>rule-index      layout rules of ops on shapes and indices
  *   src/7-ops/          an op with its formula, forward and backward in one room
  *     >>op              what all ops share: options on the tape, copies
@@ -14149,6 +14150,175 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
+/* Applies the rule of rope, which rotates pairs of features: the output has the layout of x, which
+ * may be any but S(-1). */
+static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
+    (void)output;
+    return !tshi_rule_is_sharded(call->in[0], call->in[0]->ndim - 1) ||
+           tshi_rule_refuse_input(
+               call, "is sharded along its last dimension, whose features turn in pairs");
+}
+
+/* Returns 1 if on every rank the query heads use exactly the heads of k that the rank itself
+ * holds. */
+static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
+    const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
+    tsh_layout cut = k->layout; /* changed below into the layout that q must have */
+    for (int s = 0; s < cut.segments; s++) {
+        cut.segment[s].length *= group;
+        cut.segment[s].unit *= group;
+    }
+    return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
+}
+
+/* Applies the rule of attention. Shapes: q and output (B, heads, queries, D), k and v (B, k heads,
+ * keys, D). If q, k and v are R, the output is R; if all are S(0), it is S(0). If q is S(1) and k
+ * and v are R, it is S(1), and dk and dv are P. If all are S(1), it is S(1); every rank's query
+ * heads must use only heads of k that the rank itself holds. */
+static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
+    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads 1: q is S(1) */
+    const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* 1: q and k are S(1) */
+    const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
+                     k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
+    char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
+    if (fits && heads && k->layout.kind == TSH_REPLICATED) {
+        output->partial = TSHI_K | TSHI_V;
+        return 1;
+    }
+    if (fits && (grouped ? tshi_rule_groups(q, k)
+                         : tshi_layout_equal(&q->layout, &k->layout, k->dim, size)))
+        return 1;
+    (void)tshi_tensor_text(q, tq);
+    (void)tshi_tensor_text(k, tk);
+    (void)tshi_tensor_text(v, tv);
+    if (fits && grouped)
+        return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                        "%s: q %s, k %s, v %s: a rank's query heads must use its own heads of k "
+                        "and v; cut q in whole groups: tsh_redistribute(q, tsh_shard_units(1, "
+                        "%lld)), or replicate k and v",
+                        call->op->name, tq, tk, tv,
+                        (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit)) == TSH_OK;
+    return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                    "%s: q %s, k %s, v %s must all be replicated, or sharded alike by batch or by "
+                    "heads (k and v may be replicated then): tsh_redistribute(k, "
+                    "tsh_layout_of(q))",
+                    call->op->name, tq, tk, tv) == TSH_OK;
+}
+
+/* -- cross-entropy: its layout rule ---------------------------------------- */
+
+/* Returns which dimension of the logits is that of the classes. dim: as in
+ * tsh_cross_entropy_desc. */
+static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
+    return dim && logits->ndim > 1 ? 1 : logits->ndim - 1;
+}
+
+/* Applies the rule of cross-entropy. The logits have a dimension of classes; the others are rows.
+ * If the logits are R or sharded along the classes, and the target is R, the output is R. If logits
+ * and target are sharded along rows, it is P, or S if losses are not reduced. A target of
+ * probabilities may have the layout of the logits, too. The weight per class is R, or sharded as
+ * the classes. *params: the tsh_cross_entropy_desc. */
+static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
+    const tsh_cross_entropy_desc *desc = (const tsh_cross_entropy_desc *)call->params;
+    const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
+    const int size = x->ctx->tp.size, axis = tshi_rule_classes(x, desc->dim);
+    const int probs = tshi_dtypes[target->dtype].floating; /* 0: the target has class indices */
+    const int cut = tshi_rule_is_sharded(x, axis), rows = !cut && x->layout.kind == TSH_SHARDED;
+    /* layout of the losses, one per row: that of x without the dimension of classes */
+    tsh_layout losses = x->layout;
+    int fits;
+    char text[TSHI_TEXT_SIZE];
+    if (rows && losses.dim > axis) losses.dim--;
+    fits = (rows || probs) &&
+           tshi_layout_equal(probs ? &x->layout : &losses, &target->layout, target->dim, size);
+    if (x->layout.kind == TSH_PARTIAL)
+        return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                        "%s: the logits %s are a partial sum over %d ranks; complete "
+                        "them first: tsh_redistribute(logits, tsh_replicated())",
+                        call->op->name, tshi_tensor_text(x, text), size) == TSH_OK;
+    if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
+    if (!fits) {
+        (void)snprintf(text, sizeof text,
+                       "the target is to be sharded as the logits' rows: "
+                       "tsh_redistribute(target, tsh_sharded(%d))",
+                       losses.dim);
+        return tshi_rule_refuse(call, x, target,
+                                probs ? "the target is replicated, or laid out as the logits"
+                                : losses.dim != x->layout.dim ? text
+                                : rows ? "the target is to be sharded as the logits' rows: "
+                                         "tsh_redistribute(target, tsh_layout_of(logits))"
+                                       : "the target is to be replicated: "
+                                         "tsh_redistribute(target, tsh_replicated())");
+    }
+    if (weight && weight->layout.kind != TSH_REPLICATED &&
+        !(cut && weight->layout.kind == TSH_SHARDED &&
+          tshi_layout_same_shards(&x->layout, &weight->layout, x->dim[axis], size)))
+        return tshi_rule_refuse(call, x, weight,
+                                "the weight is replicated, or cut as the classes: "
+                                "tsh_redistribute(weight, tsh_replicated())");
+    output->layout = !rows                                ? tsh_replicated()
+                     : desc->reduction == TSH_REDUCE_NONE ? losses
+                                                          : tsh_partial();
+    return 1;
+}
+
+/* Returns 1 if a weight, broadcast to x's shape, is laid out as a loss takes it: R, with length 1
+ * along the dimension along which x is sharded, or sharded as x is. */
+static int tshi_rule_loss_weight(const tsh_tensor *x, const tsh_tensor *w) {
+    /* own: the dimension of w along which x is sharded; negative: none */
+    const int own = x->layout.dim - (x->ndim - w->ndim);
+    if (x->layout.kind == TSH_REPLICATED || w->layout.kind != TSH_SHARDED)
+        return w->layout.kind == TSH_REPLICATED &&
+               (x->layout.kind == TSH_REPLICATED || own < 0 || w->dim[own] == 1);
+    return w->layout.dim == own && w->dim[own] == x->dim[x->layout.dim] &&
+           tshi_layout_same_shards(&x->layout, &w->layout, w->dim[own], x->ctx->tp.size);
+}
+
+/* Applies the rule of losses element by element: of x, a target of x's shape, and weights that are
+ * broadcast to it or NULL. If x and target are R, the output is R. If they are sharded alike, it is
+ * P, or sharded as they are if losses are not reduced. Weights are R or sharded as x; they get no
+ * gradient. *params: the tsh_loss_desc. */
+static int tshi_rule_loss(const tshi_call *call, tshi_output *output) {
+    const tsh_loss_desc *desc = (const tsh_loss_desc *)call->params;
+    const tsh_tensor *x = call->in[0], *target = call->in[1];
+    if (x->layout.kind == TSH_PARTIAL)
+        return tshi_rule_refuse_input(call, "is a partial sum, and the loss is not linear");
+    if (!tshi_layout_equal(&x->layout, &target->layout, x->dim, x->ctx->tp.size))
+        return tshi_rule_refuse(call, x, target,
+                                "the target is to be laid out as x: tsh_redistribute(target, "
+                                "tsh_layout_of(x))");
+    for (int i = 2; i < call->n; i++)
+        if (call->in[i] && !tshi_rule_loss_weight(x, call->in[i]))
+            return tshi_rule_refuse(call, x, call->in[i],
+                                    "a weight is to be replicated, or sharded as x: "
+                                    "tsh_redistribute(weight, tsh_replicated())");
+    if (x->layout.kind == TSH_SHARDED && desc->reduction != TSH_REDUCE_NONE)
+        output->layout = tsh_partial();
+    return 1;
+}
+
+/* Applies the rule of the cosine along the dimension to which params points, a dimension of the
+ * broadcast shape: that of an elementwise op that is not linear; but along that dimension the
+ * ranks' sums are all-reduced, so S along it gives R, and S along another one S. */
+static int tshi_rule_cosine(const tshi_call *call, tshi_output *output) {
+    const int axis = *(const int *)call->params;
+    if (!tshi_rule_nonlinear(call, output)) return 0;
+    if (output->layout.kind == TSH_SHARDED && output->layout.dim == axis)
+        output->layout = tsh_replicated();
+    else if (output->layout.kind == TSH_SHARDED && output->layout.dim > axis)
+        output->layout.dim--;
+    return 1;
+}
+
+/* ========================================================================== */
+/* >>rule-net                                      MARK: - rule-net (private) */
+/* Layout rules of norms over channels, recurrent networks and convolutions.  */
+/* Needs: >>rule.                                                             */
+/* ========================================================================== */
+
+/* -- norms over channels: their layout rules --------------------------------- */
+
 /* Applies the rule of norms over channels, dimension 1 of x (N, C, ..); the other inputs are (C) or
  * NULL. If x is R, all are R. If x is S(1), they have the same shards. If x is sharded along
  * another dimension, they are R, and the gradients dW and db are P. */
@@ -14277,62 +14447,6 @@ static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of rope, which rotates pairs of features: the output has the layout of x, which
- * may be any but S(-1). */
-static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
-    (void)output;
-    return !tshi_rule_is_sharded(call->in[0], call->in[0]->ndim - 1) ||
-           tshi_rule_refuse_input(
-               call, "is sharded along its last dimension, whose features turn in pairs");
-}
-
-/* Returns 1 if on every rank the query heads use exactly the heads of k that the rank itself
- * holds. */
-static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
-    const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
-    tsh_layout cut = k->layout; /* changed below into the layout that q must have */
-    for (int s = 0; s < cut.segments; s++) {
-        cut.segment[s].length *= group;
-        cut.segment[s].unit *= group;
-    }
-    return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
-}
-
-/* Applies the rule of attention. Shapes: q and output (B, heads, queries, D), k and v (B, k heads,
- * keys, D). If q, k and v are R, the output is R; if all are S(0), it is S(0). If q is S(1) and k
- * and v are R, it is S(1), and dk and dv are P. If all are S(1), it is S(1); every rank's query
- * heads must use only heads of k that the rank itself holds. */
-static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
-    const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
-    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads 1: q is S(1) */
-    const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* 1: q and k are S(1) */
-    const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
-                     k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
-    char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    if (fits && heads && k->layout.kind == TSH_REPLICATED) {
-        output->partial = TSHI_K | TSHI_V;
-        return 1;
-    }
-    if (fits && (grouped ? tshi_rule_groups(q, k)
-                         : tshi_layout_equal(&q->layout, &k->layout, k->dim, size)))
-        return 1;
-    (void)tshi_tensor_text(q, tq);
-    (void)tshi_tensor_text(k, tk);
-    (void)tshi_tensor_text(v, tv);
-    if (fits && grouped)
-        return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
-                        "%s: q %s, k %s, v %s: a rank's query heads must use its own heads of k "
-                        "and v; cut q in whole groups: tsh_redistribute(q, tsh_shard_units(1, "
-                        "%lld)), or replicate k and v",
-                        call->op->name, tq, tk, tv,
-                        (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit)) == TSH_OK;
-    return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
-                    "%s: q %s, k %s, v %s must all be replicated, or sharded alike by batch or by "
-                    "heads (k and v may be replicated then): tsh_redistribute(k, "
-                    "tsh_layout_of(q))",
-                    call->op->name, tq, tk, tv) == TSH_OK;
-}
-
 /* -- convolutions: their layout rule ---------------------------------------- */
 
 /* What the rule of convolutions depends on. A convolution's weight is (out, in / groups, ..), that
@@ -14454,111 +14568,6 @@ static int tshi_rule_pool(const tshi_call *call, tshi_output *output) {
         return tshi_rule_refuse_input(call, "is a partial sum, and the op is not linear");
     return x->layout.kind != TSH_SHARDED || x->layout.dim < 2 ||
            tshi_rule_refuse_input(call, "is sharded along a dimension that the op works along");
-}
-
-/* -- cross-entropy: its layout rule ---------------------------------------- */
-
-/* Returns which dimension of the logits is that of the classes. dim: as in
- * tsh_cross_entropy_desc. */
-static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
-    return dim && logits->ndim > 1 ? 1 : logits->ndim - 1;
-}
-
-/* Applies the rule of cross-entropy. The logits have a dimension of classes; the others are rows.
- * If the logits are R or sharded along the classes, and the target is R, the output is R. If logits
- * and target are sharded along rows, it is P, or S if losses are not reduced. A target of
- * probabilities may have the layout of the logits, too. The weight per class is R, or sharded as
- * the classes. *params: the tsh_cross_entropy_desc. */
-static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
-    const tsh_cross_entropy_desc *desc = (const tsh_cross_entropy_desc *)call->params;
-    const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
-    const int size = x->ctx->tp.size, axis = tshi_rule_classes(x, desc->dim);
-    const int probs = tshi_dtypes[target->dtype].floating; /* 0: the target has class indices */
-    const int cut = tshi_rule_is_sharded(x, axis), rows = !cut && x->layout.kind == TSH_SHARDED;
-    /* layout of the losses, one per row: that of x without the dimension of classes */
-    tsh_layout losses = x->layout;
-    int fits;
-    char text[TSHI_TEXT_SIZE];
-    if (rows && losses.dim > axis) losses.dim--;
-    fits = (rows || probs) &&
-           tshi_layout_equal(probs ? &x->layout : &losses, &target->layout, target->dim, size);
-    if (x->layout.kind == TSH_PARTIAL)
-        return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                        "%s: the logits %s are a partial sum over %d ranks; complete "
-                        "them first: tsh_redistribute(logits, tsh_replicated())",
-                        call->op->name, tshi_tensor_text(x, text), size) == TSH_OK;
-    if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
-    if (!fits) {
-        (void)snprintf(text, sizeof text,
-                       "the target is to be sharded as the logits' rows: "
-                       "tsh_redistribute(target, tsh_sharded(%d))",
-                       losses.dim);
-        return tshi_rule_refuse(call, x, target,
-                                probs ? "the target is replicated, or laid out as the logits"
-                                : losses.dim != x->layout.dim ? text
-                                : rows ? "the target is to be sharded as the logits' rows: "
-                                         "tsh_redistribute(target, tsh_layout_of(logits))"
-                                       : "the target is to be replicated: "
-                                         "tsh_redistribute(target, tsh_replicated())");
-    }
-    if (weight && weight->layout.kind != TSH_REPLICATED &&
-        !(cut && weight->layout.kind == TSH_SHARDED &&
-          tshi_layout_same_shards(&x->layout, &weight->layout, x->dim[axis], size)))
-        return tshi_rule_refuse(call, x, weight,
-                                "the weight is replicated, or cut as the classes: "
-                                "tsh_redistribute(weight, tsh_replicated())");
-    output->layout = !rows                                ? tsh_replicated()
-                     : desc->reduction == TSH_REDUCE_NONE ? losses
-                                                          : tsh_partial();
-    return 1;
-}
-
-/* Returns 1 if a weight, broadcast to x's shape, is laid out as a loss takes it: R, with length 1
- * along the dimension along which x is sharded, or sharded as x is. */
-static int tshi_rule_loss_weight(const tsh_tensor *x, const tsh_tensor *w) {
-    /* own: the dimension of w along which x is sharded; negative: none */
-    const int own = x->layout.dim - (x->ndim - w->ndim);
-    if (x->layout.kind == TSH_REPLICATED || w->layout.kind != TSH_SHARDED)
-        return w->layout.kind == TSH_REPLICATED &&
-               (x->layout.kind == TSH_REPLICATED || own < 0 || w->dim[own] == 1);
-    return w->layout.dim == own && w->dim[own] == x->dim[x->layout.dim] &&
-           tshi_layout_same_shards(&x->layout, &w->layout, w->dim[own], x->ctx->tp.size);
-}
-
-/* Applies the rule of losses element by element: of x, a target of x's shape, and weights that are
- * broadcast to it or NULL. If x and target are R, the output is R. If they are sharded alike, it is
- * P, or sharded as they are if losses are not reduced. Weights are R or sharded as x; they get no
- * gradient. *params: the tsh_loss_desc. */
-static int tshi_rule_loss(const tshi_call *call, tshi_output *output) {
-    const tsh_loss_desc *desc = (const tsh_loss_desc *)call->params;
-    const tsh_tensor *x = call->in[0], *target = call->in[1];
-    if (x->layout.kind == TSH_PARTIAL)
-        return tshi_rule_refuse_input(call, "is a partial sum, and the loss is not linear");
-    if (!tshi_layout_equal(&x->layout, &target->layout, x->dim, x->ctx->tp.size))
-        return tshi_rule_refuse(call, x, target,
-                                "the target is to be laid out as x: tsh_redistribute(target, "
-                                "tsh_layout_of(x))");
-    for (int i = 2; i < call->n; i++)
-        if (call->in[i] && !tshi_rule_loss_weight(x, call->in[i]))
-            return tshi_rule_refuse(call, x, call->in[i],
-                                    "a weight is to be replicated, or sharded as x: "
-                                    "tsh_redistribute(weight, tsh_replicated())");
-    if (x->layout.kind == TSH_SHARDED && desc->reduction != TSH_REDUCE_NONE)
-        output->layout = tsh_partial();
-    return 1;
-}
-
-/* Applies the rule of the cosine along the dimension to which params points, a dimension of the
- * broadcast shape: that of an elementwise op that is not linear; but along that dimension the
- * ranks' sums are all-reduced, so S along it gives R, and S along another one S. */
-static int tshi_rule_cosine(const tshi_call *call, tshi_output *output) {
-    const int axis = *(const int *)call->params;
-    if (!tshi_rule_nonlinear(call, output)) return 0;
-    if (output->layout.kind == TSH_SHARDED && output->layout.dim == axis)
-        output->layout = tsh_replicated();
-    else if (output->layout.kind == TSH_SHARDED && output->layout.dim > axis)
-        output->layout.dim--;
-    return 1;
 }
 
 /* ========================================================================== */
@@ -21088,9 +21097,9 @@ typedef struct tshi_conv_scratch {
 } tshi_conv_scratch;
 
 enum {
-    TSHI_CONV_SLICE = 256, /* max rows of B in a slice: a packed sliver fits an L1 cache */
-    TSHI_CONV_SUMS = 1 << 17, /* elements of the sums of a panel: half an L2 cache */
-    TSHI_CONV_ROWS = 768   /* max rows of a block: with a slice of k, at most half an L2 cache */
+    TSHI_CONV_SLICE = 256,    /* max rows of B in a slice: a packed sliver fits an L1 cache */
+    TSHI_CONV_SUMS = 1 << 19, /* max elements of the sums of a panel: an L2 cache */
+    TSHI_CONV_ROWS = 768      /* max rows of a block: with a slice of k, at most half an L2 cache */
 };
 
 /* -- packing the weight ------------------------------------------------------ */
@@ -21154,22 +21163,48 @@ static void tshi_conv_add_bias(const tshi_conv_product *p, tsh_real *to, int col
     }
 }
 
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Does what tshi_conv_store_row does, for a step of 2: 8 elements at a time, at even lanes. */
+TSHI_AVX512 static void tshi_conv_store_even(float *to, const float *from, int n, float b,
+                                             int add) {
+    for (int j = 0; j < n; j += 8) {
+        const __mmask16 in = (__mmask16)((1u << tshi_base_min(8, n - j)) - 1u);
+        const __mmask16 out = (__mmask16)(0x5555u & ((1u << 2 * tshi_base_min(8, n - j)) - 1u));
+        __m512 y = _mm512_maskz_expand_ps(out, _mm512_maskz_loadu_ps(in, from + j));
+        y = _mm512_add_ps(y, _mm512_set1_ps(b));
+        if (add) y = _mm512_add_ps(_mm512_maskz_loadu_ps(out, to + 2 * j), y);
+        _mm512_mask_storeu_ps(to + 2 * j, out, y);
+    }
+}
+#endif
+
+/* Writes n values plus b to elements p->step[1] apart, or adds them. */
+static void tshi_conv_store_row(const tshi_conv_product *p, tsh_real *to, const tsh_real *from,
+                                int n, tsh_real b) {
+    const int64_t step = p->step[1];
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+    if (step == 2 && p->source.isa == TSHI_ISA_AVX512) {
+        tshi_conv_store_even(to, from, n, b, p->add);
+        return;
+    }
+#endif
+    if (p->add)
+        for (int j = 0; j < n; j++) to[j * step] += from[j] + b;
+    else
+        for (int j = 0; j < n; j++) to[j * step] = from[j] + b;
+}
+
 /* Writes rows [row, row + rows) of a sliver, with the bias, from sums to the images. */
 static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, int64_t column,
                             int cols, int64_t row, int64_t rows) {
     tshi_conv_run run[TSHI_CONV_LANES];
     const int runs = tshi_conv_cut(&p->source, column, cols, TSHI_CONV_LANES, run);
-    const int64_t step = p->step[1], next = tshi_conv_area(p->size);
+    const int64_t next = tshi_conv_area(p->size);
     for (int r = 0; r < runs; r++) {
         tsh_real *to = tshi_conv_at(p, &run[r], row);
         const tsh_real *from = sums + run[r].lane;
-        for (int64_t i = 0; i < rows; i++, to += next, from += p->kernel->nr) {
-            const tsh_real b = p->bias ? p->bias[row + i] : 0;
-            if (p->add)
-                for (int j = 0; j < run[r].length; j++) to[j * step] += from[j] + b;
-            else
-                for (int j = 0; j < run[r].length; j++) to[j * step] = from[j] + b;
-        }
+        for (int64_t i = 0; i < rows; i++, to += next, from += p->kernel->nr)
+            tshi_conv_store_row(p, to, from, run[r].length, p->bias ? p->bias[row + i] : 0);
     }
 }
 
@@ -21203,9 +21238,9 @@ static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int co
     }
 }
 
-/* Computes one slice, the rows of B from k on, of the sliver that begins at `column`; rows [row, row
- * + rows) of all groups' C. strips: the slice of A; own: the sums of earlier slices. What can be
- * written in place is written once, by the last slice. */
+/* Computes one slice, the rows of B from k on, of the sliver that begins at `column`; rows [row,
+ * row + rows) of all groups' C. strips: the slice of A; own: the sums of earlier slices. What can
+ * be written in place is written once, by the last slice. */
 static void tshi_conv_slice(const tshi_conv_product *p, tshi_conv_scratch *w,
                             const tshi_conv_rows *copied, const tsh_real *strips, int64_t column,
                             int64_t row, int64_t rows, tsh_real *own) {
@@ -21237,9 +21272,9 @@ static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, in
     int64_t k = 0;
     do { /* once, too, if k is 0: C is 0 then */
         const int64_t end = tshi_base_min(k + p->slice, p->k);
-        const tshi_conv_rows copied = {
-            p->source.data + group * p->source.channels * tshi_conv_area(p->source.size), k, end,
-            nr, w->sliver};
+        const tshi_conv_rows copied = {p->source.data + group * p->source.channels *
+                                                            tshi_conv_area(p->source.size),
+                                       k, end, nr, w->sliver};
         for (int64_t i = 0; i < n; i++)
             tshi_conv_slice(p, w, &copied, a + k * mr, (sliver + i) * nr, group * p->rows + first,
                             rows, w->sums + i * sums);
@@ -21254,8 +21289,7 @@ static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) 
     const int64_t nr = p->kernel->nr;
     w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as the block is */
     w.sums = w.sliver + (p->slice * nr + 15) / 16 * 16;
-    at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr *
-                               p->panel);
+    at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr * p->panel);
     w.places.place = (tshi_conv_place *)(void *)at;
     w.places.start = (int *)(void *)(w.places.place + p->source.taps * nr);
     return w;
@@ -21281,7 +21315,10 @@ static void tshi_conv_divide(tshi_conv_product *p, int threads) {
     if (blocks < threads && items < 8 * threads) blocks = threads;
     p->block = tshi_base_ceil(tshi_base_ceil(p->rows, blocks), mr) * mr;
     p->blocks = tshi_base_ceil(p->rows, p->block);
-    p->panel = p->slice < p->k ? TSHI_CONV_SUMS / (p->block * p->kernel->nr) + 1 : 1;
+    /* the sums of a panel take as much memory as A, which is read once per panel */
+    int64_t sums = tshi_base_min(p->block * p->k, TSHI_CONV_SUMS);
+    if (sums < TSHI_CONV_SUMS / 8) sums = TSHI_CONV_SUMS / 8;
+    p->panel = p->slice < p->k ? sums / (p->block * p->kernel->nr) + 1 : 1;
 }
 
 /* Runs a product whose fields up to `add` are set, but for those of the kernel and the strips. */
@@ -21306,8 +21343,7 @@ static void tshi_conv_multiply(tshi_conv_product *p) {
     tshi_conv_divide(p, pieces);
     pieces = (int)tshi_base_min(pieces, p->slivers * s->groups * p->blocks);
     p->each = tshi_dtype_reals((p->slice * nr + 15) / 16 * 16 +
-                               tshi_base_ceil(p->block, mr) * mr * nr *
-                                   p->panel);
+                               tshi_base_ceil(p->block, mr) * mr * nr * p->panel);
     p->each = (p->each + tshi_conv_places_bytes(s) + 63) / 64 * 64;
     packed = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(s->groups * strips * mr * p->k));
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p->each, (size_t)pieces));
@@ -21423,48 +21459,64 @@ static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const i
     return n;
 }
 
+/* Computes one phase of the image: p has the tensors, and the images that are computed. */
+static void tshi_conv_scatter_phase(const tshi_conv *c, int64_t phase, tshi_conv_tap *tap,
+                                    tshi_conv_product p) {
+    const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
+    const int64_t area = tshi_conv_area(c->kernel);
+    p.start[0] = phase / across;
+    p.start[1] = phase % across;
+    p.source.groups = c->groups;
+    p.source.channels = c->outs;
+    for (int d = 0; d < 2; d++) {
+        p.size[d] = c->image[d];
+        p.step[d] = c->stride[d];
+        p.source.size[d] = c->map[d];
+        p.source.step[d] = 1;
+        p.source.grid[d] = tshi_base_ceil(c->image[d] - p.start[d], c->stride[d]);
+    }
+    p.source.tap = tap;
+    p.source.taps = tshi_conv_phase(c, p.start, p.source.grid, tap);
+    p.rows = c->ins;
+    p.next_row = area;
+    p.next_channel = c->ins * area;
+    p.next_group = c->outs * p.next_channel;
+    if (p.source.taps || !p.add || p.bias) tshi_conv_multiply(&p); /* else it adds nothing */
+}
+
 /* Computes the image (N, IC, H, W) of a map (N, OC, OH, OW), with bias (IC) or NULL; add 1: adds to
- * it. All arrays are dense. */
+ * it. All arrays are dense. Of several phases, each writes a part of every cache line, so all are
+ * computed for few images at a time. */
 static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *map,
                               const tsh_real *weight, const tsh_real *bias, tsh_real *image,
                               int add) {
-    const int64_t area = tshi_conv_area(c->kernel);
+    enum {
+        NEAR = 1 << 18, /* elements of images that stay in an L2 cache */
+        COLUMNS = 512   /* least columns of a phase: for fewer, packing the weight would not pay */
+    };
+    const int64_t from = c->groups * c->outs * tshi_conv_area(c->map); /* elements of an image */
+    const int64_t to = c->groups * c->ins * tshi_conv_area(c->image);
+    const int64_t phases = tshi_base_min(c->stride[0], c->image[0]) *
+                           tshi_base_min(c->stride[1], c->image[1]);
+    const int64_t least = COLUMNS * phases / tshi_conv_area(c->image);
+    const int64_t fit = NEAR / (to + 1) > least ? NEAR / (to + 1) : least;
+    const int64_t some = phases > 1 ? fit + 1 : c->batch; /* images at a time */
     tshi_block *taps;
     tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
     tshi_conv_product p;
-    int64_t phase, phases = tshi_base_min(c->stride[0], c->image[0]) *
-                            tshi_base_min(c->stride[1], c->image[1]);
     if (!tap) return;
-    for (phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++) {
-        const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
-        memset(&p, 0, sizeof p);
-        p.start[0] = phase / across;
-        p.start[1] = phase % across;
-        p.ctx = ctx;
-        p.source.data = map;
-        p.source.batch = c->batch;
-        p.source.groups = c->groups;
-        p.source.channels = c->outs;
-        for (int d = 0; d < 2; d++) {
-            p.size[d] = c->image[d];
-            p.step[d] = c->stride[d];
-            p.source.size[d] = c->map[d];
-            p.source.step[d] = 1;
-            p.source.grid[d] = tshi_base_ceil(c->image[d] - p.start[d], c->stride[d]);
+    memset(&p, 0, sizeof p);
+    p.ctx = ctx;
+    p.weight = weight;
+    p.bias = bias;
+    p.add = add;
+    for (int64_t n = 0; n < c->batch; n += some)
+        for (int64_t phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++) {
+            p.source.batch = tshi_base_min(some, c->batch - n);
+            p.source.data = map + n * from;
+            p.to = image + n * to;
+            tshi_conv_scatter_phase(c, phase, tap, p);
         }
-        p.source.tap = tap;
-        p.source.taps = tshi_conv_phase(c, p.start, p.source.grid, tap);
-        if (!p.source.taps && add && !bias) continue; /* nothing to add */
-        p.rows = c->ins;
-        p.weight = weight;
-        p.next_row = area;
-        p.next_channel = c->ins * area;
-        p.next_group = c->outs * p.next_channel;
-        p.bias = bias;
-        p.to = image;
-        p.add = add;
-        tshi_conv_multiply(&p);
-    }
     tshi_mem_release(ctx, taps);
 }
 
@@ -21477,9 +21529,9 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
 /* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the
  * kernel covers, as in >>conv-pack, and map is the gradient of the map (or, of a transposed
  * convolution, its input). Each thread computes some rows of dW^T = B map^T. The columns, image
- * after image, are cut into chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed, block
- * after block of rows of B is copied, and the product is added to dW^T. Chunks are added in order,
- * so the sums do not depend on threads. */
+ * after image, are cut into chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed,
+ * block after block of rows of B is copied, and the product is added to dW^T. Chunks are added in
+ * order, so the sums do not depend on threads. */
 typedef struct tshi_conv_weights {
     tsh_ctx *ctx;
     tshi_conv_source source; /* B */
@@ -21871,7 +21923,7 @@ static void tshi_conv_depth_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_r
 /* ========================================================================== */
 /* >>op-conv                                        MARK: - op-conv (private) */
 /* Convolutions, plain and transposed, in one and two dimensions.             */
-/* Needs: >>redistribute >>conv-weight >>conv-depth.                          */
+/* Needs: >>rule-net >>redistribute >>conv-weight >>conv-depth.               */
 /* ========================================================================== */
 
 /* Computes the output of a convolution with sizes c. All arrays are dense; bias may be NULL. */
@@ -22026,7 +22078,7 @@ TSHI_CONV(conv_transpose2d, 2, 1)
 /* ========================================================================== */
 /* >>op-pool                                        MARK: - op-pool (private) */
 /* Pools: the maximum or the mean of windows of each channel.                 */
-/* Needs: >>op >>conv-depth.                                                  */
+/* Needs: >>rule-net >>op >>conv-depth.                                       */
 /* ========================================================================== */
 
 /* A pool has the geometry of a depthwise convolution: for each row of the result, tap after tap of
@@ -23349,7 +23401,7 @@ static void *tshi_channel_memory(tshi_block *block) {
 /* ========================================================================== */
 /* >>op-batch-norm                            MARK: - op-batch-norm (private) */
 /* Batch norm (Ioffe & Szegedy 2015).                                         */
-/* Needs: >>op-channel.                                                       */
+/* Needs: >>rule-net >>op-channel.                                            */
 /* ========================================================================== */
 
 /* With xh = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), of each channel:
@@ -23623,7 +23675,7 @@ TSH_API tsh_tensor *tsh_batch_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
 /* ========================================================================== */
 /* >>op-group-norm                            MARK: - op-group-norm (private) */
 /* Group norm (Wu & He 2018); instance norm, its case of one channel a group. */
-/* Needs: >>op-channel.                                                       */
+/* Needs: >>rule-net >>op-channel.                                            */
 /* ========================================================================== */
 
 /* Each sample's groups of channels are normalised. Of a group with d values, mean and rstd =
@@ -24617,7 +24669,7 @@ static void tshi_recurrent_backward(tshi_node *node) {
 /* ========================================================================== */
 /* >>op-lstm                                        MARK: - op-lstm (private) */
 /* tsh_lstm and tsh_gru: layers and directions, checks.                       */
-/* Needs: >>op-dropout >>op-view >>redistribute >>op-recurrent.               */
+/* Needs: >>rule-net >>op-dropout >>op-view >>redistribute >>op-recurrent.    */
 /* ========================================================================== */
 
 enum {

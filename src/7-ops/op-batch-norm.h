@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-batch-norm                            MARK: - op-batch-norm (private) */
 /* Batch norm (Ioffe & Szegedy 2015).                                         */
-/* Needs: >>op-channel.                                                       */
+/* Needs: >>rule-net >>op-channel.                                            */
 /* ========================================================================== */
 
 /* With xh = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), of each channel:

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-conv                                        MARK: - op-conv (private) */
 /* Convolutions, plain and transposed, in one and two dimensions.             */
-/* Needs: >>redistribute >>conv-weight >>conv-depth.                          */
+/* Needs: >>rule-net >>redistribute >>conv-weight >>conv-depth.               */
 /* ========================================================================== */
 
 /* Computes the output of a convolution with sizes c. All arrays are dense; bias may be NULL. */

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-group-norm                            MARK: - op-group-norm (private) */
 /* Group norm (Wu & He 2018); instance norm, its case of one channel a group. */
-/* Needs: >>op-channel.                                                       */
+/* Needs: >>rule-net >>op-channel.                                            */
 /* ========================================================================== */
 
 /* Each sample's groups of channels are normalised. Of a group with d values, mean and rstd =

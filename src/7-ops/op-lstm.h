@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-lstm                                        MARK: - op-lstm (private) */
 /* tsh_lstm and tsh_gru: layers and directions, checks.                       */
-/* Needs: >>op-dropout >>op-view >>redistribute >>op-recurrent.               */
+/* Needs: >>rule-net >>op-dropout >>op-view >>redistribute >>op-recurrent.    */
 /* ========================================================================== */
 
 enum {

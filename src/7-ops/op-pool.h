@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-pool                                        MARK: - op-pool (private) */
 /* Pools: the maximum or the mean of windows of each channel.                 */
-/* Needs: >>op >>conv-depth.                                                  */
+/* Needs: >>rule-net >>op >>conv-depth.                                       */
 /* ========================================================================== */
 
 /* A pool has the geometry of a depthwise convolution: for each row of the result, tap after tap of
