@@ -127,12 +127,12 @@ def write(name, make, loss_of, optimiser):
           f"by {(losses - losses32).abs().max():.2g}, {os.path.getsize(path)} bytes")
 
 
-def sgd(lr, momentum):
-    return lambda params: torch.optim.SGD(params, lr=lr, momentum=momentum)
+def sgd(lr, momentum, weight_decay=0.0):
+    return lambda params: torch.optim.SGD(params, lr, momentum, weight_decay=weight_decay)
 
 
-def adamw(lr):
-    return lambda params: torch.optim.AdamW(params, lr=lr, weight_decay=0.01)
+def adamw(lr, weight_decay=0.01):
+    return lambda params: torch.optim.AdamW(params, lr, weight_decay=weight_decay)
 
 
 # ------------------------------------------------------------------ models
@@ -174,8 +174,82 @@ def unet_loss(model, step):
     return F.mse_loss(model(clean + 0.5 * noise), clean)
 
 
+class Block(nn.Module):
+    """ResNet's basic block; parameters have torchvision's names."""
+
+    def __init__(self, ins, outs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(ins, outs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outs)
+        self.conv2 = nn.Conv2d(outs, outs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outs)
+        self.downsample = nn.Identity()
+        if ins != outs:
+            shortcut = nn.Conv2d(ins, outs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outs))
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+
+
+class ResNet(nn.Module):
+    """ResNet-18 with narrow layers; He et al. 2016."""
+
+    def __init__(self, widths=(5, 10, 20, 40)):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, widths[0], 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        for i, (ins, outs) in enumerate(zip((widths[0], *widths), widths)):
+            blocks = nn.Sequential(Block(ins, outs, 2 if i else 1), Block(outs, outs, 1))
+            self.add_module(f"layer{i + 1}", blocks)
+        self.fc = nn.Linear(widths[3], 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+def resnet_loss(model, step):
+    images, classes = data("image", step % 4, 8, 3, 32, 32), below(10, "class", step % 4, 8)
+    return F.cross_entropy(model(images), classes)
+
+
+class VAE(nn.Module):
+    """A variational autoencoder of images (12, 12); Kingma & Welling 2014."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 5, 3, 2, 1)
+        self.conv2 = nn.Conv2d(5, 6, 3, 2, 1)
+        self.hidden = nn.Linear(54, 20)
+        self.mean, self.logvar = nn.Linear(20, 4), nn.Linear(20, 4)
+        self.widen, self.image = nn.Linear(4, 20), nn.Linear(20, 54)
+        self.up1 = nn.ConvTranspose2d(6, 5, 4, 2, 1)
+        self.up2 = nn.ConvTranspose2d(5, 1, 4, 2, 1)
+
+    def forward(self, x, noise):
+        y = F.relu(self.conv2(F.relu(self.conv1(x)))).flatten(1)
+        y = F.relu(self.hidden(y))
+        mean, logvar = self.mean(y), self.logvar(y)
+        z = mean + torch.exp(0.5 * logvar) * noise
+        y = F.relu(self.image(F.relu(self.widen(z)))).reshape(-1, 6, 3, 3)
+        return self.up2(F.relu(self.up1(y))), mean, logvar
+
+
+def vae_loss(model, step):
+    images = 0.5 + 0.5 * data("image", step % 4, 6, 1, 12, 12)
+    logits, mean, logvar = model(images, 1.7 * data("noise", step, 6, 4))
+    error = F.binary_cross_entropy_with_logits(logits, images, reduction="sum")
+    divergence = -0.5 * torch.sum(1 + logvar - mean**2 - torch.exp(logvar))
+    return (error + divergence) / 6
+
+
 MODELS = {
     "unet": (UNet, unet_loss, adamw(3e-3)),
+    "resnet": (ResNet, resnet_loss, sgd(0.02, 0.9, 5e-4)),
+    "vae": (VAE, vae_loss, adamw(3e-3)),
 }
 
 if __name__ == "__main__":
