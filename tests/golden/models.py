@@ -194,11 +194,11 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-18 with narrow layers; He et al. 2016."""
+    """ResNet-18 with narrow layers and a small stem; He et al. 2016."""
 
     def __init__(self, widths=(5, 10, 20, 40)):
         super().__init__()
-        self.conv1 = nn.Conv2d(3, widths[0], 7, 2, 3, bias=False)
+        self.conv1 = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         for i, (ins, outs) in enumerate(zip((widths[0], *widths), widths)):
             blocks = nn.Sequential(Block(ins, outs, 2 if i else 1), Block(outs, outs, 1))
@@ -248,7 +248,7 @@ def vae_loss(model, step):
 
 MODELS = {
     "unet": (UNet, unet_loss, adamw(3e-3)),
-    "resnet": (ResNet, resnet_loss, sgd(0.02, 0.9, 5e-4)),
+    "resnet": (ResNet, resnet_loss, sgd(0.01, 0.5, 5e-4)),
     "vae": (VAE, vae_loss, adamw(3e-3)),
 }
 
