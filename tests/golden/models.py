@@ -7,7 +7,7 @@ tests/models trains with this library.
 Weights and data are functions of names, by a hash, so that no file holds them: see uniform(),
 initialise(), data(). A file has, as F64:
 
-    f64.losses    the losses of 50 steps, computed in double
+    f64.losses    the losses of 50 steps, computed in double; then that of evaluation
     f32.losses    the same in float
     f32.drift     for each step, the largest difference of losses in float, up to this step, of runs
                   whose initial weights are changed by 6e-8 of their values
@@ -92,7 +92,8 @@ def initialise(model, change=0):
 
 
 def train(make, loss_of, optimiser, dtype, change=0):
-    """Returns the losses, and the gradients of the first step by path."""
+    """Returns the losses of all steps and one of evaluation mode, and the gradients of the first
+    step by path."""
     torch.set_default_dtype(dtype)
     model = make()
     initialise(model, change)
@@ -106,6 +107,9 @@ def train(make, loss_of, optimiser, dtype, change=0):
             gradients = {path: p.grad.double() for path, p in model.named_parameters()}
         optim.step()
         losses.append(loss.item())
+    model.eval()
+    with torch.no_grad():
+        losses.append(loss_of(model, STEPS).item())
     return torch.tensor(losses, dtype=torch.float64), gradients
 
 
@@ -123,7 +127,8 @@ def write(name, make, loss_of, optimiser):
     tensors["f32.losses"], tensors["f32.drift"] = losses32, drift
     path = os.path.join(HERE, f"model_{name}.safetensors")
     save_file(tensors, path)
-    print(f"{name}: loss {losses[0]:.6g} to {losses[-1]:.6g}, drift {drift[-1]:.2g}, float differs "
+    print(f"{name}: loss {losses[0]:.6g} to {losses[-2]:.6g}, evaluation "
+          f"{losses[-1]:.6g}, drift {drift[-1]:.2g}, float differs "
           f"by {(losses - losses32).abs().max():.2g}, {os.path.getsize(path)} bytes")
 
 

@@ -1,5 +1,6 @@
 /* A U-Net in one dimension, with batch and group norms and skip connections, removes noise: it
- * trains as in PyTorch at every degree of tensor parallelism. */
+ * trains as in PyTorch at every degree of tensor parallelism, and with the batch distributed over
+ * two replicas, whose batch norms share their statistics. */
 /* build: double */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
@@ -23,7 +24,7 @@ static void add_level(tsh_module *root, const char *name, int64_t in, int64_t mi
     const tsh_conv_desc same = {
         .in = middle, .out = out, .kernel = {kernel}, .padding = {kernel / 2}};
     const tsh_conv_desc up = {.in = middle, .out = out, .kernel = {2}, .stride = {2}};
-    const tsh_batch_norm_desc batch = {.dim = middle};
+    const tsh_batch_norm_desc batch = {.dim = middle, .over_dp = 1};
     const tsh_group_norm_desc group = {.groups = groups, .dim = middle};
     tsh_module *level = tsh_add_module(root, name, &forward);
     tsh_add_conv1d(level, "first", &first);
@@ -71,7 +72,7 @@ static const model unet = {"unet",      add_unet,
 
 static void a_unet_trains_as_in_pytorch(void **state) {
     (void)state;
-    models_prove(&unet, 0);
+    models_prove(&unet, 1);
 }
 
 int main(void) {
