@@ -1,5 +1,5 @@
 /* A mixture of experts: a router sends every token to the best two of four MLPs, as in Mixtral, and
- * a loss balances their loads (Fedus et al. 2021). It trains as in PyTorch at 1, 2 and 3 ranks, even
+ * a loss balances their loads (Fedus et al. 2021). It trains as in PyTorch at 1, 2 and 3 ranks, and
  * where an expert gets no token. The hidden features of each expert are sharded. */
 /* build: double */
 #include "../../tshard.h"
