@@ -79,7 +79,7 @@ FORCE:
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h examples/llm/*.h examples/llm/*/*.h \
             tests/*.h tests/*/*.h)
-SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz llm))
+SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer models comm fault oom fuzz llm))
 PRIVATE  := $(patsubst "../%",tests/%,$(shell grep -oh '"\.\./.*/test_.*"' tests/support/private.c))
 marked    = $(if $(SOURCES),$(shell grep -lx '/\* build:.* $(1)\b.*\*/' $(SOURCES)))
 DOUBLES  := $(call marked,double)

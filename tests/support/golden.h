@@ -2,7 +2,7 @@
  *
  * The format: a little-endian u64 with the length of the header; the header, JSON: "name":
  * {"dtype":"F32","shape":[2,3],"data_offsets":[from,to]}; then the values, row-major and
- * little-endian. Only F32 and I64 are read. Include it after tshard.h. */
+ * little-endian. Only F32, F64 and I64 are read. Include it after tshard.h. */
 #ifndef TSHARD_TESTS_GOLDEN_H
 #define TSHARD_TESTS_GOLDEN_H
 
@@ -23,7 +23,7 @@ typedef struct golden_file {
 } golden_file;
 
 typedef struct golden_tensor {
-    tsh_dtype dtype; /* TSH_F32 or TSH_I64 */
+    tsh_dtype dtype; /* TSH_F32, TSH_F64 or TSH_I64 */
     tsh_shape shape;
     int64_t count;
     const void *data;
@@ -63,7 +63,7 @@ static void golden_reorder(golden_file *g) {
         int64_t offset[2];
         size_t i, width;
         entry += sizeof dtype - 1;
-        width = strncmp(entry, "I64", 3) == 0 ? 8 : 4;
+        width = strncmp(entry + 1, "64", 2) == 0 ? 8 : 4;
         assert_int_equal(golden_list(entry, "\"data_offsets\":", offset, 2), 2);
         assert_true(offset[0] >= 0 && offset[1] >= offset[0] && (size_t)offset[1] <= g->bytes);
         for (i = (size_t)offset[0]; i + width <= (size_t)offset[1]; i += width) {
@@ -139,7 +139,9 @@ __attribute__((unused)) static int golden_find(const golden_file *g, const char 
     __atomic_store_n(&g->read[at + 1 - g->header], 1, __ATOMIC_RELAXED); /* by ranks at once */
     memset(t, 0, sizeof *t);
     at += strlen(key);
-    t->dtype = strncmp(at, "\"dtype\":\"F32\"", 13) == 0 ? TSH_F32 : TSH_I64;
+    t->dtype = strncmp(at, "\"dtype\":\"F32\"", 13) == 0   ? TSH_F32
+               : strncmp(at, "\"dtype\":\"F64\"", 13) == 0 ? TSH_F64
+                                                          : TSH_I64;
     if (t->dtype == TSH_I64) assert_int_equal(strncmp(at, "\"dtype\":\"I64\"", 13), 0);
     t->shape.ndim = golden_list(at, "\"shape\":", t->shape.dim, TSH_MAX_DIMS);
     assert_int_equal(golden_list(at, "\"data_offsets\":", offset, 2), 2);
@@ -158,7 +160,7 @@ __attribute__((unused)) static golden_tensor golden_get(const golden_file *g, co
     return t;
 }
 
-/* An owned tensor with a golden one's values (F32 as values of this build). */
+/* An owned tensor with a golden one's values (F32 as values of this build; not F64). */
 __attribute__((unused)) static tsh_tensor *golden_load(tsh_ctx *ctx, const golden_tensor *g) {
     tsh_tensor *t = tsh_tensor_new(ctx, g->dtype == TSH_F32 ? TSH_REAL : TSH_I64, g->shape,
                                    tsh_replicated());
