@@ -21,6 +21,21 @@ tsh_tensor *od_embedding(tsh_tensor *ids, tsh_tensor *w, int padding, int64_t pa
                          double max_norm, double norm_type, int by_frequency);
 tsh_tensor *od_cross_entropy(tsh_tensor *logits, tsh_tensor *target, tsh_tensor *weight,
                              int reduction, int ignores, int64_t ignore, double smoothing);
+typedef tsh_tensor *(*od_loss_fn)(tsh_tensor *x, tsh_tensor *target, const tsh_loss_desc *desc);
+tsh_tensor *od_loss(od_loss_fn fn, tsh_tensor *x, tsh_tensor *target, int reduction,
+                    tsh_tensor *weight, tsh_tensor *pos_weight, double turn, int log_target,
+                    int64_t ignore);
+typedef tsh_tensor *(*od_conv_fn)(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                  const tsh_conv_options *options);
+tsh_tensor *od_conv(od_conv_fn fn, tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                    const int64_t *options);
+typedef tsh_tensor *(*od_pool_fn)(tsh_tensor *x, const tsh_pool_options *options);
+tsh_tensor *od_pool(od_pool_fn fn, tsh_tensor *x, const int64_t *options);
+tsh_tensor *od_interpolate(tsh_tensor *x, const int64_t *size, const double *scale, int bilinear,
+                           int align_corners);
+tsh_tensor *od_batch_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, tsh_tensor *mean,
+                          tsh_tensor *variance, int training, double momentum, double eps);
+tsh_tensor *od_expand(tsh_tensor *x, int ndim, const int64_t *dim);
 int od_run(int ranks, int (*fn)(tsh_ctx *ctx, void *user));
 
 static tsh_shape od_shape(int ndim, const int64_t *dim) {
@@ -102,6 +117,65 @@ tsh_tensor *od_cross_entropy(tsh_tensor *logits, tsh_tensor *target, tsh_tensor 
                                          .weight = weight,
                                          .dim = 1};
     return tsh_cross_entropy(logits, target, &desc);
+}
+
+/* turn: delta of tsh_huber_loss, beta of tsh_smooth_l1_loss. Classes are dimension 1. */
+tsh_tensor *od_loss(od_loss_fn fn, tsh_tensor *x, tsh_tensor *target, int reduction,
+                    tsh_tensor *weight, tsh_tensor *pos_weight, double turn, int log_target,
+                    int64_t ignore) {
+    const tsh_loss_desc desc = {.reduction = (tsh_reduction)reduction,
+                                .weight = weight,
+                                .pos_weight = pos_weight,
+                                .delta = turn,
+                                .beta = turn,
+                                .log_target = log_target,
+                                .ignore = 1,
+                                .ignore_index = ignore,
+                                .dim = 1};
+    return fn(x, target, &desc);
+}
+
+/* options: stride, padding, output padding and dilation, two numbers each, then groups. */
+tsh_tensor *od_conv(od_conv_fn fn, tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                    const int64_t *options) {
+    const tsh_conv_options o = {.stride = {options[0], options[1]},
+                                .padding = {options[2], options[3]},
+                                .output_padding = {options[4], options[5]},
+                                .dilation = {options[6], options[7]},
+                                .groups = options[8]};
+    return fn(x, weight, bias, &o);
+}
+
+/* options: kernel, stride, padding and dilation, two numbers each; then whether the size is rounded
+ * up, whether the padding counts in a mean, and the mean's divisor. */
+tsh_tensor *od_pool(od_pool_fn fn, tsh_tensor *x, const int64_t *options) {
+    const tsh_pool_options o = {.kernel = {options[0], options[1]},
+                                .stride = {options[2], options[3]},
+                                .padding = {options[4], options[5]},
+                                .dilation = {options[6], options[7]},
+                                .ceil_mode = (int)options[8],
+                                .count_include_pad = options[9] ? TSH_YES : TSH_NO,
+                                .divisor_override = options[10]};
+    return fn(x, &o);
+}
+
+tsh_tensor *od_interpolate(tsh_tensor *x, const int64_t *size, const double *scale, int bilinear,
+                           int align_corners) {
+    const tsh_interpolate_options o = {.size = {size[0], size[1]},
+                                       .scale = {scale[0], scale[1]},
+                                       .mode = bilinear ? TSH_BILINEAR : TSH_NEAREST,
+                                       .align_corners = align_corners};
+    return tsh_interpolate(x, &o);
+}
+
+tsh_tensor *od_batch_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, tsh_tensor *mean,
+                          tsh_tensor *variance, int training, double momentum, double eps) {
+    const tsh_batch_norm_options o = {.training = training, .momentum = momentum, .eps = eps};
+    return tsh_batch_norm(x, weight, bias, mean, variance, &o);
+}
+
+tsh_tensor *od_expand(tsh_tensor *x, int ndim, const int64_t *dim) {
+    return tsh_expand(x, od_shape(ndim, dim));
 }
 
 int od_run(int ranks, int (*fn)(tsh_ctx *ctx, void *user)) {
