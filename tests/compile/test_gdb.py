@@ -81,7 +81,7 @@ def build(folder, library_flags, program_flags=()):
 
 def break_stops_at_the_failing_call(folder):
     line = PROGRAM[:PROGRAM.index("/* HERE */")].count("\n") + 1
-    text = gdb(build(folder, ["-g"]), "break tsh_fail", "run", "backtrace 6", "info threads",
+    text = gdb(build(folder, ["-g"]), "break tsh_fail", "run", "backtrace 12", "info threads",
                "source " + SCRIPT, "up 3", "frame function rank",
                *["print %s" % name for name in SHOWN], "print large", "print ctx",
                "print (tsh_tensor *) 0", "tshard n", "kill")
