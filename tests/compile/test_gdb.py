@@ -69,8 +69,12 @@ def gdb(program, *commands):
 
 
 def build(folder, library_flags, program_flags=()):
-    """The program, with a library that was compiled with other flags."""
-    source, program = os.path.join(folder, "program.c"), os.path.join(folder, "program")
+    """The program, with a library that was compiled with other flags. It is built once in a
+    folder."""
+    name = "program" + "".join(library_flags)
+    source, program = os.path.join(folder, "program.c"), os.path.join(folder, name)
+    if os.path.exists(program):
+        return program
     with open(source, "w", encoding="utf-8") as file:
         file.write(PROGRAM)
     library = os.path.join(folder, "library.o")
