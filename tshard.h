@@ -16207,7 +16207,10 @@ TSHI_STAT_KERNEL(tshi_stat_var, tshi_stat_moments);
 /* Joins means and sums of squares (Chan, Golub & LeVeque 1983). */
 static void tshi_stat_join_moments(tshi_part *part, const tshi_part *more) {
     const double n = part->n + more->n, apart = more->a - part->a;
-    part->a += apart * (more->n / n);
+    if (apart - apart == 0)
+        part->a += apart * (more->n / n);
+    else /* an infinite mean, or NaN; -infinity and -infinity is -infinity */
+        part->a = part->a * (part->n / n) + more->a * (more->n / n);
     part->b += more->b + apart * apart * (part->n * more->n / n);
 }
 
@@ -16216,7 +16219,8 @@ static void tshi_stat_finish_var(const tshi_part *part, const tshi_reduce_params
     const double freedom = part->n - p->c; /* p->c: the correction */
     result->value = part->n > 0 ? part->b / (freedom > 0 ? freedom : 0) : (double)NAN;
     result->centre = part->a;
-    result->scale = 2 / freedom;
+    /* As torch: over all elements, no freedom makes each gradient infinite or NaN. */
+    result->scale = freedom <= 0 && p->axis < 0 ? (double)INFINITY : 2 / freedom;
 }
 
 static void tshi_stat_finish_std(const tshi_part *part, const tshi_reduce_params *p,
@@ -22663,7 +22667,7 @@ TSH_API tsh_tensor *tsh_pixel_shuffle(tsh_tensor *x, int64_t r) {
 /* ========================================================================== */
 /* >>op-norm                                        MARK: - op-norm (private) */
 /* Layer norm (Ba et al. 2016), RMS norm (Zhang & Sennrich 2019).             */
-/* Needs: >>op.                                                               */
+/* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
 /* Normalises each row of d features (the last dimension). With xh = (x - mean) rstd and h = dy w:
@@ -23103,14 +23107,14 @@ TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
                                    double eps) {
     tshi_norm options;
     memset(&options, 0, sizeof options);
-    options.eps = tshi_base_option(eps, 1e-5);
+    options.eps = tshi_map_option(eps, 1e-5);
     return tshi_norm_apply(&tshi_norm_layer_op, x, weight, bias, &options);
 }
 
 static tsh_tensor *tshi_norm_rms(tsh_tensor *x, tsh_tensor *weight, double eps, int plus_one) {
     tshi_norm options;
     memset(&options, 0, sizeof options);
-    options.eps = tshi_base_option(eps, 1e-6);
+    options.eps = tshi_map_option(eps, 1e-6);
     options.about_zero = 1;
     options.plus_one = plus_one;
     return tshi_norm_apply(&tshi_norm_rms_op, x, weight, NULL, &options);
@@ -23401,7 +23405,7 @@ static void *tshi_channel_memory(tshi_block *block) {
 /* ========================================================================== */
 /* >>op-batch-norm                            MARK: - op-batch-norm (private) */
 /* Batch norm (Ioffe & Szegedy 2015).                                         */
-/* Needs: >>rule-net >>op-channel.                                            */
+/* Needs: >>rule-net >>op-map >>op-channel.                                   */
 /* ========================================================================== */
 
 /* With xh = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), of each channel:
@@ -23660,8 +23664,8 @@ TSH_API tsh_tensor *tsh_batch_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
     if (!ctx || !tshi_batch_norm_running(ctx, in, p.training) ||
         !tshi_rule_run(op, in, 5, NULL, &output) || !(in[0] = tshi_channel_dense(op->name, x)))
         return NULL;
-    p.momentum = tshi_base_option(options ? options->momentum : 0, 0.1);
-    p.eps = tshi_base_option(options ? options->eps : 0, 1e-5);
+    p.momentum = tshi_map_option(options ? options->momentum : 0, 0.1);
+    p.eps = tshi_map_option(options ? options->eps : 0, 1e-5);
     p.over_tp = ctx->tp.size > 1 && x->layout.kind == TSH_SHARDED && x->layout.dim != 1;
     p.over_dp = ctx->dp.size > 1 && options && options->over_dp;
     output.shape = tsh_shape_of(x);
@@ -23675,7 +23679,7 @@ TSH_API tsh_tensor *tsh_batch_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
 /* ========================================================================== */
 /* >>op-group-norm                            MARK: - op-group-norm (private) */
 /* Group norm (Wu & He 2018); instance norm, its case of one channel a group. */
-/* Needs: >>rule-net >>op-channel.                                            */
+/* Needs: >>rule-net >>op-map >>op-channel.                                   */
 /* ========================================================================== */
 
 /* Each sample's groups of channels are normalised. Of a group with d values, mean and rstd =
@@ -23734,7 +23738,7 @@ static void tshi_group_norm_group(const tshi_group_norm *p, int64_t at, int64_t 
         const double factor = w ? (double)w[c + i] : 1, *sum = sums + 2 * (at + i);
         h += factor * sum[0];
         hx += factor * sum[1];
-        grads[c + i] += sum[1] * rstd;
+        grads[c + i] += d > 0 ? sum[1] * rstd : 0; /* rstd may be infinite */
         grads[count + c + i] += sum[0];
     }
     for (int64_t i = at; i < at + p->each; i++) {
@@ -23852,7 +23856,7 @@ static tsh_tensor *tshi_group_norm_run(const tshi_op *op, tsh_tensor *x, int64_t
     static const char *const names[] = {"x", "weight", "bias"};
     tsh_tensor *in[] = {x, weight, bias}, *out;
     tsh_ctx *ctx = tshi_channel_check(op->name, names, in, 3);
-    tshi_group_norm p = {0, 0, tshi_base_option(eps, 1e-5)};
+    tshi_group_norm p = {0, 0, tshi_map_option(eps, 1e-5)};
     tshi_output output;
     tshi_block *stats;
     char text[TSHI_TEXT_SIZE];
@@ -28426,6 +28430,7 @@ typedef struct tshi_loss_cosine {
     int64_t along[2];              /* strides of a and b along the axis */
     int64_t length, rows;          /* local length of a vector; number of local rows */
     int ndim;
+    int empty; /* 1: the vectors have no elements, on any rank */
     double eps;
 } tshi_loss_cosine;
 
@@ -28611,9 +28616,10 @@ static void tshi_loss_cosine_run(tsh_tensor *const *in, const tshi_loss_cosine *
             tsh_allreduce(&ctx->tp, products, TSHI_LOSS_PRODUCTS * call->rows, TSH_REAL, TSH_SUM),
             "tsh_cosine_similarity: all-reduce of sums along the dimension");
     for (int64_t i = 0; i < call->rows; i++, products += TSHI_LOSS_PRODUCTS)
-        out[i] = TSHI_R((double)products[TSHI_LOSS_DOT] /
-                        tshi_loss_norm(products[TSHI_LOSS_AA], call->eps) /
-                        tshi_loss_norm(products[TSHI_LOSS_BB], call->eps));
+        out[i] = call->empty ? 0 /* not 0 / 0, if eps is 0, too */
+                             : TSHI_R((double)products[TSHI_LOSS_DOT] /
+                                      tshi_loss_norm(products[TSHI_LOSS_AA], call->eps) /
+                                      tshi_loss_norm(products[TSHI_LOSS_BB], call->eps));
 }
 
 TSH_API tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim, double eps) {
@@ -28639,6 +28645,7 @@ TSH_API tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim,
                                op->name, dim, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb));
     if (!tshi_rule_run(op, in, 2, &axis, &output)) return NULL;
     tshi_loss_cosine_plan(in, &output.shape, axis, &call);
+    call.empty = axis >= 0 && output.shape.dim[axis] == 0;
     cut = ctx->tp.size > 1 && (a->layout.kind == TSH_SHARDED || b->layout.kind == TSH_SHARDED) &&
           output.layout.kind == TSH_REPLICATED;
     for (int d = axis; axis >= 0 && d < output.shape.ndim - 1; d++)

@@ -17,6 +17,7 @@ typedef struct tshi_loss_cosine {
     int64_t along[2];              /* strides of a and b along the axis */
     int64_t length, rows;          /* local length of a vector; number of local rows */
     int ndim;
+    int empty; /* 1: the vectors have no elements, on any rank */
     double eps;
 } tshi_loss_cosine;
 
@@ -202,9 +203,10 @@ static void tshi_loss_cosine_run(tsh_tensor *const *in, const tshi_loss_cosine *
             tsh_allreduce(&ctx->tp, products, TSHI_LOSS_PRODUCTS * call->rows, TSH_REAL, TSH_SUM),
             "tsh_cosine_similarity: all-reduce of sums along the dimension");
     for (int64_t i = 0; i < call->rows; i++, products += TSHI_LOSS_PRODUCTS)
-        out[i] = TSHI_R((double)products[TSHI_LOSS_DOT] /
-                        tshi_loss_norm(products[TSHI_LOSS_AA], call->eps) /
-                        tshi_loss_norm(products[TSHI_LOSS_BB], call->eps));
+        out[i] = call->empty ? 0 /* not 0 / 0, if eps is 0, too */
+                             : TSHI_R((double)products[TSHI_LOSS_DOT] /
+                                      tshi_loss_norm(products[TSHI_LOSS_AA], call->eps) /
+                                      tshi_loss_norm(products[TSHI_LOSS_BB], call->eps));
 }
 
 TSH_API tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim, double eps) {
@@ -230,6 +232,7 @@ TSH_API tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim,
                                op->name, dim, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb));
     if (!tshi_rule_run(op, in, 2, &axis, &output)) return NULL;
     tshi_loss_cosine_plan(in, &output.shape, axis, &call);
+    call.empty = axis >= 0 && output.shape.dim[axis] == 0;
     cut = ctx->tp.size > 1 && (a->layout.kind == TSH_SHARDED || b->layout.kind == TSH_SHARDED) &&
           output.layout.kind == TSH_REPLICATED;
     for (int d = axis; axis >= 0 && d < output.shape.ndim - 1; d++)

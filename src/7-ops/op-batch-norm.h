@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-batch-norm                            MARK: - op-batch-norm (private) */
 /* Batch norm (Ioffe & Szegedy 2015).                                         */
-/* Needs: >>rule-net >>op-channel.                                            */
+/* Needs: >>rule-net >>op-map >>op-channel.                                   */
 /* ========================================================================== */
 
 /* With xh = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), of each channel:
@@ -260,8 +260,8 @@ TSH_API tsh_tensor *tsh_batch_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
     if (!ctx || !tshi_batch_norm_running(ctx, in, p.training) ||
         !tshi_rule_run(op, in, 5, NULL, &output) || !(in[0] = tshi_channel_dense(op->name, x)))
         return NULL;
-    p.momentum = tshi_base_option(options ? options->momentum : 0, 0.1);
-    p.eps = tshi_base_option(options ? options->eps : 0, 1e-5);
+    p.momentum = tshi_map_option(options ? options->momentum : 0, 0.1);
+    p.eps = tshi_map_option(options ? options->eps : 0, 1e-5);
     p.over_tp = ctx->tp.size > 1 && x->layout.kind == TSH_SHARDED && x->layout.dim != 1;
     p.over_dp = ctx->dp.size > 1 && options && options->over_dp;
     output.shape = tsh_shape_of(x);

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-group-norm                            MARK: - op-group-norm (private) */
 /* Group norm (Wu & He 2018); instance norm, its case of one channel a group. */
-/* Needs: >>rule-net >>op-channel.                                            */
+/* Needs: >>rule-net >>op-map >>op-channel.                                   */
 /* ========================================================================== */
 
 /* Each sample's groups of channels are normalised. Of a group with d values, mean and rstd =
@@ -60,7 +60,7 @@ static void tshi_group_norm_group(const tshi_group_norm *p, int64_t at, int64_t 
         const double factor = w ? (double)w[c + i] : 1, *sum = sums + 2 * (at + i);
         h += factor * sum[0];
         hx += factor * sum[1];
-        grads[c + i] += sum[1] * rstd;
+        grads[c + i] += d > 0 ? sum[1] * rstd : 0; /* rstd may be infinite */
         grads[count + c + i] += sum[0];
     }
     for (int64_t i = at; i < at + p->each; i++) {
@@ -178,7 +178,7 @@ static tsh_tensor *tshi_group_norm_run(const tshi_op *op, tsh_tensor *x, int64_t
     static const char *const names[] = {"x", "weight", "bias"};
     tsh_tensor *in[] = {x, weight, bias}, *out;
     tsh_ctx *ctx = tshi_channel_check(op->name, names, in, 3);
-    tshi_group_norm p = {0, 0, tshi_base_option(eps, 1e-5)};
+    tshi_group_norm p = {0, 0, tshi_map_option(eps, 1e-5)};
     tshi_output output;
     tshi_block *stats;
     char text[TSHI_TEXT_SIZE];

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-norm                                        MARK: - op-norm (private) */
 /* Layer norm (Ba et al. 2016), RMS norm (Zhang & Sennrich 2019).             */
-/* Needs: >>op.                                                               */
+/* Needs: >>op-map.                                                           */
 /* ========================================================================== */
 
 /* Normalises each row of d features (the last dimension). With xh = (x - mean) rstd and h = dy w:
@@ -441,14 +441,14 @@ TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
                                    double eps) {
     tshi_norm options;
     memset(&options, 0, sizeof options);
-    options.eps = tshi_base_option(eps, 1e-5);
+    options.eps = tshi_map_option(eps, 1e-5);
     return tshi_norm_apply(&tshi_norm_layer_op, x, weight, bias, &options);
 }
 
 static tsh_tensor *tshi_norm_rms(tsh_tensor *x, tsh_tensor *weight, double eps, int plus_one) {
     tshi_norm options;
     memset(&options, 0, sizeof options);
-    options.eps = tshi_base_option(eps, 1e-6);
+    options.eps = tshi_map_option(eps, 1e-6);
     options.about_zero = 1;
     options.plus_one = plus_one;
     return tshi_norm_apply(&tshi_norm_rms_op, x, weight, NULL, &options);

@@ -124,7 +124,10 @@ TSHI_STAT_KERNEL(tshi_stat_var, tshi_stat_moments);
 /* Joins means and sums of squares (Chan, Golub & LeVeque 1983). */
 static void tshi_stat_join_moments(tshi_part *part, const tshi_part *more) {
     const double n = part->n + more->n, apart = more->a - part->a;
-    part->a += apart * (more->n / n);
+    if (apart - apart == 0)
+        part->a += apart * (more->n / n);
+    else /* an infinite mean, or NaN; -infinity and -infinity is -infinity */
+        part->a = part->a * (part->n / n) + more->a * (more->n / n);
     part->b += more->b + apart * apart * (part->n * more->n / n);
 }
 
@@ -133,7 +136,8 @@ static void tshi_stat_finish_var(const tshi_part *part, const tshi_reduce_params
     const double freedom = part->n - p->c; /* p->c: the correction */
     result->value = part->n > 0 ? part->b / (freedom > 0 ? freedom : 0) : (double)NAN;
     result->centre = part->a;
-    result->scale = 2 / freedom;
+    /* As torch: over all elements, no freedom makes each gradient infinite or NaN. */
+    result->scale = freedom <= 0 && p->axis < 0 ? (double)INFINITY : 2 / freedom;
 }
 
 static void tshi_stat_finish_std(const tshi_part *part, const tshi_reduce_params *p,

@@ -1,12 +1,6 @@
-<<<<<<< HEAD
 /* A narrow ResNet-18 with a small stem classifies small images: it trains as in PyTorch at every
  * degree of tensor parallelism, and with the batch distributed over two replicas, whose batch norms
  * share their statistics. */
-=======
-/* A narrow ResNet-18 with a small stem classifies images: it trains as in PyTorch at every degree
- * of tensor parallelism, and with the batch distributed over two replicas, whose batch norms share
- * their statistics. */
->>>>>>> modelsa/modelsa
 /* build: double */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"

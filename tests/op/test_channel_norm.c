@@ -364,6 +364,7 @@ static void empty_inputs_are_taken(void **state) {
                                           tsh_replicated());
         tsh_tensor *var = tsh_keep(tsh_ones(ctx, tsh_shape_of(mean))), *y;
         y = tsh_add(tsh_batch_norm(x, w, w, mean, var, &options), tsh_group_norm(x, 2, w, w, 0));
+        y = tsh_add(y, tsh_instance_norm(x, w, w, TSH_ZERO)); /* 1 / deviation is infinite */
         assert_non_null(y);
         assert_int_equal(tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0)), TSH_OK);
         for (int64_t c = 0; c < tsh_numel(var); c++) {
@@ -373,6 +374,32 @@ static void empty_inputs_are_taken(void **state) {
         (void)tsh_step_end(ctx);
     }
     assert_true(tsh_ok(ctx));
+    tsh_close(ctx);
+}
+
+/* Of the values 0, 2, 0, 2 the mean is 1 and the variance 1; of 0, 0, 2, 2 the mean square is 2. A
+ * negative eps is added to it, and a negative momentum is the share of the statistics. */
+static void negative_options_are_taken_as_they_are(void **state) {
+    static const tsh_real values[4] = {0, 2, 0, 2}, start[1] = {3};
+    const tsh_batch_norm_options options = {.training = 1, .momentum = -1, .eps = -0.75};
+    tsh_ctx *ctx;
+    tsh_tensor *row, *channel, *mean, *var, *y[4];
+    (void)state;
+    assert_int_equal(tsh_open(NULL, &ctx), TSH_OK);
+    row = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(1, 4), tsh_replicated(), values);
+    channel = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(4, 1), tsh_replicated(), values);
+    mean = tsh_tensor_from(ctx, TSH_REAL, tsh_shape1(1), tsh_replicated(), start);
+    var = tsh_tensor_from(ctx, TSH_REAL, tsh_shape1(1), tsh_replicated(), start);
+    y[0] = tsh_batch_norm(channel, NULL, NULL, mean, var, &options);
+    y[1] = tsh_group_norm(row, 1, NULL, NULL, -0.75);
+    y[2] = tsh_layer_norm(row, NULL, NULL, -0.75);
+    y[3] = tsh_rms_norm(row, NULL, -1.75);
+    for (int i = 0; i < 4; i++) {
+        if (!y[i]) fail_msg("%d: %s", i, tsh_last_error(ctx)->message);
+        assert_true(((tsh_real *)tsh_data(ctx, y[i]))[1] == (i < 3 ? 2 : 4)); /* 1 or 2 / 0.5 */
+    }
+    assert_true(((tsh_real *)tsh_data(ctx, mean))[0] == 2 * 3 - 1);
+    assert_true(fabs((double)((tsh_real *)tsh_data(ctx, var))[0] - (2 * 3 - 4.0 / 3)) < 1e-5);
     tsh_close(ctx);
 }
 
@@ -460,6 +487,7 @@ int main(void) {
         cmocka_unit_test(replicas_share_statistics),
         cmocka_unit_test(halves_are_rounded_once),
         cmocka_unit_test(empty_inputs_are_taken),
+        cmocka_unit_test(negative_options_are_taken_as_they_are),
         cmocka_unit_test(nan_stays_in_its_channel),
         cmocka_unit_test(mistakes_are_named),
     };

@@ -504,6 +504,48 @@ static void every_layout_equals_the_dense_result(void **state) {
     trials_prove(all, n, lengths, COUNT(lengths));
 }
 
+/* A row -infinity, -1, -infinity, -1, ... has the mean -infinity, however it is sharded: so the
+ * gradient of the variance, 2 (x - mean) / (n - 1), is infinity at -1 and NaN at -infinity. */
+static int vary_infinities(tsh_ctx *ctx, void *user) {
+    const int size = tsh_tp(ctx)->size;
+    tsh_real values[16];
+    tsh_tensor *x;
+    int i;
+    (void)user;
+    for (i = 0; i < 2 * size; i++) values[i] = i % 2 ? -1 : (tsh_real)-INFINITY;
+    x = tsh_requires_grad(tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(2 * size), tsh_sharded(0)), 1);
+    CHECK(tsh_write(ctx, x, TSH_GLOBAL, values, (size_t)(2 * size) * sizeof *values) == TSH_OK,
+          "write");
+    CHECK(tsh_backward(ctx, tsh_var(x, 0, 0, 0)) == TSH_OK, "backward");
+    for (i = 0; i < 2; i++) {
+        const tsh_real g = ((const tsh_real *)tsh_data(ctx, tsh_grad(x)))[i];
+        CHECK(i ? isinf(g) && g > 0 : isnan(g), "element %d: %g", i, (double)g);
+    }
+    return 0;
+}
+
+static void infinite_means_are_joined(void **state) {
+    (void)state;
+    ranks_run(1, vary_infinities, NULL);
+    ranks_run(2, vary_infinities, NULL);
+    ranks_run(3, vary_infinities, NULL);
+}
+
+/* The variance of a single value over all dimensions has no freedom: its gradient is NaN. */
+static void no_freedom_has_no_gradient(void **state) {
+    static const double corrections[] = {1, 2.5};
+    tsh_ctx *ctx = open_ctx();
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(corrections); i++) {
+        tsh_tensor *x = tsh_requires_grad(
+            tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(1, 1), tsh_replicated()), 1);
+        assert_int_equal(tsh_backward(ctx, tsh_var(x, TSH_ALL, corrections[i], 0)), TSH_OK);
+        assert_true(isnan(((const tsh_real *)tsh_data(ctx, tsh_grad(x)))[0]));
+    }
+    tsh_close(ctx);
+}
+
 /* The statistics of a sharded dimension cost one all-gather, and nothing in backward. */
 static int count_collectives(tsh_ctx *ctx, void *user) {
     static const char *const names[] = {"logsumexp", "var", "std", "norm_2", "norm_inf", "argmin"};
@@ -692,6 +734,8 @@ int main(void) {
         cmocka_unit_test(limits_have_the_dtype_of_x),
         cmocka_unit_test(gradients_are_those_of_finite_differences),
         cmocka_unit_test(every_layout_equals_the_dense_result),
+        cmocka_unit_test(infinite_means_are_joined),
+        cmocka_unit_test(no_freedom_has_no_gradient),
         cmocka_unit_test(statistics_run_one_collective),
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(uniform_numbers_are_the_same_at_every_degree),

@@ -213,6 +213,23 @@ static void gradients_of_the_cosine(void **state) {
     tsh_close(ctx);
 }
 
+/* The cosine of vectors without elements is a sum of nothing, with eps 0, too. */
+static int empty_cosine(tsh_ctx *ctx, void *user) {
+    tsh_tensor *x = tsh_zeros(ctx, tsh_shape2(0, 2)), *y;
+    (void)user;
+    for (int cut = 0; cut < 2; cut++, x = tsh_redistribute(x, tsh_sharded(0))) {
+        y = tsh_cosine_similarity(x, x, 0, TSH_ZERO);
+        CHECK(y && tsh_item(ctx, tsh_sum(y, 0, 0)) == 0, "cut %d", cut);
+    }
+    return 0;
+}
+
+static void the_cosine_of_nothing_is_0(void **state) {
+    (void)state;
+    ranks_run(1, empty_cosine, NULL);
+    ranks_run(2, empty_cosine, NULL);
+}
+
 /* ------------------------------------------------------------------ layouts */
 
 /* The weight that the argument names: row (4), cut, as row but sharded; column (n, 1), laid out as
@@ -519,6 +536,7 @@ int main(void) {
         cmocka_unit_test(all_give_what_pytorch_gives),
         cmocka_unit_test(gradients_are_those_of_finite_differences),
         cmocka_unit_test(gradients_of_the_cosine),
+        cmocka_unit_test(the_cosine_of_nothing_is_0),
         cmocka_unit_test(layouts_agree),
         cmocka_unit_test(layouts_of_the_cosine_agree),
         cmocka_unit_test(bits_do_not_depend_on_how_it_is_computed),
