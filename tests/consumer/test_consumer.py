@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-SCRIPT_LIMIT = 300
+SCRIPT_LIMIT = 450
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))

@@ -475,6 +475,7 @@ def through_a_pipeline(ctx):
 def fails_in_a_module(ctx):
     wrong = tshard.add_module(tshard.root(), "wrong", forward=lambda self, x: x @ x)
     x = tshard.tensor(normal(3))
+    tshard.tp_reduce(x, tshard.SUM)  # now all are here
     if ctx.rank == 1:
         wrong(x)
     tshard.tp_reduce(x, tshard.SUM)

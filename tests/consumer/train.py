@@ -27,16 +27,26 @@ class Linear(Structure):
                 ("weight_init", Init), ("bias_init", Init), ("dtype", c_int)]
 
 
+class Custom(Structure):
+    _fields_ = [("name", c_char_p), ("moments", c_int), ("whole", c_int), ("update", c_void_p),
+                ("user", c_void_p)]
+
+
 class Optim(Structure):
     _fields_ = [("kind", c_int), ("lr", c_double), ("momentum", c_double), ("nesterov", c_int),
                 ("beta1", c_double), ("beta2", c_double), ("eps", c_double),
                 ("weight_decay", c_double), ("clip_norm", c_double), ("zero", c_int),
-                ("grad_dtype", c_int), ("moments_dtype", c_int), ("round_weights", c_int)]
+                ("grad_dtype", c_int), ("moments_dtype", c_int), ("round_weights", c_int),
+                ("schedule", c_void_p), ("alpha", c_double), ("centered", c_int),
+                ("lr_decay", c_double), ("momentum_decay", c_double), ("decoupled", c_int),
+                ("beta2_decay", c_double), ("eps2", c_double), ("d", c_double),
+                ("ns_coefficients", c_double * 3), ("ns_steps", c_int), ("adjust_lr_fn", c_int),
+                ("custom", Custom)]
 
 
 # The C name and the last field of each structure above.
 STRUCTURES = {"tsh_shape": (Shape, "dim"), "tsh_init": (Init, "high"),
-              "tsh_linear_desc": (Linear, "dtype"), "tsh_optim_desc": (Optim, "round_weights")}
+              "tsh_linear_desc": (Linear, "dtype"), "tsh_optim_desc": (Optim, "custom")}
 
 FUNCTIONS = {  # result, arguments
     "tsh_version": (c_char_p, []),
