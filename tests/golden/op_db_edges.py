@@ -10,6 +10,8 @@ import math
 
 import torch
 
+import op_db_library as lib
+
 NAN, INF = math.nan, math.inf
 SPECIAL = torch.tensor([
     NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -1.5, -2.5, 3.0, -3.0, 6.0, 7.0,
@@ -486,6 +488,12 @@ KNOWN = [
      "at infinity the gradient is 1; torch multiplies infinity by 0"),
     ("var", lambda a, k, why: "gradient" in why and "inf" in why and k.get("dim") is None,
      "without freedom torch makes all gradients +infinity, whatever the sign of x - mean"),
+    ("topk|sort|msort|argsort",
+     lambda a, k, why: lib.FLOATING != torch.float32 and not k.get("stable"),
+     "which of equal elements comes first is not specified; rounding makes elements equal"),
+    ("nn.functional.scaled_dot_product_attention",
+     lambda a, k, why: "gradient" in why and lib.FLOATING == torch.bfloat16,
+     "probabilities and gradients are rounded to bf16 before they are multiplied"),
     ("prod", lambda a, k, why: "gradient" in why and "not nan" in why and infinite(a[0]),
      "torch divides the product by an infinite element: NaN for the product of the others"),
     ("linalg.vector_norm",

@@ -73,7 +73,7 @@ def mul(a, b):
 def div(a, b, *, rounding_mode=None):
     both(a, b)
     need(a.floating and rounding_mode is None)
-    b = filled(a.ctx, float(b)) if number(b) else b
+    b = filled(a.ctx, float(b), a.dtype) if number(b) else b
     need(b.floating)
     return call("tsh_div", a, b)
 
@@ -726,6 +726,16 @@ INTEGERS = {
     "cumsum", "stack", "squeeze", "unsqueeze", "expand", "nn.functional.pad", "flip", "roll",
     "slice", "gather", "scatter_add", "index_select", "topk", "sort", "argsort", "tril", "triu",
     "tile", "repeat_interleave", "masked_fill", "transpose", "permute", "reshape", "cat", "narrow",
+}
+
+# Operators that sum, mostly products. With --dtype they round several times: the gradient of the result,
+# and what ranks send.
+PRODUCTS = {
+    "sum", "mean", "matmul", "mm", "bmm", "einsum", "outer", "tensordot", "nn.functional.linear",
+    "nn.functional.scaled_dot_product_attention", "nn.functional.layer_norm",
+    "nn.functional.rms_norm", "nn.functional.batch_norm", "nn.functional.group_norm",
+    "nn.functional.instance_norm",
+    *(f"nn.functional.{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2)),
 }
 
 # Further layouts: of each tensor of a sample the sharded dimension, -1 for none; the last entry is
