@@ -7,9 +7,12 @@ import subprocess
 import torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-F32, I32, I64 = 1, 5, 6  # as tsh_dtype
-DTYPES = {torch.float32: F32, torch.int32: I32, torch.int64: I64}
+F32, BF16, F16, I32, I64 = 1, 3, 4, 5, 6  # as tsh_dtype
+DTYPES = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16, torch.int32: I32,
+          torch.int64: I64}
+TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 LIB = None
+FLOATING = torch.float32  # the dtype of floating tensors
 
 
 class NotClaimed(Exception):
@@ -75,11 +78,10 @@ class V:
 
     @property
     def floating(self):
-        return self.dtype == F32
+        return self.dtype in (F32, BF16, F16)
 
     def read(self):
-        kind = {F32: torch.float32, I32: torch.int32, I64: torch.int64}[self.dtype]
-        out = torch.empty(self.shape, dtype=kind)
+        out = torch.empty(self.shape, dtype=TORCH_DTYPES[self.dtype])
         result = LIB.tsh_read(ctypes.c_void_p(self.ctx), ctypes.c_void_p(self.handle), 1,
                               ctypes.c_void_p(out.data_ptr()),
                               ctypes.c_size_t(out.numel() * out.element_size()))
@@ -139,14 +141,15 @@ def reshaped(x, shape):
 
 
 def filled(ctx, value, dtype=F32):
-    return leaf(ctx, torch.tensor(value, dtype={F32: torch.float32, I32: torch.int32,
-                                                I64: torch.int64}[dtype]), -1, False)
+    return leaf(ctx, torch.tensor(value, dtype=TORCH_DTYPES[dtype]), -1, False)
 
 
 def leaf(ctx, t, cut, transposed):
     """An owned tensor of t's values; transposed: stored with its dimensions in reverse order."""
     if t.dtype == torch.bool:
         t = t.to(torch.int32)
+    if t.is_floating_point():
+        t = t.to(FLOATING)
     need(t.dtype in DTYPES, f"a tensor of {str(t.dtype)[6:]}")
     need(t.ndim <= 6, "more than 6 dimensions")
     order = list(range(t.ndim))[::-1] if transposed else list(range(t.ndim))

@@ -10,7 +10,8 @@ import math
 
 import torch
 
-from op_db_library import (F32, I32, I64, NotClaimed, V, call, call_result, constant, convert, filled, function,
+from op_db_library import (F32, I32, I64, NotClaimed, V, call, call_result, constant, convert,
+                           filled, function,
                            int64, need, pointer, refusal, reshaped, sizes)
 
 DTYPE, DIMS, UNBATCHED = "a dtype", "several dimensions, but not all", "no batch dimension"
@@ -72,7 +73,7 @@ def mul(a, b):
 def div(a, b, *, rounding_mode=None):
     both(a, b)
     need(a.floating and rounding_mode is None)
-    b = filled(a.ctx, float(b)) if number(b) else b
+    b = filled(a.ctx, float(b), a.dtype) if number(b) else b
     need(b.floating)
     return call("tsh_div", a, b)
 
@@ -206,7 +207,7 @@ def unsqueeze(x, dim):
 def squeeze(x, dim=None):
     if not isinstance(dim, (list, tuple)):
         return call("tsh_squeeze", x, -1000 if dim is None else dim)
-    for d in sorted((d % x.ndim for d in dim), reverse=True):
+    for d in sorted((d % max(x.ndim, 1) for d in dim), reverse=True):
         x = call("tsh_squeeze", x, d)
     return x
 
@@ -231,6 +232,10 @@ def repeat_interleave(x, repeats, dim=None, *, output_size=None):
 def pad(x, pad, mode="constant", value=None):
     modes = ["constant", "reflect", "replicate", "circular"]
     return call("tsh_pad", x, int64(*pad), len(pad) // 2, modes.index(mode), float(value or 0))
+
+
+def constant_pad(x, by, value=0):
+    return pad(x, by, "constant", value)
 
 
 def flip(x, dims):
@@ -345,7 +350,15 @@ def argsort(x, dim=-1, descending=False, *, stable=None):
 
 def topk(x, k, dim=-1, largest=True, sorted=True):
     need(sorted, "an order that is not specified")
-    return with_indices("tsh_topk", x, ctypes.c_int64(k), dim, int(largest))
+    value, index = with_indices("tsh_topk", x, ctypes.c_int64(k), dim, int(largest))
+    return [value, call("tsh_gather", x, dim, index)]
+
+
+def torch_topk(*args, **kwargs):
+    """What topk is compared with: which of equal elements torch chooses is not specified, so the
+    elements that the indices name are compared."""
+    value, _ = torch.topk(*args, **kwargs)
+    return value, value.detach()
 
 
 def einsum(operands, equation):
@@ -445,15 +458,14 @@ def norm(name, usual):
         rest = list(rest)
         bias = rest.pop(0) if name == "tsh_layer_norm" and rest else bias
         eps = rest.pop(0) if rest else eps
-        need(len(shape) <= x.ndim and x.floating and (eps is None or eps >= 0))
-        eps = -1e-300 if eps == 0 else eps  # TSH_ZERO
+        need(len(shape) <= x.ndim and x.floating)
         # several dimensions are normalised as one
         last, outer = math.prod(shape), list(x.shape[:x.ndim - len(shape)])
         flat = x if len(shape) == 1 else reshaped(x, outer + [last])
         flats = [None if t is None else t if t.ndim == 1 else reshaped(t, [last])
                  for t in (weight, bias)]
         args = flats if name == "tsh_layer_norm" else flats[:1]
-        y = call(name, flat, *args, float(usual if eps is None else eps))
+        y = call(name, flat, *args, zero(usual if eps is None else eps))
         return y if len(shape) == 1 else reshaped(y, list(x.shape))
     return run
 
@@ -653,7 +665,8 @@ OPS = {
     "nn.functional.silu": unary("tsh_silu"), "nn.functional.gelu": gelu, "clone": clone,
     "eq": compare("tsh_eq"), "ne": compare("tsh_ne"), "lt": compare("tsh_lt"),
     "le": compare("tsh_le"), "gt": compare("tsh_gt"), "ge": compare("tsh_ge"), "where": where,
-    "sum": reduction("tsh_sum"), "mean": reduction("tsh_mean"), "max": largest("tsh_max", "tsh_maximum"),
+    "sum": reduction("tsh_sum"), "mean": reduction("tsh_mean"),
+    "max": largest("tsh_max", "tsh_maximum"),
     "min": largest("tsh_min", "tsh_minimum"),
     "argmax": reduction("tsh_argmax"), "softmax": softmax("tsh_softmax"),
     "log_softmax": softmax("tsh_log_softmax"), "transpose": transpose, "permute": permute,
@@ -679,7 +692,7 @@ OPS = {
     "linalg.vector_norm": vector_norm, "linalg.norm": any_norm, "prod": reduction("tsh_prod"),
     "cumsum": cumsum, "masked_fill": masked_fill, "stack": listed("tsh_stack"),
     "squeeze": squeeze, "expand": expand, "expand_as": expand, "broadcast_to": expand,
-    "nn.functional.pad": pad, "constant_pad_nd": pad, "flip": flip, "fliplr": flip_at(1),
+    "nn.functional.pad": pad, "constant_pad_nd": constant_pad, "flip": flip, "fliplr": flip_at(1),
     "flipud": flip_at(0), "roll": roll, "slice": slice_step, "__getitem__": item,
     "select": select, "split": split, "chunk": chunk, "gather": gather,
     "take_along_dim": take_along_dim, "scatter_add": scatter_add, "index_select": index_select,
@@ -706,13 +719,23 @@ OPS = {
 }
 
 # What an operator is compared with, if that is not op_db's own function.
-TORCH = {"nn.functional.batch_norm": torch_batch_norm}
+TORCH = {"nn.functional.batch_norm": torch_batch_norm, "topk": torch_topk}
 
 # Operators that tshard has for integers, too.
 INTEGERS = {
     "cumsum", "stack", "squeeze", "unsqueeze", "expand", "nn.functional.pad", "flip", "roll",
     "slice", "gather", "scatter_add", "index_select", "topk", "sort", "argsort", "tril", "triu",
     "tile", "repeat_interleave", "masked_fill", "transpose", "permute", "reshape", "cat", "narrow",
+}
+
+# Operators that sum, mostly products. With --dtype they round several times: the gradient of the result,
+# and what ranks send.
+PRODUCTS = {
+    "sum", "mean", "matmul", "mm", "bmm", "einsum", "outer", "tensordot", "nn.functional.linear",
+    "nn.functional.scaled_dot_product_attention", "nn.functional.layer_norm",
+    "nn.functional.rms_norm", "nn.functional.batch_norm", "nn.functional.group_norm",
+    "nn.functional.instance_norm",
+    *(f"nn.functional.{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2)),
 }
 
 # Further layouts: of each tensor of a sample the sharded dimension, -1 for none; the last entry is
