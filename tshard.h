@@ -15273,14 +15273,14 @@ TSHI_OPTION(elu, 1, tshi_math_elu(x, c, fused), g *tshi_math_elu_derivative(v, c
 
 /* Computes y = sin(x + turn pi / 2) for a block. Large x, which are rare, go to libm. */
 TSHI_INLINE void tshi_map_wave_block(tsh_real *y, const tsh_real *x, uint32_t turn, int fused) {
-    uint32_t far = 0; /* not 0 if any |x| is too large for tshi_math_wave */
+    uint32_t large = 0; /* not 0 if any |x| is too large for tshi_math_wave */
     int i;
     if (!TSHI_DOUBLE)
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
-            far |= ((uint32_t)TSHI_MATH_FAR - (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu)) >> 31;
+            large |= ((uint32_t)TSHI_MATH_FAR - (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu)) >> 31;
             y[i] = TSHI_R(tshi_math_wave((float)x[i], turn, fused));
         }
-    for (i = 0; i < TSHI_BLOCK && (TSHI_DOUBLE || far); i++)
+    for (i = 0; i < TSHI_BLOCK && (TSHI_DOUBLE || large); i++)
         if (TSHI_DOUBLE || (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu) > TSHI_MATH_FAR)
             y[i] = tshi_math_wave_far(x[i], turn);
 }
@@ -17665,11 +17665,11 @@ static void tshi_pad_set_runs(tshi_pad_runs *runs, int d, int64_t n, int64_t bef
 /* Returns 1 if a dimension of length n can be padded so; else 0 and an error. */
 static int tshi_pad_fits(const tsh_tensor *x, int d, int64_t before, int64_t after,
                          tsh_pad_mode mode) {
-    const int64_t n = x->dim[d], far = INT64_MAX / 16, most = before > after ? before : after;
+    const int64_t n = x->dim[d], longest = INT64_MAX / 16, most = before > after ? before : after;
     const int64_t cut = (before < 0 ? before : 0) + (after < 0 ? after : 0); /* what is cut off */
     const char *why = NULL;
     char text[TSHI_TEXT_SIZE];
-    if (before < -n || after < -n || before > far || after > far || n + before + after < 0)
+    if (before < -n || after < -n || before > longest || after > longest || n + before + after < 0)
         why = "the result would be shorter than 0, or too long";
     else if (mode == TSH_PAD_REFLECT && most > 0 && most >= n)
         why = "reflection takes less padding than there are elements";
@@ -21217,8 +21217,8 @@ static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, in
 static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int cols, int64_t steps,
                             tshi_matmul_strips a, const tsh_real *b, const tshi_matrix *d,
                             tshi_matrix c) {
-    const char *const near = (const char *)b; /* in cache: there is nothing to prefetch */
-    tshi_gemm_walk walk = {near, near, near, 0, 0, 0};
+    const char *const cached = (const char *)b; /* in cache: there is nothing to prefetch */
+    tshi_gemm_walk walk = {cached, cached, cached, 0, 0, 0};
     tshi_gemm_tile t;
     t.walk = &walk;
     t.k = steps;
@@ -22592,7 +22592,7 @@ static int tshi_interpolate_sizes(const tsh_tensor *x, const tsh_interpolate_opt
         const int to = 2 - dims + d;
         const double size = o->size[d] ? (double)o->size[d]
                                        : floor((double)how->c.image[to] * o->scale[d]);
-        if (!o->size[d] == !(o->scale[d] > 0) || !(size >= 1) || size > TSHI_CONV_MOST)
+        if (!o->size[d] == !(o->scale[d] > 0) || !(size >= 1) || size > (double)TSHI_CONV_MOST)
             return tsh_fail(x->ctx, TSH_ERR_ARGUMENT,
                             "%s: size[%d] is %lld and scale[%d] %g, for a dimension of %lld; takes "
                             "one of them, above 0, that gives 1 to %d elements",
@@ -23272,17 +23272,17 @@ static void tshi_channel_sum(const tsh_ctx *ctx, tshi_channels shape, const tsh_
 
 /* Writes the mean of each channel of x to moments[2 c], and the sum of squared distances from the
  * mean to moments[2 c + 1]. The first pass finds a number near the mean; the second sums distances
- * from it, so that little is lost if the mean is far from 0. near: scratch, shape (count). */
+ * from it, so that little is lost if the mean is far from 0. pivot: scratch, shape (count). */
 static void tshi_channel_moments(const tsh_ctx *ctx, tshi_channels shape, const tsh_real *x,
-                                 tsh_real *near, double *moments) {
+                                 tsh_real *pivot, double *moments) {
     const double n = (double)(shape.outer * shape.inner); /* values of a channel */
     tshi_channel_sum(ctx, shape, x, NULL, x, NULL, moments);
-    for (int64_t c = 0; c < shape.count; c++) near[c] = n > 0 ? TSHI_R(moments[2 * c] / n) : 0;
-    tshi_channel_sum(ctx, shape, x, near, x, near, moments);
+    for (int64_t c = 0; c < shape.count; c++) pivot[c] = n > 0 ? TSHI_R(moments[2 * c] / n) : 0;
+    tshi_channel_sum(ctx, shape, x, pivot, x, pivot, moments);
     for (int64_t c = 0; c < shape.count; c++) {
-        const double shift = n > 0 ? moments[2 * c] / n : 0; /* mean - near */
+        const double shift = n > 0 ? moments[2 * c] / n : 0; /* mean - pivot */
         const double square = moments[2 * c + 1] - shift * moments[2 * c];
-        moments[2 * c] = (double)near[c] + shift;
+        moments[2 * c] = (double)pivot[c] + shift;
         moments[2 * c + 1] = square < 0 ? 0 : square; /* below 0 only by rounding */
     }
 }
@@ -23501,10 +23501,10 @@ static void tshi_batch_norm_update(tsh_tensor *running, const tshi_batch_norm *p
 
 /* Computes the moments (count, 2) of all values, and p->n; updates the running statistics. */
 static void tshi_batch_norm_train(tsh_ctx *ctx, tshi_channels shape, const tsh_real *x,
-                                  tsh_real *near, tsh_tensor *const *in, tshi_batch_norm *p,
+                                  tsh_real *pivot, tsh_tensor *const *in, tshi_batch_norm *p,
                                   double *moments) {
     p->n = (double)(shape.outer * shape.inner);
-    tshi_channel_moments(ctx, shape, x, near, moments);
+    tshi_channel_moments(ctx, shape, x, pivot, moments);
     if (p->over_tp) tshi_batch_norm_gather(ctx, &ctx->tp, shape.count, moments, &p->n);
     if (p->over_dp && ctx->error.code == TSH_OK)
         tshi_batch_norm_gather(ctx, &ctx->dp, shape.count, moments, &p->n);

@@ -156,8 +156,8 @@ static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, in
 static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int cols, int64_t steps,
                             tshi_matmul_strips a, const tsh_real *b, const tshi_matrix *d,
                             tshi_matrix c) {
-    const char *const near = (const char *)b; /* in cache: there is nothing to prefetch */
-    tshi_gemm_walk walk = {near, near, near, 0, 0, 0};
+    const char *const cached = (const char *)b; /* in cache: there is nothing to prefetch */
+    tshi_gemm_walk walk = {cached, cached, cached, 0, 0, 0};
     tshi_gemm_tile t;
     t.walk = &walk;
     t.k = steps;

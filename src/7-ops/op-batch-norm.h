@@ -97,10 +97,10 @@ static void tshi_batch_norm_update(tsh_tensor *running, const tshi_batch_norm *p
 
 /* Computes the moments (count, 2) of all values, and p->n; updates the running statistics. */
 static void tshi_batch_norm_train(tsh_ctx *ctx, tshi_channels shape, const tsh_real *x,
-                                  tsh_real *near, tsh_tensor *const *in, tshi_batch_norm *p,
+                                  tsh_real *pivot, tsh_tensor *const *in, tshi_batch_norm *p,
                                   double *moments) {
     p->n = (double)(shape.outer * shape.inner);
-    tshi_channel_moments(ctx, shape, x, near, moments);
+    tshi_channel_moments(ctx, shape, x, pivot, moments);
     if (p->over_tp) tshi_batch_norm_gather(ctx, &ctx->tp, shape.count, moments, &p->n);
     if (p->over_dp && ctx->error.code == TSH_OK)
         tshi_batch_norm_gather(ctx, &ctx->dp, shape.count, moments, &p->n);

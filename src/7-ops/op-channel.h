@@ -141,17 +141,17 @@ static void tshi_channel_sum(const tsh_ctx *ctx, tshi_channels shape, const tsh_
 
 /* Writes the mean of each channel of x to moments[2 c], and the sum of squared distances from the
  * mean to moments[2 c + 1]. The first pass finds a number near the mean; the second sums distances
- * from it, so that little is lost if the mean is far from 0. near: scratch, shape (count). */
+ * from it, so that little is lost if the mean is far from 0. pivot: scratch, shape (count). */
 static void tshi_channel_moments(const tsh_ctx *ctx, tshi_channels shape, const tsh_real *x,
-                                 tsh_real *near, double *moments) {
+                                 tsh_real *pivot, double *moments) {
     const double n = (double)(shape.outer * shape.inner); /* values of a channel */
     tshi_channel_sum(ctx, shape, x, NULL, x, NULL, moments);
-    for (int64_t c = 0; c < shape.count; c++) near[c] = n > 0 ? TSHI_R(moments[2 * c] / n) : 0;
-    tshi_channel_sum(ctx, shape, x, near, x, near, moments);
+    for (int64_t c = 0; c < shape.count; c++) pivot[c] = n > 0 ? TSHI_R(moments[2 * c] / n) : 0;
+    tshi_channel_sum(ctx, shape, x, pivot, x, pivot, moments);
     for (int64_t c = 0; c < shape.count; c++) {
-        const double shift = n > 0 ? moments[2 * c] / n : 0; /* mean - near */
+        const double shift = n > 0 ? moments[2 * c] / n : 0; /* mean - pivot */
         const double square = moments[2 * c + 1] - shift * moments[2 * c];
-        moments[2 * c] = (double)near[c] + shift;
+        moments[2 * c] = (double)pivot[c] + shift;
         moments[2 * c + 1] = square < 0 ? 0 : square; /* below 0 only by rounding */
     }
 }

@@ -133,7 +133,7 @@ static int tshi_interpolate_sizes(const tsh_tensor *x, const tsh_interpolate_opt
         const int to = 2 - dims + d;
         const double size = o->size[d] ? (double)o->size[d]
                                        : floor((double)how->c.image[to] * o->scale[d]);
-        if (!o->size[d] == !(o->scale[d] > 0) || !(size >= 1) || size > TSHI_CONV_MOST)
+        if (!o->size[d] == !(o->scale[d] > 0) || !(size >= 1) || size > (double)TSHI_CONV_MOST)
             return tsh_fail(x->ctx, TSH_ERR_ARGUMENT,
                             "%s: size[%d] is %lld and scale[%d] %g, for a dimension of %lld; takes "
                             "one of them, above 0, that gives 1 to %d elements",

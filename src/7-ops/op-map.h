@@ -500,14 +500,14 @@ TSHI_OPTION(elu, 1, tshi_math_elu(x, c, fused), g *tshi_math_elu_derivative(v, c
 
 /* Computes y = sin(x + turn pi / 2) for a block. Large x, which are rare, go to libm. */
 TSHI_INLINE void tshi_map_wave_block(tsh_real *y, const tsh_real *x, uint32_t turn, int fused) {
-    uint32_t far = 0; /* not 0 if any |x| is too large for tshi_math_wave */
+    uint32_t large = 0; /* not 0 if any |x| is too large for tshi_math_wave */
     int i;
     if (!TSHI_DOUBLE)
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
-            far |= ((uint32_t)TSHI_MATH_FAR - (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu)) >> 31;
+            large |= ((uint32_t)TSHI_MATH_FAR - (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu)) >> 31;
             y[i] = TSHI_R(tshi_math_wave((float)x[i], turn, fused));
         }
-    for (i = 0; i < TSHI_BLOCK && (TSHI_DOUBLE || far); i++)
+    for (i = 0; i < TSHI_BLOCK && (TSHI_DOUBLE || large); i++)
         if (TSHI_DOUBLE || (tshi_math_bits((float)x[i]) & 0x7FFFFFFFu) > TSHI_MATH_FAR)
             y[i] = tshi_math_wave_far(x[i], turn);
 }

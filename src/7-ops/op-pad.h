@@ -202,11 +202,11 @@ static void tshi_pad_set_runs(tshi_pad_runs *runs, int d, int64_t n, int64_t bef
 /* Returns 1 if a dimension of length n can be padded so; else 0 and an error. */
 static int tshi_pad_fits(const tsh_tensor *x, int d, int64_t before, int64_t after,
                          tsh_pad_mode mode) {
-    const int64_t n = x->dim[d], far = INT64_MAX / 16, most = before > after ? before : after;
+    const int64_t n = x->dim[d], longest = INT64_MAX / 16, most = before > after ? before : after;
     const int64_t cut = (before < 0 ? before : 0) + (after < 0 ? after : 0); /* what is cut off */
     const char *why = NULL;
     char text[TSHI_TEXT_SIZE];
-    if (before < -n || after < -n || before > far || after > far || n + before + after < 0)
+    if (before < -n || after < -n || before > longest || after > longest || n + before + after < 0)
         why = "the result would be shorter than 0, or too long";
     else if (mode == TSH_PAD_REFLECT && most > 0 && most >= n)
         why = "reflection takes less padding than there are elements";
