@@ -149,6 +149,7 @@ static void files_have_pytorchs_names(void **state) {
     ranks_run(1, save_rank, (void *)(size_t)(const void *)files[0]);
     ranks_run(3, load_rank, files);
     files_expect_same("one", "two");
+    if (!FILES_MINE) return; /* under MPI the first process reads, and removes the files then */
     bytes = files_read("one");
     for (int i = 0; i < COUNT(entries) && sizeof(tsh_real) == 4; i++)
         if (!strstr(bytes.at + 8, entries[i])) fail_msg("%s is not in the file", entries[i]);
