@@ -728,8 +728,8 @@ INTEGERS = {
     "tile", "repeat_interleave", "masked_fill", "transpose", "permute", "reshape", "cat", "narrow",
 }
 
-# Operators that sum, mostly products. With --dtype they round several times: the gradient of the result,
-# and what ranks send.
+# Operators that sum, mostly products. With --dtype they round several times: the gradient of the
+# result, and what ranks send.
 PRODUCTS = {
     "sum", "mean", "matmul", "mm", "bmm", "einsum", "outer", "tensordot", "nn.functional.linear",
     "nn.functional.scaled_dot_product_attention", "nn.functional.layer_norm",
