@@ -179,8 +179,8 @@ def analyses(family, headers, programs):
     would not come to an end with both. Clang looks into the functions of the main file only: each
     header as that, but the two large ones, of which it does not see what callers make sure. Then
     each program. In what backends share and in backends gcc's warning of lost memory is off
-    (kept.h); the address sanitizer finds leaks there. With its usual limit gcc 12 takes over 8 GB for
-    the core and over ten minutes; with 1 instead of 5, 4 GB and 40 seconds."""
+    (kept.h); the address sanitizer finds leaks there. With its usual limit gcc 12 takes over 8 GB
+    for the core and over ten minutes; with 1 instead of 5, 4 GB and 40 seconds."""
     command = {"gcc": ["gcc", "-fanalyzer", "-Werror", "-O1", "-c"],
                "clang": ["clang", "--analyze", "--analyzer-output", "text",
                          "-Xclang", "-analyzer-werror"]}[family]
