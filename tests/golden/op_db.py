@@ -30,6 +30,7 @@ import re
 import signal
 import sys
 import tempfile
+import textwrap
 import warnings
 
 import torch
@@ -390,7 +391,9 @@ def main():
             claimed = sum(counts.get("1 rank, contiguous", {}).values())
             print(f"| {name} | {claimed} | {row(counts, '1 rank')} | {row(counts, '2 ranks')} | "
                   + ", ".join(f"{n} {why}" for why, n in unclaimed.items()) + " |", flush=True)
-    print("\n".join(["", *errors, ""]))
+    lines = [textwrap.fill(error, 110, subsequent_indent="  ", break_long_words=False,
+                           break_on_hyphens=False) for error in errors]
+    print("\n".join(["", *lines, ""]))
     for where in sorted(total):
         print(f"- {where}: {sum(total[where].values())} claimed: " +
               ", ".join(f"{n} {kind}" for kind, n in sorted(total[where].items())))
