@@ -165,7 +165,7 @@ static void step_of(bench *b, tsh_optim *optim) {
     tsh_tensor *w = tsh_param(b->layer, "weight");
     int i;
     for (i = 0; i < optim->count; i++)
-        if (optim->each[i].param == w) tshi_optim_update(optim, &optim->each[i], 1);
+        if (optim->each[i].param == w) tshi_optim_update(&optim->each[i], optim->desc.lr, 1);
 }
 
 static void step_sgd(bench *b) {

@@ -36,6 +36,8 @@ PLAIN = os.path.join(TOP, "tests", "support", "plain")
 POSIX = ["-D_POSIX_C_SOURCE=200809L"]  # for backends; the core and the threads are strict C99
 CORE = os.path.join("backends", "tshard_backend.h")  # tshard.h, with what backends share
 KEPT = os.path.join("tests", "compile", "kept.h")
+# Macros for programs that have included tshard.h; tests/unit/test_places.c compiles them.
+WHERE = os.path.join("backends", "tshard_where.h")
 STRICT = ["tshard.h", CORE, os.path.join("backends", "tshard_threads.h")]
 DOUBLE = ["-DTSHARD_REAL=double"]
 STATIC = ["-DTSHARD_STATIC"]
@@ -271,6 +273,7 @@ def main():
     headers, programs = (sorted(os.path.relpath(path, TOP)
                                 for path in glob.glob(os.path.join(TOP, "backends", form)))
                          for form in ("*.h", "*.c"))
+    headers.remove(WHERE)
     headers.insert(0, headers.pop(headers.index(CORE)))
     if not mpis():
         headers = [header for header in headers if not header.endswith("_mpi.h")]

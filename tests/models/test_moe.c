@@ -31,7 +31,10 @@ static tsh_tensor *add_expert(tsh_tensor *y, tsh_module *expert, int e, tsh_tens
     int64_t place[TOKENS * TOP], row[TOKENS * TOP], n = 0;
     tsh_tensor *rows, *out;
     for (int64_t i = 0; i < tsh_size(x, 0) * TOP; i++)
-        if (chosen[i] == e) place[n] = i, row[n++] = i / TOP;
+        if (chosen[i] == e) {
+            place[n] = i;
+            row[n++] = i / TOP;
+        }
     rows = tsh_from(ctx, row, tsh_shape1(n), TSH_I64);
     weight = tsh_index_select(tsh_reshape(weight, tsh_shape2(-1, 1)), 0,
                               tsh_from(ctx, place, tsh_shape1(n), TSH_I64));

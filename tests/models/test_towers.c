@@ -43,7 +43,10 @@ static tsh_tensor *loss(tsh_module *root, int step) {
     const int64_t *by = (const int64_t *)tsh_data(ctx, shift);
     int64_t items[PAIRS];
     tsh_real pair[PAIRS * PAIRS] = {0};
-    for (int i = 0; i < PAIRS; i++) items[i] = (id[i] + by[i]) % ITEMS, pair[i * PAIRS + i] = 1;
+    for (int i = 0; i < PAIRS; i++) {
+        items[i] = (id[i] + by[i]) % ITEMS;
+        pair[i * PAIRS + i] = 1;
+    }
     user = vectors(tsh_find(root, "user"), user);
     item = vectors(tsh_find(root, "item"), tsh_from(ctx, items, tsh_shape1(PAIRS), TSH_I64));
     cosine = tsh_cosine_similarity(tsh_unsqueeze(user, 1), tsh_unsqueeze(item, 0), -1, 0);

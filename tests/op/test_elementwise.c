@@ -326,7 +326,10 @@ static void sixteen_bits_are_rounded_once(tsh_ctx *ctx, const char *op, tsh_dtyp
     tsh_tensor_free(half);
     tsh_tensor_free(exact);
     tsh_tensor_free(leaf);
-    free(a), free(b), free(da), free(db);
+    free(a);
+    free(b);
+    free(da);
+    free(db);
 }
 
 static void ops_round_sixteen_bits_once(void **state) {

@@ -268,7 +268,10 @@ static tsh_tensor *op_loss(probe *p) {
         desc.beta = losses[i].desc.beta;
         desc.log_target = losses[i].desc.log_target;
         if (losses[i].fn == tsh_nll_loss) return tsh_nll_loss(x, t, &desc);
-        if (losses[i].probable) x = tsh_sigmoid(x), t = tsh_sigmoid(t);
+        if (losses[i].probable) {
+            x = tsh_sigmoid(x);
+            t = tsh_sigmoid(t);
+        }
         return losses[i].fn(x, t, &desc);
     }
     return NULL;
