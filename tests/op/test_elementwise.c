@@ -647,8 +647,14 @@ static void empty_inputs_are_what_pytorch_says(void **state) {
     static const struct {
         const char *name;
         double value; /* of a row without values */
-    } none[] = {{"logsumexp", -(double)INFINITY}, {"var", (double)NAN},  {"std", (double)NAN}, {"norm_2", 0}, {"norm_1", 0},
-                {"norm_half", 0},         {"norm_0", 0}, {"prod", 1}};
+    } none[] = {{"logsumexp", -(double)INFINITY},
+                {"var", (double)NAN},
+                {"std", (double)NAN},
+                {"norm_2", 0},
+                {"norm_1", 0},
+                {"norm_half", 0},
+                {"norm_0", 0},
+                {"prod", 1}};
     tsh_ctx *ctx = open_ctx();
     tsh_tensor *x = tsh_requires_grad(
                    tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 0), tsh_replicated()), 1),
