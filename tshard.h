@@ -17360,8 +17360,9 @@ static tsh_tensor *tshi_shape_repeated(const tshi_op *op, tsh_tensor *x, int d, 
     if (!row) return NULL;
     shape.dim[whole ? d : d + 1] = r;
     row = tshi_shape_expanded(op, row, shape);
+    if (!row) return NULL;
     merged.dim[d] *= r; /* no overflow: the elements of row were counted */
-    return row ? tsh_reshape(row, merged) : NULL;
+    return tsh_reshape(row, merged);
 }
 
 /* Returns 1 if x can be repeated r times along dimension d; else 0 and an error. merges: 1 if the
