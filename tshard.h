@@ -32718,13 +32718,13 @@ TSH_API double tsh_plateau_step(tsh_plateau *plateau, double metric) {
     if (!p) return 0;
     margin = tshi_base_option(p->threshold, 1e-4);
     if (!p->calls) p->best = p->largest ? -HUGE_VAL : HUGE_VAL;
-    p->calls++;
+    if (p->calls < INT64_MAX) p->calls++;
     if (p->largest ? metric > (p->absolute ? p->best + margin : p->best * (1 + margin))
                    : metric < (p->absolute ? p->best - margin : p->best * (1 - margin))) {
         p->best = metric;
         p->bad = 0;
     } else {
-        p->bad++;
+        if (p->bad < INT64_MAX) p->bad++;
     }
     if (p->cooling > 0) {
         p->cooling--;
