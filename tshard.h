@@ -11929,7 +11929,7 @@ TSH_API void tsh_comm_close(tsh_comm *comm) {
 /* ========================================================================== */
 /* >>bucket                                          MARK: - bucket (private) */
 /* Sums gradients over dp, the data-parallel replicas.                        */
-/* Gradients travel in buckets: flat messages, each sent once it is full.     */
+/* Gradients are sent in buckets: flat messages, each sent once it is full.   */
 /* Needs: >>tensor-exact >>comm.                                              */
 /* ========================================================================== */
 
@@ -15754,7 +15754,7 @@ TSHI_INLINE void tshi_reduce_extreme(int64_t rows, const tshi_operand *operand,
     enum { PART = 256 };
     int64_t *place = (int64_t *)operand[0].data, i, k, m, at;
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    tsh_real *max = (tsh_real *)operand[2].data, turned[PART], best, here;
+    tsh_real *max = (tsh_real *)operand[2].data, negated[PART], best, here;
     const int64_t n = p->n;
     for (; rows > 0; rows--, x += n) {
         best = least ? -x[0] : x[0];
@@ -15762,8 +15762,8 @@ TSHI_INLINE void tshi_reduce_extreme(int64_t rows, const tshi_operand *operand,
         for (i = 0; i < n && best == best; i += PART) {
             m = tshi_base_min(PART, n - i);
             if (least)
-                TSHI_LANES for (k = 0; k < m; k++) turned[k] = -x[i + k];
-            here = tshi_kernel_max(least ? turned : x + i, m);
+                TSHI_LANES for (k = 0; k < m; k++) negated[k] = -x[i + k];
+            here = tshi_kernel_max(least ? negated : x + i, m);
             if (here <= best) continue; /* false for NaN, which ends the loop */
             best = here;
             at = i;
@@ -16468,7 +16468,8 @@ static tsh_tensor *tshi_stat_run(const tshi_stat *stat, tsh_tensor *x, int dim, 
     out = tshi_tensor_out(ctx, stat->op.name, x->dtype, &r.shape, &r.layout);
     if (!out) return NULL;
     count = tsh_local_numel(out);
-    values = tshi_kernel_output(out, &unrounded); /* out's values, or *unrounded */
+    /* results go to out or, if that is not of tsh_real, to a buffer first */
+    values = tshi_kernel_output(out, &unrounded);
     aux = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * count));
     if (values && aux)
         tshi_stat_compute(stat, x, &r, count, values, (tsh_real *)tshi_mem_data(aux));
@@ -18640,7 +18641,7 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     if (tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
         memcpy(out, in, (size_t)tsh_local_numel(form) * width);
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED && from->dim == to->dim) {
-        /* the same dimension, but other segments or units: gather, then slice */
+        /* Both are sharded along one dimension, but cut differently: gathers, then slices. */
         tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
         void *values = scratch ? tshi_mem_data(scratch) : NULL;
         if (values && tshi_redistribute_move(form, from, &whole, dtype, in, values) == TSH_OK)
@@ -19568,7 +19569,7 @@ static tshi_sort_item *tshi_sort_items(tshi_sort_item *item, int64_t n, tshi_sor
     return n < 512 ? tshi_sort_runs(item, n, other) : tshi_sort_bytes(item, n, other);
 }
 
-/* -- the k first items ------------------------------------------------------------------ */
+/* -- topk: the k first of a row ------------------------------------------------- */
 
 /* Moves the k first of n items to the front, in any order: quickselect (Hoare 1961). 0 < k < n. */
 static void tshi_sort_select(tshi_sort_item *item, int64_t n, int64_t k) {
@@ -19607,7 +19608,8 @@ typedef struct tshi_sort_best {
     int full;
 } tshi_sort_best;
 
-/* Keeps the k first items only. Returns the last of them. */
+/* Drops all candidates but the k that come first. Returns the place in its row of the last of
+ * these. */
 static int64_t tshi_sort_shrink(tshi_sort_best *best) {
     int64_t i, last = 0;
     if (best->count > best->k) tshi_sort_select(best->item, best->count, best->k);
@@ -27619,8 +27621,8 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
  * TSHI_LOSS_KERNEL makes from formulas. Forward reads x, target and weights once, in parts of
  * TSHI_LOSS_PART elements: a kernel writes the losses of a part to the output or, if they are
  * reduced, to a buffer, which is summed before the next part. Parts are those of tsh_sum, so the
- * loss has the bits that tsh_sum of the unreduced losses has, for any number of threads. Backward
- * is one kernel for each gradient. */
+ * result equals tsh_sum of the unreduced losses bit for bit, for any number of threads. Backward
+ * runs one kernel for each gradient. */
 
 enum { TSHI_LOSS_PART = 4096 }; /* elements of a part; tshi_reduce_sum sums as many in tsh_real */
 

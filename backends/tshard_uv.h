@@ -3962,7 +3962,7 @@ static int64_t tshi_uv_width(const tshi_uv_op *op) { /* Returns the bytes per el
     return (int64_t)tsh_dtype_size(op->coll.dtype);
 }
 
-/* Returns the size in bytes, maybe 0, of chunk k of op's data, which has one chunk per rank. */
+/* Returns the bytes of rank k's chunk of op's data; 0 if the chunk is empty. */
 static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>bucket                                          MARK: - bucket (private) */
 /* Sums gradients over dp, the data-parallel replicas.                        */
-/* Gradients travel in buckets: flat messages, each sent once it is full.     */
+/* Gradients are sent in buckets: flat messages, each sent once it is full.   */
 /* Needs: >>tensor-exact >>comm.                                              */
 /* ========================================================================== */
 

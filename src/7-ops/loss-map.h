@@ -8,8 +8,8 @@
  * TSHI_LOSS_KERNEL makes from formulas. Forward reads x, target and weights once, in parts of
  * TSHI_LOSS_PART elements: a kernel writes the losses of a part to the output or, if they are
  * reduced, to a buffer, which is summed before the next part. Parts are those of tsh_sum, so the
- * loss has the bits that tsh_sum of the unreduced losses has, for any number of threads. Backward
- * is one kernel for each gradient. */
+ * result equals tsh_sum of the unreduced losses bit for bit, for any number of threads. Backward
+ * runs one kernel for each gradient. */
 
 enum { TSHI_LOSS_PART = 4096 }; /* elements of a part; tshi_reduce_sum sums as many in tsh_real */
 

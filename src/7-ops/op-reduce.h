@@ -218,7 +218,7 @@ TSHI_INLINE void tshi_reduce_extreme(int64_t rows, const tshi_operand *operand,
     enum { PART = 256 };
     int64_t *place = (int64_t *)operand[0].data, i, k, m, at;
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    tsh_real *max = (tsh_real *)operand[2].data, turned[PART], best, here;
+    tsh_real *max = (tsh_real *)operand[2].data, negated[PART], best, here;
     const int64_t n = p->n;
     for (; rows > 0; rows--, x += n) {
         best = least ? -x[0] : x[0];
@@ -226,8 +226,8 @@ TSHI_INLINE void tshi_reduce_extreme(int64_t rows, const tshi_operand *operand,
         for (i = 0; i < n && best == best; i += PART) {
             m = tshi_base_min(PART, n - i);
             if (least)
-                TSHI_LANES for (k = 0; k < m; k++) turned[k] = -x[i + k];
-            here = tshi_kernel_max(least ? turned : x + i, m);
+                TSHI_LANES for (k = 0; k < m; k++) negated[k] = -x[i + k];
+            here = tshi_kernel_max(least ? negated : x + i, m);
             if (here <= best) continue; /* false for NaN, which ends the loop */
             best = here;
             at = i;

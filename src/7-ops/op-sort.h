@@ -136,7 +136,7 @@ static tshi_sort_item *tshi_sort_items(tshi_sort_item *item, int64_t n, tshi_sor
     return n < 512 ? tshi_sort_runs(item, n, other) : tshi_sort_bytes(item, n, other);
 }
 
-/* -- the k first items ------------------------------------------------------------------ */
+/* -- topk: the k first of a row ------------------------------------------------- */
 
 /* Moves the k first of n items to the front, in any order: quickselect (Hoare 1961). 0 < k < n. */
 static void tshi_sort_select(tshi_sort_item *item, int64_t n, int64_t k) {
@@ -175,7 +175,8 @@ typedef struct tshi_sort_best {
     int full;
 } tshi_sort_best;
 
-/* Keeps the k first items only. Returns the last of them. */
+/* Drops all candidates but the k that come first. Returns the place in its row of the last of
+ * these. */
 static int64_t tshi_sort_shrink(tshi_sort_best *best) {
     int64_t i, last = 0;
     if (best->count > best->k) tshi_sort_select(best->item, best->count, best->k);

@@ -385,7 +385,8 @@ static tsh_tensor *tshi_stat_run(const tshi_stat *stat, tsh_tensor *x, int dim, 
     out = tshi_tensor_out(ctx, stat->op.name, x->dtype, &r.shape, &r.layout);
     if (!out) return NULL;
     count = tsh_local_numel(out);
-    values = tshi_kernel_output(out, &unrounded); /* out's values, or *unrounded */
+    /* results go to out or, if that is not of tsh_real, to a buffer first */
+    values = tshi_kernel_output(out, &unrounded);
     aux = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * count));
     if (values && aux)
         tshi_stat_compute(stat, x, &r, count, values, (tsh_real *)tshi_mem_data(aux));

@@ -159,7 +159,7 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     if (tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
         memcpy(out, in, (size_t)tsh_local_numel(form) * width);
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED && from->dim == to->dim) {
-        /* the same dimension, but other segments or units: gather, then slice */
+        /* Both are sharded along one dimension, but cut differently: gathers, then slices. */
         tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
         void *values = scratch ? tshi_mem_data(scratch) : NULL;
         if (values && tshi_redistribute_move(form, from, &whole, dtype, in, values) == TSH_OK)
