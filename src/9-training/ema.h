@@ -9,9 +9,9 @@ typedef struct tshi_average {
     tsh_tensor *param;
     /* the average, of TSH_REAL; while swapped in, the parameter has it, too; NULL: no update yet */
     tsh_tensor *average;
-    /* while the average is swapped in: the parameter's own values, and the lower halves of its
-     * exact weights (NULL: there are none); else NULL */
-    tshi_block *values, *low;
+    /* while the average is swapped in: the parameter's own values, shape (local elements), with
+     * the lower halves of its exact weights in `low`; else NULL */
+    tsh_tensor *kept;
 } tshi_average;
 
 struct tsh_ema {
@@ -117,36 +117,38 @@ TSH_API tsh_result tsh_ema_update(tsh_ema *ema) {
     return ctx->error.code;
 }
 
-/* Returns a copy of a block's first `bytes` bytes; NULL: block is NULL, or there is no memory. */
-static tshi_block *tshi_ema_copy(tsh_ctx *ctx, tshi_block *block, size_t bytes) {
-    tshi_block *copy = block ? tshi_mem_alloc(ctx, TSH_MEM_PARAMETERS, bytes) : NULL;
-    if (copy) memcpy(tshi_mem_data(copy), tshi_mem_data(block), bytes);
-    return copy;
+/* Keeps a copy of a parameter's values: an owned tensor, so that tsh_close releases it, too. */
+static void tshi_ema_keep(tshi_average *each) {
+    const tsh_tensor *t = each->param;
+    const int64_t n = tsh_local_numel(t);
+    const tsh_shape shape = {1, {n}};
+    tsh_tensor *kept = tshi_tensor_make(t->ctx, "tsh_ema_swap", TSHI_OWNED, TSH_MEM_PARAMETERS,
+                                        t->dtype, &shape, NULL);
+    each->kept = kept;
+    if (!kept) return;
+    memcpy(tshi_tensor_at(kept), tshi_tensor_at(t), tshi_dtype_bytes(t->dtype, n));
+    if (!t->low) return;
+    kept->low = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, tshi_dtype_bytes(TSH_BF16, n));
+    if (kept->low)
+        memcpy(tshi_mem_data(kept->low), tshi_mem_data(t->low), tshi_dtype_bytes(TSH_BF16, n));
 }
 
-/* Keeps a copy of a parameter's values. Returns 0 if there is no memory. */
-static int tshi_ema_keep(tshi_average *each) {
-    tsh_tensor *t = each->param;
-    const int64_t n = tsh_local_numel(t);
-    if (t->absent) return 1;
-    each->values = tshi_ema_copy(t->ctx, t->block, tshi_dtype_bytes(t->dtype, n));
-    each->low = tshi_ema_copy(t->ctx, t->low, tshi_dtype_bytes(TSH_BF16, n));
-    return each->values && (each->low || !t->low);
+/* Releases the copy of a parameter's values. */
+static void tshi_ema_drop(tshi_average *each) {
+    tsh_tensor_free(each->kept);
+    each->kept = NULL;
 }
 
 /* Restores the values that tshi_ema_keep has kept, and releases them. */
 static void tshi_ema_restore(tshi_average *each) {
-    tsh_tensor *t = each->param;
+    tsh_tensor *t = each->param, *kept = each->kept;
     const int64_t n = tsh_local_numel(t);
-    if (each->values)
-        memcpy(tshi_tensor_at(t), tshi_mem_data(each->values), tshi_dtype_bytes(t->dtype, n));
-    if (each->low && t->low)
-        memcpy(tshi_mem_data(t->low), tshi_mem_data(each->low), tshi_dtype_bytes(TSH_BF16, n));
+    if (kept) memcpy(tshi_tensor_at(t), tshi_tensor_at(kept), tshi_dtype_bytes(t->dtype, n));
+    if (kept && kept->low && t->low)
+        memcpy(tshi_mem_data(t->low), tshi_mem_data(kept->low), tshi_dtype_bytes(TSH_BF16, n));
     else
         tshi_tensor_forget_exact(t);
-    tshi_mem_release(t->ctx, each->values);
-    tshi_mem_release(t->ctx, each->low);
-    each->values = each->low = NULL;
+    tshi_ema_drop(each);
     t->flags &= ~(unsigned)TSHI_SWAPPED;
 }
 
@@ -165,7 +167,7 @@ static tsh_result tshi_ema_prepare(tsh_ema *ema) {
     }
     for (int i = 0; i < ema->count && ctx->error.code == TSH_OK; i++)
         if (!ema->each[i].param->absent && tshi_ema_average(&ema->each[i]))
-            (void)tshi_ema_keep(&ema->each[i]);
+            tshi_ema_keep(&ema->each[i]);
     return ctx->error.code;
 }
 
@@ -179,11 +181,7 @@ TSH_API tsh_result tsh_ema_swap(tsh_ema *ema) {
                             "tsh_step_end",
                             ema->each[i].param->path);
     if (!ema->swapped && tshi_ema_prepare(ema) != TSH_OK) {
-        for (int i = 0; i < ema->count; i++) { /* no memory: nothing was changed yet */
-            tshi_mem_release(ctx, ema->each[i].values);
-            tshi_mem_release(ctx, ema->each[i].low);
-            ema->each[i].values = ema->each[i].low = NULL;
-        }
+        for (int i = 0; i < ema->count; i++) tshi_ema_drop(&ema->each[i]); /* nothing was changed */
         return ctx->error.code;
     }
     ema->swapped = !ema->swapped;
