@@ -20982,6 +20982,30 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_
     return _mm512_mask_mov_ps(y, (__mmask16)mask, _mm512_permutex2var_ps(low, even, high));
 }
 
+/* Does what tshi_conv_copy does with AVX-512, for a block of 16 lanes in one place. from: the
+ * address of lane 0 in the first channel; a number, as it may lie before the images; plane, next:
+ * distances of two channels in the images and in the copy. Eight channels are loaded before the
+ * first is stored: a load waits for earlier stores to addresses that end in the same 12 bits. */
+TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_place(uintptr_t from, int64_t plane, uint32_t mask,
+                                                  int64_t count, float *to, int64_t next,
+                                                  const int step, __m512i even) {
+    const __m512 zero = _mm512_setzero_ps();
+    const uintptr_t channel = (uintptr_t)plane * sizeof(float);
+    for (; count >= 8; count -= 8, from += 8 * channel, to += 8 * next) {
+        __m512 y[8];
+#define TSHI_CONV_LOAD(i)  y[i] = tshi_conv_lanes(zero, from + i * channel, mask, step, even);
+#define TSHI_CONV_STORE(i) _mm512_storeu_ps(to + i * next, y[i]);
+#define TSHI_CONV_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+        TSHI_CONV_EACH8(TSHI_CONV_LOAD)
+        TSHI_CONV_EACH8(TSHI_CONV_STORE)
+#undef TSHI_CONV_EACH8
+#undef TSHI_CONV_STORE
+#undef TSHI_CONV_LOAD
+    }
+    for (; count > 0; count--, from += channel, to += next)
+        _mm512_storeu_ps(to, tshi_conv_lanes(zero, from, mask, step, even));
+}
+
 /* Does what tshi_conv_copy does with AVX-512, for a block of 16 lanes. step: see
  * tshi_conv_lanes. */
 TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
@@ -20994,12 +21018,9 @@ TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
     const int64_t plane = tshi_conv_area(s->size), next = s->taps * rows->pitch;
     uintptr_t from = (uintptr_t)rows->group + (uintptr_t)(c * plane) * sizeof(float);
     if (places == 1) { /* the usual case: the block lies in one row of the image */
-        const uint32_t mask = ((1u << place->count) - 1u) << place->first;
-        from += (uintptr_t)place->at * sizeof(float);
-        for (int64_t i = 0; i < count; i++, to += next) {
-            _mm512_storeu_ps(to, tshi_conv_lanes(_mm512_setzero_ps(), from, mask, step, even));
-            from += (uintptr_t)plane * sizeof(float);
-        }
+        tshi_conv_copy_place(from + (uintptr_t)place->at * sizeof(float), plane,
+                             ((1u << place->count) - 1u) << place->first, count, to, next, step,
+                             even);
         return;
     }
     for (int64_t i = 0; i < count; i++, to += next) {
@@ -21053,7 +21074,7 @@ static void tshi_conv_pack_some(const tshi_conv_source *s, const tshi_conv_place
  * cache.) */
 static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
                            const tshi_conv_rows *rows) {
-    enum { CHANNELS = 8 };
+    enum { CHANNELS = 16 };
     tshi_conv_rows some = *rows;
     for (; some.k0 < rows->k1; some.k0 = some.k1) {
         some.k1 = tshi_base_min(rows->k1, (some.k0 / s->taps + CHANNELS) * s->taps);
@@ -21466,17 +21487,16 @@ static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const i
     return n;
 }
 
-/* Computes one phase of the image: p has the tensors, and the images that are computed. */
+/* Computes one phase of the image: p has the tensors, and the images that are computed. filled 1:
+ * the elements that no tap reaches have their values. */
 static void tshi_conv_scatter_phase(const tshi_conv *c, int64_t phase, tshi_conv_tap *tap,
-                                    tshi_conv_product p) {
+                                    tshi_conv_product p, int filled) {
     const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
     const int64_t area = tshi_conv_area(c->kernel);
     p.start[0] = phase / across;
     p.start[1] = phase % across;
-    p.source.groups = c->groups;
     p.source.channels = c->outs;
     for (int d = 0; d < 2; d++) {
-        p.size[d] = c->image[d];
         p.step[d] = c->stride[d];
         p.source.size[d] = c->map[d];
         p.source.step[d] = 1;
@@ -21484,11 +21504,22 @@ static void tshi_conv_scatter_phase(const tshi_conv *c, int64_t phase, tshi_conv
     }
     p.source.tap = tap;
     p.source.taps = tshi_conv_phase(c, p.start, p.source.grid, tap);
-    p.rows = c->ins;
     p.next_row = area;
     p.next_channel = c->ins * area;
     p.next_group = c->outs * p.next_channel;
-    if (p.source.taps || !p.add || p.bias) tshi_conv_multiply(&p); /* else it adds nothing */
+    if (p.source.taps || !filled) tshi_conv_multiply(&p);
+}
+
+/* Fills planes [from, to) of p's images with the bias of their channel, or 0 (a tshi_team_fn). */
+static void tshi_conv_fill(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_product *p = (const tshi_conv_product *)job;
+    const int64_t area = tshi_conv_area(p->size);
+    (void)piece;
+    for (; from < to; from++) {
+        tsh_real *plane = p->to + from * area;
+        const tsh_real value = p->bias ? p->bias[from % (p->source.groups * p->rows)] : 0;
+        for (int64_t i = 0; i < area; i++) plane[i] = value;
+    }
 }
 
 /* Computes the image (N, IC, H, W) of a map (N, OC, OH, OW), with bias (IC) or NULL; add 1: adds to
@@ -21508,6 +21539,7 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
     const int64_t least = COLUMNS * phases / tshi_conv_area(c->image);
     const int64_t fit = NEAR / (to + 1) > least ? NEAR / (to + 1) : least;
     const int64_t some = phases > 1 ? fit + 1 : c->batch; /* images at a time */
+    const int hollow = tshi_conv_area(c->kernel) < phases; /* there are phases without a tap */
     tshi_block *taps;
     tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
     tshi_conv_product p;
@@ -21517,13 +21549,21 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
     p.weight = weight;
     p.bias = bias;
     p.add = add;
-    for (int64_t n = 0; n < c->batch; n += some)
-        for (int64_t phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++) {
-            p.source.batch = tshi_base_min(some, c->batch - n);
-            p.source.data = map + n * from;
-            p.to = image + n * to;
-            tshi_conv_scatter_phase(c, phase, tap, p);
+    p.rows = c->ins;
+    for (int d = 0; d < 2; d++) p.size[d] = c->image[d];
+    for (int64_t n = 0; n < c->batch; n += some) {
+        p.source.batch = tshi_base_min(some, c->batch - n);
+        p.source.groups = c->groups;
+        p.source.data = map + n * from;
+        p.to = image + n * to;
+        if (hollow && !add) {
+            const int64_t planes = p.source.batch * c->groups * c->ins;
+            tshi_team_run(tshi_kernel_parts(ctx, planes, tshi_conv_area(c->image)), planes, 1,
+                          tshi_conv_fill, &p);
         }
+        for (int64_t phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++)
+            tshi_conv_scatter_phase(c, phase, tap, p, hollow || add);
+    }
     tshi_mem_release(ctx, taps);
 }
 

@@ -402,17 +402,16 @@ static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const i
     return n;
 }
 
-/* Computes one phase of the image: p has the tensors, and the images that are computed. */
+/* Computes one phase of the image: p has the tensors, and the images that are computed. filled 1:
+ * the elements that no tap reaches have their values. */
 static void tshi_conv_scatter_phase(const tshi_conv *c, int64_t phase, tshi_conv_tap *tap,
-                                    tshi_conv_product p) {
+                                    tshi_conv_product p, int filled) {
     const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
     const int64_t area = tshi_conv_area(c->kernel);
     p.start[0] = phase / across;
     p.start[1] = phase % across;
-    p.source.groups = c->groups;
     p.source.channels = c->outs;
     for (int d = 0; d < 2; d++) {
-        p.size[d] = c->image[d];
         p.step[d] = c->stride[d];
         p.source.size[d] = c->map[d];
         p.source.step[d] = 1;
@@ -420,11 +419,22 @@ static void tshi_conv_scatter_phase(const tshi_conv *c, int64_t phase, tshi_conv
     }
     p.source.tap = tap;
     p.source.taps = tshi_conv_phase(c, p.start, p.source.grid, tap);
-    p.rows = c->ins;
     p.next_row = area;
     p.next_channel = c->ins * area;
     p.next_group = c->outs * p.next_channel;
-    if (p.source.taps || !p.add || p.bias) tshi_conv_multiply(&p); /* else it adds nothing */
+    if (p.source.taps || !filled) tshi_conv_multiply(&p);
+}
+
+/* Fills planes [from, to) of p's images with the bias of their channel, or 0 (a tshi_team_fn). */
+static void tshi_conv_fill(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_conv_product *p = (const tshi_conv_product *)job;
+    const int64_t area = tshi_conv_area(p->size);
+    (void)piece;
+    for (; from < to; from++) {
+        tsh_real *plane = p->to + from * area;
+        const tsh_real value = p->bias ? p->bias[from % (p->source.groups * p->rows)] : 0;
+        for (int64_t i = 0; i < area; i++) plane[i] = value;
+    }
 }
 
 /* Computes the image (N, IC, H, W) of a map (N, OC, OH, OW), with bias (IC) or NULL; add 1: adds to
@@ -444,6 +454,7 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
     const int64_t least = COLUMNS * phases / tshi_conv_area(c->image);
     const int64_t fit = NEAR / (to + 1) > least ? NEAR / (to + 1) : least;
     const int64_t some = phases > 1 ? fit + 1 : c->batch; /* images at a time */
+    const int hollow = tshi_conv_area(c->kernel) < phases; /* there are phases without a tap */
     tshi_block *taps;
     tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
     tshi_conv_product p;
@@ -453,12 +464,20 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
     p.weight = weight;
     p.bias = bias;
     p.add = add;
-    for (int64_t n = 0; n < c->batch; n += some)
-        for (int64_t phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++) {
-            p.source.batch = tshi_base_min(some, c->batch - n);
-            p.source.data = map + n * from;
-            p.to = image + n * to;
-            tshi_conv_scatter_phase(c, phase, tap, p);
+    p.rows = c->ins;
+    for (int d = 0; d < 2; d++) p.size[d] = c->image[d];
+    for (int64_t n = 0; n < c->batch; n += some) {
+        p.source.batch = tshi_base_min(some, c->batch - n);
+        p.source.groups = c->groups;
+        p.source.data = map + n * from;
+        p.to = image + n * to;
+        if (hollow && !add) {
+            const int64_t planes = p.source.batch * c->groups * c->ins;
+            tshi_team_run(tshi_kernel_parts(ctx, planes, tshi_conv_area(c->image)), planes, 1,
+                          tshi_conv_fill, &p);
         }
+        for (int64_t phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++)
+            tshi_conv_scatter_phase(c, phase, tap, p, hollow || add);
+    }
     tshi_mem_release(ctx, taps);
 }

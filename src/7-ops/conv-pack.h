@@ -167,6 +167,30 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_
     return _mm512_mask_mov_ps(y, (__mmask16)mask, _mm512_permutex2var_ps(low, even, high));
 }
 
+/* Does what tshi_conv_copy does with AVX-512, for a block of 16 lanes in one place. from: the
+ * address of lane 0 in the first channel; a number, as it may lie before the images; plane, next:
+ * distances of two channels in the images and in the copy. Eight channels are loaded before the
+ * first is stored: a load waits for earlier stores to addresses that end in the same 12 bits. */
+TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_place(uintptr_t from, int64_t plane, uint32_t mask,
+                                                  int64_t count, float *to, int64_t next,
+                                                  const int step, __m512i even) {
+    const __m512 zero = _mm512_setzero_ps();
+    const uintptr_t channel = (uintptr_t)plane * sizeof(float);
+    for (; count >= 8; count -= 8, from += 8 * channel, to += 8 * next) {
+        __m512 y[8];
+#define TSHI_CONV_LOAD(i)  y[i] = tshi_conv_lanes(zero, from + i * channel, mask, step, even);
+#define TSHI_CONV_STORE(i) _mm512_storeu_ps(to + i * next, y[i]);
+#define TSHI_CONV_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+        TSHI_CONV_EACH8(TSHI_CONV_LOAD)
+        TSHI_CONV_EACH8(TSHI_CONV_STORE)
+#undef TSHI_CONV_EACH8
+#undef TSHI_CONV_STORE
+#undef TSHI_CONV_LOAD
+    }
+    for (; count > 0; count--, from += channel, to += next)
+        _mm512_storeu_ps(to, tshi_conv_lanes(zero, from, mask, step, even));
+}
+
 /* Does what tshi_conv_copy does with AVX-512, for a block of 16 lanes. step: see
  * tshi_conv_lanes. */
 TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
@@ -179,12 +203,9 @@ TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_step(const tshi_conv_source *s,
     const int64_t plane = tshi_conv_area(s->size), next = s->taps * rows->pitch;
     uintptr_t from = (uintptr_t)rows->group + (uintptr_t)(c * plane) * sizeof(float);
     if (places == 1) { /* the usual case: the block lies in one row of the image */
-        const uint32_t mask = ((1u << place->count) - 1u) << place->first;
-        from += (uintptr_t)place->at * sizeof(float);
-        for (int64_t i = 0; i < count; i++, to += next) {
-            _mm512_storeu_ps(to, tshi_conv_lanes(_mm512_setzero_ps(), from, mask, step, even));
-            from += (uintptr_t)plane * sizeof(float);
-        }
+        tshi_conv_copy_place(from + (uintptr_t)place->at * sizeof(float), plane,
+                             ((1u << place->count) - 1u) << place->first, count, to, next, step,
+                             even);
         return;
     }
     for (int64_t i = 0; i < count; i++, to += next) {
@@ -238,7 +259,7 @@ static void tshi_conv_pack_some(const tshi_conv_source *s, const tshi_conv_place
  * cache.) */
 static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
                            const tshi_conv_rows *rows) {
-    enum { CHANNELS = 8 };
+    enum { CHANNELS = 16 };
     tshi_conv_rows some = *rows;
     for (; some.k0 < rows->k1; some.k0 = some.k1) {
         some.k1 = tshi_base_min(rows->k1, (some.k0 / s->taps + CHANNELS) * s->taps);

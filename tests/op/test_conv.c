@@ -41,7 +41,7 @@ static void golden_case(tsh_ctx *ctx, const golden_file *g, const char *name, co
     tsh_tensor *in[3] = {NULL, NULL, NULL}, *y, *w;
     tsh_conv_options o;
     golden_tensor t;
-    char what[8];
+    char what[16];
     int i;
     memcpy(&o, options.data, sizeof o);
     for (i = 0; i < 3; i++) {
