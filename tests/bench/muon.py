@@ -100,8 +100,8 @@ def main():
             losses = ours(folder, "muon", text, *flags)
             print(f"tshard, {name}: {difference(losses):.3g}; loss of step 1 {losses[0]:.6f}, "
                   f"of step {STEPS} {losses[STEPS - 1]:.4f}", flush=True)
-        for kind, rates in (("muon", (1e-3, 3e-3, 1e-2, 2e-2)),
-                            ("adamw", (1e-3, 3e-3, 6e-3, 1e-2))):
+        for kind, rates in (("muon", (3e-3, 1e-2, 2e-2)),
+                            ("adamw", (5e-4, 1e-3, 2e-3))):
             for rate in rates:
                 print(f"{kind}, rate {rate:g}: validation loss "
                       f"{ours(folder, kind, text, '--lr', str(rate))[-1]:.4f}", flush=True)
