@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>loss-map                                      MARK: - loss-map (private) */
 /* Losses element by element: squared, absolute, Huber, binary cross-entropy. */
-/* Needs: >>kernel.                                                           */
+/* Needs: >>math-more >>kernel.                                               */
 /* ========================================================================== */
 
 /* A loss is a tshi_loss_map_row with kernels for an element's loss and its derivatives, which
@@ -59,16 +59,6 @@ typedef struct tshi_loss_map_params {
 
 /* -- formulas ---------------------------------------------------------------- */
 
-/* Returns |d|, NaN of NaN. */
-TSHI_INLINE tsh_real tshi_loss_abs(tsh_real d) {
-    return TSHI_DOUBLE ? TSHI_R(fabs((double)d)) : TSHI_R(fabsf((float)d));
-}
-
-/* Returns the sign of d: -1, 0 or 1; 0 of NaN, as in PyTorch. */
-TSHI_INLINE tsh_real tshi_loss_sign(tsh_real d) {
-    return TSHI_R((d > 0) - (d < 0));
-}
-
 /* Returns d limited to [-c, c]; NaN of NaN. */
 TSHI_INLINE tsh_real tshi_loss_limit(tsh_real d, tsh_real c) {
     d = d > c ? c : d;
@@ -77,37 +67,21 @@ TSHI_INLINE tsh_real tshi_loss_limit(tsh_real d, tsh_real c) {
 
 /* Returns the Huber loss of a difference d: d^2 / 2 up to |d| = c, then linear. */
 TSHI_INLINE tsh_real tshi_loss_huber(tsh_real d, tsh_real c) {
-    const tsh_real a = tshi_loss_abs(d), square = TSHI_R(0.5) * d * d;
+    const tsh_real a = tshi_math_abs(d), square = TSHI_R(0.5) * d * d;
     const tsh_real linear = c * (a - TSHI_R(0.5) * c);
     return a > c ? linear : square; /* NaN: square */
 }
 
 /* Returns the smooth L1 loss of a difference d: d^2 / (2 c) below |d| = c, then linear. */
 TSHI_INLINE tsh_real tshi_loss_smooth(tsh_real d, tsh_real c) {
-    const tsh_real a = tshi_loss_abs(d), square = TSHI_R(0.5) * d * d / c;
+    const tsh_real a = tshi_math_abs(d), square = TSHI_R(0.5) * d * d / c;
     const tsh_real linear = a - TSHI_R(0.5) * c;
     return a < c ? square : linear; /* NaN: linear */
 }
 
 /* Returns the derivative of tshi_loss_smooth: d / c, at most 1 in magnitude; c 0: the sign. */
 TSHI_INLINE tsh_real tshi_loss_smooth_derivative(tsh_real d, tsh_real c) {
-    return c > 0 ? TSHI_R(tshi_loss_limit(d, c) / c) : tshi_loss_sign(d);
-}
-
-/* Returns log(1 + y) for y from -1 on, also where 1 + y rounds: log(u) y / (u - 1), with u the
- * rounded 1 + y (Kahan); y itself if u is 1. */
-TSHI_INLINE tsh_real tshi_loss_log1p(tsh_real y, int fused) {
-    const float u = tshi_math_round(1.0f + (float)y);
-    const float ratio = (float)tshi_math_log(TSHI_R(u), fused) * ((float)y / (u - 1.0f));
-    if (TSHI_DOUBLE) return TSHI_R(log1p((double)y));
-    return TSHI_R(tshi_math_float(tshi_math_pick(
-        tshi_math_bits(u) == 0x3F800000u, tshi_math_bits((float)y), tshi_math_bits(ratio))));
-}
-
-/* Returns log sigmoid(x) = min(x, 0) - log(1 + e^-|x|). */
-TSHI_INLINE tsh_real tshi_loss_log_sigmoid(tsh_real x, int fused) {
-    const tsh_real below = x > 0 ? TSHI_R(0) : x;
-    return below - tshi_loss_log1p(tshi_math_exp(-tshi_loss_abs(x), fused), fused);
+    return c > 0 ? TSHI_R(tshi_loss_limit(d, c) / c) : tshi_math_sign(d);
 }
 
 /* Returns 1 if v is a probability: from 0 to 1, and not NaN. */
@@ -119,7 +93,7 @@ TSHI_INLINE int tshi_loss_probable(tsh_real v) {
  * if x or t is no probability. */
 TSHI_INLINE tsh_real tshi_loss_binary(tsh_real x, tsh_real t, int fused) {
     const tsh_real one = tshi_loss_probable(x) & tshi_loss_probable(t) ? TSHI_R(1) : TSHI_R(NAN);
-    tsh_real yes = tshi_math_log(x, fused), no = tshi_loss_log1p(-x, fused);
+    tsh_real yes = tshi_math_log(x, fused), no = tshi_math_log1p(-x, fused);
     yes = yes < -100 ? TSHI_R(-100) : yes;
     no = no < -100 ? TSHI_R(-100) : no;
     return one * ((t - TSHI_R(1)) * no - t * yes);
@@ -134,7 +108,7 @@ TSHI_INLINE tsh_real tshi_loss_binary_dx(tsh_real x, tsh_real t) {
 /* Returns the derivative of the loss of logits x by the target t: log(1 - s) - p log s, with s =
  * sigmoid(x); exactly -x if p is 1. */
 TSHI_INLINE tsh_real tshi_loss_logits_dt(tsh_real x, tsh_real p, int fused) {
-    const tsh_real more = (p - TSHI_R(1)) * tshi_loss_log_sigmoid(x, fused);
+    const tsh_real more = (p - TSHI_R(1)) * tshi_math_log_sigmoid(x, fused);
     return p < 1 || p > 1 ? -x - more : -x;
 }
 
@@ -161,19 +135,19 @@ enum {
 
 TSHI_LOSS_KERNEL(PORTABLE, mse, 0, (x - t) * (x - t));
 TSHI_LOSS_KERNEL(PORTABLE, mse_dx, 1, TSHI_R(2) * (x - t));
-TSHI_LOSS_KERNEL(PORTABLE, l1, 0, tshi_loss_abs(x - t));
-TSHI_LOSS_KERNEL(PORTABLE, l1_dx, 1, tshi_loss_sign(x - t));
+TSHI_LOSS_KERNEL(PORTABLE, l1, 0, tshi_math_abs(x - t));
+TSHI_LOSS_KERNEL(PORTABLE, l1_dx, 1, tshi_math_sign(x - t));
 TSHI_LOSS_KERNEL(PORTABLE, huber, 0, tshi_loss_huber(x - t, c));
 TSHI_LOSS_KERNEL(PORTABLE, huber_dx, 1, tshi_loss_limit(x - t, c));
 TSHI_LOSS_KERNEL(PORTABLE, smooth_l1, 0, tshi_loss_smooth(x - t, c));
 TSHI_LOSS_KERNEL(PORTABLE, smooth_l1_dx, 1, tshi_loss_smooth_derivative(x - t, c));
 TSHI_LOSS_KERNEL(AVX2, bce, 0, tshi_loss_binary(x, t, fused));
 TSHI_LOSS_KERNEL(PORTABLE, bce_dx, 1, tshi_loss_binary_dx(x, t));
-TSHI_LOSS_KERNEL(PORTABLE, bce_dt, 1, tshi_loss_log1p(-x, fused) - tshi_math_log(x, fused));
+TSHI_LOSS_KERNEL(PORTABLE, bce_dt, 1, tshi_math_log1p(-x, fused) - tshi_math_log(x, fused));
 /* of logits: the factor of log sigmoid(x) is 1 + (p - 1) t */
 TSHI_LOSS_KERNEL(AVX2, logits, 0,
                  (TSHI_R(1) - t) * x -
-                     ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_loss_log_sigmoid(x, fused));
+                     ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_math_log_sigmoid(x, fused));
 TSHI_LOSS_KERNEL(AVX2, logits_dx, 1,
                  ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_math_sigmoid(x, fused) - p * t);
 TSHI_LOSS_KERNEL(PORTABLE, logits_dt, 1, tshi_loss_logits_dt(x, p, fused));

@@ -1,12 +1,12 @@
 /* Trains examples/gpt.c's model with Muon, to be compared with PyTorch by muon.py:
  *
- *     muon FOLDER init [flags of gpt.c]       writes weights.safetensors and batches.bin (i32, steps
- *                                             x batch x context + 1) to the folder, then trains
- *     muon FOLDER muon|adamw [flags of gpt.c] begins with these weights
+ *     muon FOLDER init [flags of gpt.c]        writes weights.safetensors to the folder, and
+ *                                              batches.bin: i32, (steps, batch, context + 1)
+ *     muon FOLDER muon|adamw [flags of gpt.c]  begins with these weights
  *
- * Prints the loss of every step, and last the mean over the validation text. Muon updates the
- * matrices of the blocks, AdamW all else, both at a constant rate, --lr, with a weight decay of 0.1
- * for tables and matrices; the gradient is clipped to norm 1. */
+ * Prints the loss of every step, and last the mean over the validation text. Muon ("init", too)
+ * updates the matrices of the blocks, AdamW all else, both at a constant rate, --lr, with a weight
+ * decay of 0.1 for tables and matrices; the gradient is clipped to norm 1. */
 #define main gpt_main
 int gpt_main(int argc, char **argv);
 #include "../../examples/gpt.c"
