@@ -22,7 +22,8 @@ EXAMPLES = os.path.join(TOP, "examples", "python")
 sys.path[:0] = [os.path.join(TOP, "tests", "support"), EXAMPLES]
 from scripts import Failed, Skipped, check, run_tests
 
-LIBRARY = os.path.join(TOP, "build", "libtshard.so")
+BUILD = os.path.join(TOP, "build", "python")
+LIBRARY = os.path.join(BUILD, "libtshard.so")
 # Without the variables of the make that may be running this script.
 ENVIRONMENT = {name: value for name, value in os.environ.items()
                if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "san", "config", "only")}
@@ -39,8 +40,9 @@ def prepare():
     except ImportError as error:
         MISSING.append("%s: apt-get install python3-cffi python3-numpy" % error)
         return
-    done = subprocess.run(["make", "-s", "-C", TOP, "shared"], env=ENVIRONMENT, timeout=250,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(["make", "-s", "-C", TOP, "config=debug", "OUT=" + BUILD, "shared"],
+                          env=ENVIRONMENT, timeout=250, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise Failed("make shared: " + done.stdout)
     os.environ["TSHARD_LIBRARY"] = ENVIRONMENT["TSHARD_LIBRARY"] = LIBRARY
