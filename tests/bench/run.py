@@ -75,7 +75,8 @@ def sources(static=False):
     threads = ["-lm", "-pthread"] + ["-static"] * static
     blis = ["-DBENCH_STATIC"] if static else ["-ldl"] + blis_flags()
     tcp = ["-luv", "-lsodium"]
-    found = {"bench_gemm": ([gemm, gemm_bf16, cores], "bench_gemm.c", CC, threads + openmp() + blis),
+    found = {"bench_gemm": ([gemm, gemm_bf16, cores], "bench_gemm.c", CC,
+                            threads + openmp() + blis),
              "bench_kernels": ([kernels], "bench_kernels.c", CC, ["-lm"]),
              "bench_comm_threads": ([comm], "bench_comm_threads.c", CC, threads),
              "bench_comm_uv": ([comm_tcp], "bench_comm_uv.c", CC, tcp + threads),
@@ -83,8 +84,7 @@ def sources(static=False):
              "bench_step": ([gpt2, scaling, cores], "bench_step.c", CC, threads + openmp()),
              "bench_limit": ([gpt2], "bench_limit.c", CC, threads + blis),
              "bench_step_tcp": ([replicas], "bench_step.c", CC, ["-DGPT_TCP"] + threads + tcp),
-             "bench_model": ([model, llama, small, cores], "bench_model.c", CC,
-                             threads),
+             "bench_model": ([model, llama, small, cores], "bench_model.c", CC, threads),
              "bench_model_tcp": ([llama], "bench_model.c", CC, ["-DBENCH_TCP"] + threads + tcp),
              "bench_load": ([load], "bench_load.c", CC, threads),
              "bench_load_tcp": ([load], "bench_load.c", CC, ["-DBENCH_TCP"] + threads + tcp),
