@@ -152,21 +152,17 @@ static const tshi_gemm_kernel *kernel_of(const char *name) {
 
 int main(int argc, char **argv) {
     const int all = argc > 3 && strcmp(argv[3], "all") == 0;
+    const int bf16 = argc > 3 && strcmp(argv[3], "bf16") == 0;
     problem p;
     if (argc < 3) {
-        fprintf(stderr, "usage: bench_gemm ROUNDS THREADS [all] [kernel]\n");
+        fprintf(stderr, "usage: bench_gemm ROUNDS THREADS [all] [kernel] | bf16 SHAPES\n");
         return 2;
     }
     p = programs_open(atoi(argv[2]));
-    if (argc > 3 && strcmp(argv[3], "bf16") == 0) {
-        for (int i = 4; i < argc; i++) bench_bf16(&p, argv[i], atoi(argv[2]), atoi(argv[1]));
-        tsh_close(p.builtin);
-        tsh_close(p.blis);
-        return 0;
-    }
-    if (argc > 3 + all) p.builtin->gemm_kernel = kernel_of(argv[3 + all]);
+    if (!bf16 && argc > 3 + all) p.builtin->gemm_kernel = kernel_of(argv[3 + all]);
     fprintf(stderr, "kernel %s\n", p.builtin->gemm_kernel->name);
-    for (int s = 0; s < (all ? COUNT(shapes) : USUAL); s++) {
+    for (int i = 4; bf16 && i < argc; i++) bench_bf16(&p, argv[i], atoi(argv[2]), atoi(argv[1]));
+    for (int s = 0; !bf16 && s < (all ? COUNT(shapes) : USUAL); s++) {
         for (int kind = 0; kind < (all && shapes[s][1] != BIG ? 3 : 1); kind++) {
             p.m = shapes[s][0];
             p.n = shapes[s][1];

@@ -107,12 +107,13 @@ def write(path, shape, weights):
 
 
 class Model:
-    def __init__(self, path, threads, batch):
+    def __init__(self, path, threads, batch, repacked):
         self.quiet = llama_cpp.llama_log_callback(self.log)  # kept: C calls it
         llama_cpp.llama_log_set(self.quiet, None)
         llama_cpp.llama_backend_init()
-        self.model = llama_cpp.llama_model_load_from_file(
-            path.encode(), llama_cpp.llama_model_default_params())
+        model = llama_cpp.llama_model_default_params()
+        model.use_extra_bufts = repacked
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), model)
         if not self.model:
             sys.exit("llama.cpp does not load %s" % path)
         params = llama_cpp.llama_context_default_params()
@@ -166,6 +167,8 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=512,
                         help="tokens of a prompt that it computes at once")
+    parser.add_argument("--as-stored", action="store_true",
+                        help="weights are not repacked when they are loaded, as AMX needs it")
     parser.add_argument("--folder", default=".", help="for the GGUF file, which is removed again")
     args = parser.parse_args()
     if not args.file and not (args.model and args.weights):
@@ -175,7 +178,7 @@ def main():
     try:
         if not args.file:
             write(path, SHAPES[args.model], args.weights)
-        model = Model(path, args.threads, args.batch)  # mapped: it needs the name no more
+        model = Model(path, args.threads, args.batch, not args.as_stored)  # mapped: the name may go
     finally:
         if not args.file and os.path.exists(path):
             os.remove(path)

@@ -2,7 +2,8 @@
  * tsh_blis_gemm (with BENCH_BLIS), both on the threads of a rank; BLIS's cblas_sgemm (with
  * BENCH_BLIS), OpenBLAS's cblas_sgemm (if it is found).
  *
- * Defines the implementation of tshard.h. Link with -ldl. */
+ * Defines the implementation of tshard.h. Link with -ldl, or define BENCH_STATIC for a program that
+ * loads no library. */
 #ifndef TSHARD_TESTS_PRODUCTS_H
 #define TSHARD_TESTS_PRODUCTS_H
 
@@ -15,7 +16,9 @@
 enum { CblasRowMajor = 101, CblasNoTrans = 111, CblasTrans = 112 };
 #endif
 
+#ifndef BENCH_STATIC
 #include <dlfcn.h>
+#endif
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,15 +90,17 @@ static int there(const problem *p, int i) {
 /* Debian's, apart from whatever libblas is; NULL: not there. POSIX promises that the conversion of
  * dlsym's result works, C does not. */
 static sgemm_fn find_openblas(void) {
+    sgemm_fn found = NULL;
+#ifndef BENCH_STATIC
     static const char *const paths[] = {
         "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0",
         "/usr/lib/aarch64-linux-gnu/openblas-pthread/libopenblas.so.0", "libopenblas.so.0"};
-    sgemm_fn found = NULL;
     void *library = NULL, *symbol;
     for (int i = 0; i < COUNT(paths) && !library; i++)
         library = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
     symbol = library ? dlsym(library, "cblas_sgemm") : NULL;
     memcpy(&found, &symbol, sizeof found);
+#endif
     return found;
 }
 

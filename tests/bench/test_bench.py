@@ -2,11 +2,13 @@
 """Runs the benchmarks of a model at sizes that take no time: what they print is not judged, but
 that it is there. Reports in cmocka's words."""
 
+import argparse
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -126,6 +128,67 @@ def goals_name_peers_that_stand_in_their_rows(_):
     check(figures_of("prefill_llama1b_q8_0_128") == {"llamacpp": 1}, "prefill")
     check(figures_of("first_smollm2_q4_1_512") == {"llamacpp": 1}, "the first token")
     check(figures_of("decode_smollm2_bf16_tcp") == {"threads": 0.9}, "processes")
+    check(figures_of("cores_product_bf16_256x768x768_t16") == {"onednn": 0.9}, "a product")
+    check(figures_of("cores_product_f32_256x768x768_t16") == {}, "a product of floats")
+    check(figures_of("cores_gpt2_bf16_4x4") == {}, "one configuration")
+    check(figures_of("cores_gpt2_bf16_best2") == {"torch_autocast": 1.25, "torch_bf16": 1.25},
+          "the best in bf16")
+    check(figures_of("cores_gpt2_f32_best16") == {"torch_f32": 1 / 0.47}, "the best in f32")
+    check(figures_of("cores_prompt_q8_0_16") == {"llamacpp": 1}, "a prompt")
+
+
+SERVES = """#!/bin/sh
+case "$*" in *--ranks\ 2\ *) us=500;; *) us=1000;; esac
+while read -r line; do echo $us; done
+"""
+MULTIPLIES = """#!/bin/sh
+threads=$2
+shift 3
+for shape; do
+    echo "${shape}_t$threads f32 10"
+    echo "${shape}_t$threads bf16 20"
+done
+"""
+
+
+def all_cores_are_measured_without_peers(folder):
+    """The rows of the part cores on a machine of 4 cores, by programs that only answer."""
+    sys.path.insert(0, HERE)
+    import run
+    check(run.grids(1) == [(1, 1)], run.grids(1))
+    check(run.grids(12) == [(1, 1), (12, 1), (6, 2), (4, 3), (3, 4), (2, 6), (1, 12)],
+          run.grids(12))
+    check(run.rank_counts(1) == [1] and run.rank_counts(12) == [1, 2, 4, 8, 12], "ranks")
+    check(1 <= run.count_cores() <= os.cpu_count(), "cores", run.count_cores())
+    check(run.that_fit([1, 2, 3], 2, 4.5) == [1, 2] and run.that_fit([1], 2, 0.1) == [1], "memory")
+    programs = {}
+    for name, script in (("bench_step", SERVES), ("bench_model", SERVES),
+                         ("bench_gemm", MULTIPLIES)):
+        programs[name] = os.path.join(folder, name)
+        with open(programs[name], "w", encoding="utf-8") as file:
+            file.write(script)
+        os.chmod(programs[name], 0o755)
+    run.has_torch = run.has_llama = lambda: False
+    run.count_cores, run.free_gigabytes = lambda: 4, lambda: float("inf")
+    args = argparse.Namespace(programs=programs, rounds=2, end=time.monotonic() + 60,
+                              text=os.path.join(TOP, "README.md"))
+    rows = {}
+    for samples in run.cores(args):
+        for (name, unit), values in samples.items():
+            rows[name], _ = run.row_of(name, unit, values)
+    names = {"cores_product_%s_%s_t%d" % (dtype, shape, threads) for dtype in ("f32", "bf16")
+             for shape in run.CORES_SHAPES for threads in (1, 4)}
+    names |= {"cores_gpt2_%s_%s" % (dtype, grid) for dtype in ("f32", "bf16")
+              for grid in ("1x1", "4x1", "2x2", "1x4", "best4")}
+    names |= {"cores_%s_%s" % (kind, row) for kind in ("prompt", "decode")
+              for row in ("bf16_1", "bf16_2", "bf16_4", "q8_0_4", "q4_0_4")}
+    check(set(rows) == names, "rows", sorted(set(rows) ^ names))
+    check(rows["cores_product_bf16_256x768x768_t4"]["peers"] == {"f32": 10}, "a product")
+    for name, ours in (("2x2", 0.0005), ("best4", 0.0005), ("4x1", 0.001)):
+        row = rows["cores_gpt2_bf16_" + name]
+        check(row["ours"] == ours and row["peers"] == {"one_core": 0.001}, row)
+    check(rows["cores_prompt_bf16_2"]["ours"] == 2000 * run.CORES_PROMPT and
+          rows["cores_decode_q4_0_4"]["ours"] == 1000, "tokens/s")
 
 
 def readme_shows_the_rows_of_the_picture(_):
@@ -142,4 +205,5 @@ if __name__ == "__main__":
                                  the_picture_shows_what_was_measured,
                                  the_better_of_two_programs_counts,
                                  goals_name_peers_that_stand_in_their_rows,
+                                 all_cores_are_measured_without_peers,
                                  readme_shows_the_rows_of_the_picture]))

@@ -47,6 +47,7 @@ NOT_RUN = [
     (r"make check lint .*", "they take an hour, and are run by .ci/run", None),
     (r"(FULL=1 )?make bench( ARGS=.*)?|make bench-comm", "takes 10 minutes",
      "python3 tests/bench/run.py --help"),
+    (r"sh tests/bench/cores\.sh", "takes 8 minutes", "sh tests/bench/cores.sh --help"),
     (r"make run ARGS=\"--text FILE .*", "2000 steps take minutes",
      lambda command: command.replace("FILE", "tshard.h").replace("--steps 2000", "--steps 2")),
     (r"apt-get install .*", "changes the machine", None),
