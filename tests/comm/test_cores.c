@@ -84,10 +84,11 @@ static void put_file(const char *name, const char *text) {
     assert_int_equal(fclose(file), 0);
 }
 
-static int clear_folder(void **state) {
+/* Removes the test's folder with all that is in it. */
+static int remove_folder(void **state) {
     char command[FILES_SIZE + 32];
     (void)state;
-    (void)snprintf(command, sizeof command, "rm -rf '%s'/*", files_here);
+    (void)snprintf(command, sizeof command, "rm -rf '%s'", files_here);
     return system(command);
 }
 
@@ -115,7 +116,8 @@ static void quotas_are_those_of_all_groups_above(void **state) {
         {"", "cpu.max", "100000 100000", "x", "", 0},
     };
     for (int i = 0; i < COUNT(rows); i++) {
-        (void)clear_folder(state);
+        assert_int_equal(remove_folder(state), 0);
+        assert_int_equal(files_begin(state), 0);
         put_file("cgroup", rows[i].groups);
         put_file(rows[i].above, rows[i].above_text);
         put_file(rows[i].name, rows[i].text);
@@ -282,9 +284,9 @@ int main(void) {
         cmocka_unit_test(the_rule_is_this_table),
 #if defined(__linux__)
         cmocka_unit_test_setup_teardown(quotas_are_those_of_all_groups_above, files_begin,
-                                        clear_folder),
+                                        remove_folder),
         cmocka_unit_test_setup_teardown(a_core_comes_before_its_second_hyperthread, files_begin,
-                                        clear_folder),
+                                        remove_folder),
         cmocka_unit_test(each_rank_has_a_core_of_its_own),
         cmocka_unit_test(each_thread_of_a_rank_has_a_core_of_its_own),
         cmocka_unit_test(too_few_cores_bind_nothing),
