@@ -39,6 +39,16 @@
  *
  * About 89 KiB per rank and group, and 192 bytes per pair of ranks and group, from libc's malloc.
  *
+ * CORES
+ *
+ *     tsh_threads_desc threads = {.ranks = 4, .bind = 1};
+ *     return tsh_threads_run_with(&threads, &desc, rank_main, NULL);
+ *
+ * runs 4 ranks, each bound to cores of its own: as many as it has threads (tsh_desc.threads). For a
+ * program that has its cores to itself: threads that are bound do not move away from a core that
+ * another program uses, and two programs that bind threads use the same cores, unless taskset gives
+ * them different ones. Only Linux binds threads; elsewhere `bind` changes nothing.
+ *
  * ENVIRONMENT
  *
  * The variable TSHARD_TIMEOUT: after how many seconds a collective without timeout_ns fails; 0:
@@ -84,6 +94,31 @@ TSH_API int tsh_threads_run_built(int version, size_t real, size_t size, int nra
                                   void *user);
 #define tsh_threads_run(...) tsh_threads_run_built(TSH_BUILT, __VA_ARGS__)
 
+/* How to run ranks; all 0: one rank per core, not bound. */
+typedef struct tsh_threads_desc {
+    int ranks; /* number of ranks, 1 to 1024; 0: as many as tsh_threads_cores returns */
+    int bind;  /* 1: binds the threads of each rank (tsh_desc.threads) to cores of its own. Cores
+                * get a second thread, on their other hyperthread, after all have one. Nothing is
+                * bound, which is no error, if the process may use fewer hyperthreads than there are
+                * threads, if a CPU quota allows less time than that of all hyperthreads, or if the
+                * system is not Linux. 0: the system moves threads between cores */
+} tsh_threads_desc;
+
+/* Does what tsh_threads_run does, as *threads says (NULL: all 0). The affinity of the calling
+ * thread, which runs no rank, does not change. */
+TSH_API int tsh_threads_run_with(const tsh_threads_desc *threads, const tsh_desc *desc,
+                                 int (*fn)(tsh_ctx *ctx, void *user), void *user);
+TSH_API int tsh_threads_run_with_built(int version, size_t real, size_t size,
+                                       const tsh_threads_desc *threads, const tsh_desc *desc,
+                                       int (*fn)(tsh_ctx *ctx, void *user), void *user);
+#define tsh_threads_run_with(...) tsh_threads_run_with_built(TSH_BUILT, __VA_ARGS__)
+
+/* Returns how many cores the calling thread may use, at least 1. On Linux it counts the cores that
+ * taskset or a cpuset leaves to it, a core with several hyperthreads once, but not more than the
+ * CPU quota of its control group, rounded up to whole cores (cgroup v2: cpu.max, v1:
+ * cpu.cfs_quota_us). Elsewhere it counts all hyperthreads of the host. */
+TSH_API int tsh_threads_cores(void);
+
 /* Makes a world for nranks threads of the caller. Errors: TSH_ERR_ARGUMENT (out is NULL, nranks is
  * not 1 to 1024, TSHARD_TIMEOUT is not a time), TSH_ERR_MEMORY, TSH_ERR_IO (the system has no mutex
  * left). */
@@ -123,7 +158,9 @@ TSH_API void tsh_threads_world_free(tsh_threads_world *world);
 #else
 #include <pthread.h>
 #if defined(__linux__)
-#include <sys/prctl.h> /* prctl */
+#include <stdio.h>       /* fopen */
+#include <sys/prctl.h>   /* prctl */
+#include <sys/syscall.h> /* SYS_sched_getaffinity */
 #endif
 #include <sched.h>  /* sched_yield */
 #include <time.h>   /* clock_gettime */
@@ -168,8 +205,8 @@ static void tshi_threads_set_name(const char *name) {
     (void)name; /* debuggers on Windows number threads */
 }
 
-static int tshi_threads_cores(void) {
-    return (int)GetActiveProcessorCount(0xffff); /* cores online, of all processor groups */
+static int tshi_threads_online(void) {
+    return (int)GetActiveProcessorCount(0xffff); /* hyperthreads online, of all processor groups */
 }
 
 static void tshi_threads_yield(void) { /* offers the core to another thread */
@@ -273,8 +310,8 @@ static void tshi_threads_set_name(const char *name) {
 #endif
 }
 
-static int tshi_threads_cores(void) {
-    return (int)sysconf(_SC_NPROCESSORS_ONLN); /* cores online */
+static int tshi_threads_online(void) {
+    return (int)sysconf(_SC_NPROCESSORS_ONLN); /* hyperthreads online */
 }
 
 static void tshi_threads_yield(void) { /* offers the core to another thread */
@@ -360,6 +397,227 @@ static void tshi_threads_free(void *p) { /* p: from tshi_threads_alloc, or NULL 
     unsigned char *bytes = (unsigned char *)p;
     if (bytes) free(bytes - bytes[-1]);
 }
+
+/* ========================================================================== */
+/* >>threads-cores                             MARK: - threads-cores (private) */
+/* Which cores the process may use, and binding the threads of a rank to them. */
+/* Needs: >>threads-system.                                                     */
+/* ========================================================================== */
+
+enum { TSHI_THREADS_CPUS = 4096 }; /* max CPUs; what Linux calls a CPU is one hyperthread */
+
+/* To which CPUs tsh_threads_run_with binds its ranks. */
+typedef struct tshi_threads_binding {
+    int each;                     /* CPUs of each rank; 0: ranks are not bound */
+    int order[TSHI_THREADS_CPUS]; /* rank r has those from order[r * each] on */
+} tshi_threads_binding;
+
+#if defined(__linux__)
+#if !defined(__cplusplus)
+extern long syscall(long number, ...); /* hidden under -std=c99, as is sched_getaffinity */
+#endif
+
+enum { TSHI_THREADS_BITS = 8 * (int)sizeof(unsigned long) }; /* CPUs in a word of a set */
+
+/* A set of CPUs, as the system calls have it. */
+typedef struct tshi_threads_set {
+    unsigned long word[TSHI_THREADS_CPUS / (8 * sizeof(unsigned long))];
+} tshi_threads_set;
+
+static int tshi_threads_has(const tshi_threads_set *set, int cpu) {
+    return (int)(set->word[cpu / TSHI_THREADS_BITS] >> (cpu % TSHI_THREADS_BITS) & 1);
+}
+
+/* Outputs the CPUs on which the calling thread may run. Returns how many these are; 0: unknown. */
+static int tshi_threads_affinity(tshi_threads_set *set) {
+    int count = 0;
+    memset(set, 0, sizeof *set);
+    if (syscall(SYS_sched_getaffinity, 0L, sizeof *set, set) < 0) return 0;
+    for (int cpu = 0; cpu < TSHI_THREADS_CPUS; cpu++) count += tshi_threads_has(set, cpu);
+    return count;
+}
+
+/* Binds the calling thread to n CPUs. It stays as it was if the system refuses. */
+static void tshi_threads_bind_thread(const int *cpus, int n) {
+    tshi_threads_set set;
+    memset(&set, 0, sizeof set);
+    for (int i = 0; i < n; i++)
+        set.word[cpus[i] / TSHI_THREADS_BITS] |= 1ul << (cpus[i] % TSHI_THREADS_BITS);
+    (void)syscall(SYS_sched_setaffinity, 0L, sizeof set, &set);
+}
+
+/* Reads the file "folder/name" into text, cut to `capacity` bytes with its final 0. If there is no
+ * such file, text is "". Returns text. */
+static char *tshi_threads_read(const char *folder, const char *name, char *text, size_t capacity) {
+    char path[4096] = "";
+    FILE *file;
+    text[0] = '\0';
+    tsh_text_add(path, sizeof path, "%s/%s", folder, name);
+    file = fopen(path, "r");
+    if (!file) return text;
+    text[fread(text, 1, capacity - 1, file)] = '\0';
+    (void)fclose(file);
+    return text;
+}
+
+/* Returns how many CPUs of `set` with lower numbers than `cpu` belong to the same core: 0 for a
+ * core's first hyperthread. system: "/sys/devices/system/cpu". */
+static int tshi_threads_place(const char *system, const tshi_threads_set *set, int cpu) {
+    char name[64] = "", text[256];
+    char *at = text; /* a list of numbers and ranges, such as "0,16" or "0-1" */
+    int place = 0;
+    tsh_text_add(name, sizeof name, "cpu%d/topology/thread_siblings_list", cpu);
+    (void)tshi_threads_read(system, name, text, sizeof text);
+    while (*at >= '0' && *at <= '9') {
+        const long first = strtol(at, &at, 10);
+        const long last = *at == '-' ? strtol(at + 1, &at, 10) : first;
+        for (long k = first; k <= last && k < cpu; k++) place += tshi_threads_has(set, (int)k);
+        at += *at == ',';
+    }
+    return place;
+}
+
+/* Sets `order` to the CPUs of `set`: first one of each core, then their second hyperthreads, and so
+ * on. Returns how many cores these are. system: as of tshi_threads_place. */
+static int tshi_threads_order(const char *system, const tshi_threads_set *set,
+                              int order[TSHI_THREADS_CPUS]) {
+    unsigned char place[TSHI_THREADS_CPUS]; /* 0: not in the set; else 1 + tshi_threads_place */
+    int n = 0, cores = 0, before;
+    for (int cpu = 0; cpu < TSHI_THREADS_CPUS; cpu++)
+        place[cpu] = (unsigned char)(tshi_threads_has(set, cpu)
+                                         ? 1 + tshi_threads_place(system, set, cpu)
+                                         : 0);
+    for (int p = 1; p < 256; p++) {
+        before = n;
+        for (int cpu = 0; cpu < TSHI_THREADS_CPUS; cpu++)
+            if (place[cpu] == p) order[n++] = cpu;
+        if (p == 1) cores = n;
+        if (n == before) break;
+    }
+    return cores;
+}
+
+/* Returns the CPU quota of one control group in CPUs, rounded up; 0: none. v1: 1 in cgroup v1. */
+static int tshi_threads_group_quota(const char *folder, int v1) {
+    char text[64];
+    char *at = text;
+    long quota, period;
+    (void)tshi_threads_read(folder, v1 ? "cpu.cfs_quota_us" : "cpu.max", text, sizeof text);
+    quota = strtol(text, &at, 10); /* v2: "200000 100000" or "max 100000"; v1: "-1" for none */
+    if (v1) at = tshi_threads_read(folder, "cpu.cfs_period_us", text, sizeof text);
+    period = strtol(at, NULL, 10);
+    if (quota <= 0 || period <= 0) return 0;
+    return quota / period >= TSHI_THREADS_CPUS ? 0 : (int)((quota - 1) / period + 1);
+}
+
+/* Returns 1 if "cpu" is among kinds, such as "cpuset" or "cpu,cpuacct", of cgroup v1. */
+static int tshi_threads_has_cpu(const char *kinds) {
+    while (*kinds != '\0') {
+        const size_t length = strcspn(kinds, ",");
+        if (length == 3 && strncmp(kinds, "cpu", 3) == 0) return 1;
+        kinds += length + (kinds[length] == ',');
+    }
+    return 0;
+}
+
+/* Returns the lowest CPU quota of the process's control groups and of the groups above them, in
+ * CPUs, rounded up; 0: none. process: "/proc/self", whose file cgroup has lines such as "0::/a/b"
+ * (cgroup v2) and "4:cpu,cpuacct:/a/b" (v1); root: "/sys/fs/cgroup". In a container the path may be
+ * one that only the host has: then the group at the root is the container's. */
+static int tshi_threads_quota(const char *process, const char *root) {
+    char text[4096], folder[4096];
+    int lowest = 0;
+    for (char *line = tshi_threads_read(process, "cgroup", text, sizeof text); *line != '\0';) {
+        const size_t length = strcspn(line, "\n");
+        char *next = line + length + (line[length] == '\n'), *kinds, *path;
+        line[length] = '\0';
+        kinds = strchr(line, ':');
+        path = kinds ? strchr(kinds + 1, ':') : NULL;
+        line = next;
+        if (!path) continue;
+        *path++ = '\0';
+        const int v1 = tshi_threads_has_cpu(++kinds);
+        if (!v1 && *kinds != '\0') continue; /* v1, of memory or other things */
+        for (;;) { /* from the group up to the root */
+            char *slash = strrchr(path, '/');
+            int quota;
+            folder[0] = '\0';
+            tsh_text_add(folder, sizeof folder, "%s%s%s", root, v1 ? "/cpu" : "", path);
+            quota = tshi_threads_group_quota(folder, v1);
+            if (quota > 0 && (lowest == 0 || quota < lowest)) lowest = quota;
+            if (!slash) break;
+            *slash = '\0';
+        }
+    }
+    return lowest;
+}
+
+/* Returns how many of n CPUs or cores the quota of this process leaves. */
+static int tshi_threads_within_quota(int n) {
+    const int quota = tshi_threads_quota("/proc/self", "/sys/fs/cgroup");
+    return quota > 0 && quota < n ? quota : n;
+}
+
+/* Returns how many threads of this process can run at the same time. */
+static int tshi_threads_usable(void) {
+    tshi_threads_set set;
+    const int count = tshi_threads_affinity(&set);
+    return tshi_threads_within_quota(count > 0 ? count : tshi_threads_online());
+}
+
+TSH_API int tsh_threads_cores(void) {
+    tshi_threads_set set;
+    tshi_threads_binding all;
+    if (tshi_threads_affinity(&set) == 0) return tshi_threads_usable();
+    return tshi_threads_within_quota(
+        tshi_threads_order("/sys/devices/system/cpu", &set, all.order));
+}
+
+/* Chooses the CPUs of `ranks` ranks with `threads` threads each. Other programs may run on the same
+ * CPUs as one that has a quota of some of them: its threads must be free to move. */
+static void tshi_threads_choose_cpus(int ranks, int threads, tshi_threads_binding *binding) {
+    tshi_threads_set set;
+    const int count = tshi_threads_affinity(&set);
+    binding->each = 0;
+    if ((int64_t)ranks * threads > count || tshi_threads_within_quota(count) < count) return;
+    (void)tshi_threads_order("/sys/devices/system/cpu", &set, binding->order);
+    binding->each = threads;
+}
+
+/* Binds the calling thread, which runs `rank`, and the OpenMP threads that it shares work with.
+ * Each of these gets one CPU; the calling thread keeps all of the rank's, because threads that it
+ * makes later begin with its CPUs. */
+static void tshi_threads_bind(const tshi_threads_binding *binding, int rank) {
+    const int n = binding->each;
+    const int *cpus = binding->order + rank * n;
+    if (n == 0) return;
+#if defined(_OPENMP)
+    if (n > 1) {
+#pragma omp parallel for num_threads(n) schedule(static, 1)
+        for (int i = 0; i < n; i++) tshi_threads_bind_thread(cpus + i, 1);
+    }
+#endif
+    tshi_threads_bind_thread(cpus, n);
+}
+
+#else
+static int tshi_threads_usable(void) {
+    return tshi_threads_online() > 0 ? tshi_threads_online() : 1;
+}
+
+TSH_API int tsh_threads_cores(void) {
+    return tshi_threads_usable();
+}
+
+static void tshi_threads_choose_cpus(int ranks, int threads, tshi_threads_binding *binding) {
+    (void)ranks, (void)threads;
+    binding->each = 0; /* threads are not bound on this system */
+}
+
+static void tshi_threads_bind(const tshi_threads_binding *binding, int rank) {
+    (void)binding, (void)rank;
+}
+#endif
 
 /* ========================================================================== */
 /* >>threads-types                             MARK: - threads-types (private) */
@@ -1416,7 +1674,7 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
         return tsh_error_set(error, TSH_ERR_IO, -1, "the system refused a mutex");
     }
     world->size = nranks;
-    world->crowded = nranks > tshi_threads_cores();
+    world->crowded = nranks > tshi_threads_usable();
     world->spins = world->crowded ? 8 : 2000;
     world->timeout = timeout;
     world->rank = (tshi_threads_rank *)(void *)(world + 1);
@@ -1466,6 +1724,7 @@ typedef struct tshi_threads_job {
     const tsh_desc *desc;
     int (*fn)(tsh_ctx *ctx, void *user);
     void *user;
+    const tshi_threads_binding *binding;
     int rank, result; /* result: what fn returned; 1: the ctx could not be opened */
     tshi_threads_thread thread;
 } tshi_threads_job;
@@ -1476,20 +1735,24 @@ static void *tshi_threads_main(void *argument) { /* runs one rank; argument: its
     char name[16] = ""; /* Linux takes no longer ones */
     tsh_text_add(name, sizeof name, "tsh rank %d", job->rank);
     tshi_threads_set_name(name);
+    tshi_threads_bind(job->binding, job->rank);
     job->result = 1;
     if (tsh_threads_comm(job->world, job->rank, &comm) == TSH_OK)
         job->result = tsh_run_on(&comm, job->desc, job->fn, job->user, NULL);
     return NULL;
 }
 
-TSH_API int tsh_threads_run_built(int version, size_t real, size_t size, int nranks,
-                                  const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
-                                  void *user) {
+/* Runs fn on nranks threads, for the function `name`; bind: as tsh_threads_desc.bind. */
+static int tshi_threads_run_ranks(const char *name, int nranks, int bind, const tsh_desc *desc,
+                                  int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_threads_world *world = NULL;
     tshi_threads_job *jobs = NULL;
+    tshi_threads_binding binding;
     tsh_error error;
     int started = 0, result; /* started: number of threads that were started */
-    if (!tshb_same_build("tsh_threads_run", version, real, size, desc)) return 1;
+    binding.each = 0;
+    if (bind)
+        tshi_threads_choose_cpus(nranks, desc && desc->threads > 0 ? desc->threads : 1, &binding);
     (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
     if (fn && tshi_threads_world_make(nranks, &world, &error) == TSH_OK && world) {
         jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof *jobs);
@@ -1501,6 +1764,7 @@ TSH_API int tsh_threads_run_built(int version, size_t real, size_t size, int nra
         job->desc = desc;
         job->fn = fn;
         job->user = user;
+        job->binding = &binding;
         job->rank = started;
         if (!tshi_threads_start_thread(&job->thread, tshi_threads_main, job)) break;
     }
@@ -1512,7 +1776,7 @@ TSH_API int tsh_threads_run_built(int version, size_t real, size_t size, int nra
         tshi_threads_raise(world, &error);
     }
     if (desc && (!jobs || started < nranks))
-        tsh_log_message(&desc->logger, "tsh_threads_run: %s (%s)", error.message,
+        tsh_log_message(&desc->logger, "%s: %s (%s)", name, error.message,
                         tsh_result_name(error.code));
     result = !jobs;
     for (int r = 0; r < started; r++) tshi_threads_join_thread(&jobs[r].thread);
@@ -1523,9 +1787,30 @@ TSH_API int tsh_threads_run_built(int version, size_t real, size_t size, int nra
     return result;
 }
 
+TSH_API int tsh_threads_run_built(int version, size_t real, size_t size, int nranks,
+                                  const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                                  void *user) {
+    if (!tshb_same_build("tsh_threads_run", version, real, size, desc)) return 1;
+    return tshi_threads_run_ranks("tsh_threads_run", nranks, 0, desc, fn, user);
+}
+
 TSH_API int(tsh_threads_run)(int nranks, const tsh_desc *desc,
                              int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     return tsh_threads_run_built(1, 0, 0, nranks, desc, fn, user);
+}
+
+TSH_API int tsh_threads_run_with_built(int version, size_t real, size_t size,
+                                       const tsh_threads_desc *threads, const tsh_desc *desc,
+                                       int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    const int ranks = threads && threads->ranks != 0 ? threads->ranks : tsh_threads_cores();
+    if (!tshb_same_build("tsh_threads_run_with", version, real, size, desc)) return 1;
+    return tshi_threads_run_ranks("tsh_threads_run_with", ranks, threads && threads->bind, desc, fn,
+                                  user);
+}
+
+TSH_API int(tsh_threads_run_with)(const tsh_threads_desc *threads, const tsh_desc *desc,
+                                  int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    return tsh_threads_run_with_built(1, 0, 0, threads, desc, fn, user);
 }
 
 #undef TSHI_THREADS_CLOCK

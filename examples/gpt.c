@@ -221,6 +221,7 @@ typedef struct gpt_job {
     gpt_text text;
     gpt_report report;
     double tokens_per_s;
+    int cores;       /* that this process may use */
     int found;       /* a state to go on from */
     int64_t stopped; /* after this step, by a signal; 0: not */
 } gpt_job;
@@ -613,6 +614,9 @@ static void print_intent(gpt_trainer *t) {
     printf("ranks     %d %s: tp %d x pp %d x dp %d\n", tsh_world(t->ctx)->size,
            set->joins ? "processes" : "threads of this process", tsh_tp(t->ctx)->size,
            tsh_pp(t->ctx)->size, tsh_dp(t->ctx)->size);
+    if (!set->joins)
+        printf("cores     %d: ranks x threads %d x %d%s\n", t->job->cores, (int)set->ranks,
+               (int)set->threads, set->chosen ? ", chosen for these cores" : "");
     print_plan(plan, choose_plan(plan, set), set->policy);
     for (int r = 0; r < tsh_world(t->ctx)->size; r++)
         printf("%-10srank %d: %s parameters; with gradients and moments %.2f MiB\n",
@@ -713,7 +717,10 @@ static int run_ranks(gpt_job *job) {
 #ifdef GPT_BLIS
     if (strcmp(set->gemm, "blis") == 0) desc.gemm.multiply = tsh_blis_gemm;
 #endif
-    if (!set->joins) return tsh_threads_run((int)set->ranks, &desc, run_rank, job);
+    /* with a core for each thread, threads stay on theirs */
+    const tsh_threads_desc threads = {.ranks = (int)set->ranks,
+                                      .bind = set->ranks * set->threads == job->cores};
+    if (!set->joins) return tsh_threads_run_with(&threads, &desc, run_rank, job);
     memset(&job->comm, 0, sizeof job->comm); /* the ctx closes it */
     return tsh_run(&desc, run_rank, job);
 }
@@ -769,7 +776,8 @@ int main(int argc, char **argv) {
     if (!failed) failed = check_backend(&job.set);
     if (!failed) failed = check_gemm(&job.set);
     if (!failed && job.set.joins) failed = join_world(&job);
-    if (!failed) failed = check_settings(&job.set);
+    job.cores = tsh_threads_cores();
+    if (!failed) failed = check_settings(&job.set, job.cores);
     if (!failed) failed = load_text(&job.text, &job.set);
     if (!failed && job.comm.rank == 0) failed = open_files(&job);
     if (!failed) failed = run_job(&job);

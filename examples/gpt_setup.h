@@ -6,6 +6,7 @@
 
 #include "../tshard.h" /* TSH_PRINTF */
 
+#include "cores.h"
 #include "llm/quote.h"
 #include <errno.h>
 #include <glob.h>
@@ -31,8 +32,9 @@ typedef struct gpt_settings {
     const char *trace, *save;                        /* NULL: none */
     int joins, chars, sequence_parallel, checkpoint; /* joins: backend has a process per rank */
     int resume;
-    int64_t ranks, tp, threads;                      /* tp 0: ranks / pp; threads: of each rank */
+    int64_t ranks, tp, threads; /* tp 0: ranks / pp / dp; threads: of each rank */
     int64_t pp, dp, micro_batches;                   /* dp 0: what tp and pp leave of the ranks */
+    int chosen;     /* 1: no flag says how many ranks there are */
     int zero, pure; /* pure: nothing but bf16 is kept; no flag sets it */
     const char *stages;    /* layers of each stage, "2,3"; NULL: equally many */
     int counts[MAX_RANKS]; /* what stages says */
@@ -46,8 +48,6 @@ static const gpt_settings defaults = {
     .backend = "threads",
     .gemm = "builtin",
     .dtype = "f32",
-    .ranks = 2,
-    .threads = 1,
     .pp = 1,
     .micro_batches = 1,
     .layers = 4,
@@ -101,7 +101,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
          .string = &s->dtype},
         {"weights", "of the model that writes the sample: q8_0, q4_0, 8 or 4 bits; else as trained",
          .string = &s->weights},
-        {"ranks", "threads that share the work", .whole = &s->ranks, .low = 1, .high = MAX_RANKS},
+        {"ranks", "threads that share the work; 0: chosen for the cores of this host",
+         .whole = &s->ranks, .high = MAX_RANKS},
         {"tp", "ranks that share the layers of one copy of the model; 0: what pp and dp leave",
          .whole = &s->tp, .high = MAX_RANKS},
         {"pp", "stages of a pipeline, which have some of the layers each", .whole = &s->pp,
@@ -112,8 +113,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"micro-batches", "parts of a batch that go through the stages one after the other",
          .whole = &s->micro_batches, .low = 1, .high = 1e5},
         {"stages", "layers of each stage, such as 2,3; else equally many", .string = &s->stages},
-        {"threads", "threads of each rank, where the compiler has OpenMP", .whole = &s->threads,
-         .low = 1, .high = 1024},
+        {"threads", "threads of each rank, where the compiler has OpenMP; 0: chosen with --ranks",
+         .whole = &s->threads, .high = 1024},
         {"sequence-parallel", "cut the residual, norms and dropout along the sequence, too",
          .on = &s->sequence_parallel},
         {"checkpoint", "compute every block again in backward, for less memory",
@@ -253,9 +254,25 @@ static int check_stages(gpt_settings *s) {
                   (long long)s->pp, (long long)s->layers);
 }
 
-static int check_settings(gpt_settings *s) {
+/* Chooses the number of ranks, and of threads of each, where flags leave them open. The ranks of tp
+ * are chosen for the cores that pp and dp leave to them. */
+static void choose_ranks(gpt_settings *s, int cores, int64_t others) {
+    const cores_model model = {s->heads, s->heads, 1};
+    const int64_t given = s->threads > 0 ? s->threads : 1;
+    const cores_choice best = cores_choose(&model, (int)(cores / others / given),
+                                           (int)(MAX_RANKS / others),
+                                           s->threads > 0 ? 1 : CORES_THREADS);
+    s->chosen = s->ranks == 0 && s->tp == 0;
+    if (s->ranks == 0) s->ranks = (s->chosen ? best.ranks : s->tp) * others;
+    if (s->threads == 0) s->threads = s->chosen ? best.threads : 1;
+}
+
+static int check_settings(gpt_settings *s, int cores) {
     int64_t others = s->pp * (s->dp > 0 ? s->dp : 1);
     if (check_dtype(s) != 0 || check_weights(s) != 0) return BAD_USE;
+    choose_ranks(s, cores, others);
+    if (s->ranks > MAX_RANKS)
+        return refuse("%lld ranks are more than %d", (long long)s->ranks, MAX_RANKS);
     if (s->tp == 0) s->tp = s->ranks % others == 0 ? s->ranks / others : 1;
     if (s->dp == 0) s->dp = s->ranks / (s->tp * s->pp);
     if (s->ranks != s->tp * s->pp * s->dp)

@@ -19,6 +19,7 @@
 #ifdef LLM_TCP
 #include "../../backends/tshard_uv.h"
 #endif
+#include "../cores.h"
 #include "../output.h"
 #include "chat.h"
 #include "model.h"
@@ -46,7 +47,7 @@ typedef struct llm_job {
     const char *model, *dump, *backend, *dtype, *weights; /* values of flags; NULL: not given */
     const char *tokenizer_file, *pre, *embed, *system, *template_name;
     text_list prompt_texts, ids, stops, ignored; /* values of --prompt, --ids, --stop, --ignore */
-    int64_t tp, max_new, threads, context; /* max_new -1, context 0, tp 0: not given */
+    int64_t tp, max_new, threads, context; /* max_new -1, others 0: not given */
     int terminal; /* --chat: 1: on a terminal, with threads of this process as ranks */
     int allow_unknown_keys, chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
     int64_t top_k, seed;
@@ -159,8 +160,8 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"print-ids", "print tokens as numbers", .on = &job->print_ids},
         {"raw", "print control characters of generated text, too", .on = &job->codec.raw},
         {"dump-logits", "write the logits of the prompt to this file", .text = &job->dump},
-        {"tp", "ranks, as threads (one per core)", .number = &job->tp},
-        {"threads", "cores of each rank (1)", .number = &job->threads},
+        {"tp", "ranks, as threads; else chosen for the cores", .number = &job->tp},
+        {"threads", "threads of each rank; else chosen with the ranks", .number = &job->threads},
         {"backend", "threads, or tcp: a process per rank, by tshard-run", .text = &job->backend},
         {"dtype", "f32, bf16 or f16 of all weights; else what the model says", .text = &job->dtype},
         {"weights", "q8_0, q4_0 or q4_1: of 8 or 4 bits", .text = &job->weights},
@@ -912,13 +913,30 @@ static int join_tcp(llm_job *job) {
 #endif
 }
 
+/* Sets how many ranks there are, as threads of this process, and how many threads each has. */
+static void choose_ranks(const llm_job *job, tsh_threads_desc *ranks, tsh_desc *desc) {
+    const llm_config *c = &job->config;
+    const cores_model model = {c->heads, c->kv_heads, 0};
+    const int cores = tsh_threads_cores(), given = job->threads > 0 ? (int)job->threads : 1;
+    const cores_choice best = cores_choose(&model, cores / given, 1024,
+                                           job->threads > 0 ? 1 : CORES_THREADS);
+    ranks->ranks = job->tp ? (int)job->tp : best.ranks;
+    if (!job->tp && !job->threads) desc->threads = best.threads;
+    ranks->bind = ranks->ranks * desc->threads == cores; /* threads keep to their cores */
+    if (!job->tp && !job->print_ids && !job->embed)
+        fprintf(stderr, "llm: %d cores: ranks x threads %d x %d\n", cores, ranks->ranks,
+                desc->threads);
+}
+
 static int run(llm_job *job) {
-    tsh_desc desc = {.threads = (int)job->threads, .logger = {heed, job}};
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    const int tp = (int)(job->tp ? job->tp : cores > 0 ? cores : 1);
+    tsh_desc desc = {.threads = job->threads ? (int)job->threads : 1, .logger = {heed, job}};
+    tsh_threads_desc ranks = {0};
     job->config.headless = job->embed != NULL;
     desc.dtype = job->dtype ? llm_dtype_named(job->dtype) : job->config.dtype;
-    if (!job->joined) return tsh_threads_run(tp, &desc, run_rank, job);
+    if (!job->joined) {
+        choose_ranks(job, &ranks, &desc);
+        return tsh_threads_run_with(&ranks, &desc, run_rank, job);
+    }
     desc.comm = job->comm;
     job->joined = 0;
     return tsh_run(&desc, run_rank, job);
@@ -1272,7 +1290,7 @@ static int run_texts(llm_job *job) {
 }
 
 int main(int argc, char **argv) {
-    llm_job job = {.backend = "threads", .max_new = -1, .threads = 1};
+    llm_job job = {.backend = "threads", .max_new = -1};
     output_begin();
     int failed = parse(&job, argc, argv);
     if (failed == 0) failed = check_flags(&job);

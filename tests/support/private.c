@@ -83,6 +83,13 @@ int main_of_test_io_dtype(void);
 #undef numbers
 #undef VALUES
 
+int main_of_test_cores(void);
+#define main main_of_test_cores
+#define look cores_look
+#include "../comm/test_cores.c"
+#undef main
+#undef look
+
 int main_of_test_lookup(void);
 #define main main_of_test_lookup
 #include "../layer/test_lookup.c"
@@ -161,6 +168,7 @@ static const struct {
     {"test_io_dtype", main_of_test_io_dtype},
     {"test_quant", main_of_test_quant},
     {"test_gradcheck", main_of_test_gradcheck},
+    {"test_cores", main_of_test_cores},
     {"test_lookup", main_of_test_lookup},
 #ifndef TESTS_DOUBLE
     {"test_kernel", main_of_test_kernel},
