@@ -67,15 +67,17 @@ static TSHI_COLD int tshi_isa_runs_bf16(void) {
     return tshi_isa_runs_vnni() && __builtin_cpu_supports("avx512bf16");
 }
 
-/* Processors on which VDPBF16PS, which adds two products to each of 16 floats, is too slow to pay.
+/* VDPBF16PS adds two products to each of 16 floats; FMA (VFMADD231PS) adds one.
  *
- * Intel's with AVX512_FP16 (Golden Cove and later: Sapphire, Emerald and Granite Rapids) start one
- * VDPBF16PS a cycle at most, and two FMA (VFMADD231PS): tests/bench/bench_isa.c measures both. A
- * product of bf16 has then at most the rate of FMA, less what packing pairs costs: 0.65 of it was
- * measured with 256 rows. The feature tells these processors, not the model number, which virtual
- * machines may change. Cooper Lake has AVX512_BF16, but not AVX512_FP16.
+ * Intel's processors with AMX or AVX512_FP16 (Sapphire, Emerald and Granite Rapids) start a
+ * VDPBF16PS every 2 cycles, as it is 4 micro-ops (LLVM, X86SchedSapphireRapids.td: VDPBF16PSZ), and
+ * 2 FMA per cycle: that is half as many products per cycle. A loop of 12 independent ones on
+ * Sapphire Rapids measures the same: 3.8 times as long as FMA. With FMA, products of 64 rows or
+ * more are 1.5 times as fast, of 2 to 8 rows 1.3 to 1.6 times, and of one row as fast. They are
+ * known by the feature, since virtual machines change the number of the model. Cooper Lake, which
+ * has AVX512_BF16 too, does not have it.
  *
- * AMD's (Zen 4 and 5) start as many VDPBF16PS as FMA. */
+ * AMD's processors (Zen 4 and 5) start as many VDPBF16PS per cycle as FMA (uops.info). */
 static TSHI_COLD const char *tshi_isa_slower_bf16(void) {
     uint32_t r[4];
     tshi_isa_cpuid(7, r);
