@@ -10,8 +10,8 @@
  * The variables' threads should be THREADS; those of ours are. Prints a line "MxNxK_tTHREADS who
  * rate" per product and round, with who among builtin, tsh_blis, blis and openblas. `all` adds more
  * shapes, and A B and A^T B under names that end in _NN and _TN. `bf16` compares the built-in
- * product of two bf16 with that of floats: who is bf16 or f32. TSHARD_ISA=avx2 takes the kernels for
- * AVX2, and so on. */
+ * product of two bf16 with that of floats: who is bf16 or f32. TSHARD_ISA=avx2 takes the kernels
+ * for AVX2, and so on. */
 #include "products.h"
 
 #include <sys/wait.h> /* waitpid */
