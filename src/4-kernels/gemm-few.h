@@ -365,9 +365,9 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 
 TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512,
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_REALS)
+                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16)
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_F16) default
-                     : tshi_gemm_few_avx2(t, rows, cols);
-                     return;)
+                     : return;)
 #define TSHI_GEMM_FEW_AVX512 tshi_gemm_few_avx512
 #else
 #define TSHI_GEMM_FEW_AVX512 NULL
