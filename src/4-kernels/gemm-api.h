@@ -23,6 +23,14 @@ static const tshi_gemm_kernel tshi_gemm_kernels[] = {
      tshi_gemm_stream_avx2, TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2,
      TSHI_GEMM_STORE_AVX2},
 #endif
+#if TSHI_NEON
+#if TSHI_NEON_BF16 && TSHI_GEMM_FLOAT
+    {"neon_bf16", 12, 8, 132, 384, 1024, TSHI_ISA_PORTABLE, tshi_gemm_tile_lanes,
+     tshi_gemm_stream_bfdot, NULL, tshi_gemm_tile_bfmmla, tshi_gemm_pack_bfdot, NULL},
+#endif
+    {"neon", 12, 32 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_PORTABLE, tshi_gemm_tile_lanes,
+     tshi_gemm_stream_neon, NULL, NULL, NULL, NULL},
+#endif
 #if TSHI_VECTORS
     {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128,
      tshi_gemm_stream_v128, NULL, NULL, NULL, NULL},
@@ -34,6 +42,9 @@ static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 static int tshi_gemm_runs(const tshi_gemm_kernel *kernel) {
 #if TSHI_GEMM_BF16S
     if (kernel->pairs && !__builtin_cpu_supports("avx512bf16")) return 0;
+#endif
+#if TSHI_NEON_BF16
+    if (kernel->pairs && !(tshi_arm_extensions() & TSHI_ARM_BF16)) return 0;
 #endif
     return kernel->isa <= tshi_kernel_isa();
 }

@@ -11,10 +11,22 @@ static const tshi_quant_kernel tshi_quant_kernels[] = {
     {"avx2", tshi_quant_move_avx2, tshi_quant_dot_avx2, 1},
     {"vnni", tshi_quant_move_vnni, tshi_quant_dot_vnni, TSHI_QUANT_FEW},
 #endif
+#if TSHI_NEON_DOT
+    {"dotprod", tshi_quant_move_dot, tshi_quant_dot_dot, 4},
+#endif
+#if TSHI_NEON_MM
+    {"i8mm", tshi_quant_move_mm, tshi_quant_dot_mm, 4},
+#endif
 };
 
 /* Returns the best kernel for an instruction set, TSHI_ISA_..., on this processor. */
 static const tshi_quant_kernel *tshi_quant_pick(int isa) {
+#if TSHI_NEON_MM
+    if (tshi_arm_extensions() & TSHI_ARM_MM) return &tshi_quant_kernels[2];
+#endif
+#if TSHI_NEON_DOT
+    if (tshi_arm_extensions() & TSHI_ARM_DOT) return &tshi_quant_kernels[1];
+#endif
 #if TSHI_X86
     if (isa == TSHI_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
         return &tshi_quant_kernels[2];
