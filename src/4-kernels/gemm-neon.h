@@ -1,22 +1,25 @@
 /* ========================================================================== */
 /* >>gemm-neon                                    MARK: - gemm-neon (private) */
 /* Micro-kernels of the product with NEON, and of pairs of bf16.              */
-/* Needs: >>kernel-arm >>dtype >>gemm >>gemm-vector.                          */
+/* Needs: >>arm >>gemm-vector.                                                */
 /* ========================================================================== */
+
+/* TSHI_NEON_PAIRS: 1 if there are kernels of pairs of bf16. */
+#define TSHI_NEON_PAIRS (TSHI_NEON_BF16 && TSHI_NEON_MM && TSHI_GEMM_FLOAT)
 
 #if TSHI_NEON
 #if TSHI_GEMM_FLOAT
-#define TSHI_GEMM_NEON(op)    v##op##_f32 /* name of an intrinsic */
-#define TSHI_GEMM_VEC_neon    float32x4_t
-#define TSHI_GEMM_NEON_LANES  4
+#define TSHI_GEMM_NEON(op)   v##op##_f32 /* name of an intrinsic */
+#define TSHI_GEMM_VEC_neon   float32x4_t
+#define TSHI_GEMM_NEON_LANES 4
 #else
-#define TSHI_GEMM_NEON(op)    v##op##_f64
-#define TSHI_GEMM_VEC_neon    float64x2_t
-#define TSHI_GEMM_NEON_LANES  2
+#define TSHI_GEMM_NEON(op)   v##op##_f64
+#define TSHI_GEMM_VEC_neon   float64x2_t
+#define TSHI_GEMM_NEON_LANES 2
 #endif
-#define TSHI_GEMM_LOAD_neon  TSHI_GEMM_NEON(ld1q)
-#define TSHI_GEMM_STORE_neon TSHI_GEMM_NEON(st1q)
-#define TSHI_GEMM_SET_neon   TSHI_GEMM_NEON(dupq_n)
+#define TSHI_GEMM_LOAD_neon         TSHI_GEMM_NEON(ld1q)
+#define TSHI_GEMM_STORE_neon        TSHI_GEMM_NEON(st1q)
+#define TSHI_GEMM_SET_neon          TSHI_GEMM_NEON(dupq_n)
 #define TSHI_GEMM_FMA_neon(x, y, z) TSHI_GEMM_NEON(fmaq)(z, x, y)
 #define TSHI_GEMM_SUM_neon          TSHI_GEMM_FMA_neon
 #if TSHI_GEMM_FLOAT
@@ -83,15 +86,15 @@ static void tshi_gemm_stream_neon(const tshi_gemm_tile *t, int rows, int cols) {
         tshi_gemm_stream_form_neon(t, rows, cols, TSHI_GEMM_BF16);
 }
 
-#if TSHI_NEON_BF16 && TSHI_GEMM_FLOAT
+#if TSHI_NEON_PAIRS
 /* Pairs of bf16. bfmmla adds to each of 2 x 2 sums what two bfdot would: the products of the pair
  * 2p, 2p + 1 of k, then those of the next pair. So tiles by bfmmla, which has twice bfdot's
  * products, and streamed products by bfdot have the same bits. */
-#define TSHI_GEMM_VEC_bfdot    float32x4_t
-#define TSHI_GEMM_LOAD_bfdot   vld1q_f32
-#define TSHI_GEMM_STORE_bfdot  vst1q_f32
-#define TSHI_GEMM_SET_bfdot    vdupq_n_f32
-#define TSHI_GEMM_FMA_bfdot    TSHI_GEMM_FMA_neon
+#define TSHI_GEMM_VEC_bfdot   float32x4_t
+#define TSHI_GEMM_LOAD_bfdot  vld1q_f32
+#define TSHI_GEMM_STORE_bfdot vst1q_f32
+#define TSHI_GEMM_SET_bfdot   vdupq_n_f32
+#define TSHI_GEMM_FMA_bfdot   TSHI_GEMM_FMA_neon
 #define TSHI_GEMM_SUM_bfdot(x, y, z)                                                               \
     vbfdotq_f32(z, vreinterpretq_bf16_f32(x), vreinterpretq_bf16_f32(y))
 #define TSHI_GEMM_SHORT_bfdot(form, at, second) tshi_gemm_pairs4(at, second)
@@ -127,15 +130,16 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_rows_bfmmla(const tshi_gemm_tile *t, const 
     const tsh_real *b = t->b;
     const float32x4_t zero = vdupq_n_f32(0), alpha = vdupq_n_f32(t->alpha);
     float32x4_t s[6][4]; /* s[r][c]: rows 2 r and 2 r + 1, columns 2 c and 2 c + 1 */
-#define TSHI_GEMM_EACH6(X) X(0) X(1) X(2) X(3) X(4) X(5)
+#define TSHI_GEMM_EACH6(X)  X(0) X(1) X(2) X(3) X(4) X(5)
 #define TSHI_GEMM_CLEAR2(r) s[r][0] = s[r][1] = s[r][2] = s[r][3] = zero;
 #define TSHI_GEMM_QUAD(q)                                                                          \
     if (quads > q) {                                                                               \
         const uint32x4_t a0 = TSHI_GEMM_WORDS(a + 4 * q);                                          \
         const uint32x4_t a1 = p > 1 ? TSHI_GEMM_WORDS(a + t->csa + 4 * q) : minus;                 \
         const bfloat16x8_t x0 = tshi_gemm_mix4(a0, a1, 0), x1 = tshi_gemm_mix4(a0, a1, 1);         \
-        TSHI_GEMM_MM(2 * q, 0) TSHI_GEMM_MM(2 * q, 1)                                              \
-        if (vecs > 1) { TSHI_GEMM_MM(2 * q, 2) TSHI_GEMM_MM(2 * q, 3) }                            \
+        TSHI_GEMM_MM(2 * q, 0) TSHI_GEMM_MM(2 * q, 1) if (vecs > 1) {                              \
+            TSHI_GEMM_MM(2 * q, 2) TSHI_GEMM_MM(2 * q, 3)                                          \
+        }                                                                                          \
     }
 #define TSHI_GEMM_MM(r, c)                                                                         \
     s[r][c] = vbfmmlaq_f32(s[r][c], x0, y##c);                                                     \
@@ -165,7 +169,8 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_rows_bfmmla(const tshi_gemm_tile *t, const 
     }
     if (left) TSHI_GEMM_STEP2(1)
     const int add = t->add;
-#define TSHI_GEMM_HALF(r, c, half) /* the row of two 2 x 2 sums that is their lower or upper half */ \
+#define TSHI_GEMM_HALF(r, c,                                                                       \
+                       half) /* the row of two 2 x 2 sums that is their lower or upper half */     \
     vcombine_f32(vget_##half##_f32(s[r][c]), vget_##half##_f32(s[r][c + 1]))
 #define TSHI_GEMM_ROW2(i, half)                                                                    \
     if (4 * quads > i && rows > i) {                                                               \
@@ -219,8 +224,8 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_along(const tshi_gemm_form form, floa
             const char *at = src + i * inc + p * size;
             uint32_t *const to = (uint32_t *)(void *)(dst + p / 2 * width + i);
 #define TSHI_GEMM_SHORT4(r)                                                                        \
-    vreinterpret_u32_u16(tshi_gemm_short4(form, at + (valid > i + r ? r * inc : 0),                \
-                                          valid > i + r ? k - p : 0))
+    vreinterpret_u32_u16(                                                                          \
+        tshi_gemm_short4(form, at + (valid > i + r ? r * inc : 0), valid > i + r ? k - p : 0))
             const uint32x2_t r0 = TSHI_GEMM_SHORT4(0), r1 = TSHI_GEMM_SHORT4(1);
             const uint32x2_t r2 = TSHI_GEMM_SHORT4(2), r3 = TSHI_GEMM_SHORT4(3);
             vst1q_u32(to, vcombine_u32(vzip1_u32(r0, r1), vzip1_u32(r2, r3)));
@@ -240,8 +245,7 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_across(const tshi_gemm_form form, flo
             const uint16x4_t x = tshi_gemm_short4(form, n > 0 ? src + i * size : src, n);
             const uint16x4_t y = tshi_gemm_short4(form, second > 0 ? src + ld + i * size : src,
                                                   second);
-            vst1q_u32((uint32_t *)(void *)(dst + i),
-                      vorrq_u32(vmovl_u16(x), vshll_n_u16(y, 16)));
+            vst1q_u32((uint32_t *)(void *)(dst + i), vorrq_u32(vmovl_u16(x), vshll_n_u16(y, 16)));
         }
 }
 
@@ -262,4 +266,32 @@ TSHI_BF16 static int tshi_gemm_pack_bfdot(float *dst, int width, int valid, int6
     return 1;
 }
 #endif
+#undef TSHI_GEMM_NEON
+#undef TSHI_GEMM_VEC_neon
+#undef TSHI_GEMM_NEON_LANES
+#undef TSHI_GEMM_LOAD_neon
+#undef TSHI_GEMM_STORE_neon
+#undef TSHI_GEMM_SET_neon
+#undef TSHI_GEMM_FMA_neon
+#undef TSHI_GEMM_SUM_neon
+#undef TSHI_GEMM_SHORT_neon
+#undef TSHI_GEMM_LANE
+#undef TSHI_GEMM_VEC_bfdot
+#undef TSHI_GEMM_LOAD_bfdot
+#undef TSHI_GEMM_STORE_bfdot
+#undef TSHI_GEMM_SET_bfdot
+#undef TSHI_GEMM_FMA_bfdot
+#undef TSHI_GEMM_SUM_bfdot
+#undef TSHI_GEMM_SHORT_bfdot
+#undef TSHI_GEMM_WORDS
+#undef TSHI_GEMM_EACH6
+#undef TSHI_GEMM_CLEAR2
+#undef TSHI_GEMM_QUAD
+#undef TSHI_GEMM_MM
+#undef TSHI_GEMM_STEP2
+#undef TSHI_GEMM_HALF
+#undef TSHI_GEMM_ROW2
+#undef TSHI_GEMM_OUT2
+#undef TSHI_GEMM_QUADS
+#undef TSHI_GEMM_SHORT4
 #endif /* TSHI_NEON */

@@ -30,13 +30,18 @@
  *
  * 16 BITS. bf16 and f16 are converted to tsh_real while A and B are packed, or while `stream` or
  * `few` reads B, which then is not packed. There is one exception: A and B are both bf16, or one is
- * and the other may be rounded to it (tshi_matrix.rounds), and the processor has AVX512_BF16. Then
- * they are packed in pairs of elements 2p and 2p + 1 along k (after an odd k, the second is 0), and
- * one instruction adds the two products of a pair to a float:
+ * and the other may be rounded to it (tshi_matrix.rounds), and the kernel multiplies pairs of bf16.
+ * Then they are packed in pairs of elements 2p and 2p + 1 along k (after an odd k, the second is
+ * 0), and one instruction adds the two products of a pair to a float, with AVX512_BF16
  *
  *     acc = (acc + a[2p + 1] b[2p + 1]) + a[2p] b[2p]
  *
- * The products are exact and each sum is rounded to nearest even; numbers below 2^-126 in magnitude
+ * and on Arm
+ *
+ *     acc = acc + (a[2p] b[2p] + a[2p + 1] b[2p + 1])
+ *
+ * The products are exact. Each sum is rounded to nearest even or, on Arm, to odd: an inexact sum
+ * becomes the one of its two neighbours whose last bit is 1. Numbers below 2^-126 in magnitude
  * count as 0, in operands and in sums. A slice has 2 kc elements of k. If C has 16 bits, its sums
  * are floats until the last slice of k is added, and rounded once. */
 
@@ -146,12 +151,11 @@ typedef struct tshi_gemm_tile {
 
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
-/* A micro-kernel and its block sizes: one row of the table tshi_gemm_kernels. */
+/* A micro-kernel and its block sizes. */
 struct tshi_gemm_kernel {
     const char *name; /* name in tests and benchmarks */
     int mr, nr;       /* rows and columns of a tile */
     int mc, kc, nc;   /* max block sizes of m, k, n: multiples of mr, of 32 and of nr */
-    int isa;          /* the instruction set that it needs: TSHI_ISA_... */
     /* Computes a tile of 1 to mr rows and of nr or nr / 2 columns; needs t->csb = 1. */
     tshi_gemm_tile_fn tile;
     /* (optional) Computes up to TSHI_GEMM_FEW rows without packing B, which is of tsh_real or, if

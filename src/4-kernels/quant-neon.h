@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>quant-neon                                  MARK: - quant-neon (private) */
 /* Kernels of quantised weights with NEON's sdot and smmla.                   */
-/* Needs: >>kernel-arm >>quant.                                               */
+/* Needs: >>arm >>quant-vnni.                                                 */
 /* ========================================================================== */
 
 #if TSHI_NEON_DOT
@@ -11,8 +11,7 @@
 /* Loads the f16 scales (or minima) of one block of each of 4 rows of W, as floats. */
 TSHI_INLINE float32x4_t tshi_quant_scales_neon(const unsigned char *const w[4], int at) {
     uint16x4_t h = vdup_n_u16(0);
-#define TSHI_QUANT_SCALE(c)                                                                        \
-    h = vld1_lane_u16((const uint16_t *)(const void *)(w[c] + at), h, c);
+#define TSHI_QUANT_SCALE(c) h = vld1_lane_u16((const uint16_t *)(const void *)(w[c] + at), h, c);
     TSHI_QUANT_EACH4(TSHI_QUANT_SCALE)
     return vcvt_f32_f16(vreinterpret_f16_u16(h));
 }
@@ -42,8 +41,7 @@ TSHI_INLINE void tshi_quant_load_neon(const int bits, const unsigned char *at, i
 /* Returns s, of 4 columns of Y, plus the result of one block of a row of X: its integer sums n
  * times the scales of W and x, and, if has_min is 1, the minima of W times x->sum. */
 TSHI_INLINE float32x4_t tshi_quant_end_neon(float32x4_t scale, int has_min, float32x4_t min,
-                                            const tshi_quant_input *x, int32x4_t n,
-                                            float32x4_t s) {
+                                            const tshi_quant_input *x, int32x4_t n, float32x4_t s) {
     s = vaddq_f32(s, vmulq_f32(vmulq_n_f32(scale, x->scale), vcvtq_f32_s32(n)));
     return has_min ? vaddq_f32(s, vmulq_n_f32(min, x->sum)) : s;
 }
@@ -246,7 +244,7 @@ TSHI_MM TSHI_INLINE void tshi_quant_tile_mm(const tshi_quant_tile *w, int size,
     vcombine_s32(vdup_n_s32(signs ? 0 : x[2 * (p)].offset),                                        \
                  vdup_n_s32(signs ? 0 : x[2 * (p) + 1].offset))
 #define TSHI_QUANT_BEGIN2(c) n[0][c] = first, n[1][c] = second;
-#define TSHI_QUANT_X2(p) /* elements 8 g to 8 g + 7 of rows 2 p and 2 p + 1 */                     \
+#define TSHI_QUANT_X2(p)     /* elements 8 g to 8 g + 7 of rows 2 p and 2 p + 1 */                 \
     vcombine_s8(vld1_s8(x[2 * (p)].q + 8 * g), vld1_s8(x[2 * (p) + 1].q + 8 * g))
 #define TSHI_QUANT_ADD2(c)                                                                         \
     {                                                                                              \
@@ -254,7 +252,7 @@ TSHI_MM TSHI_INLINE void tshi_quant_tile_mm(const tshi_quant_tile *w, int size,
         n[0][c] = vmmlaq_s32(n[0][c], x0, w2);                                                     \
         n[1][c] = vmmlaq_s32(n[1][c], x1, w2);                                                     \
     }
-#define TSHI_QUANT_64(x) vreinterpretq_s64_s32(x)
+#define TSHI_QUANT_64(x)      vreinterpretq_s64_s32(x)
 #define TSHI_QUANT_PART(r, v) /* sums of row r and columns 4 v to 4 v + 3 */                       \
     vreinterpretq_s32_s64((r) % 2 ? vzip2q_s64(TSHI_QUANT_64(n[(r) / 2][2 * (v)]),                 \
                                                TSHI_QUANT_64(n[(r) / 2][2 * (v) + 1]))             \
@@ -289,4 +287,27 @@ TSHI_MM static void tshi_quant_dot_mm(const tshi_quant_tile *w, const tshi_quant
                                stride, rows - r);
 }
 #endif
+#undef TSHI_QUANT_EACH4
+#undef TSHI_QUANT_SCALE
+#undef TSHI_QUANT_KEEP
+#undef TSHI_QUANT_SUMS
+#undef TSHI_QUANT_LOAD
+#undef TSHI_QUANT_DOT2
+#undef TSHI_QUANT_ROW
+#undef TSHI_QUANT_PUT
+#undef TSHI_QUANT_WIDTHS
+#undef TSHI_QUANT_END
+#undef TSHI_QUANT_BEGIN
+#undef TSHI_QUANT_X
+#undef TSHI_QUANT_ADD
+#undef TSHI_QUANT_STEP
+#undef TSHI_QUANT_LAST
+#undef TSHI_QUANT_EACH8
+#undef TSHI_QUANT_FIRST
+#undef TSHI_QUANT_BEGIN2
+#undef TSHI_QUANT_X2
+#undef TSHI_QUANT_ADD2
+#undef TSHI_QUANT_64
+#undef TSHI_QUANT_PART
+#undef TSHI_QUANT_LAST2
 #endif /* TSHI_NEON_DOT */

@@ -1,40 +1,25 @@
 /* ========================================================================== */
 /* >>quant-product                            MARK: - quant-product (private) */
-/* Products with quantised weights: picks a kernel; divides Y among threads.  */
-/* Needs: >>team >>tensor >>gemm >>quant-vnni.                                */
+/* Products with quantised weights: their kernels; Y is divided among threads. */
+/* Needs: >>team >>tensor >>gemm >>quant-neon.                                */
 /* ========================================================================== */
 
-/* The kernels of quantised products, the best one last. */
-static const tshi_quant_kernel tshi_quant_kernels[] = {
-    {"c", tshi_quant_move_c, tshi_quant_dot_c, 0},
+/* The kernels of quantised products. >>isa says which one runs. */
+static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_move_c, tshi_quant_dot_c, 0};
 #if TSHI_X86
-    {"avx2", tshi_quant_move_avx2, tshi_quant_dot_avx2, 1},
-    {"vnni", tshi_quant_move_vnni, tshi_quant_dot_vnni, TSHI_QUANT_FEW},
+static const tshi_quant_kernel tshi_quant_kernel_avx2 = {"avx2", tshi_quant_move_avx2,
+                                                         tshi_quant_dot_avx2, 1};
+static const tshi_quant_kernel tshi_quant_kernel_vnni = {"vnni", tshi_quant_move_vnni,
+                                                         tshi_quant_dot_vnni, TSHI_QUANT_FEW};
 #endif
 #if TSHI_NEON_DOT
-    {"dotprod", tshi_quant_move_dot, tshi_quant_dot_dot, 4},
+static const tshi_quant_kernel tshi_quant_kernel_dot = {"dotprod", tshi_quant_move_dot,
+                                                        tshi_quant_dot_dot, 4};
 #endif
 #if TSHI_NEON_MM
-    {"i8mm", tshi_quant_move_mm, tshi_quant_dot_mm, 4},
+static const tshi_quant_kernel tshi_quant_kernel_mm = {"i8mm", tshi_quant_move_mm,
+                                                       tshi_quant_dot_mm, 4};
 #endif
-};
-
-/* Returns the best kernel for an instruction set, TSHI_ISA_..., on this processor. */
-static const tshi_quant_kernel *tshi_quant_pick(int isa) {
-#if TSHI_NEON_MM
-    if (tshi_arm_extensions() & TSHI_ARM_MM) return &tshi_quant_kernels[2];
-#endif
-#if TSHI_NEON_DOT
-    if (tshi_arm_extensions() & TSHI_ARM_DOT) return &tshi_quant_kernels[1];
-#endif
-#if TSHI_X86
-    if (isa == TSHI_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
-        return &tshi_quant_kernels[2];
-    if (isa >= TSHI_ISA_AVX2) return &tshi_quant_kernels[1];
-#endif
-    (void)isa;
-    return tshi_quant_kernels;
-}
 
 /* -- the product Y = X W^T + b with a quantised W -------------------------- */
 
@@ -184,7 +169,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
                                             : 0,
                 &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW + i % TSHI_QUANT_FEW]);
         }
-    job.kernel = tshi_quant_pick(w->ctx->isa);
+    job.kernel = w->ctx->quant_kernel;
     job.w = (const unsigned char *)tshi_tensor_at(w);
     job.x = to;
     job.bias = bias;

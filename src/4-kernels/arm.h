@@ -1,7 +1,7 @@
 /* ========================================================================== */
-/* >>kernel-arm                                  MARK: - kernel-arm (private) */
+/* >>arm                                                MARK: - arm (private) */
 /* Extensions of NEON: which this compiler and this processor have.           */
-/* Needs: nothing.                                                            */
+/* Needs: >>base.                                                             */
 /* ========================================================================== */
 
 /* Kernels use NEON, which every 64-bit Arm has, and three extensions of it:
@@ -50,10 +50,10 @@
 #define TSHI_BF16
 #endif
 
+#if TSHI_NEON
 /* Bits of tshi_arm_extensions. */
 enum { TSHI_ARM_DOT = 1, TSHI_ARM_MM = 2, TSHI_ARM_BF16 = 4 };
 
-#if TSHI_NEON
 #if defined(__linux__)
 #include <sys/auxv.h> /* getauxval */
 #elif defined(__APPLE__)
@@ -61,7 +61,7 @@ enum { TSHI_ARM_DOT = 1, TSHI_ARM_MM = 2, TSHI_ARM_BF16 = 4 };
 extern "C" {
 #endif
 /* Declared here, because <sys/sysctl.h> needs types that a feature macro may hide. */
-int (sysctlbyname)(const char *name, void *value, size_t *size, void *set, size_t set_size);
+int(sysctlbyname)(const char *name, void *value, size_t *size, void *set, size_t set_size);
 #ifdef __cplusplus
 }
 #endif
@@ -74,15 +74,15 @@ static int tshi_arm_feature(const char *name) {
 }
 #endif
 
-/* Returns the extensions that this processor has and kernels are compiled for: the system's answer
- * on Linux, Android and macOS, else what the program is compiled for. */
+/* Returns the extensions that this processor has, TSHI_ARM_...: the system's answer on Linux and
+ * macOS, else those that the program is compiled for. */
 static int tshi_arm_extensions(void) {
     int dot, mm, bf16;
 #if defined(__linux__)
     const unsigned long first = getauxval(16), second = getauxval(26); /* AT_HWCAP, AT_HWCAP2 */
-    dot = (int)(first >> 20 & 1);   /* HWCAP_ASIMDDP */
-    mm = (int)(second >> 13 & 1);   /* HWCAP2_I8MM */
-    bf16 = (int)(second >> 14 & 1); /* HWCAP2_BF16 */
+    dot = (int)(first >> 20 & 1);                                      /* HWCAP_ASIMDDP */
+    mm = (int)(second >> 13 & 1);                                      /* HWCAP2_I8MM */
+    bf16 = (int)(second >> 14 & 1);                                    /* HWCAP2_BF16 */
 #elif defined(__APPLE__)
     dot = tshi_arm_feature("hw.optional.arm.FEAT_DotProd");
     mm = tshi_arm_feature("hw.optional.arm.FEAT_I8MM");
@@ -99,12 +99,16 @@ static int tshi_arm_extensions(void) {
     bf16 = 1;
 #endif
 #endif
-    return (dot && TSHI_NEON_DOT ? TSHI_ARM_DOT : 0) |
-           (dot && mm && TSHI_NEON_MM ? TSHI_ARM_MM : 0) |
-           (bf16 && TSHI_NEON_BF16 ? TSHI_ARM_BF16 : 0);
+    return (dot ? TSHI_ARM_DOT : 0) | (mm ? TSHI_ARM_MM : 0) | (bf16 ? TSHI_ARM_BF16 : 0);
 }
-#else
-static int tshi_arm_extensions(void) {
-    return 0;
+
+/* Returns the processor's identification register (MIDR_EL1), if the system lets programs read it,
+ * else 0. */
+static uint32_t tshi_arm_id(void) {
+    uint64_t id = 0;
+#if defined(__linux__)
+    if (getauxval(16) >> 11 & 1) __asm__("mrs %0, midr_el1" : "=r"(id)); /* HWCAP_CPUID */
+#endif
+    return (uint32_t)id;
 }
 #endif /* TSHI_NEON */
