@@ -782,7 +782,7 @@ static float odd_sum(float x, float y) {
 
 /* The sum after one more pair of products, as AVX512_BF16 or Arm's bfdot and bfmmla add them. */
 static float add_pair(float sum, float first, float second) {
-#if TSHI_NEON
+#if defined(__aarch64__)
     return odd_sum(sum, odd_sum(first, second));
 #else
     volatile float part = sum + second; /* no wider than float */
