@@ -23,6 +23,15 @@
 #undef TSHI_POSIX
 #undef TSHI_CLOCK
 #undef TSHI_X86
+#undef TSHI_NEON
+#undef TSHI_NEON_DOT
+#undef TSHI_NEON_MM
+#undef TSHI_NEON_BF16
+#undef TSHI_NEON_TARGET
+#undef TSHI_DOT
+#undef TSHI_MM
+#undef TSHI_BF16
+#undef TSHI_NEON_PAIRS
 #undef TSHI_AVX2
 #undef TSHI_AVX512
 #undef TSHI_KERNEL /* >>kernel */

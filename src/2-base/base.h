@@ -150,7 +150,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_EACH
 #endif
 
-/* TSHI_VECTORS: 1 if GNU C's vector types are available. TSHI_X86: 1 if AVX intrinsics are, too. */
+/* TSHI_VECTORS: 1 if GNU C's vector types are available. TSHI_X86: 1 if AVX intrinsics are, too.
+ * TSHI_NEON: 1 if those of 64-bit Arm are. */
 #if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
 #define TSHI_VECTORS 1
 #else
@@ -161,6 +162,11 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_X86 1
 #else
 #define TSHI_X86 0
+#endif
+#if TSHI_VECTORS && defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
+#define TSHI_NEON 1
+#else
+#define TSHI_NEON 0
 #endif
 
 /* TSHI_ALIGN: alignment of blocks in bytes. TSHI_SIZE_CLASSES: number of size classes; blocks of

@@ -2,7 +2,7 @@
 /* >>gemm-api                                      MARK: - gemm-api (private) */
 /* The built-in matrix product: packing, and cache-blocked loops that call    */
 /* micro-kernels. Takes any strides. See HOW IT WORKS in >>gemm.              */
-/* Needs: >>gemm-few.                                                         */
+/* Needs: >>gemm-neon >>gemm-few.                                             */
 /* ========================================================================== */
 
 /* -- the micro-kernels ----------------------------------------------------- */
@@ -23,6 +23,16 @@ static const tshi_gemm_kernel tshi_gemm_kernel_avx512 = {
 static const tshi_gemm_kernel tshi_gemm_kernel_avx2 = {
     "avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_tile_avx2, tshi_gemm_stream_avx2,
     TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2, TSHI_GEMM_STORE_AVX2};
+#endif
+#if TSHI_NEON_PAIRS
+static const tshi_gemm_kernel tshi_gemm_kernel_bfmmla = {
+    "bfmmla", 12, 8, 132, 384, 1024, tshi_gemm_tile_lanes, tshi_gemm_stream_bfdot, NULL,
+    tshi_gemm_tile_bfmmla, tshi_gemm_pack_bfdot, NULL};
+#endif
+#if TSHI_NEON
+static const tshi_gemm_kernel tshi_gemm_kernel_neon = {
+    "neon", 12, 32 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_tile_lanes, tshi_gemm_stream_neon,
+    NULL, NULL, NULL, NULL};
 #endif
 #if TSHI_VECTORS
 static const tshi_gemm_kernel tshi_gemm_kernel_v128 = {

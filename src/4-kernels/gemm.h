@@ -30,13 +30,18 @@
  *
  * 16 BITS. bf16 and f16 are converted to tsh_real while A and B are packed, or while `stream` or
  * `few` reads B, which then is not packed. There is one exception: A and B are both bf16, or one is
- * and the other may be rounded to it (tshi_matrix.rounds), and AVX512_BF16 is used (>>isa). Then
- * they are packed in pairs of elements 2p and 2p + 1 along k (after an odd k, the second is 0), and
- * one instruction adds the two products of a pair to a float:
+ * and the other may be rounded to it (tshi_matrix.rounds), and the kernel multiplies pairs of bf16.
+ * Then they are packed in pairs of elements 2p and 2p + 1 along k (after an odd k, the second is
+ * 0), and one instruction adds the two products of a pair to a float, with AVX512_BF16
  *
  *     acc = (acc + a[2p + 1] b[2p + 1]) + a[2p] b[2p]
  *
- * The products are exact and each sum is rounded to nearest even; numbers below 2^-126 in magnitude
+ * and on Arm
+ *
+ *     acc = acc + (a[2p] b[2p] + a[2p + 1] b[2p + 1])
+ *
+ * The products are exact. Each sum is rounded to nearest even or, on Arm, to odd: an inexact sum
+ * becomes the one of its two neighbours whose last bit is 1. Numbers below 2^-126 in magnitude
  * count as 0, in operands and in sums. A slice has 2 kc elements of k. If C has 16 bits, its sums
  * are floats until the last slice of k is added, and rounded once. */
 

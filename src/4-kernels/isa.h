@@ -56,6 +56,33 @@ static TSHI_COLD int tshi_isa_runs_avx512(void) {
 static TSHI_COLD int tshi_isa_runs_vnni(void) {
     return tshi_isa_runs_avx512() && __builtin_cpu_supports("avx512vnni");
 }
+#elif TSHI_NEON
+static TSHI_COLD void tshi_isa_add_processor(char *text, size_t capacity) {
+    const unsigned id = tshi_arm_id();
+    if (id)
+        tsh_text_add(text, capacity, "Arm processor, implementer 0x%02x part 0x%03x", id >> 24,
+                     id >> 4 & 0xFFF);
+    else
+        tsh_text_add(text, capacity, "%s", "Arm processor");
+}
+
+#if TSHI_NEON_DOT
+static TSHI_COLD int tshi_isa_runs_dotprod(void) {
+    return (tshi_arm_extensions() & TSHI_ARM_DOT) != 0;
+}
+#endif
+
+#if TSHI_NEON_MM
+static TSHI_COLD int tshi_isa_runs_i8mm(void) {
+    return tshi_isa_runs_dotprod() && (tshi_arm_extensions() & TSHI_ARM_MM);
+}
+#endif
+
+#if TSHI_NEON_PAIRS
+static TSHI_COLD int tshi_isa_runs_bf16(void) {
+    return tshi_isa_runs_i8mm() && (tshi_arm_extensions() & TSHI_ARM_BF16);
+}
+#endif
 #else
 static TSHI_COLD void tshi_isa_add_processor(char *text, size_t capacity) {
     tsh_text_add(text, capacity, "%s", "a processor for which only these kernels are compiled");
@@ -102,6 +129,21 @@ static const tshi_isa tshi_isas[] = {
      &tshi_quant_kernel_avx2},
     {"avx2", tshi_isa_runs_avx2, NULL, TSHI_ISA_AVX2, &tshi_gemm_kernel_avx2,
      &tshi_quant_kernel_avx2},
+#endif
+#if TSHI_NEON_PAIRS
+    {"neon_bf16", tshi_isa_runs_bf16, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_bfmmla,
+     &tshi_quant_kernel_mm},
+#endif
+#if TSHI_NEON_MM
+    {"neon_i8mm", tshi_isa_runs_i8mm, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_neon,
+     &tshi_quant_kernel_mm},
+#endif
+#if TSHI_NEON_DOT
+    {"neon_dotprod", tshi_isa_runs_dotprod, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_neon,
+     &tshi_quant_kernel_dot},
+#endif
+#if TSHI_NEON
+    {"neon", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_neon, &tshi_quant_kernel_c},
 #endif
 #if TSHI_VECTORS /* vectors of 16 bytes, by GNU C; then the reference, with plain loops */
     {"portable", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_v128, &tshi_quant_kernel_c},

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>quant-product                            MARK: - quant-product (private) */
 /* Products with quantised weights: their kernels; Y is divided among threads. */
-/* Needs: >>team >>tensor >>gemm >>quant-vnni.                                */
+/* Needs: >>team >>tensor >>gemm >>quant-neon.                                */
 /* ========================================================================== */
 
 /* The kernels of quantised products. >>isa says which one runs. */
@@ -11,6 +11,14 @@ static const tshi_quant_kernel tshi_quant_kernel_avx2 = {"avx2", tshi_quant_move
                                                          tshi_quant_dot_avx2, 1};
 static const tshi_quant_kernel tshi_quant_kernel_vnni = {"vnni", tshi_quant_move_vnni,
                                                          tshi_quant_dot_vnni, TSHI_QUANT_FEW};
+#endif
+#if TSHI_NEON_DOT
+static const tshi_quant_kernel tshi_quant_kernel_dot = {"dotprod", tshi_quant_move_dot,
+                                                        tshi_quant_dot_dot, 4};
+#endif
+#if TSHI_NEON_MM
+static const tshi_quant_kernel tshi_quant_kernel_mm = {"i8mm", tshi_quant_move_mm,
+                                                       tshi_quant_dot_mm, 4};
 #endif
 
 /* -- the product Y = X W^T + b with a quantised W -------------------------- */

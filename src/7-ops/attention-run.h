@@ -168,8 +168,9 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->out = out;
     h->ctx = q->ctx;
     h->kernel = q->ctx->gemm_kernel;
-    h->pairs = h->kernel->pairs && q->dtype == TSH_BF16 && k->dtype == TSH_BF16 &&
-               in[2]->dtype == TSH_BF16;
+    /* the softmax writes pairs of bf16 on x86 only */
+    h->pairs = TSHI_GEMM_BF16S && h->kernel->pairs && q->dtype == TSH_BF16 &&
+               k->dtype == TSH_BF16 && in[2]->dtype == TSH_BF16;
     h->more = more;
     h->tq = q->dim[2];
     h->tk = h->width = k->dim[2];

@@ -31,6 +31,10 @@ COLUMNS = ["strict", "unit", "op", "layer", "threads"]
 COMPILE_LIMIT = 300  # seconds of one compilation,
 RUN_LIMIT = 900      # and of one program, which may be 20 times as slow as on the machine itself
 SHOWN = 30  # lines of what a compiler said
+# Tests that choose kernels by the processor, and the processors that qemu-user emulates for them
+# after its best one: without any extension of NEON, and with sdot only.
+KERNELS = ["unit/test_quant", "unit/test_isa"]
+PROCESSORS = {"aarch64": ["cortex-a53", "cortex-a76"]}
 LINK = ["-static", "-pthread", "-lm"]
 STD = ["-D_POSIX_C_SOURCE=200809L"]
 # Without it readdir fails in 32-bit programs under qemu, whose folders have 64-bit positions.
@@ -166,11 +170,15 @@ def programs_of(platform, chosen, jobs):
         return list(pool.map(one, tests))
 
 
-def run(platform, programs):
+def run(platform, programs, processor=None):
     """(passed, failed, skipped) of tests, which tests/run.sh runs and prints. A script builds
-    programs of its own, and reads their files on this machine, whose byte order may be another."""
+    programs of its own, and reads their files on this machine, whose byte order may be another.
+    processor: the one to emulate; None: qemu's choice, the best one."""
     env = dict(os.environ, PYTHON=sys.executable, CC=platform.compiler + " -static",
                TESTS_RUN=" ".join(platform.prefix))
+    if processor:
+        print("on %s:" % processor)
+        env["QEMU_CPU"] = processor
     done = subprocess.run([os.path.join(TOP, "tests", "run.sh"), "--limit", str(RUN_LIMIT),
                            "--with", " ".join(platform.prefix)] + programs, env=env,
                           stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
@@ -210,6 +218,10 @@ def test(platform, args):
             print("FAIL  %s/%s does not compile\n%s" % (kind, os.path.basename(program), wrong))
         add(counts, "threads" if kind == "comm" else kind,
             (0, 1, 0) if wrong else run(platform, [program]))
+    for processor in PROCESSORS.get(platform.name, []):
+        for program, kind, wrong in programs:
+            if not wrong and program.endswith(tuple(KERNELS)):
+                add(counts, kind, run(platform, [program], processor))
     return counts
 
 
