@@ -69,12 +69,14 @@
  *   src/4-kernels/      mathematics, strided loops, products of matrices
  *     >>math            exp, log, tanh, erf, pow of floats, vectorised
  *     >>math-more       expm1, log1p, sin, cos, activations made of them
- *     >>kernel-isa      instruction sets, and kernels compiled for each
+ *     >>kernel-isa      elementwise kernels, compiled for each instruction set
+ *     >>arm             extensions of NEON that this compiler and processor have
  *     >>kernel          blocks of values, strided loops, rows
  *     >>hash            hashes of values
  *     >>kernel-round    stochastic rounding to bf16
  *     >>gemm            tiles of the product: what they are given, the reference
  *     >>gemm-vector     tiles by SSE, AVX2, AVX-512 and NEON
+ *     >>gemm-neon       tiles by NEON, with bf16 too
  *     >>gemm-pack       packing: the reference, with SSE, and of any dtype
  *     >>gemm-avx512     packing by AVX-512
  *     >>gemm-avx2       packing by AVX2
@@ -83,7 +85,9 @@
  *     >>quant           quantised weights: the structs, portable kernels
  *     >>quant-avx2      the same with AVX2
  *     >>quant-vnni      the same with AVX-512 and VNNI
+ *     >>quant-neon      the same with NEON
  *     >>quant-product   products with quantised weights
+ *     >>isa             the table of instruction sets; which one a ctx uses
  *   src/5-comm/         collectives: entry points, buckets of gradients
  *     >>coll            kinds of collectives, chunks
  *     >>comm            the public entry points of collectives
@@ -375,7 +379,11 @@
  *   Other files of a program may have them. (Linked with -ffast-math, gcc's programs treat numbers
  *   below 2^-126 in magnitude as 0.)
  *
- *   Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run time.
+ *   Kernels for AVX2 and AVX-512 are compiled beside portable ones. tsh_open chooses the set of
+ *   instructions that is the fastest on this processor; tsh_cpu_text(ctx) says which, and why.
+ *   TSHARD_ISA=avx2 in the environment, for example, forces one of portable, avx2, avx512,
+ *   avx512_vnni and avx512_bf16; tsh_open fails if the processor does not have it. Sums may be
+ *   rounded otherwise by another set, so let all ranks have the same one.
  *   tsh_desc.gemm takes any other matrix product. With -fopenmp, tsh_desc.threads gives a rank more
  *   cores: the same bits; ranks times threads should not be more than the cores.
  *
@@ -932,6 +940,12 @@ TSH_API void tsh_comm_close(tsh_comm *comm);
  * library it may differ from this header's.
  * torch: torch.__version__ */
 TSH_API const char *tsh_version(void);
+/* Returns, in one line, which instruction set ctx computes with, on which processor, and why not a
+ * better one: "avx512_vnni: GenuineIntel family 6 model 143; bf16 is multiplied by FMA, since
+ * VDPBF16PS has half its rate here". Never NULL; valid until ctx is closed. The environment
+ * variable TSHARD_ISA, read by tsh_open, forces one of those that the processor has.
+ * torch: torch.backends.cpu.get_cpu_capability */
+TSH_API const char *tsh_cpu_text(const tsh_ctx *ctx);
 /* Returns the name of a code: "TSH_ERR_SHAPE". */
 TSH_API const char *tsh_result_name(tsh_result code);
 /* Returns the sentence of a code: "shapes do not fit". */
@@ -3610,7 +3624,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_EACH
 #endif
 
-/* TSHI_VECTORS: 1 if GNU C's vector types are available. TSHI_X86: 1 if AVX intrinsics are, too. */
+/* TSHI_VECTORS: 1 if GNU C's vector types are available. TSHI_X86: 1 if AVX intrinsics are, too.
+ * TSHI_NEON: 1 if those of 64-bit Arm are. */
 #if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
 #define TSHI_VECTORS 1
 #else
@@ -3621,6 +3636,11 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_X86 1
 #else
 #define TSHI_X86 0
+#endif
+#if TSHI_VECTORS && defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
+#define TSHI_NEON 1
+#else
+#define TSHI_NEON 0
 #endif
 
 /* TSHI_ALIGN: alignment of blocks in bytes. TSHI_SIZE_CLASSES: number of size classes; blocks of
@@ -3885,6 +3905,7 @@ typedef struct tshi_micro {
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
+typedef struct tshi_quant_kernel tshi_quant_kernel;
 typedef struct tshi_trace tshi_trace;
 
 /* Bits of ctx->warned: the warnings, each logged once per ctx. */
@@ -3923,6 +3944,8 @@ typedef struct tshi_matmul_order {
     uintptr_t *last; /* entry of the matrix that was read last; NULL: none yet */
 } tshi_matmul_order;
 
+enum { TSHI_CPU_TEXT = 256 }; /* max length of tsh_cpu_text, with its final 0 */
+
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* world: all ranks; tp, pp, dp: this rank's groups */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
@@ -3936,12 +3959,16 @@ struct tsh_ctx {
     tsh_logger logger;                   /* the user's; .log may be NULL */
     tsh_gemm gemm;                       /* the user's matrix product; .multiply NULL: the
                                           * built-in product is used */
-    const tshi_gemm_kernel *gemm_kernel; /* kernel of the built-in product for this CPU */
+    /* What the chosen instruction set (>>isa) has: the kernels of the built-in product and of
+     * quantised products; the index of elementwise kernels, TSHI_ISA_... */
+    const tshi_gemm_kernel *gemm_kernel;
+    const tshi_quant_kernel *quant_kernel;
+    int isa;
+    char cpu[TSHI_CPU_TEXT]; /* what tsh_cpu_text returns */
     tsh_dtype dtype; /* dtype of new parameters */
     tshi_block *gemm_scratch;            /* packed operands of the built-in product; NULL: none
                                           * yet */
     tshi_matmul_order order; /* order in which products of few rows read their matrices */
-    int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
     int threads; /* number of threads of this rank, at least 1 */
     tshi_block *rope_table;  /* cosines and sines of the last tsh_rope in this step, or NULL */
     tshi_angles rope_angles; /* what the angles in rope_table depend on */
@@ -7984,7 +8011,7 @@ TSHI_INLINE tsh_real tshi_math_mish_derivative(tsh_real x, int fused) {
 
 /* ========================================================================== */
 /* >>kernel-isa                                  MARK: - kernel-isa (private) */
-/* The instruction sets of this processor, and kernels compiled for each.     */
+/* Elementwise kernels, compiled for each instruction set.                    */
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
@@ -8020,8 +8047,8 @@ typedef struct tshi_operand {
 
 typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *params);
 
-/* Instruction sets, the best one last; each is an index into tables of kernels. TSHI_ISAS is their
- * number. */
+/* Instruction sets for which elementwise kernels are compiled; each is an index into tables of
+ * kernels. TSHI_ISAS is their number. (>>isa has all instruction sets.) */
 enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 
 #if TSHI_X86
@@ -8029,20 +8056,9 @@ enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
  * have F16C, too.) */
 #define TSHI_AVX2   __attribute__((target("avx2,fma,f16c")))
 #define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
-/* Returns the best instruction set of this processor. */
-static int tshi_kernel_isa(void) {
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return TSHI_ISA_PORTABLE;
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
-               ? TSHI_ISA_AVX512
-               : TSHI_ISA_AVX2;
-}
 #else
 #define TSHI_AVX2
 #define TSHI_AVX512
-static int tshi_kernel_isa(void) {
-    return TSHI_ISA_PORTABLE;
-}
 #endif
 
 /* Defines the function name_isa: name_body, compiled for the instruction set isa. */
@@ -8083,6 +8099,121 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params, TSHI_FUSED)                      \
     static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_portable,               \
                                                    name##_portable}
+
+/* ========================================================================== */
+/* >>arm                                                MARK: - arm (private) */
+/* Extensions of NEON: which this compiler and this processor have.           */
+/* Needs: >>base.                                                             */
+/* ========================================================================== */
+
+/* Kernels use NEON, which every 64-bit Arm has, and three extensions of it:
+ *
+ *   dotprod: sdot adds 4 products of 8-bit integers to each of 4 sums of 32 bits (FEAT_DotProd)
+ *   i8mm: smmla adds products of two (2, 8) matrices of 8-bit integers to 2 x 2 sums (FEAT_I8MM)
+ *   bf16: bfdot and bfmmla do the same with 2 and with (2, 4) numbers of bf16 (FEAT_BF16)
+ *
+ * TSHI_NEON_DOT, TSHI_NEON_MM and TSHI_NEON_BF16 are 1 if kernels that use them are compiled: gcc
+ * has the intrinsics in functions with a target attribute (TSHI_DOT, TSHI_MM, TSHI_BF16), clang
+ * only since version 16; older ones have them if the whole program is compiled for such a
+ * processor. */
+#if TSHI_NEON
+#include <arm_neon.h> /* vfmaq_laneq_f32, vdotq_laneq_s32, vmmlaq_s32, vbfmmlaq_f32 */
+#endif
+#if TSHI_NEON && (defined(__clang__) ? __clang_major__ >= 16 : __GNUC__ >= 10)
+#define TSHI_NEON_DOT  1
+#define TSHI_NEON_MM   1
+#define TSHI_NEON_BF16 1
+#if defined(__ARM_FEATURE_QRDMX) /* the program is compiled for Armv8.1 or later already */
+#define TSHI_NEON_TARGET(extensions) __attribute__((target(extensions)))
+#else
+#define TSHI_NEON_TARGET(extensions) __attribute__((target("arch=armv8.2-a" extensions)))
+#endif
+#define TSHI_DOT  TSHI_NEON_TARGET("+dotprod")
+#define TSHI_MM   TSHI_NEON_TARGET("+dotprod+i8mm")
+#define TSHI_BF16 TSHI_NEON_TARGET("+bf16")
+#else
+#if TSHI_NEON && defined(__ARM_FEATURE_DOTPROD)
+#define TSHI_NEON_DOT 1
+#else
+#define TSHI_NEON_DOT 0
+#endif
+#if TSHI_NEON_DOT && defined(__ARM_FEATURE_MATMUL_INT8)
+#define TSHI_NEON_MM 1
+#else
+#define TSHI_NEON_MM 0
+#endif
+#if TSHI_NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define TSHI_NEON_BF16 1
+#else
+#define TSHI_NEON_BF16 0
+#endif
+#define TSHI_DOT
+#define TSHI_MM
+#define TSHI_BF16
+#endif
+
+#if TSHI_NEON
+/* Bits of tshi_arm_extensions. */
+enum { TSHI_ARM_DOT = 1, TSHI_ARM_MM = 2, TSHI_ARM_BF16 = 4 };
+
+#if defined(__linux__)
+#include <sys/auxv.h> /* getauxval */
+#elif defined(__APPLE__)
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* Declared here, because <sys/sysctl.h> needs types that a feature macro may hide. */
+int(sysctlbyname)(const char *name, void *value, size_t *size, void *set, size_t set_size);
+#ifdef __cplusplus
+}
+#endif
+
+/* Returns 1 if the system says that the processor has the feature `name`. */
+static int tshi_arm_feature(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, NULL, 0) == 0 && value != 0;
+}
+#endif
+
+/* Returns the extensions that this processor has, TSHI_ARM_...: the system's answer on Linux and
+ * macOS, else those that the program is compiled for. */
+static int tshi_arm_extensions(void) {
+    int dot, mm, bf16;
+#if defined(__linux__)
+    const unsigned long first = getauxval(16), second = getauxval(26); /* AT_HWCAP, AT_HWCAP2 */
+    dot = (int)(first >> 20 & 1);                                      /* HWCAP_ASIMDDP */
+    mm = (int)(second >> 13 & 1);                                      /* HWCAP2_I8MM */
+    bf16 = (int)(second >> 14 & 1);                                    /* HWCAP2_BF16 */
+#elif defined(__APPLE__)
+    dot = tshi_arm_feature("hw.optional.arm.FEAT_DotProd");
+    mm = tshi_arm_feature("hw.optional.arm.FEAT_I8MM");
+    bf16 = tshi_arm_feature("hw.optional.arm.FEAT_BF16");
+#else
+    dot = mm = bf16 = 0;
+#if defined(__ARM_FEATURE_DOTPROD)
+    dot = 1;
+#endif
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    mm = 1;
+#endif
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    bf16 = 1;
+#endif
+#endif
+    return (dot ? TSHI_ARM_DOT : 0) | (mm ? TSHI_ARM_MM : 0) | (bf16 ? TSHI_ARM_BF16 : 0);
+}
+
+/* Returns the processor's identification register (MIDR_EL1), if the system lets programs read it,
+ * else 0. */
+static uint32_t tshi_arm_id(void) {
+    uint64_t id = 0;
+#if defined(__linux__)
+    if (getauxval(16) >> 11 & 1) __asm__("mrs %0, midr_el1" : "=r"(id)); /* HWCAP_CPUID */
+#endif
+    return (uint32_t)id;
+}
+#endif /* TSHI_NEON */
 
 /* ========================================================================== */
 /* >>kernel                                          MARK: - kernel (private) */
@@ -8873,13 +9004,18 @@ TSHI_KERNEL(tshi_kernel_random, tshi_noise);
  *
  * 16 BITS. bf16 and f16 are converted to tsh_real while A and B are packed, or while `stream` or
  * `few` reads B, which then is not packed. There is one exception: A and B are both bf16, or one is
- * and the other may be rounded to it (tshi_matrix.rounds), and the processor has AVX512_BF16. Then
- * they are packed in pairs of elements 2p and 2p + 1 along k (after an odd k, the second is 0), and
- * one instruction adds the two products of a pair to a float:
+ * and the other may be rounded to it (tshi_matrix.rounds), and the kernel multiplies pairs of bf16.
+ * Then they are packed in pairs of elements 2p and 2p + 1 along k (after an odd k, the second is
+ * 0), and one instruction adds the two products of a pair to a float, with AVX512_BF16
  *
  *     acc = (acc + a[2p + 1] b[2p + 1]) + a[2p] b[2p]
  *
- * The products are exact and each sum is rounded to nearest even; numbers below 2^-126 in magnitude
+ * and on Arm
+ *
+ *     acc = acc + (a[2p] b[2p] + a[2p + 1] b[2p + 1])
+ *
+ * The products are exact. Each sum is rounded to nearest even or, on Arm, to odd: an inexact sum
+ * becomes the one of its two neighbours whose last bit is 1. Numbers below 2^-126 in magnitude
  * count as 0, in operands and in sums. A slice has 2 kc elements of k. If C has 16 bits, its sums
  * are floats until the last slice of k is added, and rounded once. */
 
@@ -8989,12 +9125,11 @@ typedef struct tshi_gemm_tile {
 
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
-/* A micro-kernel and its block sizes: one row of the table tshi_gemm_kernels. */
+/* A micro-kernel and its block sizes. >>isa has the ones of all instruction sets. */
 struct tshi_gemm_kernel {
     const char *name; /* name in tests and benchmarks */
     int mr, nr;       /* rows and columns of a tile */
     int mc, kc, nc;   /* max block sizes of m, k, n: multiples of mr, of 32 and of nr */
-    int isa;          /* the instruction set that it needs: TSHI_ISA_... */
     /* Computes a tile of 1 to mr rows and of nr or nr / 2 columns; needs t->csb = 1. */
     tshi_gemm_tile_fn tile;
     /* (optional) Computes up to TSHI_GEMM_FEW rows without packing B, which is of tsh_real or, if
@@ -9347,6 +9482,304 @@ static void tshi_gemm_stream_x86(const tshi_gemm_tile *t, int rows, int cols) {
 TSHI_GEMM_KERNEL(bf16, TSHI_GEMM_TARGET_BF16, TSHI_GEMM_ROWS12, 12)
 #endif
 #endif /* TSHI_VECTORS */
+
+/* ========================================================================== */
+/* >>gemm-neon                                    MARK: - gemm-neon (private) */
+/* Micro-kernels of the product with NEON, and of pairs of bf16.              */
+/* Needs: >>arm >>gemm-vector.                                                */
+/* ========================================================================== */
+
+/* TSHI_NEON_PAIRS: 1 if there are kernels of pairs of bf16. */
+#define TSHI_NEON_PAIRS (TSHI_NEON_BF16 && TSHI_NEON_MM && TSHI_GEMM_FLOAT)
+
+#if TSHI_NEON
+#if TSHI_GEMM_FLOAT
+#define TSHI_GEMM_NEON(op)   v##op##_f32 /* name of an intrinsic */
+#define TSHI_GEMM_VEC_neon   float32x4_t
+#define TSHI_GEMM_NEON_LANES 4
+#else
+#define TSHI_GEMM_NEON(op)   v##op##_f64
+#define TSHI_GEMM_VEC_neon   float64x2_t
+#define TSHI_GEMM_NEON_LANES 2
+#endif
+#define TSHI_GEMM_LOAD_neon         TSHI_GEMM_NEON(ld1q)
+#define TSHI_GEMM_STORE_neon        TSHI_GEMM_NEON(st1q)
+#define TSHI_GEMM_SET_neon          TSHI_GEMM_NEON(dupq_n)
+#define TSHI_GEMM_FMA_neon(x, y, z) TSHI_GEMM_NEON(fmaq)(z, x, y)
+#define TSHI_GEMM_SUM_neon          TSHI_GEMM_FMA_neon
+#if TSHI_GEMM_FLOAT
+/* Converts the 4 values at `at`, f16 or bf16 as form says, to float. */
+TSHI_INLINE float32x4_t tshi_gemm_widen4(const tshi_gemm_form form, const char *at) {
+    const uint16x4_t x = vld1_u16((const uint16_t *)(const void *)at);
+    if (form == TSHI_GEMM_F16) return vcvt_f32_f16(vreinterpret_f16_u16(x));
+    return vreinterpretq_f32_u32(vshll_n_u16(x, 16));
+}
+#define TSHI_GEMM_SHORT_neon(form, at, second) tshi_gemm_widen4(form, at)
+#else
+#define TSHI_GEMM_SHORT_neon(form, at, second) y[q] /* not used: tsh_real is double */
+#endif
+TSHI_GEMM_KERNEL(neon, , TSHI_GEMM_ROWS12, 12)
+TSHI_GEMM_STREAM(neon, )
+
+/* Computes a tile of 12 rows of A that is packed (t->rsa is 1) and `vecs` registers of B: a
+ * register is loaded with A of several rows, of which fmla takes one. The sums have the order of
+ * tshi_gemm_rows_neon. */
+TSHI_INLINE void tshi_gemm_full_neon(const tshi_gemm_tile *t, const int vecs) {
+    const int lanes = TSHI_GEMM_NEON_LANES;
+    const tshi_gemm_word *a = t->a;
+    const tsh_real *b = t->b, *c = t->c, *d = t->d;
+    const TSHI_GEMM_VEC_neon zero = TSHI_GEMM_SET_neon(0);
+    TSHI_GEMM_VEC_neon x = zero, b0, b1, c0[12], c1[12]; /* c0[i], c1[i]: sums of row i */
+#define TSHI_GEMM_LANE(isa, i, g)                                                                  \
+    if (i % TSHI_GEMM_NEON_LANES == 0) x = TSHI_GEMM_LOAD_neon(a + i);                             \
+    c0[i] = TSHI_GEMM_NEON(fmaq_laneq)(c0[i], b0, x, i % TSHI_GEMM_NEON_LANES);                    \
+    if (vecs > 1) c1[i] = TSHI_GEMM_NEON(fmaq_laneq)(c1[i], b1, x, i % TSHI_GEMM_NEON_LANES);
+    TSHI_GEMM_ROWS12(TSHI_GEMM_ZERO, neon)
+    for (int64_t p = t->k, rest; p > 0;) {
+        rest = p > TSHI_GEMM_STRETCH ? p - TSHI_GEMM_STRETCH : 0;
+        for (int i = 0; i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(t->walk);
+        for (int i = 0; i < TSHI_GEMM_FETCH_C; i++) {
+            TSHI_PREFETCH(c);
+            c += c == t->c + 11 * t->rsc ? 0 : t->rsc;
+        }
+        for (; p > rest; p--, a += t->csa, b += t->rsb) { /* one step of k */
+            b0 = TSHI_GEMM_LOAD_neon(b);
+            b1 = vecs > 1 ? TSHI_GEMM_LOAD_neon(b + lanes) : b0;
+            TSHI_GEMM_ROWS12(TSHI_GEMM_LANE, neon)
+        }
+    }
+    const int rows = 12, add = t->add;
+    const TSHI_GEMM_VEC_neon alpha = TSHI_GEMM_SET_neon(t->alpha);
+    const int64_t rsc = t->rsc, rsd = t->rsd;
+    tsh_real *to = t->c;
+    TSHI_GEMM_ROWS12(TSHI_GEMM_OUT, neon)
+}
+
+static void tshi_gemm_tile_lanes(const tshi_gemm_tile *t, int rows, int cols) {
+    if (rows < 12 || t->rsa != 1)
+        tshi_gemm_tile_neon(t, rows, cols);
+    else if (cols > TSHI_GEMM_NEON_LANES)
+        tshi_gemm_full_neon(t, 2);
+    else
+        tshi_gemm_full_neon(t, 1);
+}
+
+static void tshi_gemm_stream_neon(const tshi_gemm_tile *t, int rows, int cols) {
+    if (t->form == TSHI_GEMM_REALS)
+        tshi_gemm_stream_form_neon(t, rows, cols, TSHI_GEMM_REALS);
+    else if (TSHI_GEMM_FLOAT)
+        tshi_gemm_stream_form_neon(t, rows, cols, TSHI_GEMM_BF16);
+}
+
+#if TSHI_NEON_PAIRS
+/* Pairs of bf16. bfmmla adds to each of 2 x 2 sums what two bfdot would: the products of the pair
+ * 2p, 2p + 1 of k, then those of the next pair. So tiles by bfmmla, which has twice bfdot's
+ * products, and streamed products by bfdot have the same bits. */
+#define TSHI_GEMM_VEC_bfdot   float32x4_t
+#define TSHI_GEMM_LOAD_bfdot  vld1q_f32
+#define TSHI_GEMM_STORE_bfdot vst1q_f32
+#define TSHI_GEMM_SET_bfdot   vdupq_n_f32
+#define TSHI_GEMM_FMA_bfdot   TSHI_GEMM_FMA_neon
+#define TSHI_GEMM_SUM_bfdot(x, y, z)                                                               \
+    vbfdotq_f32(z, vreinterpretq_bf16_f32(x), vreinterpretq_bf16_f32(y))
+#define TSHI_GEMM_SHORT_bfdot(form, at, second) tshi_gemm_pairs4(at, second)
+/* Loads 4 elements of a row of B and of the next row, `second` bytes behind it (0: there is none),
+ * as 4 pairs. */
+TSHI_BF16 TSHI_INLINE float32x4_t tshi_gemm_pairs4(const char *at, int64_t second) {
+    const uint16x4_t x = vld1_u16((const uint16_t *)(const void *)at);
+    const uint16x4_t y = second ? vld1_u16((const uint16_t *)(const void *)(at + second))
+                                : vdup_n_u16(0);
+    return vreinterpretq_f32_u32(vorrq_u32(vmovl_u16(x), vshll_n_u16(y, 16)));
+}
+TSHI_GEMM_STREAM(bfdot, TSHI_BF16)
+/* Implements tshi_gemm_kernel.stream with bfdot. */
+TSHI_BF16 static void tshi_gemm_stream_bfdot(const tshi_gemm_tile *t, int rows, int cols) {
+    if (t->form == TSHI_GEMM_PAIRS)
+        tshi_gemm_stream_form_bfdot(t, rows, cols, TSHI_GEMM_PAIRS);
+    else
+        tshi_gemm_stream_neon(t, rows, cols);
+}
+
+/* Returns the 4 words at p, of 2 rows, and the 4 words at q, of the next step of k, as operands of
+ * bfmmla: 4 elements of k of rows 0 and 1 (of rows 2 and 3 if high is 1). */
+TSHI_BF16 TSHI_INLINE bfloat16x8_t tshi_gemm_mix4(uint32x4_t p, uint32x4_t q, const int high) {
+    return vreinterpretq_bf16_u32(high ? vzip2q_u32(p, q) : vzip1q_u32(p, q));
+}
+
+#define TSHI_GEMM_WORDS(at) vld1q_u32((const uint32_t *)(const void *)(at))
+/* Computes a tile of 4 * quads rows and 4 * vecs columns of pairs, by 2 x 2 sums. After an odd
+ * number of words, A's missing pair is -0 and B's is 0: their products, -0, change no sum. */
+TSHI_BF16 TSHI_INLINE void tshi_gemm_rows_bfmmla(const tshi_gemm_tile *t, const int quads,
+                                                 const int vecs, int rows) {
+    const tshi_gemm_word *a = t->a;
+    const tsh_real *b = t->b;
+    const float32x4_t zero = vdupq_n_f32(0), alpha = vdupq_n_f32(t->alpha);
+    float32x4_t s[6][4]; /* s[r][c]: rows 2 r and 2 r + 1, columns 2 c and 2 c + 1 */
+#define TSHI_GEMM_EACH6(X)  X(0) X(1) X(2) X(3) X(4) X(5)
+#define TSHI_GEMM_CLEAR2(r) s[r][0] = s[r][1] = s[r][2] = s[r][3] = zero;
+#define TSHI_GEMM_QUAD(q)                                                                          \
+    if (quads > q) {                                                                               \
+        const uint32x4_t a0 = TSHI_GEMM_WORDS(a + 4 * q);                                          \
+        const uint32x4_t a1 = p > 1 ? TSHI_GEMM_WORDS(a + t->csa + 4 * q) : minus;                 \
+        const bfloat16x8_t x0 = tshi_gemm_mix4(a0, a1, 0), x1 = tshi_gemm_mix4(a0, a1, 1);         \
+        TSHI_GEMM_MM(2 * q, 0) TSHI_GEMM_MM(2 * q, 1) if (vecs > 1) {                              \
+            TSHI_GEMM_MM(2 * q, 2) TSHI_GEMM_MM(2 * q, 3)                                          \
+        }                                                                                          \
+    }
+#define TSHI_GEMM_MM(r, c)                                                                         \
+    s[r][c] = vbfmmlaq_f32(s[r][c], x0, y##c);                                                     \
+    s[r + 1][c] = vbfmmlaq_f32(s[r + 1][c], x1, y##c);
+#define TSHI_GEMM_STEP2(words) /* 2 words: 4 elements of k; or the last one */                     \
+    {                                                                                              \
+        const int p = words;                                                                       \
+        const uint32x4_t b0 = TSHI_GEMM_WORDS(b), b2 = vecs > 1 ? TSHI_GEMM_WORDS(b + 4) : b0;     \
+        const uint32x4_t b1 = p > 1 ? TSHI_GEMM_WORDS(b + t->rsb) : none;                          \
+        const uint32x4_t b3 = p > 1 && vecs > 1 ? TSHI_GEMM_WORDS(b + t->rsb + 4) : none;          \
+        const bfloat16x8_t y0 = tshi_gemm_mix4(b0, b1, 0), y1 = tshi_gemm_mix4(b0, b1, 1);         \
+        const bfloat16x8_t y2 = tshi_gemm_mix4(b2, b3, 0), y3 = tshi_gemm_mix4(b2, b3, 1);         \
+        (void)y2, (void)y3;                                                                        \
+        TSHI_GEMM_QUAD(0) TSHI_GEMM_QUAD(1) TSHI_GEMM_QUAD(2)                                      \
+    }
+    const uint32x4_t none = vdupq_n_u32(0), minus = vdupq_n_u32(0x80008000u);
+    const int64_t twice_a = 2 * t->csa, twice_b = 2 * t->rsb;
+    int64_t left = t->k;
+    TSHI_GEMM_EACH6(TSHI_GEMM_CLEAR2)
+    while (left > 1) {
+        for (int i = 0; i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(t->walk);
+        for (int i = 0; i < TSHI_GEMM_STRETCH / 2 && left > 1; i++, left -= 2) {
+            TSHI_GEMM_STEP2(2)
+            a += twice_a;
+            b += twice_b;
+        }
+    }
+    if (left) TSHI_GEMM_STEP2(1)
+    const int add = t->add;
+#define TSHI_GEMM_HALF(r, c,                                                                       \
+                       half) /* the row of two 2 x 2 sums that is their lower or upper half */     \
+    vcombine_f32(vget_##half##_f32(s[r][c]), vget_##half##_f32(s[r][c + 1]))
+#define TSHI_GEMM_ROW2(i, half)                                                                    \
+    if (4 * quads > i && rows > i) {                                                               \
+        TSHI_GEMM_PUT(neon, t->c + i * t->rsc, t->d + i * t->rsd, TSHI_GEMM_HALF(i / 2, 0, half))  \
+        if (vecs > 1)                                                                              \
+            TSHI_GEMM_PUT(neon, t->c + i * t->rsc + 4, t->d + i * t->rsd + 4,                      \
+                          TSHI_GEMM_HALF(i / 2, 2, half))                                          \
+    }
+#define TSHI_GEMM_OUT2(r) TSHI_GEMM_ROW2((2 * r), low) TSHI_GEMM_ROW2((2 * r + 1), high)
+    TSHI_GEMM_EACH6(TSHI_GEMM_OUT2)
+}
+
+/* Implements tshi_gemm_kernel.pairs with bfmmla. A is packed to 12 rows; those beyond `rows` are
+ * 0. */
+TSHI_BF16 static void tshi_gemm_tile_bfmmla(const tshi_gemm_tile *t, int rows, int cols) {
+#define TSHI_GEMM_QUADS(quads)                                                                     \
+    if (cols > 4)                                                                                  \
+        tshi_gemm_rows_bfmmla(t, quads, 2, rows);                                                  \
+    else                                                                                           \
+        tshi_gemm_rows_bfmmla(t, quads, 1, rows);
+    if (rows > 8) {
+        TSHI_GEMM_QUADS(3)
+    } else if (rows > 4) {
+        TSHI_GEMM_QUADS(2)
+    } else {
+        TSHI_GEMM_QUADS(1)
+    }
+}
+
+/* -- packing pairs --------------------------------------------------------- */
+
+/* Loads up to 4 contiguous elements, of bf16 (form PAIRS) or float, as bf16; the others are 0. */
+TSHI_BF16 TSHI_INLINE uint16x4_t tshi_gemm_short4(const tshi_gemm_form form, const char *at,
+                                                  int64_t n) {
+    const size_t size = form == TSHI_GEMM_PAIRS ? 2 : 4;
+    char some[16] = {0};
+    if (n <= 0) return vdup_n_u16(0);
+    if (n < 4) at = (const char *)memcpy(some, at, (size_t)n * size);
+    if (form == TSHI_GEMM_PAIRS) return vld1_u16((const uint16_t *)(const void *)at);
+    return vreinterpret_u16_bf16(vcvt_bf16_f32(vld1q_f32((const float *)(const void *)at)));
+}
+
+/* Packs rows of contiguous elements, 4 elements (2 words) of 4 rows at a time. inc: bytes from row
+ * to row. */
+TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_along(const tshi_gemm_form form, float *dst, int width,
+                                                 int valid, int64_t k, const char *src,
+                                                 int64_t inc) {
+    const int64_t size = form == TSHI_GEMM_PAIRS ? 2 : 4;
+    for (int i = 0; i < width; i += 4)
+        for (int64_t p = 0; p < k; p += 4) {
+            const char *at = src + i * inc + p * size;
+            uint32_t *const to = (uint32_t *)(void *)(dst + p / 2 * width + i);
+#define TSHI_GEMM_SHORT4(r)                                                                        \
+    vreinterpret_u32_u16(                                                                          \
+        tshi_gemm_short4(form, at + (valid > i + r ? r * inc : 0), valid > i + r ? k - p : 0))
+            const uint32x2_t r0 = TSHI_GEMM_SHORT4(0), r1 = TSHI_GEMM_SHORT4(1);
+            const uint32x2_t r2 = TSHI_GEMM_SHORT4(2), r3 = TSHI_GEMM_SHORT4(3);
+            vst1q_u32(to, vcombine_u32(vzip1_u32(r0, r1), vzip1_u32(r2, r3)));
+            if (p + 2 < k)
+                vst1q_u32(to + width, vcombine_u32(vzip2_u32(r0, r1), vzip2_u32(r2, r3)));
+        }
+}
+
+/* Packs a matrix whose columns are contiguous. ld: bytes from column to column. */
+TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_across(const tshi_gemm_form form, float *dst, int width,
+                                                  int valid, int64_t k, const char *src,
+                                                  int64_t ld) {
+    const int64_t size = form == TSHI_GEMM_PAIRS ? 2 : 4;
+    for (int64_t p = 0; p < k; p += 2, src += 2 * ld, dst += width)
+        for (int i = 0; i < width; i += 4) {
+            const int64_t n = valid - i, second = p + 1 < k ? n : 0;
+            const uint16x4_t x = tshi_gemm_short4(form, n > 0 ? src + i * size : src, n);
+            const uint16x4_t y = tshi_gemm_short4(form, second > 0 ? src + ld + i * size : src,
+                                                  second);
+            vst1q_u32((uint32_t *)(void *)(dst + i), vorrq_u32(vmovl_u16(x), vshll_n_u16(y, 16)));
+        }
+}
+
+/* Implements tshi_gemm_kernel.pack with the instructions of bf16. */
+TSHI_BF16 static int tshi_gemm_pack_bfdot(float *dst, int width, int valid, int64_t k,
+                                          const tshi_matrix *m, tshi_gemm_form form) {
+    const int64_t size = form == TSHI_GEMM_PAIRS ? 2 : 4;
+    const char *src = (const char *)m->data;
+    if (form < TSHI_GEMM_PAIRS || width % 4 || (m->row != 1 && m->column != 1)) return 0;
+    if (m->column == 1 && form == TSHI_GEMM_PAIRS)
+        tshi_gemm_pairs_along(TSHI_GEMM_PAIRS, dst, width, valid, k, src, size * m->row);
+    else if (m->column == 1)
+        tshi_gemm_pairs_along(TSHI_GEMM_ROUNDED, dst, width, valid, k, src, size * m->row);
+    else if (form == TSHI_GEMM_PAIRS)
+        tshi_gemm_pairs_across(TSHI_GEMM_PAIRS, dst, width, valid, k, src, size * m->column);
+    else
+        tshi_gemm_pairs_across(TSHI_GEMM_ROUNDED, dst, width, valid, k, src, size * m->column);
+    return 1;
+}
+#endif
+#undef TSHI_GEMM_NEON
+#undef TSHI_GEMM_VEC_neon
+#undef TSHI_GEMM_NEON_LANES
+#undef TSHI_GEMM_LOAD_neon
+#undef TSHI_GEMM_STORE_neon
+#undef TSHI_GEMM_SET_neon
+#undef TSHI_GEMM_FMA_neon
+#undef TSHI_GEMM_SUM_neon
+#undef TSHI_GEMM_SHORT_neon
+#undef TSHI_GEMM_LANE
+#undef TSHI_GEMM_VEC_bfdot
+#undef TSHI_GEMM_LOAD_bfdot
+#undef TSHI_GEMM_STORE_bfdot
+#undef TSHI_GEMM_SET_bfdot
+#undef TSHI_GEMM_FMA_bfdot
+#undef TSHI_GEMM_SUM_bfdot
+#undef TSHI_GEMM_SHORT_bfdot
+#undef TSHI_GEMM_WORDS
+#undef TSHI_GEMM_EACH6
+#undef TSHI_GEMM_CLEAR2
+#undef TSHI_GEMM_QUAD
+#undef TSHI_GEMM_MM
+#undef TSHI_GEMM_STEP2
+#undef TSHI_GEMM_HALF
+#undef TSHI_GEMM_ROW2
+#undef TSHI_GEMM_OUT2
+#undef TSHI_GEMM_QUADS
+#undef TSHI_GEMM_SHORT4
+#endif /* TSHI_NEON */
 
 /* ========================================================================== */
 /* >>gemm-pack                                    MARK: - gemm-pack (private) */
@@ -10215,9 +10648,9 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
 
 TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512,
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_REALS)
+                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16)
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_F16) default
-                     : tshi_gemm_few_avx2(t, rows, cols);
-                     return;)
+                     : return;)
 #define TSHI_GEMM_FEW_AVX512 tshi_gemm_few_avx512
 #else
 #define TSHI_GEMM_FEW_AVX512 NULL
@@ -10233,48 +10666,45 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
 /* >>gemm-api                                      MARK: - gemm-api (private) */
 /* The built-in matrix product: packing, and cache-blocked loops that call    */
 /* micro-kernels. Takes any strides. See HOW IT WORKS in >>gemm.              */
-/* Needs: >>gemm-few.                                                         */
+/* Needs: >>gemm-neon >>gemm-few.                                             */
 /* ========================================================================== */
 
-/* -- the table of micro-kernels ------------------------------------------- */
+/* -- the micro-kernels ----------------------------------------------------- */
 
-/* One row per micro-kernel (columns: struct tshi_gemm_kernel), the best one first; the last one
- * runs on every processor. Block sizes: a block of A (mc * kc floats) fills at most half of an L2
- * cache, nr columns of B (kc * nr floats) at most an L1 cache; nc limits the scratch memory. */
-static const tshi_gemm_kernel tshi_gemm_kernels[] = {
+/* The micro-kernels; the fields are those of struct tshi_gemm_kernel. >>isa says which one runs.
+ * Block sizes: a block of A (mc * kc floats) fills at most half of an L2 cache, nr columns of B
+ * (kc * nr floats) at most an L1 cache; nc limits the scratch memory. */
 #if TSHI_GEMM_BF16S
-    {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
-     tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512},
+static const tshi_gemm_kernel tshi_gemm_kernel_bf16 = {
+    "bf16", 12, 32, 264, 384, 1024, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
+    tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512};
 #endif
 #if TSHI_X86
-    {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
-     tshi_gemm_stream_x86, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
-     TSHI_GEMM_STORE_AVX512},
-    {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_AVX2, tshi_gemm_tile_avx2,
-     tshi_gemm_stream_avx2, TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2,
-     TSHI_GEMM_STORE_AVX2},
+static const tshi_gemm_kernel tshi_gemm_kernel_avx512 = {
+    "avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, tshi_gemm_tile_avx512,
+    tshi_gemm_stream_x86, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
+    TSHI_GEMM_STORE_AVX512};
+static const tshi_gemm_kernel tshi_gemm_kernel_avx2 = {
+    "avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_tile_avx2, tshi_gemm_stream_avx2,
+    TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2, TSHI_GEMM_STORE_AVX2};
+#endif
+#if TSHI_NEON_PAIRS
+static const tshi_gemm_kernel tshi_gemm_kernel_bfmmla = {
+    "bfmmla", 12, 8, 132, 384, 1024, tshi_gemm_tile_lanes, tshi_gemm_stream_bfdot, NULL,
+    tshi_gemm_tile_bfmmla, tshi_gemm_pack_bfdot, NULL};
+#endif
+#if TSHI_NEON
+static const tshi_gemm_kernel tshi_gemm_kernel_neon = {
+    "neon", 12, 32 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_tile_lanes, tshi_gemm_stream_neon,
+    NULL, NULL, NULL, NULL};
 #endif
 #if TSHI_VECTORS
-    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128,
-     tshi_gemm_stream_v128, NULL, NULL, NULL, NULL},
+static const tshi_gemm_kernel tshi_gemm_kernel_v128 = {
+    "v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_tile_v128, tshi_gemm_stream_v128,
+    NULL, NULL, NULL, NULL};
 #endif
-    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL, NULL,
-     NULL, NULL, NULL}};
-
-/* Returns 1 if this processor has the instructions that the kernel needs. */
-static int tshi_gemm_runs(const tshi_gemm_kernel *kernel) {
-#if TSHI_GEMM_BF16S
-    if (kernel->pairs && !__builtin_cpu_supports("avx512bf16")) return 0;
-#endif
-    return kernel->isa <= tshi_kernel_isa();
-}
-
-/* Returns the best kernel for this processor. */
-static const tshi_gemm_kernel *tshi_gemm_pick(void) {
-    const tshi_gemm_kernel *kernel = tshi_gemm_kernels;
-    while (!tshi_gemm_runs(kernel)) kernel++;
-    return kernel;
-}
+static const tshi_gemm_kernel tshi_gemm_kernel_c = {
+    "c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_tile_c, NULL, NULL, NULL, NULL, NULL};
 
 /* -- products: structs, and the loops around micro-kernels ---------------- */
 
@@ -10817,12 +11247,12 @@ typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source 
 typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, const tshi_quant_source *from,
                                   const tshi_quant_input *x, float *sums, int64_t stride, int rows);
 
-typedef struct tshi_quant_kernel {
+struct tshi_quant_kernel {
     const char *name;
     tshi_quant_move_fn move;
     tshi_quant_dot_fn dot;
     int direct; /* max rows of X for which dot reads 16 rows of W without tiles; 0: it never does */
-} tshi_quant_kernel;
+};
 
 /* -- the portable kernels for quantised weights ----------------------------- */
 
@@ -11312,30 +11742,341 @@ TSHI_QUANT_VNNI static void tshi_quant_dot_vnni(const tshi_quant_tile *w,
 #endif /* TSHI_X86 */
 
 /* ========================================================================== */
-/* >>quant-product                            MARK: - quant-product (private) */
-/* Products with quantised weights: picks a kernel; divides Y among threads.  */
-/* Needs: >>team >>tensor >>gemm >>quant-vnni.                                */
+/* >>quant-neon                                  MARK: - quant-neon (private) */
+/* Kernels of quantised weights with NEON's sdot and smmla.                   */
+/* Needs: >>arm >>quant-vnni.                                                 */
 /* ========================================================================== */
 
-/* The kernels of quantised products, the best one last. */
-static const tshi_quant_kernel tshi_quant_kernels[] = {
-    {"c", tshi_quant_move_c, tshi_quant_dot_c, 0},
-#if TSHI_X86
-    {"avx2", tshi_quant_move_avx2, tshi_quant_dot_avx2, 1},
-    {"vnni", tshi_quant_move_vnni, tshi_quant_dot_vnni, TSHI_QUANT_FEW},
-#endif
-};
+#if TSHI_NEON_DOT
+/* Tiles hold TSH_Q8_0's weights as they are (128 is not added), so that their sums begin with 0. */
+#define TSHI_QUANT_EACH4(X) X(0) X(1) X(2) X(3)
 
-/* Returns the best kernel for an instruction set, TSHI_ISA_..., on this processor. */
-static const tshi_quant_kernel *tshi_quant_pick(int isa) {
-#if TSHI_X86
-    if (isa == TSHI_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
-        return &tshi_quant_kernels[2];
-    if (isa >= TSHI_ISA_AVX2) return &tshi_quant_kernels[1];
-#endif
-    (void)isa;
-    return tshi_quant_kernels;
+/* Loads the f16 scales (or minima) of one block of each of 4 rows of W, as floats. */
+TSHI_INLINE float32x4_t tshi_quant_scales_neon(const unsigned char *const w[4], int at) {
+    uint16x4_t h = vdup_n_u16(0);
+#define TSHI_QUANT_SCALE(c) h = vld1_lane_u16((const uint16_t *)(const void *)(w[c] + at), h, c);
+    TSHI_QUANT_EACH4(TSHI_QUANT_SCALE)
+    return vcvt_f32_f16(vreinterpret_f16_u16(h));
 }
+
+/* Sets w[c] to the address of row `first` + c of W, where the last row is repeated. */
+TSHI_INLINE void tshi_quant_rows_neon(const tshi_quant_source *from, int first,
+                                      const unsigned char *w[4]) {
+    for (int c = 0; c < 4; c++) {
+        const int row = first + c < from->rows ? first + c : from->rows - 1;
+        w[c] = from->w + row * from->row;
+    }
+}
+
+/* Loads the 32 weights that begin at `at` as bytes: elements 0 to 15 and 16 to 31. */
+TSHI_INLINE void tshi_quant_load_neon(const int bits, const unsigned char *at, int8x16_t *low,
+                                      int8x16_t *high) {
+    const uint8x16_t x = vld1q_u8(at);
+    if (bits == 8) {
+        *low = vreinterpretq_s8_u8(x);
+        *high = vreinterpretq_s8_u8(vld1q_u8(at + 16));
+    } else {
+        *low = vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8(15)));
+        *high = vreinterpretq_s8_u8(vshrq_n_u8(x, 4));
+    }
+}
+
+/* Returns s, of 4 columns of Y, plus the result of one block of a row of X: its integer sums n
+ * times the scales of W and x, and, if has_min is 1, the minima of W times x->sum. */
+TSHI_INLINE float32x4_t tshi_quant_end_neon(float32x4_t scale, int has_min, float32x4_t min,
+                                            const tshi_quant_input *x, int32x4_t n, float32x4_t s) {
+    s = vaddq_f32(s, vmulq_f32(vmulq_n_f32(scale, x->scale), vcvtq_f32_s32(n)));
+    return has_min ? vaddq_f32(s, vmulq_n_f32(min, x->sum)) : s;
+}
+
+/* Writes the weights of 4 rows of a block, from row c on, to a tile. z[r], z[4 + r]: elements 0 to
+ * 15 and 16 to 31 of row c + r. With mm, a tile is laid out for smmla: 16 bytes are 8 elements of a
+ * row and as many of the next one; otherwise for sdot, as tshi_quant_tile says. */
+TSHI_INLINE void tshi_quant_keep_neon(tshi_quant_tile *to, const int mm, int c,
+                                      const int8x16_t *z) {
+    for (int h = 0; h < 2; h++, z += 4) {
+        const int32x4_t r0 = vreinterpretq_s32_s8(z[0]), r1 = vreinterpretq_s32_s8(z[1]);
+        const int32x4_t r2 = vreinterpretq_s32_s8(z[2]), r3 = vreinterpretq_s32_s8(z[3]);
+        const int64x2_t q0 = vreinterpretq_s64_s8(z[0]), q1 = vreinterpretq_s64_s8(z[1]);
+        const int64x2_t q2 = vreinterpretq_s64_s8(z[2]), q3 = vreinterpretq_s64_s8(z[3]);
+        /* even: words 0 and 2 of two rows; odd: their words 1 and 3 */
+        const int64x2_t even = vreinterpretq_s64_s32(vtrn1q_s32(r0, r1));
+        const int64x2_t odd = vreinterpretq_s64_s32(vtrn2q_s32(r0, r1));
+        const int64x2_t even2 = vreinterpretq_s64_s32(vtrn1q_s32(r2, r3));
+        const int64x2_t odd2 = vreinterpretq_s64_s32(vtrn2q_s32(r2, r3));
+#define TSHI_QUANT_KEEP(i, c, x) vst1q_u8(to->w[4 * h + (i)][c], vreinterpretq_u8_s64(x));
+        if (mm) { /* a group of 8 elements takes 128 bytes: w[2 g] and w[2 g + 1] */
+            TSHI_QUANT_KEEP(c / 8, 2 * (c % 8), vzip1q_s64(q0, q1))
+            TSHI_QUANT_KEEP(c / 8, 2 * (c % 8) + 4, vzip1q_s64(q2, q3))
+            TSHI_QUANT_KEEP(2 + c / 8, 2 * (c % 8), vzip2q_s64(q0, q1))
+            TSHI_QUANT_KEEP(2 + c / 8, 2 * (c % 8) + 4, vzip2q_s64(q2, q3))
+        } else {
+            TSHI_QUANT_KEEP(0, c, vzip1q_s64(even, even2))
+            TSHI_QUANT_KEEP(1, c, vzip1q_s64(odd, odd2))
+            TSHI_QUANT_KEEP(2, c, vzip2q_s64(even, even2))
+            TSHI_QUANT_KEEP(3, c, vzip2q_s64(odd, odd2))
+        }
+    }
+}
+
+/* Moves from->count blocks of each of 16 rows of W to tiles. bits (8 or 4 per weight) and mm are
+ * constants after inlining. */
+TSHI_INLINE void tshi_quant_tiles_neon(tshi_quant_tile *to, const tshi_quant_source *from,
+                                       const int bits, const int mm) {
+    const int has_min = from->size == TSHI_QUANT_Q4_1, head = has_min ? 4 : 2;
+    for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 4) {
+        const unsigned char *w[4];
+        tshi_quant_rows_neon(from, c, w);
+        for (int b = 0; b < from->count; b++) {
+            int8x16_t z[8];
+            vst1q_f32(to[b].scale + c, tshi_quant_scales_neon(w, 0));
+            if (has_min) vst1q_f32(to[b].min + c, tshi_quant_scales_neon(w, 2));
+            for (int r = 0; r < 4; r++) {
+                TSHI_PREFETCH((const void *)((uintptr_t)w[r] + 256));
+                tshi_quant_load_neon(bits, w[r] + head, &z[r], &z[4 + r]);
+                w[r] += from->size;
+            }
+            tshi_quant_keep_neon(to + b, mm, c, z);
+        }
+    }
+}
+
+/* Adds the products of 16 rows of W (all their blocks) with 1, 2 or 4 rows of X (`width`, a
+ * constant after inlining, of which `rows` exist) to `sums`. Reads W as it is stored, 4 rows at a
+ * time. */
+TSHI_DOT TSHI_INLINE void tshi_quant_direct_neon(const tshi_quant_source *from, const int bits,
+                                                 const tshi_quant_input *x, float *sums,
+                                                 int64_t stride, const int width, int rows) {
+    const int size = from->size, has_min = size == TSHI_QUANT_Q4_1, head = has_min ? 4 : 2;
+    for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 4) {
+        const tshi_quant_input *y = x;
+        const unsigned char *w[4] = {NULL, NULL, NULL, NULL};
+        float32x4_t s[4];
+        tshi_quant_rows_neon(from, c, w);
+#define TSHI_QUANT_SUMS(r)                                                                         \
+    s[r] = width > r && rows > r ? vld1q_f32(sums + r * stride + c) : vdupq_n_f32(0);
+#define TSHI_QUANT_LOAD(i) tshi_quant_load_neon(bits, w[i] + head, &low[i], &high[i]);
+#define TSHI_QUANT_DOT2(i) /* the products of row c + i of W */                                    \
+    vdotq_s32(vdotq_s32(vdupq_n_s32(0), low[i], x0), high[i], x1)
+#define TSHI_QUANT_ROW(r)                                                                          \
+    if (width > r) {                                                                               \
+        const int8x16_t x0 = vld1q_s8(y[r].q), x1 = vld1q_s8(y[r].q + 16);                         \
+        int32x4_t n = vpaddq_s32(vpaddq_s32(TSHI_QUANT_DOT2(0), TSHI_QUANT_DOT2(1)),               \
+                                 vpaddq_s32(TSHI_QUANT_DOT2(2), TSHI_QUANT_DOT2(3)));              \
+        if (bits == 4) n = vaddq_s32(n, vdupq_n_s32(y[r].offset));                                 \
+        s[r] = tshi_quant_end_neon(scale, has_min, min, y + r, n, s[r]);                           \
+    }
+#define TSHI_QUANT_PUT(r)                                                                          \
+    if (width > r && rows > r) vst1q_f32(sums + r * stride + c, s[r]);
+        TSHI_QUANT_EACH4(TSHI_QUANT_SUMS)
+        for (int b = 0; b < from->count; b++, y += TSHI_QUANT_FEW) {
+            const float32x4_t scale = tshi_quant_scales_neon(w, 0);
+            const float32x4_t min = has_min ? tshi_quant_scales_neon(w, 2) : scale;
+            int8x16_t low[4], high[4];
+            TSHI_QUANT_EACH4(TSHI_QUANT_LOAD)
+            TSHI_QUANT_EACH4(TSHI_QUANT_ROW)
+            for (int i = 0; i < 4; i++) {
+                TSHI_PREFETCH((const void *)((uintptr_t)w[i] + 512));
+                w[i] += size;
+            }
+        }
+        TSHI_QUANT_EACH4(TSHI_QUANT_PUT)
+    }
+}
+
+/* Adds products as tshi_quant_direct_neon does, for up to 4 rows of X. */
+TSHI_DOT static void tshi_quant_few_neon(const tshi_quant_source *from, const tshi_quant_input *x,
+                                         float *sums, int64_t stride, int rows) {
+#define TSHI_QUANT_WIDTHS(bits)                                                                    \
+    if (rows == 1)                                                                                 \
+        tshi_quant_direct_neon(from, bits, x, sums, stride, 1, rows);                              \
+    else if (rows == 2)                                                                            \
+        tshi_quant_direct_neon(from, bits, x, sums, stride, 2, rows);                              \
+    else                                                                                           \
+        tshi_quant_direct_neon(from, bits, x, sums, stride, 4, rows);
+    if (from->size == TSHI_QUANT_Q8) {
+        TSHI_QUANT_WIDTHS(8)
+    } else {
+        TSHI_QUANT_WIDTHS(4)
+    }
+}
+
+/* Adds the results of a block of 16 rows of W and one row of X to s, 16 sums. */
+TSHI_INLINE void tshi_quant_block_neon(const tshi_quant_tile *w, int has_min,
+                                       const tshi_quant_input *x, const int32x4_t *n, float *s) {
+#define TSHI_QUANT_END(v)                                                                          \
+    vst1q_f32(s + 4 * (v), tshi_quant_end_neon(vld1q_f32(w->scale + 4 * (v)), has_min,             \
+                                               vld1q_f32(has_min ? w->min + 4 * (v) : w->scale),   \
+                                               x, n[v], vld1q_f32(s + 4 * (v))));
+    TSHI_QUANT_EACH4(TSHI_QUANT_END)
+}
+
+/* -- sdot ------------------------------------------------------------------ */
+
+static void tshi_quant_move_dot(tshi_quant_tile *to, const tshi_quant_source *from) {
+    if (from->size == TSHI_QUANT_Q8)
+        tshi_quant_tiles_neon(to, from, 8, 0);
+    else
+        tshi_quant_tiles_neon(to, from, 4, 0);
+}
+
+/* Adds the products of one tile of W with 4 rows of X, of which `rows` exist, to `sums`. */
+TSHI_DOT TSHI_INLINE void tshi_quant_tile_dot(const tshi_quant_tile *w, int size,
+                                              const tshi_quant_input *x, float *sums,
+                                              int64_t stride, int rows) {
+    const int has_min = size == TSHI_QUANT_Q4_1, signs = size == TSHI_QUANT_Q8;
+    int32x4_t n[4][4]; /* n[r][v]: sums of row r of X and columns 4 v to 4 v + 3 of Y */
+#define TSHI_QUANT_BEGIN(r)                                                                        \
+    n[r][0] = n[r][1] = n[r][2] = n[r][3] = vdupq_n_s32(signs ? 0 : x[r].offset);
+#define TSHI_QUANT_X(r) q[r] = vld1q_s8(x[r].q + 16 * h);
+#define TSHI_QUANT_ADD(r, i)                                                                       \
+    n[r][0] = vdotq_laneq_s32(n[r][0], w0, q[r], i);                                               \
+    n[r][1] = vdotq_laneq_s32(n[r][1], w1, q[r], i);                                               \
+    n[r][2] = vdotq_laneq_s32(n[r][2], w2, q[r], i);                                               \
+    n[r][3] = vdotq_laneq_s32(n[r][3], w3, q[r], i);
+#define TSHI_QUANT_STEP(i) /* elements 16 h + 4 i to 16 h + 4 i + 3 */                             \
+    {                                                                                              \
+        const signed char *at = (const signed char *)w->w[4 * h + i];                              \
+        const int8x16_t w0 = vld1q_s8(at), w1 = vld1q_s8(at + 16);                                 \
+        const int8x16_t w2 = vld1q_s8(at + 32), w3 = vld1q_s8(at + 48);                            \
+        TSHI_QUANT_ADD(0, i) TSHI_QUANT_ADD(1, i) TSHI_QUANT_ADD(2, i) TSHI_QUANT_ADD(3, i)        \
+    }
+#define TSHI_QUANT_LAST(r)                                                                         \
+    if (rows > r) tshi_quant_block_neon(w, has_min, x + r, n[r], sums + r * stride);
+    TSHI_QUANT_EACH4(TSHI_QUANT_BEGIN)
+    for (int h = 0; h < 2; h++) {
+        int8x16_t q[4];
+        TSHI_QUANT_EACH4(TSHI_QUANT_X)
+        TSHI_QUANT_EACH4(TSHI_QUANT_STEP)
+    }
+    TSHI_QUANT_EACH4(TSHI_QUANT_LAST)
+}
+
+TSHI_DOT static void tshi_quant_dot_dot(const tshi_quant_tile *w, const tshi_quant_source *from,
+                                        const tshi_quant_input *x, float *sums, int64_t stride,
+                                        int rows) {
+    if (!w) { /* w is NULL: there are no tiles, and X has up to 4 rows */
+        tshi_quant_few_neon(from, x, sums, stride, rows);
+        return;
+    }
+    for (int r = 0; r < rows; r += 4)
+        for (int b = 0; b < from->count; b++)
+            tshi_quant_tile_dot(w + b, from->size, x + TSHI_QUANT_FEW * b + r, sums + r * stride,
+                                stride, rows - r);
+}
+
+/* -- smmla ----------------------------------------------------------------- */
+
+#if TSHI_NEON_MM
+static void tshi_quant_move_mm(tshi_quant_tile *to, const tshi_quant_source *from) {
+    if (from->size == TSHI_QUANT_Q8)
+        tshi_quant_tiles_neon(to, from, 8, 1);
+    else
+        tshi_quant_tiles_neon(to, from, 4, 1);
+}
+
+/* Adds the products of one tile of W with 4 rows of X, of which `rows` exist, to `sums`. */
+TSHI_MM TSHI_INLINE void tshi_quant_tile_mm(const tshi_quant_tile *w, int size,
+                                            const tshi_quant_input *x, float *sums, int64_t stride,
+                                            int rows) {
+    const int has_min = size == TSHI_QUANT_Q4_1, signs = size == TSHI_QUANT_Q8;
+    /* n[p][c]: sums of rows 2 p and 2 p + 1 of X and columns 2 c and 2 c + 1 of Y */
+    int32x4_t n[2][8];
+#define TSHI_QUANT_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define TSHI_QUANT_FIRST(p) /* what the sums of rows 2 p and 2 p + 1 begin with */                 \
+    vcombine_s32(vdup_n_s32(signs ? 0 : x[2 * (p)].offset),                                        \
+                 vdup_n_s32(signs ? 0 : x[2 * (p) + 1].offset))
+#define TSHI_QUANT_BEGIN2(c) n[0][c] = first, n[1][c] = second;
+#define TSHI_QUANT_X2(p)     /* elements 8 g to 8 g + 7 of rows 2 p and 2 p + 1 */                 \
+    vcombine_s8(vld1_s8(x[2 * (p)].q + 8 * g), vld1_s8(x[2 * (p) + 1].q + 8 * g))
+#define TSHI_QUANT_ADD2(c)                                                                         \
+    {                                                                                              \
+        const int8x16_t w2 = vld1q_s8(at + 16 * (c));                                              \
+        n[0][c] = vmmlaq_s32(n[0][c], x0, w2);                                                     \
+        n[1][c] = vmmlaq_s32(n[1][c], x1, w2);                                                     \
+    }
+#define TSHI_QUANT_64(x)      vreinterpretq_s64_s32(x)
+#define TSHI_QUANT_PART(r, v) /* sums of row r and columns 4 v to 4 v + 3 */                       \
+    vreinterpretq_s32_s64((r) % 2 ? vzip2q_s64(TSHI_QUANT_64(n[(r) / 2][2 * (v)]),                 \
+                                               TSHI_QUANT_64(n[(r) / 2][2 * (v) + 1]))             \
+                                  : vzip1q_s64(TSHI_QUANT_64(n[(r) / 2][2 * (v)]),                 \
+                                               TSHI_QUANT_64(n[(r) / 2][2 * (v) + 1])))
+#define TSHI_QUANT_LAST2(r)                                                                        \
+    if (rows > r) {                                                                                \
+        const int32x4_t all[4] = {TSHI_QUANT_PART(r, 0), TSHI_QUANT_PART(r, 1),                    \
+                                  TSHI_QUANT_PART(r, 2), TSHI_QUANT_PART(r, 3)};                   \
+        tshi_quant_block_neon(w, has_min, x + r, all, sums + r * stride);                          \
+    }
+    const int32x4_t first = TSHI_QUANT_FIRST(0), second = TSHI_QUANT_FIRST(1);
+    TSHI_QUANT_EACH8(TSHI_QUANT_BEGIN2)
+    for (int g = 0; g < 4; g++) {
+        const signed char *at = (const signed char *)w->w[2 * g];
+        const int8x16_t x0 = TSHI_QUANT_X2(0), x1 = TSHI_QUANT_X2(1);
+        TSHI_QUANT_EACH8(TSHI_QUANT_ADD2)
+    }
+    TSHI_QUANT_EACH4(TSHI_QUANT_LAST2)
+}
+
+TSHI_MM static void tshi_quant_dot_mm(const tshi_quant_tile *w, const tshi_quant_source *from,
+                                      const tshi_quant_input *x, float *sums, int64_t stride,
+                                      int rows) {
+    if (!w) { /* w is NULL: there are no tiles, and X has up to 4 rows */
+        tshi_quant_few_neon(from, x, sums, stride, rows);
+        return;
+    }
+    for (int r = 0; r < rows; r += 4)
+        for (int b = 0; b < from->count; b++)
+            tshi_quant_tile_mm(w + b, from->size, x + TSHI_QUANT_FEW * b + r, sums + r * stride,
+                               stride, rows - r);
+}
+#endif
+#undef TSHI_QUANT_EACH4
+#undef TSHI_QUANT_SCALE
+#undef TSHI_QUANT_KEEP
+#undef TSHI_QUANT_SUMS
+#undef TSHI_QUANT_LOAD
+#undef TSHI_QUANT_DOT2
+#undef TSHI_QUANT_ROW
+#undef TSHI_QUANT_PUT
+#undef TSHI_QUANT_WIDTHS
+#undef TSHI_QUANT_END
+#undef TSHI_QUANT_BEGIN
+#undef TSHI_QUANT_X
+#undef TSHI_QUANT_ADD
+#undef TSHI_QUANT_STEP
+#undef TSHI_QUANT_LAST
+#undef TSHI_QUANT_EACH8
+#undef TSHI_QUANT_FIRST
+#undef TSHI_QUANT_BEGIN2
+#undef TSHI_QUANT_X2
+#undef TSHI_QUANT_ADD2
+#undef TSHI_QUANT_64
+#undef TSHI_QUANT_PART
+#undef TSHI_QUANT_LAST2
+#endif /* TSHI_NEON_DOT */
+
+/* ========================================================================== */
+/* >>quant-product                            MARK: - quant-product (private) */
+/* Products with quantised weights: their kernels; Y is divided among threads. */
+/* Needs: >>team >>tensor >>gemm >>quant-neon.                                */
+/* ========================================================================== */
+
+/* The kernels of quantised products. >>isa says which one runs. */
+static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_move_c, tshi_quant_dot_c, 0};
+#if TSHI_X86
+static const tshi_quant_kernel tshi_quant_kernel_avx2 = {"avx2", tshi_quant_move_avx2,
+                                                         tshi_quant_dot_avx2, 1};
+static const tshi_quant_kernel tshi_quant_kernel_vnni = {"vnni", tshi_quant_move_vnni,
+                                                         tshi_quant_dot_vnni, TSHI_QUANT_FEW};
+#endif
+#if TSHI_NEON_DOT
+static const tshi_quant_kernel tshi_quant_kernel_dot = {"dotprod", tshi_quant_move_dot,
+                                                        tshi_quant_dot_dot, 4};
+#endif
+#if TSHI_NEON_MM
+static const tshi_quant_kernel tshi_quant_kernel_mm = {"i8mm", tshi_quant_move_mm,
+                                                       tshi_quant_dot_mm, 4};
+#endif
 
 /* -- the product Y = X W^T + b with a quantised W -------------------------- */
 
@@ -11485,7 +12226,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
                                             : 0,
                 &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW + i % TSHI_QUANT_FEW]);
         }
-    job.kernel = tshi_quant_pick(w->ctx->isa);
+    job.kernel = w->ctx->quant_kernel;
     job.w = (const unsigned char *)tshi_tensor_at(w);
     job.x = to;
     job.bias = bias;
@@ -11514,6 +12255,224 @@ static tshi_matrix tshi_quant_plain(const tsh_tensor *w, void *values, tshi_bloc
     plain = *block ? (tsh_real *)tshi_mem_data(*block) : NULL;
     if (plain) tshi_dtypes[w->dtype].load(values, 1, n, plain);
     return tshi_gemm_matrix(plain, w->stride[0], w->stride[1]);
+}
+
+/* ========================================================================== */
+/* >>isa                                                MARK: - isa (private) */
+/* The table of instruction sets; which one a ctx uses, chosen by tsh_open.   */
+/* Needs: >>env >>gemm-api >>quant-product.                                   */
+/* ========================================================================== */
+
+/* An instruction set: one row of the table tshi_isas. */
+typedef struct tshi_isa {
+    const char *name; /* value of TSHARD_ISA; where Linux has a name for the set, that one */
+    /* Returns 1 if the processor has the instructions and the system lets programs use them; NULL:
+     * every processor has them. */
+    int (*runs)(void);
+    /* (optional) Returns why the next row is faster on this processor, as a sentence without its
+     * end for tsh_cpu_text; NULL: it is not. A row that is slower is used only if TSHARD_ISA names
+     * it. */
+    const char *(*slower)(void);
+    int kernels;                    /* index of its elementwise kernels: TSHI_ISA_... */
+    const tshi_gemm_kernel *gemm;   /* products of floats, bf16 and f16 */
+    const tshi_quant_kernel *quant; /* products with quantised weights */
+} tshi_isa;
+
+/* -- what processors have ---------------------------------------------------- */
+
+#if TSHI_X86
+/* Calls CPUID, subleaf 0: r becomes EAX, EBX, ECX, EDX. (<cpuid.h> is not included, since its
+ * macro __cpuid changes a function that <windows.h> declares.) */
+static TSHI_COLD void tshi_isa_cpuid(uint32_t leaf, uint32_t r[4]) {
+    __asm__("cpuid" : "=a"(r[0]), "=b"(r[1]), "=c"(r[2]), "=d"(r[3]) : "0"(leaf), "2"(0));
+}
+
+/* Appends the processor's vendor, family and model to text. */
+static TSHI_COLD void tshi_isa_add_processor(char *text, size_t capacity) {
+    char vendor[13] = "";
+    uint32_t r[4], family, model;
+    tshi_isa_cpuid(0, r); /* 12 bytes of the vendor's name are in EBX, EDX, ECX */
+    memcpy(vendor, &r[1], 4);
+    memcpy(vendor + 4, &r[3], 4);
+    memcpy(vendor + 8, &r[2], 4);
+    tshi_isa_cpuid(1, r); /* EAX: family in bits 8 to 11 and 20 to 27, model in 4 to 7, 16 to 19 */
+    family = (r[0] >> 8 & 15) + ((r[0] >> 8 & 15) == 15 ? r[0] >> 20 & 255 : 0);
+    model = (r[0] >> 4 & 15) | (r[0] >> 12 & 0xF0);
+    tsh_text_add(text, capacity, "%s family %u model %u", vendor, (unsigned)family,
+                 (unsigned)model);
+}
+
+static TSHI_COLD int tshi_isa_runs_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static TSHI_COLD int tshi_isa_runs_avx512(void) {
+    return tshi_isa_runs_avx2() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+
+static TSHI_COLD int tshi_isa_runs_vnni(void) {
+    return tshi_isa_runs_avx512() && __builtin_cpu_supports("avx512vnni");
+}
+#elif TSHI_NEON
+static TSHI_COLD void tshi_isa_add_processor(char *text, size_t capacity) {
+    const unsigned id = tshi_arm_id();
+    if (id)
+        tsh_text_add(text, capacity, "Arm processor, implementer 0x%02x part 0x%03x", id >> 24,
+                     id >> 4 & 0xFFF);
+    else
+        tsh_text_add(text, capacity, "%s", "Arm processor");
+}
+
+#if TSHI_NEON_DOT
+static TSHI_COLD int tshi_isa_runs_dotprod(void) {
+    return (tshi_arm_extensions() & TSHI_ARM_DOT) != 0;
+}
+#endif
+
+#if TSHI_NEON_MM
+static TSHI_COLD int tshi_isa_runs_i8mm(void) {
+    return tshi_isa_runs_dotprod() && (tshi_arm_extensions() & TSHI_ARM_MM);
+}
+#endif
+
+#if TSHI_NEON_PAIRS
+static TSHI_COLD int tshi_isa_runs_bf16(void) {
+    return tshi_isa_runs_i8mm() && (tshi_arm_extensions() & TSHI_ARM_BF16);
+}
+#endif
+#else
+static TSHI_COLD void tshi_isa_add_processor(char *text, size_t capacity) {
+    tsh_text_add(text, capacity, "%s", "a processor for which only these kernels are compiled");
+}
+#endif
+
+#if TSHI_GEMM_BF16S
+static TSHI_COLD int tshi_isa_runs_bf16(void) {
+    return tshi_isa_runs_vnni() && __builtin_cpu_supports("avx512bf16");
+}
+
+/* VDPBF16PS adds two products to each of 16 floats; FMA (VFMADD231PS) adds one.
+ *
+ * Intel's processors with AMX or AVX512_FP16 (Sapphire, Emerald and Granite Rapids) start a
+ * VDPBF16PS every 2 cycles, as it is 4 micro-ops (LLVM, X86SchedSapphireRapids.td: VDPBF16PSZ), and
+ * 2 FMA per cycle: that is half as many products per cycle. A loop of 12 independent ones on
+ * Sapphire Rapids measures the same: 3.8 times as long as FMA. With FMA, products of 64 rows or
+ * more are 1.5 times as fast, of 2 to 8 rows 1.3 to 1.6 times, and of one row as fast. They are
+ * known by the feature, since virtual machines change the number of the model. Cooper Lake, which
+ * has AVX512_BF16 too, does not have it.
+ *
+ * AMD's processors (Zen 4 and 5) start as many VDPBF16PS per cycle as FMA (uops.info). */
+static TSHI_COLD const char *tshi_isa_slower_bf16(void) {
+    uint32_t r[4];
+    tshi_isa_cpuid(7, r);
+    return __builtin_cpu_is("intel") && (r[3] >> 23 & 1) /* EDX bit 23: AVX512_FP16 */
+               ? "bf16 is multiplied by FMA, since VDPBF16PS has half its rate here"
+               : NULL;
+}
+#endif
+
+/* -- the table ------------------------------------------------------------- */
+
+/* One row per instruction set, the best one first. The last one runs on every processor. */
+static const tshi_isa tshi_isas[] = {
+#if TSHI_GEMM_BF16S
+    {"avx512_bf16", tshi_isa_runs_bf16, tshi_isa_slower_bf16, TSHI_ISA_AVX512,
+     &tshi_gemm_kernel_bf16, &tshi_quant_kernel_vnni},
+#endif
+#if TSHI_X86
+    {"avx512_vnni", tshi_isa_runs_vnni, NULL, TSHI_ISA_AVX512, &tshi_gemm_kernel_avx512,
+     &tshi_quant_kernel_vnni},
+    {"avx512", tshi_isa_runs_avx512, NULL, TSHI_ISA_AVX512, &tshi_gemm_kernel_avx512,
+     &tshi_quant_kernel_avx2},
+    {"avx2", tshi_isa_runs_avx2, NULL, TSHI_ISA_AVX2, &tshi_gemm_kernel_avx2,
+     &tshi_quant_kernel_avx2},
+#endif
+#if TSHI_NEON_PAIRS
+    {"neon_bf16", tshi_isa_runs_bf16, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_bfmmla,
+     &tshi_quant_kernel_mm},
+#endif
+#if TSHI_NEON_MM
+    {"neon_i8mm", tshi_isa_runs_i8mm, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_neon,
+     &tshi_quant_kernel_mm},
+#endif
+#if TSHI_NEON_DOT
+    {"neon_dotprod", tshi_isa_runs_dotprod, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_neon,
+     &tshi_quant_kernel_dot},
+#endif
+#if TSHI_NEON
+    {"neon", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_neon, &tshi_quant_kernel_c},
+#endif
+#if TSHI_VECTORS /* vectors of 16 bytes, by GNU C; then the reference, with plain loops */
+    {"portable", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_v128, &tshi_quant_kernel_c},
+    {"c", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_c, &tshi_quant_kernel_c},
+#else
+    {"portable", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_c, &tshi_quant_kernel_c},
+#endif
+};
+enum { TSHI_ISA_ROWS = (int)(sizeof tshi_isas / sizeof tshi_isas[0]) };
+
+/* Returns 1 if this processor has the instruction set of a row. */
+static TSHI_COLD int tshi_isa_runs(const tshi_isa *row) {
+    return !row->runs || row->runs();
+}
+
+/* Returns the best row for this processor. */
+static TSHI_COLD const tshi_isa *tshi_isa_pick(void) {
+    const tshi_isa *row = tshi_isas;
+    while (!tshi_isa_runs(row) || (row->slower && row->slower())) row++;
+    return row;
+}
+
+/* -- the choice for a ctx ------------------------------------------------------ */
+
+/* Makes ctx compute with the instruction set of a row. */
+static TSHI_COLD void tshi_isa_use(tsh_ctx *ctx, const tshi_isa *row) {
+    ctx->isa = row->kernels;
+    ctx->gemm_kernel = row->gemm;
+    ctx->quant_kernel = row->quant;
+}
+
+/* Writes what tsh_cpu_text returns; forced: 1 if TSHARD_ISA named the row. */
+static TSHI_COLD void tshi_isa_describe(tsh_ctx *ctx, const tshi_isa *row, int forced) {
+    tsh_text_add(ctx->cpu, sizeof ctx->cpu, "%s: ", row->name);
+    tshi_isa_add_processor(ctx->cpu, sizeof ctx->cpu);
+    if (forced) tsh_text_add(ctx->cpu, sizeof ctx->cpu, "; forced by TSHARD_ISA");
+    for (const tshi_isa *other = tshi_isas; other < row && !forced; other++)
+        if (tshi_isa_runs(other)) tsh_text_add(ctx->cpu, sizeof ctx->cpu, "; %s", other->slower());
+}
+
+/* Returns the row that TSHARD_ISA names, if this processor has it; NULL and an error if not. */
+static TSHI_COLD const tshi_isa *tshi_isa_named(tsh_ctx *ctx, const char *name) {
+    char list[TSH_MESSAGE_SIZE / 4] = "";
+    tsh_error error;
+    for (int i = 0; i < TSHI_ISA_ROWS; i++) {
+        if (!tshi_isa_runs(&tshi_isas[i])) continue;
+        if (strcmp(tshi_isas[i].name, name) == 0) return &tshi_isas[i];
+        tsh_text_add(list, sizeof list, "%s%s",
+                     !list[0]                ? ""
+                     : i < TSHI_ISA_ROWS - 1 ? ", "
+                                             : " or ",
+                     tshi_isas[i].name);
+    }
+    (void)tshi_env_refuse("TSHARD_ISA", name, &error, "what this processor has: %s", list);
+    (void)tsh_fail(ctx, error.code, "tsh_open: %s", error.message);
+    return NULL;
+}
+
+/* Chooses the instruction set of a new ctx: the best one, or the one that TSHARD_ISA names. */
+static TSHI_COLD void tshi_isa_open(tsh_ctx *ctx) {
+    const char *name = tshi_env_text("TSHARD_ISA");
+    const tshi_isa *row = name ? tshi_isa_named(ctx, name) : NULL;
+    const int forced = row != NULL;
+    if (!row) row = tshi_isa_pick();
+    tshi_isa_use(ctx, row);
+    tshi_isa_describe(ctx, row, forced);
+}
+
+TSH_API TSHI_COLD const char *tsh_cpu_text(const tsh_ctx *ctx) {
+    return ctx ? ctx->cpu : "";
 }
 
 /* ========================================================================== */
@@ -13493,7 +14452,7 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 /* ========================================================================== */
 /* >>context                                        MARK: - context (private) */
 /* A ctx: opened from a tsh_desc, with its groups; closed with all it owns.   */
-/* Needs: >>gemm-api >>tape-leaf.                                             */
+/* Needs: >>isa >>tape-leaf.                                                  */
 /* ========================================================================== */
 
 /* A rank of the world has three coordinates, one along each of the axes tp, pp and dp. Ranks are
@@ -13571,9 +14530,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->mem.calls = 1;                                       /* the allocator was called once */
     ctx->logger = desc->logger;
     ctx->gemm = desc->gemm;
-    ctx->gemm_kernel = tshi_gemm_pick();
     ctx->dtype = desc->dtype != TSH_DTYPE_DEFAULT ? desc->dtype : TSH_REAL;
-    ctx->isa = tshi_kernel_isa();
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
@@ -13667,6 +14624,7 @@ TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t siz
     }
     tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
+    tshi_isa_open(ctx);
     if (same)
         tshi_context_groups(ctx, desc);
     else
@@ -26470,8 +27428,9 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->out = out;
     h->ctx = q->ctx;
     h->kernel = q->ctx->gemm_kernel;
-    h->pairs = h->kernel->pairs && q->dtype == TSH_BF16 && k->dtype == TSH_BF16 &&
-               in[2]->dtype == TSH_BF16;
+    /* the softmax writes pairs of bf16 on x86 only */
+    h->pairs = TSHI_GEMM_BF16S && h->kernel->pairs && q->dtype == TSH_BF16 &&
+               k->dtype == TSH_BF16 && in[2]->dtype == TSH_BF16;
     h->more = more;
     h->tq = q->dim[2];
     h->tk = h->width = k->dim[2];
@@ -39044,6 +40003,15 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_POSIX
 #undef TSHI_CLOCK
 #undef TSHI_X86
+#undef TSHI_NEON
+#undef TSHI_NEON_DOT
+#undef TSHI_NEON_MM
+#undef TSHI_NEON_BF16
+#undef TSHI_NEON_TARGET
+#undef TSHI_DOT
+#undef TSHI_MM
+#undef TSHI_BF16
+#undef TSHI_NEON_PAIRS
 #undef TSHI_AVX2
 #undef TSHI_AVX512
 #undef TSHI_KERNEL /* >>kernel */

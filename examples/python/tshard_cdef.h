@@ -185,6 +185,7 @@ extern tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 extern void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
 extern void tsh_comm_close(tsh_comm *comm);
 extern const char *tsh_version(void);
+extern const char *tsh_cpu_text(const tsh_ctx *ctx);
 extern const char *tsh_result_name(tsh_result code);
 extern const char *tsh_result_text(tsh_result code);
 extern int tsh_ok(tsh_ctx *ctx);
@@ -1086,6 +1087,16 @@ extern int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *
 extern int tsh_threads_run_built(int version, size_t real, size_t size, int nranks,
                                   const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                                   void *user);
+typedef struct tsh_threads_desc {
+    int ranks;
+    int bind;
+} tsh_threads_desc;
+extern int tsh_threads_run_with(const tsh_threads_desc *threads, const tsh_desc *desc,
+                                 int (*fn)(tsh_ctx *ctx, void *user), void *user);
+extern int tsh_threads_run_with_built(int version, size_t real, size_t size,
+                                       const tsh_threads_desc *threads, const tsh_desc *desc,
+                                       int (*fn)(tsh_ctx *ctx, void *user), void *user);
+extern int tsh_threads_cores(void);
 extern tsh_result tsh_threads_world_new(int nranks, tsh_threads_world **out);
 extern tsh_result tsh_threads_comm(tsh_threads_world *world, int rank, tsh_comm *out);
 extern void tsh_threads_world_free(tsh_threads_world *world);

@@ -780,6 +780,7 @@ static void call_tsh_comm_abort(void *const *a) { tsh_comm_abort(*(tsh_comm **)a
     *(tsh_result *)a[1], *(const char **)a[2]); }
 static void call_tsh_comm_close(void *const *a) { tsh_comm_close(*(tsh_comm **)a[0]); }
 static void call_tsh_version(void *const *a) { (void)a; use_text(tsh_version()); }
+static void call_tsh_cpu_text(void *const *a) { use_text(tsh_cpu_text(*(const tsh_ctx **)a[0])); }
 static void call_tsh_result_name(void *const *a) { use_text(tsh_result_name(*(tsh_result *)a[0])); }
 static void call_tsh_result_text(void *const *a) { use_text(tsh_result_text(*(tsh_result *)a[0])); }
 static void call_tsh_ok(void *const *a) { (void)tsh_ok(*(tsh_ctx **)a[0]); }
@@ -1384,6 +1385,7 @@ static const api_call calls[] = {
         "message"}}},
     {"tsh_comm_close", call_tsh_comm_close, 1, {{COMM, 0, "comm"}}},
     {"tsh_version", call_tsh_version, 0, {{INT, 0, NULL}}},
+    {"tsh_cpu_text", call_tsh_cpu_text, 1, {{CTX, 0, "ctx"}}},
     {"tsh_result_name", call_tsh_result_name, 1, {{ENUM, 0, "code"}}},
     {"tsh_result_text", call_tsh_result_text, 1, {{ENUM, 0, "code"}}},
     {"tsh_ok", call_tsh_ok, 1, {{CTX, 0, "ctx"}}},
