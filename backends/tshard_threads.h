@@ -1291,6 +1291,13 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     return (tsh_result)failed;
 }
 
+/* Waits until this rank has done its part, as for an eager collective: then its recv is filled,
+ * unless peers write to it (an all-reduce). */
+static tsh_result tshi_threads_receive(tsh_comm *comm, tsh_req req) {
+    const tshi_threads_call *call = tshi_threads_request(tshi_threads_member_of(comm), req);
+    return tshi_threads_wait(comm, call->coll.kind == TSH_ALLREDUCE ? req : req | 1);
+}
+
 static tsh_result tshi_threads_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_threads_member *member = tshi_threads_member_of(comm);
     const tsh_threads_world *world = member->group->world;
@@ -1380,7 +1387,13 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     return TSH_OK;
 }
 
-static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads", TSH_CAP_ORDERED);
+/* TSH_COMM_OPS, and tshi_threads_receive. */
+static const tsh_comm_ops tshi_threads_ops = {
+    (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI,          "threads",
+    TSH_CAP_ORDERED,                tshi_threads_start,    tshi_threads_test,
+    tshi_threads_wait,              tshi_threads_progress, tshi_threads_split,
+    tshi_threads_status,            tshi_threads_abort,    tshi_threads_close,
+    NULL,                           tshi_threads_receive};
 
 /* ========================================================================== */
 /* >>threads-world                             MARK: - threads-world (private) */
