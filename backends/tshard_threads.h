@@ -21,7 +21,8 @@
  *   backend's, so that a run on many hosts replays here in one debugger;
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
  *   result into all of theirs. An all-reduce costs two barriers (all started, all finished); one of
- *   at most 480 bytes is copied when it is started and costs only the first, as does a barrier;
+ *   at most 480 bytes is copied when it is started and costs only the first, as does a barrier. A
+ *   product of gathered rows does not wait for the second, but begins when this rank has them;
  * - poll briefly if every rank has a core of its own, then sleep: 64 ranks on 2 cores work well;
  * - report one error, the same on every rank, when ranks call different collectives, a rank closes
  *   its comm early, ranks wait for each other in a cycle (searched for after 20 ms of waiting), a
