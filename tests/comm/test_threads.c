@@ -28,8 +28,8 @@ static void test_crowd(void **state) {
 
 static int arrived; /* atomic: 1 once rank 0 has its values */
 
-/* An all-gather of 1 and 2, or a reduce-scatter to the sum 3. Rank 1 does its part only after rank 0
- * has received its values. */
+/* An all-gather of 1 and 2, or a reduce-scatter to the sum 3. Rank 1 does its part only after rank
+ * 0 has received its values. */
 static void receive_early(job *j, tsh_coll_kind kind) {
     const int64_t each[2] = {1, 1};
     float send[2] = {(float)j->rank + 1, (float)j->rank + 1}, recv[2] = {0, 0};
@@ -45,7 +45,8 @@ static void receive_early(job *j, tsh_coll_kind kind) {
         CHECK(kind == TSH_ALLGATHER ? recv[0] == 1 && recv[1] == 2 : recv[0] == 3);
         __atomic_store_n(&arrived, 1, __ATOMIC_SEQ_CST);
     } else {
-        while (!__atomic_load_n(&arrived, __ATOMIC_SEQ_CST) && tsh_now() < limit) (void)sched_yield();
+        while (!__atomic_load_n(&arrived, __ATOMIC_SEQ_CST) && tsh_now() < limit)
+            (void)sched_yield();
         CHECK(__atomic_load_n(&arrived, __ATOMIC_SEQ_CST) == 1);
     }
     CHECK(tsh_wait(&j->comm, req) == TSH_OK);
