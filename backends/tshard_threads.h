@@ -21,7 +21,8 @@
  *   backend's, so that a run on many hosts replays here in one debugger;
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
  *   result into all of theirs. An all-reduce costs two barriers (all started, all finished); one of
- *   at most 480 bytes is copied when it is started and costs only the first, as does a barrier;
+ *   at most 480 bytes is copied when it is started and costs only the first, as does a barrier. A
+ *   product of gathered rows does not wait for the second, but begins when this rank has them;
  * - poll briefly if every rank has a core of its own, then sleep: 64 ranks on 2 cores work well;
  * - report one error, the same on every rank, when ranks call different collectives, a rank closes
  *   its comm early, ranks wait for each other in a cycle (searched for after 20 ms of waiting), a
@@ -1549,6 +1550,13 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     return (tsh_result)failed;
 }
 
+/* Waits until this rank has done its part, as for an eager collective: then its recv is filled,
+ * unless peers write to it (an all-reduce). */
+static tsh_result tshi_threads_receive(tsh_comm *comm, tsh_req req) {
+    const tshi_threads_call *call = tshi_threads_request(tshi_threads_member_of(comm), req);
+    return tshi_threads_wait(comm, call->coll.kind == TSH_ALLREDUCE ? req : req | 1);
+}
+
 static tsh_result tshi_threads_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_threads_member *member = tshi_threads_member_of(comm);
     const tsh_threads_world *world = member->group->world;
@@ -1638,7 +1646,13 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     return TSH_OK;
 }
 
-static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads", TSH_CAP_ORDERED);
+/* TSH_COMM_OPS, and tshi_threads_receive. */
+static const tsh_comm_ops tshi_threads_ops = {
+    (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI,          "threads",
+    TSH_CAP_ORDERED,                tshi_threads_start,    tshi_threads_test,
+    tshi_threads_wait,              tshi_threads_progress, tshi_threads_split,
+    tshi_threads_status,            tshi_threads_abort,    tshi_threads_close,
+    NULL,                           tshi_threads_receive};
 
 /* ========================================================================== */
 /* >>threads-world                             MARK: - threads-world (private) */

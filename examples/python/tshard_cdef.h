@@ -138,6 +138,7 @@ typedef struct tsh_comm_ops {
     void (*close)(tsh_comm *comm);
     void (*idle)(tsh_comm *comm,
                  int64_t ns);
+    tsh_result (*receive)(tsh_comm *comm, tsh_req req);
 } tsh_comm_ops;
 typedef struct tsh_comm_stats {
     uint64_t calls[TSH_COLL_KINDS];

@@ -115,6 +115,10 @@ typedef struct tsh_comm_ops {
      * do every kind of collective; see rule 9. */
     void (*idle)(tsh_comm *comm,
                  int64_t ns);
+    /* Blocks until the recv of a collective is filled. Peers may still read its send, which must
+     * not change until wait, which is called after this. Not for SEND, RECV and SENDRECV. NULL: the
+     * core calls wait instead. */
+    tsh_result (*receive)(tsh_comm *comm, tsh_req req);
 } tsh_comm_ops;
 
 /* Initialises the tsh_comm_ops of a backend that does every kind of collective, with the functions
@@ -123,7 +127,7 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, prefix##_test,   \
             prefix##_wait, prefix##_progress, prefix##_split, prefix##_status, prefix##_abort,     \
-            prefix##_close, NULL                                                                   \
+            prefix##_close, NULL, NULL                                                             \
     }
 /* Initialises the tsh_comm_ops of a backend that only sends messages (rule 9). It has no functions
  * test, wait and split. */
@@ -131,7 +135,7 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, NULL, NULL,      \
             prefix##_progress, NULL, prefix##_status, prefix##_abort, prefix##_close,              \
-            prefix##_idle                                                                          \
+            prefix##_idle, NULL                                                                    \
     }
 
 /* Statistics of this rank and group, by kind of collective: how many were started, and the bytes

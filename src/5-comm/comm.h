@@ -138,11 +138,16 @@ static void tshi_comm_set_caller(tsh_ctx *ctx, tshi_coll_caller caller) {
     ctx->world.caller = ctx->tp.caller = ctx->dp.caller = ctx->pp.caller = (int)caller;
 }
 
+/* Starts a collective, after a comparison of the models if one is due. */
+static tsh_result tshi_comm_begin(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
+    tsh_result result = tshi_coll_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
+    return result != TSH_OK ? result : tsh_start(comm, coll, req);
+}
+
 /* Runs a blocking collective, after a comparison of the models if one is due. */
 TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     tsh_req req;
-    tsh_result result = tshi_coll_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
-    if (result == TSH_OK) result = tsh_start(comm, coll, &req);
+    const tsh_result result = tshi_comm_begin(comm, coll, &req);
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
@@ -287,6 +292,22 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
     begin = tshi_trace_now(comm->trace);
     result = comm->ops->wait(comm, req);
     if (comm->trace) tshi_trace_waited(comm, req, begin);
+    return result;
+}
+
+/* Waits until a collective of this rank has filled its recv; what it sends must not change until
+ * the request is waited for. Sets *req to 0 if the backend does not tell these apart: then the
+ * request has been waited for. */
+static tsh_result tshi_comm_receive(tsh_comm *comm, tsh_req *req) {
+    const tsh_req started = *req;
+    const int64_t begin = tshi_trace_now(comm->trace);
+    tsh_result result;
+    if (!started || !comm->ops->receive) {
+        *req = 0;
+        return tsh_wait(comm, started);
+    }
+    result = comm->ops->receive(comm, started);
+    if (comm->trace) tshi_trace_waited(comm, started, begin);
     return result;
 }
 

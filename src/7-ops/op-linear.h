@@ -15,86 +15,110 @@ typedef struct tshi_linear {
     int regather; /* 1: column-parallel, sequence parallelism: X is gathered, in backward too */
 } tshi_linear;
 
+/* The all-gather of a matrix's rows from all ranks. Blocks are NULL if nothing is gathered. */
+typedef struct tshi_gathering {
+    tshi_moving move;  /* the all-gather */
+    tshi_block *whole; /* the rows of all ranks */
+    tshi_block *sent;  /* this rank's rows, rounded to the dtype in which they are sent */
+} tshi_gathering;
+
 /* Returns `values`, t's local values or its gradient (then dtype is TSH_REAL), as a matrix of shape
- * (*rows, features): in place (*block is NULL then) or, if gather is 1, all-gathered to *block,
- * which the caller releases. The gradient of a step tensor of bf16 is gathered in bf16. */
+ * (*rows, features): in place or, if gather is 1, the matrix of all ranks' rows, whose all-gather
+ * is started here: it may be read after tshi_redistribute_arrive(ctx, &all->move). The caller calls
+ * tshi_linear_release. The gradient of a step tensor of bf16 is gathered in bf16. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
-                                    int64_t *rows, tshi_block **block) {
-    const tsh_layout whole = tsh_replicated();
+                                    int64_t *rows, tshi_gathering *all) {
     int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
     const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
-    tshi_block *sent = NULL; /* the gradient, rounded to the dtype in which it is sent */
+    all->whole = all->sent = NULL;
+    all->move.scratch = NULL;
     if (rounds) {
         dtype = tshi_tape_sent_as(t);
-        sent = tshi_kernel_rounded(t->ctx, (const tsh_real *)values, tsh_local_numel(t), dtype);
-        if (sent) values = tshi_mem_data(sent);
+        all->sent = tshi_kernel_rounded(t->ctx, (const tsh_real *)values, tsh_local_numel(t),
+                                        dtype);
+        if (all->sent) values = tshi_mem_data(all->sent);
     }
-    *block = gather ? tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)))
-                    : NULL;
-    if (*block) {
-        *rows = tshi_tensor_product(t->dim, t->ndim - 1);
-        (void)tshi_redistribute_move(t, &t->layout, &whole, dtype, values, tshi_mem_data(*block));
-        tshi_mem_release(t->ctx, sent);
-        return tshi_gemm_matrix_of(tshi_mem_data(*block), dtype, t->dim[last], 1);
+    if (gather)
+        all->whole = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)));
+    if (!all->whole) {
+        (void)tshi_kernel_rows(t, rows, &step);
+        return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
     }
-    tshi_mem_release(t->ctx, sent);
-    (void)tshi_kernel_rows(t, rows, &step);
-    return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
+    *rows = tshi_tensor_product(t->dim, t->ndim - 1);
+    tshi_redistribute_start(&all->move, t, &t->layout, 1, dtype, values, tshi_mem_data(all->whole));
+    return tshi_gemm_matrix_of(tshi_mem_data(all->whole), dtype, t->dim[last], 1);
 }
 
-/* Computes dX = dY W if forward has gathered X: each rank's dX (rows, in) is a partial sum, which
- * is reduce-scattered to X's shards. Shapes: dy (rows, out), mw (out, in). */
-static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
-    tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
-    const tsh_layout sum = tsh_partial();
+/* Waits for the all-gather of tshi_linear_rows, if there is one, and releases its memory. */
+static void tshi_linear_release(tsh_ctx *ctx, tshi_gathering *all) {
+    (void)tshi_redistribute_finish(ctx, &all->move);
+    tshi_mem_release(ctx, all->sent);
+    tshi_mem_release(ctx, all->whole);
+}
+
+/* Computes dX = dY W if forward has gathered X: each rank's dX (rows, in) is a partial sum, whose
+ * reduce-scatter to X's shards is started here. Shapes: dy (rows, out), mw (out, in). */
+static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw,
+                                tshi_returning *back) {
+    tsh_tensor *x = node->in[0], *w = node->in[1];       /* shapes (.., in), (out, in) */
     const int64_t outs = w->local[0], ins = w->local[1]; /* this rank's numbers of features */
     tshi_block *whole;                                   /* dX of the whole sequence */
     if (!x->base->requires_grad) return;
     whole = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
-    if (whole) {
-        tsh_real *dx = (tsh_real *)tshi_mem_data(whole); /* shape (rows, in) */
-        tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0, tshi_gemm_matrix(dx, ins, 1));
-        tshi_redistribute_back(node, x, &sum, &x->layout, dx);
-    }
-    tshi_mem_release(x->ctx, whole);
+    if (!whole) return;
+    tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0,
+                     tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
+    tshi_redistribute_return(back, node, x, whole);
 }
 
-/* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows; skips those that are not needed. */
+/* Computes db, shape (out): the sum of the rows of g, this rank's rows of dY. */
+static void tshi_linear_bias(tshi_node *node, const tsh_real *g) {
+    const tsh_tensor *b = node->in[2], *out = node->out; /* shapes (out), (.., out) */
+    tshi_dest dest;
+    tshi_loop loop;
+    if (!b || !tshi_tape_dest_zeroed(node, 2, &dest)) return;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_add_operand(&loop, b, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+    tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
+}
+
+/* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows; skips those that are not needed.
+ * With sequence parallelism, X is gathered while dX is computed, and dX is scattered, or without
+ * it all-reduced, while dW is computed. */
 static void tshi_linear_backward(tshi_node *node) {
     const tshi_linear *how = (const tshi_linear *)node->params;
-    /* shapes: x (.., in), w (out, in), b (out) or NULL, out (.., out) */
-    tsh_tensor *x = node->in[0], *w = node->in[1], *b = node->in[2], *out = node->out;
+    /* shapes (.., in), (out, in), (.., out) */
+    tsh_tensor *x = node->in[0], *w = node->in[1], *out = node->out;
+    tsh_ctx *ctx = out->ctx;
     int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* rows and features on this rank */
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
-    tshi_block *whole_y, *whole_x;                           /* all-gathered dY and X, or NULL */
-    /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
-    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
-    const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
-                                            &rows, &whole_x);
+    tshi_gathering all_y, all_x;                             /* of dY and of X */
+    tshi_returning back = TSHI_ZERO;                         /* dX on its way to X's shards */
     tshi_block *plain; /* W as tsh_real if it is quantised, or NULL */
+    /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
+    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &all_y);
+    const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
+                                            &rows, &all_x);
     const tshi_matrix mw = tshi_quant_plain(w, tshi_tape_saved(node, 1), &plain);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
-    if (out->ctx->error.code == TSH_OK && how->regather)
-        tshi_linear_scatter(node, rows, dy, mw);
-    else if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
-        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
+    (void)tshi_redistribute_arrive(ctx, &all_y.move);
+    if (ctx->error.code == TSH_OK && how->regather)
+        tshi_linear_scatter(node, rows, dy, mw, &back);
+    else if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
+        tshi_matmul_gemm(ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, mx.row, mx.column));
-    tshi_tape_input_done(node, 0); /* dX is all-reduced while dW is computed */
-    if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
-        tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
-                         TSHI_R(dest.add),
+    if (!how->regather) tshi_tape_input_done(node, 0); /* starts the all-reduce of dX */
+    (void)tshi_redistribute_arrive(ctx, &all_x.move);
+    if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
+        tshi_matmul_gemm(ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
-    if (b && tshi_tape_dest_zeroed(node, 2, &dest)) { /* db, shape (out): sum of the rows of dY */
-        tshi_loop loop;
-        tshi_kernel_space(&loop, out);
-        tshi_kernel_add_operand(&loop, b, dest.data, dest.stride, TSH_REAL);
-        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
-        tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
-    }
-    tshi_mem_release(out->ctx, plain);
-    tshi_mem_release(out->ctx, whole_x);
-    tshi_mem_release(out->ctx, whole_y);
+    if (ctx->error.code == TSH_OK) tshi_linear_bias(node, g);
+    tshi_redistribute_returned(&back, x);
+    tshi_mem_release(ctx, plain);
+    tshi_linear_release(ctx, &all_x);
+    tshi_linear_release(ctx, &all_y);
 }
 
 /* Checks the shapes of x (.., in), w (out, in) and b (out) or NULL. Returns 0 after an error. */
@@ -126,10 +150,11 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tsh_layout sum = tsh_partial();                /* the layout P */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    /* whole: all of X, gathered; partial: Y before it is scattered; bias: b as tsh_real; or NULL */
-    tshi_block *whole, *partial = NULL, *bias = NULL;
+    tshi_gathering all; /* the rows of X of all ranks */
+    /* partial: Y before it is scattered; bias: b as tsh_real; or NULL */
+    tshi_block *partial = NULL, *bias = NULL;
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
-    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
+    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &all);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
     if (how->scatter)
         partial = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(out->dtype, rows * outs));
@@ -140,6 +165,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* b, shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
+    (void)tshi_redistribute_arrive(ctx, &all.move);
     if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
         tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, my);
     else if (ctx->error.code == TSH_OK)
@@ -160,7 +186,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
     tshi_mem_release(ctx, partial);
-    tshi_mem_release(ctx, whole);
+    tshi_linear_release(ctx, &all);
     tshi_mem_release(ctx, bias);
 }
 

@@ -86,36 +86,85 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
     }
 }
 
-/* Changes a layout from sharded to replicated by an all-gather (gather 1), or from a partial sum to
- * sharded by a reduce-scatter (gather 0). form has the global shape; `layout` is the sharded one of
- * the two layouts. */
-static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
-                                         const tsh_layout *layout, int gather, tsh_dtype dtype,
-                                         const void *in, void *out) {
+/* An all-gather or a reduce-scatter that changes a layout, from its start until it is finished. */
+typedef struct tshi_moving {
+    tshi_cut cut;        /* how the sharded one of the two layouts cuts the whole array */
+    tshi_block *scratch; /* `counts`, then `ordered` if that is not the whole array; NULL: no
+                          * collective was started */
+    /* all values; in each outer row, the elements of rank 0 come first, then of rank 1, ... */
+    void *ordered;
+    void *out;   /* where the values go */
+    int gather;  /* 1: an all-gather; 0: a reduce-scatter */
+    int arrived; /* 1 after tshi_redistribute_arrive */
+    tsh_req req; /* the request of the collective; 0: it is complete */
+} tshi_moving;
+
+/* The collectives of tshi_moving, by its field `gather`, for errors. */
+static const char *const tshi_redistribute_kinds[] = {"tsh_redistribute: reduce-scatter",
+                                                      "tsh_redistribute: all-gather"};
+
+/* Starts to change a layout from sharded to replicated by an all-gather (gather 1), or from a
+ * partial sum to sharded by a reduce-scatter (gather 0). form has the global shape; `layout` is the
+ * sharded one of the two layouts. `in` must stay unchanged, and `out` is not to be touched, until
+ * tshi_redistribute_finish, which the caller calls also after an error. */
+static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
+                                    const tsh_layout *layout, int gather, tsh_dtype dtype,
+                                    const void *in, void *out) {
+    tsh_ctx *ctx = form->ctx;
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
     const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of the array `counts` */
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
-    tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
+    tsh_coll coll = tsh_coll_make(gather ? TSH_ALLGATHER : TSH_REDUCE_SCATTER, dtype);
     int64_t *counts; /* number of elements that each rank has in an outer row */
-    /* the whole array; in each outer row, the elements of rank 0 come first, then of rank 1, ... */
-    void *ordered = gather ? out : tshi_kernel_unconst(in);
-    int r;
-    if (!scratch) return TSH_ERR_MEMORY;
-    counts = (int64_t *)tshi_mem_data(scratch);
-    for (r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
-    if (bytes) ordered = counts + cut.size; /* several segments: reorder in scratch */
+    move->cut = cut;
+    move->out = out;
+    move->gather = gather;
+    move->arrived = 0;
+    move->req = 0;
+    move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
+    if (!move->scratch) return;
+    counts = (int64_t *)tshi_mem_data(move->scratch);
+    for (int r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
+    move->ordered = gather ? out : tshi_kernel_unconst(in);
+    if (bytes) move->ordered = counts + cut.size; /* several segments: reorder in scratch */
     if (bytes && !gather)
-        tshi_redistribute_order(&cut, tshi_kernel_unconst(in), (char *)ordered, 1, 1);
-    if (gather)
-        (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, in, ordered, counts, cut.outer, dtype),
-                              "tsh_redistribute: all-gather");
-    else
-        (void)tshi_error_comm(
-            ctx, tsh_reduce_scatter(&ctx->tp, ordered, out, counts, cut.outer, dtype, TSH_SUM),
-            "tsh_redistribute: reduce-scatter");
-    if (bytes && gather) tshi_redistribute_order(&cut, out, (char *)ordered, 1, 0);
-    tshi_mem_release(ctx, scratch);
+        tshi_redistribute_order(&cut, tshi_kernel_unconst(in), (char *)move->ordered, 1, 1);
+    coll.send = gather ? in : move->ordered;
+    coll.recv = gather ? move->ordered : out;
+    coll.recv_counts = counts;
+    coll.blocks = cut.outer;
+    (void)tshi_error_comm(ctx, tshi_comm_begin(&ctx->tp, &coll, &move->req),
+                          tshi_redistribute_kinds[gather]);
+}
+
+/* Waits until the values of `move` are in its `out`. Peers may still read its `in`. */
+static tsh_result tshi_redistribute_arrive(tsh_ctx *ctx, tshi_moving *move) {
+    if (!move->scratch || move->arrived) return ctx->error.code;
+    move->arrived = 1;
+    (void)tshi_error_comm(ctx, tshi_comm_receive(&ctx->tp, &move->req),
+                          tshi_redistribute_kinds[move->gather]);
+    if (move->gather && move->ordered != move->out)
+        tshi_redistribute_order(&move->cut, move->out, (char *)move->ordered, 1, 0);
     return ctx->error.code;
+}
+
+/* Waits until the values of `move` are in its `out`, and no peer reads its `in`. */
+static tsh_result tshi_redistribute_finish(tsh_ctx *ctx, tshi_moving *move) {
+    if (!move->scratch) return ctx->error.code; /* nothing was started */
+    (void)tshi_redistribute_arrive(ctx, move);
+    (void)tshi_error_comm(ctx, tsh_wait(&ctx->tp, move->req),
+                          tshi_redistribute_kinds[move->gather]);
+    tshi_mem_release(ctx, move->scratch);
+    move->scratch = NULL;
+    return ctx->error.code;
+}
+
+/* Starts such a change and waits for it. */
+static tsh_result tshi_redistribute_rows(const tsh_tensor *form, const tsh_layout *layout,
+                                         int gather, tsh_dtype dtype, const void *in, void *out) {
+    tshi_moving move;
+    tshi_redistribute_start(&move, form, layout, gather, dtype, in, out);
+    return tshi_redistribute_finish(form->ctx, &move);
 }
 
 /* Changes a layout from S(i), sharded along dimension i, to S(j) by an all-to-all: every rank cuts
@@ -168,9 +217,9 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
         return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out); /* S(i) to S(j) */
     } else if (from->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(ctx, form, from, 1, dtype, in, out); /* S to R */
+        return tshi_redistribute_rows(form, from, 1, dtype, in, out); /* S to R */
     } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(ctx, form, to, 0, dtype, in, out); /* P to S */
+        return tshi_redistribute_rows(form, to, 0, dtype, in, out); /* P to S */
     } else if (to->kind == TSH_SHARDED) {
         const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype); /* R to S */
         tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_unconst(in), (char *)out,
@@ -209,6 +258,47 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
         tshi_mem_release(x->ctx, scratch);
     }
     tshi_mem_release(x->ctx, sent);
+}
+
+/* A partial gradient of input 0 on its way to the shards of that input. All zero: there is none. */
+typedef struct tshi_returning {
+    tshi_moving move;    /* the reduce-scatter */
+    tshi_block *sent;    /* the gradient of the whole input, in the dtype that is sent */
+    tshi_dest dest;      /* where the sum for this rank's shard is added */
+    tshi_block *scratch; /* memory of dx, if the sum cannot be received in dest; or NULL */
+    tsh_real *dx;        /* where the sum is received */
+    tsh_dtype dtype;     /* the dtype that is sent */
+} tshi_returning;
+
+/* Starts the reduce-scatter of a partial gradient to the shards of x, the node's input 0. whole:
+ * this rank's gradient of all of x, which this function or tshi_redistribute_returned releases. */
+static void tshi_redistribute_return(tshi_returning *back, tshi_node *node, tsh_tensor *x,
+                                     tshi_block *whole) {
+    tsh_ctx *ctx = x->ctx;
+    back->sent = whole;
+    back->dtype = tshi_tape_sent_as(x);
+    if (ctx->error.code == TSH_OK && back->dtype != TSH_REAL) {
+        back->sent = tshi_kernel_rounded(ctx, (tsh_real *)tshi_mem_data(whole), tsh_numel(x),
+                                         back->dtype);
+        tshi_mem_release(ctx, whole);
+    }
+    if (!back->sent || ctx->error.code != TSH_OK || !tshi_tape_dest(node, 0, &back->dest)) return;
+    back->dx = tshi_op_dense_dest(x, &back->dest, &back->scratch);
+    if (back->dx)
+        tshi_redistribute_start(&back->move, x, &x->layout, 0, back->dtype,
+                                tshi_mem_data(back->sent), back->dx);
+}
+
+/* Waits for the reduce-scatter that tshi_redistribute_return has started, if it has. */
+static void tshi_redistribute_returned(tshi_returning *back, tsh_tensor *x) {
+    (void)tshi_redistribute_finish(x->ctx, &back->move);
+    tshi_mem_release(x->ctx, back->sent);
+    if (back->dx && x->ctx->error.code == TSH_OK) {
+        tshi_kernel_widen(back->dx, tsh_local_numel(x), back->dtype);
+        tshi_op_accumulate(x, &back->dest, back->scratch);
+    } else {
+        tshi_mem_release(x->ctx, back->scratch);
+    }
 }
 
 /* Computes the backward of tsh_redistribute and tsh_tp_gather. After an all-gather, a complete

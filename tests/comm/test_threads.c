@@ -8,6 +8,7 @@
 #include "../support/comm_tests.h"
 #include "../support/skip.h"
 
+#include <sched.h> /* sched_yield */
 #include <sys/resource.h>
 
 static void crowd_rank(job *j) {
@@ -21,6 +22,85 @@ static void crowd_rank(job *j) {
 static void test_crowd(void **state) {
     (void)state;
     world_run(64, crowd_rank, NULL);
+}
+
+/* ------------------------------------------------- values before peers have read */
+
+static int arrived; /* atomic: 1 once rank 0 has its values */
+
+/* An all-gather of 1 and 2, or a reduce-scatter to the sum 3. Rank 1 does its part only after rank
+ * 0 has received its values. */
+static void receive_early(job *j, tsh_coll_kind kind) {
+    const int64_t each[2] = {1, 1};
+    float send[2] = {(float)j->rank + 1, (float)j->rank + 1}, recv[2] = {0, 0};
+    tsh_coll coll = tsh_coll_make(kind, TSH_F32);
+    const int64_t limit = tsh_now() + 20000000000;
+    tsh_req req;
+    coll.send = send;
+    coll.recv = recv;
+    coll.recv_counts = each;
+    CHECK(tsh_start(&j->comm, &coll, &req) == TSH_OK);
+    if (j->rank == 0) {
+        CHECK(j->comm.ops->receive(&j->comm, req) == TSH_OK);
+        CHECK(kind == TSH_ALLGATHER ? recv[0] == 1 && recv[1] == 2 : recv[0] == 3);
+        __atomic_store_n(&arrived, 1, __ATOMIC_SEQ_CST);
+    } else {
+        while (!__atomic_load_n(&arrived, __ATOMIC_SEQ_CST) && tsh_now() < limit)
+            (void)sched_yield();
+        CHECK(__atomic_load_n(&arrived, __ATOMIC_SEQ_CST) == 1);
+    }
+    CHECK(tsh_wait(&j->comm, req) == TSH_OK);
+    CHECK(kind == TSH_ALLGATHER ? recv[0] == 1 && recv[1] == 2 : recv[0] == 3);
+    CHECK(tsh_barrier(&j->comm) == TSH_OK);
+    if (j->rank == 0) __atomic_store_n(&arrived, 0, __ATOMIC_SEQ_CST);
+    CHECK(tsh_barrier(&j->comm) == TSH_OK);
+}
+
+static void receive_rank(job *j) {
+    float sum = (float)j->rank + 1;
+    tsh_req req;
+    receive_early(j, TSH_ALLGATHER);
+    receive_early(j, TSH_REDUCE_SCATTER);
+    /* peers write an all-reduce's sums: they are here only when peers have done their part */
+    for (int i = 0; i < 100; i++) {
+        float sums[200] = {0};
+        sums[199] = sum;
+        CHECK(tsh_allreduce_start(&j->comm, sums, 200, TSH_F32, TSH_SUM, &req) == TSH_OK);
+        CHECK(j->comm.ops->receive(&j->comm, req) == TSH_OK && sums[199] == 3);
+        CHECK(tsh_wait(&j->comm, req) == TSH_OK);
+    }
+}
+
+/* receive returns while a peer has only started its part of the collective. */
+static void test_receive(void **state) {
+    (void)state;
+    arrived = 0;
+    world_run(2, receive_rank, NULL);
+}
+
+/* Rank 1 aborts while its peers may read what it sends, or it what they send. */
+static void receive_abort_rank(job *j) {
+    const int64_t each[3] = {5000, 5000, 5000};
+    float *send = (float *)calloc(5000, sizeof *send), *recv = (float *)calloc(15000, sizeof *recv);
+    tsh_coll coll = tsh_coll_make(TSH_ALLGATHER, TSH_F32);
+    tsh_req req;
+    coll.send = send;
+    coll.recv = recv;
+    coll.recv_counts = each;
+    CHECK(send && recv);
+    if (tsh_start(&j->comm, &coll, &req) == TSH_OK) {
+        if (j->rank == 1) tsh_comm_abort(&j->comm, TSH_ERR_ABORTED, "enough");
+        (void)j->comm.ops->receive(&j->comm, req);
+        (void)tsh_wait(&j->comm, req);
+    }
+    CHECK(tsh_barrier(&j->comm) == TSH_ERR_ABORTED);
+    free(send);
+    free(recv);
+}
+
+static void test_receive_abort(void **state) {
+    (void)state;
+    for (int i = 0; i < 20; i++) world_run(3, receive_abort_rank, NULL);
 }
 
 /* --------------------------------------------------------- front door, runner */
@@ -310,6 +390,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         COMM_TESTS,
         cmocka_unit_test(test_crowd),
+        cmocka_unit_test(test_receive),
+        cmocka_unit_test(test_receive_abort),
         cmocka_unit_test(test_front_door),
         cmocka_unit_test(test_group_of_one),
         cmocka_unit_test(test_runner),
