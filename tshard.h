@@ -805,6 +805,10 @@ typedef struct tsh_comm_ops {
      * do every kind of collective; see rule 9. */
     void (*idle)(tsh_comm *comm,
                  int64_t ns);
+    /* Blocks until the recv of a collective is filled. Peers may still read its send, which must
+     * not change until wait, which is called after this. Not for SEND, RECV and SENDRECV. NULL: the
+     * core calls wait instead. */
+    tsh_result (*receive)(tsh_comm *comm, tsh_req req);
 } tsh_comm_ops;
 
 /* Initialises the tsh_comm_ops of a backend that does every kind of collective, with the functions
@@ -813,7 +817,7 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, prefix##_test,   \
             prefix##_wait, prefix##_progress, prefix##_split, prefix##_status, prefix##_abort,     \
-            prefix##_close, NULL                                                                   \
+            prefix##_close, NULL, NULL                                                             \
     }
 /* Initialises the tsh_comm_ops of a backend that only sends messages (rule 9). It has no functions
  * test, wait and split. */
@@ -821,7 +825,7 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, NULL, NULL,      \
             prefix##_progress, NULL, prefix##_status, prefix##_abort, prefix##_close,              \
-            prefix##_idle                                                                          \
+            prefix##_idle, NULL                                                                    \
     }
 
 /* Statistics of this rank and group, by kind of collective: how many were started, and the bytes
@@ -12671,11 +12675,16 @@ static void tshi_comm_set_caller(tsh_ctx *ctx, tshi_coll_caller caller) {
     ctx->world.caller = ctx->tp.caller = ctx->dp.caller = ctx->pp.caller = (int)caller;
 }
 
+/* Starts a collective, after a comparison of the models if one is due. */
+static tsh_result tshi_comm_begin(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
+    tsh_result result = tshi_coll_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
+    return result != TSH_OK ? result : tsh_start(comm, coll, req);
+}
+
 /* Runs a blocking collective, after a comparison of the models if one is due. */
 TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     tsh_req req;
-    tsh_result result = tshi_coll_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
-    if (result == TSH_OK) result = tsh_start(comm, coll, &req);
+    const tsh_result result = tshi_comm_begin(comm, coll, &req);
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
@@ -12820,6 +12829,22 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
     begin = tshi_trace_now(comm->trace);
     result = comm->ops->wait(comm, req);
     if (comm->trace) tshi_trace_waited(comm, req, begin);
+    return result;
+}
+
+/* Waits until a collective of this rank has filled its recv; what it sends must not change until
+ * the request is waited for. Sets *req to 0 if the backend does not tell these apart: then the
+ * request has been waited for. */
+static tsh_result tshi_comm_receive(tsh_comm *comm, tsh_req *req) {
+    const tsh_req started = *req;
+    const int64_t begin = tshi_trace_now(comm->trace);
+    tsh_result result;
+    if (!started || !comm->ops->receive) {
+        *req = 0;
+        return tsh_wait(comm, started);
+    }
+    result = comm->ops->receive(comm, started);
+    if (comm->trace) tshi_trace_waited(comm, started, begin);
     return result;
 }
 
@@ -19526,36 +19551,85 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
     }
 }
 
-/* Changes a layout from sharded to replicated by an all-gather (gather 1), or from a partial sum to
- * sharded by a reduce-scatter (gather 0). form has the global shape; `layout` is the sharded one of
- * the two layouts. */
-static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
-                                         const tsh_layout *layout, int gather, tsh_dtype dtype,
-                                         const void *in, void *out) {
+/* An all-gather or a reduce-scatter that changes a layout, from its start until it is finished. */
+typedef struct tshi_moving {
+    tshi_cut cut;        /* how the sharded one of the two layouts cuts the whole array */
+    tshi_block *scratch; /* `counts`, then `ordered` if that is not the whole array; NULL: no
+                          * collective was started */
+    /* all values; in each outer row, the elements of rank 0 come first, then of rank 1, ... */
+    void *ordered;
+    void *out;   /* where the values go */
+    int gather;  /* 1: an all-gather; 0: a reduce-scatter */
+    int arrived; /* 1 after tshi_redistribute_arrive */
+    tsh_req req; /* the request of the collective; 0: it is complete */
+} tshi_moving;
+
+/* The collectives of tshi_moving, by its field `gather`, for errors. */
+static const char *const tshi_redistribute_kinds[] = {"tsh_redistribute: reduce-scatter",
+                                                      "tsh_redistribute: all-gather"};
+
+/* Starts to change a layout from sharded to replicated by an all-gather (gather 1), or from a
+ * partial sum to sharded by a reduce-scatter (gather 0). form has the global shape; `layout` is the
+ * sharded one of the two layouts. `in` must stay unchanged, and `out` is not to be touched, until
+ * tshi_redistribute_finish, which the caller calls also after an error. */
+static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
+                                    const tsh_layout *layout, int gather, tsh_dtype dtype,
+                                    const void *in, void *out) {
+    tsh_ctx *ctx = form->ctx;
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
     const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of the array `counts` */
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
-    tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
+    tsh_coll coll = tsh_coll_make(gather ? TSH_ALLGATHER : TSH_REDUCE_SCATTER, dtype);
     int64_t *counts; /* number of elements that each rank has in an outer row */
-    /* the whole array; in each outer row, the elements of rank 0 come first, then of rank 1, ... */
-    void *ordered = gather ? out : tshi_kernel_unconst(in);
-    int r;
-    if (!scratch) return TSH_ERR_MEMORY;
-    counts = (int64_t *)tshi_mem_data(scratch);
-    for (r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
-    if (bytes) ordered = counts + cut.size; /* several segments: reorder in scratch */
+    move->cut = cut;
+    move->out = out;
+    move->gather = gather;
+    move->arrived = 0;
+    move->req = 0;
+    move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
+    if (!move->scratch) return;
+    counts = (int64_t *)tshi_mem_data(move->scratch);
+    for (int r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
+    move->ordered = gather ? out : tshi_kernel_unconst(in);
+    if (bytes) move->ordered = counts + cut.size; /* several segments: reorder in scratch */
     if (bytes && !gather)
-        tshi_redistribute_order(&cut, tshi_kernel_unconst(in), (char *)ordered, 1, 1);
-    if (gather)
-        (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, in, ordered, counts, cut.outer, dtype),
-                              "tsh_redistribute: all-gather");
-    else
-        (void)tshi_error_comm(
-            ctx, tsh_reduce_scatter(&ctx->tp, ordered, out, counts, cut.outer, dtype, TSH_SUM),
-            "tsh_redistribute: reduce-scatter");
-    if (bytes && gather) tshi_redistribute_order(&cut, out, (char *)ordered, 1, 0);
-    tshi_mem_release(ctx, scratch);
+        tshi_redistribute_order(&cut, tshi_kernel_unconst(in), (char *)move->ordered, 1, 1);
+    coll.send = gather ? in : move->ordered;
+    coll.recv = gather ? move->ordered : out;
+    coll.recv_counts = counts;
+    coll.blocks = cut.outer;
+    (void)tshi_error_comm(ctx, tshi_comm_begin(&ctx->tp, &coll, &move->req),
+                          tshi_redistribute_kinds[gather]);
+}
+
+/* Waits until the values of `move` are in its `out`. Peers may still read its `in`. */
+static tsh_result tshi_redistribute_arrive(tsh_ctx *ctx, tshi_moving *move) {
+    if (!move->scratch || move->arrived) return ctx->error.code;
+    move->arrived = 1;
+    (void)tshi_error_comm(ctx, tshi_comm_receive(&ctx->tp, &move->req),
+                          tshi_redistribute_kinds[move->gather]);
+    if (move->gather && move->ordered != move->out)
+        tshi_redistribute_order(&move->cut, move->out, (char *)move->ordered, 1, 0);
     return ctx->error.code;
+}
+
+/* Waits until the values of `move` are in its `out`, and no peer reads its `in`. */
+static tsh_result tshi_redistribute_finish(tsh_ctx *ctx, tshi_moving *move) {
+    if (!move->scratch) return ctx->error.code; /* nothing was started */
+    (void)tshi_redistribute_arrive(ctx, move);
+    (void)tshi_error_comm(ctx, tsh_wait(&ctx->tp, move->req),
+                          tshi_redistribute_kinds[move->gather]);
+    tshi_mem_release(ctx, move->scratch);
+    move->scratch = NULL;
+    return ctx->error.code;
+}
+
+/* Starts such a change and waits for it. */
+static tsh_result tshi_redistribute_rows(const tsh_tensor *form, const tsh_layout *layout,
+                                         int gather, tsh_dtype dtype, const void *in, void *out) {
+    tshi_moving move;
+    tshi_redistribute_start(&move, form, layout, gather, dtype, in, out);
+    return tshi_redistribute_finish(form->ctx, &move);
 }
 
 /* Changes a layout from S(i), sharded along dimension i, to S(j) by an all-to-all: every rank cuts
@@ -19608,9 +19682,9 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
         return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out); /* S(i) to S(j) */
     } else if (from->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(ctx, form, from, 1, dtype, in, out); /* S to R */
+        return tshi_redistribute_rows(form, from, 1, dtype, in, out); /* S to R */
     } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(ctx, form, to, 0, dtype, in, out); /* P to S */
+        return tshi_redistribute_rows(form, to, 0, dtype, in, out); /* P to S */
     } else if (to->kind == TSH_SHARDED) {
         const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype); /* R to S */
         tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_unconst(in), (char *)out,
@@ -19649,6 +19723,47 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
         tshi_mem_release(x->ctx, scratch);
     }
     tshi_mem_release(x->ctx, sent);
+}
+
+/* A partial gradient of input 0 on its way to the shards of that input. All zero: there is none. */
+typedef struct tshi_returning {
+    tshi_moving move;    /* the reduce-scatter */
+    tshi_block *sent;    /* the gradient of the whole input, in the dtype that is sent */
+    tshi_dest dest;      /* where the sum for this rank's shard is added */
+    tshi_block *scratch; /* memory of dx, if the sum cannot be received in dest; or NULL */
+    tsh_real *dx;        /* where the sum is received */
+    tsh_dtype dtype;     /* the dtype that is sent */
+} tshi_returning;
+
+/* Starts the reduce-scatter of a partial gradient to the shards of x, the node's input 0. whole:
+ * this rank's gradient of all of x, which this function or tshi_redistribute_returned releases. */
+static void tshi_redistribute_return(tshi_returning *back, tshi_node *node, tsh_tensor *x,
+                                     tshi_block *whole) {
+    tsh_ctx *ctx = x->ctx;
+    back->sent = whole;
+    back->dtype = tshi_tape_sent_as(x);
+    if (ctx->error.code == TSH_OK && back->dtype != TSH_REAL) {
+        back->sent = tshi_kernel_rounded(ctx, (tsh_real *)tshi_mem_data(whole), tsh_numel(x),
+                                         back->dtype);
+        tshi_mem_release(ctx, whole);
+    }
+    if (!back->sent || ctx->error.code != TSH_OK || !tshi_tape_dest(node, 0, &back->dest)) return;
+    back->dx = tshi_op_dense_dest(x, &back->dest, &back->scratch);
+    if (back->dx)
+        tshi_redistribute_start(&back->move, x, &x->layout, 0, back->dtype,
+                                tshi_mem_data(back->sent), back->dx);
+}
+
+/* Waits for the reduce-scatter that tshi_redistribute_return has started, if it has. */
+static void tshi_redistribute_returned(tshi_returning *back, tsh_tensor *x) {
+    (void)tshi_redistribute_finish(x->ctx, &back->move);
+    tshi_mem_release(x->ctx, back->sent);
+    if (back->dx && x->ctx->error.code == TSH_OK) {
+        tshi_kernel_widen(back->dx, tsh_local_numel(x), back->dtype);
+        tshi_op_accumulate(x, &back->dest, back->scratch);
+    } else {
+        tshi_mem_release(x->ctx, back->scratch);
+    }
 }
 
 /* Computes the backward of tsh_redistribute and tsh_tp_gather. After an all-gather, a complete
@@ -21165,86 +21280,110 @@ typedef struct tshi_linear {
     int regather; /* 1: column-parallel, sequence parallelism: X is gathered, in backward too */
 } tshi_linear;
 
+/* The all-gather of a matrix's rows from all ranks. Blocks are NULL if nothing is gathered. */
+typedef struct tshi_gathering {
+    tshi_moving move;  /* the all-gather */
+    tshi_block *whole; /* the rows of all ranks */
+    tshi_block *sent;  /* this rank's rows, rounded to the dtype in which they are sent */
+} tshi_gathering;
+
 /* Returns `values`, t's local values or its gradient (then dtype is TSH_REAL), as a matrix of shape
- * (*rows, features): in place (*block is NULL then) or, if gather is 1, all-gathered to *block,
- * which the caller releases. The gradient of a step tensor of bf16 is gathered in bf16. */
+ * (*rows, features): in place or, if gather is 1, the matrix of all ranks' rows, whose all-gather
+ * is started here: it may be read after tshi_redistribute_arrive(ctx, &all->move). The caller calls
+ * tshi_linear_release. The gradient of a step tensor of bf16 is gathered in bf16. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
-                                    int64_t *rows, tshi_block **block) {
-    const tsh_layout whole = tsh_replicated();
+                                    int64_t *rows, tshi_gathering *all) {
     int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
     const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
-    tshi_block *sent = NULL; /* the gradient, rounded to the dtype in which it is sent */
+    all->whole = all->sent = NULL;
+    all->move.scratch = NULL;
     if (rounds) {
         dtype = tshi_tape_sent_as(t);
-        sent = tshi_kernel_rounded(t->ctx, (const tsh_real *)values, tsh_local_numel(t), dtype);
-        if (sent) values = tshi_mem_data(sent);
+        all->sent = tshi_kernel_rounded(t->ctx, (const tsh_real *)values, tsh_local_numel(t),
+                                        dtype);
+        if (all->sent) values = tshi_mem_data(all->sent);
     }
-    *block = gather ? tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)))
-                    : NULL;
-    if (*block) {
-        *rows = tshi_tensor_product(t->dim, t->ndim - 1);
-        (void)tshi_redistribute_move(t, &t->layout, &whole, dtype, values, tshi_mem_data(*block));
-        tshi_mem_release(t->ctx, sent);
-        return tshi_gemm_matrix_of(tshi_mem_data(*block), dtype, t->dim[last], 1);
+    if (gather)
+        all->whole = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)));
+    if (!all->whole) {
+        (void)tshi_kernel_rows(t, rows, &step);
+        return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
     }
-    tshi_mem_release(t->ctx, sent);
-    (void)tshi_kernel_rows(t, rows, &step);
-    return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
+    *rows = tshi_tensor_product(t->dim, t->ndim - 1);
+    tshi_redistribute_start(&all->move, t, &t->layout, 1, dtype, values, tshi_mem_data(all->whole));
+    return tshi_gemm_matrix_of(tshi_mem_data(all->whole), dtype, t->dim[last], 1);
 }
 
-/* Computes dX = dY W if forward has gathered X: each rank's dX (rows, in) is a partial sum, which
- * is reduce-scattered to X's shards. Shapes: dy (rows, out), mw (out, in). */
-static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
-    tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
-    const tsh_layout sum = tsh_partial();
+/* Waits for the all-gather of tshi_linear_rows, if there is one, and releases its memory. */
+static void tshi_linear_release(tsh_ctx *ctx, tshi_gathering *all) {
+    (void)tshi_redistribute_finish(ctx, &all->move);
+    tshi_mem_release(ctx, all->sent);
+    tshi_mem_release(ctx, all->whole);
+}
+
+/* Computes dX = dY W if forward has gathered X: each rank's dX (rows, in) is a partial sum, whose
+ * reduce-scatter to X's shards is started here. Shapes: dy (rows, out), mw (out, in). */
+static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw,
+                                tshi_returning *back) {
+    tsh_tensor *x = node->in[0], *w = node->in[1];       /* shapes (.., in), (out, in) */
     const int64_t outs = w->local[0], ins = w->local[1]; /* this rank's numbers of features */
     tshi_block *whole;                                   /* dX of the whole sequence */
     if (!x->base->requires_grad) return;
     whole = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
-    if (whole) {
-        tsh_real *dx = (tsh_real *)tshi_mem_data(whole); /* shape (rows, in) */
-        tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0, tshi_gemm_matrix(dx, ins, 1));
-        tshi_redistribute_back(node, x, &sum, &x->layout, dx);
-    }
-    tshi_mem_release(x->ctx, whole);
+    if (!whole) return;
+    tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0,
+                     tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
+    tshi_redistribute_return(back, node, x, whole);
 }
 
-/* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows; skips those that are not needed. */
+/* Computes db, shape (out): the sum of the rows of g, this rank's rows of dY. */
+static void tshi_linear_bias(tshi_node *node, const tsh_real *g) {
+    const tsh_tensor *b = node->in[2], *out = node->out; /* shapes (out), (.., out) */
+    tshi_dest dest;
+    tshi_loop loop;
+    if (!b || !tshi_tape_dest_zeroed(node, 2, &dest)) return;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_add_operand(&loop, b, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+    tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
+}
+
+/* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows; skips those that are not needed.
+ * With sequence parallelism, X is gathered while dX is computed, and dX is scattered, or without
+ * it all-reduced, while dW is computed. */
 static void tshi_linear_backward(tshi_node *node) {
     const tshi_linear *how = (const tshi_linear *)node->params;
-    /* shapes: x (.., in), w (out, in), b (out) or NULL, out (.., out) */
-    tsh_tensor *x = node->in[0], *w = node->in[1], *b = node->in[2], *out = node->out;
+    /* shapes (.., in), (out, in), (.., out) */
+    tsh_tensor *x = node->in[0], *w = node->in[1], *out = node->out;
+    tsh_ctx *ctx = out->ctx;
     int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* rows and features on this rank */
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
-    tshi_block *whole_y, *whole_x;                           /* all-gathered dY and X, or NULL */
-    /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
-    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
-    const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
-                                            &rows, &whole_x);
+    tshi_gathering all_y, all_x;                             /* of dY and of X */
+    tshi_returning back = TSHI_ZERO;                         /* dX on its way to X's shards */
     tshi_block *plain; /* W as tsh_real if it is quantised, or NULL */
+    /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
+    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &all_y);
+    const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
+                                            &rows, &all_x);
     const tshi_matrix mw = tshi_quant_plain(w, tshi_tape_saved(node, 1), &plain);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
-    if (out->ctx->error.code == TSH_OK && how->regather)
-        tshi_linear_scatter(node, rows, dy, mw);
-    else if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
-        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
+    (void)tshi_redistribute_arrive(ctx, &all_y.move);
+    if (ctx->error.code == TSH_OK && how->regather)
+        tshi_linear_scatter(node, rows, dy, mw, &back);
+    else if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
+        tshi_matmul_gemm(ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, mx.row, mx.column));
-    tshi_tape_input_done(node, 0); /* dX is all-reduced while dW is computed */
-    if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
-        tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
-                         TSHI_R(dest.add),
+    if (!how->regather) tshi_tape_input_done(node, 0); /* starts the all-reduce of dX */
+    (void)tshi_redistribute_arrive(ctx, &all_x.move);
+    if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
+        tshi_matmul_gemm(ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
-    if (b && tshi_tape_dest_zeroed(node, 2, &dest)) { /* db, shape (out): sum of the rows of dY */
-        tshi_loop loop;
-        tshi_kernel_space(&loop, out);
-        tshi_kernel_add_operand(&loop, b, dest.data, dest.stride, TSH_REAL);
-        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
-        tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
-    }
-    tshi_mem_release(out->ctx, plain);
-    tshi_mem_release(out->ctx, whole_x);
-    tshi_mem_release(out->ctx, whole_y);
+    if (ctx->error.code == TSH_OK) tshi_linear_bias(node, g);
+    tshi_redistribute_returned(&back, x);
+    tshi_mem_release(ctx, plain);
+    tshi_linear_release(ctx, &all_x);
+    tshi_linear_release(ctx, &all_y);
 }
 
 /* Checks the shapes of x (.., in), w (out, in) and b (out) or NULL. Returns 0 after an error. */
@@ -21276,10 +21415,11 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tsh_layout sum = tsh_partial();                /* the layout P */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    /* whole: all of X, gathered; partial: Y before it is scattered; bias: b as tsh_real; or NULL */
-    tshi_block *whole, *partial = NULL, *bias = NULL;
+    tshi_gathering all; /* the rows of X of all ranks */
+    /* partial: Y before it is scattered; bias: b as tsh_real; or NULL */
+    tshi_block *partial = NULL, *bias = NULL;
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
-    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
+    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &all);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
     if (how->scatter)
         partial = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(out->dtype, rows * outs));
@@ -21290,6 +21430,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* b, shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
+    (void)tshi_redistribute_arrive(ctx, &all.move);
     if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
         tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, my);
     else if (ctx->error.code == TSH_OK)
@@ -21310,7 +21451,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
     tshi_mem_release(ctx, partial);
-    tshi_mem_release(ctx, whole);
+    tshi_linear_release(ctx, &all);
     tshi_mem_release(ctx, bias);
 }
 
