@@ -769,6 +769,7 @@ static void test_streams_short(void **state) {
 }
 
 /* The order of the sums of pairs, step by step, in float. */
+#if defined(__aarch64__)
 /* The sum of x and y, rounded to odd: an inexact one is the neighbour whose last bit is 1. */
 static float odd_sum(float x, float y) {
     const double sum = (double)x + (double)y, rest = sum - (double)x;
@@ -780,15 +781,17 @@ static float odd_sum(float x, float y) {
     return tshi_dtype_float_of(tshi_dtype_odd_bits(near));
 }
 
-/* The sum after one more pair of products, as AVX512_BF16 or Arm's bfdot and bfmmla add them. */
+/* The sum after one more pair of products, as bfdot and bfmmla add them. */
 static float add_pair(float sum, float first, float second) {
-#if defined(__aarch64__)
     return odd_sum(sum, odd_sum(first, second));
+}
 #else
+/* The sum after one more pair of products, as AVX512_BF16 adds them. */
+static float add_pair(float sum, float first, float second) {
     volatile float part = sum + second; /* no wider than float */
     return part + first;
-#endif
 }
+#endif
 
 static void test_pairs_order(void **state) {
     const int64_t m = 13, n = 40, k = 1601;
