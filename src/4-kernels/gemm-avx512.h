@@ -65,6 +65,7 @@ TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
     const __mmask16 both = next ? mask : 0;
+    if (form == TSHI_GEMM_REALS) return _mm512_maskz_loadu_ps(mask, src);
     if (form == TSHI_GEMM_PAIRS) {
         const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src));
         const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(both, src + next));
@@ -133,7 +134,7 @@ TSHI_GEMM_TARGET_PACK
     static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid,
                                      int64_t k, const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
-    const int64_t size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
+    const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
     __m512 r[16], t0, t1, t2, t3;
     for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* packs 16 words of each row */
         const int64_t words = tshi_gemm_words(form, tshi_base_min(k - q, 16 * each));
@@ -143,11 +144,11 @@ TSHI_GEMM_TARGET_PACK
 #define TSHI_GEMM_ROWS(form)                                                                       \
     case form: tshi_gemm_load_rows(form, r, from, valid - i, inc, k - q); break;
             switch (form) {
+                TSHI_GEMM_ROWS(TSHI_GEMM_REALS)
                 TSHI_GEMM_ROWS(TSHI_GEMM_BF16)
                 TSHI_GEMM_ROWS(TSHI_GEMM_F16)
                 TSHI_GEMM_ROWS(TSHI_GEMM_PAIRS)
                 TSHI_GEMM_ROWS(TSHI_GEMM_ROUNDED)
-            case TSHI_GEMM_REALS:
             case TSHI_GEMM_OTHER: return;
             }
 #define TSHI_GEMM_WORD(s)                                                                          \
@@ -164,11 +165,14 @@ TSHI_GEMM_TARGET_PACK
 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
                                                              int width, int valid, int64_t k,
                                                              const char *src, int64_t ld) {
-    const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1, size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
+    const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1;
+    const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
     for (int64_t q = 0; q < k; q += each, src += each * ld, dst += width)
         for (int i = 0; i < width; i += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(valid - i, 16));
             const __mmask16 to = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
+            if (form == TSHI_GEMM_REALS) /* the row of 8 steps later */
+                TSHI_PREFETCH((const void *)((uintptr_t)src + (uintptr_t)(i * size + 8 * ld)));
             _mm512_mask_storeu_ps(dst + i, to,
                                   tshi_gemm_load_column(form, src + i * size, mask,
                                                         q + 1 < k ? ld : 0));
@@ -189,11 +193,11 @@ TSHI_GEMM_TARGET_PACK static int tshi_gemm_pack_avx512(float *dst, int width, in
         return 1;
     if (m->row != 1 && m->column != 1) return 0;
     switch (form) {
+        TSHI_GEMM_PACK(TSHI_GEMM_REALS)
         TSHI_GEMM_PACK(TSHI_GEMM_BF16)
         TSHI_GEMM_PACK(TSHI_GEMM_F16)
         TSHI_GEMM_PACK(TSHI_GEMM_PAIRS)
         TSHI_GEMM_PACK(TSHI_GEMM_ROUNDED)
-    case TSHI_GEMM_REALS:
     case TSHI_GEMM_OTHER: break;
     }
     return 0;

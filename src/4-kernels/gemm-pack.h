@@ -111,10 +111,9 @@ static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst,
     enum { STEPS = 64, ROWS = 32 };
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
     tsh_real rows[ROWS * STEPS]; /* rows converted to tsh_real; a sliver has at most ROWS */
+    if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form)) return;
     if (form == TSHI_GEMM_REALS) /* the elements are tsh_real already */
         tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
-    else if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form))
-        return;
     else if (form >= TSHI_GEMM_PAIRS)
         tshi_gemm_pack_pairs(dst, width, valid, k, &m);
     else if (m.column == 1)

@@ -43,11 +43,11 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
                                            int64_t n) {
     const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
     const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, end);
+    const int64_t words = tshi_attention_words(h, h->d);
+    const tshi_matmul_strips left = {h->back.rows_do, words, 1, words};
     tsh_real *t = h->back.t + r * h->pitch;
     tshi_attention_scores(h, i, r, m, j, n);
-    tshi_attention_by_keys(h, i + r, m, j, n, 1,
-                           h->back.rows_do + r * tshi_attention_words(h, h->d), h->keys_v,
-                           t); /* t = dO V^T */
+    tshi_attention_by_keys(h, i + r, r, m, j, n, 1, left, h->keys_v, t); /* t = dO V^T */
 #if TSHI_GEMM_BF16S
     if (h->rounded) {
         tshi_attention_grad_pairs(m, &strip);
@@ -88,10 +88,11 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     }
 }
 
-/* Returns 1 if products of pairs are added to the gradient `to` in place: its rows are contiguous,
- * and their length d is a multiple of half of nr, the columns that a micro-kernel computes. */
-static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
-    return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
+/* Returns 1 if products are added to the gradient `to` in place: its rows are contiguous, and their
+ * length d is a multiple of half of nr, the columns that a micro-kernel computes. Products of
+ * tsh_real are added up first if `to` has values, which `over` 1 overwrites. */
+static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to, int over) {
+    return (h->pairs || over) && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
 /* Adds P^T A to C (n, d), the rows of dV or dK of keys [j, j + n), as tshi_attention_backward_keys
@@ -101,7 +102,8 @@ static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
 static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                           const tsh_real *columns, const tsh_real *p,
                                           tshi_matrix to, int over, tsh_real *scratch) {
-    const int in_place = tshi_attention_in_place(h, to), cut = tshi_attention_visible(h, i) < j + n;
+    const int in_place = tshi_attention_in_place(h, to, over);
+    const int cut = tshi_attention_visible(h, i) < j + n;
     const int64_t nr = h->kernel->nr, mr = h->kernel->mr, wide = tshi_attention_wide(h->d);
     const int64_t earlier = h->back.fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
     const int64_t step = cut || (earlier > j && earlier < j + n) ? mr : n;
@@ -128,6 +130,8 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
     const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
+    const tshi_matmul_strips left = {h->rows_q, words, 1, words};
+    h->left_q = left; /* Q is copied: dK also reads its columns */
     tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (h->pairs) {
         const tshi_matrix q = tshi_gemm_matrix_of(h->rows_q, TSH_BF16, 1, 2 * words);
@@ -140,7 +144,7 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
         return;
     }
     tshi_attention_rows(h, h->back.rows_do, h->back.dout, i, m);
-    tshi_attention_rows(h, h->sum, h->o, i, m);
+    h->back.left_o = tshi_attention_operand(h, h->sum, h->o, i, m);
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
 }
 
@@ -184,7 +188,7 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     /* 1: every query of the tile sees a key; 0: dQ is not computed in place, because the products
      * leave some of its rows unwritten */
     const int seeing = tshi_attention_visible(h, i) > start;
-    const int in_place = tshi_attention_in_place(h, h->back.dq) && seeing;
+    const int in_place = seeing && tshi_attention_in_place(h, h->back.dq, h->back.over[0]);
     const tshi_matrix c = in_place ? tshi_gemm_from(h->back.dq, i, 0)
                                    : tshi_gemm_matrix(h->sum, wide, 1);
     tshi_attention_backward_rows(h, i, m);
@@ -210,15 +214,16 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
 
 /* Adds the gradient `from` (h->back.dk_t or h->back.dv_t) of a head of k to `to` (dK or dV), shape
  * (tk, d); over 1: overwrites `to`. Does nothing if the products were computed in place. */
-static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
+static void tshi_attention_backward_done(const tshi_head *h, tsh_real *from, tshi_matrix to,
                                          int over) {
     const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;
-    if (!to.data || tshi_attention_in_place(h, to)) return;
+    if (!to.data || (h->pairs && tshi_attention_in_place(h, to, over))) return;
     for (int64_t j = 0; j < h->tk; j += h->keys) {
         const int64_t n = tshi_base_min(h->keys, h->tk - j);
-        const tsh_real *block = from + tshi_attention_block(h, j, wide);
+        tsh_real *block = from + tshi_attention_block(h, j, wide);
         if (!h->pairs) {
-            tshi_gemm_pack(h->back.transposed, (int)h->d, (int)h->d, n, block, h->keys, 1);
+            tshi_gemm_pack_matrix(h->kernel, h->back.transposed, (int)h->d, (int)h->d, n,
+                                  tshi_gemm_matrix(block, h->keys, 1), TSHI_GEMM_REALS);
             block = h->back.transposed; /* shape (n, d) */
         }
         tshi_attention_add_rows(h, to, over, j, n, block, wide);

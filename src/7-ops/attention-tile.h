@@ -115,7 +115,7 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
     int64_t j, r, n, rows; /* n, rows: numbers of keys and queries of a strip */
     tshi_attention_first(h, i, m);
-    if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m);
+    if (!h->few) h->left_q = tshi_attention_operand(h, h->rows_q, h->q, i, m);
     if (tshi_attention_visible(h, i) <= start)
         memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (j = start; j < last; j += h->keys) {
@@ -142,12 +142,13 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_finish[h->ctx->isa](m, NULL, &whole);
 }
 
-/* Computes delta = dO O, the dot product over d features, of n queries; O is in h->sum. */
+/* Computes delta = dO O, the dot product over d features, of n queries. */
 TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
                                            const tshi_head *h) {
     (void)none;
     for (int64_t r = 0; r < n; r++)
-        h->row[r] = tshi_kernel_dot(h->sum + r * h->d, h->back.rows_do + r * h->d, h->d);
+        h->row[r] = tshi_kernel_dot(h->back.left_o.data + r * h->back.left_o.row,
+                                    h->back.rows_do + r * h->d, h->d);
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 

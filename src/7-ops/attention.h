@@ -79,6 +79,7 @@ typedef struct tshi_head_back {
     int fresh;
     tsh_real ds_scale; /* factor by which the kernels of backward multiply dS */
     tsh_real *rows_do; /* the tile's rows of dO, shape (rows, d); if pairs: (rows, d / 2) pairs */
+    tshi_matmul_strips left_o; /* the tile's rows of O, if not pairs: in place or in h->sum */
     /* if pairs: Q and dO, packed with a feature per column, as (rows / 2, d padded) pairs of bf16,
      * each of two queries */
     tsh_real *columns_q, *columns_do;
@@ -142,6 +143,7 @@ typedef struct tshi_head {
     tsh_real *log_sum;            /* shape (tq): log l of each query, l = sum of e^(s - m) */
     /* the tile's rows of Q, shape (rows, d); if pairs: (rows, d / 2) pairs of bf16 */
     tsh_real *rows_q;
+    tshi_matmul_strips left_q; /* the tile's rows of Q as operand A: rows_q, or Q in place */
     tsh_real *s; /* shape (strip, pitch): scores, then p */
     /* the tile's rows of O (in backward of O, then of dQ), shape (rows, d padded to a multiple of
      * TSHI_BLOCK) */
@@ -220,6 +222,17 @@ static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x,
     }
 }
 
+/* Returns rows [i, i + m) of x as operand A of products: in place if they are contiguous tsh_real,
+ * else copied to `to` by tshi_attention_rows. */
+static tshi_matmul_strips tshi_attention_operand(const tshi_head *h, tsh_real *to, tshi_matrix x,
+                                                 int64_t i, int64_t m) {
+    const int in_place = !h->pairs && x.dtype == TSH_REAL && x.column == 1;
+    const int64_t row = in_place ? x.row : tshi_attention_words(h, h->d);
+    const tshi_matmul_strips strips = {in_place ? tshi_gemm_at(x, i, 0) : to, row, 1, row};
+    if (!in_place) tshi_attention_rows(h, to, x, i, m);
+    return strips;
+}
+
 /* Rounds m rows of n scores to pairs of bf16, in place. If n is odd, the second element of a row's
  * last pair is 0. */
 static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int64_t n) {
@@ -288,14 +301,14 @@ static tshi_matmul_slivers tshi_attention_slivers(const tshi_head *h, const tsh_
 }
 
 /* Computes C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed in h->keys_k or
- * h->keys_v (`packed`). A and C are rows of a tile, from query i on. */
-static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                   double alpha, const tsh_real *a, const tsh_real *packed,
-                                   tsh_real *c) {
+ * h->keys_v (`packed`). A and C are rows of a tile: from query i on, which is row r of `rows`. */
+static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
+                                   int64_t n, double alpha, tshi_matmul_strips rows,
+                                   const tsh_real *packed, tsh_real *c) {
     const int64_t nr = h->kernel->nr, words = tshi_attention_words(h, h->d);
-    const tshi_matmul_strips rows = {a, words, 1, words};
     tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
     stairs.k = TSHI_MATMUL_ALL;
+    rows.data += r * rows.row;
     packed += tshi_attention_block(h, j, words);
     tshi_attention_ahead(h);
     tshi_matmul_tiles(h->kernel, m, n, h->d, TSHI_R(alpha), rows,
@@ -395,8 +408,7 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
                                       NULL};
         tshi_gemm_run(h->kernel, h->scratch, product);
     } else
-        tshi_attention_by_keys(h, i + r, m, j, n, h->more->scale,
-                               h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
+        tshi_attention_by_keys(h, i + r, r, m, j, n, h->more->scale, h->left_q, h->keys_k, s);
     if (h->more->cap > 0) {
         const tshi_cap cap = {s, h->back.derivative, m, h->pitch, TSHI_R(h->more->cap)};
         tshi_attention_cap[h->ctx->isa](n, NULL, &cap);

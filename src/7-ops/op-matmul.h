@@ -189,7 +189,7 @@ enum { TSHI_MATMUL_ALL = 1 << 30 };
 static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                               tsh_real alpha, tshi_matmul_strips a, tshi_matmul_slivers b, int add,
                               tshi_matrix c, tshi_matmul_stairs stairs, tshi_gemm_walk *walk) {
-    enum { LINES = 8 }; /* cache lines that are prefetched after a tile */
+    enum { LINES = 20 }; /* cache lines that are prefetched after a tile */
     const tshi_gemm_tile_fn tile = b.form == TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
     const int mr = kernel->mr, nr = kernel->nr;
     tshi_gemm_tile t;
