@@ -9898,10 +9898,9 @@ static void tshi_gemm_pack_matrix(const tshi_gemm_kernel *kernel, tsh_real *dst,
     enum { STEPS = 64, ROWS = 32 };
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
     tsh_real rows[ROWS * STEPS]; /* rows converted to tsh_real; a sliver has at most ROWS */
+    if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form)) return;
     if (form == TSHI_GEMM_REALS) /* the elements are tsh_real already */
         tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
-    else if (kernel->pack && kernel->pack(dst, width, valid, k, &m, form))
-        return;
     else if (form >= TSHI_GEMM_PAIRS)
         tshi_gemm_pack_pairs(dst, width, valid, k, &m);
     else if (m.column == 1)
@@ -9985,6 +9984,7 @@ TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_column(const tshi_gemm_form form, const char *src,
                                                      __mmask16 mask, int64_t next) {
     const __mmask16 both = next ? mask : 0;
+    if (form == TSHI_GEMM_REALS) return _mm512_maskz_loadu_ps(mask, src);
     if (form == TSHI_GEMM_PAIRS) {
         const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src));
         const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(both, src + next));
@@ -10053,7 +10053,7 @@ TSHI_GEMM_TARGET_PACK
     static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid,
                                      int64_t k, const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
-    const int64_t size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
+    const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
     __m512 r[16], t0, t1, t2, t3;
     for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* packs 16 words of each row */
         const int64_t words = tshi_gemm_words(form, tshi_base_min(k - q, 16 * each));
@@ -10063,11 +10063,11 @@ TSHI_GEMM_TARGET_PACK
 #define TSHI_GEMM_ROWS(form)                                                                       \
     case form: tshi_gemm_load_rows(form, r, from, valid - i, inc, k - q); break;
             switch (form) {
+                TSHI_GEMM_ROWS(TSHI_GEMM_REALS)
                 TSHI_GEMM_ROWS(TSHI_GEMM_BF16)
                 TSHI_GEMM_ROWS(TSHI_GEMM_F16)
                 TSHI_GEMM_ROWS(TSHI_GEMM_PAIRS)
                 TSHI_GEMM_ROWS(TSHI_GEMM_ROUNDED)
-            case TSHI_GEMM_REALS:
             case TSHI_GEMM_OTHER: return;
             }
 #define TSHI_GEMM_WORD(s)                                                                          \
@@ -10084,11 +10084,14 @@ TSHI_GEMM_TARGET_PACK
 TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
                                                              int width, int valid, int64_t k,
                                                              const char *src, int64_t ld) {
-    const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1, size = form == TSHI_GEMM_ROUNDED ? 4 : 2;
+    const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1;
+    const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
     for (int64_t q = 0; q < k; q += each, src += each * ld, dst += width)
         for (int i = 0; i < width; i += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(valid - i, 16));
             const __mmask16 to = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
+            if (form == TSHI_GEMM_REALS) /* the row of 8 steps later */
+                TSHI_PREFETCH((const void *)((uintptr_t)src + (uintptr_t)(i * size + 8 * ld)));
             _mm512_mask_storeu_ps(dst + i, to,
                                   tshi_gemm_load_column(form, src + i * size, mask,
                                                         q + 1 < k ? ld : 0));
@@ -10109,11 +10112,11 @@ TSHI_GEMM_TARGET_PACK static int tshi_gemm_pack_avx512(float *dst, int width, in
         return 1;
     if (m->row != 1 && m->column != 1) return 0;
     switch (form) {
+        TSHI_GEMM_PACK(TSHI_GEMM_REALS)
         TSHI_GEMM_PACK(TSHI_GEMM_BF16)
         TSHI_GEMM_PACK(TSHI_GEMM_F16)
         TSHI_GEMM_PACK(TSHI_GEMM_PAIRS)
         TSHI_GEMM_PACK(TSHI_GEMM_ROUNDED)
-    case TSHI_GEMM_REALS:
     case TSHI_GEMM_OTHER: break;
     }
     return 0;
@@ -20361,7 +20364,7 @@ enum { TSHI_MATMUL_ALL = 1 << 30 };
 static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                               tsh_real alpha, tshi_matmul_strips a, tshi_matmul_slivers b, int add,
                               tshi_matrix c, tshi_matmul_stairs stairs, tshi_gemm_walk *walk) {
-    enum { LINES = 8 }; /* cache lines that are prefetched after a tile */
+    enum { LINES = 20 }; /* cache lines that are prefetched after a tile */
     const tshi_gemm_tile_fn tile = b.form == TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
     const int mr = kernel->mr, nr = kernel->nr;
     tshi_gemm_tile t;
@@ -26376,6 +26379,7 @@ typedef struct tshi_head_back {
     int fresh;
     tsh_real ds_scale; /* factor by which the kernels of backward multiply dS */
     tsh_real *rows_do; /* the tile's rows of dO, shape (rows, d); if pairs: (rows, d / 2) pairs */
+    tshi_matmul_strips left_o; /* the tile's rows of O, if not pairs: in place or in h->sum */
     /* if pairs: Q and dO, packed with a feature per column, as (rows / 2, d padded) pairs of bf16,
      * each of two queries */
     tsh_real *columns_q, *columns_do;
@@ -26439,6 +26443,7 @@ typedef struct tshi_head {
     tsh_real *log_sum;            /* shape (tq): log l of each query, l = sum of e^(s - m) */
     /* the tile's rows of Q, shape (rows, d); if pairs: (rows, d / 2) pairs of bf16 */
     tsh_real *rows_q;
+    tshi_matmul_strips left_q; /* the tile's rows of Q as operand A: rows_q, or Q in place */
     tsh_real *s; /* shape (strip, pitch): scores, then p */
     /* the tile's rows of O (in backward of O, then of dQ), shape (rows, d padded to a multiple of
      * TSHI_BLOCK) */
@@ -26517,6 +26522,17 @@ static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x,
     }
 }
 
+/* Returns rows [i, i + m) of x as operand A of products: in place if they are contiguous tsh_real,
+ * else copied to `to` by tshi_attention_rows. */
+static tshi_matmul_strips tshi_attention_operand(const tshi_head *h, tsh_real *to, tshi_matrix x,
+                                                 int64_t i, int64_t m) {
+    const int in_place = !h->pairs && x.dtype == TSH_REAL && x.column == 1;
+    const int64_t row = in_place ? x.row : tshi_attention_words(h, h->d);
+    const tshi_matmul_strips strips = {in_place ? tshi_gemm_at(x, i, 0) : to, row, 1, row};
+    if (!in_place) tshi_attention_rows(h, to, x, i, m);
+    return strips;
+}
+
 /* Rounds m rows of n scores to pairs of bf16, in place. If n is odd, the second element of a row's
  * last pair is 0. */
 static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int64_t n) {
@@ -26585,14 +26601,14 @@ static tshi_matmul_slivers tshi_attention_slivers(const tshi_head *h, const tsh_
 }
 
 /* Computes C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed in h->keys_k or
- * h->keys_v (`packed`). A and C are rows of a tile, from query i on. */
-static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                   double alpha, const tsh_real *a, const tsh_real *packed,
-                                   tsh_real *c) {
+ * h->keys_v (`packed`). A and C are rows of a tile: from query i on, which is row r of `rows`. */
+static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
+                                   int64_t n, double alpha, tshi_matmul_strips rows,
+                                   const tsh_real *packed, tsh_real *c) {
     const int64_t nr = h->kernel->nr, words = tshi_attention_words(h, h->d);
-    const tshi_matmul_strips rows = {a, words, 1, words};
     tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
     stairs.k = TSHI_MATMUL_ALL;
+    rows.data += r * rows.row;
     packed += tshi_attention_block(h, j, words);
     tshi_attention_ahead(h);
     tshi_matmul_tiles(h->kernel, m, n, h->d, TSHI_R(alpha), rows,
@@ -26692,8 +26708,7 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
                                       NULL};
         tshi_gemm_run(h->kernel, h->scratch, product);
     } else
-        tshi_attention_by_keys(h, i + r, m, j, n, h->more->scale,
-                               h->rows_q + r * tshi_attention_words(h, h->d), h->keys_k, s);
+        tshi_attention_by_keys(h, i + r, r, m, j, n, h->more->scale, h->left_q, h->keys_k, s);
     if (h->more->cap > 0) {
         const tshi_cap cap = {s, h->back.derivative, m, h->pitch, TSHI_R(h->more->cap)};
         tshi_attention_cap[h->ctx->isa](n, NULL, &cap);
@@ -27063,7 +27078,7 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
     int64_t j, r, n, rows; /* n, rows: numbers of keys and queries of a strip */
     tshi_attention_first(h, i, m);
-    if (!h->few) tshi_attention_rows(h, h->rows_q, h->q, i, m);
+    if (!h->few) h->left_q = tshi_attention_operand(h, h->rows_q, h->q, i, m);
     if (tshi_attention_visible(h, i) <= start)
         memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (j = start; j < last; j += h->keys) {
@@ -27090,12 +27105,13 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_finish[h->ctx->isa](m, NULL, &whole);
 }
 
-/* Computes delta = dO O, the dot product over d features, of n queries; O is in h->sum. */
+/* Computes delta = dO O, the dot product over d features, of n queries. */
 TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
                                            const tshi_head *h) {
     (void)none;
     for (int64_t r = 0; r < n; r++)
-        h->row[r] = tshi_kernel_dot(h->sum + r * h->d, h->back.rows_do + r * h->d, h->d);
+        h->row[r] = tshi_kernel_dot(h->back.left_o.data + r * h->back.left_o.row,
+                                    h->back.rows_do + r * h->d, h->d);
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
@@ -27210,11 +27226,11 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
                                            int64_t n) {
     const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
     const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, end);
+    const int64_t words = tshi_attention_words(h, h->d);
+    const tshi_matmul_strips left = {h->back.rows_do, words, 1, words};
     tsh_real *t = h->back.t + r * h->pitch;
     tshi_attention_scores(h, i, r, m, j, n);
-    tshi_attention_by_keys(h, i + r, m, j, n, 1,
-                           h->back.rows_do + r * tshi_attention_words(h, h->d), h->keys_v,
-                           t); /* t = dO V^T */
+    tshi_attention_by_keys(h, i + r, r, m, j, n, 1, left, h->keys_v, t); /* t = dO V^T */
 #if TSHI_GEMM_BF16S
     if (h->rounded) {
         tshi_attention_grad_pairs(m, &strip);
@@ -27255,10 +27271,11 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     }
 }
 
-/* Returns 1 if products of pairs are added to the gradient `to` in place: its rows are contiguous,
- * and their length d is a multiple of half of nr, the columns that a micro-kernel computes. */
-static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
-    return h->pairs && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
+/* Returns 1 if products are added to the gradient `to` in place: its rows are contiguous, and their
+ * length d is a multiple of half of nr, the columns that a micro-kernel computes. Products of
+ * tsh_real are added up first if `to` has values, which `over` 1 overwrites. */
+static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to, int over) {
+    return (h->pairs || over) && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
 /* Adds P^T A to C (n, d), the rows of dV or dK of keys [j, j + n), as tshi_attention_backward_keys
@@ -27268,7 +27285,8 @@ static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to) {
 static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                           const tsh_real *columns, const tsh_real *p,
                                           tshi_matrix to, int over, tsh_real *scratch) {
-    const int in_place = tshi_attention_in_place(h, to), cut = tshi_attention_visible(h, i) < j + n;
+    const int in_place = tshi_attention_in_place(h, to, over);
+    const int cut = tshi_attention_visible(h, i) < j + n;
     const int64_t nr = h->kernel->nr, mr = h->kernel->mr, wide = tshi_attention_wide(h->d);
     const int64_t earlier = h->back.fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
     const int64_t step = cut || (earlier > j && earlier < j + n) ? mr : n;
@@ -27295,6 +27313,8 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
     const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
+    const tshi_matmul_strips left = {h->rows_q, words, 1, words};
+    h->left_q = left; /* Q is copied: dK also reads its columns */
     tshi_attention_rows(h, h->rows_q, h->q, i, m);
     if (h->pairs) {
         const tshi_matrix q = tshi_gemm_matrix_of(h->rows_q, TSH_BF16, 1, 2 * words);
@@ -27307,7 +27327,7 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
         return;
     }
     tshi_attention_rows(h, h->back.rows_do, h->back.dout, i, m);
-    tshi_attention_rows(h, h->sum, h->o, i, m);
+    h->back.left_o = tshi_attention_operand(h, h->sum, h->o, i, m);
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
 }
 
@@ -27351,7 +27371,7 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     /* 1: every query of the tile sees a key; 0: dQ is not computed in place, because the products
      * leave some of its rows unwritten */
     const int seeing = tshi_attention_visible(h, i) > start;
-    const int in_place = tshi_attention_in_place(h, h->back.dq) && seeing;
+    const int in_place = seeing && tshi_attention_in_place(h, h->back.dq, h->back.over[0]);
     const tshi_matrix c = in_place ? tshi_gemm_from(h->back.dq, i, 0)
                                    : tshi_gemm_matrix(h->sum, wide, 1);
     tshi_attention_backward_rows(h, i, m);
@@ -27377,15 +27397,16 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
 
 /* Adds the gradient `from` (h->back.dk_t or h->back.dv_t) of a head of k to `to` (dK or dV), shape
  * (tk, d); over 1: overwrites `to`. Does nothing if the products were computed in place. */
-static void tshi_attention_backward_done(const tshi_head *h, const tsh_real *from, tshi_matrix to,
+static void tshi_attention_backward_done(const tshi_head *h, tsh_real *from, tshi_matrix to,
                                          int over) {
     const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;
-    if (!to.data || tshi_attention_in_place(h, to)) return;
+    if (!to.data || (h->pairs && tshi_attention_in_place(h, to, over))) return;
     for (int64_t j = 0; j < h->tk; j += h->keys) {
         const int64_t n = tshi_base_min(h->keys, h->tk - j);
-        const tsh_real *block = from + tshi_attention_block(h, j, wide);
+        tsh_real *block = from + tshi_attention_block(h, j, wide);
         if (!h->pairs) {
-            tshi_gemm_pack(h->back.transposed, (int)h->d, (int)h->d, n, block, h->keys, 1);
+            tshi_gemm_pack_matrix(h->kernel, h->back.transposed, (int)h->d, (int)h->d, n,
+                                  tshi_gemm_matrix(block, h->keys, 1), TSHI_GEMM_REALS);
             block = h->back.transposed; /* shape (n, d) */
         }
         tshi_attention_add_rows(h, to, over, j, n, block, wide);
