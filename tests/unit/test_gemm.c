@@ -761,6 +761,23 @@ static void test_streams_short(void **state) {
     if (!tried) SKIP("no kernel that this processor runs streams operands of 16 bits");
 }
 
+/* The products [p, k) of one step of pairs, added to `part`: AVX512_BF16 has a pair a step, AMX 16. The
+ * floats are no wider than float, never fused (products of bf16 are exact). */
+static float add_pairs(const typed *a, int64_t i, const typed *b, int64_t j, int64_t p, int64_t k,
+                       int tiles, float part) {
+    volatile float halves[2] = {tiles ? 0 : part, 0}, product; /* sums of even, of odd elements */
+    for (int odd = 1; odd >= 0; odd--) {
+        volatile float *sum = &halves[tiles ? odd : 0];
+        for (int64_t q = p + odd; q < k; q += 2) {
+            product = (float)(typed_get(a, i, q) * typed_get(b, q, j));
+            *sum = *sum + product;
+        }
+    }
+    if (!tiles) return halves[0];
+    halves[0] = halves[0] + halves[1];
+    return part + halves[0];
+}
+
 /* The order of the sums of pairs, step by step, in float. */
 static void test_pairs_order(void **state) {
     const int64_t m = 13, n = 40, k = 1601;
@@ -771,33 +788,28 @@ static void test_pairs_order(void **state) {
         typed b = typed_new(k, n, kind_of(2), COLUMNS, 2, 0);
         typed c = typed_new(m, n, kind_of(0), ROWS, 3, 1);
         const int64_t slice = tshi_gemm_slice(kernel, TSHI_GEMM_PAIRS, k);
+        const int64_t step = kernel->tiles ? 32 : 2;
         if (kernel->pairs) {
             tried++;
             typed_gemm(kernel, 1, &a, &b, 0, &c, &c);
             for (int64_t e = 0; e < m * n; e++) {
-                volatile float sum = 0, part = 0; /* no wider than float, never fused */
-                for (int64_t p = 0; p < k; p += 2) {
-                    volatile float product;
+                volatile float sum = 0, part = 0;
+                for (int64_t p = 0; p < k; p += step) {
+                    const int64_t end = p + step < k ? p + step : k;
                     if (p % slice == 0) part = 0;
-                    if (p + 1 < k) {
-                        product = (float)(typed_get(&a, e / n, p + 1) *
-                                          typed_get(&b, p + 1, e % n));
-                        part = part + product;
-                    }
-                    product = (float)(typed_get(&a, e / n, p) * typed_get(&b, p, e % n));
-                    part = part + product;
-                    if (p + 2 >= k || (p + 2) % slice == 0) sum = sum + part;
+                    part = add_pairs(&a, e / n, &b, e % n, p, end, kernel->tiles != NULL, part);
+                    if (end == k || end % slice == 0) sum = sum + part;
                 }
                 if ((double)sum != typed_get(&c, e / n, e % n))
-                    fail_msg("element %d is %.9g, not %.9g", (int)e, typed_get(&c, e / n, e % n),
-                             (double)sum);
+                    fail_msg("%s: element %d is %.9g, not %.9g", kernel->name, (int)e,
+                             typed_get(&c, e / n, e % n), (double)sum);
             }
         }
         free(a.m.data);
         free(b.m.data);
         free(c.m.data);
     }
-    if (!tried) SKIP("this processor has no AVX512_BF16");
+    if (!tried) SKIP("this processor has neither AVX512_BF16 nor AMX");
 }
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(_WIN32) && !defined(TSHARD_NO_SIMD) && \
