@@ -425,6 +425,7 @@ typedef struct tshi_micro {
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
+typedef struct tshi_quant_kernel tshi_quant_kernel;
 typedef struct tshi_trace tshi_trace;
 
 /* Bits of ctx->warned: the warnings, each logged once per ctx. */
@@ -463,6 +464,8 @@ typedef struct tshi_matmul_order {
     uintptr_t *last; /* entry of the matrix that was read last; NULL: none yet */
 } tshi_matmul_order;
 
+enum { TSHI_CPU_TEXT = 256 }; /* max length of tsh_cpu_text, with its final 0 */
+
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* world: all ranks; tp, pp, dp: this rank's groups */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
@@ -476,12 +479,16 @@ struct tsh_ctx {
     tsh_logger logger;                   /* the user's; .log may be NULL */
     tsh_gemm gemm;                       /* the user's matrix product; .multiply NULL: the
                                           * built-in product is used */
-    const tshi_gemm_kernel *gemm_kernel; /* kernel of the built-in product for this CPU */
+    /* What the chosen instruction set (>>isa) has: the kernels of the built-in product and of
+     * quantised products; the index of elementwise kernels, TSHI_ISA_... */
+    const tshi_gemm_kernel *gemm_kernel;
+    const tshi_quant_kernel *quant_kernel;
+    int isa;
+    char cpu[TSHI_CPU_TEXT]; /* what tsh_cpu_text returns */
     tsh_dtype dtype; /* dtype of new parameters */
     tshi_block *gemm_scratch;            /* packed operands of the built-in product; NULL: none
                                           * yet */
     tshi_matmul_order order; /* order in which products of few rows read their matrices */
-    int isa;     /* instruction set of the kernels that run: TSHI_ISA_... */
     int threads; /* number of threads of this rank, at least 1 */
     tshi_block *rope_table;  /* cosines and sines of the last tsh_rope in this step, or NULL */
     tshi_angles rope_angles; /* what the angles in rope_table depend on */

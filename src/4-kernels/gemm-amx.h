@@ -5,10 +5,10 @@
 /* ========================================================================== */
 
 /* TSHI_GEMM_AMX is 1 if kernels for AMX are compiled: for Linux on x86-64, if the compiler has the
- * intrinsics. A test that defines TSHI_AMX_LOAD and the other macros of tile instructions itself
- * gets the same kernels without AMX. */
+ * intrinsics. A test that defines TSHI_AMX_MODEL, TSHI_AMX and the macros of tile instructions
+ * itself gets the same kernels without AMX. */
 #if TSHI_GEMM_BF16S && defined(__linux__) && !defined(__ILP32__) &&                                \
-    (defined(TSHI_AMX_LOAD) || (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))
+    (defined(TSHI_AMX_MODEL) || (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))
 #define TSHI_GEMM_AMX 1
 #else
 #define TSHI_GEMM_AMX 0
@@ -18,8 +18,7 @@
 /* Makes the compiler finish its stores before the tile instructions after it: of the intrinsics that
  * read memory, gcc's do not tell it so. */
 #define TSHI_AMX_STORED() __asm__ volatile("" : : : "memory")
-#if !defined(TSHI_AMX_LOAD)
-#include <cpuid.h> /* __get_cpuid_count */
+#if !defined(TSHI_AMX_MODEL)
 #define TSHI_AMX                                                                                   \
     __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512vnni,avx512bf16,avx512f,avx512bw,"     \
                           "avx512dq,avx512vl,avx2,fma,f16c")))
@@ -31,19 +30,6 @@
 #define TSHI_AMX_BF16(sum, a, b)         _tile_dpbf16ps(sum, a, b)
 #define TSHI_AMX_INT8(sum, signeds, b)   _tile_dpbsud(sum, signeds, b)
 
-/* Returns 1 if this process may use AMX: the processor has it (leaf 7 of CPUID), and Linux, asked by
- * arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), permits it. */
-static int tshi_amx_runs(void) {
-    const unsigned bits = 1u << 22 | 1u << 24 | 1u << 25; /* AMX-BF16, AMX-TILE, AMX-INT8 */
-    unsigned a, b, c, d = 0;
-    long refused = 158; /* the number of the system call, then its result */
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bits) != bits) return 0;
-    __asm__ volatile("syscall" /* by hand: strict C99 does not declare syscall() */
-                     : "+a"(refused)
-                     : "D"(0x1023L), "S"(18L)
-                     : "rcx", "r11", "memory");
-    return refused == 0;
-}
 #endif
 
 /* The layout of tile registers, as the instruction LDTILECFG reads it. */

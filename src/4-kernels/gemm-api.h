@@ -5,54 +5,40 @@
 /* Needs: >>gemm-amx.                                                         */
 /* ========================================================================== */
 
-/* -- the table of micro-kernels ------------------------------------------- */
+/* -- the micro-kernels ----------------------------------------------------- */
 
-/* One row per micro-kernel (columns: struct tshi_gemm_kernel), the best one first; the last one
- * runs on every processor. Block sizes: a block of A (mc * kc floats) fills at most half of an L2
- * cache, nr columns of B (kc * nr floats) at most an L1 cache; nc limits the scratch memory. */
-static const tshi_gemm_kernel tshi_gemm_kernels[] = {
+/* The micro-kernels; the fields are those of struct tshi_gemm_kernel. >>isa says which one runs.
+ * Block sizes: a block of A (mc * kc floats) fills at most half of an L2 cache, nr columns of B
+ * (kc * nr floats) at most an L1 cache; nc limits the scratch memory. */
 #if TSHI_GEMM_AMX
-    {"amx", 32, 32, 256, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_tall, tshi_gemm_stream_amx,
-     tshi_gemm_few_amx, tshi_gemm_tile_amx, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512,
-     tshi_gemm_strip_amx, tshi_gemm_tiles_amx},
+static const tshi_gemm_kernel tshi_gemm_kernel_amx = {
+    "amx", 32, 32, 256, 384, 1024, tshi_gemm_tile_tall, tshi_gemm_stream_amx, tshi_gemm_few_amx,
+    tshi_gemm_tile_amx, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512, tshi_gemm_strip_amx,
+    tshi_gemm_tiles_amx};
 #endif
 #if TSHI_GEMM_BF16S
-    {"bf16", 12, 32, 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
-     tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512, NULL,
-     NULL},
+static const tshi_gemm_kernel tshi_gemm_kernel_bf16 = {
+    "bf16", 12, 32, 264, 384, 1024, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
+    tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512, NULL,
+    NULL};
 #endif
 #if TSHI_X86
-    {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
-     tshi_gemm_stream_x86, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
-     TSHI_GEMM_STORE_AVX512, NULL, NULL},
-    {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_AVX2, tshi_gemm_tile_avx2,
-     tshi_gemm_stream_avx2, TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2,
-     TSHI_GEMM_STORE_AVX2, NULL, NULL},
+static const tshi_gemm_kernel tshi_gemm_kernel_avx512 = {
+    "avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, tshi_gemm_tile_avx512,
+    tshi_gemm_stream_x86, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
+    TSHI_GEMM_STORE_AVX512, NULL, NULL};
+static const tshi_gemm_kernel tshi_gemm_kernel_avx2 = {
+    "avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_tile_avx2, tshi_gemm_stream_avx2,
+    TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2, TSHI_GEMM_STORE_AVX2, NULL, NULL};
 #endif
 #if TSHI_VECTORS
-    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128,
-     tshi_gemm_stream_v128, NULL, NULL, NULL, NULL, NULL, NULL},
+static const tshi_gemm_kernel tshi_gemm_kernel_v128 = {
+    "v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_tile_v128, tshi_gemm_stream_v128,
+    NULL, NULL, NULL, NULL, NULL, NULL};
 #endif
-    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL, NULL,
-     NULL, NULL, NULL, NULL, NULL}};
-
-/* Returns 1 if this processor has the instructions that the kernel needs. */
-static int tshi_gemm_runs(const tshi_gemm_kernel *kernel) {
-#if TSHI_GEMM_BF16S
-    if (kernel->pairs && !__builtin_cpu_supports("avx512bf16")) return 0;
-#endif
-#if TSHI_GEMM_AMX
-    if (kernel->tiles && !tshi_amx_runs()) return 0;
-#endif
-    return kernel->isa <= tshi_kernel_isa();
-}
-
-/* Returns the best kernel for this processor. */
-static const tshi_gemm_kernel *tshi_gemm_pick(void) {
-    const tshi_gemm_kernel *kernel = tshi_gemm_kernels;
-    while (!tshi_gemm_runs(kernel)) kernel++;
-    return kernel;
-}
+static const tshi_gemm_kernel tshi_gemm_kernel_c = {
+    "c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_tile_c, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL};
 
 /* -- products: structs, and the loops around micro-kernels ---------------- */
 

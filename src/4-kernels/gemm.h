@@ -147,12 +147,11 @@ typedef struct tshi_gemm_tile {
 
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
-/* A micro-kernel and its block sizes: one row of the table tshi_gemm_kernels. */
+/* A micro-kernel and its block sizes. */
 struct tshi_gemm_kernel {
     const char *name; /* name in tests and benchmarks */
     int mr, nr;       /* rows and columns of a tile */
     int mc, kc, nc;   /* max block sizes of m, k, n: multiples of mr, of 32 and of nr */
-    int isa;          /* the instruction set that it needs: TSHI_ISA_... */
     /* Computes a tile of 1 to mr rows and of nr or nr / 2 columns; needs t->csb = 1. */
     tshi_gemm_tile_fn tile;
     /* (optional) Computes up to TSHI_GEMM_FEW rows without packing B, which is of tsh_real or, if

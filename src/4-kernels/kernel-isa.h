@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>kernel-isa                                  MARK: - kernel-isa (private) */
-/* The instruction sets of this processor, and kernels compiled for each.     */
+/* Elementwise kernels, compiled for each instruction set.                    */
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
@@ -36,8 +36,8 @@ typedef struct tshi_operand {
 
 typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *params);
 
-/* Instruction sets, the best one last; each is an index into tables of kernels. TSHI_ISAS is their
- * number. */
+/* Instruction sets for which elementwise kernels are compiled; each is an index into tables of
+ * kernels. TSHI_ISAS is their number. (>>isa has all instruction sets.) */
 enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 
 #if TSHI_X86
@@ -45,20 +45,9 @@ enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
  * have F16C, too.) */
 #define TSHI_AVX2   __attribute__((target("avx2,fma,f16c")))
 #define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
-/* Returns the best instruction set of this processor. */
-static int tshi_kernel_isa(void) {
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return TSHI_ISA_PORTABLE;
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
-               ? TSHI_ISA_AVX512
-               : TSHI_ISA_AVX2;
-}
 #else
 #define TSHI_AVX2
 #define TSHI_AVX512
-static int tshi_kernel_isa(void) {
-    return TSHI_ISA_PORTABLE;
-}
 #endif
 
 /* Defines the function name_isa: name_body, compiled for the instruction set isa. */

@@ -1,28 +1,22 @@
 /* ========================================================================== */
 /* >>quant-product                            MARK: - quant-product (private) */
-/* Products with quantised weights: picks a kernel; divides Y among threads.  */
-/* Needs: >>team >>tensor >>gemm >>quant-vnni.                                */
+/* Products with quantised weights: their kernels; Y is divided among threads. */
+/* Needs: >>team >>tensor >>quant-amx.                                        */
 /* ========================================================================== */
 
-/* The kernels of quantised products, the best one last. */
-static const tshi_quant_kernel tshi_quant_kernels[] = {
-    {"c", tshi_quant_move_c, tshi_quant_dot_c, 0},
+/* The kernels of quantised products. >>isa says which one runs. */
+static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_move_c, tshi_quant_dot_c, 0,
+                                                      NULL};
 #if TSHI_X86
-    {"avx2", tshi_quant_move_avx2, tshi_quant_dot_avx2, 1},
-    {"vnni", tshi_quant_move_vnni, tshi_quant_dot_vnni, TSHI_QUANT_FEW},
+static const tshi_quant_kernel tshi_quant_kernel_avx2 = {"avx2", tshi_quant_move_avx2,
+                                                         tshi_quant_dot_avx2, 1, NULL};
+static const tshi_quant_kernel tshi_quant_kernel_vnni = {"vnni", tshi_quant_move_vnni,
+                                                         tshi_quant_dot_vnni, TSHI_QUANT_FEW, NULL};
 #endif
-};
-
-/* Returns the best kernel for an instruction set, TSHI_ISA_..., on this processor. */
-static const tshi_quant_kernel *tshi_quant_pick(int isa) {
-#if TSHI_X86
-    if (isa == TSHI_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
-        return &tshi_quant_kernels[2];
-    if (isa >= TSHI_ISA_AVX2) return &tshi_quant_kernels[1];
+#if TSHI_GEMM_AMX
+static const tshi_quant_kernel tshi_quant_kernel_amx = {
+    "amx", tshi_quant_move_vnni, tshi_quant_dot_amx, TSHI_QUANT_FEW, tshi_quant_tiles_amx};
 #endif
-    (void)isa;
-    return tshi_quant_kernels;
-}
 
 /* -- the product Y = X W^T + b with a quantised W -------------------------- */
 
@@ -114,6 +108,7 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
     tshi_quant_tile *tile = (tshi_quant_tile *)(void *)(job->scratch + (size_t)piece * job->each);
     float *sums = (float *)(void *)(tile + TSHI_QUANT_STRIP * job->wide);
+    if (job->kernel->tiles) job->kernel->tiles(1);
     for (int64_t c, n; from < to; from += n) {
         tsh_real y[TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE]; /* n elements of a row of Y */
         n = tshi_base_min(stride, to - from);
@@ -129,6 +124,7 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
             if (!direct) tshi_dtypes[job->y.dtype].store(row, 1, n, y);
         }
     }
+    if (job->kernel->tiles) job->kernel->tiles(0);
 }
 
 /* Computes Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins);
@@ -172,7 +168,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
                                             : 0,
                 &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW + i % TSHI_QUANT_FEW]);
         }
-    job.kernel = tshi_quant_pick(w->ctx->isa);
+    job.kernel = w->ctx->quant_kernel;
     job.w = (const unsigned char *)tshi_tensor_at(w);
     job.x = to;
     job.bias = bias;

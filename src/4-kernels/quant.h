@@ -64,12 +64,15 @@ typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source 
 typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, const tshi_quant_source *from,
                                   const tshi_quant_input *x, float *sums, int64_t stride, int rows);
 
-typedef struct tshi_quant_kernel {
+struct tshi_quant_kernel {
     const char *name;
     tshi_quant_move_fn move;
     tshi_quant_dot_fn dot;
     int direct; /* max rows of X for which dot reads 16 rows of W without tiles; 0: it never does */
-} tshi_quant_kernel;
+    /* (optional) Called with 1 before, and with 0 after, calls of dot on a thread, as
+     * tshi_gemm_kernel.tiles. */
+    void (*tiles)(int begin);
+};
 
 /* -- the portable kernels for quantised weights ----------------------------- */
 

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>context                                        MARK: - context (private) */
 /* A ctx: opened from a tsh_desc, with its groups; closed with all it owns.   */
-/* Needs: >>gemm-api >>tape-leaf.                                             */
+/* Needs: >>isa >>tape-leaf.                                                  */
 /* ========================================================================== */
 
 /* A rank of the world has three coordinates, one along each of the axes tp, pp and dp. Ranks are
@@ -79,9 +79,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->mem.calls = 1;                                       /* the allocator was called once */
     ctx->logger = desc->logger;
     ctx->gemm = desc->gemm;
-    ctx->gemm_kernel = tshi_gemm_pick();
     ctx->dtype = desc->dtype != TSH_DTYPE_DEFAULT ? desc->dtype : TSH_REAL;
-    ctx->isa = tshi_kernel_isa();
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
@@ -175,6 +173,7 @@ TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t siz
     }
     tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
+    tshi_isa_open(ctx);
     if (same)
         tshi_context_groups(ctx, desc);
     else

@@ -5,13 +5,13 @@
  *        -Wl,-rpath,/usr/lib/x86_64-linux-gnu/blis-pthread
  *     BLIS_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 ./a.out 7 1
  *
- * usage: bench_gemm ROUNDS THREADS [all] [kernel]
+ * usage: bench_gemm ROUNDS THREADS [all]
  *        bench_gemm ROUNDS THREADS bf16 MxNxK...
  * The variables' threads should be THREADS; those of ours are. Prints a line "MxNxK_tTHREADS who
  * rate" per product and round, with who among builtin, tsh_blis, blis and openblas. `all` adds more
- * shapes, and A B and A^T B under names that end in _NN and _TN. kernel is a name in
- * tshi_gemm_kernels. `bf16` compares the built-in product of two bf16 with that of floats: who is
- * bf16 or f32. */
+ * shapes, and A B and A^T B under names that end in _NN and _TN. `bf16` compares the built-in
+ * product of two bf16 with that of floats: who is bf16 or f32. TSHARD_ISA=avx2 takes the kernels for
+ * AVX2, and so on. */
 #include "products.h"
 
 #include <sys/wait.h> /* waitpid */
@@ -140,21 +140,11 @@ static void bench_bf16(problem *p, const char *shape, int threads, int rounds) {
     free(p->c);
 }
 
-/* The kernel of that name, if this processor runs it. */
-static const tshi_gemm_kernel *kernel_of(const char *name) {
-    for (int i = 0; i < COUNT(tshi_gemm_kernels); i++)
-        if (strcmp(tshi_gemm_kernels[i].name, name) == 0 &&
-            tshi_gemm_runs(&tshi_gemm_kernels[i]))
-            return &tshi_gemm_kernels[i];
-    fprintf(stderr, "bench_gemm: no kernel \"%s\" here\n", name);
-    exit(2);
-}
-
 int main(int argc, char **argv) {
     const int all = argc > 3 && strcmp(argv[3], "all") == 0;
     problem p;
     if (argc < 3) {
-        fprintf(stderr, "usage: bench_gemm ROUNDS THREADS [all] [kernel]\n");
+        fprintf(stderr, "usage: bench_gemm ROUNDS THREADS [all]\n");
         return 2;
     }
     p = programs_open(atoi(argv[2]));
@@ -164,8 +154,7 @@ int main(int argc, char **argv) {
         tsh_close(p.blis);
         return 0;
     }
-    if (argc > 3 + all) p.builtin->gemm_kernel = kernel_of(argv[3 + all]);
-    fprintf(stderr, "kernel %s\n", p.builtin->gemm_kernel->name);
+    fprintf(stderr, "%s\n", tsh_cpu_text(p.builtin));
     for (int s = 0; s < (all ? COUNT(shapes) : USUAL); s++) {
         for (int kind = 0; kind < (all && shapes[s][1] != BIG ? 3 : 1); kind++) {
             p.m = shapes[s][0];

@@ -50,6 +50,11 @@ int main_of_test_dtype(void);
 #include "../unit/test_dtype.c"
 #undef main
 
+int main_of_test_isa(void);
+#define main main_of_test_isa
+#include "../unit/test_isa.c"
+#undef main
+
 int main_of_test_quant(void);
 #define main main_of_test_quant
 #define kinds quant_kinds
@@ -158,6 +163,7 @@ static const struct {
     {"test_rng", main_of_test_rng},
     {"test_tensor", main_of_test_tensor},
     {"test_dtype", main_of_test_dtype},
+    {"test_isa", main_of_test_isa},
     {"test_io_dtype", main_of_test_io_dtype},
     {"test_quant", main_of_test_quant},
     {"test_gradcheck", main_of_test_gradcheck},

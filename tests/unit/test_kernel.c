@@ -84,7 +84,7 @@ static void compare(const function *f, float *x, int n, double *worst) {
     operand[0] = tshi_kernel_operand(y, 1, TSH_F32);
     operand[1] = tshi_kernel_operand(x, 1, TSH_F32);
     for (i = 0; i < n; i++) want[i] = f->ref((double)x[i]);
-    for (isa = 0; isa <= tshi_kernel_isa(); isa++) {
+    for (isa = 0; isa <= tshi_isa_pick()->kernels; isa++) {
         f->kernel[isa](n, operand, &scalar);
         for (i = 0; i < n; i++) {
             double e = off(y[i], want[i]);
@@ -112,7 +112,7 @@ static void functions_are_accurate(void **state) {
             for (n = 0; n < CHUNK && b <= 0xFFFFFFFFu; n++, b += step) x[n] = float_of((uint32_t)b);
             compare(&functions[i], x, n, worst);
         }
-        for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+        for (isa = 0; isa <= tshi_isa_pick()->kernels; isa++)
             print_message("%s (kernel %d): at most %.3f ulps\n", functions[i].name, isa,
                           worst[isa]);
     }
@@ -162,7 +162,7 @@ static void powers_are_accurate(void **state) {
     operand[0] = tshi_kernel_reals(&z, 1);
     operand[1] = tshi_kernel_reals(&x, 1);
     operand[2] = tshi_kernel_reals(&y, 1);
-    for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+    for (isa = 0; isa <= tshi_isa_pick()->kernels; isa++)
         for (i = 0; i < many * many + 1000000; i++) {
             double want, e;
             x = (tsh_real)float_of(noise(&seed) << 8 ^ noise(&seed));
@@ -244,7 +244,7 @@ static void bits_do_not_depend_on_the_place(void **state) {
     int64_t n, first;
     (void)state;
     for (k = 0; k < COUNT(places); k++)
-        for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+        for (isa = 0; isa <= tshi_isa_pick()->kernels; isa++)
             for (j = 0; j < COUNT(steps); j++)
                 for (first = 0; first < 4; first++)
                     for (n = 1; n < LENGTH - 4; n += 1 + n / 7)
@@ -272,7 +272,7 @@ static void masks_are_the_generators_bits(void **state) {
     for (i = 0; i < MOST; i++) x[i] = some(&seed);
     x[5] = (tsh_real)NAN;
     for (r = 0; r < COUNT(rates); r++)
-        for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+        for (isa = 0; isa <= tshi_isa_pick()->kernels; isa++)
             for (first = 0; first < (int64_t)1 << 36; first = first * 5 + 1)
                 for (n = 0; n <= MOST; n += 1 + n / 3) {
                     const double limit = rates[r] * 4294967296.0;
@@ -319,7 +319,7 @@ static void the_first_of_the_largest_is_found(void **state) {
     (void)state;
     operand[0] = tshi_kernel_operand(&place, 1, TSH_I64);
     operand[1] = tshi_kernel_reals(x, 1);
-    for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+    for (isa = 0; isa <= tshi_isa_pick()->kernels; isa++)
         for (l = 0; l < COUNT(lengths); l++)
             for (round = 0; round < 60; round++) {
                 const int64_t n = lengths[l];
@@ -367,7 +367,7 @@ static void the_sum_of_powers_is_taken_in_parts(void **state) {
     operand[TSHI_LOSS_X] = tshi_kernel_reals(x, MOST);
     operand[TSHI_LOSS_MAX] = tshi_kernel_reals(&m, 1);
     operand[TSHI_LOSS_SUM] = tshi_kernel_reals(&sum, 1);
-    for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+    for (isa = 0; isa <= tshi_isa_pick()->kernels; isa++)
         for (l = 0; l < COUNT(lengths); l++)
             for (kind = 0; kind < 3; kind++)
                 for (bad = 0; bad < 3; bad++) { /* then NaN, then infinity somewhere */

@@ -136,22 +136,19 @@ static void products_are_right_and_the_same_everywhere(void **state) {
     static const int outs[] = {1, 15, 16, 17, 80, 100}, ins[] = {32, 64, 288, 544};
     static const int rows[] = {1, 2, 3, 7, 8, 9, 20};
     tsh_ctx *ctx = unit_open(NULL);
-    const int best = ctx->isa;
+    enum { SETS = COUNT(tshi_isas) };
     (void)state;
     tsh_no_grad_begin(ctx);
     for (int k = 0; k < QUANTS; k++)
         for (int o = 0; o < COUNT(outs); o++)
             for (int i = 0; i < COUNT(ins); i++) {
                 tsh_tensor *w = random_weight(ctx, kinds[k], outs[o], ins[i]);
-                tsh_tensor *x = random_rows(ctx, 20, ins[i]), *y[TSHI_ISAS];
+                tsh_tensor *x = random_rows(ctx, 20, ins[i]);
                 tsh_tensor *b = tsh_keep(tsh_randn(ctx, tsh_shape1(outs[o])));
                 const tsh_real *in = (const tsh_real *)tsh_data(ctx, x), *all;
-                for (ctx->isa = 0; ctx->isa <= best; ctx->isa++) y[ctx->isa] = tsh_linear(x, w, b);
-                all = (const tsh_real *)tsh_data(ctx, y[0]);
+                tshi_isa_use(ctx, &tshi_isas[SETS - 1]);
+                all = (const tsh_real *)tsh_data(ctx, tsh_linear(x, w, b));
                 assert_non_null(all);
-                for (int isa = 1; isa <= best; isa++)
-                    assert_memory_equal(tsh_data(ctx, y[isa]), all,
-                                        (size_t)(20 * outs[o]) * sizeof *all);
                 for (int r = 0; r < 20; r++)
                     for (int c = 0; c < outs[o]; c++)
                         check_row(in + r * ins[i],
@@ -160,13 +157,14 @@ static void products_are_right_and_the_same_everywhere(void **state) {
                                   kinds[k], ins[i],
                                   (double)((const tsh_real *)tsh_data(ctx, b))[c],
                                   (double)all[r * outs[o] + c]);
-                for (ctx->isa = 0; ctx->isa <= best; ctx->isa++)
-                    for (int r = 0; r < COUNT(rows); r++) {
-                        tsh_tensor *part = tsh_linear(tsh_slice(x, 0, 0, rows[r]), w, b);
+                for (int s = 0; s < SETS; s++)
+                    for (int r = 0; r < COUNT(rows) && tshi_isa_runs(&tshi_isas[s]); r++) {
+                        tsh_tensor *part = tsh_slice(x, 0, 0, rows[r]);
+                        tshi_isa_use(ctx, &tshi_isas[s]);
+                        part = tsh_linear(part, w, b);
                         assert_memory_equal(tsh_data(ctx, part), all,
                                             (size_t)(rows[r] * outs[o]) * sizeof *all);
                     }
-                ctx->isa = best;
                 tsh_tensor_free(w);
                 tsh_tensor_free(x);
                 tsh_tensor_free(b);
