@@ -107,7 +107,9 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
 /* Returns the length of a slice of k, in elements: whole cache lines, so that slices of an aligned
  * row are aligned. form: that of A after packing. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
-    const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
+    /* tiles of AMX read more operands per multiply-add: a sliver of B has to leave space for A in
+     * an L1 cache */
+    const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS && !kernel->strip ? 2 : 1);
     return k <= max ? max : tshi_gemm_even(k, max, 32);
 }
 

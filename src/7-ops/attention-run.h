@@ -109,7 +109,9 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     int64_t visits; /* number of tiles that use a head of k */
     h->rows = tshi_base_min(rows, back && h->pairs ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
     if (all->merged) h->rows = group;
-    h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
+    h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, h->pairs && h->kernel->tiles
+                                                                        ? h->kernel->mr
+                                                                        : TSHI_TILE_STRIP);
     h->keys = tshi_base_min(tshi_attention_wide(h->tk),
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;

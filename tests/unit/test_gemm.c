@@ -143,6 +143,7 @@ static void try_exact(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int6
     free(c0.data);
 }
 
+#ifndef EACH_KERNEL /* test_amx.c has one of its own */
 /* The kernel of the i-th instruction set; NULL: this processor does not have it, or the set before
  * it has the same kernel. */
 static const tshi_gemm_kernel *kernel_of(int i) {
@@ -153,6 +154,7 @@ static const tshi_gemm_kernel *kernel_of(int i) {
 #define EACH_KERNEL(kernel)                                                                        \
     for (int row = 0; row < COUNT(tshi_isas); row++)                                               \
         for (const tshi_gemm_kernel *kernel = kernel_of(row); kernel; kernel = NULL)
+#endif
 
 /* ------------------------------------------------------------- tests */
 
@@ -769,16 +771,16 @@ static void test_streams_short(void **state) {
 /* The products [p, k) of one step of pairs, added to `part`: AVX512_BF16 has a pair a step, AMX 16. The
  * floats are no wider than float, never fused (products of bf16 are exact). */
 static float add_pairs(const typed *a, int64_t i, const typed *b, int64_t j, int64_t p, int64_t k,
-                       int tiles, float part) {
-    volatile float halves[2] = {tiles ? 0 : part, 0}, product; /* sums of even, of odd elements */
+                       int apart, float part) {
+    volatile float halves[2] = {apart ? 0 : part, 0}, product; /* sums of even, of odd elements */
     for (int odd = 1; odd >= 0; odd--) {
-        volatile float *sum = &halves[tiles ? odd : 0];
+        volatile float *sum = &halves[apart ? odd : 0];
         for (int64_t q = p + odd; q < k; q += 2) {
             product = (float)(typed_get(a, i, q) * typed_get(b, q, j));
             *sum = *sum + product;
         }
     }
-    if (!tiles) return halves[0];
+    if (!apart) return halves[0];
     halves[0] = halves[0] + halves[1];
     return part + halves[0];
 }
