@@ -24,9 +24,9 @@
 #define TILES 1
 #define TILES_TARGET __attribute__((target("amx-tile,amx-bf16,amx-int8")))
 #if defined(__clang__)
-#define TILES_FAST __attribute__((target("fma")))
+#define TILES_FAST __attribute__((target("fma,avx512f")))
 #else
-#define TILES_FAST __attribute__((target("fma"), optimize("O2"))) /* tests are compiled by -O0 */
+#define TILES_FAST __attribute__((target("fma,avx512f"), optimize("O3"))) /* also in tests at -O0 */
 #endif
 
 /* The macros of >>gemm-amx. */
@@ -184,19 +184,51 @@ static float tiles_add(float a, float b) {
     return tiles_fma(1, tiles_flushed(a), tiles_flushed(b));
 }
 
-/* Row m of C += A B. Pairs of bf16: for each half of the pairs apart, by fused multiply-adds. */
-TILES_FAST static void tiles_row_bf16(float *c, const unsigned char *a, const tiles_register *b) {
-    for (int n = 0; n < b->bytes / 4; n++) {
-        float half[2] = {0, 0};
-        for (int k = 0; k < b->rows; k++)
-            for (int h = 0; h < 2; h++) {
-                uint16_t x, y;
-                memcpy(&x, a + 4 * k + 2 * h, 2);
-                memcpy(&y, b->data[k] + 4 * n + 2 * h, 2);
-                half[h] = tiles_fma(tiles_flushed(tiles_float((uint32_t)x << 16)),
-                                    tiles_flushed(tiles_float((uint32_t)y << 16)), half[h]);
+/* What a product of pairs of bf16 reads, as floats: the elements `half` (0 or 1) of all pairs. */
+typedef struct tiles_pairs {
+    float a[2][16][16]; /* [half][row of A][k] */
+    float b[2][16][16]; /* [half][k][column of B] */
+} tiles_pairs;
+
+static float tiles_from(const unsigned char *pair, int half) {
+    return tiles_flushed(tiles_float((uint32_t)(pair[2 * half] | pair[2 * half + 1] << 8) << 16));
+}
+
+/* Adds up row m of a product of `depth` pairs into sum, the halves of the pairs apart.
+ * Returns 1 if a sum on the way needs what tiles_special does. */
+TILES_FAST static int tiles_sums(const tiles_pairs *x, int m, int depth, float (*sum)[16]) {
+    int special[16] = {0}, any = 0;
+    memset(sum, 0, 2 * sizeof *sum);
+    for (int h = 0; h < 2; h++)
+        for (int k = 0; k < depth; k++)
+            for (int n = 0; n < 16; n++) {
+                const float y = __builtin_fmaf(x->a[h][m][k], x->b[h][k][n], sum[h][n]);
+                special[n] |= !(y == 0 || __builtin_fabsf(y) > 0x1p-126f);
+                sum[h][n] = y;
             }
-        c[n] = tiles_add(c[n], tiles_add(half[0], half[1]));
+    for (int n = 0; n < 16; n++) any |= special[n];
+    return any;
+}
+
+/* C += A B of pairs of bf16. */
+static void tiles_pairs_add(tiles_register *c, const tiles_register *a, const tiles_register *b) {
+    static tiles_pairs x;
+    for (int i = 0; i < 2 * 16 * 16; i++) {
+        x.a[i / 256][i / 16 % 16][i % 16] = tiles_from(a->data[i / 16 % 16] + 4 * (i % 16), i / 256);
+        x.b[i / 256][i / 16 % 16][i % 16] = tiles_from(b->data[i / 16 % 16] + 4 * (i % 16), i / 256);
+    }
+    for (int m = 0; m < c->rows; m++) {
+        float sum[2][16], row[16];
+        const int special = tiles_sums(&x, m, b->rows, sum);
+        memcpy(row, c->data[m], sizeof row);
+        if (special) memset(sum, 0, sizeof sum);
+        for (int n = 0; n < b->bytes / 4; n++) {
+            for (int i = 0; i < 2 * b->rows && special; i++)
+                sum[i % 2][n] = tiles_fma(x.a[i % 2][m][i / 2], x.b[i % 2][i / 2][n],
+                                          sum[i % 2][n]);
+            row[n] = tiles_add(row[n], tiles_add(sum[0][n], sum[1][n]));
+        }
+        memcpy(c->data[m], row, sizeof row);
     }
 }
 
@@ -217,17 +249,12 @@ static void tiles_multiply(int sum, int i, int j, int bf16) {
         tiles_real_multiply(sum, i, j, bf16);
         return;
     }
-    for (int m = 0; m < c->rows; m++) {
-        union {
-            float f[16];
-            int32_t i[16];
-        } row;
-        memcpy(&row, c->data[m], sizeof row);
-        if (bf16)
-            tiles_row_bf16(row.f, a->data[m], b);
-        else
-            tiles_row_int8(row.i, a->data[m], b);
-        memcpy(c->data[m], &row, sizeof row);
+    if (bf16) tiles_pairs_add(c, a, b);
+    for (int m = 0; m < c->rows && !bf16; m++) {
+        int32_t row[16];
+        memcpy(row, c->data[m], sizeof row);
+        tiles_row_int8(row, a->data[m], b);
+        memcpy(c->data[m], row, sizeof row);
     }
 }
 
