@@ -15,8 +15,8 @@
 #endif
 
 #if TSHI_GEMM_AMX
-/* Makes the compiler finish its stores before the tile instructions after it: of the intrinsics that
- * read memory, gcc's do not tell it so. */
+/* Makes the compiler finish its stores before the tile instructions after it: gcc's intrinsics do
+ * not say that they read memory. */
 #define TSHI_AMX_STORED() __asm__ volatile("" : : : "memory")
 #if !defined(TSHI_AMX_MODEL)
 #define TSHI_AMX                                                                                   \
@@ -33,17 +33,17 @@
 #endif
 
 /* The layout of tile registers, as the instruction LDTILECFG reads it. */
-typedef struct tshi_amx_config {
+typedef struct tshi_gemm_amx_config {
     unsigned char palette, start, reserved[14]; /* palette 1 has 8 tiles of up to 16 x 64 bytes */
     unsigned short bytes[16];                   /* bytes of a row of each tile */
     unsigned char rows[16];                     /* rows of each tile */
-} tshi_amx_config;
+} tshi_gemm_amx_config;
 
 /* Configures the tile registers of the calling thread for products C += A B. C is in tiles 0 to 3,
  * each of shape (rows, bytes / 4); A in 4 and 5, of shape (rows, depth); B in 6 and 7, of shape
  * (depth, bytes / 4). Elements are words of 4 bytes. */
-TSHI_AMX static void tshi_amx_configure(int rows, int depth, int bytes) {
-    tshi_amx_config config;
+TSHI_AMX static void tshi_gemm_amx_configure(int rows, int depth, int bytes) {
+    tshi_gemm_amx_config config;
     memset(&config, 0, sizeof config);
     config.palette = 1;
     for (int i = 0; i < 8; i++) {
@@ -57,7 +57,7 @@ TSHI_AMX static void tshi_amx_configure(int rows, int depth, int bytes) {
 /* Implements tshi_gemm_kernel.tiles. */
 TSHI_AMX static void tshi_gemm_tiles_amx(int begin) {
     if (begin)
-        tshi_amx_configure(16, 16, 64);
+        tshi_gemm_amx_configure(16, 16, 64);
     else
         TSHI_AMX_RELEASE();
 }
@@ -113,9 +113,9 @@ TSHI_AMX TSHI_OUTLINE void tshi_gemm_stage_amx(float *to, const tshi_gemm_word *
     for (int i = 0; i < 16; i++) _mm512_store_ps(to + 16 * i, r[i]);
 }
 
-/* Computes a tile of C, of up to 16 rows, or 17 to 32 if high is 1, and 16 columns, or 32 if wide is
- * 1. A step that the tile instructions cannot read in place is staged: rows or words are missing,
- * or A's words lie column by column. */
+/* Computes a tile of C, of up to 16 rows, or 17 to 32 if high is 1, and 16 columns, or 32 if wide
+ * is 1. A step that the tile instructions cannot read in place is staged: rows or words are
+ * missing, or A's words lie column by column. */
 TSHI_AMX TSHI_INLINE void tshi_gemm_tile_of_amx(const tshi_gemm_tile *t, int rows, const int high,
                                                 const int wide) {
     enum { LANES = 16 };
@@ -278,7 +278,7 @@ TSHI_AMX static void tshi_gemm_few_amx(const tshi_gemm_tile *t, int rows, int co
         tshi_gemm_few_avx512(t, rows, cols);
         return;
     }
-    tshi_amx_configure(16, 16, 4 * width);
+    tshi_gemm_amx_configure(16, 16, 4 * width);
     for (int j = 0; j < cols; j += 16) tshi_gemm_few_columns_amx(t, j, cols, rows, width);
     tshi_gemm_tiles_amx(1);
 }
@@ -294,7 +294,7 @@ TSHI_AMX static void tshi_gemm_stream_amx(const tshi_gemm_tile *t, int rows, int
         tshi_gemm_stream_x86(t, rows, cols);
         return;
     }
-    tshi_amx_configure(rows, 16, 64);
+    tshi_gemm_amx_configure(rows, 16, 64);
     memset(t->sums, 0, (size_t)rows * (size_t)cols * sizeof *t->sums);
     memset(words, 0, sizeof words);
     for (int64_t p = 0; p < t->k; p += 16) {

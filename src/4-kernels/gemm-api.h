@@ -37,8 +37,8 @@ static const tshi_gemm_kernel tshi_gemm_kernel_v128 = {
     NULL, NULL, NULL, NULL, NULL, NULL};
 #endif
 static const tshi_gemm_kernel tshi_gemm_kernel_c = {
-    "c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_tile_c, NULL, NULL, NULL, NULL, NULL, NULL,
-    NULL};
+    "c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_tile_c, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL};
 
 /* -- products: structs, and the loops around micro-kernels ---------------- */
 

@@ -38,8 +38,8 @@
  *
  * The products are exact and each sum is rounded to nearest even; numbers below 2^-126 in magnitude
  * count as 0, in operands and in sums. A slice has 2 kc elements of k. (With AMX it has
- * kc, added in an order of their own: see >>gemm-amx.) If C has 16 bits, its sums are floats until the last slice of k
- * is added, and rounded once. */
+ * kc, added in an order of their own: see >>gemm-amx.) If C has 16 bits, its sums are floats until
+ * the last slice of k is added, and rounded once. */
 
 /* TSHI_GEMM_FLOAT is 1 if TSHARD_REAL is float, 0 if it is double; #if can test it. */
 #define TSHI_GEMM_JOIN_(x, y) x##y

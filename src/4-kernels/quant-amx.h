@@ -8,13 +8,13 @@
 /* Implements tshi_quant_kernel.tiles: 8 rows of X, 32 weights of each of 16 rows of W. */
 TSHI_AMX static void tshi_quant_tiles_amx(int begin) {
     if (begin)
-        tshi_amx_configure(TSHI_QUANT_FEW, 8, 64);
+        tshi_gemm_amx_configure(TSHI_QUANT_FEW, 8, 64);
     else
         TSHI_AMX_RELEASE();
 }
 
-/* Multiplies block b, if there is one, with 8 rows of X to n[b], shape (8, 16). sum, left, right: the
- * tile registers to use. */
+/* Multiplies block b, if there is one, with 8 rows of X to n[b], shape (8, 16). sum, left, right:
+ * the tile registers to use. */
 #define TSHI_QUANT_BLOCK(b, sum, left, right)                                                      \
     if ((b) < count) {                                                                             \
         TSHI_AMX_ZERO(sum);                                                                        \
@@ -24,8 +24,8 @@ TSHI_AMX static void tshi_quant_tiles_amx(int begin) {
         TSHI_AMX_STORE(sum, n[b], 64);                                                             \
     }
 
-/* Implements tshi_quant_kernel.dot. Sums of integers are exact, so it may leave few rows, which read
- * W without tiles, to VNNI. */
+/* Implements tshi_quant_kernel.dot. Sums of integers are exact, so it may leave few rows, which
+ * read W without tiles, to VNNI. */
 TSHI_AMX static void tshi_quant_dot_amx(const tshi_quant_tile *tile, const tshi_quant_source *from,
                                         const tshi_quant_input *x, float *sums, int64_t stride,
                                         int rows) {

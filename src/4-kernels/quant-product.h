@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>quant-product                            MARK: - quant-product (private) */
 /* Products with quantised weights: their kernels; Y is divided among threads. */
-/* Needs: >>team >>tensor >>quant-amx.                                        */
+/* Needs: >>quant-amx.                                                        */
 /* ========================================================================== */
 
 /* The kernels of quantised products. >>isa says which one runs. */

@@ -1,6 +1,6 @@
 /* tiles.h - AMX's instructions in plain C, as Intel's manual (SDM, volume 2) has them. tshard.h,
- * included after it, computes with them instead of the processor's, which `tiles_real` switches back
- * on where there are any: the same kernels run on both. One thread only.
+ * included after it, computes with them instead of the processor's. Where there are any,
+ * `tiles_real` switches these on: the same kernels run on both. One thread only.
  *
  * It needs AVX512_BF16, which the rest of these kernels is compiled for, to run. */
 #ifndef TSHARD_TESTS_TILES_H
@@ -214,8 +214,9 @@ TILES_FAST static int tiles_sums(const tiles_pairs *x, int m, int depth, float (
 static void tiles_pairs_add(tiles_register *c, const tiles_register *a, const tiles_register *b) {
     static tiles_pairs x;
     for (int i = 0; i < 2 * 16 * 16; i++) {
-        x.a[i / 256][i / 16 % 16][i % 16] = tiles_from(a->data[i / 16 % 16] + 4 * (i % 16), i / 256);
-        x.b[i / 256][i / 16 % 16][i % 16] = tiles_from(b->data[i / 16 % 16] + 4 * (i % 16), i / 256);
+        const int h = i / 256, row = i / 16 % 16, word = i % 16;
+        x.a[h][row][word] = tiles_from(a->data[row] + 4 * word, h);
+        x.b[h][row][word] = tiles_from(b->data[row] + 4 * word, h);
     }
     for (int m = 0; m < c->rows; m++) {
         float sum[2][16], row[16];

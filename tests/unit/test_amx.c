@@ -1,6 +1,6 @@
-/* The kernels of AMX against a model of its instructions in plain C (support/tiles.h): every product
- * of test_gemm, quantised weights, attention. Where the processor has AMX, the same kernels give the
- * same bits by its own instructions, and so do these alone. */
+/* The kernels of AMX against a model of its instructions in plain C (support/tiles.h): every
+ * product of test_gemm, quantised weights, attention. Where the processor has AMX, the same kernels
+ * give the same bits by its own instructions, and so do these alone. */
 #include "../support/tiles.h"
 
 #if TILES && !defined(TSHARD_NO_SIMD) && !defined(TESTS_DOUBLE)
@@ -54,7 +54,7 @@ static void the_model_is_the_processor(void **state) {
         for (int i = 0; i < 256; i++) c[i / 16][i % 16] = (uint32_t)amx_bf16(turn % 6) << 16;
         for (int bf16 = 0; bf16 < 2; bf16++) {
             for (tiles_real = 0; tiles_real < 2; tiles_real++) {
-                tshi_amx_configure(s[0], s[1], s[2]);
+                tshi_gemm_amx_configure(s[0], s[1], s[2]);
                 tiles_load(0, c, 64);
                 tiles_load(4, a, 64);
                 tiles_load(6, b, 64);
@@ -64,10 +64,12 @@ static void the_model_is_the_processor(void **state) {
                 tiles_release();
             }
             tiles_real = 0;
-            for (int i = 0; i < 256; i++)
-                if (out[0][i / 16][i % 16] != out[1][i / 16][i % 16])
-                    fail_msg("bf16 %d, kind %d: the model has %08x, the processor %08x", bf16, turn % 6,
-                             (unsigned)out[0][i / 16][i % 16], (unsigned)out[1][i / 16][i % 16]);
+            for (int i = 0; i < 256; i++) {
+                const uint32_t model = out[0][i / 16][i % 16], real = out[1][i / 16][i % 16];
+                if (model != real)
+                    fail_msg("bf16 %d, kind %d: the model has %08x, the processor %08x", bf16,
+                             turn % 6, (unsigned)model, (unsigned)real);
+            }
         }
     }
     assert_int_equal(tiles_faults, 0);
@@ -154,7 +156,7 @@ static void quantised_products_have_the_same_bits(void **state) {
 
 enum { HEADS = 2, QUERIES = 75, WIDTH = 40, VALUES = HEADS * QUERIES * WIDTH };
 
-/* x: q, k, v, and a factor of attention's output; out: the output, then the gradients of q, k, v. */
+/* x: q, k, v, and a factor of the output; out: the output, then the gradients of q, k, v. */
 static void amx_attention(tsh_ctx *ctx, const tshi_isa *isa, int real, int causal, tsh_tensor **x,
                           double (*out)[VALUES]) {
     const tsh_attention_desc desc = {.causal = causal};
@@ -175,7 +177,8 @@ static void amx_attention(tsh_ctx *ctx, const tshi_isa *isa, int real, int causa
 }
 
 /* Attention, forward and backward: near that of AVX512_BF16, whose probabilities and gradients of
- * scores are rounded to bf16, too (1 in 256 of a sum, few times); the processor's is the model's. */
+ * scores are rounded to bf16, too (1 in 256 of a sum, few times); the processor's is the
+ * model's. */
 static void attention_is_near(void **state) {
     static double want[4][VALUES], got[4][VALUES], again[4][VALUES];
     tsh_tensor *x[4];

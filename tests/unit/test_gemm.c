@@ -768,8 +768,8 @@ static void test_streams_short(void **state) {
     if (!tried) SKIP("no kernel that this processor runs streams operands of 16 bits");
 }
 
-/* The products [p, k) of one step of pairs, added to `part`: AVX512_BF16 has a pair a step, AMX 16. The
- * floats are no wider than float, never fused (products of bf16 are exact). */
+/* The products [p, k) of one step of pairs, added to `part`: AVX512_BF16 has a pair a step, AMX 16,
+ * whose halves it sums apart. No sum is wider than float or fused (products of bf16 are exact). */
 static float add_pairs(const typed *a, int64_t i, const typed *b, int64_t j, int64_t p, int64_t k,
                        int apart, float part) {
     volatile float halves[2] = {apart ? 0 : part, 0}, product; /* sums of even, of odd elements */
