@@ -2,7 +2,7 @@
 /* >>gemm-api                                      MARK: - gemm-api (private) */
 /* The built-in matrix product: packing, and cache-blocked loops that call    */
 /* micro-kernels. Takes any strides. See HOW IT WORKS in >>gemm.              */
-/* Needs: >>gemm-neon >>gemm-few.                                             */
+/* Needs: >>gemm-neon >>gemm-amx.                                             */
 /* ========================================================================== */
 
 /* -- the micro-kernels ----------------------------------------------------- */
@@ -10,37 +10,45 @@
 /* The micro-kernels; the fields are those of struct tshi_gemm_kernel. >>isa says which one runs.
  * Block sizes: a block of A (mc * kc floats) fills at most half of an L2 cache, nr columns of B
  * (kc * nr floats) at most an L1 cache; nc limits the scratch memory. */
+#if TSHI_GEMM_AMX
+static const tshi_gemm_kernel tshi_gemm_kernel_amx = {
+    "amx", 32, 32, 256, 384, 1024, tshi_gemm_tile_tall, tshi_gemm_stream_amx, tshi_gemm_few_amx,
+    tshi_gemm_tile_amx, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512, tshi_gemm_strip_amx,
+    tshi_gemm_tiles_amx};
+#endif
 #if TSHI_GEMM_BF16S
 static const tshi_gemm_kernel tshi_gemm_kernel_bf16 = {
     "bf16", 12, 32, 264, 384, 1024, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
-    tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512};
+    tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512, NULL,
+    NULL};
 #endif
 #if TSHI_X86
 static const tshi_gemm_kernel tshi_gemm_kernel_avx512 = {
     "avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, tshi_gemm_tile_avx512,
     tshi_gemm_stream_x86, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
-    TSHI_GEMM_STORE_AVX512};
+    TSHI_GEMM_STORE_AVX512, NULL, NULL};
 static const tshi_gemm_kernel tshi_gemm_kernel_avx2 = {
     "avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_tile_avx2, tshi_gemm_stream_avx2,
-    TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2, TSHI_GEMM_STORE_AVX2};
+    TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2, TSHI_GEMM_STORE_AVX2, NULL, NULL};
 #endif
 #if TSHI_NEON_PAIRS
 static const tshi_gemm_kernel tshi_gemm_kernel_bfmmla = {
     "bfmmla", 12, 8, 132, 384, 1024, tshi_gemm_tile_lanes, tshi_gemm_stream_bfdot, NULL,
-    tshi_gemm_tile_bfmmla, tshi_gemm_pack_bfdot, NULL};
+    tshi_gemm_tile_bfmmla, tshi_gemm_pack_bfdot, NULL, NULL, NULL};
 #endif
 #if TSHI_NEON
 static const tshi_gemm_kernel tshi_gemm_kernel_neon = {
     "neon", 12, 32 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_tile_lanes, tshi_gemm_stream_neon,
-    NULL, NULL, NULL, NULL};
+    NULL, NULL, NULL, NULL, NULL, NULL};
 #endif
 #if TSHI_VECTORS
 static const tshi_gemm_kernel tshi_gemm_kernel_v128 = {
     "v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_tile_v128, tshi_gemm_stream_v128,
-    NULL, NULL, NULL, NULL};
+    NULL, NULL, NULL, NULL, NULL, NULL};
 #endif
 static const tshi_gemm_kernel tshi_gemm_kernel_c = {
-    "c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_tile_c, NULL, NULL, NULL, NULL, NULL};
+    "c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_tile_c, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL};
 
 /* -- products: structs, and the loops around micro-kernels ---------------- */
 
@@ -109,7 +117,9 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
 /* Returns the length of a slice of k, in elements: whole cache lines, so that slices of an aligned
  * row are aligned. form: that of A after packing. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
-    const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
+    /* tiles of AMX read more operands per multiply-add: a sliver of B has to leave space for A in
+     * an L1 cache */
+    const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS && !kernel->strip ? 2 : 1);
     return k <= max ? max : tshi_gemm_even(k, max, 32);
 }
 
@@ -254,23 +264,31 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
     /* words: number of tsh_real that a row of A or a column of B takes when packed */
     const int64_t words = tshi_gemm_words(job->form_a, job->k);
+    const int strips = kernel->strip && job->form_a >= TSHI_GEMM_PAIRS; /* 1: packs A by `strip` */
+    /* next: the same, for all of a packed row of A */
+    const int64_t next = strips ? tshi_base_ceil(words, 16) * 16 : words;
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
     const int64_t streamed = job->stream ? job->n / unit * unit : 0;
     const tshi_gemm_tile_fn tile = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
     tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* no cache lines to prefetch yet */
     tshi_gemm_tile t;
-    for (int64_t i = 0; pack_a && i < job->m; i += mr)
-        tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, mr,
-                              (int)tshi_base_min(mr, job->m - i), job->k,
-                              tshi_gemm_from(job->a, i, 0), job->form_a);
+    for (int64_t i = 0; pack_a && i < job->m; i += mr) {
+        const tshi_matrix from = tshi_gemm_from(job->a, i, 0);
+        const int rows = (int)tshi_base_min(mr, job->m - i);
+        if (strips)
+            kernel->strip(job->pack_a + i * next, rows, job->k, &from, job->form_a);
+        else
+            tshi_gemm_pack_matrix(kernel, job->pack_a + i * next, mr, rows, job->k, from,
+                                  job->form_a);
+    }
     t.walk = &walk;
     t.k = words;
     t.alpha = job->alpha;
     t.add = job->add;
     t.rsd = job->d.row;
     t.rsc = job->c.row;
-    t.rsa = pack_a ? 1 : job->a.row;
+    t.rsa = !pack_a ? job->a.row : strips ? 16 : 1;
     t.csa = pack_a ? mr : job->a.column;
     t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
     if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* A has few rows: B is streamed */
@@ -289,7 +307,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             t.rsb = width;
             t.csb = 1;
         }
-        tshi_gemm_sliver(job, tile, mr, &t, pack_a ? words : job->a.row, j, cols, width);
+        tshi_gemm_sliver(job, tile, mr, &t, pack_a ? next : job->a.row, j, cols, width);
         tshi_gemm_count(job, job->m * cols * job->k);
     }
 }
@@ -406,7 +424,9 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
 /* Returns the number of tsh_real that packed A needs, as a block or for the kernel's `few`, rounded
  * up to a multiple of 16, which is 64 bytes or more. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
-    const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) * tshi_base_min(kernel->kc, k);
+    /* a row of A takes 16 words, or more */
+    const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) *
+                          tshi_base_min(kernel->kc, k < 16 ? 16 : k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
     return tshi_base_ceil(block > few ? block : few, 16) * 16;
 }
@@ -512,7 +532,9 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_pr
     job.stream = 0;
     job.progress = x.progress;
     job.since = 0;
+    if (pairs && kernel->tiles) kernel->tiles(1);
     tshi_gemm_start(&job,
                     (tsh_real *)(void *)((char *)scratch + tshi_gemm_scratch(kernel, x.m, x.n, x.k,
                                                                              x.c.row, x.c.column)));
+    if (pairs && kernel->tiles) kernel->tiles(0);
 }

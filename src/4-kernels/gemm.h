@@ -42,8 +42,9 @@
  *
  * The products are exact. Each sum is rounded to nearest even or, on Arm, to odd: an inexact sum
  * becomes the one of its two neighbours whose last bit is 1. Numbers below 2^-126 in magnitude
- * count as 0, in operands and in sums. A slice has 2 kc elements of k. If C has 16 bits, its sums
- * are floats until the last slice of k is added, and rounded once. */
+ * count as 0, in operands and in sums. A slice has 2 kc elements of k. (With AMX it has kc, added
+ * in an order of their own: see >>gemm-amx.) If C has 16 bits, its sums are floats until the last
+ * slice of k is added, and rounded once. */
 
 /* TSHI_GEMM_FLOAT is 1 if TSHARD_REAL is float, 0 if it is double; #if can test it. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
@@ -168,8 +169,7 @@ struct tshi_gemm_kernel {
      * multiple of nr / 2. t->k counts elements; A is packed to a width of
      * tshi_gemm_few_width(rows). */
     tshi_gemm_tile_fn few;
-    /* (optional) Does what `tile` does, for A and B that are packed as pairs of bf16; needs
-     * AVX512_BF16. */
+    /* (optional) Does what `tile` does, for A and B that are packed as pairs of bf16. */
     tshi_gemm_tile_fn pairs;
     /* (optional) Does what tshi_gemm_pack_matrix does if m has a unit stride and the function
      * supports `form` (mostly forms of 16-bit elements). Returns 1 if it has packed m, else 0. */
@@ -177,10 +177,18 @@ struct tshi_gemm_kernel {
                 tshi_gemm_form form);
     /* (optional) Converts n values to a 16-bit dtype and stores them contiguously. */
     void (*store)(void *to, const tsh_real *from, int n, tsh_dtype dtype);
+    /* (optional) Packs the first `valid` rows of m, as pairs of bf16, as rows of A for `pairs`, in
+     * place of `pack`: word (i, p) is to[p / 16 * 16 * mr + 16 * i + p % 16], and words up to a
+     * multiple of 16 are 0. In tshi_gemm_tile, rsa is 16 and csa is mr then; `pairs` also takes A
+     * with rsa or csa 1. */
+    void (*strip)(tsh_real *to, int valid, int64_t k, const tshi_matrix *m, tshi_gemm_form form);
+    /* (optional) Called with 1 before, and with 0 after, products of pairs on a thread: configures
+     * the processor's tile registers for the functions above, and releases them. */
+    void (*tiles)(int begin);
 };
 
 enum {
-    TSHI_GEMM_TILE_MAX = 384, /* max mr * nr of any kernel */
+    TSHI_GEMM_TILE_MAX = 1024, /* max mr * nr of any kernel */
     TSHI_GEMM_THIN = 2,       /* max rows of a product that is computed nr columns at a time */
     TSHI_GEMM_FEW_ROWS = 8,   /* max rows of a product that tshi_gemm_kernel.few computes */
     TSHI_GEMM_NEAR = 8192,    /* min bytes that tshi_gemm_kernel.few and .stream prefetch ahead */

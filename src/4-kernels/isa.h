@@ -114,10 +114,35 @@ static TSHI_COLD const char *tshi_isa_slower_bf16(void) {
 }
 #endif
 
+#if TSHI_GEMM_AMX
+/* Returns 1 if the processor has AMX and Linux, asked by arch_prctl(ARCH_REQ_XCOMP_PERM,
+ * XFEATURE_XTILEDATA), permits this process to use it. */
+static TSHI_COLD int tshi_isa_runs_amx(void) {
+#if defined(TSHI_AMX_MODEL)
+    return tshi_isa_runs_bf16();
+#else
+    const uint32_t bits = 1u << 22 | 1u << 24 | 1u << 25; /* AMX-BF16, AMX-TILE, AMX-INT8 */
+    uint32_t r[4];
+    long refused = 158; /* the number of the system call, then its result */
+    tshi_isa_cpuid(7, r);
+    if (!tshi_isa_runs_bf16() || (r[3] & bits) != bits) return 0;
+    __asm__ volatile("syscall" /* strict C99 does not declare syscall() */
+                     : "+a"(refused)
+                     : "D"(0x1023L), "S"(18L)
+                     : "rcx", "r11", "memory");
+    return refused == 0;
+#endif
+}
+#endif
+
 /* -- the table ------------------------------------------------------------- */
 
 /* One row per instruction set, the best one first. The last one runs on every processor. */
 static const tshi_isa tshi_isas[] = {
+#if TSHI_GEMM_AMX
+    {"amx", tshi_isa_runs_amx, NULL, TSHI_ISA_AVX512, &tshi_gemm_kernel_amx,
+     &tshi_quant_kernel_amx},
+#endif
 #if TSHI_GEMM_BF16S
     {"avx512_bf16", tshi_isa_runs_bf16, tshi_isa_slower_bf16, TSHI_ISA_AVX512,
      &tshi_gemm_kernel_bf16, &tshi_quant_kernel_vnni},

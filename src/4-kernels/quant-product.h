@@ -1,24 +1,29 @@
 /* ========================================================================== */
 /* >>quant-product                            MARK: - quant-product (private) */
 /* Products with quantised weights: their kernels; Y is divided among threads. */
-/* Needs: >>team >>tensor >>gemm >>quant-neon.                                */
+/* Needs: >>quant-neon >>quant-amx.                                           */
 /* ========================================================================== */
 
 /* The kernels of quantised products. >>isa says which one runs. */
-static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_move_c, tshi_quant_dot_c, 0};
+static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_move_c, tshi_quant_dot_c, 0,
+                                                      NULL};
 #if TSHI_X86
 static const tshi_quant_kernel tshi_quant_kernel_avx2 = {"avx2", tshi_quant_move_avx2,
-                                                         tshi_quant_dot_avx2, 1};
+                                                         tshi_quant_dot_avx2, 1, NULL};
 static const tshi_quant_kernel tshi_quant_kernel_vnni = {"vnni", tshi_quant_move_vnni,
-                                                         tshi_quant_dot_vnni, TSHI_QUANT_FEW};
+                                                         tshi_quant_dot_vnni, TSHI_QUANT_FEW, NULL};
+#endif
+#if TSHI_GEMM_AMX
+static const tshi_quant_kernel tshi_quant_kernel_amx = {
+    "amx", tshi_quant_move_vnni, tshi_quant_dot_amx, TSHI_QUANT_FEW, tshi_quant_tiles_amx};
 #endif
 #if TSHI_NEON_DOT
 static const tshi_quant_kernel tshi_quant_kernel_dot = {"dotprod", tshi_quant_move_dot,
-                                                        tshi_quant_dot_dot, 4};
+                                                        tshi_quant_dot_dot, 4, NULL};
 #endif
 #if TSHI_NEON_MM
 static const tshi_quant_kernel tshi_quant_kernel_mm = {"i8mm", tshi_quant_move_mm,
-                                                       tshi_quant_dot_mm, 4};
+                                                       tshi_quant_dot_mm, 4, NULL};
 #endif
 
 /* -- the product Y = X W^T + b with a quantised W -------------------------- */
@@ -111,6 +116,7 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
     tshi_quant_tile *tile = (tshi_quant_tile *)(void *)(job->scratch + (size_t)piece * job->each);
     float *sums = (float *)(void *)(tile + TSHI_QUANT_STRIP * job->wide);
+    if (job->kernel->tiles) job->kernel->tiles(1);
     for (int64_t c, n; from < to; from += n) {
         tsh_real y[TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE]; /* n elements of a row of Y */
         n = tshi_base_min(stride, to - from);
@@ -126,6 +132,7 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
             if (!direct) tshi_dtypes[job->y.dtype].store(row, 1, n, y);
         }
     }
+    if (job->kernel->tiles) job->kernel->tiles(0);
 }
 
 /* Computes Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins);

@@ -69,6 +69,9 @@ struct tshi_quant_kernel {
     tshi_quant_move_fn move;
     tshi_quant_dot_fn dot;
     int direct; /* max rows of X for which dot reads 16 rows of W without tiles; 0: it never does */
+    /* (optional) Called with 1 before, and with 0 after, calls of dot on a thread, as
+     * tshi_gemm_kernel.tiles. */
+    void (*tiles)(int begin);
 };
 
 /* -- the portable kernels for quantised weights ----------------------------- */

@@ -109,7 +109,9 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     int64_t visits; /* number of tiles that use a head of k */
     h->rows = tshi_base_min(rows, back && h->pairs ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
     if (all->merged) h->rows = group;
-    h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
+    h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, h->pairs && h->kernel->tiles
+                                                                        ? h->kernel->mr
+                                                                        : TSHI_TILE_STRIP);
     h->keys = tshi_base_min(tshi_attention_wide(h->tk),
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;
@@ -326,6 +328,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     if (h.few) h.scratch += piece * all->each_product;
     h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */
     h.walk.step = h.walk.along = h.walk.left = 0;
+    if (h.pairs && !h.few && h.kernel->tiles) h.kernel->tiles(1);
     for (; from < to; from++) {
         int64_t b, c;
         const int64_t size = back * h.blocks * h.keys *
@@ -349,6 +352,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         if (back) tshi_attention_backward_done(&h, h.back.dk_t, h.back.dk, h.back.over[1]);
         if (back) tshi_attention_backward_done(&h, h.back.dv_t, h.back.dv, h.back.over[2]);
     }
+    if (h.pairs && !h.few && h.kernel->tiles) h.kernel->tiles(0);
 }
 
 /* Returns the floating-point operations of the products of all heads: per visible pair of query and

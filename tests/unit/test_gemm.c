@@ -143,6 +143,7 @@ static void try_exact(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int6
     free(c0.data);
 }
 
+#ifndef EACH_KERNEL /* test_amx.c has one of its own */
 /* The kernel of the i-th instruction set; NULL: this processor does not have it, or the set before
  * it has the same kernel. */
 static const tshi_gemm_kernel *kernel_of(int i) {
@@ -153,6 +154,7 @@ static const tshi_gemm_kernel *kernel_of(int i) {
 #define EACH_KERNEL(kernel)                                                                        \
     for (int row = 0; row < COUNT(tshi_isas); row++)                                               \
         for (const tshi_gemm_kernel *kernel = kernel_of(row); kernel; kernel = NULL)
+#endif
 
 /* ------------------------------------------------------------- tests */
 
@@ -768,7 +770,6 @@ static void test_streams_short(void **state) {
     if (!tried) SKIP("no kernel that this processor runs streams operands of 16 bits");
 }
 
-/* The order of the sums of pairs, step by step, in float. */
 #if defined(__aarch64__)
 /* The sum of x and y, rounded to odd: an inexact one is the neighbour whose last bit is 1. */
 static float odd_sum(float x, float y) {
@@ -793,6 +794,23 @@ static float add_pair(float sum, float first, float second) {
 }
 #endif
 
+/* The products [p, k) of one step of pairs, added to `part`: apart 0: of one pair; 1: of 16 pairs,
+ * whose even and odd elements AMX sums apart. No sum is wider than float or fused (products of bf16
+ * are exact). */
+static float add_pairs(const typed *a, int64_t i, const typed *b, int64_t j, int64_t p, int64_t k,
+                       int apart, float part) {
+    volatile float halves[2] = {0, 0}, product; /* sums of even, of odd elements */
+    for (int odd = 0; odd < 2; odd++)
+        for (int64_t q = p + odd; q < k; q += 2) {
+            product = (float)(typed_get(a, i, q) * typed_get(b, q, j));
+            halves[odd] = halves[odd] + product;
+        }
+    if (!apart) return add_pair(part, halves[0], halves[1]);
+    halves[0] = halves[0] + halves[1];
+    return part + halves[0];
+}
+
+/* The order of the sums of pairs, step by step, in float. */
 static void test_pairs_order(void **state) {
     const int64_t m = 13, n = 40, k = 1601;
     int tried = 0;
@@ -802,30 +820,28 @@ static void test_pairs_order(void **state) {
         typed b = typed_new(k, n, kind_of(2), COLUMNS, 2, 0);
         typed c = typed_new(m, n, kind_of(0), ROWS, 3, 1);
         const int64_t slice = tshi_gemm_slice(kernel, TSHI_GEMM_PAIRS, k);
+        const int64_t step = kernel->tiles ? 32 : 2;
         if (kernel->pairs) {
             tried++;
             typed_gemm(kernel, 1, &a, &b, 0, &c, &c);
             for (int64_t e = 0; e < m * n; e++) {
-                volatile float sum = 0, part = 0; /* no wider than float, never fused */
-                for (int64_t p = 0; p < k; p += 2) {
-                    const double first = typed_get(&a, e / n, p) * typed_get(&b, p, e % n);
-                    const double second = p + 1 < k ? typed_get(&a, e / n, p + 1) *
-                                                          typed_get(&b, p + 1, e % n)
-                                                    : 0;
+                volatile float sum = 0, part = 0;
+                for (int64_t p = 0; p < k; p += step) {
+                    const int64_t end = p + step < k ? p + step : k;
                     if (p % slice == 0) part = 0;
-                    part = add_pair(part, (float)first, (float)second);
-                    if (p + 2 >= k || (p + 2) % slice == 0) sum = sum + part;
+                    part = add_pairs(&a, e / n, &b, e % n, p, end, kernel->tiles != NULL, part);
+                    if (end == k || end % slice == 0) sum = sum + part;
                 }
                 if ((double)sum != typed_get(&c, e / n, e % n))
-                    fail_msg("element %d is %.9g, not %.9g", (int)e, typed_get(&c, e / n, e % n),
-                             (double)sum);
+                    fail_msg("%s: element %d is %.9g, not %.9g", kernel->name, (int)e,
+                             typed_get(&c, e / n, e % n), (double)sum);
             }
         }
         free(a.m.data);
         free(b.m.data);
         free(c.m.data);
     }
-    if (!tried) SKIP("this processor has neither AVX512_BF16 nor FEAT_BF16");
+    if (!tried) SKIP("this processor has neither AVX512_BF16 nor AMX nor FEAT_BF16");
 }
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(_WIN32) && !defined(TSHARD_NO_SIMD) && \

@@ -1,0 +1,64 @@
+/* ========================================================================== */
+/* >>quant-amx                                    MARK: - quant-amx (private) */
+/* Kernels of quantised weights with AMX.                                     */
+/* Needs: >>gemm-amx >>quant-vnni.                                            */
+/* ========================================================================== */
+
+#if TSHI_GEMM_AMX
+/* Implements tshi_quant_kernel.tiles: 8 rows of X, 32 weights of each of 16 rows of W. */
+TSHI_AMX static void tshi_quant_tiles_amx(int begin) {
+    if (begin)
+        tshi_gemm_amx_configure(TSHI_QUANT_FEW, 8, 64);
+    else
+        TSHI_AMX_RELEASE();
+}
+
+/* Multiplies block b, if there is one, with 8 rows of X to n[b], shape (8, 16). sum, left, right:
+ * the tile registers to use. */
+#define TSHI_QUANT_BLOCK(b, sum, left, right)                                                      \
+    if ((b) < count) {                                                                             \
+        TSHI_AMX_ZERO(sum);                                                                        \
+        TSHI_AMX_LOAD(left, x[TSHI_QUANT_FEW * (b)].q, sizeof *x);                                 \
+        TSHI_AMX_LOAD(right, tile[b].w, 64);                                                       \
+        TSHI_AMX_INT8(sum, left, right);                                                           \
+        TSHI_AMX_STORE(sum, n[b], 64);                                                             \
+    }
+
+/* Implements tshi_quant_kernel.dot. Sums of integers are exact, so it may leave few rows, which
+ * read W without tiles, to VNNI. */
+TSHI_AMX static void tshi_quant_dot_amx(const tshi_quant_tile *tile, const tshi_quant_source *from,
+                                        const tshi_quant_input *x, float *sums, int64_t stride,
+                                        int rows) {
+    const int has_min = from->size == TSHI_QUANT_Q4_1, count = from->count;
+    __attribute__((aligned(64))) int32_t n[TSHI_QUANT_STRIP][8 * 16]; /* sums of each block */
+    if (!tile) {
+        tshi_quant_dot_vnni(tile, from, x, sums, stride, rows);
+        return;
+    }
+    TSHI_AMX_STORED();
+    TSHI_QUANT_BLOCK(0, 0, 4, 6)
+    TSHI_QUANT_BLOCK(1, 1, 5, 7)
+    TSHI_QUANT_BLOCK(2, 2, 4, 6)
+    TSHI_QUANT_BLOCK(3, 3, 5, 7)
+    TSHI_QUANT_BLOCK(4, 0, 4, 6)
+    TSHI_QUANT_BLOCK(5, 1, 5, 7)
+    TSHI_QUANT_BLOCK(6, 2, 4, 6)
+    TSHI_QUANT_BLOCK(7, 3, 5, 7)
+    for (int r = 0; r < rows; r++) {
+        __m512 sum = _mm512_loadu_ps(sums + r * stride);
+        for (int b = 0; b < count; b++) {
+            const tshi_quant_input *y = &x[TSHI_QUANT_FEW * b + r];
+            const __m512 scale = _mm512_mul_ps(_mm512_load_ps(tile[b].scale),
+                                               _mm512_set1_ps(y->scale));
+            const __m512i of = _mm512_add_epi32(_mm512_load_si512(&n[b][16 * r]),
+                                                _mm512_set1_epi32(y->offset));
+            sum = _mm512_add_ps(sum, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(of)));
+            if (has_min)
+                sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_load_ps(tile[b].min),
+                                                       _mm512_set1_ps(y->sum)));
+        }
+        _mm512_storeu_ps(sums + r * stride, sum);
+    }
+}
+#undef TSHI_QUANT_BLOCK
+#endif /* TSHI_GEMM_AMX */
