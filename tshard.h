@@ -81,11 +81,13 @@
  *     >>gemm-avx512     packing by AVX-512
  *     >>gemm-avx2       packing by AVX2
  *     >>gemm-few        products of few rows
+ *     >>gemm-amx        the same of pairs of bf16, by the tiles of AMX
  *     >>gemm-api        the product: the loops around tiles
  *     >>quant           quantised weights: the structs, portable kernels
  *     >>quant-avx2      the same with AVX2
  *     >>quant-vnni      the same with AVX-512 and VNNI
  *     >>quant-neon      the same with NEON
+ *     >>quant-amx       the same of many rows, by the tiles of AMX
  *     >>quant-product   products with quantised weights
  *     >>isa             the table of instruction sets; which one a ctx uses
  *   src/5-comm/         collectives: entry points, buckets of gradients
@@ -9020,8 +9022,9 @@ TSHI_KERNEL(tshi_kernel_random, tshi_noise);
  *
  * The products are exact. Each sum is rounded to nearest even or, on Arm, to odd: an inexact sum
  * becomes the one of its two neighbours whose last bit is 1. Numbers below 2^-126 in magnitude
- * count as 0, in operands and in sums. A slice has 2 kc elements of k. If C has 16 bits, its sums
- * are floats until the last slice of k is added, and rounded once. */
+ * count as 0, in operands and in sums. A slice has 2 kc elements of k. (With AMX it has kc, added
+ * in an order of their own: see >>gemm-amx.) If C has 16 bits, its sums are floats until the last
+ * slice of k is added, and rounded once. */
 
 /* TSHI_GEMM_FLOAT is 1 if TSHARD_REAL is float, 0 if it is double; #if can test it. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
@@ -9146,8 +9149,7 @@ struct tshi_gemm_kernel {
      * multiple of nr / 2. t->k counts elements; A is packed to a width of
      * tshi_gemm_few_width(rows). */
     tshi_gemm_tile_fn few;
-    /* (optional) Does what `tile` does, for A and B that are packed as pairs of bf16; needs
-     * AVX512_BF16. */
+    /* (optional) Does what `tile` does, for A and B that are packed as pairs of bf16. */
     tshi_gemm_tile_fn pairs;
     /* (optional) Does what tshi_gemm_pack_matrix does if m has a unit stride and the function
      * supports `form` (mostly forms of 16-bit elements). Returns 1 if it has packed m, else 0. */
@@ -9155,10 +9157,18 @@ struct tshi_gemm_kernel {
                 tshi_gemm_form form);
     /* (optional) Converts n values to a 16-bit dtype and stores them contiguously. */
     void (*store)(void *to, const tsh_real *from, int n, tsh_dtype dtype);
+    /* (optional) Packs the first `valid` rows of m, as pairs of bf16, as rows of A for `pairs`, in
+     * place of `pack`: word (i, p) is to[p / 16 * 16 * mr + 16 * i + p % 16], and words up to a
+     * multiple of 16 are 0. In tshi_gemm_tile, rsa is 16 and csa is mr then; `pairs` also takes A
+     * with rsa or csa 1. */
+    void (*strip)(tsh_real *to, int valid, int64_t k, const tshi_matrix *m, tshi_gemm_form form);
+    /* (optional) Called with 1 before, and with 0 after, products of pairs on a thread: configures
+     * the processor's tile registers for the functions above, and releases them. */
+    void (*tiles)(int begin);
 };
 
 enum {
-    TSHI_GEMM_TILE_MAX = 384, /* max mr * nr of any kernel */
+    TSHI_GEMM_TILE_MAX = 1024, /* max mr * nr of any kernel */
     TSHI_GEMM_THIN = 2,       /* max rows of a product that is computed nr columns at a time */
     TSHI_GEMM_FEW_ROWS = 8,   /* max rows of a product that tshi_gemm_kernel.few computes */
     TSHI_GEMM_NEAR = 8192,    /* min bytes that tshi_gemm_kernel.few and .stream prefetch ahead */
@@ -10670,10 +10680,339 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
 #endif
 
 /* ========================================================================== */
+/* >>gemm-amx                                      MARK: - gemm-amx (private) */
+/* Products of pairs of bf16 with AMX, whose registers are tiles.             */
+/* Needs: >>gemm-few.                                                         */
+/* ========================================================================== */
+
+/* TSHI_GEMM_AMX is 1 if kernels for AMX are compiled: for Linux on x86-64, if the compiler has the
+ * intrinsics. A test that defines TSHI_AMX_MODEL, TSHI_AMX and the macros of tile instructions
+ * itself gets the same kernels without AMX. */
+#if TSHI_GEMM_BF16S && defined(__linux__) && !defined(__ILP32__) &&                                \
+    (defined(TSHI_AMX_MODEL) || (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))
+#define TSHI_GEMM_AMX 1
+#else
+#define TSHI_GEMM_AMX 0
+#endif
+
+#if TSHI_GEMM_AMX
+/* Makes the compiler finish its stores before the tile instructions after it: gcc's intrinsics do
+ * not say that they read memory. */
+#define TSHI_AMX_STORED() __asm__ volatile("" : : : "memory")
+#if !defined(TSHI_AMX_MODEL)
+#define TSHI_AMX                                                                                   \
+    __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512vnni,avx512bf16,avx512f,avx512bw,"     \
+                          "avx512dq,avx512vl,avx2,fma,f16c")))
+#define TSHI_AMX_CONFIG(config)          _tile_loadconfig(config)
+#define TSHI_AMX_RELEASE()               _tile_release()
+#define TSHI_AMX_ZERO(tile)              _tile_zero(tile)
+#define TSHI_AMX_LOAD(tile, from, row)   _tile_loadd(tile, from, (size_t)(row))
+#define TSHI_AMX_STORE(tile, to, row)    _tile_stored(tile, to, (size_t)(row))
+#define TSHI_AMX_BF16(sum, a, b)         _tile_dpbf16ps(sum, a, b)
+#define TSHI_AMX_INT8(sum, signeds, b)   _tile_dpbsud(sum, signeds, b)
+
+#endif
+
+/* The layout of tile registers, as the instruction LDTILECFG reads it. */
+typedef struct tshi_gemm_amx_config {
+    unsigned char palette, start, reserved[14]; /* palette 1 has 8 tiles of up to 16 x 64 bytes */
+    unsigned short bytes[16];                   /* bytes of a row of each tile */
+    unsigned char rows[16];                     /* rows of each tile */
+} tshi_gemm_amx_config;
+
+/* Configures the tile registers of the calling thread for products C += A B. C is in tiles 0 to 3,
+ * each of shape (rows, bytes / 4); A in 4 and 5, of shape (rows, depth); B in 6 and 7, of shape
+ * (depth, bytes / 4). Elements are words of 4 bytes. */
+TSHI_AMX static void tshi_gemm_amx_configure(int rows, int depth, int bytes) {
+    tshi_gemm_amx_config config;
+    memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) {
+        config.rows[i] = (unsigned char)(i < 6 ? rows : depth);
+        config.bytes[i] = (unsigned short)(i == 4 || i == 5 ? 4 * depth : bytes);
+    }
+    TSHI_AMX_STORED();
+    TSHI_AMX_CONFIG(&config);
+}
+
+/* Implements tshi_gemm_kernel.tiles. */
+TSHI_AMX static void tshi_gemm_tiles_amx(int begin) {
+    if (begin)
+        tshi_gemm_amx_configure(16, 16, 64);
+    else
+        TSHI_AMX_RELEASE();
+}
+
+/* THE ORDER OF SUMS. One instruction multiplies a step, 16 pairs of elements along k. It adds the
+ * first elements' products apart from the second ones', by fused multiply-adds, then both to C:
+ *
+ *     even = fma(a[30], b[30], .. fma(a[2], b[2], a[0] b[0])),   acc = acc + (even + odd)
+ *
+ * rounded to nearest even, where numbers below 2^-126 in magnitude count as 0. A slice of k begins
+ * a step, and zeros fill up its last step, so an element's bits do not depend on rows and columns
+ * of C, whichever of the functions below computes it. */
+
+/* Adds the products of `steps` steps to C, in tiles 0 to 3. row_a, step_a, row_b: bytes from row to
+ * row and step to step of A, from row to row of B. high 1: A has 32 rows, not 16; wide 1: B has 32
+ * columns. */
+TSHI_AMX TSHI_INLINE void tshi_gemm_steps_amx(const char *a, int64_t row_a, int64_t step_a,
+                                              const char *b, int64_t row_b, int64_t steps,
+                                              const int high, const int wide,
+                                              tshi_gemm_walk *walk) {
+    TSHI_AMX_STORED();
+    for (; steps > 0; steps--, a += step_a, b += 16 * row_b) {
+        TSHI_AMX_LOAD(6, b, row_b);
+        TSHI_AMX_LOAD(4, a, row_a);
+        TSHI_AMX_BF16(0, 4, 6);
+        if (wide) {
+            TSHI_AMX_LOAD(7, b + 64, row_b);
+            TSHI_AMX_BF16(1, 4, 7);
+        }
+        if (high) {
+            TSHI_AMX_LOAD(5, a + 16 * row_a, row_a);
+            TSHI_AMX_BF16(2, 5, 6);
+        }
+        if (high && wide) TSHI_AMX_BF16(3, 5, 7);
+        for (int i = 0; i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(walk);
+    }
+}
+
+/* Copies one step of `rows` rows of A, `words` words each, to 16 rows of 16 words, padded with 0.
+ * The words of a row are contiguous or, if rsa is 1, csa apart. */
+TSHI_AMX TSHI_OUTLINE void tshi_gemm_stage_amx(float *to, const tshi_gemm_word *a, int64_t rsa,
+                                               int64_t csa, int rows, int words) {
+    const int lanes = rsa == 1 ? rows : words, lines = rsa == 1 ? words : rows;
+    const int64_t next = rsa == 1 ? csa : rsa;
+    const __mmask16 mask = (__mmask16)tshi_gemm_mask(lanes);
+    __m512 r[16], t0, t1, t2, t3;
+    for (int i = 0; i < 16; i++)
+        r[i] = i < lines ? _mm512_maskz_loadu_ps(mask, (const float *)a + i * next)
+                         : _mm512_setzero_ps();
+    if (rsa == 1) {
+        TSHI_GEMM_TRANSPOSE16
+    }
+    for (int i = 0; i < 16; i++) _mm512_store_ps(to + 16 * i, r[i]);
+}
+
+/* Computes a tile of C, of up to 16 rows, or 17 to 32 if high is 1, and 16 columns, or 32 if wide
+ * is 1. A step that the tile instructions cannot read in place is staged: rows or words are
+ * missing, or A's words lie column by column. */
+TSHI_AMX TSHI_INLINE void tshi_gemm_tile_of_amx(const tshi_gemm_tile *t, int rows, const int high,
+                                                const int wide) {
+    enum { LANES = 16 };
+    __attribute__((aligned(64))) float c[32 * 32], a[32 * 16], b[16 * 32];
+    const int width = wide ? 32 : 16, packed = t->rsa != 1 && t->csa != 1;
+    const int64_t steps = packed || (t->csa == 1 && rows % LANES == 0) ? t->k / LANES : 0;
+    const int64_t row_b = 4 * t->rsb;
+    const __m512 alpha = _mm512_set1_ps(t->alpha);
+    TSHI_AMX_ZERO(0);
+    if (wide) TSHI_AMX_ZERO(1);
+    if (high) TSHI_AMX_ZERO(2);
+    if (high && wide) TSHI_AMX_ZERO(3);
+    tshi_gemm_steps_amx((const char *)t->a, 4 * t->rsa, 4 * LANES * t->csa, (const char *)t->b,
+                        row_b, steps, high, wide, t->walk);
+    for (int64_t p = steps * LANES; p < t->k; p += LANES) {
+        const int words = (int)tshi_base_min(LANES, t->k - p);
+        const tshi_gemm_word *from = t->a + p * t->csa;
+        const float *of_b = t->b + p * t->rsb;
+        tshi_gemm_stage_amx(a, from, t->rsa, t->csa, rows < LANES ? rows : LANES, words);
+        if (high)
+            tshi_gemm_stage_amx(a + 256, from + LANES * t->rsa, t->rsa, t->csa, rows - LANES,
+                                words);
+        if (words < LANES) memset(b, 0, sizeof b);
+        for (int i = 0; i < words && words < LANES; i++)
+            memcpy(b + i * width, of_b + i * t->rsb, (size_t)width * sizeof *b);
+        if (words < LANES) of_b = b;
+        tshi_gemm_steps_amx((const char *)a, 64, 0, (const char *)of_b,
+                            words < LANES ? 4 * width : row_b, 1, high, wide, t->walk);
+    }
+    TSHI_AMX_STORE(0, c, 4 * width);
+    if (wide) TSHI_AMX_STORE(1, c + 16, 4 * width);
+    if (high) TSHI_AMX_STORE(2, c + 16 * width, 4 * width);
+    if (high && wide) TSHI_AMX_STORE(3, c + 16 * width + 16, 4 * width);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < width; j += LANES) {
+            const __m512 d = t->add ? _mm512_loadu_ps(t->d + i * t->rsd + j) : _mm512_setzero_ps();
+            _mm512_storeu_ps(t->c + i * t->rsc + j,
+                             _mm512_fmadd_ps(alpha, _mm512_load_ps(c + i * width + j), d));
+        }
+}
+
+/* Implements tshi_gemm_kernel.pairs with AMX. */
+TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int cols) {
+    if (rows > 16 && cols > 16)
+        tshi_gemm_tile_of_amx(t, rows, 1, 1);
+    else if (rows > 16)
+        tshi_gemm_tile_of_amx(t, rows, 1, 0);
+    else if (cols > 16)
+        tshi_gemm_tile_of_amx(t, rows, 0, 1);
+    else
+        tshi_gemm_tile_of_amx(t, rows, 0, 0);
+}
+
+/* Implements tshi_gemm_kernel.tile for the 32 rows of AMX's tiles: 12 rows at a time. */
+static void tshi_gemm_tile_tall(const tshi_gemm_tile *t, int rows, int cols) {
+    tshi_gemm_tile part = *t;
+    for (; rows > 0; rows -= 12) {
+        tshi_gemm_tile_avx512(&part, rows < 12 ? rows : 12, cols);
+        part.a += 12 * t->rsa;
+        part.c += 12 * t->rsc;
+        part.d += t->add ? 12 * t->rsd : 0;
+    }
+}
+
+/* Implements tshi_gemm_kernel.strip with AMX. */
+TSHI_AMX static void tshi_gemm_strip_amx(float *to, int valid, int64_t k, const tshi_matrix *m,
+                                         tshi_gemm_form form) {
+    const int64_t size = form == TSHI_GEMM_PAIRS ? 2 : 4;
+    __attribute__((aligned(64))) float words[256]; /* word p of row i is words[16 p + i] */
+    for (int64_t q = 0; q < k; q += 32, to += 512)
+        for (int i = 0; i < valid; i += 16) {
+            const int rows = (int)tshi_base_min(16, valid - i);
+            const tshi_matrix from = tshi_gemm_from(*m, i, q);
+            const char *const src = (const char *)from.data;
+            const int64_t left = tshi_base_min(32, k - q);
+            float *const tile = to + 16 * i;
+            if (m->column != 1) {
+                if (left < 32) memset(words, 0, sizeof words);
+                if (!tshi_gemm_pack_avx512(words, 16, rows, left, &from, form))
+                    tshi_gemm_pack_pairs(words, 16, rows, left, &from);
+                tshi_gemm_stage_amx(tile, words, 1, 16, 16, 16);
+                continue;
+            }
+            for (int l = 0; l < rows; l++)
+                _mm512_store_ps(tile + 16 * l, form == TSHI_GEMM_PAIRS
+                                                   ? tshi_gemm_load_row(TSHI_GEMM_PAIRS,
+                                                                        src + l * m->row * size,
+                                                                        left)
+                                                   : tshi_gemm_load_row(TSHI_GEMM_ROUNDED,
+                                                                        src + l * m->row * size,
+                                                                        left));
+            for (int l = rows; l < 16; l++) _mm512_store_ps(tile + 16 * l, _mm512_setzero_ps());
+        }
+}
+
+/* Adds the sums of a slice, in c, to 16 columns of few rows of C. c: C transposed, shape (16,
+ * width). */
+TSHI_AMX TSHI_INLINE void tshi_gemm_few_add_amx(float (*out)[16], const float *c, int rows,
+                                                int width, float alpha) {
+    for (int i = 0; i < rows; i++) {
+        __attribute__((aligned(64))) float sums[16];
+        for (int j = 0; j < 16; j++) sums[j] = c[j * width + i];
+        _mm512_store_ps(out[i], _mm512_fmadd_ps(_mm512_set1_ps(alpha), _mm512_load_ps(sums),
+                                                _mm512_load_ps(out[i])));
+    }
+}
+
+/* Computes 16 columns of C, from column col on, for tshi_gemm_few_amx, which configures the tiles:
+ * their A is 16 columns of our B, in place, and their B is our A, packed to `width`. It prefetches
+ * as tshi_gemm_few_rows does. */
+TSHI_AMX static void tshi_gemm_few_columns_amx(const tshi_gemm_tile *t, int col, int cols, int rows,
+                                               int width) {
+    __attribute__((aligned(64))) float out[8][16], c[16 * 8], a_end[16 * 8];
+    __attribute__((aligned(64))) char b_end[16][64];
+    const int64_t inc = 2 * t->csb;
+    const char *b = (const char *)t->b + col * inc, *a = (const char *)t->a;
+    const int64_t more = 8 * inc < TSHI_GEMM_NEAR ? (int64_t)TSHI_GEMM_NEAR
+                                                  : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);
+    uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */
+    uintptr_t ahead = (uintptr_t)b + (uintptr_t)(16 * inc + more);
+    for (int i = 0; i < rows; i++)
+        _mm512_store_ps(out[i],
+                        t->add ? _mm512_loadu_ps(t->d + i * t->rsd + col) : _mm512_setzero_ps());
+    for (int64_t p = 0; p < t->k; p += t->slice) {
+        int64_t left = tshi_base_min(t->slice, t->k - p);
+        TSHI_AMX_ZERO(0);
+        TSHI_AMX_STORED();
+        for (; left >= 32; left -= 32, b += 64, a += 64 * width) {
+            ahead += 1024;
+            if (ahead >= end) { /* after B: t->then, or, if it is 0, this line again */
+                ahead = t->then ? ahead - end + t->then : (uintptr_t)b;
+                end = (uintptr_t)-1;
+            }
+            for (unsigned l = 0; l < 16; l++) TSHI_PREFETCH_L2((const void *)(ahead + 64u * l));
+            TSHI_AMX_LOAD(4, b, inc);
+            TSHI_AMX_LOAD(6, a, 4 * width);
+            TSHI_AMX_BF16(0, 4, 6);
+        }
+        if (left > 0) {
+            memset(a_end, 0, sizeof a_end);
+            memset(b_end, 0, sizeof b_end);
+            memcpy(a_end, a, (size_t)((left + 1) / 2 * 4 * width));
+            for (int i = 0; i < 16; i++) memcpy(b_end[i], b + i * inc, (size_t)(2 * left));
+            TSHI_AMX_STORED();
+            TSHI_AMX_LOAD(4, b_end, 64);
+            TSHI_AMX_LOAD(6, a_end, 4 * width);
+            TSHI_AMX_BF16(0, 4, 6);
+        }
+        TSHI_AMX_STORE(0, c, 4 * width);
+        tshi_gemm_few_add_amx(out, c, rows, width, t->alpha);
+    }
+    for (int i = 0; i < rows; i++)
+        _mm512_storeu_ps(t->c + i * t->rsc + col, _mm512_load_ps(out[i]));
+}
+
+/* Implements tshi_gemm_kernel.few with AMX. */
+TSHI_AMX static void tshi_gemm_few_amx(const tshi_gemm_tile *t, int rows, int cols) {
+    const int width = tshi_gemm_few_width(rows);
+    if (t->form != TSHI_GEMM_PAIRS) {
+        tshi_gemm_few_avx512(t, rows, cols);
+        return;
+    }
+    tshi_gemm_amx_configure(16, 16, 4 * width);
+    for (int j = 0; j < cols; j += 16) tshi_gemm_few_columns_amx(t, j, cols, rows, width);
+    tshi_gemm_tiles_amx(1);
+}
+
+/* Implements tshi_gemm_kernel.stream with AMX. A step reads 32 rows of B, and packs 32 columns of
+ * them at a time. */
+TSHI_AMX static void tshi_gemm_stream_amx(const tshi_gemm_tile *t, int rows, int cols) {
+    const char *const b = (const char *)t->b;
+    const __m512 alpha = _mm512_set1_ps(t->alpha);
+    const int64_t row = 2 * t->rsb;
+    __attribute__((aligned(64))) float words[16 * 32];
+    if (t->form != TSHI_GEMM_PAIRS) {
+        tshi_gemm_stream_x86(t, rows, cols);
+        return;
+    }
+    tshi_gemm_amx_configure(rows, 16, 64);
+    memset(t->sums, 0, (size_t)rows * (size_t)cols * sizeof *t->sums);
+    memset(words, 0, sizeof words);
+    for (int64_t p = 0; p < t->k; p += 16) {
+        const int64_t left = tshi_base_min(32, t->slice - 2 * p); /* rows of B in this step */
+        TSHI_AMX_STORED();
+        TSHI_AMX_LOAD(4, t->a + p * t->csa, 64);
+        if (left < 32) memset(words, 0, sizeof words);
+        for (int j = 0; j < cols; j += 32) {
+            const int width = cols - j < 32 ? 16 : 32;
+            const char *const from = b + 2 * p * row + 2 * j;
+            for (int64_t i = 0; i < left; i++)
+                TSHI_PREFETCH_L2((const void *)((uintptr_t)from + (uintptr_t)((32 + i) * row)));
+            tshi_gemm_pack_across(TSHI_GEMM_PAIRS, words, width, width, left, from, row);
+            TSHI_AMX_STORED();
+            for (int c = 0; c < width; c += 16) {
+                TSHI_AMX_LOAD(0, t->sums + j + c, 4 * (int64_t)cols);
+                TSHI_AMX_LOAD(6, words + c, 4 * width);
+                TSHI_AMX_BF16(0, 4, 6);
+                TSHI_AMX_STORE(0, t->sums + j + c, 4 * (int64_t)cols);
+            }
+        }
+    }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j += 16) {
+            const __m512 d = t->add ? _mm512_loadu_ps(t->d + i * t->rsd + j) : _mm512_setzero_ps();
+            _mm512_storeu_ps(t->c + i * t->rsc + j,
+                             _mm512_fmadd_ps(alpha, _mm512_loadu_ps(t->sums + i * cols + j), d));
+        }
+    tshi_gemm_tiles_amx(1);
+}
+#endif /* TSHI_GEMM_AMX */
+
+/* ========================================================================== */
 /* >>gemm-api                                      MARK: - gemm-api (private) */
 /* The built-in matrix product: packing, and cache-blocked loops that call    */
 /* micro-kernels. Takes any strides. See HOW IT WORKS in >>gemm.              */
-/* Needs: >>gemm-neon >>gemm-few.                                             */
+/* Needs: >>gemm-neon >>gemm-amx.                                             */
 /* ========================================================================== */
 
 /* -- the micro-kernels ----------------------------------------------------- */
@@ -10681,37 +11020,45 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
 /* The micro-kernels; the fields are those of struct tshi_gemm_kernel. >>isa says which one runs.
  * Block sizes: a block of A (mc * kc floats) fills at most half of an L2 cache, nr columns of B
  * (kc * nr floats) at most an L1 cache; nc limits the scratch memory. */
+#if TSHI_GEMM_AMX
+static const tshi_gemm_kernel tshi_gemm_kernel_amx = {
+    "amx", 32, 32, 256, 384, 1024, tshi_gemm_tile_tall, tshi_gemm_stream_amx, tshi_gemm_few_amx,
+    tshi_gemm_tile_amx, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512, tshi_gemm_strip_amx,
+    tshi_gemm_tiles_amx};
+#endif
 #if TSHI_GEMM_BF16S
 static const tshi_gemm_kernel tshi_gemm_kernel_bf16 = {
     "bf16", 12, 32, 264, 384, 1024, tshi_gemm_tile_avx512, tshi_gemm_stream_bf16,
-    tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512};
+    tshi_gemm_few_bf16, tshi_gemm_tile_bf16, TSHI_GEMM_PACK_AVX512, TSHI_GEMM_STORE_AVX512, NULL,
+    NULL};
 #endif
 #if TSHI_X86
 static const tshi_gemm_kernel tshi_gemm_kernel_avx512 = {
     "avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, tshi_gemm_tile_avx512,
     tshi_gemm_stream_x86, TSHI_GEMM_FEW_AVX512, NULL, TSHI_GEMM_PACK_AVX512,
-    TSHI_GEMM_STORE_AVX512};
+    TSHI_GEMM_STORE_AVX512, NULL, NULL};
 static const tshi_gemm_kernel tshi_gemm_kernel_avx2 = {
     "avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_tile_avx2, tshi_gemm_stream_avx2,
-    TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2, TSHI_GEMM_STORE_AVX2};
+    TSHI_GEMM_FEW_AVX2, NULL, TSHI_GEMM_PACK_AVX2, TSHI_GEMM_STORE_AVX2, NULL, NULL};
 #endif
 #if TSHI_NEON_PAIRS
 static const tshi_gemm_kernel tshi_gemm_kernel_bfmmla = {
     "bfmmla", 12, 8, 132, 384, 1024, tshi_gemm_tile_lanes, tshi_gemm_stream_bfdot, NULL,
-    tshi_gemm_tile_bfmmla, tshi_gemm_pack_bfdot, NULL};
+    tshi_gemm_tile_bfmmla, tshi_gemm_pack_bfdot, NULL, NULL, NULL};
 #endif
 #if TSHI_NEON
 static const tshi_gemm_kernel tshi_gemm_kernel_neon = {
     "neon", 12, 32 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_tile_lanes, tshi_gemm_stream_neon,
-    NULL, NULL, NULL, NULL};
+    NULL, NULL, NULL, NULL, NULL, NULL};
 #endif
 #if TSHI_VECTORS
 static const tshi_gemm_kernel tshi_gemm_kernel_v128 = {
     "v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_tile_v128, tshi_gemm_stream_v128,
-    NULL, NULL, NULL, NULL};
+    NULL, NULL, NULL, NULL, NULL, NULL};
 #endif
 static const tshi_gemm_kernel tshi_gemm_kernel_c = {
-    "c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_tile_c, NULL, NULL, NULL, NULL, NULL};
+    "c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_tile_c, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL};
 
 /* -- products: structs, and the loops around micro-kernels ---------------- */
 
@@ -10780,7 +11127,9 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
 /* Returns the length of a slice of k, in elements: whole cache lines, so that slices of an aligned
  * row are aligned. form: that of A after packing. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
-    const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS ? 2 : 1);
+    /* tiles of AMX read more operands per multiply-add: a sliver of B has to leave space for A in
+     * an L1 cache */
+    const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS && !kernel->strip ? 2 : 1);
     return k <= max ? max : tshi_gemm_even(k, max, 32);
 }
 
@@ -10925,23 +11274,31 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
     /* words: number of tsh_real that a row of A or a column of B takes when packed */
     const int64_t words = tshi_gemm_words(job->form_a, job->k);
+    const int strips = kernel->strip && job->form_a >= TSHI_GEMM_PAIRS; /* 1: packs A by `strip` */
+    /* next: the same, for all of a packed row of A */
+    const int64_t next = strips ? tshi_base_ceil(words, 16) * 16 : words;
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
     const int64_t streamed = job->stream ? job->n / unit * unit : 0;
     const tshi_gemm_tile_fn tile = job->form_a >= TSHI_GEMM_PAIRS ? kernel->pairs : kernel->tile;
     tshi_gemm_walk walk = tshi_gemm_next(job, job->n); /* no cache lines to prefetch yet */
     tshi_gemm_tile t;
-    for (int64_t i = 0; pack_a && i < job->m; i += mr)
-        tshi_gemm_pack_matrix(kernel, job->pack_a + i * words, mr,
-                              (int)tshi_base_min(mr, job->m - i), job->k,
-                              tshi_gemm_from(job->a, i, 0), job->form_a);
+    for (int64_t i = 0; pack_a && i < job->m; i += mr) {
+        const tshi_matrix from = tshi_gemm_from(job->a, i, 0);
+        const int rows = (int)tshi_base_min(mr, job->m - i);
+        if (strips)
+            kernel->strip(job->pack_a + i * next, rows, job->k, &from, job->form_a);
+        else
+            tshi_gemm_pack_matrix(kernel, job->pack_a + i * next, mr, rows, job->k, from,
+                                  job->form_a);
+    }
     t.walk = &walk;
     t.k = words;
     t.alpha = job->alpha;
     t.add = job->add;
     t.rsd = job->d.row;
     t.rsc = job->c.row;
-    t.rsa = pack_a ? 1 : job->a.row;
+    t.rsa = !pack_a ? job->a.row : strips ? 16 : 1;
     t.csa = pack_a ? mr : job->a.column;
     t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
     if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* A has few rows: B is streamed */
@@ -10960,7 +11317,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             t.rsb = width;
             t.csb = 1;
         }
-        tshi_gemm_sliver(job, tile, mr, &t, pack_a ? words : job->a.row, j, cols, width);
+        tshi_gemm_sliver(job, tile, mr, &t, pack_a ? next : job->a.row, j, cols, width);
         tshi_gemm_count(job, job->m * cols * job->k);
     }
 }
@@ -11077,7 +11434,9 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
 /* Returns the number of tsh_real that packed A needs, as a block or for the kernel's `few`, rounded
  * up to a multiple of 16, which is 64 bytes or more. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
-    const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) * tshi_base_min(kernel->kc, k);
+    /* a row of A takes 16 words, or more */
+    const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) *
+                          tshi_base_min(kernel->kc, k < 16 ? 16 : k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
     return tshi_base_ceil(block > few ? block : few, 16) * 16;
 }
@@ -11183,9 +11542,11 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_pr
     job.stream = 0;
     job.progress = x.progress;
     job.since = 0;
+    if (pairs && kernel->tiles) kernel->tiles(1);
     tshi_gemm_start(&job,
                     (tsh_real *)(void *)((char *)scratch + tshi_gemm_scratch(kernel, x.m, x.n, x.k,
                                                                              x.c.row, x.c.column)));
+    if (pairs && kernel->tiles) kernel->tiles(0);
 }
 
 /* ========================================================================== */
@@ -11259,6 +11620,9 @@ struct tshi_quant_kernel {
     tshi_quant_move_fn move;
     tshi_quant_dot_fn dot;
     int direct; /* max rows of X for which dot reads 16 rows of W without tiles; 0: it never does */
+    /* (optional) Called with 1 before, and with 0 after, calls of dot on a thread, as
+     * tshi_gemm_kernel.tiles. */
+    void (*tiles)(int begin);
 };
 
 /* -- the portable kernels for quantised weights ----------------------------- */
@@ -12063,26 +12427,96 @@ TSHI_MM static void tshi_quant_dot_mm(const tshi_quant_tile *w, const tshi_quant
 #endif /* TSHI_NEON_DOT */
 
 /* ========================================================================== */
+/* >>quant-amx                                    MARK: - quant-amx (private) */
+/* Kernels of quantised weights with AMX.                                     */
+/* Needs: >>gemm-amx >>quant-vnni.                                            */
+/* ========================================================================== */
+
+#if TSHI_GEMM_AMX
+/* Implements tshi_quant_kernel.tiles: 8 rows of X, 32 weights of each of 16 rows of W. */
+TSHI_AMX static void tshi_quant_tiles_amx(int begin) {
+    if (begin)
+        tshi_gemm_amx_configure(TSHI_QUANT_FEW, 8, 64);
+    else
+        TSHI_AMX_RELEASE();
+}
+
+/* Multiplies block b, if there is one, with 8 rows of X to n[b], shape (8, 16). sum, left, right:
+ * the tile registers to use. */
+#define TSHI_QUANT_BLOCK(b, sum, left, right)                                                      \
+    if ((b) < count) {                                                                             \
+        TSHI_AMX_ZERO(sum);                                                                        \
+        TSHI_AMX_LOAD(left, x[TSHI_QUANT_FEW * (b)].q, sizeof *x);                                 \
+        TSHI_AMX_LOAD(right, tile[b].w, 64);                                                       \
+        TSHI_AMX_INT8(sum, left, right);                                                           \
+        TSHI_AMX_STORE(sum, n[b], 64);                                                             \
+    }
+
+/* Implements tshi_quant_kernel.dot. Sums of integers are exact, so it may leave few rows, which
+ * read W without tiles, to VNNI. */
+TSHI_AMX static void tshi_quant_dot_amx(const tshi_quant_tile *tile, const tshi_quant_source *from,
+                                        const tshi_quant_input *x, float *sums, int64_t stride,
+                                        int rows) {
+    const int has_min = from->size == TSHI_QUANT_Q4_1, count = from->count;
+    __attribute__((aligned(64))) int32_t n[TSHI_QUANT_STRIP][8 * 16]; /* sums of each block */
+    if (!tile) {
+        tshi_quant_dot_vnni(tile, from, x, sums, stride, rows);
+        return;
+    }
+    TSHI_AMX_STORED();
+    TSHI_QUANT_BLOCK(0, 0, 4, 6)
+    TSHI_QUANT_BLOCK(1, 1, 5, 7)
+    TSHI_QUANT_BLOCK(2, 2, 4, 6)
+    TSHI_QUANT_BLOCK(3, 3, 5, 7)
+    TSHI_QUANT_BLOCK(4, 0, 4, 6)
+    TSHI_QUANT_BLOCK(5, 1, 5, 7)
+    TSHI_QUANT_BLOCK(6, 2, 4, 6)
+    TSHI_QUANT_BLOCK(7, 3, 5, 7)
+    for (int r = 0; r < rows; r++) {
+        __m512 sum = _mm512_loadu_ps(sums + r * stride);
+        for (int b = 0; b < count; b++) {
+            const tshi_quant_input *y = &x[TSHI_QUANT_FEW * b + r];
+            const __m512 scale = _mm512_mul_ps(_mm512_load_ps(tile[b].scale),
+                                               _mm512_set1_ps(y->scale));
+            const __m512i of = _mm512_add_epi32(_mm512_load_si512(&n[b][16 * r]),
+                                                _mm512_set1_epi32(y->offset));
+            sum = _mm512_add_ps(sum, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(of)));
+            if (has_min)
+                sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_load_ps(tile[b].min),
+                                                       _mm512_set1_ps(y->sum)));
+        }
+        _mm512_storeu_ps(sums + r * stride, sum);
+    }
+}
+#undef TSHI_QUANT_BLOCK
+#endif /* TSHI_GEMM_AMX */
+
+/* ========================================================================== */
 /* >>quant-product                            MARK: - quant-product (private) */
 /* Products with quantised weights: their kernels; Y is divided among threads. */
-/* Needs: >>team >>tensor >>gemm >>quant-neon.                                */
+/* Needs: >>quant-neon >>quant-amx.                                           */
 /* ========================================================================== */
 
 /* The kernels of quantised products. >>isa says which one runs. */
-static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_move_c, tshi_quant_dot_c, 0};
+static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_move_c, tshi_quant_dot_c, 0,
+                                                      NULL};
 #if TSHI_X86
 static const tshi_quant_kernel tshi_quant_kernel_avx2 = {"avx2", tshi_quant_move_avx2,
-                                                         tshi_quant_dot_avx2, 1};
+                                                         tshi_quant_dot_avx2, 1, NULL};
 static const tshi_quant_kernel tshi_quant_kernel_vnni = {"vnni", tshi_quant_move_vnni,
-                                                         tshi_quant_dot_vnni, TSHI_QUANT_FEW};
+                                                         tshi_quant_dot_vnni, TSHI_QUANT_FEW, NULL};
+#endif
+#if TSHI_GEMM_AMX
+static const tshi_quant_kernel tshi_quant_kernel_amx = {
+    "amx", tshi_quant_move_vnni, tshi_quant_dot_amx, TSHI_QUANT_FEW, tshi_quant_tiles_amx};
 #endif
 #if TSHI_NEON_DOT
 static const tshi_quant_kernel tshi_quant_kernel_dot = {"dotprod", tshi_quant_move_dot,
-                                                        tshi_quant_dot_dot, 4};
+                                                        tshi_quant_dot_dot, 4, NULL};
 #endif
 #if TSHI_NEON_MM
 static const tshi_quant_kernel tshi_quant_kernel_mm = {"i8mm", tshi_quant_move_mm,
-                                                       tshi_quant_dot_mm, 4};
+                                                       tshi_quant_dot_mm, 4, NULL};
 #endif
 
 /* -- the product Y = X W^T + b with a quantised W -------------------------- */
@@ -12175,6 +12609,7 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
     const int64_t stride = TSHI_QUANT_COLUMNS * job->wide;
     tshi_quant_tile *tile = (tshi_quant_tile *)(void *)(job->scratch + (size_t)piece * job->each);
     float *sums = (float *)(void *)(tile + TSHI_QUANT_STRIP * job->wide);
+    if (job->kernel->tiles) job->kernel->tiles(1);
     for (int64_t c, n; from < to; from += n) {
         tsh_real y[TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE]; /* n elements of a row of Y */
         n = tshi_base_min(stride, to - from);
@@ -12190,6 +12625,7 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
             if (!direct) tshi_dtypes[job->y.dtype].store(row, 1, n, y);
         }
     }
+    if (job->kernel->tiles) job->kernel->tiles(0);
 }
 
 /* Computes Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins);
@@ -12380,10 +12816,35 @@ static TSHI_COLD const char *tshi_isa_slower_bf16(void) {
 }
 #endif
 
+#if TSHI_GEMM_AMX
+/* Returns 1 if the processor has AMX and Linux, asked by arch_prctl(ARCH_REQ_XCOMP_PERM,
+ * XFEATURE_XTILEDATA), permits this process to use it. */
+static TSHI_COLD int tshi_isa_runs_amx(void) {
+#if defined(TSHI_AMX_MODEL)
+    return tshi_isa_runs_bf16();
+#else
+    const uint32_t bits = 1u << 22 | 1u << 24 | 1u << 25; /* AMX-BF16, AMX-TILE, AMX-INT8 */
+    uint32_t r[4];
+    long refused = 158; /* the number of the system call, then its result */
+    tshi_isa_cpuid(7, r);
+    if (!tshi_isa_runs_bf16() || (r[3] & bits) != bits) return 0;
+    __asm__ volatile("syscall" /* strict C99 does not declare syscall() */
+                     : "+a"(refused)
+                     : "D"(0x1023L), "S"(18L)
+                     : "rcx", "r11", "memory");
+    return refused == 0;
+#endif
+}
+#endif
+
 /* -- the table ------------------------------------------------------------- */
 
 /* One row per instruction set, the best one first. The last one runs on every processor. */
 static const tshi_isa tshi_isas[] = {
+#if TSHI_GEMM_AMX
+    {"amx", tshi_isa_runs_amx, NULL, TSHI_ISA_AVX512, &tshi_gemm_kernel_amx,
+     &tshi_quant_kernel_amx},
+#endif
 #if TSHI_GEMM_BF16S
     {"avx512_bf16", tshi_isa_runs_bf16, tshi_isa_slower_bf16, TSHI_ISA_AVX512,
      &tshi_gemm_kernel_bf16, &tshi_quant_kernel_vnni},
@@ -27531,7 +27992,9 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     int64_t visits; /* number of tiles that use a head of k */
     h->rows = tshi_base_min(rows, back && h->pairs ? TSHI_TILE_ROWS_PAIRS : TSHI_TILE_ROWS);
     if (all->merged) h->rows = group;
-    h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, TSHI_TILE_STRIP);
+    h->strip = back && !h->pairs ? h->rows : tshi_base_min(h->rows, h->pairs && h->kernel->tiles
+                                                                        ? h->kernel->mr
+                                                                        : TSHI_TILE_STRIP);
     h->keys = tshi_base_min(tshi_attention_wide(h->tk),
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;
@@ -27748,6 +28211,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     if (h.few) h.scratch += piece * all->each_product;
     h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */
     h.walk.step = h.walk.along = h.walk.left = 0;
+    if (h.pairs && !h.few && h.kernel->tiles) h.kernel->tiles(1);
     for (; from < to; from++) {
         int64_t b, c;
         const int64_t size = back * h.blocks * h.keys *
@@ -27771,6 +28235,7 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         if (back) tshi_attention_backward_done(&h, h.back.dk_t, h.back.dk, h.back.over[1]);
         if (back) tshi_attention_backward_done(&h, h.back.dv_t, h.back.dv, h.back.over[2]);
     }
+    if (h.pairs && !h.few && h.kernel->tiles) h.kernel->tiles(0);
 }
 
 /* Returns the floating-point operations of the products of all heads: per visible pair of query and
@@ -40190,6 +40655,16 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_IS_double
 #undef TSHI_GEMM_FLOAT
 #undef TSHI_GEMM_BF16S
+#undef TSHI_GEMM_AMX
+#undef TSHI_AMX_STORED
+#undef TSHI_AMX
+#undef TSHI_AMX_CONFIG
+#undef TSHI_AMX_RELEASE
+#undef TSHI_AMX_ZERO
+#undef TSHI_AMX_LOAD
+#undef TSHI_AMX_STORE
+#undef TSHI_AMX_BF16
+#undef TSHI_AMX_INT8
 #undef TSHI_GEMM_TARGET_BF16
 #undef TSHI_GEMM_TARGET_PACK
 #undef TSHI_GEMM_STREAM
