@@ -5855,15 +5855,21 @@ static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 }
 
 /* Cuts n items into pieces that begin at multiples of `unit`, calls fn for each, and returns when
- * all are done. (A single piece is called directly: OpenMP is slow even with one thread.) */
-static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
+ * all are done. (A single piece is called directly: OpenMP is slow even with one thread.) All
+ * threads of the rank take part, if only to wait: where a parallel region has fewer threads than
+ * the one before it, GNU's OpenMP ends the others, and starting them again takes 100 times as long
+ * as a region. */
+static void tshi_team_run(const tsh_ctx *ctx, int pieces, int64_t n, int64_t unit, tshi_team_fn fn,
+                          void *job) {
     if (pieces == 1) {
         fn(job, 0, 0, n);
         return;
     }
     const int64_t units = tshi_base_ceil(n, unit);
 #if defined(_OPENMP)
-#pragma omp parallel for num_threads(pieces) schedule(static, 1)
+#pragma omp parallel for num_threads(ctx->threads) schedule(static, 1)
+#else
+    (void)ctx;
 #endif
     for (int i = 0; i < pieces; i++)
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
@@ -8634,7 +8640,8 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
     if (pieces == 1 || d == loop->ndim) /* one piece, or no dimension to divide */
         tshi_kernel_walk(loop);
     else
-        tshi_team_run(pieces, loop->dim[d], d == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece, loop);
+        tshi_team_run(loop->ctx, pieces, loop->dim[d], d == loop->ndim - 1 ? 16 : 1,
+                      tshi_kernel_piece, loop);
 }
 
 /* A job of `count` rows: row r of operand i begins at element r * x[i].step. If own[i] > 0, operand
@@ -8677,8 +8684,8 @@ static int tshi_kernel_parts(const tsh_ctx *ctx, int64_t rows, int64_t length) {
 
 /* Runs a tshi_rows, whose rows have `length` elements each, on the rank's threads. */
 static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t length) {
-    tshi_team_run(tshi_kernel_parts(ctx, rows->count, length), rows->count, 1, tshi_kernel_do_rows,
-                  rows);
+    tshi_team_run(ctx, tshi_kernel_parts(ctx, rows->count, length), rows->count, 1,
+                  tshi_kernel_do_rows, rows);
 }
 
 /* Copies n elements of one dtype from `from` to `to`. TSHI_KERNEL_MOVE copies them as unsigned
@@ -12681,7 +12688,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     job.scratch = (char *)to + inputs;
     job.each = tiles + sums;
     if (w->ctx->trace) w->ctx->trace->flops += 2.0 * (double)rows * (double)outs * (double)ins;
-    tshi_team_run(pieces, outs, TSHI_QUANT_COLUMNS, tshi_quant_piece, &job);
+    tshi_team_run(w->ctx, pieces, outs, TSHI_QUANT_COLUMNS, tshi_quant_piece, &job);
     tshi_mem_release(w->ctx, block);
 }
 
@@ -13997,7 +14004,7 @@ static void tshi_tape_pack(tsh_tensor *t) {
     if (!t->packed)
         t->packed = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(TSH_BF16, n));
     if (!t->packed) return;
-    tshi_team_run(tshi_kernel_parts(t->ctx, n, 1), n, 16, tshi_tape_pack_part, t);
+    tshi_team_run(t->ctx, tshi_kernel_parts(t->ctx, n, 1), n, 16, tshi_tape_pack_part, t);
     tshi_mem_release(t->ctx, t->gr.block);
     t->gr.block = NULL;
     t->packs++;
@@ -18069,7 +18076,7 @@ static void tshi_cumsum_piece(void *user, int piece, int64_t from, int64_t to) {
 static void tshi_cumsum_run(const tsh_ctx *ctx, tshi_cumsum *job) {
     const tshi_cumsum_groups g = tshi_cumsum_group(job);
     if (job->n && g.count)
-        tshi_team_run(tshi_kernel_parts(ctx, g.count, job->n * g.most), g.count, 1,
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, g.count, job->n * g.most), g.count, 1,
                       tshi_cumsum_piece, job);
 }
 
@@ -19254,7 +19261,7 @@ static void tshi_pad_triangle_run(tshi_pad_triangle *job, const tsh_tensor *like
     }
     memcpy(job->range, own, sizeof own);
     if (rows && like->local[last])
-        tshi_team_run(tshi_kernel_parts(like->ctx, rows, like->local[last]), rows, 1,
+        tshi_team_run(like->ctx, tshi_kernel_parts(like->ctx, rows, like->local[last]), rows, 1,
                       tshi_pad_triangle_rows, job);
 }
 
@@ -19540,8 +19547,8 @@ static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn
     for (d = 0; d < loop.ndim && (!loop.stride[0][d] || loop.dim[d] < pieces); d++) continue;
     loop.cut = d;
     if (d == loop.ndim) pieces = 1;
-    tshi_team_run(pieces, d < loop.ndim ? loop.dim[d] : 1, d == loop.ndim - 1 ? 16 : 1,
-                  tshi_index_piece, &all);
+    tshi_team_run(job->space->ctx, pieces, d < loop.ndim ? loop.dim[d] : 1,
+                  d == loop.ndim - 1 ? 16 : 1, tshi_index_piece, &all);
     for (d = 0; d < pieces; d++) bad |= all.bad[d];
     return !bad;
 }
@@ -20766,7 +20773,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     tshi_products all = {
         ctx, {m, n, k, alpha, beta, ra, rb, d, rc, &progress}, scratch, each, m >= n};
     if (side && scratch && ctx->error.code == TSH_OK)
-        tshi_team_run(pieces, side, unit, tshi_matmul_piece, &all);
+        tshi_team_run(ctx, pieces, side, unit, tshi_matmul_piece, &all);
     if (converted[2]) tshi_matmul_convert(m, n, rc, c);
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, converted[i]);
 }
@@ -22016,8 +22023,8 @@ static void tshi_embedding_backward(tshi_node *node) {
     for (i = 0; i < lookup->count && marks; i++)
         if (row[i] >= 0) marks[row[i]] = 1; /* dW is row-sparse: this row is not 0 */
     work.node = node;
-    tshi_team_run(tshi_kernel_parts(node->out->ctx, lookup->width, lookup->count), lookup->width,
-                  16, tshi_embedding_columns, &work);
+    tshi_team_run(node->out->ctx, tshi_kernel_parts(node->out->ctx, lookup->width, lookup->count),
+                  lookup->width, 16, tshi_embedding_columns, &work);
 }
 
 /* Checks the options for a weight of `rows` rows. op: the caller's name. Returns 0 after an
@@ -22941,9 +22948,9 @@ static void tshi_conv_multiply(tshi_conv_product *p) {
     if (packed && scratch) {
         p->strips = (tsh_real *)tshi_mem_data(packed);
         p->scratch = (char *)tshi_mem_data(scratch);
-        tshi_team_run((int)tshi_base_min(pieces, s->groups * strips), s->groups * strips, 1,
+        tshi_team_run(ctx, (int)tshi_base_min(pieces, s->groups * strips), s->groups * strips, 1,
                       tshi_conv_pack_strips, p);
-        tshi_team_run(pieces, p->slivers * s->groups * p->blocks, 1, tshi_conv_piece, p);
+        tshi_team_run(ctx, pieces, p->slivers * s->groups * p->blocks, 1, tshi_conv_piece, p);
     }
     if (ctx->trace)
         ctx->trace->flops += 2.0 * (double)p->columns * (double)p->rows * (double)s->groups *
@@ -23121,7 +23128,7 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
         p.to = image + n * to;
         if (hollow && !add) {
             const int64_t planes = p.source.batch * c->groups * c->ins;
-            tshi_team_run(tshi_kernel_parts(ctx, planes, tshi_conv_area(c->image)), planes, 1,
+            tshi_team_run(ctx, tshi_kernel_parts(ctx, planes, tshi_conv_area(c->image)), planes, 1,
                           tshi_conv_fill, &p);
         }
         for (int64_t phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++)
@@ -23315,7 +23322,7 @@ static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *i
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p.each, (size_t)pieces));
     if (scratch && p.columns) {
         p.scratch = (char *)tshi_mem_data(scratch);
-        tshi_team_run(pieces, p.strips * c->groups, 1, tshi_conv_weight_piece, &p);
+        tshi_team_run(ctx, pieces, p.strips * c->groups, 1, tshi_conv_weight_piece, &p);
     } else if (scratch && !dest->add) { /* no images: the gradient is 0 */
         memset(dest->data, 0, tshi_dtype_reals(total));
     }
@@ -23492,7 +23499,7 @@ static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t 
 /* Runs fn over `planes` planes (or channels), each of which takes `each` multiply-adds. */
 static void tshi_conv_depth_run(tshi_conv_depth *d, tshi_team_fn fn, int64_t planes, int64_t each) {
     const tsh_ctx *ctx = d->ctx;
-    tshi_team_run(tshi_kernel_parts(ctx, planes, each), planes, 1, fn, d);
+    tshi_team_run(ctx, tshi_kernel_parts(ctx, planes, each), planes, 1, fn, d);
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)planes * (double)each;
 }
 
@@ -23888,7 +23895,8 @@ static void tshi_pool_backward(tshi_node *node) {
                       tshi_tape_grad(node),
                       node->aux ? (int32_t *)tshi_mem_data(node->aux) : NULL,
                       dest.add};
-    tshi_team_run(tshi_kernel_parts(node->out->ctx, pool->c.batch, tshi_conv_area(pool->c.image)),
+    tshi_team_run(node->out->ctx,
+                  tshi_kernel_parts(node->out->ctx, pool->c.batch, tshi_conv_area(pool->c.image)),
                   pool->c.batch, 1, tshi_pool_planes, &p);
 }
 
@@ -23995,7 +24003,8 @@ static tsh_tensor *tshi_pool_run(const tshi_op *op, tsh_tensor *x, int dims,
     p.x = tshi_kernel_packed_reals(x, &scratch[0]);
     p.y = tshi_kernel_output(out, &scratch[1]);
     if (p.x && p.y && ctx->error.code == TSH_OK)
-        tshi_team_run(tshi_kernel_parts(ctx, pool->c.batch * pool->c.map[0],
+        tshi_team_run(ctx,
+                      tshi_kernel_parts(ctx, pool->c.batch * pool->c.map[0],
                                         pool->c.map[1] * tshi_conv_area(pool->c.kernel)),
                       pool->c.batch * pool->c.map[0], 1, tshi_pool_rows, &p);
     if (p.y) tshi_kernel_output_done(out, scratch[1]);
@@ -24174,7 +24183,8 @@ static void tshi_interpolate_backward(tshi_node *node) {
     p.x = dest.data;
     p.y = tshi_tape_grad(node);
     p.add = dest.add;
-    tshi_team_run(tshi_kernel_parts(node->out->ctx, how->c.batch, tshi_conv_area(how->c.map)),
+    tshi_team_run(node->out->ctx,
+                  tshi_kernel_parts(node->out->ctx, how->c.batch, tshi_conv_area(how->c.map)),
                   how->c.batch, 1, tshi_interpolate_planes, &p);
 }
 
@@ -24240,7 +24250,7 @@ TSH_API tsh_tensor *tsh_interpolate(tsh_tensor *x, const tsh_interpolate_options
     p.x = tshi_kernel_packed_reals(x, &scratch[0]);
     p.y = tshi_kernel_output(out, &scratch[1]);
     if (p.x && p.y && ctx->error.code == TSH_OK)
-        tshi_team_run(tshi_kernel_parts(ctx, how.c.batch * how.c.map[0], how.c.map[1]),
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, how.c.batch * how.c.map[0], how.c.map[1]),
                       how.c.batch * how.c.map[0], 1, tshi_interpolate_rows, &p);
     if (p.y) tshi_kernel_output_done(out, scratch[1]);
     tshi_mem_release(ctx, scratch[0]);
@@ -24534,7 +24544,7 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
 /* Computes dx, dw and db. With pieces 1, one thread does this in one pass. With more, the threads
  * take two passes: first they divide the rows of dx among them, then the columns of dw and db,
  * because every row adds to these. */
-static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
+static void tshi_norm_grads(const tsh_ctx *ctx, tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
         tshi_kernel_do_rows(work, 0, 0, work->count);
@@ -24542,9 +24552,9 @@ static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     }
     work->x[TSHI_NORM_DW].data = NULL; /* first pass: only dx */
     if (work->x[TSHI_NORM_DX].data)
-        tshi_team_run(pieces, work->count, 1, tshi_kernel_do_rows, work);
+        tshi_team_run(ctx, pieces, work->count, 1, tshi_kernel_do_rows, work);
     work->x[TSHI_NORM_DW].data = dw; /* second pass: dw and db */
-    if (dw) tshi_team_run(pieces, d, 16, tshi_norm_columns, work);
+    if (dw) tshi_team_run(ctx, pieces, d, 16, tshi_norm_columns, work);
 }
 
 /* For sharded features: computes the means that dx needs, this rank's part first, then summed over
@@ -24598,7 +24608,7 @@ static void tshi_norm_backward(tshi_node *node) {
     work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);                             /* shape (d) */
     if (p.cut && needed[0] && ctx->error.code == TSH_OK)
         means = tshi_norm_sum_means(ctx, &work, &p, node->op->name);
-    if (ctx->error.code == TSH_OK) tshi_norm_grads(&work, d, pieces);
+    if (ctx->error.code == TSH_OK) tshi_norm_grads(ctx, &work, d, pieces);
     tshi_mem_release(ctx, means);
     for (i = 1; i < 3; i++)
         if (needed[i]) tshi_tape_accumulate(node->in[i], &dest[i], i == 1 ? dw : dw + d, &one);
@@ -24872,8 +24882,9 @@ static void tshi_channel_sum(const tsh_ctx *ctx, tshi_channels shape, const tsh_
     tshi_channel_sums all = {shape, u, v, from_u, from_v, sums, 0, ctx->isa};
     memset(sums, 0, (size_t)(2 * shape.count) * sizeof *sums);
     if (shape.outer && shape.count && shape.inner)
-        tshi_team_run(tshi_kernel_parts(ctx, shape.count, shape.outer * shape.inner), shape.count,
-                      shape.inner < TSHI_BLOCK ? TSHI_BLOCK : 1, tshi_channel_piece, &all);
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, shape.count, shape.outer * shape.inner),
+                      shape.count, shape.inner < TSHI_BLOCK ? TSHI_BLOCK : 1, tshi_channel_piece,
+                      &all);
 }
 
 /* Writes the mean of each channel of x to moments[2 c], and the sum of squared distances from the
@@ -25862,7 +25873,7 @@ static void tshi_recurrent_team(tshi_sequence *s, tshi_team_fn fn) {
     const int nr = s->ctx->gemm_kernel->nr;
     const int64_t work = s->batch * s->units * s->hidden * s->how.kind->gates;
     const int pieces = (int)tshi_base_min(tshi_team_parts(s->ctx, work, MIN_WORK), s->wide / nr);
-    if (s->units && s->batch) tshi_team_run(pieces, s->units, nr, fn, s);
+    if (s->units && s->batch) tshi_team_run(s->ctx, pieces, s->units, nr, fn, s);
 }
 
 /* Returns the operands of the cell at time step k for units [from, to). */
@@ -28259,7 +28270,7 @@ static void tshi_attention_run(tshi_heads *all) {
     tsh_ctx *ctx = all->head.ctx;
     if (ctx->trace) ctx->trace->flops += tshi_attention_flops(all);
     if (all->head.ctx->error.code == TSH_OK)
-        tshi_team_run(all->pieces,
+        tshi_team_run(ctx, all->pieces,
                       all->in[0]->local[0] * all->groups * (all->grad[3] ? 1 : all->units),
                       all->together, tshi_attention_piece, all);
     tshi_mem_release(all->head.ctx, all->block);
@@ -28851,7 +28862,7 @@ static void tshi_loss_backward(tshi_node *node) {
     if (node->saved[2]) work.w = tshi_tape_saved_reals(node, 2, stride, &scratch[2]);
     if (ctx->error.code == TSH_OK &&
         (once ? tshi_tape_dest_over(node, 0, &work.dest) : tshi_tape_dest(node, 0, &work.dest)))
-        tshi_team_run(tshi_kernel_parts(ctx, loss->rows, loss->classes), loss->rows, 1,
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, loss->rows, loss->classes), loss->rows, 1,
                       tshi_loss_backward_rows, &work);
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
 }
@@ -29531,7 +29542,7 @@ static int tshi_loss_run_all(tshi_loss_work_all *work, double *sum) {
     if (!scratch) return 0;
     work->sums = sum ? (double *)tshi_mem_data(scratch) : NULL;
     work->scratch = (tsh_real *)(void *)((double *)tshi_mem_data(scratch) + parts);
-    tshi_team_run(pieces, parts, 1, tshi_loss_parts, work);
+    tshi_team_run(ctx, pieces, parts, 1, tshi_loss_parts, work);
     if (sum) *sum = 0;
     for (int64_t p = 0; sum && p < parts; p++) *sum += work->sums[p];
     tshi_mem_release(ctx, scratch);
@@ -30167,8 +30178,8 @@ static void tshi_loss_cosine_backward(tshi_node *node) {
         const int64_t own = tsh_local_numel(node->in[work.which]);
         const int alone = own == call->rows * call->length; /* 1: the input is not broadcast */
         if (!tshi_tape_dest_zeroed(node, work.which, &work.dest)) continue;
-        tshi_team_run(alone ? tshi_kernel_parts(ctx, call->rows, call->length) : 1, call->rows, 1,
-                      tshi_loss_cosine_grads, &work);
+        tshi_team_run(ctx, alone ? tshi_kernel_parts(ctx, call->rows, call->length) : 1, call->rows,
+                      1, tshi_loss_cosine_grads, &work);
     }
 }
 
@@ -30211,7 +30222,7 @@ static void tshi_loss_cosine_run(tsh_tensor *const *in, const tshi_loss_cosine *
     work.products = products;
     for (int k = 0; k < 2; k++)
         work.in[k] = tshi_kernel_operand(tshi_tensor_at(in[k]), 0, in[k]->dtype);
-    tshi_team_run(tshi_kernel_parts(ctx, call->rows, call->length), call->rows, 1,
+    tshi_team_run(ctx, tshi_kernel_parts(ctx, call->rows, call->length), call->rows, 1,
                   tshi_loss_cosine_sums, &work);
     if (cut)
         (void)tshi_error_comm(
@@ -34136,7 +34147,7 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tshi_operand x, int64_t n) {
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
     if (!scratch) return 0;
     all.sums = (double *)tshi_mem_data(scratch);
-    tshi_team_run(tshi_team_parts(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
+    tshi_team_run(ctx, tshi_team_parts(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
     for (int64_t i = 0; i < blocks; i++) sum += all.sums[i];
     tshi_mem_release(ctx, scratch);
     return sum;
@@ -34647,7 +34658,7 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
     tshi_optim_work work = {t, kernel, x, *params, marks, 1};
     if (!count) return; /* this rank has no element to update */
     work.width = count / rows;
-    tshi_team_run(tshi_kernel_parts(t->ctx, rows, work.width), rows, marks ? 1 : 16,
+    tshi_team_run(t->ctx, tshi_kernel_parts(t->ctx, rows, work.width), rows, marks ? 1 : 16,
                   tshi_optim_update_part, &work);
 }
 
@@ -35123,15 +35134,15 @@ static void tshi_optim_update_adafactor(tshi_turn *turn) {
         const int parts = tshi_kernel_parts(t->ctx, all, columns);
         const tshi_operand x = turn->x[TSHI_OPTIM_X];
         rate = fmax(d->eps2, sqrt(tshi_optim_sum_squares(t->ctx, x, n)) / size);
-        tshi_team_run(parts, all, 1, tshi_optim_factor_rows, &f);
+        tshi_team_run(t->ctx, parts, all, 1, tshi_optim_factor_rows, &f);
         if (f.c)
-            tshi_team_run(tshi_kernel_parts(t->ctx, f.batch * columns, f.rows), f.batch * columns,
-                          TSHI_BLOCK, tshi_optim_factor_columns, &f);
+            tshi_team_run(t->ctx, tshi_kernel_parts(t->ctx, f.batch * columns, f.rows),
+                          f.batch * columns, TSHI_BLOCK, tshi_optim_factor_columns, &f);
         if (f.c) tshi_optim_factor_means(&f);
-        tshi_team_run(parts, all, 1, tshi_optim_factor_update, &f);
+        tshi_team_run(t->ctx, parts, all, 1, tshi_optim_factor_update, &f);
         for (int64_t i = 0; i < all; i++) norm += f.sums[i];
         f.by = rate * fmin(turn->lr, 1 / sqrt(step)) / fmax(1, sqrt(norm) / (size * d->d));
-        tshi_team_run(parts, all, 1, tshi_optim_factor_apply, &f);
+        tshi_team_run(t->ctx, parts, all, 1, tshi_optim_factor_apply, &f);
     }
     tshi_mem_release(t->ctx, block);
 }
@@ -35193,7 +35204,7 @@ static void tshi_optim_muon_product(tsh_ctx *ctx, int64_t m, int64_t n, int64_t 
     p.u = (tsh_real *)c.data;
     p.norm = 1; /* the pass only rounds */
     tshi_matmul_run(ctx, m, n, k, TSHI_R(alpha), a, b, TSHI_R(beta), d, c);
-    tshi_team_run(tshi_kernel_parts(ctx, m, n), m * n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
+    tshi_team_run(ctx, tshi_kernel_parts(ctx, m, n), m * n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
 }
 
 /* Makes the singular values of u, of shape (rows, columns), about 1, by .ns_steps steps u = a u +
@@ -35248,14 +35259,15 @@ static void tshi_optim_update_muon(tshi_turn *turn) {
     p.clip = TSHI_R(turn->params.clip);
     p.momentum = TSHI_R(d->momentum);
     p.nesterov = d->nesterov;
-    tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_begin, &p);
+    tshi_team_run(ctx, parts, n, TSHI_BLOCK, tshi_optim_muon_begin, &p);
     p.norm = sqrt(tshi_optim_sum_squares(ctx, tshi_kernel_operand(p.u, 1, TSH_REAL), n));
     p.norm = fmax((double)tshi_optim_bf16(TSHI_R(p.norm)), (double)tshi_optim_bf16(TSHI_R(d->eps)));
-    tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
+    tshi_team_run(ctx, parts, n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
     p.u = tshi_optim_muon_iterate(ctx, d, rows, columns, p.u, p.u + n);
     p.keep = TSHI_R(1 - turn->lr * turn->decay);
     p.by = TSHI_R(turn->lr * tshi_optim_muon_rate(d->adjust_lr_fn, (double)rows, (double)columns));
-    if (ctx->error.code == TSH_OK) tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_apply, &p);
+    if (ctx->error.code == TSH_OK)
+        tshi_team_run(ctx, parts, n, TSHI_BLOCK, tshi_optim_muon_apply, &p);
     tshi_mem_release(ctx, block);
 }
 
@@ -36004,7 +36016,7 @@ TSH_API tsh_result tsh_ema_update(tsh_ema *ema) {
         const int64_t n = tsh_local_numel(each->param);
         if (each->param->absent || !tshi_ema_average(each)) continue;
         work.average = (tsh_real *)tshi_tensor_at(each->average);
-        tshi_team_run(tshi_kernel_parts(ctx, n, 1), n, TSHI_OPTIM_CHUNK, tshi_ema_part, &work);
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, n, 1), n, TSHI_OPTIM_CHUNK, tshi_ema_part, &work);
     }
     if (ctx->error.code == TSH_OK) ema->updates++;
     return ctx->error.code;

@@ -411,7 +411,8 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
     if (pieces == 1 || d == loop->ndim) /* one piece, or no dimension to divide */
         tshi_kernel_walk(loop);
     else
-        tshi_team_run(pieces, loop->dim[d], d == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece, loop);
+        tshi_team_run(loop->ctx, pieces, loop->dim[d], d == loop->ndim - 1 ? 16 : 1,
+                      tshi_kernel_piece, loop);
 }
 
 /* A job of `count` rows: row r of operand i begins at element r * x[i].step. If own[i] > 0, operand
@@ -454,8 +455,8 @@ static int tshi_kernel_parts(const tsh_ctx *ctx, int64_t rows, int64_t length) {
 
 /* Runs a tshi_rows, whose rows have `length` elements each, on the rank's threads. */
 static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t length) {
-    tshi_team_run(tshi_kernel_parts(ctx, rows->count, length), rows->count, 1, tshi_kernel_do_rows,
-                  rows);
+    tshi_team_run(ctx, tshi_kernel_parts(ctx, rows->count, length), rows->count, 1,
+                  tshi_kernel_do_rows, rows);
 }
 
 /* Copies n elements of one dtype from `from` to `to`. TSHI_KERNEL_MOVE copies them as unsigned

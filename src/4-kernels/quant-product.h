@@ -188,7 +188,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     job.scratch = (char *)to + inputs;
     job.each = tiles + sums;
     if (w->ctx->trace) w->ctx->trace->flops += 2.0 * (double)rows * (double)outs * (double)ins;
-    tshi_team_run(pieces, outs, TSHI_QUANT_COLUMNS, tshi_quant_piece, &job);
+    tshi_team_run(w->ctx, pieces, outs, TSHI_QUANT_COLUMNS, tshi_quant_piece, &job);
     tshi_mem_release(w->ctx, block);
 }
 

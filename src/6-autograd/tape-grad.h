@@ -61,7 +61,7 @@ static void tshi_tape_pack(tsh_tensor *t) {
     if (!t->packed)
         t->packed = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(TSH_BF16, n));
     if (!t->packed) return;
-    tshi_team_run(tshi_kernel_parts(t->ctx, n, 1), n, 16, tshi_tape_pack_part, t);
+    tshi_team_run(t->ctx, tshi_kernel_parts(t->ctx, n, 1), n, 16, tshi_tape_pack_part, t);
     tshi_mem_release(t->ctx, t->gr.block);
     t->gr.block = NULL;
     t->packs++;

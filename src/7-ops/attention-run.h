@@ -376,7 +376,7 @@ static void tshi_attention_run(tshi_heads *all) {
     tsh_ctx *ctx = all->head.ctx;
     if (ctx->trace) ctx->trace->flops += tshi_attention_flops(all);
     if (all->head.ctx->error.code == TSH_OK)
-        tshi_team_run(all->pieces,
+        tshi_team_run(ctx, all->pieces,
                       all->in[0]->local[0] * all->groups * (all->grad[3] ? 1 : all->units),
                       all->together, tshi_attention_piece, all);
     tshi_mem_release(all->head.ctx, all->block);

@@ -166,7 +166,7 @@ static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t 
 /* Runs fn over `planes` planes (or channels), each of which takes `each` multiply-adds. */
 static void tshi_conv_depth_run(tshi_conv_depth *d, tshi_team_fn fn, int64_t planes, int64_t each) {
     const tsh_ctx *ctx = d->ctx;
-    tshi_team_run(tshi_kernel_parts(ctx, planes, each), planes, 1, fn, d);
+    tshi_team_run(ctx, tshi_kernel_parts(ctx, planes, each), planes, 1, fn, d);
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)planes * (double)each;
 }
 

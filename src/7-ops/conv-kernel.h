@@ -293,9 +293,9 @@ static void tshi_conv_multiply(tshi_conv_product *p) {
     if (packed && scratch) {
         p->strips = (tsh_real *)tshi_mem_data(packed);
         p->scratch = (char *)tshi_mem_data(scratch);
-        tshi_team_run((int)tshi_base_min(pieces, s->groups * strips), s->groups * strips, 1,
+        tshi_team_run(ctx, (int)tshi_base_min(pieces, s->groups * strips), s->groups * strips, 1,
                       tshi_conv_pack_strips, p);
-        tshi_team_run(pieces, p->slivers * s->groups * p->blocks, 1, tshi_conv_piece, p);
+        tshi_team_run(ctx, pieces, p->slivers * s->groups * p->blocks, 1, tshi_conv_piece, p);
     }
     if (ctx->trace)
         ctx->trace->flops += 2.0 * (double)p->columns * (double)p->rows * (double)s->groups *
@@ -473,7 +473,7 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
         p.to = image + n * to;
         if (hollow && !add) {
             const int64_t planes = p.source.batch * c->groups * c->ins;
-            tshi_team_run(tshi_kernel_parts(ctx, planes, tshi_conv_area(c->image)), planes, 1,
+            tshi_team_run(ctx, tshi_kernel_parts(ctx, planes, tshi_conv_area(c->image)), planes, 1,
                           tshi_conv_fill, &p);
         }
         for (int64_t phase = 0; phase < phases && ctx->error.code == TSH_OK; phase++)

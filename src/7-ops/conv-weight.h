@@ -183,7 +183,7 @@ static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *i
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_base_mul(p.each, (size_t)pieces));
     if (scratch && p.columns) {
         p.scratch = (char *)tshi_mem_data(scratch);
-        tshi_team_run(pieces, p.strips * c->groups, 1, tshi_conv_weight_piece, &p);
+        tshi_team_run(ctx, pieces, p.strips * c->groups, 1, tshi_conv_weight_piece, &p);
     } else if (scratch && !dest->add) { /* no images: the gradient is 0 */
         memset(dest->data, 0, tshi_dtype_reals(total));
     }

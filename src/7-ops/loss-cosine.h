@@ -151,8 +151,8 @@ static void tshi_loss_cosine_backward(tshi_node *node) {
         const int64_t own = tsh_local_numel(node->in[work.which]);
         const int alone = own == call->rows * call->length; /* 1: the input is not broadcast */
         if (!tshi_tape_dest_zeroed(node, work.which, &work.dest)) continue;
-        tshi_team_run(alone ? tshi_kernel_parts(ctx, call->rows, call->length) : 1, call->rows, 1,
-                      tshi_loss_cosine_grads, &work);
+        tshi_team_run(ctx, alone ? tshi_kernel_parts(ctx, call->rows, call->length) : 1, call->rows,
+                      1, tshi_loss_cosine_grads, &work);
     }
 }
 
@@ -195,7 +195,7 @@ static void tshi_loss_cosine_run(tsh_tensor *const *in, const tshi_loss_cosine *
     work.products = products;
     for (int k = 0; k < 2; k++)
         work.in[k] = tshi_kernel_operand(tshi_tensor_at(in[k]), 0, in[k]->dtype);
-    tshi_team_run(tshi_kernel_parts(ctx, call->rows, call->length), call->rows, 1,
+    tshi_team_run(ctx, tshi_kernel_parts(ctx, call->rows, call->length), call->rows, 1,
                   tshi_loss_cosine_sums, &work);
     if (cut)
         (void)tshi_error_comm(

@@ -129,7 +129,7 @@ static int tshi_loss_run_all(tshi_loss_work_all *work, double *sum) {
     if (!scratch) return 0;
     work->sums = sum ? (double *)tshi_mem_data(scratch) : NULL;
     work->scratch = (tsh_real *)(void *)((double *)tshi_mem_data(scratch) + parts);
-    tshi_team_run(pieces, parts, 1, tshi_loss_parts, work);
+    tshi_team_run(ctx, pieces, parts, 1, tshi_loss_parts, work);
     if (sum) *sum = 0;
     for (int64_t p = 0; sum && p < parts; p++) *sum += work->sums[p];
     tshi_mem_release(ctx, scratch);

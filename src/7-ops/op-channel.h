@@ -135,8 +135,9 @@ static void tshi_channel_sum(const tsh_ctx *ctx, tshi_channels shape, const tsh_
     tshi_channel_sums all = {shape, u, v, from_u, from_v, sums, 0, ctx->isa};
     memset(sums, 0, (size_t)(2 * shape.count) * sizeof *sums);
     if (shape.outer && shape.count && shape.inner)
-        tshi_team_run(tshi_kernel_parts(ctx, shape.count, shape.outer * shape.inner), shape.count,
-                      shape.inner < TSHI_BLOCK ? TSHI_BLOCK : 1, tshi_channel_piece, &all);
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, shape.count, shape.outer * shape.inner),
+                      shape.count, shape.inner < TSHI_BLOCK ? TSHI_BLOCK : 1, tshi_channel_piece,
+                      &all);
 }
 
 /* Writes the mean of each channel of x to moments[2 c], and the sum of squared distances from the

@@ -87,7 +87,7 @@ static void tshi_cumsum_piece(void *user, int piece, int64_t from, int64_t to) {
 static void tshi_cumsum_run(const tsh_ctx *ctx, tshi_cumsum *job) {
     const tshi_cumsum_groups g = tshi_cumsum_group(job);
     if (job->n && g.count)
-        tshi_team_run(tshi_kernel_parts(ctx, g.count, job->n * g.most), g.count, 1,
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, g.count, job->n * g.most), g.count, 1,
                       tshi_cumsum_piece, job);
 }
 

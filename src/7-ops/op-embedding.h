@@ -50,8 +50,8 @@ static void tshi_embedding_backward(tshi_node *node) {
     for (i = 0; i < lookup->count && marks; i++)
         if (row[i] >= 0) marks[row[i]] = 1; /* dW is row-sparse: this row is not 0 */
     work.node = node;
-    tshi_team_run(tshi_kernel_parts(node->out->ctx, lookup->width, lookup->count), lookup->width,
-                  16, tshi_embedding_columns, &work);
+    tshi_team_run(node->out->ctx, tshi_kernel_parts(node->out->ctx, lookup->width, lookup->count),
+                  lookup->width, 16, tshi_embedding_columns, &work);
 }
 
 /* Checks the options for a weight of `rows` rows. op: the caller's name. Returns 0 after an

@@ -225,8 +225,8 @@ static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn
     for (d = 0; d < loop.ndim && (!loop.stride[0][d] || loop.dim[d] < pieces); d++) continue;
     loop.cut = d;
     if (d == loop.ndim) pieces = 1;
-    tshi_team_run(pieces, d < loop.ndim ? loop.dim[d] : 1, d == loop.ndim - 1 ? 16 : 1,
-                  tshi_index_piece, &all);
+    tshi_team_run(job->space->ctx, pieces, d < loop.ndim ? loop.dim[d] : 1,
+                  d == loop.ndim - 1 ? 16 : 1, tshi_index_piece, &all);
     for (d = 0; d < pieces; d++) bad |= all.bad[d];
     return !bad;
 }

@@ -109,7 +109,8 @@ static void tshi_interpolate_backward(tshi_node *node) {
     p.x = dest.data;
     p.y = tshi_tape_grad(node);
     p.add = dest.add;
-    tshi_team_run(tshi_kernel_parts(node->out->ctx, how->c.batch, tshi_conv_area(how->c.map)),
+    tshi_team_run(node->out->ctx,
+                  tshi_kernel_parts(node->out->ctx, how->c.batch, tshi_conv_area(how->c.map)),
                   how->c.batch, 1, tshi_interpolate_planes, &p);
 }
 
@@ -175,7 +176,7 @@ TSH_API tsh_tensor *tsh_interpolate(tsh_tensor *x, const tsh_interpolate_options
     p.x = tshi_kernel_packed_reals(x, &scratch[0]);
     p.y = tshi_kernel_output(out, &scratch[1]);
     if (p.x && p.y && ctx->error.code == TSH_OK)
-        tshi_team_run(tshi_kernel_parts(ctx, how.c.batch * how.c.map[0], how.c.map[1]),
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, how.c.batch * how.c.map[0], how.c.map[1]),
                       how.c.batch * how.c.map[0], 1, tshi_interpolate_rows, &p);
     if (p.y) tshi_kernel_output_done(out, scratch[1]);
     tshi_mem_release(ctx, scratch[0]);

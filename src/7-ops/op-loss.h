@@ -245,7 +245,7 @@ static void tshi_loss_backward(tshi_node *node) {
     if (node->saved[2]) work.w = tshi_tape_saved_reals(node, 2, stride, &scratch[2]);
     if (ctx->error.code == TSH_OK &&
         (once ? tshi_tape_dest_over(node, 0, &work.dest) : tshi_tape_dest(node, 0, &work.dest)))
-        tshi_team_run(tshi_kernel_parts(ctx, loss->rows, loss->classes), loss->rows, 1,
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, loss->rows, loss->classes), loss->rows, 1,
                       tshi_loss_backward_rows, &work);
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
 }

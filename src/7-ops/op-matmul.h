@@ -130,7 +130,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     tshi_products all = {
         ctx, {m, n, k, alpha, beta, ra, rb, d, rc, &progress}, scratch, each, m >= n};
     if (side && scratch && ctx->error.code == TSH_OK)
-        tshi_team_run(pieces, side, unit, tshi_matmul_piece, &all);
+        tshi_team_run(ctx, pieces, side, unit, tshi_matmul_piece, &all);
     if (converted[2]) tshi_matmul_convert(m, n, rc, c);
     for (int i = 0; i < 3; i++) tshi_mem_release(ctx, converted[i]);
 }

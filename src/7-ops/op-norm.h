@@ -262,7 +262,7 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
 /* Computes dx, dw and db. With pieces 1, one thread does this in one pass. With more, the threads
  * take two passes: first they divide the rows of dx among them, then the columns of dw and db,
  * because every row adds to these. */
-static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
+static void tshi_norm_grads(const tsh_ctx *ctx, tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
         tshi_kernel_do_rows(work, 0, 0, work->count);
@@ -270,9 +270,9 @@ static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     }
     work->x[TSHI_NORM_DW].data = NULL; /* first pass: only dx */
     if (work->x[TSHI_NORM_DX].data)
-        tshi_team_run(pieces, work->count, 1, tshi_kernel_do_rows, work);
+        tshi_team_run(ctx, pieces, work->count, 1, tshi_kernel_do_rows, work);
     work->x[TSHI_NORM_DW].data = dw; /* second pass: dw and db */
-    if (dw) tshi_team_run(pieces, d, 16, tshi_norm_columns, work);
+    if (dw) tshi_team_run(ctx, pieces, d, 16, tshi_norm_columns, work);
 }
 
 /* For sharded features: computes the means that dx needs, this rank's part first, then summed over
@@ -326,7 +326,7 @@ static void tshi_norm_backward(tshi_node *node) {
     work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);                             /* shape (d) */
     if (p.cut && needed[0] && ctx->error.code == TSH_OK)
         means = tshi_norm_sum_means(ctx, &work, &p, node->op->name);
-    if (ctx->error.code == TSH_OK) tshi_norm_grads(&work, d, pieces);
+    if (ctx->error.code == TSH_OK) tshi_norm_grads(ctx, &work, d, pieces);
     tshi_mem_release(ctx, means);
     for (i = 1; i < 3; i++)
         if (needed[i]) tshi_tape_accumulate(node->in[i], &dest[i], i == 1 ? dw : dw + d, &one);

@@ -342,7 +342,7 @@ static void tshi_pad_triangle_run(tshi_pad_triangle *job, const tsh_tensor *like
     }
     memcpy(job->range, own, sizeof own);
     if (rows && like->local[last])
-        tshi_team_run(tshi_kernel_parts(like->ctx, rows, like->local[last]), rows, 1,
+        tshi_team_run(like->ctx, tshi_kernel_parts(like->ctx, rows, like->local[last]), rows, 1,
                       tshi_pad_triangle_rows, job);
 }
 

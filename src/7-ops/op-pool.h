@@ -201,7 +201,8 @@ static void tshi_pool_backward(tshi_node *node) {
                       tshi_tape_grad(node),
                       node->aux ? (int32_t *)tshi_mem_data(node->aux) : NULL,
                       dest.add};
-    tshi_team_run(tshi_kernel_parts(node->out->ctx, pool->c.batch, tshi_conv_area(pool->c.image)),
+    tshi_team_run(node->out->ctx,
+                  tshi_kernel_parts(node->out->ctx, pool->c.batch, tshi_conv_area(pool->c.image)),
                   pool->c.batch, 1, tshi_pool_planes, &p);
 }
 
@@ -308,7 +309,8 @@ static tsh_tensor *tshi_pool_run(const tshi_op *op, tsh_tensor *x, int dims,
     p.x = tshi_kernel_packed_reals(x, &scratch[0]);
     p.y = tshi_kernel_output(out, &scratch[1]);
     if (p.x && p.y && ctx->error.code == TSH_OK)
-        tshi_team_run(tshi_kernel_parts(ctx, pool->c.batch * pool->c.map[0],
+        tshi_team_run(ctx,
+                      tshi_kernel_parts(ctx, pool->c.batch * pool->c.map[0],
                                         pool->c.map[1] * tshi_conv_area(pool->c.kernel)),
                       pool->c.batch * pool->c.map[0], 1, tshi_pool_rows, &p);
     if (p.y) tshi_kernel_output_done(out, scratch[1]);

@@ -144,7 +144,7 @@ static void tshi_recurrent_team(tshi_sequence *s, tshi_team_fn fn) {
     const int nr = s->ctx->gemm_kernel->nr;
     const int64_t work = s->batch * s->units * s->hidden * s->how.kind->gates;
     const int pieces = (int)tshi_base_min(tshi_team_parts(s->ctx, work, MIN_WORK), s->wide / nr);
-    if (s->units && s->batch) tshi_team_run(pieces, s->units, nr, fn, s);
+    if (s->units && s->batch) tshi_team_run(s->ctx, pieces, s->units, nr, fn, s);
 }
 
 /* Returns the operands of the cell at time step k for units [from, to). */

@@ -111,7 +111,7 @@ TSH_API tsh_result tsh_ema_update(tsh_ema *ema) {
         const int64_t n = tsh_local_numel(each->param);
         if (each->param->absent || !tshi_ema_average(each)) continue;
         work.average = (tsh_real *)tshi_tensor_at(each->average);
-        tshi_team_run(tshi_kernel_parts(ctx, n, 1), n, TSHI_OPTIM_CHUNK, tshi_ema_part, &work);
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, n, 1), n, TSHI_OPTIM_CHUNK, tshi_ema_part, &work);
     }
     if (ctx->error.code == TSH_OK) ema->updates++;
     return ctx->error.code;

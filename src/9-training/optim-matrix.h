@@ -126,15 +126,15 @@ static void tshi_optim_update_adafactor(tshi_turn *turn) {
         const int parts = tshi_kernel_parts(t->ctx, all, columns);
         const tshi_operand x = turn->x[TSHI_OPTIM_X];
         rate = fmax(d->eps2, sqrt(tshi_optim_sum_squares(t->ctx, x, n)) / size);
-        tshi_team_run(parts, all, 1, tshi_optim_factor_rows, &f);
+        tshi_team_run(t->ctx, parts, all, 1, tshi_optim_factor_rows, &f);
         if (f.c)
-            tshi_team_run(tshi_kernel_parts(t->ctx, f.batch * columns, f.rows), f.batch * columns,
-                          TSHI_BLOCK, tshi_optim_factor_columns, &f);
+            tshi_team_run(t->ctx, tshi_kernel_parts(t->ctx, f.batch * columns, f.rows),
+                          f.batch * columns, TSHI_BLOCK, tshi_optim_factor_columns, &f);
         if (f.c) tshi_optim_factor_means(&f);
-        tshi_team_run(parts, all, 1, tshi_optim_factor_update, &f);
+        tshi_team_run(t->ctx, parts, all, 1, tshi_optim_factor_update, &f);
         for (int64_t i = 0; i < all; i++) norm += f.sums[i];
         f.by = rate * fmin(turn->lr, 1 / sqrt(step)) / fmax(1, sqrt(norm) / (size * d->d));
-        tshi_team_run(parts, all, 1, tshi_optim_factor_apply, &f);
+        tshi_team_run(t->ctx, parts, all, 1, tshi_optim_factor_apply, &f);
     }
     tshi_mem_release(t->ctx, block);
 }
@@ -196,7 +196,7 @@ static void tshi_optim_muon_product(tsh_ctx *ctx, int64_t m, int64_t n, int64_t 
     p.u = (tsh_real *)c.data;
     p.norm = 1; /* the pass only rounds */
     tshi_matmul_run(ctx, m, n, k, TSHI_R(alpha), a, b, TSHI_R(beta), d, c);
-    tshi_team_run(tshi_kernel_parts(ctx, m, n), m * n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
+    tshi_team_run(ctx, tshi_kernel_parts(ctx, m, n), m * n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
 }
 
 /* Makes the singular values of u, of shape (rows, columns), about 1, by .ns_steps steps u = a u +
@@ -251,13 +251,14 @@ static void tshi_optim_update_muon(tshi_turn *turn) {
     p.clip = TSHI_R(turn->params.clip);
     p.momentum = TSHI_R(d->momentum);
     p.nesterov = d->nesterov;
-    tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_begin, &p);
+    tshi_team_run(ctx, parts, n, TSHI_BLOCK, tshi_optim_muon_begin, &p);
     p.norm = sqrt(tshi_optim_sum_squares(ctx, tshi_kernel_operand(p.u, 1, TSH_REAL), n));
     p.norm = fmax((double)tshi_optim_bf16(TSHI_R(p.norm)), (double)tshi_optim_bf16(TSHI_R(d->eps)));
-    tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
+    tshi_team_run(ctx, parts, n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
     p.u = tshi_optim_muon_iterate(ctx, d, rows, columns, p.u, p.u + n);
     p.keep = TSHI_R(1 - turn->lr * turn->decay);
     p.by = TSHI_R(turn->lr * tshi_optim_muon_rate(d->adjust_lr_fn, (double)rows, (double)columns));
-    if (ctx->error.code == TSH_OK) tshi_team_run(parts, n, TSHI_BLOCK, tshi_optim_muon_apply, &p);
+    if (ctx->error.code == TSH_OK)
+        tshi_team_run(ctx, parts, n, TSHI_BLOCK, tshi_optim_muon_apply, &p);
     tshi_mem_release(ctx, block);
 }

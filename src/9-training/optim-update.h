@@ -305,7 +305,7 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
     tshi_optim_work work = {t, kernel, x, *params, marks, 1};
     if (!count) return; /* this rank has no element to update */
     work.width = count / rows;
-    tshi_team_run(tshi_kernel_parts(t->ctx, rows, work.width), rows, marks ? 1 : 16,
+    tshi_team_run(t->ctx, tshi_kernel_parts(t->ctx, rows, work.width), rows, marks ? 1 : 16,
                   tshi_optim_update_part, &work);
 }
 
