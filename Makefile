@@ -112,7 +112,7 @@ help: build/compile_commands.json ## list the targets; clangd then opens each fi
 
 # ---- run ---------------------------------------------------------------------
 
-run: ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
+run: ## train a GPT on all cores; ARGS="--text FILE ..." for your own text
 	@$(MAKE) --no-print-directory -j$(jobs) $(OUT)/gpt
 	@$(OUT)/gpt --out build/run $(ARGS)
 

@@ -186,11 +186,12 @@
  *   Other files of a program may have them. (Linked with -ffast-math, gcc's programs treat numbers
  *   below 2^-126 in magnitude as 0.)
  *
- *   Kernels for AVX2 and AVX-512 are compiled beside portable ones. tsh_open chooses the set of
- *   instructions that is the fastest on this processor; tsh_cpu_text(ctx) says which, and why.
- *   TSHARD_ISA=avx2 in the environment, for example, forces one of portable, avx2, avx512,
- *   avx512_vnni and avx512_bf16; tsh_open fails if the processor does not have it. Sums may be
- *   rounded otherwise by another set, so let all ranks have the same one.
+ *   Kernels for AVX2, AVX-512, AMX and NEON are compiled beside portable ones. tsh_open chooses the
+ *   set of instructions that is the fastest on this processor; tsh_cpu_text(ctx) says which, and
+ *   why. TSHARD_ISA=avx2 in the environment, for example, forces one of portable, avx2, avx512,
+ *   avx512_vnni, avx512_bf16 and amx, or on Arm neon, neon_dotprod, neon_i8mm and neon_bf16;
+ *   tsh_open fails if the processor does not have it. Sums may be rounded otherwise by another set,
+ *   so let all ranks have the same one.
  *   tsh_desc.gemm takes any other matrix product. With -fopenmp, tsh_desc.threads gives a rank more
  *   cores: the same bits; ranks times threads should not be more than the cores.
  *

@@ -1,6 +1,9 @@
 /* The threads of one rank: every op gives the same bits, forward and backward, whether one thread
  * works or several share. Shapes are large enough to be shared, and do not divide evenly. */
 #define TSHARD_IMPLEMENTATION
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 #include "../../tshard.h"
 #include "../support/unit.h"
 
@@ -256,25 +259,34 @@ enum { UNITS = 1003 };
 
 typedef struct tally {
     int pieces, times[UNITS], broken;
+    int team; /* threads of the parallel region that ran the first piece; 0: there is no OpenMP */
 } tally;
 
 static void count_units(void *job, int piece, int64_t from, int64_t to) {
     tally *t = (tally *)job;
     if (piece < 0 || piece >= t->pieces || from > to || from % 16) t->broken = 1;
     for (; from < to; from++) t->times[from]++;
+#if defined(_OPENMP)
+    if (piece == 0) t->team = omp_get_num_threads();
+#endif
 }
 
 static void every_unit_is_done_once(void **state) {
     static tally t;
+    tsh_ctx *ctx = open_with(4);
     int pieces, i;
     (void)state;
     for (pieces = 1; pieces <= 9; pieces++) {
         memset(&t, 0, sizeof t);
         t.pieces = pieces;
-        tshi_team_run(pieces, UNITS, 16, count_units, &t);
+        tshi_team_run(ctx, pieces, UNITS, 16, count_units, &t);
         assert_int_equal(t.broken, 0);
         for (i = 0; i < UNITS; i++) assert_int_equal(t.times[i], 1);
+#if defined(_OPENMP)
+        assert_int_equal(t.team, pieces == 1 ? 1 : 4); /* a smaller one would end the others */
+#endif
     }
+    unit_close(ctx);
 }
 
 static void small_work_stays_on_one_thread(void **state) {
