@@ -207,6 +207,9 @@ $(LLM_TESTS): $(FOUND)
 endif
 $(OUT)/tests/op/test_gemm_%: LIBS += $(if $(BLIS),-DTESTS_BLIS) $(LINK_BLIS)
 
+# With the implementation, which computes with a model of AMX's instructions.
+$(OUT)/tests/unit/test_amx: tests/unit/test_amx.c tests/unit/test_gemm.c $(HEADERS) $(FOUND)
+	$(COMPILE_TEST) -Wno-shadow -o $@ $< $(LINK_TEST)
 $(OUT)/tests/%: tests/%.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
 	$(COMPILE_TEST) $(LINKED) -o $@ $< $(filter %.o,$^) $(LINK_TEST)
 $(OUT)/tests/%_double: tests/%.c $(OUT)/tests/library_double.o $(HEADERS) $(FOUND)
