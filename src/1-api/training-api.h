@@ -236,6 +236,24 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim);
  * be NULL) gets the norm before clipping. max_norm 0 sets the gradients to zero. */
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
 
+/* -- frozen parameters -------------------------------------------------------- */
+
+/* Freezes the parameters below module whose path matches the pattern (see tsh_optim_group; "**":
+ * all; buffers and quantised weights are never trained, and stay as they are). A frozen parameter
+ * is a constant: it gets no gradient, no optimiser updates it, and it has no memory for a gradient
+ * or for moments (those that it has are released). Backward computes nothing that only frozen
+ * parameters need: below the lowest trained one it does not run. Of a frozen linear layer's input,
+ * nothing is saved. A parameter that is tied is frozen in all its modules. Weight decay does not
+ * change it either. Call it between steps, on every rank, before or after tsh_optim_new.
+ * Errors, after which nothing is changed: TSH_ERR_ARGUMENT (no parameter matches), TSH_ERR_STATE (a
+ * recorded op uses one).
+ * torch: nn.Module.requires_grad_ */
+TSH_API tsh_result tsh_freeze(tsh_module *module, const char *pattern);
+/* Undoes tsh_freeze. An optimiser that was made before updates the parameters again, with moments
+ * that begin at 0. Errors as of tsh_freeze, and TSH_ERR_DTYPE: an optimiser has the parameter,
+ * whose dtype is TSH_F16. */
+TSH_API tsh_result tsh_unfreeze(tsh_module *module, const char *pattern);
+
 /* -- averages of weights ------------------------------------------------------ */
 
 /* An exponential moving average of the weights of a module. */

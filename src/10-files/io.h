@@ -402,7 +402,7 @@ static int tshi_io_list(tshi_io *io) {
 /* Returns 1 if the item is a bf16 parameter of which an optimiser keeps the exact float weights
  * (see tshi_tensor_exact). */
 static int tshi_io_is_exact(const tshi_io_item *item) {
-    return !item->moment && item->dtype == TSH_BF16 && (item->param->flags & TSHI_OPTIMISED);
+    return !item->moment && tshi_tensor_is_exact(item->param);
 }
 
 /* Returns the dtype in which tsh_save writes a parameter or moment if tsh_file_desc.dtype is 0. */

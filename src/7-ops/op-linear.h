@@ -69,8 +69,10 @@ static void tshi_linear_backward(tshi_node *node) {
     tshi_block *whole_y, *whole_x;                           /* all-gathered dY and X, or NULL */
     /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
     tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
-    const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
-                                            &rows, &whole_x);
+    int64_t rows_x; /* rows of X on this rank, or of all of X if it is gathered */
+    const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
+    const tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
+                                            saved && how->regather, &rows_x, &whole_x);
     tshi_block *plain; /* W as tsh_real if it is quantised, or NULL */
     const tshi_matrix mw = tshi_quant_plain(w, tshi_tape_saved(node, 1), &plain);
     tshi_dest dest;
@@ -81,7 +83,7 @@ static void tshi_linear_backward(tshi_node *node) {
         tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, mx.row, mx.column));
     tshi_tape_input_done(node, 0); /* dX is all-reduced while dW is computed */
-    if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
+    if (out->ctx->error.code == TSH_OK && saved && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
                          TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
@@ -177,14 +179,17 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
     return tshi_op_copy("tsh_linear", x);
 }
 
-static const tshi_op tshi_linear_op = {
-    "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
+/* [1]: W is frozen: X, which only dW needs, is not saved. */
+static const tshi_op tshi_linear_ops[2] = {
+    {"tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT,
+     0},
+    {"tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_WEIGHT, 0}};
 
 /* Runs tsh_linear, also with sequence parallelism. give: the layout of a row-parallel output (NULL:
  * R). regather 1: all-gathers the input of a column-parallel weight along the sequence. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
-    const tshi_op *op = &tshi_linear_op;
+    const tshi_op *op = &tshi_linear_ops[w && !w->base->requires_grad];
     tsh_tensor *in[3] = {x, w, b}, *out; /* shapes (.., in), (out, in), (out) or NULL; (.., out) */
     tsh_ctx *ctx = tshi_tensor_check_weight("tsh_linear", in, b ? 3 : 2);
     const tshi_rule_sequence sequence = {give, regather};
