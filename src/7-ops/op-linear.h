@@ -2,7 +2,7 @@
 /* >>op-linear                                    MARK: - op-linear (private) */
 /* Y = X W^T + b: plain, or column- or row-parallel by the weight's layout.   */
 /* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows.               */
-/* Needs: >>quant-product >>redistribute >>op-matmul.                         */
+/* Needs: >>quant-product >>redistribute >>quant-real.                        */
 /* ========================================================================== */
 
 /* Shapes: X (.., in), W (out, in), b (out), Y (.., out). W sharded along `out` (column-parallel)
@@ -42,18 +42,30 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
     return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
 }
 
+/* Computes dX = dY W + beta dX. Shapes: dy (rows, out), w (out, in), with its values at `values`,
+ * dx (rows, in). */
+static void tshi_linear_dx(const tsh_tensor *w, void *values, int64_t rows, tshi_matrix dy,
+                           tsh_real beta, tshi_matrix dx) {
+    if (tshi_dtype_in_blocks(w->dtype))
+        tshi_quant_reals(w, values, 1, rows, dy, beta, dx, dx);
+    else
+        tshi_matmul_gemm(w->ctx, rows, w->local[1], w->local[0], 1, dy,
+                         tshi_gemm_matrix_of(values, w->dtype, w->stride[0], w->stride[1]), beta,
+                         dx);
+}
+
 /* Computes dX = dY W if forward has gathered X: each rank's dX (rows, in) is a partial sum, which
- * is reduce-scattered to X's shards. Shapes: dy (rows, out), mw (out, in). */
-static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
+ * is reduce-scattered to X's shards. Shape of dy: (rows, out). */
+static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy) {
     tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
     const tsh_layout sum = tsh_partial();
-    const int64_t outs = w->local[0], ins = w->local[1]; /* this rank's numbers of features */
-    tshi_block *whole;                                   /* dX of the whole sequence */
+    const int64_t ins = w->local[1]; /* this rank's number of input features */
+    tshi_block *whole;               /* dX of the whole sequence */
     if (!x->base->requires_grad) return;
     whole = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
     if (whole) {
         tsh_real *dx = (tsh_real *)tshi_mem_data(whole); /* shape (rows, in) */
-        tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0, tshi_gemm_matrix(dx, ins, 1));
+        tshi_linear_dx(w, tshi_tape_saved(node, 1), rows, dy, 0, tshi_gemm_matrix(dx, ins, 1));
         tshi_redistribute_back(node, x, &sum, &x->layout, dx);
     }
     tshi_mem_release(x->ctx, whole);
@@ -67,21 +79,19 @@ static void tshi_linear_backward(tshi_node *node) {
     int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* rows and features on this rank */
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
     tshi_block *whole_y, *whole_x;                           /* all-gathered dY and X, or NULL */
-    /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
+    /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
     tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
     int64_t rows_x; /* rows of X on this rank, or of all of X if it is gathered */
     const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
     const tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
                                             saved && how->regather, &rows_x, &whole_x);
-    tshi_block *plain; /* W as tsh_real if it is quantised, or NULL */
-    const tshi_matrix mw = tshi_quant_plain(w, tshi_tape_saved(node, 1), &plain);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
     if (out->ctx->error.code == TSH_OK && how->regather)
-        tshi_linear_scatter(node, rows, dy, mw);
+        tshi_linear_scatter(node, rows, dy);
     else if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
-        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
-                         tshi_gemm_matrix(dest.data, mx.row, mx.column));
+        tshi_linear_dx(w, tshi_tape_saved(node, 1), rows, dy, TSHI_R(dest.add),
+                       tshi_gemm_matrix(dest.data, mx.row, mx.column));
     tshi_tape_input_done(node, 0); /* dX is all-reduced while dW is computed */
     if (out->ctx->error.code == TSH_OK && saved && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
@@ -94,7 +104,6 @@ static void tshi_linear_backward(tshi_node *node) {
         tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
         tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
     }
-    tshi_mem_release(out->ctx, plain);
     tshi_mem_release(out->ctx, whole_x);
     tshi_mem_release(out->ctx, whole_y);
 }
@@ -120,8 +129,10 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Computes Y in out. The product adds the bias, unless each rank's product is a partial sum: then
- * this is rounded to Y's dtype and summed over ranks, and the bias is added once, after that. */
+/* Computes Y in out. Between tsh_no_grad_begin and tsh_no_grad_end, the product with a quantised
+ * weight rounds X to 8 bits. The product adds the bias, unless each rank's product is a partial
+ * sum: then this is rounded to Y's dtype and summed over ranks, and the bias is added once, after
+ * that. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
@@ -142,8 +153,10 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* b, shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
-    if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
+    if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype) && ctx->tape.evaluating)
         tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, my);
+    else if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
+        tshi_quant_reals(w, tshi_tensor_at(w), 0, rows, mx, b && !late ? TSHI_R(1) : 0, mb, my);
     else if (ctx->error.code == TSH_OK)
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);

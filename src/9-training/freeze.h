@@ -13,6 +13,11 @@ static TSHI_COLD int tshi_freeze_may(const char *op, const tsh_tensor *t, int on
                                "%s: ops are recorded that use \"%s\"; end the step first: "
                                "tsh_step_end",
                                op, t->path);
+    if (on && (t->flags & TSHI_MERGED))
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "%s: an adapter is merged into \"%s\"; first call "
+                               "tsh_lora_unmerge, or tsh_lora_free to keep the sum",
+                               op, t->path);
     if (on && (t->flags & TSHI_OPTIMISED) && !tshi_optim_trains(t->dtype))
         return tshi_error_zero(
             t->ctx, TSH_ERR_DTYPE,
