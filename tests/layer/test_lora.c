@@ -109,7 +109,7 @@ static tsh_module *add_layer(tsh_ctx *ctx, const setup *s, const tsh_lora_desc *
     ok &= tsh_lora(tsh_root(ctx), "layer", &desc) == TSH_OK;
     if (s->late) ok &= lay_out(layer, s);
     for (int i = 0; i < (split ? PARTS : 1) && ok; i++) {
-        char a[4], b[4];
+        char a[16], b[16];
         (void)snprintf(a, sizeof a, "a%d", i);
         (void)snprintf(b, sizeof b, "b%d", i);
         ok = put(ctx, adapter_param(layer, split ? i : -1, 'A'), s->name, a, 0) &&
@@ -147,7 +147,7 @@ static int agrees(tsh_ctx *ctx, void *user) {
     CHECK(off(ctx, tsh_grad(x), s->name, "dx") < near, "dx: %g",
           off(ctx, tsh_grad(x), s->name, "dx"));
     for (int i = 0; i < (split ? PARTS : 1); i++) {
-        char a[4], b[4];
+        char a[16], b[16];
         (void)snprintf(a, sizeof a, "da%d", i);
         (void)snprintf(b, sizeof b, "db%d", i);
         x = tsh_grad(adapter_param(layer, split ? i : -1, 'A'));
@@ -521,6 +521,70 @@ static void pipelines_and_files_have_adapters(void **state) {
     }
 }
 
+/* The model of the golden "peft" reads PEFT's file and gives its output; the file that it writes
+ * has the same tensors, byte by byte, at every degree. */
+static tsh_tensor *peft_forward(tsh_module *root, tsh_tensor *x) {
+    x = tsh_relu(tsh_forward(tsh_find(root, "h.0.q_proj"), x));
+    return tsh_forward(tsh_find(root, "head"), tsh_forward(tsh_find(root, "h.0.c_fc"), x));
+}
+
+static int reads_peft(tsh_ctx *ctx, void *user) {
+    static const char *const params[] = {"h.0.q_proj.weight", "h.0.q_proj.bias", "h.0.c_fc.weight",
+                                         "h.0.c_fc.bias",     "head.weight",     "head.bias"};
+    static const char *const tensors[] = {"h.0.c_fc.lora_A", "h.0.c_fc.lora_B", "h.0.q_proj.lora_A",
+                                          "h.0.q_proj.lora_B"};
+    const tsh_linear_desc q = {.in = IN, .out = OUT, .style = TSH_COLWISE};
+    const tsh_linear_desc c = {.in = OUT, .out = 9, .style = TSH_ROWWISE, .reversed = 1};
+    const tsh_linear_desc head = {.in = 9, .out = 4};
+    const tsh_lora_desc lora = {.rank = RANK};
+    const tsh_file_desc desc = {.adapter = "default"}, none = {.adapter = "x"};
+    tsh_module *root = tsh_root(ctx), *h = tsh_add_module(root, "h", NULL), *block;
+    tsh_tensor *x, *y;
+    char path[2 * FILES_SIZE], ours[FILES_SIZE + 32];
+    golden_file file;
+    (void)user;
+    block = tsh_add_module(h, "0", NULL);
+    (void)tsh_add_linear(block, "q_proj", &q);
+    (void)tsh_add_linear(block, "c_fc", &c);
+    (void)tsh_add_linear(root, "head", &head);
+    for (int i = 0; i < COUNT(params); i++)
+        CHECK_TRUE(put(ctx, tsh_param(root, params[i]), "peft", params[i], 0));
+    CHECK_TRUE(tsh_lora(root, "h.**", &lora) == TSH_OK);
+    (void)snprintf(path, sizeof path, "%.*s../golden/peft.safetensors",
+                   (int)(strrchr(__FILE__, '/') - __FILE__ + 1), __FILE__);
+    (void)snprintf(ours, sizeof ours, "%s/adapter_model.safetensors", files_here);
+    CHECK_TRUE(tsh_load_with(root, path, NULL, &none) == TSH_ERR_ARGUMENT);
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "has an adapter \"x\"; tsh_lora adds one");
+    CHECK_TRUE(tsh_load_with(root, path, NULL, &desc) == TSH_OK);
+    x = leaf(ctx, "x", tsh_replicated());
+    y = peft_forward(root, x);
+    CHECK(off(ctx, y, "peft", "y") < 2e-6, "%g", off(ctx, y, "peft", "y"));
+    (void)tsh_step_end(ctx);
+    CHECK_TRUE(tsh_save_with(root, ours, NULL, &desc) == TSH_OK);
+    if (tsh_world(ctx)->rank == 0 && sizeof(tsh_real) == 4) {
+        golden_file mine = golden_open_at(ours);
+        file = golden_open_at(path);
+        for (int i = 0; i < COUNT(tensors); i++) {
+            char name[64];
+            (void)snprintf(name, sizeof name, "base_model.model.%s", tensors[i]);
+            const golden_tensor a = golden_get(&file, name, "weight");
+            const golden_tensor b = golden_get(&mine, name, "weight");
+            CHECK(a.count == b.count && memcmp(a.data, b.data, (size_t)a.count * 4) == 0, "%s",
+                  name);
+        }
+        golden_finish(&mine);
+        golden_close(&file);
+    }
+    CHECK_TRUE(tsh_barrier(tsh_world(ctx)) == TSH_OK);
+    CHECK_OK();
+    return 0;
+}
+
+static void adapters_are_read_and_written_as_by_peft(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 3; ranks++) ranks_run(ranks, reads_peft, NULL);
+}
+
 /* --------------------------------------------------------------------- mistakes */
 
 static int refuses(tsh_ctx *ctx, void *user) {
@@ -621,6 +685,7 @@ int main(void) {
         cmocka_unit_test(adapters_are_merged_and_taken_out_again),
         cmocka_unit_test(a_layer_may_have_several),
         cmocka_unit_test_teardown(pipelines_and_files_have_adapters, files_after),
+        cmocka_unit_test_teardown(adapters_are_read_and_written_as_by_peft, files_after),
         cmocka_unit_test(mistakes_are_told),
     };
     return cmocka_run_group_tests(tests, begin, end);

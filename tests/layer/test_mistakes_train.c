@@ -185,7 +185,7 @@ static int groups_in_the_summary(tsh_ctx *ctx, void *user) {
     tsh_module *gpt = gpt_add(ctx);
     tsh_optim *optim;
     (void)user;
-    if (summary_ends(ctx, tsh_find(gpt, "ln_f"), " bytes\n")) return 1;
+    if (summary_ends(ctx, tsh_find(gpt, "ln_f"), " are trained\n")) return 1;
     optim = tsh_optim_new(gpt, &adamw);
     CHECK(tsh_optim_group(optim, "*.bias", 1, 0) == TSH_OK, "of ln_f");
     if (summary_ends(ctx, gpt,
