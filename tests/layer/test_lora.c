@@ -18,6 +18,7 @@ typedef struct setup {
     tsh_style style;
     tsh_dtype dtype; /* of the weight; 0: TSH_REAL */
     int reversed;    /* the weight is (in, out) */
+    int segments;    /* the output features are sharded in as many segments, as q, k and v */
     int sequence;    /* 1: x or y is S(1); 2: x is gathered again in backward */
     int late;        /* the plan is applied after tsh_lora */
     uint64_t y, a;   /* hashes on one rank */
@@ -68,7 +69,8 @@ static int lay_out(tsh_module *layer, const setup *s) {
     static const tsh_layout along = {.kind = TSH_SHARDED, .dim = 1, .segments = 1};
     tsh_plan_rule rule = {.path = "", .style = s->style};
     const int row = s->style == TSH_ROWWISE;
-    rule.unit = row ? 32 : 0;
+    rule.unit = row ? 32 : s->segments ? 2 : 0;
+    rule.segments = s->segments;
     if (strcmp(s->name, "parts") == 0 && !row) {
         rule.segments = PARTS;
         rule.cut = cuts;
@@ -171,6 +173,8 @@ static void adapters_are_those_of_torch(void **state) {
         {.name = "one", .style = TSH_ROWWISE, .late = 1},
         {.name = "one", .style = TSH_COLWISE, .reversed = 1},
         {.name = "one", .style = TSH_ROWWISE, .reversed = 1},
+        {.name = "one", .style = TSH_COLWISE, .segments = 3},
+        {.name = "one", .style = TSH_COLWISE, .segments = 3, .reversed = 1, .dtype = TSH_Q8_0},
         {.name = "one", .style = TSH_COLWISE, .sequence = 1},
         {.name = "one", .style = TSH_COLWISE, .sequence = 2},
         {.name = "one", .style = TSH_ROWWISE, .sequence = 1},
