@@ -369,6 +369,56 @@ static void inputs_of_quantised_weights_are_rounded_without_gradients(void **sta
     ranks_run(2, rounds, &s);
 }
 
+/* A weight of more rows than are converted at a time, whose values 8 bits hold, against its twin:
+ * the same outputs, bit by bit, and gradients of x. */
+static int converts(tsh_ctx *ctx, void *user) {
+    enum { OUTS = 1120 };
+    const tsh_style style = *(const tsh_style *)user;
+    const tsh_linear_desc d = {.in = IN, .out = OUTS, .style = style, .unit = 32};
+    tsh_module *layer[2] = {tsh_add_linear(tsh_root(ctx), "plain", &d),
+                            tsh_add_linear(tsh_root(ctx), "blocks", &d)};
+    tsh_tensor *x = leaf(ctx, "x", tsh_replicated()), *y, *bias;
+    tsh_real *w = (tsh_real *)malloc(sizeof *w * OUTS * IN);
+    double *dx[2], most = 0, size = 0;
+    uint64_t hash[2];
+    for (int e = 0; e < OUTS * IN; e++)
+        w[e] = (tsh_real)(e % 32 ? (double)(ranks_mix(7, (uint64_t)e) % 255) / 128 - 127.0 / 128
+                                 : 127.0 / 128);
+    for (int k = 0; k < 2; k++) {
+        CHECK_TRUE(tsh_write(ctx, tsh_param(layer[k], "weight"), TSH_GLOBAL, w,
+                             sizeof *w * OUTS * IN) == TSH_OK);
+        bias = tsh_param(layer[k], "bias");
+        CHECK_TRUE(ranks_set(ctx, bias, 5) == TSH_OK);
+        if (k) CHECK_TRUE(tsh_quantize(layer[k], NULL, TSH_Q8_0) == TSH_OK);
+        y = tsh_forward(layer[k], x);
+        hash[k] = tsh_hash(ctx, y);
+        y = tsh_redistribute(tsh_sum(tsh_mul(y, y), TSH_ALL, 0), tsh_replicated());
+        CHECK_TRUE(tsh_backward(ctx, y) == TSH_OK);
+        dx[k] = ranks_values(ctx, tsh_grad(x));
+        tsh_zero_grad(x);
+        (void)tsh_step_end(ctx);
+    }
+    CHECK(hash[0] == hash[1], "y");
+    for (int64_t e = 0; e < tsh_numel(x); e++) {
+        most = fmax(most, fabs(dx[1][e] - dx[0][e]));
+        size = fmax(size, fabs(dx[0][e]));
+    }
+    CHECK(most < 2e-6 * size, "%g of %g", most, size);
+    free(w);
+    free(dx[0]);
+    free(dx[1]);
+    CHECK_OK();
+    return 0;
+}
+
+static void quantised_weights_compute_with_their_values(void **state) {
+    static const tsh_style styles[] = {TSH_COLWISE, TSH_ROWWISE};
+    (void)state;
+    for (int k = 0; k < COUNT(styles); k++)
+        for (int ranks = 1; ranks <= 3; ranks++)
+            ranks_run(ranks, converts, (void *)(uintptr_t)&styles[k]);
+}
+
 /* ------------------------------------------------- merging, several, removing */
 
 static int merges(tsh_ctx *ctx, void *user) {
@@ -686,6 +736,7 @@ int main(void) {
         cmocka_unit_test(draws_are_the_same_at_every_degree),
         cmocka_unit_test(adapters_are_trained_as_by_torch),
         cmocka_unit_test(inputs_of_quantised_weights_are_rounded_without_gradients),
+        cmocka_unit_test(quantised_weights_compute_with_their_values),
         cmocka_unit_test(adapters_are_merged_and_taken_out_again),
         cmocka_unit_test(a_layer_may_have_several),
         cmocka_unit_test_teardown(pipelines_and_files_have_adapters, files_after),
