@@ -119,9 +119,11 @@
  *     >>redistribute    from one layout to another
  *     >>values          reading and writing; tensors as text
  *     >>op-matmul       matmul
+ *     >>quant-real      products with quantised weights in training
  *     >>op-sort         topk, sort, argsort
  *     >>op-einsum       Einstein sums
  *     >>op-linear       linear: plain, column- and row-parallel
+ *     >>op-lora         a product of low rank added to a linear layer's output
  *     >>op-embedding    rows by index
  *     >>conv            convolutions: their sizes, checks
  *     >>conv-pack       what a kernel covers, as columns of a matrix
@@ -160,6 +162,7 @@
  *     >>module-find     finding modules and parameters; tie, to
  *     >>module-state    the generators' state
  *     >>parallel        plans that shard a tree
+ *     >>adapter         low-rank adapters of linear layers: their layouts, forward
  *     >>nn              linear, embedding, norms, dropout as layers
  *     >>norm-layers     batch, group and instance norm as layers
  *     >>recurrent-layers LSTM and GRU as layers
@@ -174,6 +177,8 @@
  *     >>optim-matrix    Adafactor and Muon: updates of whole matrices
  *     >>optim-table     the optimisers, a row each; the update of one parameter
  *     >>optim           optimisers: groups, steps
+ *     >>freeze          parameters that are not trained: tsh_freeze
+ *     >>lora            tsh_lora: adds, merges, chooses adapters
  *     >>ema             moving averages of weights
  *     >>quantize        weights of a model to 8 or 4 bits
  *     >>pipeline        layers assigned to stages, GPipe and 1F1B
@@ -2371,9 +2376,10 @@ TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rule
 TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
                                    FILE *file);
 /* Writes the module tree as a table: path, kind, dtype, global shape, layout, local shape and bytes
- * on this rank of every parameter, and totals. Tied parameters count once. Then one line for every
- * group of each optimiser of module, or of a module below: how many parameters have this learning
- * rate and this weight decay, and the path of the first. */
+ * on this rank of every parameter, which are frozen, and totals: of all, of this rank, of those
+ * that are trained. Tied parameters count once. Then one line for every group of each optimiser of
+ * module, or of a module below: how many parameters have this learning rate and this weight decay,
+ * and the path of the first. */
 TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
 /* Adds a linear layer, torch.nn.Linear: x (.., in) -> (.., out), with parameters "weight" (out,
  * in), or (in, out) if .reversed, and "bias" (out). PLAIN: no collective; if x is sharded, the
@@ -3133,6 +3139,83 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim);
  * be NULL) gets the norm before clipping. max_norm 0 sets the gradients to zero. */
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
 
+/* -- frozen parameters -------------------------------------------------------- */
+
+/* Freezes the parameters below module whose path matches the pattern (see tsh_optim_group; "**":
+ * all; buffers and quantised weights are never trained, and stay as they are). A frozen parameter
+ * is a constant: it gets no gradient, no optimiser updates it, and it has no memory for a gradient
+ * or for moments (those that it has are released). Backward computes nothing that only frozen
+ * parameters need: below the lowest trained one it does not run. Of a frozen linear layer's input,
+ * nothing is saved. A parameter that is tied is frozen in all its modules. Weight decay does not
+ * change it either. Call it between steps, on every rank, before or after tsh_optim_new.
+ * Errors, after which nothing is changed: TSH_ERR_ARGUMENT (no parameter matches), TSH_ERR_STATE (a
+ * recorded op uses one).
+ * torch: nn.Module.requires_grad_ */
+TSH_API tsh_result tsh_freeze(tsh_module *module, const char *pattern);
+/* Undoes tsh_freeze. An optimiser that was made before updates the parameters again, with moments
+ * that begin at 0. Errors as of tsh_freeze, and TSH_ERR_DTYPE: an optimiser has the parameter,
+ * whose dtype is TSH_F16. */
+TSH_API tsh_result tsh_unfreeze(tsh_module *module, const char *pattern);
+
+/* -- adapters of low rank ------------------------------------------------------ */
+
+/* A part of a layer's output features that has an A and a B of its own. */
+typedef struct tsh_lora_part {
+    const char *name; /* name of the layer in files: "q_proj" */
+    int64_t length;   /* number of output features */
+} tsh_lora_part;
+typedef struct tsh_lora_desc {
+    int rank;       /* rows of A, columns of B; at least 1 */
+    double alpha;   /* s is alpha / rank; 0: 8, as in PEFT; TSH_ZERO: 0 */
+    double dropout; /* probability of a zero in the adapter's input, in training mode; 0: none */
+    int rslora;     /* 1: s is alpha / sqrt(rank); Kalajdzievski 2023 */
+    const char *name; /* name of the adapter; NULL: "default" */
+    tsh_dtype dtype;  /* dtype of A and B; 0: tsh_desc.dtype */
+    /* For a layer that holds several layers of a file, one after the other in its output features,
+     * such as q_proj, k_proj and v_proj: these, `part_count` of them. Each has an A and a B. A
+     * column-parallel weight must have them as its segments. NULL: one A and one B */
+    const tsh_lora_part *parts;
+    int part_count;
+} tsh_lora_desc;
+/* Adds adapters (LoRA, Hu et al. 2021) to the linear and classifier layers whose path below module
+ * matches the pattern (see tsh_plan_rule; NULL: all linear layers, but no classifier), and freezes
+ * all other parameters below module, as PEFT does; tsh_unfreeze lets some be trained, too. Such a
+ * layer computes y = W x + b + s B A dropout(x). W may have any dtype, also a quantised one:
+ * outside of tsh_no_grad_begin and tsh_no_grad_end, x is then multiplied as it is, not rounded to 8
+ * bits.
+ * A (rank, in) is "<layer>.lora_A.<name>.weight", uniform in [-1 / sqrt(in), 1 / sqrt(in)); B (out,
+ * rank) is "<layer>.lora_B.<name>.weight", zeros at first; with .parts,
+ * "<layer>.<part>.lora_A.<name>.weight" and so on.
+ * If W is column-parallel, B is sharded as W's outputs, A is replicated, and backward all-reduces
+ * the gradient of A x (rank numbers per row). If W is row-parallel, A is sharded as W's inputs, B
+ * is replicated, and forward all-reduces A x. Plans may be applied before or after it.
+ * A layer may have several adapters, of different names; the one added last is active (see
+ * tsh_lora_use). Call it when the model is complete and loaded, before tsh_optim_new and
+ * tsh_pipeline_new: tsh_load after it wants adapters in the file, too.
+ * Errors, after which nothing is changed: TSH_ERR_ARGUMENT (desc is out of range, no layer matches,
+ * parts that do not add up), TSH_ERR_STATE (a layer has an adapter of this name; recorded ops use a
+ * parameter). */
+TSH_API tsh_result tsh_lora(tsh_module *module, const char *pattern, const tsh_lora_desc *desc);
+/* Makes the adapters of this name active in all layers below module; layers that have none of this
+ * name, and with name NULL all layers, compute without an adapter. Others stay, and get no gradient
+ * meanwhile: so a model is its own reference, without a second copy. It may be called during a
+ * step. TSH_ERR_ARGUMENT: no layer has one of this name; TSH_ERR_STATE: an adapter is merged. */
+TSH_API tsh_result tsh_lora_use(tsh_module *module, const char *name);
+/* Merges the active adapters into the weights below module: W becomes W + s B A, rounded once to
+ * its dtype, and forward computes with W alone. The old values are kept, which takes their memory
+ * again. No collective. Errors, after which nothing is changed: TSH_ERR_ARGUMENT (no active
+ * adapter), TSH_ERR_DTYPE (a weight is quantised), TSH_ERR_STATE (a weight is shared with another
+ * layer, or is trained; recorded ops use it). */
+TSH_API tsh_result tsh_lora_merge(tsh_module *module);
+/* Undoes tsh_lora_merge: the weights below module have their old bits again. TSH_ERR_STATE:
+ * recorded ops use a weight. */
+TSH_API tsh_result tsh_lora_unmerge(tsh_module *module);
+/* Removes the adapters of this name (NULL: all) below module, with their parameters. The weights
+ * keep what is merged into them: after tsh_lora_merge, the model is an ordinary one. Call it
+ * between steps. TSH_ERR_ARGUMENT: there is none of this name; TSH_ERR_STATE: an optimiser, a
+ * tsh_ema or a pipeline has them; recorded ops use them. */
+TSH_API tsh_result tsh_lora_free(tsh_module *module, const char *name);
+
 /* -- averages of weights ------------------------------------------------------ */
 
 /* An exponential moving average of the weights of a module. */
@@ -3162,15 +3245,17 @@ TSH_API int64_t tsh_ema_updates(const tsh_ema *ema);
 
 /* Quantises the weights of the linear, classifier and embedding layers whose path below module
  * matches the pattern (see tsh_plan_rule; NULL: all). dtype: TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1. The
- * bytes are those of ggml, and, at every degree of tp, those of the whole weight. For inference: a
+ * bytes are those of ggml, and, at every degree of tp, those of the whole weight. A
  * quantised weight has no gradient, optimisers made later leave it out, and the gradient of a
  * layer's input is computed from the quantised values. Weights that are quantised already stay as
  * they are; tied weights are quantised for all their layers. A weight stored (in, out) becomes
  * (out, in).
- * tsh_linear with such a weight returns x's dtype. It quantises x, too, to 8 bits in blocks of 32,
- * and sums the products within a block exactly: the bits of a row do not depend on the number of
- * rows. tsh_embedding returns TSH_REAL. Shard the model first; a plan that changes the layout of a
- * quantised weight is an error.
+ * tsh_linear with such a weight returns x's dtype. Between tsh_no_grad_begin and tsh_no_grad_end it
+ * quantises x, too, to 8 bits in blocks of 32, and sums the products within a block exactly: the
+ * bits of a row do not depend on the number of rows. Elsewhere, as in training (tsh_lora), it
+ * converts the weight, some rows at a time, and multiplies x as it is. tsh_embedding
+ * returns TSH_REAL. Shard the model first; a plan that changes the layout of a quantised weight is
+ * an error.
  * No collective. Errors, after which nothing is changed: TSH_ERR_DTYPE (dtype is none of these),
  * TSH_ERR_ARGUMENT (no layer matches; a weight is tied to a parameter of another kind of layer),
  * TSH_ERR_SHAPE (the number of input features is not a multiple of 32), TSH_ERR_LAYOUT (a
@@ -3307,6 +3392,10 @@ typedef struct tsh_file_desc {
     /* averages of the module's weights, saved or loaded with it, as "optim.average.<path>"; NULL:
      * none. Loading: those in the file are skipped then */
     tsh_ema *ema;
+    /* the name of adapters (tsh_lora): A and B of these alone are saved or loaded, under the names
+     * in PEFT's adapter_model.safetensors ("h.0.q_proj.lora_A.weight"), with a .prefix that is
+     * "base_model.model" if NULL. NULL: the model, with all its adapters */
+    const char *adapter;
 } tsh_file_desc;
 /* Saves as tsh_save does, with options; desc NULL: none. TSH_ERR_ARGUMENT: a prefix of
  * TSH_PATH_SIZE characters or more; a dtype that is not floating; a dtype that differs between
@@ -3714,7 +3803,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_TIED = 16384,     /* a parameter that several modules may share (tsh_tie) */
     TSHI_EMA = 32768,      /* a parameter that a tsh_ema averages */
     TSHI_SWAPPED = 65536,  /* a parameter that has the values of its average (tsh_ema_swap) */
-    TSHI_GIVEN = 131072    /* a step tensor whose values the program wrote */
+    TSHI_GIVEN = 131072,   /* a step tensor whose values the program wrote */
+    TSHI_MERGED = 262144   /* a weight that an adapter is merged into (tsh_lora_merge) */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -4032,6 +4122,8 @@ struct tsh_module {
     const struct tshi_kind *kind; /* what it is: linear, embedding, container, ... */
     tsh_style style;              /* how the plan shards the module */
     int skip_bias_add, reversed, regather; /* linear: options of its tsh_linear_desc */
+    /* linear: its adapters of low rank, newest first; the one that forward adds, NULL: none */
+    struct tshi_adapter *adapters, *adapter;
     int stage;                             /* 1 + its pipeline stage; 0: in no stage */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
     const tsh_layout *input_layout, *output_layout; /* the plan rule's .input and .output */
@@ -6792,13 +6884,18 @@ static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_
     for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
 }
 
+/* Returns 1 if an optimiser keeps exact weights of t, a bf16 parameter: not if t is frozen and has
+ * never been trained. */
+static int tshi_tensor_is_exact(const tsh_tensor *t) {
+    return t->dtype == TSH_BF16 && (t->flags & TSHI_OPTIMISED) && (t->requires_grad || t->low);
+}
+
 /* Prepares a parameter for exact weights: allocates t->low, their lower 16 bits, and sets it to 0,
  * if t is a bf16 parameter whose optimiser keeps exact weights and t->low is NULL. Returns 0 if
  * there is no memory, else 1. */
 static int tshi_tensor_keep_exact(tsh_tensor *t) {
     const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
-    if (t->low || t->dtype != TSH_BF16 || (t->flags & TSHI_INEXACT) || !(t->flags & TSHI_OPTIMISED))
-        return 1;
+    if (t->low || !tshi_tensor_is_exact(t) || (t->flags & TSHI_INEXACT)) return 1;
     t->low = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes);
     if (t->low) memset(tshi_mem_data(t->low), 0, bytes);
     return t->low != NULL;
@@ -12693,21 +12790,6 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     tshi_mem_release(w->ctx, block);
 }
 
-/* Returns the weight w, shape (out, in) and with its values at `values`, as a matrix: in place, or,
- * if w is quantised, converted to tsh_real in *block, which the caller releases. Without memory the
- * matrix's data is NULL. */
-static tshi_matrix tshi_quant_plain(const tsh_tensor *w, void *values, tshi_block **block) {
-    const int64_t n = tsh_local_numel(w);
-    tsh_real *plain;
-    *block = NULL;
-    if (!tshi_dtype_in_blocks(w->dtype))
-        return tshi_gemm_matrix_of(values, w->dtype, w->stride[0], w->stride[1]);
-    *block = tshi_mem_alloc(w->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
-    plain = *block ? (tsh_real *)tshi_mem_data(*block) : NULL;
-    if (plain) tshi_dtypes[w->dtype].load(values, 1, n, plain);
-    return tshi_gemm_matrix(plain, w->stride[0], w->stride[1]);
-}
-
 /* ========================================================================== */
 /* >>isa                                                MARK: - isa (private) */
 /* The table of instruction sets; which one a ctx uses, chosen by tsh_open.   */
@@ -15549,6 +15631,18 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has rows, or a partial sum, of x */
         output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
+    return 1;
+}
+
+/* Applies the rule of an adapter, y + s h B^T. Shapes: y (..., out), h (..., rank), B (out, rank).
+ * The output has the layout of y. B S(0), as y is S(-1): h must be R, and dh is P. B R: h has the
+ * layout of y; if that is not R, dB is P. */
+static int tshi_rule_lora(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *h = call->in[1], *b = call->in[2];
+    if (b->layout.kind == TSH_SHARDED)
+        output->partial = TSHI_WEIGHT; /* the bit of input 1, h */
+    else if (h->layout.kind != TSH_REPLICATED)
+        output->partial = TSHI_BIAS; /* that of input 2, B */
     return 1;
 }
 
@@ -20977,6 +21071,62 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
 }
 
 /* ========================================================================== */
+/* >>quant-real                                  MARK: - quant-real (private) */
+/* Products with quantised weights in training: the weights are converted, a  */
+/* few rows at a time, and the inputs are not rounded.                        */
+/* Needs: >>quant-avx2 >>op-matmul.                                           */
+/* ========================================================================== */
+
+/* How many rows of a quantised weight are converted at a time. It is a constant, so that a gradient
+ * dX, which is summed over these rows, has the same bits at every degree. */
+enum { TSHI_QUANT_ROWS = 512 };
+
+/* Rows of a quantised weight that threads convert to tsh_real. */
+typedef struct tshi_quant_rows {
+    const tshi_dtype *from; /* the weight's dtype */
+    const char *values;     /* the first row in ggml's blocks */
+    int64_t ins;            /* elements per row */
+    tsh_real *to;           /* shape (rows, ins) */
+} tshi_quant_rows;
+
+/* Converts the rows [from, to), on any thread (a tshi_team_fn). */
+static void tshi_quant_convert(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_quant_rows *rows = (const tshi_quant_rows *)job;
+    const int64_t first = from * rows->ins;
+    (void)piece;
+    rows->from->load(rows->values + first / rows->from->elements * rows->from->size, 1,
+                     (to - from) * rows->ins, rows->to + first);
+}
+
+/* Computes, with a quantised weight W, shape (outs, ins), whose blocks are at `values`: back 0:
+ * C = X W^T + beta D, shapes X (rows, ins), C and D (rows, outs). back 1: C = X W + beta C, shapes
+ * X (rows, outs), C (rows, ins). */
+static void tshi_quant_reals(const tsh_tensor *w, void *values, int back, int64_t rows,
+                             tshi_matrix x, tsh_real beta, tshi_matrix d, tshi_matrix c) {
+    tsh_ctx *ctx = w->ctx;
+    const int64_t outs = w->local[0], ins = w->local[1];
+    const int64_t most = tshi_base_min(outs, TSHI_QUANT_ROWS);
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(most * ins));
+    tshi_quant_rows job = {&tshi_dtypes[w->dtype], (const char *)values, ins, NULL};
+    if (!block) return;
+    job.to = (tsh_real *)tshi_mem_data(block);
+    if (back && !outs) tshi_matmul_gemm(ctx, rows, ins, 0, 1, x, x, beta, c); /* C = beta C */
+    for (int64_t r = 0, n; r < outs && ctx->error.code == TSH_OK; r += n) {
+        const tshi_matrix part = tshi_gemm_matrix(job.to, ins, 1); /* rows [r, r + n) of W */
+        n = tshi_base_min(most, outs - r);
+        tshi_team_run(tshi_kernel_parts(ctx, n, ins), n, 1, tshi_quant_convert, &job);
+        if (back)
+            tshi_matmul_gemm(ctx, rows, ins, n, 1, tshi_gemm_from(x, 0, r), part,
+                             r ? TSHI_R(1) : beta, c);
+        else
+            tshi_matmul_run(ctx, rows, n, ins, 1, x, tshi_gemm_transposed(part), beta,
+                            tshi_gemm_from(d, 0, r), tshi_gemm_from(c, 0, r));
+        job.values += tshi_dtype_bytes(w->dtype, n * ins);
+    }
+    tshi_mem_release(ctx, block);
+}
+
+/* ========================================================================== */
 /* >>op-sort                                        MARK: - op-sort (private) */
 /* topk, sort, argsort: the indices of a row's elements in order.             */
 /* Needs: >>op-reduce >>op-index.                                             */
@@ -21739,7 +21889,7 @@ TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *
 /* >>op-linear                                    MARK: - op-linear (private) */
 /* Y = X W^T + b: plain, or column- or row-parallel by the weight's layout.   */
 /* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows.               */
-/* Needs: >>quant-product >>redistribute >>op-matmul.                         */
+/* Needs: >>quant-product >>redistribute >>quant-real.                        */
 /* ========================================================================== */
 
 /* Shapes: X (.., in), W (out, in), b (out), Y (.., out). W sharded along `out` (column-parallel)
@@ -21793,18 +21943,30 @@ static void tshi_linear_release(tsh_ctx *ctx, tshi_gathering *all) {
     tshi_mem_release(ctx, all->whole);
 }
 
+/* Computes dX = dY W + beta dX. Shapes: dy (rows, out), w (out, in), with its values at `values`,
+ * dx (rows, in). */
+static void tshi_linear_dx(const tsh_tensor *w, void *values, int64_t rows, tshi_matrix dy,
+                           tsh_real beta, tshi_matrix dx) {
+    if (tshi_dtype_in_blocks(w->dtype))
+        tshi_quant_reals(w, values, 1, rows, dy, beta, dx, dx);
+    else
+        tshi_matmul_gemm(w->ctx, rows, w->local[1], w->local[0], 1, dy,
+                         tshi_gemm_matrix_of(values, w->dtype, w->stride[0], w->stride[1]), beta,
+                         dx);
+}
+
 /* Computes dX = dY W if forward has gathered X: each rank's dX (rows, in) is a partial sum, whose
- * reduce-scatter to X's shards is started here. Shapes: dy (rows, out), mw (out, in). */
-static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw,
+ * reduce-scatter to X's shards is started here. Shape of dy: (rows, out). */
+static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy,
                                 tshi_returning *back) {
-    tsh_tensor *x = node->in[0], *w = node->in[1];       /* shapes (.., in), (out, in) */
-    const int64_t outs = w->local[0], ins = w->local[1]; /* this rank's numbers of features */
-    tshi_block *whole;                                   /* dX of the whole sequence */
+    tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
+    const int64_t ins = w->local[1];               /* this rank's number of input features */
+    tshi_block *whole;                             /* dX of the whole sequence */
     if (!x->base->requires_grad) return;
     whole = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
     if (!whole) return;
-    tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0,
-                     tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
+    tshi_linear_dx(w, tshi_tape_saved(node, 1), rows, dy, 0,
+                   tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
     tshi_redistribute_return(back, node, x, whole);
 }
 
@@ -21832,28 +21994,27 @@ static void tshi_linear_backward(tshi_node *node) {
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
     tshi_gathering all_y, all_x;                             /* of dY and of X */
     tshi_returning back = TSHI_ZERO;                         /* dX on its way to X's shards */
-    tshi_block *plain; /* W as tsh_real if it is quantised, or NULL */
-    /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
+    int64_t rows_x; /* rows of X on this rank, or of all of X if it is gathered */
+    const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
+    /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
     tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &all_y);
-    const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
-                                            &rows, &all_x);
-    const tshi_matrix mw = tshi_quant_plain(w, tshi_tape_saved(node, 1), &plain);
+    const tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
+                                            saved && how->regather, &rows_x, &all_x);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
     (void)tshi_redistribute_arrive(ctx, &all_y.move);
     if (ctx->error.code == TSH_OK && how->regather)
-        tshi_linear_scatter(node, rows, dy, mw, &back);
+        tshi_linear_scatter(node, rows, dy, &back);
     else if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
-        tshi_matmul_gemm(ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
-                         tshi_gemm_matrix(dest.data, mx.row, mx.column));
+        tshi_linear_dx(w, tshi_tape_saved(node, 1), rows, dy, TSHI_R(dest.add),
+                       tshi_gemm_matrix(dest.data, mx.row, mx.column));
     if (!how->regather) tshi_tape_input_done(node, 0); /* starts the all-reduce of dX */
     (void)tshi_redistribute_arrive(ctx, &all_x.move);
-    if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
+    if (ctx->error.code == TSH_OK && saved && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
     if (ctx->error.code == TSH_OK) tshi_linear_bias(node, g);
     tshi_redistribute_returned(&back, x);
-    tshi_mem_release(ctx, plain);
     tshi_linear_release(ctx, &all_x);
     tshi_linear_release(ctx, &all_y);
 }
@@ -21879,8 +22040,10 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Computes Y in out. The product adds the bias, unless each rank's product is a partial sum: then
- * this is rounded to Y's dtype and summed over ranks, and the bias is added once, after that. */
+/* Computes Y in out. Between tsh_no_grad_begin and tsh_no_grad_end, the product with a quantised
+ * weight rounds X to 8 bits. The product adds the bias, unless each rank's product is a partial
+ * sum: then this is rounded to Y's dtype and summed over ranks, and the bias is added once, after
+ * that. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
@@ -21903,8 +22066,10 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
     (void)tshi_redistribute_arrive(ctx, &all.move);
-    if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
+    if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype) && ctx->tape.evaluating)
         tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, my);
+    else if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
+        tshi_quant_reals(w, tshi_tensor_at(w), 0, rows, mx, b && !late ? TSHI_R(1) : 0, mb, my);
     else if (ctx->error.code == TSH_OK)
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
@@ -21940,14 +22105,17 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
     return tshi_op_copy("tsh_linear", x);
 }
 
-static const tshi_op tshi_linear_op = {
-    "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
+/* [1]: W is frozen: X, which only dW needs, is not saved. */
+static const tshi_op tshi_linear_ops[2] = {
+    {"tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT,
+     0},
+    {"tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_WEIGHT, 0}};
 
 /* Runs tsh_linear, also with sequence parallelism. give: the layout of a row-parallel output (NULL:
  * R). regather 1: all-gathers the input of a column-parallel weight along the sequence. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
-    const tshi_op *op = &tshi_linear_op;
+    const tshi_op *op = &tshi_linear_ops[w && !w->base->requires_grad];
     tsh_tensor *in[3] = {x, w, b}, *out; /* shapes (.., in), (out, in), (out) or NULL; (.., out) */
     tsh_ctx *ctx = tshi_tensor_check_weight("tsh_linear", in, b ? 3 : 2);
     const tshi_rule_sequence sequence = {give, regather};
@@ -21970,6 +22138,82 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
 
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return tshi_linear_run(x, w, b, NULL, 0);
+}
+
+/* ========================================================================== */
+/* >>op-lora                                        MARK: - op-lora (private) */
+/* Y += s H B^T: what an adapter of low rank adds to a linear layer's output. */
+/* Backward: dH = s dY B, dB = s dY^T H, and dY goes on as it is.             */
+/* Needs: >>op >>op-matmul.                                                   */
+/* ========================================================================== */
+
+/* Shapes: Y (.., out), H (.., rank), B (n, rank): the sum is added to n columns of Y. Y is what
+ * tsh_linear returned, whose backward does not read it: so it is changed in place. */
+typedef struct tshi_lora {
+    double scale;  /* s */
+    int64_t first; /* the first of the n columns, of those of this rank */
+} tshi_lora;
+
+/* Returns `values`, t's local values or its gradient, as a matrix of shape (*rows, features) from
+ * column `first` on. */
+static tshi_matrix tshi_lora_matrix(const tsh_tensor *t, void *values, tsh_dtype dtype,
+                                    int64_t first, int64_t *rows) {
+    int64_t step = 0;
+    (void)tshi_kernel_rows(t, rows, &step);
+    return tshi_gemm_from(tshi_gemm_matrix_of(values, dtype, step, t->stride[t->ndim - 1]), 0,
+                          first);
+}
+
+static void tshi_lora_backward(tshi_node *node) {
+    const tshi_lora *how = (const tshi_lora *)node->params;
+    tsh_tensor *h = node->in[1], *b = node->in[2], *out = node->out;
+    tsh_ctx *ctx = out->ctx;
+    const int64_t n = b->local[0], rank = b->local[1];
+    int64_t rows;
+    tshi_dest dest;
+    /* shapes: dy (rows, n), mh and dH (rows, rank), mb and dB (n, rank) */
+    tshi_matrix dy = tshi_lora_matrix(out, tshi_tape_grad(node), TSH_REAL, how->first, &rows);
+    const tshi_matrix mh = tshi_lora_matrix(h, tshi_tape_saved(node, 1), h->dtype, 0, &rows);
+    const tshi_matrix mb = tshi_gemm_matrix_of(tshi_tape_saved(node, 2), b->dtype, b->stride[0],
+                                               b->stride[1]);
+    dy.rounds = tshi_matmul_rounds(out, h, b);
+    if (tshi_tape_dest(node, 1, &dest))
+        tshi_matmul_gemm(ctx, rows, rank, n, TSHI_R(how->scale), dy, mb, TSHI_R(dest.add),
+                         tshi_gemm_matrix(dest.data, mh.row, mh.column));
+    tshi_tape_input_done(node, 1); /* dH is all-reduced while dB is computed */
+    if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 2, &dest))
+        tshi_matmul_gemm(ctx, n, rank, rows, TSHI_R(how->scale), tshi_gemm_transposed(dy), mh,
+                         TSHI_R(dest.add),
+                         tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
+    if (ctx->error.code == TSH_OK) tshi_tape_identity(node, 0);
+}
+
+static const tshi_op tshi_lora_op = {
+    "tsh_lora", "y h B", tshi_rule_lora, tshi_lora_backward, TSHI_WEIGHT | TSHI_BIAS, 0};
+
+/* Adds s H B^T to the columns of y from `first` on, and returns y with the sum, as a new tensor.
+ * NULL: an error. */
+static tsh_tensor *tshi_lora_add(tsh_tensor *y, tsh_tensor *h, tsh_tensor *b, double scale,
+                                 int64_t first) {
+    const tshi_lora how = {scale, first};
+    tsh_tensor *in[3] = {y, h, b}, *out;
+    tsh_ctx *ctx = y->ctx;
+    tshi_output output;
+    tshi_matrix mh, mb, my;
+    int64_t rows;
+    output.shape = tsh_shape_of(y);
+    if (!tshi_tensor_check("tsh_lora", "y h B", in, 3) ||
+        !tshi_rule_run(&tshi_lora_op, in, 3, NULL, &output))
+        return NULL;
+    out = tshi_tensor_detached(y, y->block); /* shares the memory of y */
+    if (!out) return NULL;
+    mh = tshi_lora_matrix(h, tshi_tensor_at(h), h->dtype, 0, &rows);
+    mb = tshi_gemm_matrix_of(tshi_tensor_at(b), b->dtype, b->stride[1], b->stride[0]); /* B^T */
+    my = tshi_lora_matrix(y, tshi_tensor_at(y), y->dtype, first, &rows);
+    tshi_matmul_gemm(ctx, rows, b->local[0], b->local[1], TSHI_R(scale), mh, mb, 1, my);
+    if (ctx->error.code != TSH_OK) return NULL;
+    tshi_op_record(&tshi_lora_op, out, in, 3, output.partial, &how, sizeof how, NULL);
+    return out;
 }
 
 /* ========================================================================== */
@@ -31001,7 +31245,8 @@ typedef struct tshi_line {
     int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
 } tshi_line;
 
-/* Writes m's path, kind and number, and the name, dtype, shape and layout of its parameters. */
+/* Writes m's path, kind and number, and the name, dtype, shape and layout of its parameters, and
+ * which of them are frozen. */
 static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
@@ -31015,6 +31260,9 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
         tsh_text_add(line->text, size, "%s %s%s%s %s", i ? "," : ":", m->param_name[i],
                      *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
                      tshi_tensor_text(param, text));
+        /* some ranks would wait for gradients that others do not send */
+        if (!param->requires_grad && !(param->flags & TSHI_BUFFER))
+            tsh_text_add(line->text, size, " frozen");
         /* appends the lengths of the segments, if there are several */
         for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",
@@ -31315,6 +31563,11 @@ static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
         return tshi_error_zero(t->ctx, TSH_ERR_STATE,
                                "tsh_parallelize: \"%s\" has the values of its average; restore the "
                                "weights first: tsh_ema_swap",
+                               t->path);
+    if (t->flags & TSHI_MERGED)
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "tsh_parallelize: an adapter is merged into \"%s\"; first call "
+                               "tsh_lora_unmerge",
                                t->path);
     if (tshi_dtype_in_blocks(t->dtype))
         return tshi_error_zero(t->ctx, TSH_ERR_STATE,
@@ -31641,6 +31894,11 @@ TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
         if (t->flags & TSHI_EMA)
             return tsh_fail(ctx, TSH_ERR_STATE,
                             "tsh_to: a tsh_ema has \"%s\"; call tsh_to before tsh_ema_new",
+                            t->path);
+        if (t->flags & TSHI_MERGED)
+            return tsh_fail(ctx, TSH_ERR_STATE,
+                            "tsh_to: an adapter is merged into \"%s\"; first call "
+                            "tsh_lora_unmerge, or tsh_lora_free to keep the sum",
                             t->path);
         if (tshi_tensor_recorded(t))
             return tsh_fail(ctx, TSH_ERR_STATE,
@@ -32022,10 +32280,115 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
 }
 
 /* ========================================================================== */
+/* >>adapter                                        MARK: - adapter (private) */
+/* Adapters of low rank beside a linear layer's weight: layouts, forward.     */
+/* Needs: >>op-dropout >>op-linear >>op-lora >>module-tree.                   */
+/* ========================================================================== */
+
+/* An adapter of a linear layer adds s B A dropout(x) to its output (LoRA, Hu et al. 2021). A (rank,
+ * in) and B (out, rank) are parameters of modules below the layer, "lora_A.<name>" and
+ * "lora_B.<name>", as in PEFT. Their layouts follow from that of the layer's weight W: if W is
+ * sharded along `out`, so is B, and A is replicated; if W is sharded along `in`, so is A, and B is
+ * replicated. A plan may lay out W anew, or a first input do so (TSH_AUTO): hence every forward
+ * checks the layouts (tshi_adapter_place). */
+
+/* One A and one B. A layer that holds several layers of a file, such as q, k and v, has one part
+ * for each. */
+typedef struct tshi_adapter_part {
+    tsh_module *a, *b; /* the modules of A and of B, their parameter 0 */
+    int64_t length;    /* number of output features */
+} tshi_adapter_part;
+
+typedef struct tshi_adapter tshi_adapter;
+struct tshi_adapter {
+    tshi_adapter *next;      /* the next adapter of the layer; NULL: none */
+    const char *name;        /* such as "default" */
+    double scale, dropout;   /* scale: s; dropout: probability of a zero */
+    tshi_adapter_part *part; /* `parts` entries, in the order of W's output features */
+    int parts;
+    /* While it is merged: the values of W before, and the lower halves of its exact weights, which
+     * may be NULL. */
+    tshi_block *kept, *kept_low;
+    int merged;
+};
+
+/* Forward of A or B by itself: x (.., in) -> (.., out). */
+static tsh_tensor *tshi_adapter_alone(tsh_module *module, tsh_tensor **in, int n) {
+    (void)n;
+    return tsh_linear(in[0], module->param[0], NULL);
+}
+
+static const tshi_kind tshi_adapter_kind = {"lora", tshi_adapter_alone, 1 << TSH_PLAIN, NULL};
+
+/* Sets *a and *b to the layouts that W's gives to A and B of part i. Returns 0 and an error if W's
+ * segments are not the adapter's parts. */
+static int tshi_adapter_layouts(const tsh_module *m, const tshi_adapter *adapter, int i,
+                                tsh_layout *a, tsh_layout *b) {
+    const tsh_layout *w = &m->param[0]->layout;
+    *a = *b = tsh_replicated();
+    if (w->kind != TSH_SHARDED) return 1;
+    if (w->dim != m->reversed) { /* along the input features */
+        *a = *w;
+        a->dim = 1;
+        return 1;
+    }
+    *b = *w;
+    b->dim = 0;
+    if (adapter->parts == 1) return 1;
+    if (w->segments != adapter->parts || w->segment[i].length != adapter->part[i].length)
+        return tshi_error_zero(m->ctx, TSH_ERR_LAYOUT,
+                               "tsh_lora: part %d of \"%s\" has %lld features; the weight is "
+                               "sharded in %d segments, which must be the parts",
+                               i, m->path, (long long)adapter->part[i].length, w->segments);
+    b->segments = 1;
+    b->segment[0] = w->segment[i];
+    return 1;
+}
+
+/* Lays out A and B of all parts as W is now. Returns 0 after an error. */
+static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) {
+    const int size = m->ctx->tp.size;
+    for (int i = 0; i < adapter->parts; i++) {
+        tsh_tensor *const t[2] = {adapter->part[i].a->param[0], adapter->part[i].b->param[0]};
+        tsh_layout layout[2];
+        if (!tshi_adapter_layouts(m, adapter, i, &layout[0], &layout[1])) return 0;
+        for (int k = 0; k < 2; k++) {
+            if (t[k]->layout.kind == layout[k].kind &&
+                (layout[k].kind != TSH_SHARDED ||
+                 tshi_layout_equal(&t[k]->layout, &layout[k], t[k]->dim, size)))
+                continue;
+            tshi_module_relayout(t[k], &layout[k]);
+            tshi_module_changed(m->ctx);
+        }
+    }
+    return m->ctx->error.code == TSH_OK;
+}
+
+/* Returns y (.., out), a linear layer's output for x (.., in), with what its adapter adds, in the
+ * same memory; y itself if there is none. give: the layout of a row-parallel y; NULL: R. */
+static tsh_tensor *tshi_adapter_add(const tsh_module *m, tsh_tensor *x, tsh_tensor *y,
+                                    const tsh_layout *give) {
+    const tshi_adapter *adapter = m->adapter;
+    int64_t first = 0; /* the first of this rank's columns of y that a part adds to */
+    if (!y || !adapter || adapter->merged) return y;
+    if (!tshi_adapter_place(m, adapter)) return NULL;
+    for (int i = 0; i < adapter->parts && y; i++) {
+        const tshi_adapter_part *part = &adapter->part[i];
+        tsh_tensor *b = part->b->param[0], *h = x;
+        if (adapter->dropout > 0 && !m->evaluating) h = tsh_dropout(x, adapter->dropout, part->a);
+        h = h ? tshi_linear_run(h, part->a->param[0], NULL, give, 0) : NULL;
+        /* column-parallel, with x sharded along the sequence: gathers h in place of x */
+        if (h && b->layout.kind == TSH_SHARDED) h = tsh_redistribute(h, tsh_replicated());
+        y = h ? tshi_lora_add(y, h, b, adapter->scale, first) : NULL;
+        first += b->local[0];
+    }
+    return y;
+}
+
+/* ========================================================================== */
 /* >>nn                                                  MARK: - nn (private) */
 /* Layers: their forward, and the layouts of their parameters under a style.  */
-/* Needs: >>op-dropout >>op-view >>op-linear >>op-embedding >>op-norm         */
-/* >>parallel.                                                                */
+/* Needs: >>op-view >>op-embedding >>op-norm >>parallel >>adapter.            */
 /* ========================================================================== */
 
 /* To add a layer, write a forward, a function that sets its parameters' layouts under a style, a
@@ -32178,7 +32541,10 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
         /* the op itself can only reduce-scatter a row-parallel output, and not along its features;
          * tshi_module_run redistributes the others */
         gives = NULL;
-    return tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather);
+    return tshi_adapter_add(module, x,
+                            tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives,
+                                            regather),
+                            gives);
 }
 
 /* Adds a linear's parameters and shards them; `weight`, if not NULL, is used in place of a new
@@ -33080,10 +33446,11 @@ static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) 
 
 /* Checks that a layer with a cache is not being trained. Returns 0 and sets an error if it is. */
 static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor *x) {
-    const tsh_tensor *weight = (a->fused ? a->fused : a->qkv[0])->param[0];
+    const tsh_module *first = a->fused ? a->fused : a->qkv[0];
     const tshi_tape *tape = &x->ctx->tape;
     /* the forward of a checkpoint sets no_grad, too, although it belongs to training */
-    const int trains = tape->no_grad || x->base->requires_grad || weight->requires_grad;
+    const int trains = tape->no_grad || x->base->requires_grad || first->adapter ||
+                       first->param[0]->requires_grad;
     if (tape->evaluating || !trains) return 1;
     return tshi_error_zero(x->ctx, TSH_ERR_STATE,
                            "tsh_forward: training with a cache of %lld positions: it is for "
@@ -35583,20 +35950,25 @@ static const char *tshi_optim_kind(const tsh_optim *optim, char text[TSHI_TEXT_S
     return text;
 }
 
-/* Returns 1 if all parameters below module have a dtype with the range of a float (f16 has not);
- * else 0 and an error. */
+/* Returns 1 if a dtype has the range of a float, as training needs it; f16 has not. */
+static int tshi_optim_trains(tsh_dtype dtype) {
+    int64_t widest; /* memory for one element of any dtype that has no blocks */
+    tshi_dtype_put(dtype, &widest, 0, 1e30);
+    return tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX;
+}
+
+/* Returns 1 if all parameters below module that are trained have a dtype for it; else 0 and an
+ * error. */
 static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
-    int64_t widest; /* memory for one element of any dtype that has no blocks */
     while (tshi_module_step_once(module, &at)) {
-        const tsh_dtype dtype = at.param->dtype;
-        if (at.param->flags & TSHI_BUFFER) continue; /* not trained, such as a quantised weight */
-        tshi_dtype_put(dtype, &widest, 0, 1e30);
-        if (tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX) continue;
+        /* not trained, such as a quantised or a frozen weight */
+        if ((at.param->flags & TSHI_BUFFER) || !at.param->requires_grad) continue;
+        if (tshi_optim_trains(at.param->dtype)) continue;
         return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
                                "tsh_optim_new: \"%s\" is %s, which is for inference: its range is "
                                "too small; train in bf16: tsh_to(module, TSH_BF16)",
-                               at.param->path, tshi_dtype_name(dtype));
+                               at.param->path, tshi_dtype_name(at.param->dtype));
     }
     return 1;
 }
@@ -35621,18 +35993,20 @@ static TSHI_COLD void tshi_optim_claim_all(const tsh_optim *optim) {
     for (int i = 0; i < optim->count; i++) tshi_optim_claim(optim, i);
 }
 
-/* Warns if some weights below module are quantised and others are trained. trained: number of
- * parameters that the optimiser updates. */
+/* Warns if some weights below module are quantised and others are trained; but not if a parameter
+ * is frozen: then the program has chosen what it trains. trained: number of parameters that the
+ * optimiser updates. */
 static TSHI_COLD void tshi_optim_warn_blocks(tsh_module *module, int trained) {
     tshi_walk at = {NULL, NULL, 0};
     const tsh_tensor *first = NULL;
     char text[TSH_MESSAGE_SIZE];
-    int count = 0; /* number of quantised weights */
+    int count = 0, frozen = 0; /* count: number of quantised weights; frozen: of parameters */
     while (tshi_module_step_once(module, &at)) {
+        frozen += !at.param->requires_grad && !(at.param->flags & TSHI_BUFFER);
         if (!tshi_dtype_in_blocks(at.param->dtype)) continue;
         if (!count++) first = at.param;
     }
-    if (!first || !trained) return;
+    if (!first || !trained || frozen) return;
     (void)snprintf(text, sizeof text,
                    "tsh_optim_new: %d weights, such as \"%.128s\", are %s and stay as they are; "
                    "only the other %d parameters are trained. To train all, load the model "
@@ -35905,6 +36279,485 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
 }
 
 /* ========================================================================== */
+/* >>freeze                                          MARK: - freeze (private) */
+/* tsh_freeze: parameters that are not trained, and have no gradients and     */
+/* moments.                                                                   */
+/* Needs: >>optim.                                                            */
+/* ========================================================================== */
+
+/* Returns 1 if t may be frozen (on 0) or trained (on 1) from now on; else 0 and an error, which
+ * names the public function op. */
+static TSHI_COLD int tshi_freeze_may(const char *op, const tsh_tensor *t, int on) {
+    if (t->requires_grad != on && tshi_tensor_recorded(t))
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "%s: ops are recorded that use \"%s\"; end the step first: "
+                               "tsh_step_end",
+                               op, t->path);
+    if (on && (t->flags & TSHI_MERGED))
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "%s: an adapter is merged into \"%s\"; first call "
+                               "tsh_lora_unmerge, or tsh_lora_free to keep the sum",
+                               op, t->path);
+    if (on && (t->flags & TSHI_OPTIMISED) && !tshi_optim_trains(t->dtype))
+        return tshi_error_zero(
+            t->ctx, TSH_ERR_DTYPE,
+            "%s: \"%s\" is %s, whose range is too small to train; train in bf16: "
+            "tsh_to(module, TSH_BF16) before tsh_optim_new",
+            op, t->path, tshi_dtype_name(t->dtype));
+    return 1;
+}
+
+/* Releases the moments that optimisers keep of t, as if they had never updated it. */
+static void tshi_freeze_drop_moments(const tsh_tensor *t) {
+    for (tsh_optim *optim = t->ctx->optims; optim; optim = optim->older)
+        for (int i = 0; i < optim->count; i++) {
+            tshi_moments *each = &optim->each[i];
+            if (each->param != t) continue;
+            for (int k = 0; k < TSH_MAX_MOMENTS; k++) {
+                tsh_tensor_free(each->moment[k]);
+                each->moment[k] = NULL;
+            }
+            each->steps = each->products = 0;
+            each->product = 0;
+        }
+}
+
+/* Makes t a constant (on 0), or a leaf that is trained (on 1). */
+static void tshi_freeze_set(tsh_tensor *t, int on) {
+    if (t->requires_grad == on) return;
+    (void)tsh_requires_grad(t, on);
+    if (on) return;
+    tsh_zero_grad(t);
+    tshi_tape_return(t); /* the memory of its gradient */
+    tshi_mem_release(t->ctx, t->marks);
+    t->marks = NULL;
+    tshi_freeze_drop_moments(t);
+}
+
+/* Freezes the parameters below module that match the pattern (on 0), or undoes that (on 1). op: the
+ * public function, for errors. */
+static TSHI_COLD tsh_result tshi_freeze_all(const char *op, tsh_module *module, const char *pattern,
+                                            int on) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tshi_walk at = {NULL, NULL, 0};
+    const tsh_tensor *first = NULL; /* the first parameter, for the error */
+    int apply, count = 0, matched = 0;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if (!pattern)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the pattern is NULL; all is \"**\"", op);
+    for (apply = 0; apply < 2 && ctx->error.code == TSH_OK; apply++) /* checks all, then applies */
+        while (tshi_module_step_once(module, &at)) {
+            if (at.param->flags & TSHI_BUFFER) continue;
+            if (!count++) first = at.param;
+            if (!tshi_glob_match(pattern, tshi_module_below(module, at.param->path))) continue;
+            matched++;
+            if (apply)
+                tshi_freeze_set(at.param, on);
+            else if (ctx->error.code == TSH_OK)
+                (void)tshi_freeze_may(op, at.param, on);
+        }
+    if (ctx->error.code == TSH_OK && !matched)
+        (void)tsh_fail(
+            ctx, TSH_ERR_ARGUMENT,
+            "%s: \"%.96s\" matches no parameter, the first of which is \"%.96s\"; * stays "
+            "within a name, ** is any number of names, as in \"**.bias\"",
+            op, pattern, first ? tshi_module_below(module, first->path) : "");
+    tshi_module_changed(ctx); /* ranks compare what is frozen */
+    return ctx->error.code;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_freeze(tsh_module *module, const char *pattern) {
+    return tshi_freeze_all("tsh_freeze", module, pattern, 0);
+}
+
+TSH_API TSHI_COLD tsh_result tsh_unfreeze(tsh_module *module, const char *pattern) {
+    return tshi_freeze_all("tsh_unfreeze", module, pattern, 1);
+}
+
+/* ========================================================================== */
+/* >>lora                                              MARK: - lora (private) */
+/* Adapters of low rank: adding, choosing, merging and removing them.         */
+/* Needs: >>nn >>freeze.                                                      */
+/* ========================================================================== */
+
+/* -- tsh_lora: what it is given, which layers ------------------------------- */
+
+/* Returns the name of the adapters that desc describes. */
+static const char *tshi_lora_name(const tsh_lora_desc *desc) {
+    return desc->name ? desc->name : "default";
+}
+
+/* Checks desc. Returns 0 and an error if it is out of range. */
+static TSHI_COLD int tshi_lora_check_desc(tsh_ctx *ctx, const tsh_lora_desc *desc) {
+    const char *name = desc ? tshi_lora_name(desc) : "";
+    if (!desc) return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "tsh_lora: there is no description");
+    if (desc->rank < 1 || !(desc->alpha >= TSH_ZERO && desc->alpha <= DBL_MAX) ||
+        !(desc->dropout >= 0 && desc->dropout < 1))
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                               "tsh_lora: rank %d, alpha %g, dropout %g; the rank is at least 1, "
+                               "such as 8, alpha not below 0, and dropout at least 0 and below 1",
+                               desc->rank, desc->alpha, desc->dropout);
+    if (!*name || strchr(name, '.'))
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                               "tsh_lora: \"%.64s\" is no name: it may not be empty or hold a dot",
+                               name);
+    if (desc->part_count < 0 || (desc->part_count && !desc->parts))
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "tsh_lora: part_count is %d, parts %s",
+                               desc->part_count, desc->parts ? "are given" : "is NULL");
+    for (int i = 0; i < desc->part_count; i++)
+        if (!desc->parts[i].name || !*desc->parts[i].name || desc->parts[i].length < 0)
+            return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                                   "tsh_lora: part %d has no name, or %lld features", i,
+                                   (long long)desc->parts[i].length);
+    return 1;
+}
+
+/* Returns 1 if m is a linear layer or a classifier. */
+static int tshi_lora_is_linear(const tsh_module *m) {
+    return m->kind->forward == tshi_nn_linear_forward && m->param[0];
+}
+
+/* Returns 1 if tsh_lora(root, pattern) adds adapters to m. */
+static int tshi_lora_matches(const tsh_module *root, const tsh_module *m, const char *pattern) {
+    if (!tshi_lora_is_linear(m)) return 0;
+    return pattern ? tshi_glob_match(pattern, tshi_module_below(root, m->path))
+                   : strcmp(m->kind->name, "linear") == 0;
+}
+
+/* Returns m's adapter of this name; NULL: it has none. */
+static tshi_adapter *tshi_lora_find(const tsh_module *m, const char *name) {
+    tshi_adapter *adapter = m->adapters;
+    while (adapter && strcmp(adapter->name, name) != 0) adapter = adapter->next;
+    return adapter;
+}
+
+/* Checks that the layer m can get an adapter. Returns 0 and an error if not. */
+static TSHI_COLD int tshi_lora_check_layer(const tsh_module *m, const tsh_lora_desc *desc) {
+    const int64_t outs = m->param[0]->dim[m->reversed];
+    int64_t sum = 0; /* output features of all parts */
+    if (m->ctx->pipeline)
+        return tshi_error_zero(m->ctx, TSH_ERR_STATE,
+                               "tsh_lora: a pipeline has dealt \"%s\" to its stages; call tsh_lora "
+                               "before tsh_pipeline_new",
+                               m->path);
+    if (tshi_lora_find(m, tshi_lora_name(desc)))
+        return tshi_error_zero(m->ctx, TSH_ERR_STATE,
+                               "tsh_lora: \"%s\" has an adapter \"%.64s\" already; give another "
+                               ".name, or call tsh_lora_free first",
+                               m->path, tshi_lora_name(desc));
+    if (m->adapter && m->adapter->merged)
+        return tshi_error_zero(m->ctx, TSH_ERR_STATE,
+                               "tsh_lora: the adapter \"%.64s\" is merged into \"%s\"; first call "
+                               "tsh_lora_unmerge, or tsh_lora_free to keep the sum",
+                               m->adapter->name, m->path);
+    for (int i = 0; i < desc->part_count; i++) sum += desc->parts[i].length;
+    if (desc->part_count && sum != outs)
+        return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_lora: the parts have %lld output features, \"%s\" has %lld",
+                               (long long)sum, m->path, (long long)outs);
+    return 1;
+}
+
+/* Fails because the pattern matches no linear layer. */
+static TSHI_COLD void tshi_lora_refuse(tsh_module *root, const char *pattern) {
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
+    for (tsh_module *m = root; m && pattern && !*similar; m = tshi_module_next(root, m))
+        if (tshi_glob_match(pattern, tshi_module_below(root, m->path)))
+            tsh_text_add(similar, sizeof similar, "\"%s\" is of kind \"%s\"", m->path,
+                         m->kind->name);
+    if (pattern && !*similar) tshi_module_suggest(root, pattern, similar, sizeof similar);
+    (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT, "tsh_lora: \"%.96s\" matches no linear layer%s%s",
+                   pattern ? pattern : "**", *similar ? "; " : "", similar);
+}
+
+/* Freezes the parameters below root, or only checks whether that is possible (apply 0): all but
+ * those of adapters. Returns 0 after an error. */
+static int tshi_lora_freeze(tsh_module *root, int apply) {
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step_once(root, &at)) {
+        if ((at.param->flags & TSHI_BUFFER) || at.module->kind == &tshi_adapter_kind) continue;
+        if (apply)
+            tshi_freeze_set(at.param, 0);
+        else if (root->ctx->error.code == TSH_OK)
+            (void)tshi_freeze_may("tsh_lora", at.param, 0);
+    }
+    return root->ctx->error.code == TSH_OK;
+}
+
+/* -- tsh_lora: making an adapter ---------------------------------------------- */
+
+/* Returns the child of m with this name, a container, which is made if there is none. NULL: an
+ * error. */
+static tsh_module *tshi_lora_child(tsh_module *m, const char *name) {
+    tsh_module *child = tshi_module_at(m, name, strlen(name));
+    return child ? child : tsh_add_module(m, name, NULL);
+}
+
+/* Adds the parameter "<of>.<name>.weight" below m and returns its module; NULL: an error. */
+static tsh_module *tshi_lora_matrix_new(tsh_module *m, const char *of, const tsh_lora_desc *desc,
+                                        tsh_shape shape, tsh_init init) {
+    tsh_module *parent = tshi_lora_child(m, of);
+    tsh_module *own = parent ? tshi_module_add(parent, tshi_lora_name(desc), &tshi_adapter_kind)
+                             : NULL;
+    if (!own) return NULL;
+    tshi_module_param(own, 0, "weight", desc->dtype, shape, init, shape.dim[1]);
+    return tshi_module_finish(own);
+}
+
+/* Adds an adapter to the layer m. After an error m has none. */
+static void tshi_lora_attach(tsh_module *m, const tsh_lora_desc *desc) {
+    tsh_ctx *ctx = m->ctx;
+    const int parts = desc->part_count ? desc->part_count : 1;
+    const int64_t outs = m->param[0]->dim[m->reversed], ins = m->param[0]->dim[!m->reversed];
+    const double alpha = tshi_base_option(desc->alpha, 8);
+    const tsh_init uniform = tshi_init_make(TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0);
+    const tsh_init zeros = tshi_init_make(TSH_INIT_ZEROS, 0, 0);
+    tshi_adapter *adapter = (tshi_adapter *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *adapter);
+    if (!adapter) return;
+    adapter->name = tshi_module_text(ctx, tshi_lora_name(desc), "");
+    adapter->part = (tshi_adapter_part *)tshi_mem_arena_alloc(
+        ctx, &ctx->books, (size_t)parts * sizeof *adapter->part);
+    if (!adapter->name || !adapter->part) return;
+    adapter->scale = alpha / (desc->rslora ? sqrt((double)desc->rank) : (double)desc->rank);
+    adapter->dropout = desc->dropout;
+    adapter->parts = parts;
+    for (int i = 0; i < parts; i++) {
+        tshi_adapter_part *part = &adapter->part[i];
+        tsh_module *at = desc->part_count ? tshi_lora_child(m, desc->parts[i].name) : m;
+        part->length = desc->part_count ? desc->parts[i].length : outs;
+        if (at)
+            part->a = tshi_lora_matrix_new(at, "lora_A", desc, tsh_shape2(desc->rank, ins),
+                                           uniform);
+        if (part->a)
+            part->b = tshi_lora_matrix_new(at, "lora_B", desc, tsh_shape2(part->length, desc->rank),
+                                           zeros);
+        if (!part->b) return;
+    }
+    if (!tshi_adapter_place(m, adapter)) return;
+    adapter->next = m->adapters;
+    m->adapters = m->adapter = adapter;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_lora(tsh_module *module, const char *pattern,
+                                      const tsh_lora_desc *desc) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tsh_module *m;
+    int matched = 0;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if (!tshi_lora_check_desc(ctx, desc)) return ctx->error.code;
+    for (m = module; m && ctx->error.code == TSH_OK; m = tshi_module_next(module, m))
+        if (tshi_lora_matches(module, m, pattern)) matched += tshi_lora_check_layer(m, desc);
+    if (ctx->error.code == TSH_OK && !matched) tshi_lora_refuse(module, pattern);
+    if (ctx->error.code != TSH_OK || !tshi_lora_freeze(module, 0)) return ctx->error.code;
+    for (m = module; m && ctx->error.code == TSH_OK; m = tshi_module_next(module, m))
+        if (tshi_lora_matches(module, m, pattern)) tshi_lora_attach(m, desc);
+    if (ctx->error.code == TSH_OK) (void)tshi_lora_freeze(module, 1);
+    tshi_module_changed(ctx);
+    return ctx->error.code;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_lora_use(tsh_module *module, const char *name) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    int found = 0;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
+        found += !name || tshi_lora_find(m, name);
+        if (m->adapter && m->adapter->merged)
+            return tsh_fail(ctx, TSH_ERR_STATE,
+                            "tsh_lora_use: the adapter \"%.64s\" is merged into \"%s\"; first call "
+                            "tsh_lora_unmerge",
+                            m->adapter->name, m->path);
+    }
+    if (!found)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_lora_use: no layer below \"%s\" has an adapter \"%.64s\"; tsh_lora "
+                        "adds one",
+                        module->path, name);
+    for (tsh_module *m = module; m; m = tshi_module_next(module, m))
+        m->adapter = name ? tshi_lora_find(m, name) : NULL;
+    return TSH_OK;
+}
+
+/* -- merging ---------------------------------------------------------------- */
+
+/* Checks that the active adapter of m can be merged into its weight, or taken out of it again.
+ * Returns 0 and an error if not. */
+static TSHI_COLD int tshi_lora_check_merge(const char *op, const tsh_module *m) {
+    const tsh_tensor *w = m->param[0];
+    const char *why = NULL; /* the end of the sentence; NULL: it can */
+    if (tshi_dtype_in_blocks(w->dtype))
+        return tshi_error_zero(
+            m->ctx, TSH_ERR_DTYPE,
+            "%s: \"%s\" is %s, which a sum cannot be stored in; keep the adapter "
+            "apart, or load the model unquantised",
+            op, w->path, tshi_dtype_name(w->dtype));
+    if (w->flags & TSHI_TIED)
+        why = "is shared with another layer, which has no adapter; keep the adapter apart";
+    if (w->requires_grad) why = "is trained; tsh_freeze it first";
+    if (tshi_tensor_recorded(w)) why = "is used by recorded ops; end the step first: tsh_step_end";
+    return !why || tshi_error_zero(m->ctx, TSH_ERR_STATE, "%s: \"%s\" %s", op, w->path, why);
+}
+
+/* Merges the active adapter of m: puts W + s B A in place of W's values, which are kept. */
+static void tshi_lora_merge_layer(tsh_module *m) {
+    tshi_adapter *adapter = m->adapter;
+    tsh_tensor *w = m->param[0];
+    tsh_ctx *ctx = m->ctx;
+    const int64_t n = tsh_local_numel(w), ins = w->local[!m->reversed];
+    int64_t first = 0; /* the first output feature of a part */
+    tshi_block *sum, *block;
+    tshi_matrix c; /* W as (out, in) */
+    if (w->absent || !tshi_adapter_place(m, adapter) || tshi_init_materialize(w) != TSH_OK) return;
+    sum = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
+    block = tshi_mem_alloc(ctx, TSH_MEM_PARAMETERS, tshi_dtype_bytes(w->dtype, n));
+    if (sum && block) {
+        tshi_tensor_exact(w, 0, n, (tsh_real *)tshi_mem_data(sum));
+        c = tshi_gemm_matrix((tsh_real *)tshi_mem_data(sum), w->stride[m->reversed],
+                             w->stride[!m->reversed]);
+        for (int i = 0; i < adapter->parts && ctx->error.code == TSH_OK; i++) {
+            tsh_tensor *a = adapter->part[i].a->param[0], *b = adapter->part[i].b->param[0];
+            if (tshi_init_materialize(a) != TSH_OK || tshi_init_materialize(b) != TSH_OK) break;
+            tshi_matmul_gemm(
+                ctx, b->local[0], ins, b->local[1], TSHI_R(adapter->scale),
+                tshi_gemm_matrix_of(tshi_tensor_at(b), b->dtype, b->stride[0], b->stride[1]),
+                tshi_gemm_matrix_of(tshi_tensor_at(a), a->dtype, a->stride[0], a->stride[1]), 1,
+                tshi_gemm_from(c, first, 0));
+            first += b->local[0];
+        }
+    }
+    if (sum && block && ctx->error.code == TSH_OK) {
+        tshi_dtypes[w->dtype].store(tshi_mem_data(block), 1, n,
+                                    (const tsh_real *)tshi_mem_data(sum));
+        adapter->kept = w->block;
+        adapter->kept_low = w->low;
+        adapter->merged = 1;
+        w->block = block;
+        w->low = NULL;
+        w->flags |= TSHI_MERGED;
+    } else {
+        tshi_mem_release(ctx, block);
+    }
+    tshi_mem_release(ctx, sum);
+}
+
+/* Ends the merge of m's adapter. keep 1: the weight keeps the sum; 0: it gets its old values. */
+static void tshi_lora_unmerge_layer(tsh_module *m, int keep) {
+    tshi_adapter *adapter = m->adapter;
+    tsh_tensor *w = m->param[0];
+    tshi_mem_release(m->ctx, keep ? adapter->kept : w->block);
+    if (keep) tshi_mem_release(m->ctx, adapter->kept_low);
+    if (!keep) w->block = adapter->kept;
+    if (!keep) w->low = adapter->kept_low;
+    adapter->kept = adapter->kept_low = NULL;
+    adapter->merged = 0;
+    w->flags &= ~(unsigned)TSHI_MERGED;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_lora_merge(tsh_module *module) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    int apply, count = 0;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    for (apply = 0; apply < 2; apply++) /* checks all, then merges */
+        for (tsh_module *m = module; m && ctx->error.code == TSH_OK;
+             m = tshi_module_next(module, m)) {
+            if (!m->adapter) continue;
+            count++;
+            if (m->adapter->merged) continue;
+            if (apply)
+                tshi_lora_merge_layer(m);
+            else
+                (void)tshi_lora_check_merge("tsh_lora_merge", m);
+        }
+    if (ctx->error.code == TSH_OK && !count)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_lora_merge: no layer below \"%s\" has an active adapter; tsh_lora adds "
+                       "one, tsh_lora_use makes it active",
+                       module->path);
+    return ctx->error.code;
+}
+
+TSH_API TSHI_COLD tsh_result tsh_lora_unmerge(tsh_module *module) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    for (int apply = 0; apply < 2; apply++)
+        for (tsh_module *m = module; m && ctx->error.code == TSH_OK;
+             m = tshi_module_next(module, m)) {
+            if (!m->adapter || !m->adapter->merged) continue;
+            if (apply)
+                tshi_lora_unmerge_layer(m, 0);
+            else
+                (void)tshi_lora_check_merge("tsh_lora_unmerge", m);
+        }
+    return ctx->error.code;
+}
+
+/* -- removing ----------------------------------------------------------------- */
+
+/* Checks that nothing but its layer uses the parameter t of an adapter. Returns 0 and an error if
+ * something does. */
+static TSHI_COLD int tshi_lora_check_free(const tsh_tensor *t) {
+    const char *why = NULL; /* the end of the sentence */
+    if (t->flags & TSHI_OPTIMISED) why = "is updated by an optimiser; tsh_optim_free it first";
+    if (t->flags & TSHI_EMA) why = "has an average; call tsh_ema_free first";
+    if (t->ctx->pipeline) why = "belongs to a stage of a pipeline";
+    if (tshi_tensor_recorded(t)) why = "is used by recorded ops; end the step first: tsh_step_end";
+    return !why || tshi_error_zero(t->ctx, TSH_ERR_STATE, "tsh_lora_free: \"%s\" %s", t->path, why);
+}
+
+/* Takes a module without children out of the tree, and those above it, up to the layer, that are
+ * empty then. */
+static void tshi_lora_unlink(const tsh_module *layer, const tsh_module *m) {
+    while (m != layer && !m->first) {
+        tsh_module *parent = m->parent, **link = &parent->first;
+        for (parent->last = NULL; *link != m; link = &(*link)->next) parent->last = *link;
+        *link = m->next;
+        for (tsh_module *after = m->next; after; after = after->next) parent->last = after;
+        m = parent;
+    }
+}
+
+/* Removes an adapter from m, with its parameters. */
+static void tshi_lora_remove(tsh_module *m, tshi_adapter *adapter) {
+    tshi_adapter **link = &m->adapters;
+    if (adapter->merged) tshi_lora_unmerge_layer(m, 1);
+    if (m->adapter == adapter) m->adapter = NULL;
+    while (*link != adapter) link = &(*link)->next;
+    *link = adapter->next;
+    for (int i = 0; i < adapter->parts; i++) {
+        tsh_module *const own[2] = {adapter->part[i].a, adapter->part[i].b};
+        for (int k = 0; k < 2; k++) {
+            tshi_tensor_release(own[k]->param[0]);
+            own[k]->param[0] = NULL;
+            tshi_lora_unlink(m, own[k]);
+        }
+    }
+}
+
+TSH_API TSHI_COLD tsh_result tsh_lora_free(tsh_module *module, const char *name) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    int count = 0;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    for (int apply = 0; apply < 2; apply++) /* checks all, then removes */
+        for (tsh_module *m = module; m && ctx->error.code == TSH_OK;
+             m = tshi_module_next(module, m))
+            for (tshi_adapter *adapter = m->adapters, *next; adapter; adapter = next) {
+                next = adapter->next;
+                if (name && strcmp(adapter->name, name) != 0) continue;
+                count++;
+                for (int i = 0; i < adapter->parts && !apply; i++)
+                    (void)(tshi_lora_check_free(adapter->part[i].a->param[0]) &&
+                           tshi_lora_check_free(adapter->part[i].b->param[0]));
+                if (apply) tshi_lora_remove(m, adapter);
+            }
+    if (ctx->error.code == TSH_OK && !count)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_lora_free: no layer below \"%s\" has an adapter%s%.64s%s", module->path,
+                       name ? " \"" : "", name ? name : "", name ? "\"" : "");
+    tshi_module_changed(ctx);
+    return ctx->error.code;
+}
+
+/* ========================================================================== */
 /* >>ema                                                MARK: - ema (private) */
 /* Exponential moving averages of weights.                                    */
 /* Needs: >>tensor-make >>module-find >>optim-rows >>optim-matrix.            */
@@ -36174,6 +37027,11 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
     if (t->flags & TSHI_EMA)
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_quantize: \"%s\" has an average; call tsh_ema_free first",
+                               t->path);
+    if (t->flags & TSHI_MERGED)
+        return tshi_error_zero(m->ctx, TSH_ERR_STATE,
+                               "tsh_quantize: an adapter is merged into \"%s\"; first call "
+                               "tsh_lora_free, which keeps the sum, or tsh_lora_unmerge",
                                t->path);
     if (tshi_tensor_recorded(t))
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
@@ -37075,14 +37933,16 @@ static int tshi_summary_line(tsh_module *root, const tshi_walk *at, FILE *file) 
     else if (t->absent)
         (void)fprintf(file, " on stage %d\n", t->stage - 1);
     else
-        (void)fprintf(file, " %llu\n",
-                      (unsigned long long)tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
+        (void)fprintf(file, " %llu%s\n",
+                      (unsigned long long)tshi_dtype_bytes(t->dtype, tsh_local_numel(t)),
+                      t->requires_grad || (t->flags & TSHI_BUFFER) ? "" : " frozen");
     return first && !t->absent;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
-    /* total: elements of all parameters; local: those on this rank */
-    int64_t total = 0, local = 0;
+    /* total: elements of all parameters; local: those on this rank; trained: those of parameters
+     * that require a gradient */
+    int64_t total = 0, local = 0, trained = 0;
     unsigned long long bytes = 0; /* bytes of this rank's shards */
     tshi_walk at = {NULL, NULL, 0};
     if (!module || !file) return TSH_ERR_ARGUMENT;
@@ -37093,10 +37953,12 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
         if (!tshi_summary_line(module, &at, file)) continue;
         total += tsh_numel(at.param);
         local += tsh_local_numel(at.param);
+        if (at.param->requires_grad) trained += tsh_numel(at.param);
         bytes += tshi_dtype_bytes(at.param->dtype, tsh_local_numel(at.param));
     }
-    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n", (long long)total,
-                  module->ctx->tp.rank, module->ctx->tp.size, (long long)local, bytes);
+    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes; %lld are trained\n",
+                  (long long)total, module->ctx->tp.rank, module->ctx->tp.size, (long long)local,
+                  bytes, (long long)trained);
     if (module->ctx->optims) tshi_summary_groups(module->ctx->optims, module, file);
     return tshi_error_written(module->ctx, "tsh_summary", file);
 }
@@ -37612,7 +38474,7 @@ TSH_API TSHI_COLD tsh_result tsh_writer_close(tsh_writer *writer, int keep) {
 /* ========================================================================== */
 /* >>io                                                  MARK: - io (private) */
 /* What saving and loading share: the tensors of a file, agreeing on errors.  */
-/* Needs: >>optim-table >>ema >>file.                                         */
+/* Needs: >>adapter >>optim-table >>ema >>file.                               */
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
@@ -37699,6 +38561,8 @@ typedef struct tshi_io {
     const tsh_optim *optim; /* the optimiser whose moments are included; NULL: none */
     const tsh_ema *ema;     /* the averages that are included; NULL: none */
     const char *op, *path;  /* op: "tsh_save" or "tsh_load", for errors; path: that of the file */
+    const char *adapter;    /* the name of the adapters that are saved or loaded, alone; NULL: all
+                             * parameters are */
     const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
     tsh_dtype dtype;        /* saving: dtype in which parameters are written; 0: each in its own */
     /* loading, strict 1: a dtype other than the model's is an error; strict_names 1: so are tensors
@@ -37778,7 +38642,8 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->ema = desc ? desc->ema : NULL;
     io->op = op;
     io->path = io->given = path ? path : "";
-    io->prefix = desc && desc->prefix ? desc->prefix : "";
+    io->adapter = desc ? desc->adapter : NULL;
+    io->prefix = desc && desc->prefix ? desc->prefix : io->adapter ? "base_model.model" : "";
     io->dtype = desc ? desc->dtype : TSH_DTYPE_DEFAULT;
     io->strict = desc && desc->strict_dtype;
     io->strict_names = desc && desc->strict_names;
@@ -37798,6 +38663,11 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
                        op, tshi_dtype_exists(io->dtype) ? tshi_dtype_name(io->dtype) : "none");
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
+    if (io->adapter && (optim || io->ema))
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: .adapter is for adapters alone, without moments and averages; save a "
+                       "run without it",
+                       op);
     if (io->ema && io->ema->module != root)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                        "%s: .ema has the averages of another module, \"%s\"", op,
@@ -37925,6 +38795,36 @@ static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)tshi_io_add((tshi_io *)user, "", param, NULL, NULL, param->dtype);
 }
 
+/* Returns the name that PEFT gives A or B of an adapter, whose module is m: "lora_A" and "lora_B"
+ * are children of the layer or, if the layer holds several of a file, of one with a part's name.
+ * Returns "" and sets an error if there is no memory. */
+static const char *tshi_io_adapter_name(tshi_io *io, const tsh_module *m) {
+    const tsh_module *of = m->parent->parent;  /* the layer, or the part */
+    const tsh_module *above = of->adapters ? NULL : of->parent->parent; /* above a part's layer */
+    const char *path = above ? above->path : of->path;
+    const size_t size = strlen(path) + strlen(of->name) + 32;
+    char *name = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    if (!name) return "";
+    (void)snprintf(name, size, "%s%s%s%s%s.weight", path, above && *path ? "." : "",
+                   above ? of->name : "", above || *path ? "." : "", m->parent->name);
+    return tshi_io_name(io, name);
+}
+
+/* Appends A and B of all adapters named io->adapter to io->item. Sets an error if there is none. */
+static void tshi_io_list_adapters(tshi_io *io) {
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step(io->root, &at)) {
+        if (at.module->kind != &tshi_adapter_kind || strcmp(at.module->name, io->adapter) != 0)
+            continue;
+        tshi_io_add(io, "", at.param, NULL, NULL, at.param->dtype)->path =
+            tshi_io_adapter_name(io, at.module);
+    }
+    if (!io->items)
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: no layer below \"%s\" has an adapter \"%.64s\"; tsh_lora adds one",
+                       io->op, io->root->path, io->adapter);
+}
+
 /* Appends a counter to io->count and returns it. value points to an int64_t or uint64_t. .read
  * starts as the present value, so that it stays if a file lacks the counter. */
 static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const char *name,
@@ -37986,6 +38886,10 @@ static int tshi_io_list(tshi_io *io) {
     io->item = (tshi_io_item *)tshi_mem_arena_alloc(ctx, &io->arena, items * sizeof *io->item);
     io->count = (tshi_io_count *)tshi_mem_arena_alloc(ctx, &io->arena, counts * sizeof *io->count);
     if (!io->item || !io->count) return 0;
+    if (io->adapter) {
+        tshi_io_list_adapters(io);
+        return ctx->error.code == TSH_OK;
+    }
     (void)tshi_io_add_count(io, "tshard.", "seed", &ctx->seed);
     (void)tshi_io_add_count(io, "tshard.", "randn_calls", &ctx->randn_calls);
     (void)tshi_io_add_count(io, "tshard.", "dropout_calls", &ctx->dropout_calls);
@@ -38013,7 +38917,7 @@ static int tshi_io_list(tshi_io *io) {
 /* Returns 1 if the item is a bf16 parameter of which an optimiser keeps the exact float weights
  * (see tshi_tensor_exact). */
 static int tshi_io_is_exact(const tshi_io_item *item) {
-    return !item->moment && item->dtype == TSH_BF16 && (item->param->flags & TSHI_OPTIMISED);
+    return !item->moment && tshi_tensor_is_exact(item->param);
 }
 
 /* Returns the dtype in which tsh_save writes a parameter or moment if tsh_file_desc.dtype is 0. */
@@ -39890,6 +40794,12 @@ static int tshi_load_check(tshi_io *io) {
                        "tsh_step_end",
                        io->op);
     if (io->ctx->error.code != TSH_OK || !tshi_io_list(io)) return 0;
+    for (int i = 0; i < io->items; i++)
+        if (io->item[i].param->flags & TSHI_MERGED)
+            return tshi_error_zero(io->ctx, TSH_ERR_STATE,
+                                   "%s: an adapter is merged into \"%s\"; first call "
+                                   "tsh_lora_unmerge",
+                                   io->op, io->item[i].param->path);
     io->order = (tshi_io_item **)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                       (size_t)io->items * sizeof *io->order);
     if (!io->order) return 0;
@@ -40400,11 +41310,12 @@ typedef struct tshi_gradcheck {
 static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) {
     tsh_real before = at ? *at : 0;
     if (at) *at = TSHI_R((double)before + by);
-    tsh_no_grad_begin(c->ctx);
+    /* not tsh_no_grad_begin, after which inputs of quantised weights are rounded to 8 bits */
+    c->ctx->tape.no_grad++;
     tsh_scope_begin(c->ctx);
     double value = tsh_item(c->ctx, c->fn(c->ctx, c->in, c->n, c->user));
     tsh_scope_end(c->ctx);
-    tsh_no_grad_end(c->ctx);
+    c->ctx->tape.no_grad--;
     if (at) *at = before; /* restores the element */
     return value;
 }

@@ -712,6 +712,27 @@ TSHI_WHERE(tsh_optim *, tsh_optim_new, tsh_module_ctx(module), (TSHI_HERE, tsh_m
 TSHI_WHERE(tsh_result, tsh_clip_grad_norm, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module,
           double max_norm, double *norm), (module, max_norm, norm))
 #define tsh_clip_grad_norm(...) tsh_clip_grad_norm_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_result, tsh_freeze, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, const
+          char *pattern), (module, pattern))
+#define tsh_freeze(...) tsh_freeze_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_result, tsh_unfreeze, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, const
+          char *pattern), (module, pattern))
+#define tsh_unfreeze(...) tsh_unfreeze_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_result, tsh_lora, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, const char
+          *pattern, const tsh_lora_desc *desc), (module, pattern, desc))
+#define tsh_lora(...) tsh_lora_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_result, tsh_lora_use, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, const
+          char *name), (module, name))
+#define tsh_lora_use(...) tsh_lora_use_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_result, tsh_lora_merge, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module),
+          (module))
+#define tsh_lora_merge(...) tsh_lora_merge_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_result, tsh_lora_unmerge, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module),
+          (module))
+#define tsh_lora_unmerge(...) tsh_lora_unmerge_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_result, tsh_lora_free, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, const
+          char *name), (module, name))
+#define tsh_lora_free(...) tsh_lora_free_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_ema *, tsh_ema_new, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, double
           decay), (module, decay))
 #define tsh_ema_new(...) tsh_ema_new_placed(__FILE__, __LINE__, __VA_ARGS__)

@@ -1011,6 +1011,27 @@ typedef struct tsh_optim_info {
 } tsh_optim_info;
 extern tsh_optim_info tsh_optim_state(const tsh_optim *optim);
 extern tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
+extern tsh_result tsh_freeze(tsh_module *module, const char *pattern);
+extern tsh_result tsh_unfreeze(tsh_module *module, const char *pattern);
+typedef struct tsh_lora_part {
+    const char *name;
+    int64_t length;
+} tsh_lora_part;
+typedef struct tsh_lora_desc {
+    int rank;
+    double alpha;
+    double dropout;
+    int rslora;
+    const char *name;
+    tsh_dtype dtype;
+    const tsh_lora_part *parts;
+    int part_count;
+} tsh_lora_desc;
+extern tsh_result tsh_lora(tsh_module *module, const char *pattern, const tsh_lora_desc *desc);
+extern tsh_result tsh_lora_use(tsh_module *module, const char *name);
+extern tsh_result tsh_lora_merge(tsh_module *module);
+extern tsh_result tsh_lora_unmerge(tsh_module *module);
+extern tsh_result tsh_lora_free(tsh_module *module, const char *name);
 typedef struct tsh_ema tsh_ema;
 extern tsh_ema *tsh_ema_new(tsh_module *module, double decay);
 extern void tsh_ema_free(tsh_ema *ema);
@@ -1049,6 +1070,7 @@ typedef struct tsh_file_desc {
     int64_t (*read_at)(int64_t at, void *to, int64_t bytes, void *user);
     void *user;
     tsh_ema *ema;
+    const char *adapter;
 } tsh_file_desc;
 extern tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh_optim *optim,
                                  const tsh_file_desc *desc);

@@ -68,6 +68,10 @@ typedef struct tsh_file_desc {
     /* averages of the module's weights, saved or loaded with it, as "optim.average.<path>"; NULL:
      * none. Loading: those in the file are skipped then */
     tsh_ema *ema;
+    /* the name of adapters (tsh_lora): A and B of these alone are saved or loaded, under the names
+     * in PEFT's adapter_model.safetensors ("h.0.q_proj.lora_A.weight"), with a .prefix that is
+     * "base_model.model" if NULL. NULL: the model, with all its adapters */
+    const char *adapter;
 } tsh_file_desc;
 /* Saves as tsh_save does, with options; desc NULL: none. TSH_ERR_ARGUMENT: a prefix of
  * TSH_PATH_SIZE characters or more; a dtype that is not floating; a dtype that differs between

@@ -240,9 +240,10 @@ TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rule
 TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
                                    FILE *file);
 /* Writes the module tree as a table: path, kind, dtype, global shape, layout, local shape and bytes
- * on this rank of every parameter, and totals. Tied parameters count once. Then one line for every
- * group of each optimiser of module, or of a module below: how many parameters have this learning
- * rate and this weight decay, and the path of the first. */
+ * on this rank of every parameter, which are frozen, and totals: of all, of this rank, of those
+ * that are trained. Tied parameters count once. Then one line for every group of each optimiser of
+ * module, or of a module below: how many parameters have this learning rate and this weight decay,
+ * and the path of the first. */
 TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
 /* Adds a linear layer, torch.nn.Linear: x (.., in) -> (.., out), with parameters "weight" (out,
  * in), or (in, out) if .reversed, and "bias" (out). PLAIN: no collective; if x is sharded, the

@@ -236,6 +236,83 @@ TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim);
  * be NULL) gets the norm before clipping. max_norm 0 sets the gradients to zero. */
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
 
+/* -- frozen parameters -------------------------------------------------------- */
+
+/* Freezes the parameters below module whose path matches the pattern (see tsh_optim_group; "**":
+ * all; buffers and quantised weights are never trained, and stay as they are). A frozen parameter
+ * is a constant: it gets no gradient, no optimiser updates it, and it has no memory for a gradient
+ * or for moments (those that it has are released). Backward computes nothing that only frozen
+ * parameters need: below the lowest trained one it does not run. Of a frozen linear layer's input,
+ * nothing is saved. A parameter that is tied is frozen in all its modules. Weight decay does not
+ * change it either. Call it between steps, on every rank, before or after tsh_optim_new.
+ * Errors, after which nothing is changed: TSH_ERR_ARGUMENT (no parameter matches), TSH_ERR_STATE (a
+ * recorded op uses one).
+ * torch: nn.Module.requires_grad_ */
+TSH_API tsh_result tsh_freeze(tsh_module *module, const char *pattern);
+/* Undoes tsh_freeze. An optimiser that was made before updates the parameters again, with moments
+ * that begin at 0. Errors as of tsh_freeze, and TSH_ERR_DTYPE: an optimiser has the parameter,
+ * whose dtype is TSH_F16. */
+TSH_API tsh_result tsh_unfreeze(tsh_module *module, const char *pattern);
+
+/* -- adapters of low rank ------------------------------------------------------ */
+
+/* A part of a layer's output features that has an A and a B of its own. */
+typedef struct tsh_lora_part {
+    const char *name; /* name of the layer in files: "q_proj" */
+    int64_t length;   /* number of output features */
+} tsh_lora_part;
+typedef struct tsh_lora_desc {
+    int rank;       /* rows of A, columns of B; at least 1 */
+    double alpha;   /* s is alpha / rank; 0: 8, as in PEFT; TSH_ZERO: 0 */
+    double dropout; /* probability of a zero in the adapter's input, in training mode; 0: none */
+    int rslora;     /* 1: s is alpha / sqrt(rank); Kalajdzievski 2023 */
+    const char *name; /* name of the adapter; NULL: "default" */
+    tsh_dtype dtype;  /* dtype of A and B; 0: tsh_desc.dtype */
+    /* For a layer that holds several layers of a file, one after the other in its output features,
+     * such as q_proj, k_proj and v_proj: these, `part_count` of them. Each has an A and a B. A
+     * column-parallel weight must have them as its segments. NULL: one A and one B */
+    const tsh_lora_part *parts;
+    int part_count;
+} tsh_lora_desc;
+/* Adds adapters (LoRA, Hu et al. 2021) to the linear and classifier layers whose path below module
+ * matches the pattern (see tsh_plan_rule; NULL: all linear layers, but no classifier), and freezes
+ * all other parameters below module, as PEFT does; tsh_unfreeze lets some be trained, too. Such a
+ * layer computes y = W x + b + s B A dropout(x). W may have any dtype, also a quantised one:
+ * outside of tsh_no_grad_begin and tsh_no_grad_end, x is then multiplied as it is, not rounded to 8
+ * bits.
+ * A (rank, in) is "<layer>.lora_A.<name>.weight", uniform in [-1 / sqrt(in), 1 / sqrt(in)); B (out,
+ * rank) is "<layer>.lora_B.<name>.weight", zeros at first; with .parts,
+ * "<layer>.<part>.lora_A.<name>.weight" and so on.
+ * If W is column-parallel, B is sharded as W's outputs, A is replicated, and backward all-reduces
+ * the gradient of A x (rank numbers per row). If W is row-parallel, A is sharded as W's inputs, B
+ * is replicated, and forward all-reduces A x. Plans may be applied before or after it.
+ * A layer may have several adapters, of different names; the one added last is active (see
+ * tsh_lora_use). Call it when the model is complete and loaded, before tsh_optim_new and
+ * tsh_pipeline_new: tsh_load after it wants adapters in the file, too.
+ * Errors, after which nothing is changed: TSH_ERR_ARGUMENT (desc is out of range, no layer matches,
+ * parts that do not add up), TSH_ERR_STATE (a layer has an adapter of this name; recorded ops use a
+ * parameter). */
+TSH_API tsh_result tsh_lora(tsh_module *module, const char *pattern, const tsh_lora_desc *desc);
+/* Makes the adapters of this name active in all layers below module; layers that have none of this
+ * name, and with name NULL all layers, compute without an adapter. Others stay, and get no gradient
+ * meanwhile: so a model is its own reference, without a second copy. It may be called during a
+ * step. TSH_ERR_ARGUMENT: no layer has one of this name; TSH_ERR_STATE: an adapter is merged. */
+TSH_API tsh_result tsh_lora_use(tsh_module *module, const char *name);
+/* Merges the active adapters into the weights below module: W becomes W + s B A, rounded once to
+ * its dtype, and forward computes with W alone. The old values are kept, which takes their memory
+ * again. No collective. Errors, after which nothing is changed: TSH_ERR_ARGUMENT (no active
+ * adapter), TSH_ERR_DTYPE (a weight is quantised), TSH_ERR_STATE (a weight is shared with another
+ * layer, or is trained; recorded ops use it). */
+TSH_API tsh_result tsh_lora_merge(tsh_module *module);
+/* Undoes tsh_lora_merge: the weights below module have their old bits again. TSH_ERR_STATE:
+ * recorded ops use a weight. */
+TSH_API tsh_result tsh_lora_unmerge(tsh_module *module);
+/* Removes the adapters of this name (NULL: all) below module, with their parameters. The weights
+ * keep what is merged into them: after tsh_lora_merge, the model is an ordinary one. Call it
+ * between steps. TSH_ERR_ARGUMENT: there is none of this name; TSH_ERR_STATE: an optimiser, a
+ * tsh_ema or a pipeline has them; recorded ops use them. */
+TSH_API tsh_result tsh_lora_free(tsh_module *module, const char *name);
+
 /* -- averages of weights ------------------------------------------------------ */
 
 /* An exponential moving average of the weights of a module. */
@@ -265,15 +342,17 @@ TSH_API int64_t tsh_ema_updates(const tsh_ema *ema);
 
 /* Quantises the weights of the linear, classifier and embedding layers whose path below module
  * matches the pattern (see tsh_plan_rule; NULL: all). dtype: TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1. The
- * bytes are those of ggml, and, at every degree of tp, those of the whole weight. For inference: a
+ * bytes are those of ggml, and, at every degree of tp, those of the whole weight. A
  * quantised weight has no gradient, optimisers made later leave it out, and the gradient of a
  * layer's input is computed from the quantised values. Weights that are quantised already stay as
  * they are; tied weights are quantised for all their layers. A weight stored (in, out) becomes
  * (out, in).
- * tsh_linear with such a weight returns x's dtype. It quantises x, too, to 8 bits in blocks of 32,
- * and sums the products within a block exactly: the bits of a row do not depend on the number of
- * rows. tsh_embedding returns TSH_REAL. Shard the model first; a plan that changes the layout of a
- * quantised weight is an error.
+ * tsh_linear with such a weight returns x's dtype. Between tsh_no_grad_begin and tsh_no_grad_end it
+ * quantises x, too, to 8 bits in blocks of 32, and sums the products within a block exactly: the
+ * bits of a row do not depend on the number of rows. Elsewhere, as in training (tsh_lora), it
+ * converts the weight, some rows at a time, and multiplies x as it is. tsh_embedding
+ * returns TSH_REAL. Shard the model first; a plan that changes the layout of a quantised weight is
+ * an error.
  * No collective. Errors, after which nothing is changed: TSH_ERR_DTYPE (dtype is none of these),
  * TSH_ERR_ARGUMENT (no layer matches; a weight is tied to a parameter of another kind of layer),
  * TSH_ERR_SHAPE (the number of input features is not a multiple of 32), TSH_ERR_LAYOUT (a

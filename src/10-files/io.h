@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>io                                                  MARK: - io (private) */
 /* What saving and loading share: the tensors of a file, agreeing on errors.  */
-/* Needs: >>optim-table >>ema >>file.                                         */
+/* Needs: >>adapter >>optim-table >>ema >>file.                               */
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
@@ -88,6 +88,8 @@ typedef struct tshi_io {
     const tsh_optim *optim; /* the optimiser whose moments are included; NULL: none */
     const tsh_ema *ema;     /* the averages that are included; NULL: none */
     const char *op, *path;  /* op: "tsh_save" or "tsh_load", for errors; path: that of the file */
+    const char *adapter;    /* the name of the adapters that are saved or loaded, alone; NULL: all
+                             * parameters are */
     const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
     tsh_dtype dtype;        /* saving: dtype in which parameters are written; 0: each in its own */
     /* loading, strict 1: a dtype other than the model's is an error; strict_names 1: so are tensors
@@ -167,7 +169,8 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->ema = desc ? desc->ema : NULL;
     io->op = op;
     io->path = io->given = path ? path : "";
-    io->prefix = desc && desc->prefix ? desc->prefix : "";
+    io->adapter = desc ? desc->adapter : NULL;
+    io->prefix = desc && desc->prefix ? desc->prefix : io->adapter ? "base_model.model" : "";
     io->dtype = desc ? desc->dtype : TSH_DTYPE_DEFAULT;
     io->strict = desc && desc->strict_dtype;
     io->strict_names = desc && desc->strict_names;
@@ -187,6 +190,11 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
                        op, tshi_dtype_exists(io->dtype) ? tshi_dtype_name(io->dtype) : "none");
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
+    if (io->adapter && (optim || io->ema))
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: .adapter is for adapters alone, without moments and averages; save a "
+                       "run without it",
+                       op);
     if (io->ema && io->ema->module != root)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                        "%s: .ema has the averages of another module, \"%s\"", op,
@@ -314,6 +322,36 @@ static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)tshi_io_add((tshi_io *)user, "", param, NULL, NULL, param->dtype);
 }
 
+/* Returns the name that PEFT gives A or B of an adapter, whose module is m: "lora_A" and "lora_B"
+ * are children of the layer or, if the layer holds several of a file, of one with a part's name.
+ * Returns "" and sets an error if there is no memory. */
+static const char *tshi_io_adapter_name(tshi_io *io, const tsh_module *m) {
+    const tsh_module *of = m->parent->parent;  /* the layer, or the part */
+    const tsh_module *above = of->adapters ? NULL : of->parent->parent; /* above a part's layer */
+    const char *path = above ? above->path : of->path;
+    const size_t size = strlen(path) + strlen(of->name) + 32;
+    char *name = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    if (!name) return "";
+    (void)snprintf(name, size, "%s%s%s%s%s.weight", path, above && *path ? "." : "",
+                   above ? of->name : "", above || *path ? "." : "", m->parent->name);
+    return tshi_io_name(io, name);
+}
+
+/* Appends A and B of all adapters named io->adapter to io->item. Sets an error if there is none. */
+static void tshi_io_list_adapters(tshi_io *io) {
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step(io->root, &at)) {
+        if (at.module->kind != &tshi_adapter_kind || strcmp(at.module->name, io->adapter) != 0)
+            continue;
+        tshi_io_add(io, "", at.param, NULL, NULL, at.param->dtype)->path =
+            tshi_io_adapter_name(io, at.module);
+    }
+    if (!io->items)
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: no layer below \"%s\" has an adapter \"%.64s\"; tsh_lora adds one",
+                       io->op, io->root->path, io->adapter);
+}
+
 /* Appends a counter to io->count and returns it. value points to an int64_t or uint64_t. .read
  * starts as the present value, so that it stays if a file lacks the counter. */
 static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const char *name,
@@ -375,6 +413,10 @@ static int tshi_io_list(tshi_io *io) {
     io->item = (tshi_io_item *)tshi_mem_arena_alloc(ctx, &io->arena, items * sizeof *io->item);
     io->count = (tshi_io_count *)tshi_mem_arena_alloc(ctx, &io->arena, counts * sizeof *io->count);
     if (!io->item || !io->count) return 0;
+    if (io->adapter) {
+        tshi_io_list_adapters(io);
+        return ctx->error.code == TSH_OK;
+    }
     (void)tshi_io_add_count(io, "tshard.", "seed", &ctx->seed);
     (void)tshi_io_add_count(io, "tshard.", "randn_calls", &ctx->randn_calls);
     (void)tshi_io_add_count(io, "tshard.", "dropout_calls", &ctx->dropout_calls);
@@ -402,7 +444,7 @@ static int tshi_io_list(tshi_io *io) {
 /* Returns 1 if the item is a bf16 parameter of which an optimiser keeps the exact float weights
  * (see tshi_tensor_exact). */
 static int tshi_io_is_exact(const tshi_io_item *item) {
-    return !item->moment && item->dtype == TSH_BF16 && (item->param->flags & TSHI_OPTIMISED);
+    return !item->moment && tshi_tensor_is_exact(item->param);
 }
 
 /* Returns the dtype in which tsh_save writes a parameter or moment if tsh_file_desc.dtype is 0. */

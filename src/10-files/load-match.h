@@ -482,6 +482,12 @@ static int tshi_load_check(tshi_io *io) {
                        "tsh_step_end",
                        io->op);
     if (io->ctx->error.code != TSH_OK || !tshi_io_list(io)) return 0;
+    for (int i = 0; i < io->items; i++)
+        if (io->item[i].param->flags & TSHI_MERGED)
+            return tshi_error_zero(io->ctx, TSH_ERR_STATE,
+                                   "%s: an adapter is merged into \"%s\"; first call "
+                                   "tsh_lora_unmerge",
+                                   io->op, io->item[i].param->path);
     io->order = (tshi_io_item **)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                       (size_t)io->items * sizeof *io->order);
     if (!io->order) return 0;

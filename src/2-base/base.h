@@ -233,7 +233,8 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_TIED = 16384,     /* a parameter that several modules may share (tsh_tie) */
     TSHI_EMA = 32768,      /* a parameter that a tsh_ema averages */
     TSHI_SWAPPED = 65536,  /* a parameter that has the values of its average (tsh_ema_swap) */
-    TSHI_GIVEN = 131072    /* a step tensor whose values the program wrote */
+    TSHI_GIVEN = 131072,   /* a step tensor whose values the program wrote */
+    TSHI_MERGED = 262144   /* a weight that an adapter is merged into (tsh_lora_merge) */
 };
 
 /* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
@@ -551,6 +552,8 @@ struct tsh_module {
     const struct tshi_kind *kind; /* what it is: linear, embedding, container, ... */
     tsh_style style;              /* how the plan shards the module */
     int skip_bias_add, reversed, regather; /* linear: options of its tsh_linear_desc */
+    /* linear: its adapters of low rank, newest first; the one that forward adds, NULL: none */
+    struct tshi_adapter *adapters, *adapter;
     int stage;                             /* 1 + its pipeline stage; 0: in no stage */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
     const tsh_layout *input_layout, *output_layout; /* the plan rule's .input and .output */

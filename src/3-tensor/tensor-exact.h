@@ -39,13 +39,18 @@ static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_
     for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
 }
 
+/* Returns 1 if an optimiser keeps exact weights of t, a bf16 parameter: not if t is frozen and has
+ * never been trained. */
+static int tshi_tensor_is_exact(const tsh_tensor *t) {
+    return t->dtype == TSH_BF16 && (t->flags & TSHI_OPTIMISED) && (t->requires_grad || t->low);
+}
+
 /* Prepares a parameter for exact weights: allocates t->low, their lower 16 bits, and sets it to 0,
  * if t is a bf16 parameter whose optimiser keeps exact weights and t->low is NULL. Returns 0 if
  * there is no memory, else 1. */
 static int tshi_tensor_keep_exact(tsh_tensor *t) {
     const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
-    if (t->low || t->dtype != TSH_BF16 || (t->flags & TSHI_INEXACT) || !(t->flags & TSHI_OPTIMISED))
-        return 1;
+    if (t->low || !tshi_tensor_is_exact(t) || (t->flags & TSHI_INEXACT)) return 1;
     t->low = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes);
     if (t->low) memset(tshi_mem_data(t->low), 0, bytes);
     return t->low != NULL;

@@ -191,18 +191,3 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     tshi_team_run(w->ctx, pieces, outs, TSHI_QUANT_COLUMNS, tshi_quant_piece, &job);
     tshi_mem_release(w->ctx, block);
 }
-
-/* Returns the weight w, shape (out, in) and with its values at `values`, as a matrix: in place, or,
- * if w is quantised, converted to tsh_real in *block, which the caller releases. Without memory the
- * matrix's data is NULL. */
-static tshi_matrix tshi_quant_plain(const tsh_tensor *w, void *values, tshi_block **block) {
-    const int64_t n = tsh_local_numel(w);
-    tsh_real *plain;
-    *block = NULL;
-    if (!tshi_dtype_in_blocks(w->dtype))
-        return tshi_gemm_matrix_of(values, w->dtype, w->stride[0], w->stride[1]);
-    *block = tshi_mem_alloc(w->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
-    plain = *block ? (tsh_real *)tshi_mem_data(*block) : NULL;
-    if (plain) tshi_dtypes[w->dtype].load(values, 1, n, plain);
-    return tshi_gemm_matrix(plain, w->stride[0], w->stride[1]);
-}

@@ -322,6 +322,18 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
+/* Applies the rule of an adapter, y + s h B^T. Shapes: y (..., out), h (..., rank), B (out, rank).
+ * The output has the layout of y. B S(0), as y is S(-1): h must be R, and dh is P. B R: h has the
+ * layout of y; if that is not R, dB is P. */
+static int tshi_rule_lora(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *h = call->in[1], *b = call->in[2];
+    if (b->layout.kind == TSH_SHARDED)
+        output->partial = TSHI_WEIGHT; /* the bit of input 1, h */
+    else if (h->layout.kind != TSH_REPLICATED)
+        output->partial = TSHI_BIAS; /* that of input 2, B */
+    return 1;
+}
+
 /* Applies the rule of embedding, which looks up rows of W, of shape (rows, features), by ids. If
  * ids and W are R, the output is R. If ids are S and W is R, it is S, and dW is P. If ids are R and
  * W is S(1), it is S(-1). If ids are R and W is S(0), it is P, because a rank outputs 0 for rows

@@ -2,7 +2,7 @@
 /* >>op-linear                                    MARK: - op-linear (private) */
 /* Y = X W^T + b: plain, or column- or row-parallel by the weight's layout.   */
 /* Backward: dX = dY W, dW = dY^T X, db = the sum of dY's rows.               */
-/* Needs: >>quant-product >>redistribute >>op-matmul.                         */
+/* Needs: >>quant-product >>redistribute >>quant-real.                        */
 /* ========================================================================== */
 
 /* Shapes: X (.., in), W (out, in), b (out), Y (.., out). W sharded along `out` (column-parallel)
@@ -56,18 +56,30 @@ static void tshi_linear_release(tsh_ctx *ctx, tshi_gathering *all) {
     tshi_mem_release(ctx, all->whole);
 }
 
+/* Computes dX = dY W + beta dX. Shapes: dy (rows, out), w (out, in), with its values at `values`,
+ * dx (rows, in). */
+static void tshi_linear_dx(const tsh_tensor *w, void *values, int64_t rows, tshi_matrix dy,
+                           tsh_real beta, tshi_matrix dx) {
+    if (tshi_dtype_in_blocks(w->dtype))
+        tshi_quant_reals(w, values, 1, rows, dy, beta, dx, dx);
+    else
+        tshi_matmul_gemm(w->ctx, rows, w->local[1], w->local[0], 1, dy,
+                         tshi_gemm_matrix_of(values, w->dtype, w->stride[0], w->stride[1]), beta,
+                         dx);
+}
+
 /* Computes dX = dY W if forward has gathered X: each rank's dX (rows, in) is a partial sum, whose
- * reduce-scatter to X's shards is started here. Shapes: dy (rows, out), mw (out, in). */
-static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw,
+ * reduce-scatter to X's shards is started here. Shape of dy: (rows, out). */
+static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy,
                                 tshi_returning *back) {
-    tsh_tensor *x = node->in[0], *w = node->in[1];       /* shapes (.., in), (out, in) */
-    const int64_t outs = w->local[0], ins = w->local[1]; /* this rank's numbers of features */
-    tshi_block *whole;                                   /* dX of the whole sequence */
+    tsh_tensor *x = node->in[0], *w = node->in[1]; /* shapes (.., in), (out, in) */
+    const int64_t ins = w->local[1];               /* this rank's number of input features */
+    tshi_block *whole;                             /* dX of the whole sequence */
     if (!x->base->requires_grad) return;
     whole = tshi_mem_alloc(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
     if (!whole) return;
-    tshi_matmul_gemm(x->ctx, rows, ins, outs, 1, dy, mw, 0,
-                     tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
+    tshi_linear_dx(w, tshi_tape_saved(node, 1), rows, dy, 0,
+                   tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
     tshi_redistribute_return(back, node, x, whole);
 }
 
@@ -95,28 +107,27 @@ static void tshi_linear_backward(tshi_node *node) {
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
     tshi_gathering all_y, all_x;                             /* of dY and of X */
     tshi_returning back = TSHI_ZERO;                         /* dX on its way to X's shards */
-    tshi_block *plain; /* W as tsh_real if it is quantised, or NULL */
-    /* shapes: dy (rows, out), mx and dX (rows, in), mw and dW (out, in) */
+    int64_t rows_x; /* rows of X on this rank, or of all of X if it is gathered */
+    const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
+    /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
     tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &all_y);
-    const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
-                                            &rows, &all_x);
-    const tshi_matrix mw = tshi_quant_plain(w, tshi_tape_saved(node, 1), &plain);
+    const tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
+                                            saved && how->regather, &rows_x, &all_x);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
     (void)tshi_redistribute_arrive(ctx, &all_y.move);
     if (ctx->error.code == TSH_OK && how->regather)
-        tshi_linear_scatter(node, rows, dy, mw, &back);
+        tshi_linear_scatter(node, rows, dy, &back);
     else if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
-        tshi_matmul_gemm(ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
-                         tshi_gemm_matrix(dest.data, mx.row, mx.column));
+        tshi_linear_dx(w, tshi_tape_saved(node, 1), rows, dy, TSHI_R(dest.add),
+                       tshi_gemm_matrix(dest.data, mx.row, mx.column));
     if (!how->regather) tshi_tape_input_done(node, 0); /* starts the all-reduce of dX */
     (void)tshi_redistribute_arrive(ctx, &all_x.move);
-    if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
+    if (ctx->error.code == TSH_OK && saved && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
     if (ctx->error.code == TSH_OK) tshi_linear_bias(node, g);
     tshi_redistribute_returned(&back, x);
-    tshi_mem_release(ctx, plain);
     tshi_linear_release(ctx, &all_x);
     tshi_linear_release(ctx, &all_y);
 }
@@ -142,8 +153,10 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Computes Y in out. The product adds the bias, unless each rank's product is a partial sum: then
- * this is rounded to Y's dtype and summed over ranks, and the bias is added once, after that. */
+/* Computes Y in out. Between tsh_no_grad_begin and tsh_no_grad_end, the product with a quantised
+ * weight rounds X to 8 bits. The product adds the bias, unless each rank's product is a partial
+ * sum: then this is rounded to Y's dtype and summed over ranks, and the bias is added once, after
+ * that. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
@@ -166,8 +179,10 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
     (void)tshi_redistribute_arrive(ctx, &all.move);
-    if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
+    if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype) && ctx->tape.evaluating)
         tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, my);
+    else if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
+        tshi_quant_reals(w, tshi_tensor_at(w), 0, rows, mx, b && !late ? TSHI_R(1) : 0, mb, my);
     else if (ctx->error.code == TSH_OK)
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
@@ -203,14 +218,17 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
     return tshi_op_copy("tsh_linear", x);
 }
 
-static const tshi_op tshi_linear_op = {
-    "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
+/* [1]: W is frozen: X, which only dW needs, is not saved. */
+static const tshi_op tshi_linear_ops[2] = {
+    {"tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT,
+     0},
+    {"tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_WEIGHT, 0}};
 
 /* Runs tsh_linear, also with sequence parallelism. give: the layout of a row-parallel output (NULL:
  * R). regather 1: all-gathers the input of a column-parallel weight along the sequence. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
-    const tshi_op *op = &tshi_linear_op;
+    const tshi_op *op = &tshi_linear_ops[w && !w->base->requires_grad];
     tsh_tensor *in[3] = {x, w, b}, *out; /* shapes (.., in), (out, in), (out) or NULL; (.., out) */
     tsh_ctx *ctx = tshi_tensor_check_weight("tsh_linear", in, b ? 3 : 2);
     const tshi_rule_sequence sequence = {give, regather};

@@ -149,10 +149,11 @@ static int tshi_layers_fits(const tshi_attention_layer *a, const tsh_tensor *x) 
 
 /* Checks that a layer with a cache is not being trained. Returns 0 and sets an error if it is. */
 static int tshi_layers_generates(const tshi_attention_layer *a, const tsh_tensor *x) {
-    const tsh_tensor *weight = (a->fused ? a->fused : a->qkv[0])->param[0];
+    const tsh_module *first = a->fused ? a->fused : a->qkv[0];
     const tshi_tape *tape = &x->ctx->tape;
     /* the forward of a checkpoint sets no_grad, too, although it belongs to training */
-    const int trains = tape->no_grad || x->base->requires_grad || weight->requires_grad;
+    const int trains = tape->no_grad || x->base->requires_grad || first->adapter ||
+                       first->param[0]->requires_grad;
     if (tape->evaluating || !trains) return 1;
     return tshi_error_zero(x->ctx, TSH_ERR_STATE,
                            "tsh_forward: training with a cache of %lld positions: it is for "

@@ -276,6 +276,11 @@ TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
             return tsh_fail(ctx, TSH_ERR_STATE,
                             "tsh_to: a tsh_ema has \"%s\"; call tsh_to before tsh_ema_new",
                             t->path);
+        if (t->flags & TSHI_MERGED)
+            return tsh_fail(ctx, TSH_ERR_STATE,
+                            "tsh_to: an adapter is merged into \"%s\"; first call "
+                            "tsh_lora_unmerge, or tsh_lora_free to keep the sum",
+                            t->path);
         if (tshi_tensor_recorded(t))
             return tsh_fail(ctx, TSH_ERR_STATE,
                             "tsh_to: ops are recorded that use \"%s\"; end the step first: "

@@ -18,7 +18,8 @@ typedef struct tshi_line {
     int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
 } tshi_line;
 
-/* Writes m's path, kind and number, and the name, dtype, shape and layout of its parameters. */
+/* Writes m's path, kind and number, and the name, dtype, shape and layout of its parameters, and
+ * which of them are frozen. */
 static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
@@ -32,6 +33,9 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
         tsh_text_add(line->text, size, "%s %s%s%s %s", i ? "," : ":", m->param_name[i],
                      *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
                      tshi_tensor_text(param, text));
+        /* some ranks would wait for gradients that others do not send */
+        if (!param->requires_grad && !(param->flags & TSHI_BUFFER))
+            tsh_text_add(line->text, size, " frozen");
         /* appends the lengths of the segments, if there are several */
         for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",

@@ -170,6 +170,11 @@ static TSHI_COLD int tshi_module_may_move(const tsh_tensor *t) {
                                "tsh_parallelize: \"%s\" has the values of its average; restore the "
                                "weights first: tsh_ema_swap",
                                t->path);
+    if (t->flags & TSHI_MERGED)
+        return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                               "tsh_parallelize: an adapter is merged into \"%s\"; first call "
+                               "tsh_lora_unmerge",
+                               t->path);
     if (tshi_dtype_in_blocks(t->dtype))
         return tshi_error_zero(t->ctx, TSH_ERR_STATE,
                                "tsh_parallelize: \"%s\" is quantised, and would be laid out anew; "

@@ -1,8 +1,7 @@
 /* ========================================================================== */
 /* >>nn                                                  MARK: - nn (private) */
 /* Layers: their forward, and the layouts of their parameters under a style.  */
-/* Needs: >>op-dropout >>op-view >>op-linear >>op-embedding >>op-norm         */
-/* >>parallel.                                                                */
+/* Needs: >>op-view >>op-embedding >>op-norm >>parallel >>adapter.            */
 /* ========================================================================== */
 
 /* To add a layer, write a forward, a function that sets its parameters' layouts under a style, a
@@ -155,7 +154,10 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
         /* the op itself can only reduce-scatter a row-parallel output, and not along its features;
          * tshi_module_run redistributes the others */
         gives = NULL;
-    return tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather);
+    return tshi_adapter_add(module, x,
+                            tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives,
+                                            regather),
+                            gives);
 }
 
 /* Adds a linear's parameters and shards them; `weight`, if not NULL, is used in place of a new

@@ -80,20 +80,25 @@ static const char *tshi_optim_kind(const tsh_optim *optim, char text[TSHI_TEXT_S
     return text;
 }
 
-/* Returns 1 if all parameters below module have a dtype with the range of a float (f16 has not);
- * else 0 and an error. */
+/* Returns 1 if a dtype has the range of a float, as training needs it; f16 has not. */
+static int tshi_optim_trains(tsh_dtype dtype) {
+    int64_t widest; /* memory for one element of any dtype that has no blocks */
+    tshi_dtype_put(dtype, &widest, 0, 1e30);
+    return tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX;
+}
+
+/* Returns 1 if all parameters below module that are trained have a dtype for it; else 0 and an
+ * error. */
 static TSHI_COLD int tshi_optim_trainable(tsh_module *module) {
     tshi_walk at = {NULL, NULL, 0};
-    int64_t widest; /* memory for one element of any dtype that has no blocks */
     while (tshi_module_step_once(module, &at)) {
-        const tsh_dtype dtype = at.param->dtype;
-        if (at.param->flags & TSHI_BUFFER) continue; /* not trained, such as a quantised weight */
-        tshi_dtype_put(dtype, &widest, 0, 1e30);
-        if (tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX) continue;
+        /* not trained, such as a quantised or a frozen weight */
+        if ((at.param->flags & TSHI_BUFFER) || !at.param->requires_grad) continue;
+        if (tshi_optim_trains(at.param->dtype)) continue;
         return tshi_error_zero(module->ctx, TSH_ERR_DTYPE,
                                "tsh_optim_new: \"%s\" is %s, which is for inference: its range is "
                                "too small; train in bf16: tsh_to(module, TSH_BF16)",
-                               at.param->path, tshi_dtype_name(dtype));
+                               at.param->path, tshi_dtype_name(at.param->dtype));
     }
     return 1;
 }
@@ -118,18 +123,20 @@ static TSHI_COLD void tshi_optim_claim_all(const tsh_optim *optim) {
     for (int i = 0; i < optim->count; i++) tshi_optim_claim(optim, i);
 }
 
-/* Warns if some weights below module are quantised and others are trained. trained: number of
- * parameters that the optimiser updates. */
+/* Warns if some weights below module are quantised and others are trained; but not if a parameter
+ * is frozen: then the program has chosen what it trains. trained: number of parameters that the
+ * optimiser updates. */
 static TSHI_COLD void tshi_optim_warn_blocks(tsh_module *module, int trained) {
     tshi_walk at = {NULL, NULL, 0};
     const tsh_tensor *first = NULL;
     char text[TSH_MESSAGE_SIZE];
-    int count = 0; /* number of quantised weights */
+    int count = 0, frozen = 0; /* count: number of quantised weights; frozen: of parameters */
     while (tshi_module_step_once(module, &at)) {
+        frozen += !at.param->requires_grad && !(at.param->flags & TSHI_BUFFER);
         if (!tshi_dtype_in_blocks(at.param->dtype)) continue;
         if (!count++) first = at.param;
     }
-    if (!first || !trained) return;
+    if (!first || !trained || frozen) return;
     (void)snprintf(text, sizeof text,
                    "tsh_optim_new: %d weights, such as \"%.128s\", are %s and stay as they are; "
                    "only the other %d parameters are trained. To train all, load the model "

@@ -48,6 +48,11 @@ static int tshi_quantize_check(tsh_module *m, tsh_dtype dtype) {
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_quantize: \"%s\" has an average; call tsh_ema_free first",
                                t->path);
+    if (t->flags & TSHI_MERGED)
+        return tshi_error_zero(m->ctx, TSH_ERR_STATE,
+                               "tsh_quantize: an adapter is merged into \"%s\"; first call "
+                               "tsh_lora_free, which keeps the sum, or tsh_lora_unmerge",
+                               t->path);
     if (tshi_tensor_recorded(t))
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_quantize: ops are recorded that use \"%s\"; end the step "

@@ -53,14 +53,16 @@ static int tshi_summary_line(tsh_module *root, const tshi_walk *at, FILE *file) 
     else if (t->absent)
         (void)fprintf(file, " on stage %d\n", t->stage - 1);
     else
-        (void)fprintf(file, " %llu\n",
-                      (unsigned long long)tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
+        (void)fprintf(file, " %llu%s\n",
+                      (unsigned long long)tshi_dtype_bytes(t->dtype, tsh_local_numel(t)),
+                      t->requires_grad || (t->flags & TSHI_BUFFER) ? "" : " frozen");
     return first && !t->absent;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
-    /* total: elements of all parameters; local: those on this rank */
-    int64_t total = 0, local = 0;
+    /* total: elements of all parameters; local: those on this rank; trained: those of parameters
+     * that require a gradient */
+    int64_t total = 0, local = 0, trained = 0;
     unsigned long long bytes = 0; /* bytes of this rank's shards */
     tshi_walk at = {NULL, NULL, 0};
     if (!module || !file) return TSH_ERR_ARGUMENT;
@@ -71,10 +73,12 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
         if (!tshi_summary_line(module, &at, file)) continue;
         total += tsh_numel(at.param);
         local += tsh_local_numel(at.param);
+        if (at.param->requires_grad) trained += tsh_numel(at.param);
         bytes += tshi_dtype_bytes(at.param->dtype, tsh_local_numel(at.param));
     }
-    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n", (long long)total,
-                  module->ctx->tp.rank, module->ctx->tp.size, (long long)local, bytes);
+    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes; %lld are trained\n",
+                  (long long)total, module->ctx->tp.rank, module->ctx->tp.size, (long long)local,
+                  bytes, (long long)trained);
     if (module->ctx->optims) tshi_summary_groups(module->ctx->optims, module, file);
     return tshi_error_written(module->ctx, "tsh_summary", file);
 }

@@ -185,11 +185,11 @@ static int groups_in_the_summary(tsh_ctx *ctx, void *user) {
     tsh_module *gpt = gpt_add(ctx);
     tsh_optim *optim;
     (void)user;
-    if (summary_ends(ctx, tsh_find(gpt, "ln_f"), " bytes\n")) return 1;
+    if (summary_ends(ctx, tsh_find(gpt, "ln_f"), " are trained\n")) return 1;
     optim = tsh_optim_new(gpt, &adamw);
     CHECK(tsh_optim_group(optim, "*.bias", 1, 0) == TSH_OK, "of ln_f");
     if (summary_ends(ctx, gpt,
-                     " bytes\n"
+                     " are trained\n"
                      "adamw: 27 parameters, the first \"wte.weight\": lr 0.25, weight decay 0.5\n"
                      "adamw: 1 parameters, the first \"ln_f.bias\": lr 0.25, weight decay 0\n"))
         return 1;
@@ -203,7 +203,7 @@ static int groups_in_the_summary(tsh_ctx *ctx, void *user) {
                      "sgd: 12 parameters, the first \"h.1.ln_1.weight\": lr 2, weight decay 0\n"))
         return 1;
     return summary_ends(ctx, tsh_find(gpt, "h.1"),
-                        " bytes\n"
+                        " are trained\n"
                         "sgd: 12 parameters, the first \"ln_1.weight\": lr 2, weight decay 0\n");
 }
 ON_ONE_RANK(groups_in_the_summary)

@@ -53,7 +53,7 @@ ALLOWED = {
     "ema": {"TSH_BF16": TRAINED},
     "optim": {"TSH_BF16": TRAINED},
     "pipeline": {"TSH_I64": BOOKKEEPING, "TSH_F64": BOOKKEEPING},
-    "io": {"TSH_BF16": TRAINED, "TSH_F32": TRAINED, "TSH_I32": BOOKKEEPING, "TSH_I64": BOOKKEEPING},
+    "io": {"TSH_F32": TRAINED, "TSH_I32": BOOKKEEPING, "TSH_I64": BOOKKEEPING},
     "io-save": {"TSH_BF16": "blocks of quantised weights are sent as 16-bit elements",
                 "TSH_I64": BOOKKEEPING},
     "load-match": {"TSH_I32": BOOKKEEPING, "TSH_I64": BOOKKEEPING},

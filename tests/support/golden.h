@@ -74,16 +74,13 @@ static void golden_reorder(golden_file *g) {
     }
 }
 
-/* Opens tests/golden/<name>.safetensors; the folder is found from this header's own place. */
-__attribute__((unused)) static golden_file golden_open(const char *name) {
+/* Opens a file by its path. */
+__attribute__((unused)) static golden_file golden_open_at(const char *path) {
     golden_file g = {NULL, NULL, 0, NULL};
-    const char *here = __FILE__, *slash = strrchr(here, '/');
-    char path[512], prefix[8];
+    char prefix[8];
     uint64_t length;
     long end;
     FILE *file;
-    (void)snprintf(path, sizeof path, "%.*s../golden/%s.safetensors",
-                   slash ? (int)(slash - here + 1) : 0, here, name);
     file = fopen(path, "rb");
     if (!file) fail_msg("%s cannot be opened (tests/golden/generate.py writes it)", path);
     assert_int_equal(fread(prefix, sizeof prefix, 1, file), 1);
@@ -104,6 +101,15 @@ __attribute__((unused)) static golden_file golden_open(const char *name) {
     (void)fclose(file);
     golden_reorder(&g);
     return g;
+}
+
+/* Opens tests/golden/<name>.safetensors; the folder is found from this header's own place. */
+__attribute__((unused)) static golden_file golden_open(const char *name) {
+    const char *here = __FILE__, *slash = strrchr(here, '/');
+    char path[512];
+    (void)snprintf(path, sizeof path, "%.*s../golden/%s.safetensors",
+                   slash ? (int)(slash - here + 1) : 0, here, name);
+    return golden_open_at(path);
 }
 
 __attribute__((unused)) static void golden_close(golden_file *g) {

@@ -37,10 +37,12 @@ enum {
     STRUCT_tsh_schedule,
     STRUCT_tsh_plateau,
     STRUCT_tsh_optim_desc,
+    STRUCT_tsh_lora_desc,
     STRUCT_tsh_pipeline_desc,
     STRUCT_tsh_file_desc,
     STRUCT_tsh_trace_desc,
     STRUCT_tsh_policy_layer,
+    STRUCT_tsh_lora_part,
     STRUCT_tsh_rename,
     STRUCT_tsh_policy_heads,
     API_STRUCTS
@@ -568,6 +570,17 @@ static const api_field fields_of_tsh_optim_desc[] = {
     {offsetof(tsh_optim_desc, custom.user), {USER, 0, "custom.user"}},
 };
 
+static const api_field fields_of_tsh_lora_desc[] = {
+    {offsetof(tsh_lora_desc, rank), {INT, 0, "rank"}},
+    {offsetof(tsh_lora_desc, alpha), {DOUBLE, 0, "alpha"}},
+    {offsetof(tsh_lora_desc, dropout), {DOUBLE, 0, "dropout"}},
+    {offsetof(tsh_lora_desc, rslora), {INT, 0, "rslora"}},
+    {offsetof(tsh_lora_desc, name), {TEXT, 0, "name"}},
+    {offsetof(tsh_lora_desc, dtype), {DTYPE, 0, "dtype"}},
+    {offsetof(tsh_lora_desc, parts), {STRUCT, STRUCT_tsh_lora_part, "parts"}},
+    {offsetof(tsh_lora_desc, part_count), {INT, 0, "part_count"}},
+};
+
 static const api_field fields_of_tsh_pipeline_desc[] = {
     {offsetof(tsh_pipeline_desc, micro_batches), {COUNT, 0, "micro_batches"}},
     {offsetof(tsh_pipeline_desc, counts), {INTS, 0, "counts"}},
@@ -589,6 +602,7 @@ static const api_field fields_of_tsh_file_desc[] = {
     {offsetof(tsh_file_desc, read_at), {FUNCTION, 14, "read_at"}},
     {offsetof(tsh_file_desc, user), {USER, 0, "user"}},
     {offsetof(tsh_file_desc, ema), {EMA, 0, "ema"}},
+    {offsetof(tsh_file_desc, adapter), {TEXT, 0, "adapter"}},
 };
 
 static const api_field fields_of_tsh_trace_desc[] = {
@@ -608,6 +622,11 @@ static const api_field fields_of_tsh_policy_layer[] = {
     {offsetof(tsh_policy_layer, ignore_checker), {INT, 0, "ignore_checker"}},
     {offsetof(tsh_policy_layer, heads), {STRUCT, STRUCT_tsh_policy_heads, "heads"}},
     {offsetof(tsh_policy_layer, kv), {INT, 0, "kv"}},
+};
+
+static const api_field fields_of_tsh_lora_part[] = {
+    {offsetof(tsh_lora_part, name), {TEXT, 0, "name"}},
+    {offsetof(tsh_lora_part, length), {LONG, 0, "length"}},
 };
 
 static const api_field fields_of_tsh_rename[] = {
@@ -694,6 +713,8 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_plateau / sizeof(api_field)},
     {"tsh_optim_desc", sizeof(tsh_optim_desc), fields_of_tsh_optim_desc,
         sizeof fields_of_tsh_optim_desc / sizeof(api_field)},
+    {"tsh_lora_desc", sizeof(tsh_lora_desc), fields_of_tsh_lora_desc,
+        sizeof fields_of_tsh_lora_desc / sizeof(api_field)},
     {"tsh_pipeline_desc", sizeof(tsh_pipeline_desc), fields_of_tsh_pipeline_desc,
         sizeof fields_of_tsh_pipeline_desc / sizeof(api_field)},
     {"tsh_file_desc", sizeof(tsh_file_desc), fields_of_tsh_file_desc,
@@ -702,6 +723,8 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_trace_desc / sizeof(api_field)},
     {"tsh_policy_layer", sizeof(tsh_policy_layer), fields_of_tsh_policy_layer,
         sizeof fields_of_tsh_policy_layer / sizeof(api_field)},
+    {"tsh_lora_part", sizeof(tsh_lora_part), fields_of_tsh_lora_part,
+        sizeof fields_of_tsh_lora_part / sizeof(api_field)},
     {"tsh_rename", sizeof(tsh_rename), fields_of_tsh_rename,
         sizeof fields_of_tsh_rename / sizeof(api_field)},
     {"tsh_policy_heads", sizeof(tsh_policy_heads), fields_of_tsh_policy_heads,
@@ -1295,6 +1318,18 @@ static void call_tsh_optim_state(void *const *a) { (void)tsh_optim_state
     (*(const tsh_optim **)a[0]); }
 static void call_tsh_clip_grad_norm(void *const *a) { (void)tsh_clip_grad_norm
     (*(tsh_module **)a[0], *(double *)a[1], *(double **)a[2]); }
+static void call_tsh_freeze(void *const *a) { (void)tsh_freeze(*(tsh_module **)a[0],
+    *(const char **)a[1]); }
+static void call_tsh_unfreeze(void *const *a) { (void)tsh_unfreeze(*(tsh_module **)a[0],
+    *(const char **)a[1]); }
+static void call_tsh_lora(void *const *a) { (void)tsh_lora(*(tsh_module **)a[0],
+    *(const char **)a[1], *(const tsh_lora_desc **)a[2]); }
+static void call_tsh_lora_use(void *const *a) { (void)tsh_lora_use(*(tsh_module **)a[0],
+    *(const char **)a[1]); }
+static void call_tsh_lora_merge(void *const *a) { (void)tsh_lora_merge(*(tsh_module **)a[0]); }
+static void call_tsh_lora_unmerge(void *const *a) { (void)tsh_lora_unmerge(*(tsh_module **)a[0]); }
+static void call_tsh_lora_free(void *const *a) { (void)tsh_lora_free(*(tsh_module **)a[0],
+    *(const char **)a[1]); }
 static void call_tsh_ema_new(void *const *a) { (void)tsh_ema_new(*(tsh_module **)a[0],
     *(double *)a[1]); }
 static void call_tsh_ema_free(void *const *a) { tsh_ema_free(*(tsh_ema **)a[0]); }
@@ -1797,6 +1832,14 @@ static const api_call calls[] = {
     {"tsh_optim_state", call_tsh_optim_state, 1, {{OPTIM, 0, "optim"}}},
     {"tsh_clip_grad_norm", call_tsh_clip_grad_norm, 3, {{MODULE, 0, "module"}, {DOUBLE, 0,
         "max_norm"}, {DOUBLES, 0, "norm"}}},
+    {"tsh_freeze", call_tsh_freeze, 2, {{MODULE, 0, "module"}, {TEXT, 0, "pattern"}}},
+    {"tsh_unfreeze", call_tsh_unfreeze, 2, {{MODULE, 0, "module"}, {TEXT, 0, "pattern"}}},
+    {"tsh_lora", call_tsh_lora, 3, {{MODULE, 0, "module"}, {TEXT, 0, "pattern"}, {STRUCT,
+        STRUCT_tsh_lora_desc, "desc"}}},
+    {"tsh_lora_use", call_tsh_lora_use, 2, {{MODULE, 0, "module"}, {TEXT, 0, "name"}}},
+    {"tsh_lora_merge", call_tsh_lora_merge, 1, {{MODULE, 0, "module"}}},
+    {"tsh_lora_unmerge", call_tsh_lora_unmerge, 1, {{MODULE, 0, "module"}}},
+    {"tsh_lora_free", call_tsh_lora_free, 2, {{MODULE, 0, "module"}, {TEXT, 0, "name"}}},
     {"tsh_ema_new", call_tsh_ema_new, 2, {{MODULE, 0, "module"}, {DOUBLE, 0, "decay"}}},
     {"tsh_ema_free", call_tsh_ema_free, 1, {{EMA, 0, "ema"}}},
     {"tsh_ema_update", call_tsh_ema_update, 1, {{EMA, 0, "ema"}}},
