@@ -42,7 +42,7 @@ static void tshi_quant_reals(const tsh_tensor *w, void *values, int back, int64_
     for (int64_t r = 0, n; r < outs && ctx->error.code == TSH_OK; r += n) {
         const tshi_matrix part = tshi_gemm_matrix(job.to, ins, 1); /* rows [r, r + n) of W */
         n = tshi_base_min(most, outs - r);
-        tshi_team_run(tshi_kernel_parts(ctx, n, ins), n, 1, tshi_quant_convert, &job);
+        tshi_team_run(ctx, tshi_kernel_parts(ctx, n, ins), n, 1, tshi_quant_convert, &job);
         if (back)
             tshi_matmul_gemm(ctx, rows, ins, n, 1, tshi_gemm_from(x, 0, r), part,
                              r ? TSHI_R(1) : beta, c);
