@@ -142,7 +142,7 @@ int main(int argc, char **argv) {
     int failed = parse_flags(flags, argc, argv);
     if (!failed) failed = check_backend(&job.set);
     if (!failed) failed = check_gemm(&job.set);
-    if (!failed) failed = check_settings(&job.set);
+    if (!failed) failed = check_settings(&job.set, tsh_threads_cores());
     if (!failed) failed = load_text(&job.text, &job.set);
     if (failed) return failed;
     tsh_desc desc = {.tp = (int)job.set.tp,

@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
     kind = argv[2];
     make_flags(flags, &job.set, &help);
     failed = parse_flags(flags, argc - 2, argv + 2);
-    if (!failed) failed = check_settings(&job.set);
+    if (!failed) failed = check_settings(&job.set, tsh_threads_cores());
     if (!failed) failed = load_text(&job.text, &job.set);
     if (failed) return failed;
     return tsh_threads_run((int)job.set.ranks,
