@@ -113,6 +113,38 @@ TSHI_AMX TSHI_OUTLINE void tshi_gemm_stage_amx(float *to, const tshi_gemm_word *
     for (int i = 0; i < 16; i++) _mm512_store_ps(to + 16 * i, r[i]);
 }
 
+/* Stores 16 floats as bf16. */
+TSHI_AMX TSHI_INLINE void tshi_gemm_put_bf16(char *to, __m512 x) {
+    const __m512i rounded = _mm512_srli_epi32(tshi_gemm_round(x), 16);
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(rounded));
+}
+
+/* Stores a tile of C: alpha times the sums, plus D. sums: shape (rows, width). If nothing is added
+ * to the sums, none of them is below 2^-126 in magnitude but 0, and the instruction that rounds
+ * two registers to bf16 gives the same bits as tshi_gemm_round. */
+TSHI_AMX TSHI_INLINE void tshi_gemm_tile_out_amx(const tshi_gemm_tile *t, const float *sums,
+                                                 int rows, const int width) {
+    const __m512 alpha = _mm512_set1_ps(t->alpha), zero = _mm512_setzero_ps();
+    const float *d = t->d;
+    const int add = t->add, whole = t->bf16 && !add && t->alpha == 1;
+    const int64_t size = t->bf16 ? 2 : 4, rsd = t->rsd, rsc = t->rsc * size;
+    char *c = (char *)t->c;
+    for (int i = 0; i < rows; i++, sums += width, c += rsc, d += add ? rsd : 0) {
+        const __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + width - 16);
+        const __m512 x = _mm512_fmadd_ps(alpha, low, add ? _mm512_loadu_ps(d) : zero);
+        const __m512 y = _mm512_fmadd_ps(alpha, high, add ? _mm512_loadu_ps(d + width - 16) : zero);
+        if (whole && width == 32) {
+            _mm512_storeu_si512(c, tshi_gemm_round2(x, y));
+        } else if (size == 2) {
+            tshi_gemm_put_bf16(c, x);
+            tshi_gemm_put_bf16(c + 2 * (width - 16), y);
+        } else {
+            _mm512_storeu_ps(c, x);
+            _mm512_storeu_ps(c + 4 * (width - 16), y);
+        }
+    }
+}
+
 /* Computes a tile of C, of up to 16 rows, or 17 to 32 if high is 1, and 16 columns, or 32 if wide
  * is 1. A step that the tile instructions cannot read in place is staged: rows or words are
  * missing, or A's words lie column by column. */
@@ -123,7 +155,6 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_tile_of_amx(const tshi_gemm_tile *t, int row
     const int width = wide ? 32 : 16, packed = t->rsa != 1 && t->csa != 1;
     const int64_t steps = packed || (t->csa == 1 && rows % LANES == 0) ? t->k / LANES : 0;
     const int64_t row_b = 4 * t->rsb;
-    const __m512 alpha = _mm512_set1_ps(t->alpha);
     TSHI_AMX_ZERO(0);
     if (wide) TSHI_AMX_ZERO(1);
     if (high) TSHI_AMX_ZERO(2);
@@ -149,12 +180,7 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_tile_of_amx(const tshi_gemm_tile *t, int row
     if (wide) TSHI_AMX_STORE(1, c + 16, 4 * width);
     if (high) TSHI_AMX_STORE(2, c + 16 * width, 4 * width);
     if (high && wide) TSHI_AMX_STORE(3, c + 16 * width + 16, 4 * width);
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < width; j += LANES) {
-            const __m512 d = t->add ? _mm512_loadu_ps(t->d + i * t->rsd + j) : _mm512_setzero_ps();
-            _mm512_storeu_ps(t->c + i * t->rsc + j,
-                             _mm512_fmadd_ps(alpha, _mm512_load_ps(c + i * width + j), d));
-        }
+    tshi_gemm_tile_out_amx(t, c, rows, width);
 }
 
 /* Implements tshi_gemm_kernel.pairs with AMX. */

@@ -9,7 +9,8 @@
 
 /* The micro-kernels; the fields are those of struct tshi_gemm_kernel. >>isa says which one runs.
  * Block sizes: a block of A (mc * kc floats) fills at most half of an L2 cache, nr columns of B
- * (kc * nr floats) at most an L1 cache; nc limits the scratch memory. */
+ * (kc * nr floats) at most an L1 cache (AMX: see tshi_gemm_slice_words); nc limits the scratch
+ * memory. */
 #if TSHI_GEMM_AMX
 static const tshi_gemm_kernel tshi_gemm_kernel_amx = {
     "amx", 32, 32, 256, 384, 1024, tshi_gemm_tile_tall, tshi_gemm_stream_amx, tshi_gemm_few_amx,
@@ -114,12 +115,18 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
     return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
 }
 
+/* Returns the max length of a slice of k in words. Tiles of AMX multiply so fast that to add the
+ * sums of a slice to C takes longer than to read operands from an L2 cache: their slices are twice
+ * as long. */
+static int64_t tshi_gemm_slice_words(const tshi_gemm_kernel *kernel, int pairs) {
+    return kernel->kc * (pairs && kernel->strip ? 2 : 1);
+}
+
 /* Returns the length of a slice of k, in elements: whole cache lines, so that slices of an aligned
  * row are aligned. form: that of A after packing. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
-    /* tiles of AMX read more operands per multiply-add: a sliver of B has to leave space for A in
-     * an L1 cache */
-    const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS && !kernel->strip ? 2 : 1);
+    const int pairs = form >= TSHI_GEMM_PAIRS;
+    const int64_t max = tshi_gemm_slice_words(kernel, pairs) * (pairs ? 2 : 1);
     return k <= max ? max : tshi_gemm_even(k, max, 32);
 }
 
@@ -156,6 +163,7 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
                            tshi_matrix c) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile inner = *t;
+    inner.bf16 = 0;
     inner.c = buffer;
     inner.rsc = width;
     for (int i = 0; i < rows; i++) TSHI_PREFETCH(tshi_gemm_from(c, i, 0).data);
@@ -227,13 +235,14 @@ static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t co
 static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
                              tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
     const tshi_gemm_word *a = t->a;
+    /* direct: 1 if tiles are written to C in place */
     const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
-                       job->c.dtype == TSH_REAL; /* 1: tiles are written to C in place */
+                       (job->c.dtype == TSH_REAL || t->bf16);
     for (int64_t i = 0; i < job->m; i += mr) {
         const int rows = (int)tshi_base_min(mr, job->m - i);
         t->a = a + i * next;
         t->d = (const tsh_real *)tshi_gemm_from(job->d, i, j).data;
-        t->c = direct ? tshi_gemm_at(job->c, i, j) : NULL;
+        t->c = direct ? (tsh_real *)tshi_gemm_from(job->c, i, j).data : NULL;
         if (direct)
             tile(t, rows, width);
         else
@@ -282,6 +291,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             tshi_gemm_pack_matrix(kernel, job->pack_a + i * next, mr, rows, job->k, from,
                                   job->form_a);
     }
+    t.bf16 = kernel->tiles && tile == kernel->pairs && job->c.dtype == TSH_BF16;
     t.walk = &walk;
     t.k = words;
     t.alpha = job->alpha;
@@ -338,6 +348,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     t.rsa = t.csa = t.rsb = 0; /* not used by `few`, like sums and walk */
     t.sums = NULL;
     t.walk = NULL;
+    t.bf16 = 0; /* `few` writes floats */
     t.then = job->progress ? job->progress->then : 0;
     t.k = job->k;
     t.slice = tshi_gemm_slice(kernel, job->form_a, job->k);
@@ -426,7 +437,7 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     /* a row of A takes 16 words, or more */
     const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) *
-                          tshi_base_min(kernel->kc, k < 16 ? 16 : k);
+                          tshi_base_min(tshi_gemm_slice_words(kernel, 1), k < 16 ? 16 : k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
     return tshi_base_ceil(block > few ? block : few, 16) * 16;
 }
@@ -443,7 +454,8 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
         n = rows;
     }
     if (m > kernel->mc) columns = tshi_base_min(kernel->nc, n + kernel->nr);
-    return (size_t)(tshi_gemm_block_size(kernel, m, k) + columns * tshi_base_min(kernel->kc, k)) *
+    return (size_t)(tshi_gemm_block_size(kernel, m, k) +
+                    columns * tshi_base_min(tshi_gemm_slice_words(kernel, 1), k)) *
            sizeof(tsh_real);
 }
 

@@ -42,9 +42,9 @@
  *
  * The products are exact. Each sum is rounded to nearest even or, on Arm, to odd: an inexact sum
  * becomes the one of its two neighbours whose last bit is 1. Numbers below 2^-126 in magnitude
- * count as 0, in operands and in sums. A slice has 2 kc elements of k. (With AMX it has kc, added
- * in an order of their own: see >>gemm-amx.) If C has 16 bits, its sums are floats until the last
- * slice of k is added, and rounded once. */
+ * count as 0, in operands and in sums. A slice has 2 kc elements of k. (With AMX it has 4 kc,
+ * added in an order of their own: see >>gemm-amx.) If C has 16 bits, its sums are floats until the
+ * last slice of k is added, and rounded once. */
 
 /* TSHI_GEMM_FLOAT is 1 if TSHARD_REAL is float, 0 if it is double; #if can test it. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
@@ -144,8 +144,9 @@ typedef struct tshi_gemm_tile {
     int add;              /* 1: D is added; 0: D is not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
     int64_t rsd;          /* row stride of D */
-    tsh_real *c;          /* C, shape (rows, cols) */
-    int64_t rsc;          /* row stride of C */
+    tsh_real *c;          /* C, shape (rows, cols), of tsh_real or bf16 */
+    int64_t rsc;          /* row stride of C, in elements of its dtype */
+    int bf16;             /* 1: C is of bf16; only for `pairs` of a kernel with `tiles` */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
     tshi_gemm_walk *walk; /* cache lines to prefetch while computing */
 } tshi_gemm_tile;
