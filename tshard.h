@@ -9127,9 +9127,9 @@ TSHI_KERNEL(tshi_kernel_random, tshi_noise);
  *
  * The products are exact. Each sum is rounded to nearest even or, on Arm, to odd: an inexact sum
  * becomes the one of its two neighbours whose last bit is 1. Numbers below 2^-126 in magnitude
- * count as 0, in operands and in sums. A slice has 2 kc elements of k. (With AMX it has kc, added
- * in an order of their own: see >>gemm-amx.) If C has 16 bits, its sums are floats until the last
- * slice of k is added, and rounded once. */
+ * count as 0, in operands and in sums. A slice has 2 kc elements of k. (With AMX it has 4 kc,
+ * added in an order of their own: see >>gemm-amx.) If C has 16 bits, its sums are floats until the
+ * last slice of k is added, and rounded once. */
 
 /* TSHI_GEMM_FLOAT is 1 if TSHARD_REAL is float, 0 if it is double; #if can test it. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
@@ -9229,8 +9229,9 @@ typedef struct tshi_gemm_tile {
     int add;              /* 1: D is added; 0: D is not read */
     const tsh_real *d;    /* D, shape (rows, cols); may be C */
     int64_t rsd;          /* row stride of D */
-    tsh_real *c;          /* C, shape (rows, cols) */
-    int64_t rsc;          /* row stride of C */
+    tsh_real *c;          /* C, shape (rows, cols), of tsh_real or bf16 */
+    int64_t rsc;          /* row stride of C, in elements of its dtype */
+    int bf16;             /* 1: C is of bf16; only for `pairs` of a kernel with `tiles` */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
     tshi_gemm_walk *walk; /* cache lines to prefetch while computing */
 } tshi_gemm_tile;
@@ -10899,6 +10900,38 @@ TSHI_AMX TSHI_OUTLINE void tshi_gemm_stage_amx(float *to, const tshi_gemm_word *
     for (int i = 0; i < 16; i++) _mm512_store_ps(to + 16 * i, r[i]);
 }
 
+/* Stores 16 floats as bf16. */
+TSHI_AMX TSHI_INLINE void tshi_gemm_put_bf16(char *to, __m512 x) {
+    const __m512i rounded = _mm512_srli_epi32(tshi_gemm_round(x), 16);
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(rounded));
+}
+
+/* Stores a tile of C: alpha times the sums, plus D. sums: shape (rows, width). If nothing is added
+ * to the sums, none of them is below 2^-126 in magnitude but 0, and the instruction that rounds
+ * two registers to bf16 gives the same bits as tshi_gemm_round. */
+TSHI_AMX TSHI_INLINE void tshi_gemm_tile_out_amx(const tshi_gemm_tile *t, const float *sums,
+                                                 int rows, const int width) {
+    const __m512 alpha = _mm512_set1_ps(t->alpha), zero = _mm512_setzero_ps();
+    const float *d = t->d;
+    const int add = t->add, whole = t->bf16 && !add && t->alpha == 1;
+    const int64_t size = t->bf16 ? 2 : 4, rsd = t->rsd, rsc = t->rsc * size;
+    char *c = (char *)t->c;
+    for (int i = 0; i < rows; i++, sums += width, c += rsc, d += add ? rsd : 0) {
+        const __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + width - 16);
+        const __m512 x = _mm512_fmadd_ps(alpha, low, add ? _mm512_loadu_ps(d) : zero);
+        const __m512 y = _mm512_fmadd_ps(alpha, high, add ? _mm512_loadu_ps(d + width - 16) : zero);
+        if (whole && width == 32) {
+            _mm512_storeu_si512(c, tshi_gemm_round2(x, y));
+        } else if (size == 2) {
+            tshi_gemm_put_bf16(c, x);
+            tshi_gemm_put_bf16(c + 2 * (width - 16), y);
+        } else {
+            _mm512_storeu_ps(c, x);
+            _mm512_storeu_ps(c + 4 * (width - 16), y);
+        }
+    }
+}
+
 /* Computes a tile of C, of up to 16 rows, or 17 to 32 if high is 1, and 16 columns, or 32 if wide
  * is 1. A step that the tile instructions cannot read in place is staged: rows or words are
  * missing, or A's words lie column by column. */
@@ -10909,7 +10942,6 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_tile_of_amx(const tshi_gemm_tile *t, int row
     const int width = wide ? 32 : 16, packed = t->rsa != 1 && t->csa != 1;
     const int64_t steps = packed || (t->csa == 1 && rows % LANES == 0) ? t->k / LANES : 0;
     const int64_t row_b = 4 * t->rsb;
-    const __m512 alpha = _mm512_set1_ps(t->alpha);
     TSHI_AMX_ZERO(0);
     if (wide) TSHI_AMX_ZERO(1);
     if (high) TSHI_AMX_ZERO(2);
@@ -10935,12 +10967,7 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_tile_of_amx(const tshi_gemm_tile *t, int row
     if (wide) TSHI_AMX_STORE(1, c + 16, 4 * width);
     if (high) TSHI_AMX_STORE(2, c + 16 * width, 4 * width);
     if (high && wide) TSHI_AMX_STORE(3, c + 16 * width + 16, 4 * width);
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < width; j += LANES) {
-            const __m512 d = t->add ? _mm512_loadu_ps(t->d + i * t->rsd + j) : _mm512_setzero_ps();
-            _mm512_storeu_ps(t->c + i * t->rsc + j,
-                             _mm512_fmadd_ps(alpha, _mm512_load_ps(c + i * width + j), d));
-        }
+    tshi_gemm_tile_out_amx(t, c, rows, width);
 }
 
 /* Implements tshi_gemm_kernel.pairs with AMX. */
@@ -11124,7 +11151,8 @@ TSHI_AMX static void tshi_gemm_stream_amx(const tshi_gemm_tile *t, int rows, int
 
 /* The micro-kernels; the fields are those of struct tshi_gemm_kernel. >>isa says which one runs.
  * Block sizes: a block of A (mc * kc floats) fills at most half of an L2 cache, nr columns of B
- * (kc * nr floats) at most an L1 cache; nc limits the scratch memory. */
+ * (kc * nr floats) at most an L1 cache (AMX: see tshi_gemm_slice_words); nc limits the scratch
+ * memory. */
 #if TSHI_GEMM_AMX
 static const tshi_gemm_kernel tshi_gemm_kernel_amx = {
     "amx", 32, 32, 256, 384, 1024, tshi_gemm_tile_tall, tshi_gemm_stream_amx, tshi_gemm_few_amx,
@@ -11229,12 +11257,18 @@ static int tshi_gemm_pairs(const tshi_gemm_kernel *kernel, tshi_matrix a, tshi_m
     return kernel->pairs && (short_a || short_b) && (short_a || a.rounds) && (short_b || b.rounds);
 }
 
+/* Returns the max length of a slice of k in words. Tiles of AMX multiply so fast that to add the
+ * sums of a slice to C takes longer than to read operands from an L2 cache: their slices are twice
+ * as long. */
+static int64_t tshi_gemm_slice_words(const tshi_gemm_kernel *kernel, int pairs) {
+    return kernel->kc * (pairs && kernel->strip ? 2 : 1);
+}
+
 /* Returns the length of a slice of k, in elements: whole cache lines, so that slices of an aligned
  * row are aligned. form: that of A after packing. */
 static int64_t tshi_gemm_slice(const tshi_gemm_kernel *kernel, tshi_gemm_form form, int64_t k) {
-    /* tiles of AMX read more operands per multiply-add: a sliver of B has to leave space for A in
-     * an L1 cache */
-    const int64_t max = kernel->kc * (form >= TSHI_GEMM_PAIRS && !kernel->strip ? 2 : 1);
+    const int pairs = form >= TSHI_GEMM_PAIRS;
+    const int64_t max = tshi_gemm_slice_words(kernel, pairs) * (pairs ? 2 : 1);
     return k <= max ? max : tshi_gemm_even(k, max, 32);
 }
 
@@ -11271,6 +11305,7 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
                            tshi_matrix c) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile inner = *t;
+    inner.bf16 = 0;
     inner.c = buffer;
     inner.rsc = width;
     for (int i = 0; i < rows; i++) TSHI_PREFETCH(tshi_gemm_from(c, i, 0).data);
@@ -11342,13 +11377,14 @@ static void tshi_gemm_streamed(tshi_gemm_job *job, tshi_gemm_tile *t, int64_t co
 static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
                              tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
     const tshi_gemm_word *a = t->a;
+    /* direct: 1 if tiles are written to C in place */
     const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
-                       job->c.dtype == TSH_REAL; /* 1: tiles are written to C in place */
+                       (job->c.dtype == TSH_REAL || t->bf16);
     for (int64_t i = 0; i < job->m; i += mr) {
         const int rows = (int)tshi_base_min(mr, job->m - i);
         t->a = a + i * next;
         t->d = (const tsh_real *)tshi_gemm_from(job->d, i, j).data;
-        t->c = direct ? tshi_gemm_at(job->c, i, j) : NULL;
+        t->c = direct ? (tsh_real *)tshi_gemm_from(job->c, i, j).data : NULL;
         if (direct)
             tile(t, rows, width);
         else
@@ -11397,6 +11433,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             tshi_gemm_pack_matrix(kernel, job->pack_a + i * next, mr, rows, job->k, from,
                                   job->form_a);
     }
+    t.bf16 = kernel->tiles && tile == kernel->pairs && job->c.dtype == TSH_BF16;
     t.walk = &walk;
     t.k = words;
     t.alpha = job->alpha;
@@ -11453,6 +11490,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     t.rsa = t.csa = t.rsb = 0; /* not used by `few`, like sums and walk */
     t.sums = NULL;
     t.walk = NULL;
+    t.bf16 = 0; /* `few` writes floats */
     t.then = job->progress ? job->progress->then : 0;
     t.k = job->k;
     t.slice = tshi_gemm_slice(kernel, job->form_a, job->k);
@@ -11541,7 +11579,7 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     /* a row of A takes 16 words, or more */
     const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) *
-                          tshi_base_min(kernel->kc, k < 16 ? 16 : k);
+                          tshi_base_min(tshi_gemm_slice_words(kernel, 1), k < 16 ? 16 : k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
     return tshi_base_ceil(block > few ? block : few, 16) * 16;
 }
@@ -11558,7 +11596,8 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
         n = rows;
     }
     if (m > kernel->mc) columns = tshi_base_min(kernel->nc, n + kernel->nr);
-    return (size_t)(tshi_gemm_block_size(kernel, m, k) + columns * tshi_base_min(kernel->kc, k)) *
+    return (size_t)(tshi_gemm_block_size(kernel, m, k) +
+                    columns * tshi_base_min(tshi_gemm_slice_words(kernel, 1), k)) *
            sizeof(tsh_real);
 }
 
@@ -20939,6 +20978,7 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
     t.form = b.form;
     t.alpha = alpha;
     t.add = add;
+    t.bf16 = 0;
     t.rsc = t.rsd = c.row;
     t.sums = NULL;
     for (int64_t j = 0; j < n; j += nr) {
