@@ -4124,6 +4124,9 @@ struct tsh_module {
     int skip_bias_add, reversed, regather; /* linear: options of its tsh_linear_desc */
     /* linear: its adapters of low rank, newest first; the one that forward adds, NULL: none */
     struct tshi_adapter *adapters, *adapter;
+    /* tshi_adapter_add, set by tsh_lora: programs without it do not contain adapters */
+    tsh_tensor *(*adapt)(const tsh_module *module, tsh_tensor *x, tsh_tensor *y,
+                         const tsh_layout *give);
     int stage;                             /* 1 + its pipeline stage; 0: in no stage */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
     const tsh_layout *input_layout, *output_layout; /* the plan rule's .input and .output */
@@ -32405,12 +32408,12 @@ static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) 
 }
 
 /* Returns y (.., out), a linear layer's output for x (.., in), with what its adapter adds, in the
- * same memory; y itself if there is none. give: the layout of a row-parallel y; NULL: R. */
+ * same memory; y itself if it is merged. give: the layout of a row-parallel y; NULL: R. */
 static tsh_tensor *tshi_adapter_add(const tsh_module *m, tsh_tensor *x, tsh_tensor *y,
                                     const tsh_layout *give) {
     const tshi_adapter *adapter = m->adapter;
     int64_t first = 0; /* the first of this rank's columns of y that a part adds to */
-    if (!y || !adapter || adapter->merged) return y;
+    if (adapter->merged) return y;
     if (!tshi_adapter_place(m, adapter)) return NULL;
     for (int i = 0; i < adapter->parts && y; i++) {
         const tshi_adapter_part *part = &adapter->part[i];
@@ -32428,7 +32431,8 @@ static tsh_tensor *tshi_adapter_add(const tsh_module *m, tsh_tensor *x, tsh_tens
 /* ========================================================================== */
 /* >>nn                                                  MARK: - nn (private) */
 /* Layers: their forward, and the layouts of their parameters under a style.  */
-/* Needs: >>op-view >>op-embedding >>op-norm >>parallel >>adapter.            */
+/* Needs: >>op-dropout >>op-view >>op-linear >>op-embedding >>op-norm         */
+/* >>parallel.                                                                */
 /* ========================================================================== */
 
 /* To add a layer, write a forward, a function that sets its parameters' layouts under a style, a
@@ -32569,6 +32573,7 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     /* column 1: column-parallel; regather 1: save x as it is sharded, all-gather it again in
      * backward */
     int column, regather;
+    tsh_tensor *y;
     if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
     if (module->reversed) w = tsh_transpose(w, 0, 1); /* a view: now (out, in) */
@@ -32581,10 +32586,8 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
         /* the op itself can only reduce-scatter a row-parallel output, and not along its features;
          * tshi_module_run redistributes the others */
         gives = NULL;
-    return tshi_adapter_add(module, x,
-                            tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives,
-                                            regather),
-                            gives);
+    y = tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather);
+    return y && module->adapter ? module->adapt(module, x, y, gives) : y;
 }
 
 /* Adds a linear's parameters and shards them; `weight`, if not NULL, is used in place of a new
@@ -36417,7 +36420,7 @@ TSH_API TSHI_COLD tsh_result tsh_unfreeze(tsh_module *module, const char *patter
 /* ========================================================================== */
 /* >>lora                                              MARK: - lora (private) */
 /* Adapters of low rank: adding, choosing, merging and removing them.         */
-/* Needs: >>nn >>freeze.                                                      */
+/* Needs: >>adapter >>nn >>freeze.                                            */
 /* ========================================================================== */
 
 /* -- tsh_lora: what it is given, which layers ------------------------------- */
@@ -36576,6 +36579,7 @@ static void tshi_lora_attach(tsh_module *m, const tsh_lora_desc *desc) {
     if (!tshi_adapter_place(m, adapter)) return;
     adapter->next = m->adapters;
     m->adapters = m->adapter = adapter;
+    m->adapt = tshi_adapter_add;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_lora(tsh_module *module, const char *pattern,

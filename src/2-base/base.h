@@ -554,6 +554,9 @@ struct tsh_module {
     int skip_bias_add, reversed, regather; /* linear: options of its tsh_linear_desc */
     /* linear: its adapters of low rank, newest first; the one that forward adds, NULL: none */
     struct tshi_adapter *adapters, *adapter;
+    /* tshi_adapter_add, set by tsh_lora: programs without it do not contain adapters */
+    tsh_tensor *(*adapt)(const tsh_module *module, tsh_tensor *x, tsh_tensor *y,
+                         const tsh_layout *give);
     int stage;                             /* 1 + its pipeline stage; 0: in no stage */
     /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
     const tsh_layout *input_layout, *output_layout; /* the plan rule's .input and .output */

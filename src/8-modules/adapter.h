@@ -84,12 +84,12 @@ static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) 
 }
 
 /* Returns y (.., out), a linear layer's output for x (.., in), with what its adapter adds, in the
- * same memory; y itself if there is none. give: the layout of a row-parallel y; NULL: R. */
+ * same memory; y itself if it is merged. give: the layout of a row-parallel y; NULL: R. */
 static tsh_tensor *tshi_adapter_add(const tsh_module *m, tsh_tensor *x, tsh_tensor *y,
                                     const tsh_layout *give) {
     const tshi_adapter *adapter = m->adapter;
     int64_t first = 0; /* the first of this rank's columns of y that a part adds to */
-    if (!y || !adapter || adapter->merged) return y;
+    if (adapter->merged) return y;
     if (!tshi_adapter_place(m, adapter)) return NULL;
     for (int i = 0; i < adapter->parts && y; i++) {
         const tshi_adapter_part *part = &adapter->part[i];

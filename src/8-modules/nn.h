@@ -1,7 +1,8 @@
 /* ========================================================================== */
 /* >>nn                                                  MARK: - nn (private) */
 /* Layers: their forward, and the layouts of their parameters under a style.  */
-/* Needs: >>op-view >>op-embedding >>op-norm >>parallel >>adapter.            */
+/* Needs: >>op-dropout >>op-view >>op-linear >>op-embedding >>op-norm         */
+/* >>parallel.                                                                */
 /* ========================================================================== */
 
 /* To add a layer, write a forward, a function that sets its parameters' layouts under a style, a
@@ -142,6 +143,7 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     /* column 1: column-parallel; regather 1: save x as it is sharded, all-gather it again in
      * backward */
     int column, regather;
+    tsh_tensor *y;
     if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
     if (module->reversed) w = tsh_transpose(w, 0, 1); /* a view: now (out, in) */
@@ -154,10 +156,8 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
         /* the op itself can only reduce-scatter a row-parallel output, and not along its features;
          * tshi_module_run redistributes the others */
         gives = NULL;
-    return tshi_adapter_add(module, x,
-                            tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives,
-                                            regather),
-                            gives);
+    y = tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather);
+    return y && module->adapter ? module->adapt(module, x, y, gives) : y;
 }
 
 /* Adds a linear's parameters and shards them; `weight`, if not NULL, is used in place of a new

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>lora                                              MARK: - lora (private) */
 /* Adapters of low rank: adding, choosing, merging and removing them.         */
-/* Needs: >>nn >>freeze.                                                      */
+/* Needs: >>adapter >>nn >>freeze.                                            */
 /* ========================================================================== */
 
 /* -- tsh_lora: what it is given, which layers ------------------------------- */
@@ -160,6 +160,7 @@ static void tshi_lora_attach(tsh_module *m, const tsh_lora_desc *desc) {
     if (!tshi_adapter_place(m, adapter)) return;
     adapter->next = m->adapters;
     m->adapters = m->adapter = adapter;
+    m->adapt = tshi_adapter_add;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_lora(tsh_module *module, const char *pattern,

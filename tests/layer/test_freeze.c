@@ -335,8 +335,8 @@ static int resumed(tsh_ctx *ctx, void *user) {
 
 static void a_run_with_frozen_parameters_resumes(void **state) {
     (void)state;
-    ranks_run(1, resumed, NULL);
-    ranks_run(2, resumed, NULL);
+    ranks_run_at(RANKS_FIRST, 1, NULL, resumed, NULL);
+    ranks_run_at(RANKS_FIRST, 2, NULL, resumed, NULL);
 }
 
 /* --------------------------------------------------------------- reports, errors */

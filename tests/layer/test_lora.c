@@ -570,8 +570,8 @@ static void pipelines_and_files_have_adapters(void **state) {
     const tsh_desc desc = {.tp = 1, .pp = 2};
     (void)state;
     for (int k = 0; k < COUNT(patterns); k++) {
-        ranks_run_with(2, &desc, piped, (void *)(uintptr_t)patterns[k]);
-        ranks_run(1, piped, (void *)(uintptr_t)patterns[k]);
+        ranks_run_at(RANKS_FIRST, 2, &desc, piped, (void *)(uintptr_t)patterns[k]);
+        ranks_run_at(RANKS_FIRST, 1, NULL, piped, (void *)(uintptr_t)patterns[k]);
     }
 }
 
@@ -636,7 +636,8 @@ static int reads_peft(tsh_ctx *ctx, void *user) {
 
 static void adapters_are_read_and_written_as_by_peft(void **state) {
     (void)state;
-    for (int ranks = 1; ranks <= 3; ranks++) ranks_run(ranks, reads_peft, NULL);
+    for (int ranks = 1; ranks <= 3; ranks++)
+        ranks_run_at(RANKS_FIRST, ranks, NULL, reads_peft, NULL);
 }
 
 /* --------------------------------------------------------------------- mistakes */
