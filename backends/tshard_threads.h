@@ -1774,6 +1774,7 @@ static int tshi_threads_run_ranks(const char *name, int nranks, int bind, const 
     }
     for (; jobs && started < nranks; started++) {
         tshi_threads_job *job = &jobs[started];
+        if (!job) break; /* for gcc's analyser, which does not see that jobs is not NULL */
         job->world = world;
         job->desc = desc;
         job->fn = fn;
