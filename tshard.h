@@ -952,10 +952,11 @@ TSH_API void tsh_comm_close(tsh_comm *comm);
  * library it may differ from this header's.
  * torch: torch.__version__ */
 TSH_API const char *tsh_version(void);
-/* Returns, in one line, which instruction set ctx computes with, on which processor, and why not a
- * better one: "avx512_vnni: GenuineIntel family 6 model 143; bf16 is multiplied by FMA, since
- * VDPBF16PS has half its rate here". Never NULL; valid until ctx is closed. The environment
- * variable TSHARD_ISA, read by tsh_open, forces one of those that the processor has.
+/* Returns one line that says with which instruction set ctx computes, on which processor, and why a
+ * newer set that the processor has is not used: "avx512_vnni: GenuineIntel family 6 model 143; bf16
+ * is multiplied by FMA, since VDPBF16PS has half its rate here". Never NULL; valid until ctx is
+ * closed. The environment variable TSHARD_ISA, read by tsh_open, forces one of those that the
+ * processor has.
  * torch: torch.backends.cpu.get_cpu_capability */
 TSH_API const char *tsh_cpu_text(const tsh_ctx *ctx);
 /* Returns the name of a code: "TSH_ERR_SHAPE". */
@@ -3144,10 +3145,11 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
 /* Freezes the parameters below module whose path matches the pattern (see tsh_optim_group; "**":
  * all; buffers and quantised weights are never trained, and stay as they are). A frozen parameter
  * is a constant: it gets no gradient, no optimiser updates it, and it has no memory for a gradient
- * or for moments (those that it has are released). Backward computes nothing that only frozen
- * parameters need: below the lowest trained one it does not run. Of a frozen linear layer's input,
- * nothing is saved. A parameter that is tied is frozen in all its modules. Weight decay does not
- * change it either. Call it between steps, on every rank, before or after tsh_optim_new.
+ * or for moments (those that it has are released). Backward skips gradients that no trained
+ * parameter needs: it ends at the first layer, in the order of forward, that has one. Of a frozen
+ * linear layer's input, nothing is saved. A parameter that is tied is frozen in all its modules.
+ * Weight decay does not change it either. Call it between steps, on every rank, before or after
+ * tsh_optim_new.
  * Errors, after which nothing is changed: TSH_ERR_ARGUMENT (no parameter matches), TSH_ERR_STATE (a
  * recorded op uses one).
  * torch: nn.Module.requires_grad_ */
@@ -10857,9 +10859,10 @@ TSHI_AMX static void tshi_gemm_tiles_amx(int begin) {
  *
  *     even = fma(a[30], b[30], .. fma(a[2], b[2], a[0] b[0])),   acc = acc + (even + odd)
  *
- * rounded to nearest even, where numbers below 2^-126 in magnitude count as 0. A slice of k begins
- * a step, and zeros fill up its last step, so an element's bits do not depend on rows and columns
- * of C, whichever of the functions below computes it. */
+ * rounded to nearest even, where numbers below 2^-126 in magnitude count as 0. Each slice of k
+ * begins with a new step, and its last step is filled up with zeros. All functions below add in
+ * this order, so an element of C has the same bits whichever of them computes it, for any rows and
+ * columns. */
 
 /* Adds the products of `steps` steps to C, in tiles 0 to 3. row_a, step_a, row_b: bytes from row to
  * row and step to step of A, from row to row of B. high 1: A has 32 rows, not 16; wide 1: B has 32
@@ -12323,7 +12326,7 @@ TSHI_INLINE void tshi_quant_keep_neon(tshi_quant_tile *to, const int mm, int c,
         const int64x2_t even2 = vreinterpretq_s64_s32(vtrn1q_s32(r2, r3));
         const int64x2_t odd2 = vreinterpretq_s64_s32(vtrn2q_s32(r2, r3));
 #define TSHI_QUANT_KEEP(i, c, x) vst1q_u8(to->w[4 * h + (i)][c], vreinterpretq_u8_s64(x));
-        if (mm) { /* a group of 8 elements takes 128 bytes: w[2 g] and w[2 g + 1] */
+        if (mm) { /* elements 8 g to 8 g + 7 of all 16 rows fill w[2 g] and w[2 g + 1] */
             TSHI_QUANT_KEEP(c / 8, 2 * (c % 8), vzip1q_s64(q0, q1))
             TSHI_QUANT_KEEP(c / 8, 2 * (c % 8) + 4, vzip1q_s64(q2, q3))
             TSHI_QUANT_KEEP(2 + c / 8, 2 * (c % 8), vzip2q_s64(q0, q1))
@@ -12470,18 +12473,23 @@ TSHI_DOT TSHI_INLINE void tshi_quant_tile_dot(const tshi_quant_tile *w, int size
     TSHI_QUANT_EACH4(TSHI_QUANT_LAST)
 }
 
-TSHI_DOT static void tshi_quant_dot_dot(const tshi_quant_tile *w, const tshi_quant_source *from,
-                                        const tshi_quant_input *x, float *sums, int64_t stride,
-                                        int rows) {
-    if (!w) { /* w is NULL: there are no tiles, and X has up to 4 rows */
-        tshi_quant_few_neon(from, x, sums, stride, rows);
-        return;
+/* Defines tshi_quant_dot_isa, which implements tshi_quant_kernel.dot: tile by tile, 4 rows of X at
+ * a time, or, if there are no tiles (w is NULL; X has up to 4 rows then), reading W in place. */
+#define TSHI_QUANT_DOT(isa, TARGET)                                                                \
+    TARGET static void tshi_quant_dot_##isa(const tshi_quant_tile *w,                              \
+                                            const tshi_quant_source *from,                         \
+                                            const tshi_quant_input *x, float *sums,                \
+                                            int64_t stride, int rows) {                            \
+        if (!w) {                                                                                  \
+            tshi_quant_few_neon(from, x, sums, stride, rows);                                      \
+            return;                                                                                \
+        }                                                                                          \
+        for (int r = 0; r < rows; r += 4)                                                          \
+            for (int b = 0; b < from->count; b++)                                                  \
+                tshi_quant_tile_##isa(w + b, from->size, x + TSHI_QUANT_FEW * b + r,               \
+                                      sums + r * stride, stride, rows - r);                        \
     }
-    for (int r = 0; r < rows; r += 4)
-        for (int b = 0; b < from->count; b++)
-            tshi_quant_tile_dot(w + b, from->size, x + TSHI_QUANT_FEW * b + r, sums + r * stride,
-                                stride, rows - r);
-}
+TSHI_QUANT_DOT(dot, TSHI_DOT)
 
 /* -- smmla ----------------------------------------------------------------- */
 
@@ -12535,20 +12543,10 @@ TSHI_MM TSHI_INLINE void tshi_quant_tile_mm(const tshi_quant_tile *w, int size,
     TSHI_QUANT_EACH4(TSHI_QUANT_LAST2)
 }
 
-TSHI_MM static void tshi_quant_dot_mm(const tshi_quant_tile *w, const tshi_quant_source *from,
-                                      const tshi_quant_input *x, float *sums, int64_t stride,
-                                      int rows) {
-    if (!w) { /* w is NULL: there are no tiles, and X has up to 4 rows */
-        tshi_quant_few_neon(from, x, sums, stride, rows);
-        return;
-    }
-    for (int r = 0; r < rows; r += 4)
-        for (int b = 0; b < from->count; b++)
-            tshi_quant_tile_mm(w + b, from->size, x + TSHI_QUANT_FEW * b + r, sums + r * stride,
-                               stride, rows - r);
-}
+TSHI_QUANT_DOT(mm, TSHI_MM)
 #endif
 #undef TSHI_QUANT_EACH4
+#undef TSHI_QUANT_DOT
 #undef TSHI_QUANT_SCALE
 #undef TSHI_QUANT_KEEP
 #undef TSHI_QUANT_SUMS
@@ -21132,7 +21130,7 @@ typedef struct tshi_quant_rows {
     tsh_real *to;           /* shape (rows, ins) */
 } tshi_quant_rows;
 
-/* Converts the rows [from, to), on any thread (a tshi_team_fn). */
+/* Runs on one thread: converts rows [from, to) of the weight to tsh_real. */
 static void tshi_quant_convert(void *job, int piece, int64_t from, int64_t to) {
     const tshi_quant_rows *rows = (const tshi_quant_rows *)job;
     const int64_t first = from * rows->ins;
@@ -32332,8 +32330,8 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
  * in) and B (out, rank) are parameters of modules below the layer, "lora_A.<name>" and
  * "lora_B.<name>", as in PEFT. Their layouts follow from that of the layer's weight W: if W is
  * sharded along `out`, so is B, and A is replicated; if W is sharded along `in`, so is A, and B is
- * replicated. A plan may lay out W anew, or a first input do so (TSH_AUTO): hence every forward
- * checks the layouts (tshi_adapter_place). */
+ * replicated. tsh_parallelize may change the layout of W later, and so may the first forward of a
+ * layer of style TSH_AUTO: each forward lays out A and B as W is then (tshi_adapter_place). */
 
 /* One A and one B. A layer that holds several layers of a file, such as q, k and v, has one part
  * for each. */
@@ -32349,10 +32347,9 @@ struct tshi_adapter {
     double scale, dropout;   /* scale: s; dropout: probability of a zero */
     tshi_adapter_part *part; /* `parts` entries, in the order of W's output features */
     int parts;
-    /* While it is merged: the values of W before, and the lower halves of its exact weights, which
-     * may be NULL. */
-    tshi_block *kept, *kept_low;
-    int merged;
+    /* while it is merged into W: an owned tensor with the values that W had before, which
+     * tsh_close releases, too; else NULL */
+    tsh_tensor *kept;
 };
 
 /* Forward of A or B by itself: x (.., in) -> (.., out). */
@@ -32413,7 +32410,7 @@ static tsh_tensor *tshi_adapter_add(const tsh_module *m, tsh_tensor *x, tsh_tens
                                     const tsh_layout *give) {
     const tshi_adapter *adapter = m->adapter;
     int64_t first = 0; /* the first of this rank's columns of y that a part adds to */
-    if (adapter->merged) return y;
+    if (adapter->kept) return y;
     if (!tshi_adapter_place(m, adapter)) return NULL;
     for (int i = 0; i < adapter->parts && y; i++) {
         const tshi_adapter_part *part = &adapter->part[i];
@@ -36488,7 +36485,7 @@ static TSHI_COLD int tshi_lora_check_layer(const tsh_module *m, const tsh_lora_d
                                "tsh_lora: \"%s\" has an adapter \"%.64s\" already; give another "
                                ".name, or call tsh_lora_free first",
                                m->path, tshi_lora_name(desc));
-    if (m->adapter && m->adapter->merged)
+    if (m->adapter && m->adapter->kept)
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_lora: the adapter \"%.64s\" is merged into \"%s\"; first call "
                                "tsh_lora_unmerge, or tsh_lora_free to keep the sum",
@@ -36606,7 +36603,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_use(tsh_module *module, const char *name) 
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
         found += !name || tshi_lora_find(m, name);
-        if (m->adapter && m->adapter->merged)
+        if (m->adapter && m->adapter->kept)
             return tsh_fail(ctx, TSH_ERR_STATE,
                             "tsh_lora_use: the adapter \"%.64s\" is merged into \"%s\"; first call "
                             "tsh_lora_unmerge",
@@ -36649,9 +36646,12 @@ static void tshi_lora_merge_layer(tsh_module *m) {
     tsh_ctx *ctx = m->ctx;
     const int64_t n = tsh_local_numel(w), ins = w->local[!m->reversed];
     int64_t first = 0; /* the first output feature of a part */
+    tsh_tensor *kept; /* gets W's values */
     tshi_block *sum, *block;
     tshi_matrix c; /* W as (out, in) */
     if (w->absent || !tshi_adapter_place(m, adapter) || tshi_init_materialize(w) != TSH_OK) return;
+    kept = tshi_tensor_handle(ctx, TSHI_OWNED);
+    if (!kept) return;
     sum = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
     block = tshi_mem_alloc(ctx, TSH_MEM_PARAMETERS, tshi_dtype_bytes(w->dtype, n));
     if (sum && block) {
@@ -36672,14 +36672,16 @@ static void tshi_lora_merge_layer(tsh_module *m) {
     if (sum && block && ctx->error.code == TSH_OK) {
         tshi_dtypes[w->dtype].store(tshi_mem_data(block), 1, n,
                                     (const tsh_real *)tshi_mem_data(sum));
-        adapter->kept = w->block;
-        adapter->kept_low = w->low;
-        adapter->merged = 1;
+        kept->dtype = w->dtype;
+        kept->block = w->block;
+        kept->low = w->low;
+        adapter->kept = kept;
         w->block = block;
         w->low = NULL;
         w->flags |= TSHI_MERGED;
     } else {
         tshi_mem_release(ctx, block);
+        tshi_tensor_release(kept);
     }
     tshi_mem_release(ctx, sum);
 }
@@ -36688,12 +36690,15 @@ static void tshi_lora_merge_layer(tsh_module *m) {
 static void tshi_lora_unmerge_layer(tsh_module *m, int keep) {
     tshi_adapter *adapter = m->adapter;
     tsh_tensor *w = m->param[0];
-    tshi_mem_release(m->ctx, keep ? adapter->kept : w->block);
-    if (keep) tshi_mem_release(m->ctx, adapter->kept_low);
-    if (!keep) w->block = adapter->kept;
-    if (!keep) w->low = adapter->kept_low;
-    adapter->kept = adapter->kept_low = NULL;
-    adapter->merged = 0;
+    tsh_tensor *kept = adapter->kept;
+    if (!keep) {
+        tshi_mem_release(m->ctx, w->block);
+        w->block = kept->block;
+        w->low = kept->low;
+        kept->block = kept->low = NULL;
+    }
+    tshi_tensor_release(kept);
+    adapter->kept = NULL;
     w->flags &= ~(unsigned)TSHI_MERGED;
 }
 
@@ -36706,7 +36711,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_merge(tsh_module *module) {
              m = tshi_module_next(module, m)) {
             if (!m->adapter) continue;
             count++;
-            if (m->adapter->merged) continue;
+            if (m->adapter->kept) continue;
             if (apply)
                 tshi_lora_merge_layer(m);
             else
@@ -36726,7 +36731,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_unmerge(tsh_module *module) {
     for (int apply = 0; apply < 2; apply++)
         for (tsh_module *m = module; m && ctx->error.code == TSH_OK;
              m = tshi_module_next(module, m)) {
-            if (!m->adapter || !m->adapter->merged) continue;
+            if (!m->adapter || !m->adapter->kept) continue;
             if (apply)
                 tshi_lora_unmerge_layer(m, 0);
             else
@@ -36763,7 +36768,7 @@ static void tshi_lora_unlink(const tsh_module *layer, const tsh_module *m) {
 /* Removes an adapter from m, with its parameters. */
 static void tshi_lora_remove(tsh_module *m, tshi_adapter *adapter) {
     tshi_adapter **link = &m->adapters;
-    if (adapter->merged) tshi_lora_unmerge_layer(m, 1);
+    if (adapter->kept) tshi_lora_unmerge_layer(m, 1);
     if (m->adapter == adapter) m->adapter = NULL;
     while (*link != adapter) link = &(*link)->next;
     *link = adapter->next;

@@ -10,10 +10,11 @@
  * library it may differ from this header's.
  * torch: torch.__version__ */
 TSH_API const char *tsh_version(void);
-/* Returns, in one line, which instruction set ctx computes with, on which processor, and why not a
- * better one: "avx512_vnni: GenuineIntel family 6 model 143; bf16 is multiplied by FMA, since
- * VDPBF16PS has half its rate here". Never NULL; valid until ctx is closed. The environment
- * variable TSHARD_ISA, read by tsh_open, forces one of those that the processor has.
+/* Returns one line that says with which instruction set ctx computes, on which processor, and why a
+ * newer set that the processor has is not used: "avx512_vnni: GenuineIntel family 6 model 143; bf16
+ * is multiplied by FMA, since VDPBF16PS has half its rate here". Never NULL; valid until ctx is
+ * closed. The environment variable TSHARD_ISA, read by tsh_open, forces one of those that the
+ * processor has.
  * torch: torch.backends.cpu.get_cpu_capability */
 TSH_API const char *tsh_cpu_text(const tsh_ctx *ctx);
 /* Returns the name of a code: "TSH_ERR_SHAPE". */

@@ -241,10 +241,11 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
 /* Freezes the parameters below module whose path matches the pattern (see tsh_optim_group; "**":
  * all; buffers and quantised weights are never trained, and stay as they are). A frozen parameter
  * is a constant: it gets no gradient, no optimiser updates it, and it has no memory for a gradient
- * or for moments (those that it has are released). Backward computes nothing that only frozen
- * parameters need: below the lowest trained one it does not run. Of a frozen linear layer's input,
- * nothing is saved. A parameter that is tied is frozen in all its modules. Weight decay does not
- * change it either. Call it between steps, on every rank, before or after tsh_optim_new.
+ * or for moments (those that it has are released). Backward skips gradients that no trained
+ * parameter needs: it ends at the first layer, in the order of forward, that has one. Of a frozen
+ * linear layer's input, nothing is saved. A parameter that is tied is frozen in all its modules.
+ * Weight decay does not change it either. Call it between steps, on every rank, before or after
+ * tsh_optim_new.
  * Errors, after which nothing is changed: TSH_ERR_ARGUMENT (no parameter matches), TSH_ERR_STATE (a
  * recorded op uses one).
  * torch: nn.Module.requires_grad_ */

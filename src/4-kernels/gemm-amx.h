@@ -67,9 +67,10 @@ TSHI_AMX static void tshi_gemm_tiles_amx(int begin) {
  *
  *     even = fma(a[30], b[30], .. fma(a[2], b[2], a[0] b[0])),   acc = acc + (even + odd)
  *
- * rounded to nearest even, where numbers below 2^-126 in magnitude count as 0. A slice of k begins
- * a step, and zeros fill up its last step, so an element's bits do not depend on rows and columns
- * of C, whichever of the functions below computes it. */
+ * rounded to nearest even, where numbers below 2^-126 in magnitude count as 0. Each slice of k
+ * begins with a new step, and its last step is filled up with zeros. All functions below add in
+ * this order, so an element of C has the same bits whichever of them computes it, for any rows and
+ * columns. */
 
 /* Adds the products of `steps` steps to C, in tiles 0 to 3. row_a, step_a, row_b: bytes from row to
  * row and step to step of A, from row to row of B. high 1: A has 32 rows, not 16; wide 1: B has 32

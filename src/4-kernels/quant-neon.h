@@ -62,7 +62,7 @@ TSHI_INLINE void tshi_quant_keep_neon(tshi_quant_tile *to, const int mm, int c,
         const int64x2_t even2 = vreinterpretq_s64_s32(vtrn1q_s32(r2, r3));
         const int64x2_t odd2 = vreinterpretq_s64_s32(vtrn2q_s32(r2, r3));
 #define TSHI_QUANT_KEEP(i, c, x) vst1q_u8(to->w[4 * h + (i)][c], vreinterpretq_u8_s64(x));
-        if (mm) { /* a group of 8 elements takes 128 bytes: w[2 g] and w[2 g + 1] */
+        if (mm) { /* elements 8 g to 8 g + 7 of all 16 rows fill w[2 g] and w[2 g + 1] */
             TSHI_QUANT_KEEP(c / 8, 2 * (c % 8), vzip1q_s64(q0, q1))
             TSHI_QUANT_KEEP(c / 8, 2 * (c % 8) + 4, vzip1q_s64(q2, q3))
             TSHI_QUANT_KEEP(2 + c / 8, 2 * (c % 8), vzip2q_s64(q0, q1))
@@ -209,18 +209,23 @@ TSHI_DOT TSHI_INLINE void tshi_quant_tile_dot(const tshi_quant_tile *w, int size
     TSHI_QUANT_EACH4(TSHI_QUANT_LAST)
 }
 
-TSHI_DOT static void tshi_quant_dot_dot(const tshi_quant_tile *w, const tshi_quant_source *from,
-                                        const tshi_quant_input *x, float *sums, int64_t stride,
-                                        int rows) {
-    if (!w) { /* w is NULL: there are no tiles, and X has up to 4 rows */
-        tshi_quant_few_neon(from, x, sums, stride, rows);
-        return;
+/* Defines tshi_quant_dot_isa, which implements tshi_quant_kernel.dot: tile by tile, 4 rows of X at
+ * a time, or, if there are no tiles (w is NULL; X has up to 4 rows then), reading W in place. */
+#define TSHI_QUANT_DOT(isa, TARGET)                                                                \
+    TARGET static void tshi_quant_dot_##isa(const tshi_quant_tile *w,                              \
+                                            const tshi_quant_source *from,                         \
+                                            const tshi_quant_input *x, float *sums,                \
+                                            int64_t stride, int rows) {                            \
+        if (!w) {                                                                                  \
+            tshi_quant_few_neon(from, x, sums, stride, rows);                                      \
+            return;                                                                                \
+        }                                                                                          \
+        for (int r = 0; r < rows; r += 4)                                                          \
+            for (int b = 0; b < from->count; b++)                                                  \
+                tshi_quant_tile_##isa(w + b, from->size, x + TSHI_QUANT_FEW * b + r,               \
+                                      sums + r * stride, stride, rows - r);                        \
     }
-    for (int r = 0; r < rows; r += 4)
-        for (int b = 0; b < from->count; b++)
-            tshi_quant_tile_dot(w + b, from->size, x + TSHI_QUANT_FEW * b + r, sums + r * stride,
-                                stride, rows - r);
-}
+TSHI_QUANT_DOT(dot, TSHI_DOT)
 
 /* -- smmla ----------------------------------------------------------------- */
 
@@ -274,20 +279,10 @@ TSHI_MM TSHI_INLINE void tshi_quant_tile_mm(const tshi_quant_tile *w, int size,
     TSHI_QUANT_EACH4(TSHI_QUANT_LAST2)
 }
 
-TSHI_MM static void tshi_quant_dot_mm(const tshi_quant_tile *w, const tshi_quant_source *from,
-                                      const tshi_quant_input *x, float *sums, int64_t stride,
-                                      int rows) {
-    if (!w) { /* w is NULL: there are no tiles, and X has up to 4 rows */
-        tshi_quant_few_neon(from, x, sums, stride, rows);
-        return;
-    }
-    for (int r = 0; r < rows; r += 4)
-        for (int b = 0; b < from->count; b++)
-            tshi_quant_tile_mm(w + b, from->size, x + TSHI_QUANT_FEW * b + r, sums + r * stride,
-                               stride, rows - r);
-}
+TSHI_QUANT_DOT(mm, TSHI_MM)
 #endif
 #undef TSHI_QUANT_EACH4
+#undef TSHI_QUANT_DOT
 #undef TSHI_QUANT_SCALE
 #undef TSHI_QUANT_KEEP
 #undef TSHI_QUANT_SUMS

@@ -17,7 +17,7 @@ typedef struct tshi_quant_rows {
     tsh_real *to;           /* shape (rows, ins) */
 } tshi_quant_rows;
 
-/* Converts the rows [from, to), on any thread (a tshi_team_fn). */
+/* Runs on one thread: converts rows [from, to) of the weight to tsh_real. */
 static void tshi_quant_convert(void *job, int piece, int64_t from, int64_t to) {
     const tshi_quant_rows *rows = (const tshi_quant_rows *)job;
     const int64_t first = from * rows->ins;

@@ -8,8 +8,8 @@
  * in) and B (out, rank) are parameters of modules below the layer, "lora_A.<name>" and
  * "lora_B.<name>", as in PEFT. Their layouts follow from that of the layer's weight W: if W is
  * sharded along `out`, so is B, and A is replicated; if W is sharded along `in`, so is A, and B is
- * replicated. A plan may lay out W anew, or a first input do so (TSH_AUTO): hence every forward
- * checks the layouts (tshi_adapter_place). */
+ * replicated. tsh_parallelize may change the layout of W later, and so may the first forward of a
+ * layer of style TSH_AUTO: each forward lays out A and B as W is then (tshi_adapter_place). */
 
 /* One A and one B. A layer that holds several layers of a file, such as q, k and v, has one part
  * for each. */
@@ -25,10 +25,9 @@ struct tshi_adapter {
     double scale, dropout;   /* scale: s; dropout: probability of a zero */
     tshi_adapter_part *part; /* `parts` entries, in the order of W's output features */
     int parts;
-    /* While it is merged: the values of W before, and the lower halves of its exact weights, which
-     * may be NULL. */
-    tshi_block *kept, *kept_low;
-    int merged;
+    /* while it is merged into W: an owned tensor with the values that W had before, which
+     * tsh_close releases, too; else NULL */
+    tsh_tensor *kept;
 };
 
 /* Forward of A or B by itself: x (.., in) -> (.., out). */
@@ -89,7 +88,7 @@ static tsh_tensor *tshi_adapter_add(const tsh_module *m, tsh_tensor *x, tsh_tens
                                     const tsh_layout *give) {
     const tshi_adapter *adapter = m->adapter;
     int64_t first = 0; /* the first of this rank's columns of y that a part adds to */
-    if (adapter->merged) return y;
+    if (adapter->kept) return y;
     if (!tshi_adapter_place(m, adapter)) return NULL;
     for (int i = 0; i < adapter->parts && y; i++) {
         const tshi_adapter_part *part = &adapter->part[i];

@@ -69,7 +69,7 @@ static TSHI_COLD int tshi_lora_check_layer(const tsh_module *m, const tsh_lora_d
                                "tsh_lora: \"%s\" has an adapter \"%.64s\" already; give another "
                                ".name, or call tsh_lora_free first",
                                m->path, tshi_lora_name(desc));
-    if (m->adapter && m->adapter->merged)
+    if (m->adapter && m->adapter->kept)
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_lora: the adapter \"%.64s\" is merged into \"%s\"; first call "
                                "tsh_lora_unmerge, or tsh_lora_free to keep the sum",
@@ -187,7 +187,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_use(tsh_module *module, const char *name) 
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
         found += !name || tshi_lora_find(m, name);
-        if (m->adapter && m->adapter->merged)
+        if (m->adapter && m->adapter->kept)
             return tsh_fail(ctx, TSH_ERR_STATE,
                             "tsh_lora_use: the adapter \"%.64s\" is merged into \"%s\"; first call "
                             "tsh_lora_unmerge",
@@ -230,9 +230,12 @@ static void tshi_lora_merge_layer(tsh_module *m) {
     tsh_ctx *ctx = m->ctx;
     const int64_t n = tsh_local_numel(w), ins = w->local[!m->reversed];
     int64_t first = 0; /* the first output feature of a part */
+    tsh_tensor *kept; /* gets W's values */
     tshi_block *sum, *block;
     tshi_matrix c; /* W as (out, in) */
     if (w->absent || !tshi_adapter_place(m, adapter) || tshi_init_materialize(w) != TSH_OK) return;
+    kept = tshi_tensor_handle(ctx, TSHI_OWNED);
+    if (!kept) return;
     sum = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
     block = tshi_mem_alloc(ctx, TSH_MEM_PARAMETERS, tshi_dtype_bytes(w->dtype, n));
     if (sum && block) {
@@ -253,14 +256,16 @@ static void tshi_lora_merge_layer(tsh_module *m) {
     if (sum && block && ctx->error.code == TSH_OK) {
         tshi_dtypes[w->dtype].store(tshi_mem_data(block), 1, n,
                                     (const tsh_real *)tshi_mem_data(sum));
-        adapter->kept = w->block;
-        adapter->kept_low = w->low;
-        adapter->merged = 1;
+        kept->dtype = w->dtype;
+        kept->block = w->block;
+        kept->low = w->low;
+        adapter->kept = kept;
         w->block = block;
         w->low = NULL;
         w->flags |= TSHI_MERGED;
     } else {
         tshi_mem_release(ctx, block);
+        tshi_tensor_release(kept);
     }
     tshi_mem_release(ctx, sum);
 }
@@ -269,12 +274,15 @@ static void tshi_lora_merge_layer(tsh_module *m) {
 static void tshi_lora_unmerge_layer(tsh_module *m, int keep) {
     tshi_adapter *adapter = m->adapter;
     tsh_tensor *w = m->param[0];
-    tshi_mem_release(m->ctx, keep ? adapter->kept : w->block);
-    if (keep) tshi_mem_release(m->ctx, adapter->kept_low);
-    if (!keep) w->block = adapter->kept;
-    if (!keep) w->low = adapter->kept_low;
-    adapter->kept = adapter->kept_low = NULL;
-    adapter->merged = 0;
+    tsh_tensor *kept = adapter->kept;
+    if (!keep) {
+        tshi_mem_release(m->ctx, w->block);
+        w->block = kept->block;
+        w->low = kept->low;
+        kept->block = kept->low = NULL;
+    }
+    tshi_tensor_release(kept);
+    adapter->kept = NULL;
     w->flags &= ~(unsigned)TSHI_MERGED;
 }
 
@@ -287,7 +295,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_merge(tsh_module *module) {
              m = tshi_module_next(module, m)) {
             if (!m->adapter) continue;
             count++;
-            if (m->adapter->merged) continue;
+            if (m->adapter->kept) continue;
             if (apply)
                 tshi_lora_merge_layer(m);
             else
@@ -307,7 +315,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_unmerge(tsh_module *module) {
     for (int apply = 0; apply < 2; apply++)
         for (tsh_module *m = module; m && ctx->error.code == TSH_OK;
              m = tshi_module_next(module, m)) {
-            if (!m->adapter || !m->adapter->merged) continue;
+            if (!m->adapter || !m->adapter->kept) continue;
             if (apply)
                 tshi_lora_unmerge_layer(m, 0);
             else
@@ -344,7 +352,7 @@ static void tshi_lora_unlink(const tsh_module *layer, const tsh_module *m) {
 /* Removes an adapter from m, with its parameters. */
 static void tshi_lora_remove(tsh_module *m, tshi_adapter *adapter) {
     tshi_adapter **link = &m->adapters;
-    if (adapter->merged) tshi_lora_unmerge_layer(m, 1);
+    if (adapter->kept) tshi_lora_unmerge_layer(m, 1);
     if (m->adapter == adapter) m->adapter = NULL;
     while (*link != adapter) link = &(*link)->next;
     *link = adapter->next;

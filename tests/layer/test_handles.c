@@ -361,9 +361,45 @@ static void a_layer_uses_the_parameter_that_it_is_tied_to(void **state) {
     unit_close(ctx);
 }
 
+/* A ctx is closed while weights are put aside: those of an average, and what an adapter is merged
+ * into. */
+static void closing_releases_weights_that_are_put_aside(void **state) {
+    static const tsh_dtype dtypes[] = {TSH_F32, TSH_BF16};
+    const tsh_linear_desc linear = {.in = WIDTH, .out = WIDTH};
+    const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 0.1};
+    const tsh_lora_desc lora = {.rank = 2};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        unit_memory memory;
+        tsh_ctx *ctx = unit_open_memory(&memory);
+        tsh_module *average = tsh_add_linear(tsh_root(ctx), "average", &linear);
+        tsh_module *merged = tsh_add_linear(tsh_root(ctx), "merged", &linear);
+        tsh_optim *optim;
+        tsh_ema *ema;
+        tsh_tensor *x;
+        assert_int_equal(tsh_to(tsh_root(ctx), dtypes[i]), TSH_OK);
+        optim = tsh_optim_new(tsh_root(ctx), &adamw); /* bf16 weights get exact ones */
+        x = tsh_cast(tsh_ones(ctx, tsh_shape2(WIDTH, WIDTH)), dtypes[i]);
+        x = tsh_forward(merged, tsh_forward(average, x));
+        assert_int_equal(tsh_backward(ctx, tsh_sum(tsh_cast(x, TSH_REAL), TSH_ALL, 0)), TSH_OK);
+        assert_int_equal(tsh_optim_step(optim), TSH_OK);
+        (void)tsh_step_end(ctx);
+        assert_int_equal(tsh_lora(merged, NULL, &lora), TSH_OK);
+        assert_int_equal(tsh_lora_merge(merged), TSH_OK);
+        ema = tsh_ema_new(average, 0.5);
+        assert_int_equal(tsh_ema_update(ema), TSH_OK);
+        assert_int_equal(tsh_ema_swap(ema), TSH_OK);
+        tsh_close(ctx);
+        assert_int_equal(memory.blocks, 0);
+        assert_int_equal(memory.bytes, 0);
+        assert_int_equal(memory.broken, 0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_leaf_freed_before_backward_leaves_its_handle),
+        cmocka_unit_test(closing_releases_weights_that_are_put_aside),
         cmocka_unit_test(a_view_outlives_its_base),
         cmocka_unit_test(a_view_on_the_tape_keeps_its_base),
         cmocka_unit_test(handles_are_reused_in_the_end),

@@ -31,14 +31,15 @@ static int in_blocks(tsh_dtype dtype) {
     return dtype == TSH_Q8_0 || dtype == TSH_Q4_0;
 }
 
-/* Writes a golden tensor to t; turned: t is its transpose. */
-static int put(tsh_ctx *ctx, tsh_tensor *t, const char *name, const char *what, int turned) {
+/* Writes a golden tensor to t; transposed 1: t is its transpose. */
+static int put(tsh_ctx *ctx, tsh_tensor *t, const char *name, const char *what,
+               int transposed) {
     const golden_tensor g = golden_get(&golden, name, what);
     tsh_real *values = (tsh_real *)malloc((size_t)(g.count + 1) * sizeof *values);
     tsh_result result;
     for (int64_t e = 0; e < g.count; e++) {
         const int64_t rows = g.shape.dim[0], r = e % rows, c = e / rows;
-        values[e] = (tsh_real)((const float *)g.data)[turned ? r * g.shape.dim[1] + c : e];
+        values[e] = (tsh_real)((const float *)g.data)[transposed ? r * g.shape.dim[1] + c : e];
     }
     result = tsh_write(ctx, t, TSH_GLOBAL, values, (size_t)g.count * sizeof *values);
     free(values);

@@ -1,6 +1,6 @@
-/* The kernels of AMX against a model of its instructions in plain C (support/tiles.h): every
- * product of test_gemm, quantised weights, attention. Where the processor has AMX, the same kernels
- * give the same bits by its own instructions, and so do these alone. */
+/* The kernels of AMX compute with a model of its instructions in plain C (support/tiles.h): they
+ * pass every test of test_gemm, and those of quantised weights and attention below. Where the
+ * processor has AMX, its own instructions give the bits of the model. */
 #include "../support/tiles.h"
 
 #if TILES && !defined(TSHARD_NO_SIMD) && !defined(TESTS_DOUBLE)

@@ -13,12 +13,15 @@
 struct CMUnitTest {
     const char *name;
     void (*run)(void **state);
+    int (*before)(void **state);
     int (*after)(void **state);
 };
 
-#define cmocka_unit_test(function) cmocka_unit_test_teardown(function, NULL)
+#define cmocka_unit_test(function) cmocka_unit_test_setup_teardown(function, NULL, NULL)
 #define cmocka_unit_test_teardown(function, after)                                                 \
-    { #function, function, after }
+    cmocka_unit_test_setup_teardown(function, NULL, after)
+#define cmocka_unit_test_setup_teardown(function, before, after)                                   \
+    { #function, function, before, after }
 
 typedef enum plain_end { PLAIN_PASSED, PLAIN_FAILED, PLAIN_SKIPPED, PLAIN_ENDS } plain_end;
 
@@ -63,6 +66,7 @@ static int plain_here, plain_elsewhere; /* parts of the test that ran, that anot
 
 static plain_end plain_run(const struct CMUnitTest *test, void **state) {
     plain_here = plain_elsewhere = 0;
+    if (test->before && test->before(state)) fail_msg("%s", "setup");
     test->run(state);
     if (test->after && test->after(state)) fail_msg("%s", "teardown");
     if (!plain_elsewhere || plain_here) return PLAIN_PASSED;
@@ -75,6 +79,8 @@ static plain_end plain_run(const struct CMUnitTest *test, void **state) {
     const int left = setjmp(plain_test);
     if (left)
         end = (plain_end)left;
+    else if (test->before && test->before(state))
+        end = PLAIN_FAILED;
     else
         test->run(state);
     if (test->after && test->after(state)) end = PLAIN_FAILED;
