@@ -233,11 +233,11 @@ static void tiles_pairs_add(tiles_register *c, const tiles_register *a, const ti
     }
 }
 
-/* Row m of C += A B, of signed by unsigned bytes. */
-static void tiles_row_int8(int32_t *c, const unsigned char *a, const tiles_register *b) {
+/* Row m of C += A B, of signed by unsigned bytes; sums wrap around at 32 bits. */
+static void tiles_row_int8(uint32_t *c, const unsigned char *a, const tiles_register *b) {
     for (int n = 0; n < b->bytes / 4; n++)
         for (int k = 0; k < 4 * b->rows; k++)
-            c[n] += (int)(signed char)a[k] * (int)b->data[k / 4][4 * n + k % 4];
+            c[n] += (uint32_t)((signed char)a[k] * (int)b->data[k / 4][4 * n + k % 4]);
 }
 
 static void tiles_multiply(int sum, int i, int j, int bf16) {
@@ -252,7 +252,7 @@ static void tiles_multiply(int sum, int i, int j, int bf16) {
     }
     if (bf16) tiles_pairs_add(c, a, b);
     for (int m = 0; m < c->rows && !bf16; m++) {
-        int32_t row[16];
+        uint32_t row[16];
         memcpy(row, c->data[m], sizeof row);
         tiles_row_int8(row, a->data[m], b);
         memcpy(c->data[m], row, sizeof row);
