@@ -271,10 +271,13 @@ PREFIX ?= /usr/local
 SONAME := libtshard.so.$(shell sed -n 's/^.define TSHARD_VERSION_M.*OR //p' tshard.h | paste -sd .)
 
 shared: $(OUT)/$(SONAME) ## build/libtshard.so: the library for other languages
-$(OUT)/$(SONAME): private OPT_release := -O3 -fno-math-errno
-$(OUT)/$(SONAME): backends/package/library.c backends/package/library.map $(HEADERS) $(FOUND)
-	@mkdir -p $(@D); ln -sf $(@F) $(OUT)/libtshard.so
-	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_SHARED -fPIC -fvisibility=hidden -shared -o $@ $< $(LIBS) \
+$(OUT)/shared.o: private OPT_release := -O3 -fno-math-errno
+$(OUT)/shared.o: backends/package/library.c $(HEADERS) $(FOUND)
+	@mkdir -p $(@D)
+	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_SHARED -fPIC -fvisibility=hidden -c -o $@ $<
+$(OUT)/$(SONAME): $(OUT)/shared.o backends/package/library.map
+	@ln -sf $(@F) $(OUT)/libtshard.so
+	$(CC) $(OPENMP) $(OPT) -shared -o $@ $< $(LIBS) \
 		-Wl,-soname,$(@F),--version-script,backends/package/library.map
 
 install: $(if $(UV),$(LAUNCHER)) $(if $(filter shared,$(MAKECMDGOALS)),$(OUT)/$(SONAME))

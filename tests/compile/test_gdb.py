@@ -12,7 +12,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import Skipped, check, run_tests
+from scripts import Skipped, check, debug_object, run_tests
 
 LIMIT = 100  # seconds of a command
 SCRIPT = os.path.join(TOP, "backends", "package", "tshard-gdb.py")
@@ -68,20 +68,23 @@ def gdb(program, *commands):
     return done.stdout
 
 
-def build(folder, library_flags, program_flags=()):
-    """The program, with a library that was compiled with other flags."""
+def build(folder, debug_information, program_flags=()):
+    """The program, with a library with or without debug information."""
     source, program = os.path.join(folder, "program.c"), os.path.join(folder, "program")
     with open(source, "w", encoding="utf-8") as file:
         file.write(PROGRAM)
-    library = os.path.join(folder, "library.o")
-    cc(*library_flags, "-c", "-o", library, os.path.join(TOP, "backends", "package", "library.c"))
+    library = debug_object()
+    if not debug_information:
+        stripped = os.path.join(folder, "library.o")
+        subprocess.run(["objcopy", "--strip-debug", library, stripped], check=True, timeout=LIMIT)
+        library = stripped
     cc("-g", *program_flags, "-o", program, source, library, "-lm", "-pthread")
     return program
 
 
 def break_stops_at_the_failing_call(folder):
     line = PROGRAM[:PROGRAM.index("/* HERE */")].count("\n") + 1
-    program = build(folder, ["-g"])
+    program = build(folder, True)
     text = gdb(program, "break tsh_fail", "run", "backtrace 12", "info threads",
                "source " + SCRIPT, "up 3", "frame function rank",
                *["print %s" % name for name in SHOWN], "print large", "print ctx",
@@ -103,7 +106,7 @@ def break_stops_at_the_failing_call(folder):
 
 
 def without_debug_information_functions_are_called(folder):
-    program = build(folder, ["-g0"], ["-DTSHARD_IMPLEMENTED", "-DTSHARD_THREADS_IMPLEMENTED"])
+    program = build(folder, False, ["-DTSHARD_IMPLEMENTED", "-DTSHARD_THREADS_IMPLEMENTED"])
     text = gdb(program, "break tsh_version", "run", "source " + SCRIPT, "frame function rank",
                "print a", "tshard a", "tshard cut", "tshard ctx", "tshard user",
                "show scheduler-locking", "kill")

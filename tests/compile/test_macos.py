@@ -34,7 +34,7 @@ ALIASES = {"__errno_location": "errno", "__sysv_signal": "signal", "__isoc99_ssc
            "__isoc23_strtoul": "strtoul"}
 COMPILERS = {"_GLOBAL_OFFSET_TABLE_", "__cpu_model", "__cpu_features2", "__cpu_indicator_init",
              "__stack_chk_fail"}
-OTHERS = re.compile(r"uv_|crypto_|sodium_|randombytes_")  # libuv's and libsodium's
+OTHERS = re.compile(r"uv_|crypto_|sodium_|randombytes_|tsh[ib]?_")  # libuv, libsodium, tshard.h
 OTHERS_CONSTANTS = re.compile(r"UV_|crypto_")
 OUR_CONSTANTS = re.compile(r"TSH|GPT_|MACOS_")
 
@@ -79,7 +79,9 @@ def functions(source):
 def functions_of(source, path):
     def taken(number, *way):
         built = "%s-%d.o" % (path, number)
-        call([CC] + FLAGS + WARN + SOURCES[source] + list(way) + ["-c", source, "-o", built])
+        rest = [] if source in CORE else ["-DTSHARD_IMPLEMENTED"]  # CORE has the functions of tshard.h
+        call([CC] + FLAGS + WARN + SOURCES[source] + rest + list(way) +
+             ["-c", source, "-o", built])
         return {line.split()[-1] for line in call(["nm", "-u", built]).splitlines()}
 
     # In double, and without kernels for x86-64, other functions are called.

@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
 sys.path.insert(0, os.path.join(TOP, "tests", "lint"))
-from scripts import Skipped, check, run_tests
+from scripts import Skipped, check, debug_object, run_tests
 import api
 
 LINES, OURS, LIMIT = 10, 110, 100  # of a recipe; rows with a function of ours; seconds of a command
@@ -67,13 +67,9 @@ def numbers_are_those_of_pytorch(folder):
         file.write(header)
     program = os.path.join(folder, "recipes")
     command = [os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O0"]
-    library = os.path.join(folder, "library.o")
-    subprocess.run(command + ["-DTSHARD_IMPLEMENTATION", "-x", "c", "-c", "-o", library,
-                              os.path.join(TOP, "backends", "tshard_threads.h")], check=True,
-                   timeout=LIMIT, stderr=subprocess.DEVNULL)
     done = subprocess.run(command + WARN + ["-I", folder, "-o", program,
-                                            os.path.join(HERE, "recipes.c"), library, "-lm",
-                                            "-pthread"],
+                                            os.path.join(HERE, "recipes.c"), debug_object(),
+                                            "-lm", "-pthread"],
                           timeout=LIMIT, stderr=subprocess.PIPE, encoding="utf-8")
     check(done.returncode == 0, done.stderr)
     done = subprocess.run([program], timeout=LIMIT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

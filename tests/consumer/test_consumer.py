@@ -16,7 +16,7 @@ SCRIPT_LIMIT = 450
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import Failed, Skipped, check, run_tests
+from scripts import ENVIRONMENT, Failed, Skipped, check, make_debug, run_tests
 import train
 
 CC = os.environ.get("CC", "cc")
@@ -24,10 +24,6 @@ CXX = os.environ.get("CXX", "c++")
 STRICT = ["-pedantic", "-Wall", "-Wextra", "-Werror"]
 SMALL = ["-O2", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections", "-s"]
 SMALL_LIMIT = 360e3  # bytes of a program with one linear layer
-
-# Without the variables of the make that may be running this script.
-ENVIRONMENT = {name: value for name, value in os.environ.items()
-               if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "san", "config", "only")}
 
 
 def call(command, **environment):
@@ -91,9 +87,7 @@ WORK = tempfile.TemporaryDirectory()  # for what make builds, once for all tests
 
 
 def make(*goals, prefix, destdir=""):
-    return must(["make", "-C", TOP, "--no-print-directory", "config=debug",
-                 "OUT=" + os.path.join(WORK.name, "build"), "PREFIX=" + prefix,
-                 "DESTDIR=" + destdir] + list(goals))
+    return make_debug("PREFIX=" + prefix, "DESTDIR=" + destdir, *goals)
 
 
 def installed():
@@ -116,7 +110,8 @@ def make_installs_and_uninstalls(folder):
     expected += ["include/tshard/backends/" + os.path.basename(path)
                  for path in glob.glob(os.path.join(TOP, "backends", "*.h"))]
     root = os.path.join(folder, "opt", "tshard")
-    text = make("install", "UV=", prefix="/opt/tshard", destdir=folder)
+    text = make("install", "UV=", "OUT=" + os.path.join(WORK.name, "build"), prefix="/opt/tshard",
+                destdir=folder)
     check(files_below(root) == sorted(expected), "installed:", files_below(root))
     check("tshard-run is not installed: it needs libuv1-dev" in text, "without libuv:", text)
 
@@ -180,7 +175,7 @@ def check_backends(build, text, names):
 
 
 def add_subdirectory(folder):
-    build, text = build_with_cmake(folder, "subdirectory")
+    build, text = build_with_cmake(folder, "subdirectory", alone=False)
     check_backends(build, text, ["uv", "mpi", "blis"])
 
 

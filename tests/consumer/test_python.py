@@ -20,13 +20,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 EXAMPLES = os.path.join(TOP, "examples", "python")
 sys.path[:0] = [os.path.join(TOP, "tests", "support"), EXAMPLES]
-from scripts import Failed, Skipped, check, run_tests
+from scripts import DEBUG, ENVIRONMENT, Failed, Skipped, check, make_debug, run_tests
 
-BUILD = os.path.join(TOP, "build", "python")
-LIBRARY = os.path.join(BUILD, "libtshard.so")
-# Without the variables of the make that may be running this script.
-ENVIRONMENT = {name: value for name, value in os.environ.items()
-               if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "san", "config", "only")}
+LIBRARY = os.path.join(DEBUG, "libtshard.so")
 MISSING = []  # why no test can run
 np = tshard = None
 
@@ -40,11 +36,7 @@ def prepare():
     except ImportError as error:
         MISSING.append("%s: apt-get install python3-cffi python3-numpy" % error)
         return
-    done = subprocess.run(["make", "-s", "-C", TOP, "config=debug", "OUT=" + BUILD, "shared"],
-                          env=ENVIRONMENT, timeout=250, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise Failed("make shared: " + done.stdout)
+    make_debug("shared")
     os.environ["TSHARD_LIBRARY"] = ENVIRONMENT["TSHARD_LIBRARY"] = LIBRARY
     tshard = importlib.import_module("tshard")
 

@@ -3,6 +3,7 @@ tests/run.sh reads. Import it after sys.path has this folder."""
 
 import concurrent.futures
 import errno
+import fcntl
 import os
 import random
 import shutil
@@ -65,6 +66,34 @@ def free_port(host="127.0.0.1"):
                 if error.errno != errno.EADDRINUSE:
                     raise
     raise OSError(errno.EADDRINUSE, "no free port from 20000 to 32767")
+
+
+# What make gets to build the library once for all scripts: with debug information, not optimised.
+DEBUG = os.path.join(TOP, "build", "scripts")
+DEBUG_FLAGS = ["config=debug", "OUT=" + DEBUG, "OPENMP="]
+# Without the variables of the make that may be running a script.
+ENVIRONMENT = {name: value for name, value in os.environ.items()
+               if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "san", "config", "only")}
+
+
+def make_debug(*words):
+    """Runs make with DEBUG_FLAGS, one script at a time; what it prints. Goal shared makes shared.o and
+    libtshard.so below DEBUG."""
+    os.makedirs(DEBUG, exist_ok=True)
+    with open(os.path.join(DEBUG, "lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(["make", "-C", TOP, "--no-print-directory"] + DEBUG_FLAGS
+                              + list(words), env=ENVIRONMENT, timeout=250, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, universal_newlines=True)
+    if done.returncode:
+        raise Failed("make %s: %s" % (" ".join(words), done.stdout))
+    return done.stdout
+
+
+def debug_object():
+    """The path of the library as an object file; link with -lm -pthread."""
+    make_debug("shared")
+    return os.path.join(DEBUG, "shared.o")
 
 
 class Failed(Exception):
