@@ -412,7 +412,7 @@
  *
  *          -O2 -ffunction-sections -fdata-sections -Wl,--gc-sections -s
  *
- *   the linker leaves out what is not called: a program with one linear layer has 346 KB (gcc 12,
+ *   the linker leaves out what is not called: a program with one linear layer has 334 KB (gcc 12,
  *   x86-64).
  *
  *   C++: descriptors as {.in = 2, .out = 32}, the form in this manual, are C99 and C++20. With
@@ -10081,12 +10081,10 @@ static const uint16_t tshi_gemm_mix[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  2
                                            11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
 /* Returns the next 16 words of a row in packed form: a float or a pair of bf16 each. src: the row's
- * next elements; left: number of elements from src to the end of the row, after which words are
- * 0. */
+ * next elements; mask: those of them that exist, the others count as 0. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
-                                                  int64_t left) {
-    const uint32_t mask = tshi_gemm_mask(left);
+                                      uint32_t mask) {
     if (form == TSHI_GEMM_REALS) return _mm512_maskz_loadu_ps((__mmask16)mask, src);
     if (form == TSHI_GEMM_PAIRS)
         return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16((__mmask32)mask, src));
@@ -10155,34 +10153,35 @@ TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t,
 #define TSHI_GEMM_EACH16(X)                                                                        \
     X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
-/* Loads 16 rows, whose elements are contiguous, to r[0] to r[15], converted to packed form: 16
- * words of each, a float or a pair of bf16 per word. Rows from `rows` on do not exist and count as
- * 0. inc: bytes from row to row; left: number of elements that each row has left. */
+/* Loads 16 rows, whose elements are contiguous, converted to packed form: 16 words of each, a float
+ * or a pair of bf16 per word. Rows from `rows` on do not exist and count as 0. inc: bytes from row
+ * to row; left: number of elements that each row has left. */
 TSHI_GEMM_TARGET_PACK
-TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *r, const char *src,
-                                     int64_t rows, int64_t inc, int64_t left){
-#define TSHI_GEMM_ROW(l)                                                                           \
-    {                                                                                              \
-        const char *row = src + (l < rows ? l * inc : 0);                                          \
-        r[l] = tshi_gemm_load_row(form, row, l < rows ? left : 0);                                 \
-        TSHI_PREFETCH((const void *)((uintptr_t)row + 128));                                       \
+TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *to, const char *src,
+                                     int64_t rows, int64_t inc, int64_t left) {
+    const uint32_t mask = tshi_gemm_mask(left);
+    for (int l = 0; l < 16; l++) {
+        const char *row = src + (l < rows ? l * inc : 0);
+        to[l] = tshi_gemm_load_row(form, row, l < rows ? mask : 0);
+        TSHI_PREFETCH((const void *)((uintptr_t)row + 128));
     }
-    TSHI_GEMM_EACH16(TSHI_GEMM_ROW)}
+}
 
 /* Packs `valid` rows of k contiguous elements each. inc: bytes from row to row. */
 TSHI_GEMM_TARGET_PACK
-    static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid,
-                                     int64_t k, const char *src, int64_t inc) {
+static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid, int64_t k,
+                                 const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
     const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
-    __m512 r[16], t0, t1, t2, t3;
+    /* loaded by a loop, through memory: the shuffles that follow take longer */
+    __m512 loaded[16], r[16], t0, t1, t2, t3;
     for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* packs 16 words of each row */
         const int64_t words = tshi_gemm_words(form, tshi_base_min(k - q, 16 * each));
         for (int i = 0; i < width; i += 16) { /* packs 16 rows */
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
             const char *from = src + (i < valid ? i * inc : 0) + q * size;
 #define TSHI_GEMM_ROWS(form)                                                                       \
-    case form: tshi_gemm_load_rows(form, r, from, valid - i, inc, k - q); break;
+    case form: tshi_gemm_load_rows(form, loaded, from, valid - i, inc, k - q); break;
             switch (form) {
                 TSHI_GEMM_ROWS(TSHI_GEMM_REALS)
                 TSHI_GEMM_ROWS(TSHI_GEMM_BF16)
@@ -10191,8 +10190,10 @@ TSHI_GEMM_TARGET_PACK
                 TSHI_GEMM_ROWS(TSHI_GEMM_ROUNDED)
             case TSHI_GEMM_OTHER: return;
             }
+#define TSHI_GEMM_LOADED(s) r[s] = loaded[s];
 #define TSHI_GEMM_WORD(s)                                                                          \
     if (s < words) _mm512_mask_storeu_ps(dst + s * width + i, mask, r[s]);
+            TSHI_GEMM_EACH16(TSHI_GEMM_LOADED)
             TSHI_GEMM_TRANSPOSE16
             TSHI_GEMM_EACH16(TSHI_GEMM_WORD)
         }
@@ -10329,7 +10330,7 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
         for (int64_t q = 0, n; q < k; q += n) {
             const char *from = src + i * inc + 2 * q;
             int64_t step = inc;
-            __m256 y[4], z[2];
+            __m256 y[4], z[8];
             n = tshi_base_min(8, k - q);
             for (int r = 0; r < rows && q % 32 == 0; r++) TSHI_PREFETCH(from + r * inc + 128);
             if (rows < 8 || n < 8) {
@@ -10339,15 +10340,13 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(p, x) /* stores x: element q + p of each of 8 rows */                      \
-    if ((p) < n)                                                                                   \
-        tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
-                       width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
-#define TSHI_GEMM_WORDS8(w)                                                                        \
-    tshi_gemm_few_floats(form, y[w], z);                                                           \
-    TSHI_GEMM_WORD8(2 * (w), z[0])                                                                 \
-    TSHI_GEMM_WORD8(2 * (w) + 1, z[1])
-            TSHI_GEMM_WORDS8(0) TSHI_GEMM_WORDS8(1) TSHI_GEMM_WORDS8(2) TSHI_GEMM_WORDS8(3)
+            tshi_gemm_few_floats(form, y[0], z);
+            tshi_gemm_few_floats(form, y[1], z + 2);
+            tshi_gemm_few_floats(form, y[2], z + 4);
+            tshi_gemm_few_floats(form, y[3], z + 6);
+            for (int64_t p = 0; p < n; p++) /* stores element q + p of each of 8 rows */
+                tshi_gemm_put8(dst + (q + p) * width + i,
+                               width < 8 && (k - q - p) * width < 8 ? width : 8, z[p]);
         }
     }
 }
@@ -10588,35 +10587,39 @@ static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14
                                                   22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
-/* Returns the first (second is 0) or the second elements (second is 1) of 16 pairs of 16-bit
- * elements, as floats. words: the pairs, in the order in which tshi_gemm_few_part stores them. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_few_half(const tshi_gemm_form form, const float *words,
-                                              const int second) {
-    const __m512i x = _mm512_load_si512(words);
-    if (form == TSHI_GEMM_F16)
-        return _mm512_cvtph_ps(
-            _mm256_load_si256((const __m256i *)(const void *)(words + 8 * second)));
-    return _mm512_castsi512_ps(second ? _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000u))
-                                      : _mm512_slli_epi32(x, 16));
+/* Stores word s of 16 columns of B as tshi_gemm_few_part says: as it is, or the first elements of 16
+ * pairs of 16-bit elements as floats, then the second ones. */
+TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_keep(const tshi_gemm_form layout, tshi_gemm_form form,
+                                                float *to, const int s, __m512 word) {
+    __m512i x = _mm512_castps_si512(word);
+    if (layout != TSHI_GEMM_BF16) {
+        _mm512_store_ps(to + 16 * s, word);
+    } else if (form == TSHI_GEMM_F16) {
+        x = _mm512_permutexvar_epi16(_mm512_loadu_si512(tshi_gemm_few_halves), x);
+        _mm512_store_ps(to + 32 * s, _mm512_cvtph_ps(_mm512_castsi512_si256(x)));
+        _mm512_store_ps(to + 32 * s + 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)));
+    } else {
+        _mm512_store_si512(to + 32 * s, _mm512_slli_epi32(x, 16));
+        _mm512_store_si512(to + 32 * s + 16,
+                           _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000u)));
+    }
 }
 
 /* Does part p, of 8, of transposing one cache line of each of 16 columns of B, whose elements are
  * contiguous. Between the parts, the caller adds products to sums: a processor does both at a time.
- * r: the words that the parts share; to: word s of all columns goes to to + 16 s (F16: the first
- * elements of its pairs, then the second ones); inc: bytes from column to column; ahead: address of
- * 16 cache lines to prefetch; halves: tshi_gemm_few_halves. */
-TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const int p, __m512 *r,
-                                                float *to, const char *b, int64_t inc,
-                                                uintptr_t ahead, __m512i halves) {
+ * layout: TSHI_GEMM_BF16 if form is BF16 or F16, else form; a constant after inlining. r: the words
+ * that the parts share; to: word s of all columns goes to to + 16 s or, if layout is BF16, both of
+ * its elements as floats to to + 32 s; inc: bytes from column to column; ahead: address of 16 cache
+ * lines to prefetch. */
+TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form layout, tshi_gemm_form form,
+                                                const int p, __m512 *r, float *to, const char *b,
+                                                int64_t inc, uintptr_t ahead) {
     __m512 t0, t1, t2, t3;
 #define TSHI_GEMM_FEW_LOAD(l) /* loads column 4 p + l */                                           \
     r[4 * (p & 3) + l] = _mm512_loadu_ps(b + (4 * p + l) * inc);                                   \
     TSHI_PREFETCH_L2((const void *)(ahead + 256u * (unsigned)p + 64u * l));
-#define TSHI_GEMM_FEW_KEEP(l) /* stores word 4 l + p - 4 of all columns */                         \
-    t0 = r[(p & 3) + 4 * l];                                                                       \
-    if (form == TSHI_GEMM_F16)                                                                     \
-        t0 = _mm512_castsi512_ps(_mm512_permutexvar_epi16(halves, _mm512_castps_si512(t0)));       \
-    _mm512_store_ps(to + 16 * (4 * l + p - 4), t0);
+#define TSHI_GEMM_FEW_KEEP(l)                                                                      \
+    tshi_gemm_few_keep(layout, form, to, 4 * l + p - 4, r[(p & 3) + 4 * l]);
     if (p < 4) {
         TSHI_GEMM_FEW_LOAD(0) TSHI_GEMM_FEW_LOAD(1) TSHI_GEMM_FEW_LOAD(2) TSHI_GEMM_FEW_LOAD(3)
         TSHI_GEMM_WORDS4(4 * (p & 3), 4 * (p & 3) + 1, 4 * (p & 3) + 2, 4 * (p & 3) + 3)
@@ -10630,9 +10633,9 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const
  * tshi_gemm_few_part. inc: bytes from column to column. */
 TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to, const char *b,
                                                   int64_t inc) {
-    const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);
+    const tshi_gemm_form layout = form == TSHI_GEMM_F16 ? TSHI_GEMM_BF16 : form;
     __m512 r[16];
-#define TSHI_GEMM_FEW_FIRST(p) tshi_gemm_few_part(form, p, r, to, b, inc, (uintptr_t)b, halves);
+#define TSHI_GEMM_FEW_FIRST(p) tshi_gemm_few_part(layout, form, p, r, to, b, inc, (uintptr_t)b);
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_FIRST)
 }
 
@@ -10679,19 +10682,21 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
 #define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products of A and word s of 16 columns */           \
-    if (form == TSHI_GEMM_REALS || form == TSHI_GEMM_PAIRS) {                                      \
+    {                                                                                              \
         const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
         TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
-    } else {                                                                                       \
-        const __m512 y = tshi_gemm_few_half(form, now + 16 * (s), 0);                              \
-        const __m512 z = tshi_gemm_few_half(form, now + 16 * (s), 1);                              \
-        TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
-        TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
     }
-#define TSHI_GEMM_FEW_PART(isa, p) /* transposes part p; adds products of words 2p and 2p + 1 */   \
-    tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
-    TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
-    TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)
+#define TSHI_GEMM_FEW_PART(isa, p) /* transposes part p; adds products of an eighth of the words */\
+    tshi_gemm_few_part(layout, t->form, p, r, next, b, inc, ahead);                                \
+    if (layout == TSHI_GEMM_BF16) {                                                                \
+        TSHI_GEMM_FEW_WORD(isa, 4 * p)                                                             \
+        TSHI_GEMM_FEW_WORD(isa, 4 * p + 1)                                                         \
+        TSHI_GEMM_FEW_WORD(isa, 4 * p + 2)                                                         \
+        TSHI_GEMM_FEW_WORD(isa, 4 * p + 3)                                                         \
+    } else {                                                                                       \
+        TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                             \
+        TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)                                                         \
+    }
 #define TSHI_GEMM_FEW_CLEAR(i) acc[i] = zero;
 #define TSHI_GEMM_FEW_BEGIN(i) /* begins row i of C: sets out to D or 0 */                         \
     if (rows > i) out[i] = t->add && valid > i ? _mm512_loadu_ps(t->d + i * t->rsd + col) : zero;
@@ -10709,10 +10714,10 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
  * `cols` columns and takes any number of rows up to 8. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
     TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
-                                                     int valid, const tshi_gemm_form form,         \
+                                                     int valid, const tshi_gemm_form layout,       \
                                                      const int rows) {                             \
-        const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
-        const int64_t each = 64 / size, step = (form == TSHI_GEMM_PAIRS ? 16 : each) * rows;       \
+        const int64_t size = layout == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;               \
+        const int64_t each = 64 / size, step = (layout == TSHI_GEMM_PAIRS ? 16 : each) * rows;     \
         const char *b = (const char *)t->b + col * inc;                                            \
         const int64_t more = 8 * inc < TSHI_GEMM_NEAR                                              \
                                  ? (int64_t)TSHI_GEMM_NEAR                                         \
@@ -10722,11 +10727,10 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
         const tshi_gemm_word *a = t->a;                                                            \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
-        const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
         __m512 acc[8], out[8], r[16]; /* acc: sums of a slice of k; out: sums of C */              \
         __attribute__((aligned(64))) float words[2][16 * 32]; /* 16 lines of B each, transposed */ \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
-        if (t->k >= each) tshi_gemm_few_first(form, words[0], b, inc);                             \
+        if (t->k >= each) tshi_gemm_few_first(t->form, words[0], b, inc);                          \
         for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_CLEAR)                                                   \
             left = tshi_base_min(t->slice, t->k - p);                                              \
@@ -10749,8 +10753,8 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
                 TSHI_GEMM_FEW_PART(isa, 7)                                                         \
             }                                                                                      \
             if (left > 0)                                                                          \
-                tshi_gemm_few_rest(words[0], form, b + (t->k >= each ? 64 : 0), left, t->csb);     \
-            for (int64_t q = 0; q < tshi_gemm_words(form, left); q++, a += rows) {                 \
+                tshi_gemm_few_rest(words[0], t->form, b + (t->k >= each ? 64 : 0), left, t->csb);  \
+            for (int64_t q = 0; q < tshi_gemm_words(layout, left); q++, a += rows) {               \
                 const __m512 y = _mm512_load_ps(words[0] + 16 * q);                                \
                 TSHI_GEMM_FEW_STEP(isa, a, y)                                                      \
             }                                                                                      \
@@ -10764,20 +10768,20 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
             switch (t->form) { __VA_ARGS__ }                                                       \
         }                                                                                          \
     }
-#define TSHI_GEMM_FEW_CASE(isa, form)                                                              \
-    case form:                                                                                     \
+#define TSHI_GEMM_FEW_CASE(isa, layout)                                                            \
+    case layout:                                                                                   \
         if (width == 1)                                                                            \
-            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 1);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, layout, 1);                                 \
         else if (width == 4)                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 4);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, layout, 4);                                 \
         else                                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 8);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, layout, 8);                                 \
         break;
 
 TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512,
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_REALS)
-                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16)
-                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_F16) default
+                     case TSHI_GEMM_F16:
+                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16) default
                      : return;)
 #define TSHI_GEMM_FEW_AVX512 tshi_gemm_few_avx512
 #else
@@ -10866,12 +10870,11 @@ TSHI_AMX static void tshi_gemm_tiles_amx(int begin) {
 
 /* Adds the products of `steps` steps to C, in tiles 0 to 3. row_a, step_a, row_b: bytes from row to
  * row and step to step of A, from row to row of B. high 1: A has 32 rows, not 16; wide 1: B has 32
- * columns. */
-TSHI_AMX TSHI_INLINE void tshi_gemm_steps_amx(const char *a, int64_t row_a, int64_t step_a,
-                                              const char *b, int64_t row_b, int64_t steps,
-                                              const int high, const int wide,
-                                              tshi_gemm_walk *walk) {
-    TSHI_AMX_STORED();
+ * columns; both are constants after inlining. */
+TSHI_AMX TSHI_INLINE void tshi_gemm_steps_of_amx(const char *a, int64_t row_a, int64_t step_a,
+                                                 const char *b, int64_t row_b, int64_t steps,
+                                                 const int high, const int wide,
+                                                 tshi_gemm_walk *walk) {
     for (; steps > 0; steps--, a += step_a, b += 16 * row_b) {
         TSHI_AMX_LOAD(6, b, row_b);
         TSHI_AMX_LOAD(4, a, row_a);
@@ -10887,6 +10890,21 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_steps_amx(const char *a, int64_t row_a, int6
         if (high && wide) TSHI_AMX_BF16(3, 5, 7);
         for (int i = 0; i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(walk);
     }
+}
+
+/* tshi_gemm_steps_of_amx for any high and wide. */
+TSHI_AMX static void tshi_gemm_steps_amx(const char *a, int64_t row_a, int64_t step_a,
+                                         const char *b, int64_t row_b, int64_t steps, int high,
+                                         int wide, tshi_gemm_walk *walk) {
+    TSHI_AMX_STORED();
+    if (high && wide)
+        tshi_gemm_steps_of_amx(a, row_a, step_a, b, row_b, steps, 1, 1, walk);
+    else if (high)
+        tshi_gemm_steps_of_amx(a, row_a, step_a, b, row_b, steps, 1, 0, walk);
+    else if (wide)
+        tshi_gemm_steps_of_amx(a, row_a, step_a, b, row_b, steps, 0, 1, walk);
+    else
+        tshi_gemm_steps_of_amx(a, row_a, step_a, b, row_b, steps, 0, 0, walk);
 }
 
 /* Copies one step of `rows` rows of A, `words` words each, to 16 rows of 16 words, padded with 0.
@@ -10938,12 +10956,11 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_tile_out_amx(const tshi_gemm_tile *t, const 
     }
 }
 
-/* Computes a tile of C, of up to 16 rows, or 17 to 32 if high is 1, and 16 columns, or 32 if wide
- * is 1. A step that the tile instructions cannot read in place is staged: rows or words are
- * missing, or A's words lie column by column. */
-TSHI_AMX TSHI_INLINE void tshi_gemm_tile_of_amx(const tshi_gemm_tile *t, int rows, const int high,
-                                                const int wide) {
+/* Implements tshi_gemm_kernel.pairs with AMX. A step that the tile instructions cannot read in
+ * place is staged: rows or words are missing, or A's words lie column by column. */
+TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int cols) {
     enum { LANES = 16 };
+    const int high = rows > LANES, wide = cols > LANES; /* of two tiles each, not one */
     __attribute__((aligned(64))) float c[32 * 32], a[32 * 16], b[16 * 32];
     const int width = wide ? 32 : 16, packed = t->rsa != 1 && t->csa != 1;
     const int64_t steps = packed || (t->csa == 1 && rows % LANES == 0) ? t->k / LANES : 0;
@@ -10976,18 +10993,6 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_tile_of_amx(const tshi_gemm_tile *t, int row
     tshi_gemm_tile_out_amx(t, c, rows, width);
 }
 
-/* Implements tshi_gemm_kernel.pairs with AMX. */
-TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int cols) {
-    if (rows > 16 && cols > 16)
-        tshi_gemm_tile_of_amx(t, rows, 1, 1);
-    else if (rows > 16)
-        tshi_gemm_tile_of_amx(t, rows, 1, 0);
-    else if (cols > 16)
-        tshi_gemm_tile_of_amx(t, rows, 0, 1);
-    else
-        tshi_gemm_tile_of_amx(t, rows, 0, 0);
-}
-
 /* Implements tshi_gemm_kernel.tile for the 32 rows of AMX's tiles: 12 rows at a time. */
 static void tshi_gemm_tile_tall(const tshi_gemm_tile *t, int rows, int cols) {
     tshi_gemm_tile part = *t;
@@ -11010,6 +11015,7 @@ TSHI_AMX static void tshi_gemm_strip_amx(float *to, int valid, int64_t k, const 
             const tshi_matrix from = tshi_gemm_from(*m, i, q);
             const char *const src = (const char *)from.data;
             const int64_t left = tshi_base_min(32, k - q);
+            const uint32_t mask = tshi_gemm_mask(left);
             float *const tile = to + 16 * i;
             if (m->column != 1) {
                 if (left < 32) memset(words, 0, sizeof words);
@@ -11022,10 +11028,10 @@ TSHI_AMX static void tshi_gemm_strip_amx(float *to, int valid, int64_t k, const 
                 _mm512_store_ps(tile + 16 * l, form == TSHI_GEMM_PAIRS
                                                    ? tshi_gemm_load_row(TSHI_GEMM_PAIRS,
                                                                         src + l * m->row * size,
-                                                                        left)
+                                                                        mask)
                                                    : tshi_gemm_load_row(TSHI_GEMM_ROUNDED,
                                                                         src + l * m->row * size,
-                                                                        left));
+                                                                        mask));
             for (int l = rows; l < 16; l++) _mm512_store_ps(tile + 16 * l, _mm512_setzero_ps());
         }
 }
@@ -41658,15 +41664,13 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_QUARTERS4
 #undef TSHI_GEMM_TRANSPOSE16
 #undef TSHI_GEMM_EACH16
-#undef TSHI_GEMM_ROW
+#undef TSHI_GEMM_LOADED
 #undef TSHI_GEMM_ROWS
 #undef TSHI_GEMM_WORD
 #undef TSHI_GEMM_PACK
 #undef TSHI_GEMM_PACK_AVX512
 #undef TSHI_GEMM_PACK_AVX2
 #undef TSHI_GEMM_STORE_AVX2
-#undef TSHI_GEMM_WORD8
-#undef TSHI_GEMM_WORDS8
 #undef TSHI_GEMM_STORE_AVX512
 #undef TSHI_GEMM_FEW_ADD
 #undef TSHI_GEMM_FEW_STEP

@@ -74,12 +74,11 @@ TSHI_AMX static void tshi_gemm_tiles_amx(int begin) {
 
 /* Adds the products of `steps` steps to C, in tiles 0 to 3. row_a, step_a, row_b: bytes from row to
  * row and step to step of A, from row to row of B. high 1: A has 32 rows, not 16; wide 1: B has 32
- * columns. */
-TSHI_AMX TSHI_INLINE void tshi_gemm_steps_amx(const char *a, int64_t row_a, int64_t step_a,
-                                              const char *b, int64_t row_b, int64_t steps,
-                                              const int high, const int wide,
-                                              tshi_gemm_walk *walk) {
-    TSHI_AMX_STORED();
+ * columns; both are constants after inlining. */
+TSHI_AMX TSHI_INLINE void tshi_gemm_steps_of_amx(const char *a, int64_t row_a, int64_t step_a,
+                                                 const char *b, int64_t row_b, int64_t steps,
+                                                 const int high, const int wide,
+                                                 tshi_gemm_walk *walk) {
     for (; steps > 0; steps--, a += step_a, b += 16 * row_b) {
         TSHI_AMX_LOAD(6, b, row_b);
         TSHI_AMX_LOAD(4, a, row_a);
@@ -95,6 +94,21 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_steps_amx(const char *a, int64_t row_a, int6
         if (high && wide) TSHI_AMX_BF16(3, 5, 7);
         for (int i = 0; i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(walk);
     }
+}
+
+/* tshi_gemm_steps_of_amx for any high and wide. */
+TSHI_AMX static void tshi_gemm_steps_amx(const char *a, int64_t row_a, int64_t step_a,
+                                         const char *b, int64_t row_b, int64_t steps, int high,
+                                         int wide, tshi_gemm_walk *walk) {
+    TSHI_AMX_STORED();
+    if (high && wide)
+        tshi_gemm_steps_of_amx(a, row_a, step_a, b, row_b, steps, 1, 1, walk);
+    else if (high)
+        tshi_gemm_steps_of_amx(a, row_a, step_a, b, row_b, steps, 1, 0, walk);
+    else if (wide)
+        tshi_gemm_steps_of_amx(a, row_a, step_a, b, row_b, steps, 0, 1, walk);
+    else
+        tshi_gemm_steps_of_amx(a, row_a, step_a, b, row_b, steps, 0, 0, walk);
 }
 
 /* Copies one step of `rows` rows of A, `words` words each, to 16 rows of 16 words, padded with 0.
@@ -146,12 +160,11 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_tile_out_amx(const tshi_gemm_tile *t, const 
     }
 }
 
-/* Computes a tile of C, of up to 16 rows, or 17 to 32 if high is 1, and 16 columns, or 32 if wide
- * is 1. A step that the tile instructions cannot read in place is staged: rows or words are
- * missing, or A's words lie column by column. */
-TSHI_AMX TSHI_INLINE void tshi_gemm_tile_of_amx(const tshi_gemm_tile *t, int rows, const int high,
-                                                const int wide) {
+/* Implements tshi_gemm_kernel.pairs with AMX. A step that the tile instructions cannot read in
+ * place is staged: rows or words are missing, or A's words lie column by column. */
+TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int cols) {
     enum { LANES = 16 };
+    const int high = rows > LANES, wide = cols > LANES; /* of two tiles each, not one */
     __attribute__((aligned(64))) float c[32 * 32], a[32 * 16], b[16 * 32];
     const int width = wide ? 32 : 16, packed = t->rsa != 1 && t->csa != 1;
     const int64_t steps = packed || (t->csa == 1 && rows % LANES == 0) ? t->k / LANES : 0;
@@ -184,18 +197,6 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_tile_of_amx(const tshi_gemm_tile *t, int row
     tshi_gemm_tile_out_amx(t, c, rows, width);
 }
 
-/* Implements tshi_gemm_kernel.pairs with AMX. */
-TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int cols) {
-    if (rows > 16 && cols > 16)
-        tshi_gemm_tile_of_amx(t, rows, 1, 1);
-    else if (rows > 16)
-        tshi_gemm_tile_of_amx(t, rows, 1, 0);
-    else if (cols > 16)
-        tshi_gemm_tile_of_amx(t, rows, 0, 1);
-    else
-        tshi_gemm_tile_of_amx(t, rows, 0, 0);
-}
-
 /* Implements tshi_gemm_kernel.tile for the 32 rows of AMX's tiles: 12 rows at a time. */
 static void tshi_gemm_tile_tall(const tshi_gemm_tile *t, int rows, int cols) {
     tshi_gemm_tile part = *t;
@@ -218,6 +219,7 @@ TSHI_AMX static void tshi_gemm_strip_amx(float *to, int valid, int64_t k, const 
             const tshi_matrix from = tshi_gemm_from(*m, i, q);
             const char *const src = (const char *)from.data;
             const int64_t left = tshi_base_min(32, k - q);
+            const uint32_t mask = tshi_gemm_mask(left);
             float *const tile = to + 16 * i;
             if (m->column != 1) {
                 if (left < 32) memset(words, 0, sizeof words);
@@ -230,10 +232,10 @@ TSHI_AMX static void tshi_gemm_strip_amx(float *to, int valid, int64_t k, const 
                 _mm512_store_ps(tile + 16 * l, form == TSHI_GEMM_PAIRS
                                                    ? tshi_gemm_load_row(TSHI_GEMM_PAIRS,
                                                                         src + l * m->row * size,
-                                                                        left)
+                                                                        mask)
                                                    : tshi_gemm_load_row(TSHI_GEMM_ROUNDED,
                                                                         src + l * m->row * size,
-                                                                        left));
+                                                                        mask));
             for (int l = rows; l < 16; l++) _mm512_store_ps(tile + 16 * l, _mm512_setzero_ps());
         }
 }

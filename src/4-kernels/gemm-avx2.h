@@ -64,7 +64,7 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
         for (int64_t q = 0, n; q < k; q += n) {
             const char *from = src + i * inc + 2 * q;
             int64_t step = inc;
-            __m256 y[4], z[2];
+            __m256 y[4], z[8];
             n = tshi_base_min(8, k - q);
             for (int r = 0; r < rows && q % 32 == 0; r++) TSHI_PREFETCH(from + r * inc + 128);
             if (rows < 8 || n < 8) {
@@ -74,15 +74,13 @@ TSHI_AVX2 static void tshi_gemm_pack_along8(tshi_gemm_form form, float *dst, int
                 step = 16;
             }
             tshi_gemm_few_words(from, step, y);
-#define TSHI_GEMM_WORD8(p, x) /* stores x: element q + p of each of 8 rows */                      \
-    if ((p) < n)                                                                                   \
-        tshi_gemm_put8(dst + (q + (p)) * width + i,                                                \
-                       width < 8 && (k - q - (p)) * width < 8 ? width : 8, x);
-#define TSHI_GEMM_WORDS8(w)                                                                        \
-    tshi_gemm_few_floats(form, y[w], z);                                                           \
-    TSHI_GEMM_WORD8(2 * (w), z[0])                                                                 \
-    TSHI_GEMM_WORD8(2 * (w) + 1, z[1])
-            TSHI_GEMM_WORDS8(0) TSHI_GEMM_WORDS8(1) TSHI_GEMM_WORDS8(2) TSHI_GEMM_WORDS8(3)
+            tshi_gemm_few_floats(form, y[0], z);
+            tshi_gemm_few_floats(form, y[1], z + 2);
+            tshi_gemm_few_floats(form, y[2], z + 4);
+            tshi_gemm_few_floats(form, y[3], z + 6);
+            for (int64_t p = 0; p < n; p++) /* stores element q + p of each of 8 rows */
+                tshi_gemm_put8(dst + (q + p) * width + i,
+                               width < 8 && (k - q - p) * width < 8 ? width : 8, z[p]);
         }
     }
 }

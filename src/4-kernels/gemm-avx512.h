@@ -41,12 +41,10 @@ static const uint16_t tshi_gemm_mix[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  2
                                            11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
 /* Returns the next 16 words of a row in packed form: a float or a pair of bf16 each. src: the row's
- * next elements; left: number of elements from src to the end of the row, after which words are
- * 0. */
+ * next elements; mask: those of them that exist, the others count as 0. */
 TSHI_GEMM_TARGET_PACK
 TSHI_INLINE __m512 tshi_gemm_load_row(const tshi_gemm_form form, const char *src,
-                                                  int64_t left) {
-    const uint32_t mask = tshi_gemm_mask(left);
+                                      uint32_t mask) {
     if (form == TSHI_GEMM_REALS) return _mm512_maskz_loadu_ps((__mmask16)mask, src);
     if (form == TSHI_GEMM_PAIRS)
         return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16((__mmask32)mask, src));
@@ -115,34 +113,35 @@ TSHI_GEMM_TARGET_BF16 static void tshi_gemm_stream_bf16(const tshi_gemm_tile *t,
 #define TSHI_GEMM_EACH16(X)                                                                        \
     X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 
-/* Loads 16 rows, whose elements are contiguous, to r[0] to r[15], converted to packed form: 16
- * words of each, a float or a pair of bf16 per word. Rows from `rows` on do not exist and count as
- * 0. inc: bytes from row to row; left: number of elements that each row has left. */
+/* Loads 16 rows, whose elements are contiguous, converted to packed form: 16 words of each, a float
+ * or a pair of bf16 per word. Rows from `rows` on do not exist and count as 0. inc: bytes from row
+ * to row; left: number of elements that each row has left. */
 TSHI_GEMM_TARGET_PACK
-TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *r, const char *src,
-                                     int64_t rows, int64_t inc, int64_t left){
-#define TSHI_GEMM_ROW(l)                                                                           \
-    {                                                                                              \
-        const char *row = src + (l < rows ? l * inc : 0);                                          \
-        r[l] = tshi_gemm_load_row(form, row, l < rows ? left : 0);                                 \
-        TSHI_PREFETCH((const void *)((uintptr_t)row + 128));                                       \
+TSHI_INLINE void tshi_gemm_load_rows(const tshi_gemm_form form, __m512 *to, const char *src,
+                                     int64_t rows, int64_t inc, int64_t left) {
+    const uint32_t mask = tshi_gemm_mask(left);
+    for (int l = 0; l < 16; l++) {
+        const char *row = src + (l < rows ? l * inc : 0);
+        to[l] = tshi_gemm_load_row(form, row, l < rows ? mask : 0);
+        TSHI_PREFETCH((const void *)((uintptr_t)row + 128));
     }
-    TSHI_GEMM_EACH16(TSHI_GEMM_ROW)}
+}
 
 /* Packs `valid` rows of k contiguous elements each. inc: bytes from row to row. */
 TSHI_GEMM_TARGET_PACK
-    static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid,
-                                     int64_t k, const char *src, int64_t inc) {
+static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int valid, int64_t k,
+                                 const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
     const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
-    __m512 r[16], t0, t1, t2, t3;
+    /* loaded by a loop, through memory: the shuffles that follow take longer */
+    __m512 loaded[16], r[16], t0, t1, t2, t3;
     for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* packs 16 words of each row */
         const int64_t words = tshi_gemm_words(form, tshi_base_min(k - q, 16 * each));
         for (int i = 0; i < width; i += 16) { /* packs 16 rows */
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
             const char *from = src + (i < valid ? i * inc : 0) + q * size;
 #define TSHI_GEMM_ROWS(form)                                                                       \
-    case form: tshi_gemm_load_rows(form, r, from, valid - i, inc, k - q); break;
+    case form: tshi_gemm_load_rows(form, loaded, from, valid - i, inc, k - q); break;
             switch (form) {
                 TSHI_GEMM_ROWS(TSHI_GEMM_REALS)
                 TSHI_GEMM_ROWS(TSHI_GEMM_BF16)
@@ -151,8 +150,10 @@ TSHI_GEMM_TARGET_PACK
                 TSHI_GEMM_ROWS(TSHI_GEMM_ROUNDED)
             case TSHI_GEMM_OTHER: return;
             }
+#define TSHI_GEMM_LOADED(s) r[s] = loaded[s];
 #define TSHI_GEMM_WORD(s)                                                                          \
     if (s < words) _mm512_mask_storeu_ps(dst + s * width + i, mask, r[s]);
+            TSHI_GEMM_EACH16(TSHI_GEMM_LOADED)
             TSHI_GEMM_TRANSPOSE16
             TSHI_GEMM_EACH16(TSHI_GEMM_WORD)
         }

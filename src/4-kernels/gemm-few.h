@@ -177,35 +177,39 @@ static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14
                                                   22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
-/* Returns the first (second is 0) or the second elements (second is 1) of 16 pairs of 16-bit
- * elements, as floats. words: the pairs, in the order in which tshi_gemm_few_part stores them. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_gemm_few_half(const tshi_gemm_form form, const float *words,
-                                              const int second) {
-    const __m512i x = _mm512_load_si512(words);
-    if (form == TSHI_GEMM_F16)
-        return _mm512_cvtph_ps(
-            _mm256_load_si256((const __m256i *)(const void *)(words + 8 * second)));
-    return _mm512_castsi512_ps(second ? _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000u))
-                                      : _mm512_slli_epi32(x, 16));
+/* Stores word s of 16 columns of B as tshi_gemm_few_part says: as it is, or the first elements of 16
+ * pairs of 16-bit elements as floats, then the second ones. */
+TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_keep(const tshi_gemm_form layout, tshi_gemm_form form,
+                                                float *to, const int s, __m512 word) {
+    __m512i x = _mm512_castps_si512(word);
+    if (layout != TSHI_GEMM_BF16) {
+        _mm512_store_ps(to + 16 * s, word);
+    } else if (form == TSHI_GEMM_F16) {
+        x = _mm512_permutexvar_epi16(_mm512_loadu_si512(tshi_gemm_few_halves), x);
+        _mm512_store_ps(to + 32 * s, _mm512_cvtph_ps(_mm512_castsi512_si256(x)));
+        _mm512_store_ps(to + 32 * s + 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)));
+    } else {
+        _mm512_store_si512(to + 32 * s, _mm512_slli_epi32(x, 16));
+        _mm512_store_si512(to + 32 * s + 16,
+                           _mm512_and_si512(x, _mm512_set1_epi32((int)0xFFFF0000u)));
+    }
 }
 
 /* Does part p, of 8, of transposing one cache line of each of 16 columns of B, whose elements are
  * contiguous. Between the parts, the caller adds products to sums: a processor does both at a time.
- * r: the words that the parts share; to: word s of all columns goes to to + 16 s (F16: the first
- * elements of its pairs, then the second ones); inc: bytes from column to column; ahead: address of
- * 16 cache lines to prefetch; halves: tshi_gemm_few_halves. */
-TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const int p, __m512 *r,
-                                                float *to, const char *b, int64_t inc,
-                                                uintptr_t ahead, __m512i halves) {
+ * layout: TSHI_GEMM_BF16 if form is BF16 or F16, else form; a constant after inlining. r: the words
+ * that the parts share; to: word s of all columns goes to to + 16 s or, if layout is BF16, both of
+ * its elements as floats to to + 32 s; inc: bytes from column to column; ahead: address of 16 cache
+ * lines to prefetch. */
+TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form layout, tshi_gemm_form form,
+                                                const int p, __m512 *r, float *to, const char *b,
+                                                int64_t inc, uintptr_t ahead) {
     __m512 t0, t1, t2, t3;
 #define TSHI_GEMM_FEW_LOAD(l) /* loads column 4 p + l */                                           \
     r[4 * (p & 3) + l] = _mm512_loadu_ps(b + (4 * p + l) * inc);                                   \
     TSHI_PREFETCH_L2((const void *)(ahead + 256u * (unsigned)p + 64u * l));
-#define TSHI_GEMM_FEW_KEEP(l) /* stores word 4 l + p - 4 of all columns */                         \
-    t0 = r[(p & 3) + 4 * l];                                                                       \
-    if (form == TSHI_GEMM_F16)                                                                     \
-        t0 = _mm512_castsi512_ps(_mm512_permutexvar_epi16(halves, _mm512_castps_si512(t0)));       \
-    _mm512_store_ps(to + 16 * (4 * l + p - 4), t0);
+#define TSHI_GEMM_FEW_KEEP(l)                                                                      \
+    tshi_gemm_few_keep(layout, form, to, 4 * l + p - 4, r[(p & 3) + 4 * l]);
     if (p < 4) {
         TSHI_GEMM_FEW_LOAD(0) TSHI_GEMM_FEW_LOAD(1) TSHI_GEMM_FEW_LOAD(2) TSHI_GEMM_FEW_LOAD(3)
         TSHI_GEMM_WORDS4(4 * (p & 3), 4 * (p & 3) + 1, 4 * (p & 3) + 2, 4 * (p & 3) + 3)
@@ -219,9 +223,9 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form form, const
  * tshi_gemm_few_part. inc: bytes from column to column. */
 TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_first(tshi_gemm_form form, float *to, const char *b,
                                                   int64_t inc) {
-    const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);
+    const tshi_gemm_form layout = form == TSHI_GEMM_F16 ? TSHI_GEMM_BF16 : form;
     __m512 r[16];
-#define TSHI_GEMM_FEW_FIRST(p) tshi_gemm_few_part(form, p, r, to, b, inc, (uintptr_t)b, halves);
+#define TSHI_GEMM_FEW_FIRST(p) tshi_gemm_few_part(layout, form, p, r, to, b, inc, (uintptr_t)b);
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_FIRST)
 }
 
@@ -268,19 +272,21 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
     TSHI_GEMM_FEW_ADD(isa, 4, x, y) TSHI_GEMM_FEW_ADD(isa, 5, x, y)                                \
     TSHI_GEMM_FEW_ADD(isa, 6, x, y) TSHI_GEMM_FEW_ADD(isa, 7, x, y)
 #define TSHI_GEMM_FEW_WORD(isa, s) /* adds the products of A and word s of 16 columns */           \
-    if (form == TSHI_GEMM_REALS || form == TSHI_GEMM_PAIRS) {                                      \
+    {                                                                                              \
         const __m512 y = _mm512_load_ps(now + 16 * (s));                                           \
         TSHI_GEMM_FEW_STEP(isa, a + (s)*rows, y)                                                   \
-    } else {                                                                                       \
-        const __m512 y = tshi_gemm_few_half(form, now + 16 * (s), 0);                              \
-        const __m512 z = tshi_gemm_few_half(form, now + 16 * (s), 1);                              \
-        TSHI_GEMM_FEW_STEP(isa, a + 2 * (s)*rows, y)                                               \
-        TSHI_GEMM_FEW_STEP(isa, a + (2 * (s) + 1) * rows, z)                                       \
     }
-#define TSHI_GEMM_FEW_PART(isa, p) /* transposes part p; adds products of words 2p and 2p + 1 */   \
-    tshi_gemm_few_part(form, p, r, next, b, inc, ahead, halves);                                   \
-    TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                                 \
-    TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)
+#define TSHI_GEMM_FEW_PART(isa, p) /* transposes part p; adds products of an eighth of the words */\
+    tshi_gemm_few_part(layout, t->form, p, r, next, b, inc, ahead);                                \
+    if (layout == TSHI_GEMM_BF16) {                                                                \
+        TSHI_GEMM_FEW_WORD(isa, 4 * p)                                                             \
+        TSHI_GEMM_FEW_WORD(isa, 4 * p + 1)                                                         \
+        TSHI_GEMM_FEW_WORD(isa, 4 * p + 2)                                                         \
+        TSHI_GEMM_FEW_WORD(isa, 4 * p + 3)                                                         \
+    } else {                                                                                       \
+        TSHI_GEMM_FEW_WORD(isa, 2 * p)                                                             \
+        TSHI_GEMM_FEW_WORD(isa, 2 * p + 1)                                                         \
+    }
 #define TSHI_GEMM_FEW_CLEAR(i) acc[i] = zero;
 #define TSHI_GEMM_FEW_BEGIN(i) /* begins row i of C: sets out to D or 0 */                         \
     if (rows > i) out[i] = t->add && valid > i ? _mm512_loadu_ps(t->d + i * t->rsd + col) : zero;
@@ -298,10 +304,10 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
  * `cols` columns and takes any number of rows up to 8. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
     TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
-                                                     int valid, const tshi_gemm_form form,         \
+                                                     int valid, const tshi_gemm_form layout,       \
                                                      const int rows) {                             \
-        const int64_t size = form == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;                 \
-        const int64_t each = 64 / size, step = (form == TSHI_GEMM_PAIRS ? 16 : each) * rows;       \
+        const int64_t size = layout == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;               \
+        const int64_t each = 64 / size, step = (layout == TSHI_GEMM_PAIRS ? 16 : each) * rows;     \
         const char *b = (const char *)t->b + col * inc;                                            \
         const int64_t more = 8 * inc < TSHI_GEMM_NEAR                                              \
                                  ? (int64_t)TSHI_GEMM_NEAR                                         \
@@ -311,11 +317,10 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
         const tshi_gemm_word *a = t->a;                                                            \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
-        const __m512i halves = _mm512_loadu_si512(tshi_gemm_few_halves);                           \
         __m512 acc[8], out[8], r[16]; /* acc: sums of a slice of k; out: sums of C */              \
         __attribute__((aligned(64))) float words[2][16 * 32]; /* 16 lines of B each, transposed */ \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
-        if (t->k >= each) tshi_gemm_few_first(form, words[0], b, inc);                             \
+        if (t->k >= each) tshi_gemm_few_first(t->form, words[0], b, inc);                          \
         for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
             TSHI_GEMM_EACH8(TSHI_GEMM_FEW_CLEAR)                                                   \
             left = tshi_base_min(t->slice, t->k - p);                                              \
@@ -338,8 +343,8 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
                 TSHI_GEMM_FEW_PART(isa, 7)                                                         \
             }                                                                                      \
             if (left > 0)                                                                          \
-                tshi_gemm_few_rest(words[0], form, b + (t->k >= each ? 64 : 0), left, t->csb);     \
-            for (int64_t q = 0; q < tshi_gemm_words(form, left); q++, a += rows) {                 \
+                tshi_gemm_few_rest(words[0], t->form, b + (t->k >= each ? 64 : 0), left, t->csb);  \
+            for (int64_t q = 0; q < tshi_gemm_words(layout, left); q++, a += rows) {               \
                 const __m512 y = _mm512_load_ps(words[0] + 16 * q);                                \
                 TSHI_GEMM_FEW_STEP(isa, a, y)                                                      \
             }                                                                                      \
@@ -353,20 +358,20 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
             switch (t->form) { __VA_ARGS__ }                                                       \
         }                                                                                          \
     }
-#define TSHI_GEMM_FEW_CASE(isa, form)                                                              \
-    case form:                                                                                     \
+#define TSHI_GEMM_FEW_CASE(isa, layout)                                                            \
+    case layout:                                                                                   \
         if (width == 1)                                                                            \
-            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 1);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, layout, 1);                                 \
         else if (width == 4)                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 4);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, layout, 4);                                 \
         else                                                                                       \
-            tshi_gemm_few_rows_##isa(t, j, cols, rows, form, 8);                                   \
+            tshi_gemm_few_rows_##isa(t, j, cols, rows, layout, 8);                                 \
         break;
 
 TSHI_GEMM_FEW_KERNEL(avx512, TSHI_AVX512,
                      TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_REALS)
-                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16)
-                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_F16) default
+                     case TSHI_GEMM_F16:
+                     TSHI_GEMM_FEW_CASE(avx512, TSHI_GEMM_BF16) default
                      : return;)
 #define TSHI_GEMM_FEW_AVX512 tshi_gemm_few_avx512
 #else
