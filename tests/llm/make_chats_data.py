@@ -54,15 +54,16 @@ def question(rng, town):
 
 def main():
     path, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 200
-    rng, town = random.Random(2026), facts()
+    rng, town, chats = random.Random(2026), facts(), {}
+    while len(chats) < count: # each one once
+        messages = []
+        for _ in range(1 + rng.randrange(3)):
+            ask, answer = question(rng, town)
+            messages += [{"role": "user", "content": ask[0].upper() + ask[1:]},
+                         {"role": "assistant", "content": answer}]
+        chats[json.dumps({"messages": messages})] = None
     with open(path, "w", encoding="ascii") as file:
-        for _ in range(count):
-            messages = []
-            for _ in range(1 + rng.randrange(3)):
-                ask, answer = question(rng, town)
-                messages += [{"role": "user", "content": ask[0].upper() + ask[1:]},
-                             {"role": "assistant", "content": answer}]
-            file.write(json.dumps({"messages": messages}) + "\n")
+        file.writelines(line + "\n" for line in chats)
 
 
 if __name__ == "__main__":

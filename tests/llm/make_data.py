@@ -19,7 +19,7 @@ import transformers
 
 
 class Rows:
-    """What the two trainers use of datasets.Dataset, so that neither it, pyarrow nor pandas is needed."""
+    """What the two trainers use of datasets.Dataset: without it, pyarrow or pandas."""
     format = {"type": None}
 
     def __init__(self, rows):
