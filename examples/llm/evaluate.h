@@ -109,9 +109,12 @@ static void evaluate_run(tune_rank *t) {
         sums = evaluate_held(t);
     }
     if (!t->first || !tsh_ok(t->ctx)) return;
-    const double loss = sums.loss / sums.count;
-    printf("loss %.6f, perplexity %.6g, token accuracy %.2f %%, of %.0f tokens\n", loss, exp(loss),
-           100 * sums.right / sums.count, sums.count);
+    const double loss = sums.loss / sums.count, share = 100 * sums.right / sums.count;
+    if (job->data.pairs)
+        printf("loss %.6f, preferred %.2f %%, of %.0f pairs\n", loss, share, sums.count);
+    else
+        printf("loss %.6f, perplexity %.6g, token accuracy %.2f %%, of %.0f tokens\n", loss, exp(loss),
+               share, sums.count);
 }
 
 #endif
