@@ -7,7 +7,8 @@
 #include "../support/files.h"
 #include "../../examples/llm/model.h"
 
-enum { ROWS = 2, LENGTH = 24, VOCABULARY = 61, TEXTS = 3 };
+/* CLASSES: so many classes have the losses, of the vocabulary or, of an encoder, of features. */
+enum { ROWS = 2, LENGTH = 24, VOCABULARY = 61, CLASSES = 48, TEXTS = 3 };
 
 /* Tokens of the texts in each row; 0: no text. The rest of a row is padding. */
 static const int64_t texts[ROWS][TEXTS] = {{9, 4, 7}, {17, 7, 0}};
@@ -28,7 +29,7 @@ static const char *const configs[] = {
     "[1.0, 1.3, 1.7, 2.2], \"long_factor\": [1.0, 2.0, 4.0, 8.0]}}",
 };
 
-/* Rows of tokens; targets are the tokens that follow, of an encoder the tokens themselves. */
+/* Rows of tokens; targets are any classes, and -100 where, in a decoder, no token follows. */
 typedef struct rows {
     int32_t ids[ROWS * LENGTH], targets[ROWS * LENGTH], segments[ROWS * LENGTH],
         places[ROWS * LENGTH];
@@ -43,13 +44,12 @@ static void pack(rows *r, int causal) {
             r->segments[e] = t < TEXTS ? (int32_t)t : -1;
             r->places[e] = t < TEXTS ? (int32_t)at : 0;
             r->targets[e] = t < TEXTS && (!causal || at + 1 < texts[b][t])
-                                ? (int32_t)(ranks_mix(9, (uint64_t)(e + causal)) % VOCABULARY)
+                                ? (int32_t)(ranks_mix(8, (uint64_t)e) % CLASSES)
                                 : -100;
         }
 }
 
-/* Makes the model of a config without loading weights. The norms' and biases' values are not those
- * that a new layer has, too. */
+/* Makes the model of a config, with the initial values of new layers. */
 static int make(tsh_ctx *ctx, llm_net *m, llm_config *c, const llm_family *family) {
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
