@@ -29,6 +29,10 @@ typedef struct llm_net {
     const int64_t *lengths; /* tokens of each text in this forward, the others are padding; NULL:
                              * there is no padding */
     tsh_tensor *positions;  /* learned positions of this forward's tokens, or NULL */
+    tsh_tensor *segments;   /* i32 (rows, n): which of its row's texts each token of this forward
+                             * belongs to, -1: padding; NULL: each row is one text */
+    const int32_t *places;  /* (rows, n): the position of each token of this forward in its text;
+                             * NULL: they follow those that the model has run */
     tsh_tensor *texts; /* (rows, length): all tokens so far, if rotary frequencies depend on the
                         * length of the text; else NULL */
     int64_t length;    /* most tokens that a text may have */
@@ -140,7 +144,7 @@ static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
     const int64_t rows = tsh_size(ids, 0), n = tsh_size(ids, 1);
     int32_t *at = (int32_t *)malloc((size_t)(rows * n) * sizeof *at);
     for (int64_t i = 0; i < rows * n && at; i++)
-        at[i] = (int32_t)(m->past[i / n] + skip + i % n);
+        at[i] = (int32_t)(skip + (m->places ? m->places[i] : m->past[i / n] + i % n));
     if (at)
         m->positions = tsh_from(m->ctx, at, tsh_shape2(rows, n), TSH_I32);
     else (void)tsh_fail(m->ctx, TSH_ERR_MEMORY, "not enough memory");
@@ -218,7 +222,8 @@ static void llm_add_slopes(llm_net *m) {
 }
 
 /* Returns ALiBi's mask (1, H, 1, keys): slope times the key's position. For each query it differs
- * from slope times (key's minus query's position) by a constant, which softmax ignores. */
+ * from slope times (key's minus query's position) by a constant, which softmax ignores. So texts in
+ * the middle of a row (m->segments) need no other mask: theirs differs by another constant. */
 static tsh_tensor *llm_alibi(const llm_net *m, int64_t keys) {
     tsh_tensor *place = tsh_arange(m->ctx, TSH_REAL, 0, (double)keys, 1);
     return tsh_mul(m->slopes, tsh_reshape(place, tsh_shape4(1, 1, 1, keys)));

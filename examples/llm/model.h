@@ -320,13 +320,27 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     return tsh_last_error(ctx)->code;
 }
 
+/* Runs the model on ids (B, T), with m->segments and m->places. Returns the family's output. For
+ * training and for whole rows; llm_logits is for texts that grow. With rotary positions, scores
+ * depend on the distance of two tokens alone, so texts packed into a row need not begin at 0: the result
+ * is the same but for the rounding of sines and cosines. Frequencies that depend on the length of
+ * the text are those for the longest of the batch's texts. */
+LLM_API tsh_tensor *llm_forward(llm_net *m, tsh_tensor *ids) {
+    int64_t longest = 0;
+    for (int64_t i = 0; m->places && i < tsh_numel(ids); i++)
+        if (m->places[i] >= longest) longest = m->places[i] + 1;
+    if (m->places) (void)llm_rope_of(&m->config->rope, &m->rope, longest);
+    if (tsh_set_segments(m->root, m->segments) != TSH_OK) return NULL;
+    return m->family->forward(m, ids);
+}
+
 /* Runs the model on n tokens of each text, ids (rows, n) and lengths as in llm_logits, with the
  * rotary frequencies as they are. Returns the logits. */
 static tsh_tensor *llm_compute(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
     m->lengths = lengths;
     if (m->cache) tsh_cache_counts(m->cache, lengths);
     tsh_tensor *given = tsh_from(m->ctx, ids, tsh_shape2(m->rows, n), TSH_I32);
-    tsh_tensor *logits = m->family->forward(m, given);
+    tsh_tensor *logits = llm_forward(m, given);
     for (int64_t b = 0; b < m->rows; b++) m->past[b] += lengths ? lengths[b] : n;
     m->positions = m->bias = NULL;
     return logits;

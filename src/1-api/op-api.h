@@ -387,6 +387,16 @@ typedef struct tsh_attention_desc {
                         * mask (Gemma 2); 0: off */
     tsh_tensor *sinks; /* (H), R or sharded as q's heads: a score per head that is part of every
                         * softmax of that head but has no value (gpt-oss); NULL: none */
+    /* The segment of each position, for rows that hold several sequences: TSH_I32, (B, T), T = Tq =
+     * Tk, R or sharded as the batch; NULL: each row is one sequence. A query sees only keys of its
+     * own segment, as far as causal, window and mask let it; positions, and indices of the mask and
+     * of dropout masks, stay those of the row. A negative segment is padding: it sees no key, gives
+     * 0, and no query sees it. So segments also mask the padding of texts of unequal length, with
+     * gradients, where `lengths` would give padding queries some keys. If the positions of each
+     * segment follow each other, the cost is that of the sequences alone, and padding has none; if
+     * not, that of the whole stretch from a segment's first position to its last. No cache, no
+     * lengths. */
+    tsh_tensor *segments;
 } tsh_attention_desc;
 /* Computes attention of q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
  * torch.nn.functional.scaled_dot_product_attention. It runs in tiles with an online softmax

@@ -378,7 +378,8 @@ typedef struct tsh_pipeline_desc {
     const int *counts; /* counts[s]: number of children of stage s; NULL: equally many for each */
     tsh_pipeline_schedule schedule;
     /* Called for each micro-batch. input, on the first stage: returns the input of the container's
-     * first child. loss, on the last stage: takes the output of the last child and returns the
+     * first child; it may call tsh_set_segments for the container, which other stages then get.
+     * loss, on the last stage: takes the output of the last child and returns the
      * loss, a replicated scalar. Step tensors that these functions make are released with the
      * micro-batch. */
     tsh_tensor *(*input)(tsh_ctx *ctx, int micro_batch, void *user);
@@ -409,7 +410,7 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
  * stages, whose gradients are summed over these stages first. *loss (may be NULL) gets the mean
  * loss on every rank of pp, with .weight also of dp; NaN after an error. The norm in the following
  * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too. Collectives over pp: each rank
- * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 160 bytes that
+ * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 168 bytes that
  * describe them, and receives their gradients; gradients of tied parameters are exchanged; the loss
  * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss.
  * TSH_ERR_STATE: ops are recorded already, or the call is between tsh_no_grad_begin and

@@ -299,11 +299,12 @@ enum {
     TSHI_COND = 1, /* bits of the inputs cond, yes, no: of tsh_where */
     TSHI_YES = 2,
     TSHI_NO = 4,
-    TSHI_Q = 1, /* bits of the inputs q, k, v, mask, sinks: of attention */
+    TSHI_Q = 1, /* bits of the inputs q, k, v, mask, sinks, segments: of attention */
     TSHI_K = 2,
     TSHI_V = 4,
     TSHI_MASK = 8,
     TSHI_SINKS = 16,
+    TSHI_SEGMENTS = 32,
     TSHI_LOGITS = 1, /* bits of the inputs logits, target, class weights: of cross-entropy */
     TSHI_TARGET = 2,
     TSHI_CLASS_WEIGHTS = 4,
@@ -545,6 +546,7 @@ struct tsh_module {
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
     int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
+    tsh_tensor *segments;   /* tsh_set_segments: which positions attention may see; NULL: all */
     uint64_t dropout_calls; /* dropout calls in training mode so far; each draws another mask */
     double number;          /* eps of a norm; p, the probability of a zero, of a dropout */
     int plus_one;           /* rms norm: 1: multiplies by weight + 1, as in Gemma */
