@@ -41,7 +41,8 @@ typedef struct llm_net {
     llm_rope rope, local; /* as in config, but with the frequencies of the texts' length */
     int64_t layer;        /* index of the block that is being added */
     int all;              /* 1: logits of every token; 0: of the last one */
-    tsh_tensor *slopes, *bias; /* ALiBi: slopes (1, H, 1, 1), this forward's mask; NULL: none */
+    tsh_tensor *slopes; /* ALiBi's slopes (1, H, 1, 1); NULL: none */
+    tsh_tensor *bias;   /* ALiBi's mask of this forward, if there is a cache; else NULL */
 } llm_net;
 
 /* Runs the child with this name on x. */
@@ -179,16 +180,16 @@ static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
     }
 }
 
-/* Adds the head, a linear layer that gives logits, sharded over the vocabulary. If c->tied, its
+/* Adds the head, a classifier that gives logits, sharded over the vocabulary. If c->tied, its
  * weight is that of the module `embedding`. A headless model gets no head. */
 static void llm_add_head(llm_net *m, const char *name, int bias, const char *embedding) {
     const llm_config *c = m->config;
     if (c->headless) return;
-    const tsh_linear_desc desc = {.in = c->width,
-                                  .out = c->vocabulary,
-                                  .bias = bias ? TSH_YES : TSH_NO,
-                                  .style = TSH_COLWISE};
-    tsh_module *head = tsh_add_linear(m->root, name, &desc);
+    const tsh_classifier_desc desc = {.in = c->width,
+                                      .classes = c->vocabulary,
+                                      .bias = bias ? TSH_YES : TSH_NO,
+                                      .style = TSH_COLWISE};
+    tsh_module *head = tsh_add_classifier(m->root, name, &desc);
     if (c->tied) tsh_tie(head, "weight", tsh_param(tsh_find(m->base, embedding), "weight"));
 }
 

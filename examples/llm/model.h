@@ -4,6 +4,7 @@
 #ifndef LLM_MODEL_H
 #define LLM_MODEL_H
 
+#include "adapter.h"
 #include "folder.h"
 #include "gguf_parts.h"
 #include "layers.h"
@@ -293,6 +294,10 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
                           .ignore = ignored,
                           .strict_names = 1,
                           .broadcast = c->broadcast};
+    const int quantised = weights && weights != TSH_F32;
+    /* Blocks of quantised weights lie along the input features: matrices that the files store
+     * (in, out) are quantised after they are loaded, others while they are. */
+    const int late = strcmp(c->type, "gpt2") == 0 && !c->rows_out;
     llm_list_ignored(c, ignored);
     llm_list_renamed(c, family, renamed, embedding, sizeof embedding);
     memset(m, 0, sizeof *m);
@@ -307,14 +312,16 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
         m->texts = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(rows, length), tsh_replicated());
     m->root = m->base = tsh_root(ctx);
     family->add(m);
-    if (weights && weights != TSH_F32) tsh_quantize(m->root, NULL, weights);
+    if (quantised && !late) tsh_quantize(m->root, NULL, weights);
     else if (c->gguf && !weights) llm_gguf_dtypes(m);
     tsh_train(m->root, 0);
     if (c->gguf && !gguf_file_open(&blocks, c->gguf, llm_keeps, m))
         return tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     if (c->gguf) file.read_at = gguf_file_read;
     file.user = &blocks;
-    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && !c->encoder && !c->headless)
+    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && quantised && late)
+        tsh_quantize(m->root, NULL, weights);
+    if (tsh_ok(ctx) && !c->encoder && !c->headless)
         m->cache = tsh_cache_new(m->root, rows, length, TSH_DTYPE_DEFAULT);
     if (c->gguf) gguf_file_close(&blocks);
     return tsh_last_error(ctx)->code;
@@ -392,6 +399,66 @@ LLM_API tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const 
         tsh_cache_truncate(m->cache, m->past[0]);
     if (m->texts) llm_stretch(m, ids, n, lengths);
     return llm_compute(m, ids, n, lengths);
+}
+
+/* -- adapters in the files of PEFT ------------------------------------------ */
+
+/* The names that PEFT's files have for the parts of a model: "base_model.model.", then the name in
+ * the family's files. */
+typedef struct llm_adapter_names {
+    tsh_file_desc desc; /* .prefix and .rename are the fields below */
+    char prefix[80], head[2][2][96];
+    tsh_rename rename[LLM_RENAMED + 2];
+} llm_adapter_names;
+
+/* Fills in *names for the model m. */
+static void llm_adapter_name(const llm_net *m, llm_adapter_names *names) {
+    const char *base = m->family->base;
+    const tsh_rename *pair = m->family->rename;
+    int n = 0;
+    memset(names, 0, sizeof *names);
+    snprintf(names->prefix, sizeof names->prefix, "base_model.model.%.60s", base);
+    /* The head is no part of the base: its name lacks the family's prefix. */
+    for (; n < 2; n++) {
+        snprintf(names->head[n][0], sizeof names->head[n][0], "base_model.model.%s", llm_heads[n]);
+        snprintf(names->head[n][1], sizeof names->head[n][1], "%s.%s", names->prefix, llm_heads[n]);
+        names->rename[n].from = names->head[n][0];
+        names->rename[n].to = names->head[n][1];
+    }
+    while (pair && pair->from && n < LLM_RENAMED + 1) names->rename[n++] = *pair++;
+    names->desc.prefix = names->prefix;
+    names->desc.rename = names->rename;
+    names->desc.broadcast = m->config->broadcast;
+}
+
+/* Adds adapters to the layers of the model that `a` names, as PEFT does to those of the model in
+ * transformers: all linear layers but the head, or those whose name or the end of whose path is one
+ * of its targets. */
+LLM_API tsh_result llm_model_adapter_add(llm_net *m, const llm_adapter *a) {
+    const size_t n = strlen(m->family->base);
+    llm_adapter own = *a;
+    for (int i = 0; i < own.count; i++) { /* whole paths begin with the family's prefix */
+        char *target = own.targets[i];
+        if (strncmp(target, m->family->base, n) == 0 && target[n] == '.')
+            memmove(target, target + n + 1, strlen(target + n + 1) + 1);
+    }
+    return llm_adapter_add(m->root, &own);
+}
+
+/* Reads A and B of the model's adapters, which it has already, from a folder that PEFT or
+ * llm_model_adapter_save wrote. */
+LLM_API tsh_result llm_model_adapter_load(llm_net *m, const llm_adapter *a, const char *folder) {
+    llm_adapter_names names;
+    llm_adapter_name(m, &names);
+    return llm_adapter_load_with(m->root, a, folder, &names.desc);
+}
+
+/* Writes the model's adapters to a folder that exists, as llm_adapter_save_with does; PEFT reads
+ * it. */
+LLM_API tsh_result llm_model_adapter_save(llm_net *m, const llm_adapter *a, const char *folder) {
+    llm_adapter_names names;
+    llm_adapter_name(m, &names);
+    return llm_adapter_save_with(m->root, a, folder, &names.desc);
 }
 
 #endif

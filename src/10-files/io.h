@@ -79,6 +79,7 @@ typedef struct tshi_io_item {
     tsh_dtype file;             /* the tensor's dtype in the file; TSH_DTYPE_DEFAULT, when saving:
                                  * no stage has values, so it is not written */
     const tshi_io_entry *entry; /* loading: the tensor of the files that matches; NULL: none */
+    const char *of; /* the name of the adapter whose A or B it is; NULL: another parameter */
 } tshi_io_item;
 
 /* The state of one save or load. */
@@ -316,10 +317,12 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     return item;
 }
 
-/* Callback of tshi_module_params: appends a parameter to io->item. user: the tshi_io. */
-static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
-    (void)path;
-    (void)tshi_io_add((tshi_io *)user, "", param, NULL, NULL, param->dtype);
+/* Appends all parameters below io->root to io->item. */
+static void tshi_io_list_params(tshi_io *io) {
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step_once(io->root, &at))
+        tshi_io_add(io, "", at.param, NULL, NULL, at.param->dtype)->of =
+            at.module->kind == &tshi_adapter_kind ? at.module->name : NULL;
 }
 
 /* Returns the name that PEFT gives A or B of an adapter, whose module is m: "lora_A" and "lora_B"
@@ -428,7 +431,7 @@ static int tshi_io_list(tshi_io *io) {
     io->generators = io->counts; /* the counters so far are those of the generators */
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
-    tshi_module_params(io->root, 1, tshi_io_add_param, io);
+    tshi_io_list_params(io);
     first = io->counts;
     for (i = 0; i < updated; i++) {
         tshi_moments *each = &optim->each[i];

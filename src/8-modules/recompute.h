@@ -15,6 +15,7 @@ typedef struct tshi_module_calls {
     const tsh_module *module; /* the module that the state belongs to */
     uint64_t dropout_calls;   /* the module's dropout_calls at the forward */
     int evaluating;           /* the module's evaluating at the forward */
+    tshi_adapter *adapter;    /* the adapter that was active at the forward; NULL: none */
     tsh_tensor *segments;     /* the module's segments at the forward (tsh_set_segments) */
 } tshi_module_calls;
 
@@ -22,8 +23,8 @@ typedef struct tshi_module_calls {
  * attention layers have, of which each tensor is there once */
 enum { TSHI_RECOMPUTE_INPUTS = TSHI_MODULE_INPUTS + 8 };
 
-/* Counters of random draws of the ctx and of all modules, and the modules' modes (training or not),
- * saved at the forward. */
+/* Counters of random draws of the ctx and of all modules, the modules' modes (training or not) and
+ * active adapters, saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
     int inputs;                          /* number of inputs of the module */
@@ -32,8 +33,8 @@ typedef struct tshi_rng_counts {
     tshi_module_calls *each;
 } tshi_rng_counts;
 
-/* Copies the current counters and modes into the tape's arena. Returns NULL and sets an error if
- * there is no memory. */
+/* Copies the current counters, modes and active adapters into the tape's arena. Returns NULL and
+ * sets an error if there is no memory. */
 static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
     const size_t n = (size_t)tshi_module_count(ctx) + 1; /* + 1: the zeroed entry at the end */
@@ -49,13 +50,14 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
         counts->each[i].module = m;
         counts->each[i].evaluating = m->evaluating;
         counts->each[i].segments = m->segments;
+        counts->each[i].adapter = m->adapter;
         counts->each[i++].dropout_calls = m->dropout_calls;
     }
     return counts;
 }
 
-/* Restores saved counters and modes. A module added since the save gets a counter of 0 and keeps
- * its mode. */
+/* Restores saved counters, modes and active adapters. A module added since the save gets a counter
+ * of 0 and keeps its mode. */
 static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
@@ -64,6 +66,7 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
         const int known = counts->each[i].module == m;
         m->dropout_calls = known ? counts->each[i].dropout_calls : 0;
         if (known) m->evaluating = counts->each[i].evaluating;
+        if (known) m->adapter = counts->each[i].adapter;
         i += (size_t)known;
     }
 }

@@ -51,10 +51,10 @@ static const tsh_rename bert_names[] = {
     {"**.LayerNorm.gamma", "**.LayerNorm.weight"},
     {"**.LayerNorm.beta", "**.LayerNorm.bias"},
     {"**.attention.self.**", "**.attention.**"},
-    {"**.attention.output.dense.*", "**.attention.out.*"},
+    {"**.attention.output.dense.**", "**.attention.out.**"},
     {"**.attention.output.LayerNorm.*", "**.attention_norm.*"},
-    {"**.intermediate.dense.*", "**.mlp.up.*"},
-    {"**.output.dense.*", "**.mlp.down.*"},
+    {"**.intermediate.dense.**", "**.mlp.up.**"},
+    {"**.output.dense.**", "**.mlp.down.**"},
     {"**.output.LayerNorm.*", "**.norm.*"},
     {NULL, NULL}};
 
