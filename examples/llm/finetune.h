@@ -240,15 +240,28 @@ static int tune_load(tune_rank *t) {
     return 1;
 }
 
-/* Writes the result: the adapters, or the whole model. */
-static int tune_write(tune_rank *t) {
-    tune_job *job = t->job;
-    const tune_settings *s = t->set;
-    if (s->lora && !s->merge)
-        return llm_adapter_write(&t->net, &job->adapter, job->model, s->out) == TSH_OK;
-    if (s->lora && tsh_lora_merge(t->net.root) != TSH_OK) return 0;
-    return llm_model_save(&t->net, job->model, s->out,
-                          job->dtype_name ? job->dtype : job->config->dtype) == TSH_OK;
+/* Writes the adapters, with the model's tokenizer, as a folder of PEFT. */
+static void tune_write_adapter(tune_rank *t) {
+    const tune_job *job = t->job;
+    llm_out folder;
+    if (llm_out_begin(t->ctx, &folder, t->set->out) != TSH_OK) return;
+    if (llm_model_adapter_save(&t->net, &job->adapter, folder.temporary) == TSH_OK &&
+        llm_out_tokenizer(t->ctx, &folder, job->model) == TSH_OK)
+        (void)llm_out_commit(t->ctx, &folder);
+    llm_out_abort(&folder);
+}
+
+/* Writes the whole model, in the dtype of --dtype or of its files. Adapters are merged. */
+static void tune_write_model(tune_rank *t) {
+    const tune_job *job = t->job;
+    (void)llm_model_save(&t->net, job->model, t->set->out,
+                         job->dtype_name ? job->dtype : job->config->dtype);
+}
+
+/* Writes the result. */
+static void tune_write(tune_rank *t) {
+    if (t->set->lora && !t->set->merge) tune_write_adapter(t);
+    else if (!t->set->lora || tsh_lora_merge(t->net.root) == TSH_OK) tune_write_model(t);
 }
 
 /* Prints what is trained, on what, and how. */
@@ -291,6 +304,10 @@ static void tune_tell_held(tune_rank *t, const char *when) {
 static void tune_train(tune_rank *t) {
     tune_job *job = t->job;
     const int catches = t->set->save_every && (t->first || job->joins);
+    tsh_error why;
+    memset(&why, 0, sizeof why);
+    if (t->first) (void)tune_open_run(job, &why);
+    if (llm_out_agree(t->ctx, &why) != TSH_OK) return;
     tsh_each_param(t->net.root, tune_count, t);
     llm_reader_open(&t->reader, &job->data, t->ctx);
     if (t->first) tune_tell(t);
@@ -308,7 +325,7 @@ static void tune_train(tune_rank *t) {
     if (!tsh_ok(t->ctx) || end < t->set->steps) return;
     tune_sample(t, "after");
     tsh_train(t->net.root, 0);
-    if (tsh_ok(t->ctx)) (void)tune_write(t);
+    if (tsh_ok(t->ctx)) tune_write(t);
 }
 
 /* What each rank does for --finetune, --evaluate, and for --adapter with --merge and --out. */
@@ -327,8 +344,7 @@ static int tune_run(tsh_ctx *ctx, void *user) {
     if (tune_load(t)) {
         if (t->set->finetune) tune_train(t);
         else if (t->set->evaluate) evaluate_run(t);
-        else (void)llm_model_save(&t->net, t->job->model, t->set->out,
-                                  t->job->dtype_name ? t->job->dtype : t->job->config->dtype);
+        else tune_write_model(t);
     }
     llm_reader_close(&t->reader);
     llm_batch_free(&t->batch);

@@ -50,8 +50,15 @@ static void prefer_reference(tune_rank *t, double *difference) {
         }
         return;
     }
+    /* Quantised weights multiply rounded inputs without gradients, but not in training: then q is
+     * computed as p is, though nothing has a gradient. */
+    const int exact = tsh_training(root) && (t->job->weights_name || t->job->config->gguf);
     (void)tsh_lora_use(root, NULL);
+    if (exact) tune_checkpoint(root, 0);
+    else tsh_no_grad_begin(t->ctx);
     prefer_measure(t, difference);
+    if (exact) tune_checkpoint(root, t->set->recompute);
+    else tsh_no_grad_end(t->ctx);
     (void)tsh_lora_use(root, "default");
 }
 

@@ -241,25 +241,29 @@ static void tune_describe(const tune_job *job, char text[STATE_SETTINGS]) {
                  d->pairs ? s->beta : 0.0, (long long)s->seed);
 }
 
-/* Opens OUT.run on rank 0. Returns 0 after an error. */
-static int tune_open_run(tune_job *job) {
-    const tune_settings *s = &job->set;
-    char now[STATE_SETTINGS];
-    size_t n = strlen(s->out);
-    tsh_error why;
-    while (n > 1 && s->out[n - 1] == '/') n--;
+/* Sets job->folder to OUT.run. Returns 0: not enough memory. */
+static int tune_name_run(tune_job *job) {
+    const char *out = job->set.out;
+    size_t n = strlen(out);
+    while (n > 1 && out[n - 1] == '/') n--;
     job->folder = (char *)malloc(n + 5);
     if (!job->folder) return tune_refuse(job, "not enough memory");
-    memcpy(job->folder, s->out, n);
+    memcpy(job->folder, out, n);
     memcpy(job->folder + n, ".run", 5);
-    if (job->rank > 0) return 1;
+    return 1;
+}
+
+/* On rank 0: opens OUT.run. Returns 0 and *why after an error. */
+static int tune_open_run(tune_job *job, tsh_error *why) {
+    const tune_settings *s = &job->set;
+    char now[STATE_SETTINGS];
     tune_describe(job, now);
-    if (s->save_every && !state_open(job->folder, s->resume, now, &job->found, &why))
-        return tune_refuse(job, "%s", why.message);
-    job->report.unit = "nats per token";
+    if (s->save_every && !state_open(job->folder, s->resume, now, &job->found, why)) return 0;
+    job->report.unit = job->data.pairs ? "nats per preference" : "nats per token";
     job->report.accuracy = job->data.pairs ? "preferred" : "accuracy";
-    return report_open(&job->report, job->folder, s->steps, s->resume) ||
-           tune_refuse(job, "%s", job->report.error.message);
+    if (report_open(&job->report, job->folder, s->steps, s->resume)) return 1;
+    *why = job->report.error;
+    return 0;
 }
 
 /* -- before and after the ranks ---------------------------------------------------------- */
@@ -285,7 +289,7 @@ static int tune_prepare(tune_job *job) {
     if (!tune_read(job)) return 0;
     tune_defaults(job);
     if (!s->finetune) return 1;
-    return tune_choose_prompt(job) && tune_open_run(job);
+    return tune_choose_prompt(job) && tune_name_run(job);
 }
 
 /* After the ranks have ended well: writes loss.svg, and tells where everything is. Returns 0:
