@@ -208,13 +208,18 @@ static void llm_list_ignored(const llm_config *c, const char *ignored[LLM_IGNORE
     ignored[n] = NULL;
 }
 
-/* Lists the names to change while loading, ended by a pair of NULLs: the family's, and, if the
- * files have a head but no embedding (c->head), the head's to the embedding's. name: a buffer for
- * the latter. */
+/* Names of older files, which llm_model_save does not write. */
+static const tsh_rename llm_older_names[] = {{"**.LayerNorm.gamma", "**.LayerNorm.weight"},
+                                             {"**.LayerNorm.beta", "**.LayerNorm.bias"}};
+
+/* Lists the names to change while loading, ended by a pair of NULLs: those of older files, the
+ * family's, and, if the files have a head but no embedding (c->head), the head's to the embedding's.
+ * name: a buffer for the latter. */
 static void llm_list_renamed(const llm_config *c, const llm_family *family,
                              tsh_rename renamed[LLM_RENAMED], char *name, size_t size) {
     const tsh_rename *pair = family->rename;
     int n = 0;
+    for (; n < 2; n++) renamed[n] = llm_older_names[n];
     while (pair && pair->from && n < LLM_RENAMED - 2) renamed[n++] = *pair++;
     snprintf(name, size, "%s.%s", family->base, llm_embedding_name(c->type));
     renamed[n].from = c->head[0] ? c->head : NULL;
