@@ -41,6 +41,9 @@ typedef struct llm_net {
     llm_rope rope, local; /* as in config, but with the frequencies of the texts' length */
     int64_t layer;        /* index of the block that is being added */
     int all;              /* 1: logits of every token; 0: of the last one */
+    int vectors; /* 1: forward returns the vectors (B, T, C) of every token that the head would
+                  * read, for llm_loss and llm_accuracy */
+    const char *head; /* the head's name, once a forward has come to it; NULL: none has */
     tsh_tensor *slopes; /* ALiBi's slopes (1, H, 1, 1); NULL: none */
     tsh_tensor *bias;   /* ALiBi's mask of this forward, if there is a cache; else NULL */
 } llm_net;
@@ -193,18 +196,26 @@ static void llm_add_head(llm_net *m, const char *name, int bias, const char *emb
     if (c->tied) tsh_tie(head, "weight", tsh_param(tsh_find(m->base, embedding), "weight"));
 }
 
-/* Runs the head: x (B, T, C) -> logits (B, T, V). A headless model returns x. */
-static tsh_tensor *llm_head(const llm_net *m, const char *name, tsh_tensor *x) {
+/* Computes logits (.., V) of vectors x (.., C), with the head that the last forward came to. */
+static tsh_tensor *llm_head_logits(const llm_net *m, tsh_tensor *x) {
     const llm_config *c = m->config;
-    if (c->headless) return x;
-    return llm_cap(llm_scale(llm_call(m->root, name, x), c->logit_scale), c->logit_cap);
+    return llm_cap(llm_scale(llm_call(m->root, m->head, x), c->logit_scale), c->logit_cap);
 }
 
-/* Returns the tokens of x (B, T, C) that the head reads: all if m->all or headless, else the last,
- * (B, 1, C). */
+/* Runs the head: x (B, T, C) -> logits (B, T, V). A headless model returns x, and so does a forward
+ * with m->vectors. */
+static tsh_tensor *llm_head(llm_net *m, const char *name, tsh_tensor *x) {
+    if (m->config->headless) return x;
+    m->head = name;
+    return m->vectors ? x : llm_head_logits(m, x);
+}
+
+/* Returns the tokens of x (B, T, C) that the head reads: all if m->all, m->vectors or headless, else
+ * the last, (B, 1, C). */
 static tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
     const int64_t count = tsh_size(x, 1);
-    return m->all || m->config->headless || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
+    const int every = m->all || m->vectors || m->config->headless;
+    return every || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
 }
 
 /* Makes m->slopes, ALiBi's (Press et al. 2022). With n the largest power of two up to the number of

@@ -406,6 +406,46 @@ LLM_API tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const 
     return llm_compute(m, ids, n, lengths);
 }
 
+/* A tsh_chunk_fn: the losses (n) of vectors x (n, C) with targets (n). user: the llm_net. */
+static tsh_tensor *llm_loss_rows(tsh_tensor *x, tsh_tensor *targets, void *user) {
+    const tsh_cross_entropy_desc each = {.reduction = TSH_REDUCE_NONE};
+    return tsh_cross_entropy(llm_head_logits((const llm_net *)user, x), targets, &each);
+}
+
+/* A tsh_chunk_fn: 1 for each target (n) whose token is the most likely one, else 0. */
+static tsh_tensor *llm_hits_rows(tsh_tensor *x, tsh_tensor *targets, void *user) {
+    tsh_tensor *best = tsh_argmax(llm_head_logits((const llm_net *)user, x), -1, 0);
+    return tsh_eq(tsh_cast(best, TSH_REAL), tsh_cast(targets, TSH_REAL));
+}
+
+/* Returns the sum of what rows(x, targets) gives, over a few rows of the vectors (B, T, C) and the
+ * targets (B, T) at a time. */
+static tsh_tensor *llm_in_chunks(llm_net *m, tsh_tensor *vectors, tsh_tensor *targets,
+                                 tsh_chunk_fn rows) {
+    const tsh_chunks_desc desc = {.fn = rows, .user = m};
+    if (m->head) return tsh_loss_in_chunks(vectors, targets, &desc);
+    (void)tsh_fail(m->ctx, TSH_ERR_STATE, "no forward of a model with a head was run");
+    return NULL;
+}
+
+/* Returns the sum of the cross-entropies of all targets (B, T) that are not -100, a scalar, from
+ * the vectors (B, T, C) that a forward with m->vectors gives. The head computes the logits of a few
+ * tokens at a time (tsh_loss_in_chunks). NULL: an error. */
+LLM_API tsh_tensor *llm_loss(llm_net *m, tsh_tensor *vectors, tsh_tensor *targets) {
+    return llm_in_chunks(m, vectors, targets, llm_loss_rows);
+}
+
+/* Returns how many targets (B, T) are the most likely token, given the vectors as llm_loss takes
+ * them; -100 is none. -1: an error. Collective; nothing is recorded. */
+LLM_API int64_t llm_accuracy(llm_net *m, tsh_tensor *vectors, tsh_tensor *targets) {
+    tsh_no_grad_begin(m->ctx);
+    tsh_scope_begin(m->ctx);
+    tsh_tensor *hits = llm_in_chunks(m, vectors, targets, llm_hits_rows);
+    const int64_t count = hits ? (int64_t)tsh_item(m->ctx, hits) : -1;
+    tsh_scope_end(m->ctx);
+    tsh_no_grad_end(m->ctx);
+    return count;
+
 /* -- adapters in the files of PEFT ------------------------------------------ */
 
 /* The names that PEFT's files have for the parts of a model: "base_model.model.", then the name in

@@ -438,16 +438,40 @@ typedef struct tsh_cross_entropy_desc {
  * torch.nn.functional.cross_entropy: logits (V) or (N, V, d1, ..), target (N, d1, ..) or
  * probabilities of the logits' shape, unreduced (N, d1, ..); logits of three dimensions or more are
  * copied, unless their classes are contiguous in memory. Layouts: logits R; or sharded along the
- * classes, with one all-reduce of the row maxima and one of all row sums, whatever the options; or
- * sharded along another dimension: then mean and sum are P, and the mean of integer targets
- * all-reduces its divisor. No collective in backward. Integer targets are R, or sharded as the
- * rows; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
- * laid out as the logits and get no gradient. The mean divides by the sum of the class weights of
- * the targets, or, with probabilities, by the number of rows. A class with logit -inf is padding:
- * label smoothing leaves it out.
+ * classes, with one all-reduce of the row maxima and one all-gather of all row sums, whatever the
+ * options, so that the loss of a row does not depend on the other rows; or sharded along another
+ * dimension: then mean and sum are P, and the mean of integer targets all-reduces its divisor. No
+ * collective in backward. Integer targets are R, or sharded as the rows; one outside [0, V) that is
+ * not ignored is an error on every rank. Probabilities are R or laid out as the logits and get no
+ * gradient. The mean divides by the sum of the class weights of the targets, or, with
+ * probabilities, by the number of rows. A class with logit -inf is padding: label smoothing leaves
+ * it out.
  * torch: F.cross_entropy, nn.CrossEntropyLoss */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
+
+/* Computes the losses of a few rows: x (n, C), target (n, ..) -> losses of any shape, R, such as
+ * tsh_cross_entropy(head(x), target) with TSH_REDUCE_NONE gives. */
+typedef tsh_tensor *(*tsh_chunk_fn)(tsh_tensor *x, tsh_tensor *target, void *user);
+typedef struct tsh_chunks_desc {
+    tsh_chunk_fn fn; /* computes the losses of a chunk of rows; needed */
+    void *user;      /* given to fn */
+    int64_t rows;    /* rows of a chunk, the last one may have fewer; 0: 256 */
+} tsh_chunks_desc;
+/* Returns the sum of the losses of all rows, a scalar TSH_REAL, R. x (.., C) and target (..) or
+ * (.., d1, ..) are taken apart along their rows (..), and fn computes the losses of each chunk in
+ * turn. What fn makes of a chunk is released before the next one, so that logits (.., V) of a large
+ * vocabulary V never stand whole: of 2,048 rows and V = 49,152, 50 MB instead of 403.
+ *   Losses are added in double in the order of the rows: if fn returns a loss per row, the sum has
+ * the bits that tsh_cross_entropy with TSH_REDUCE_SUM has of the whole.
+ *   Gradients flow to x and to whatever else fn reads, such as the head's weights, 16 tensors at
+ * most (else TSH_ERR_UNSUPPORTED). They are computed at once, with each chunk, so that nothing is
+ * computed twice, and kept until backward: the gradient of x, and one of the size of each weight of
+ * fn that is trained. fn must not end the step or call tsh_backward. Within tsh_no_grad_begin
+ * nothing is kept.
+ *   x and target are R along their rows. Collectives: those of fn, for each chunk. */
+TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
+                                       const tsh_chunks_desc *desc);
 
 /* -- sampling token ids ------------------------------------------------------ */
 
