@@ -149,7 +149,7 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"chat", "answer the lines of stdin", .on = &job->chat},
         {"system", "chat: what the model is to be", .text = &job->system},
         {"template", "chat: how it is written; else as the model says", .text = &job->template_name},
-        {"context", "tokens in a row of --finetune (1024); chat: remembered ones (4096)",
+        {"context", "tokens in a row of --finetune (1024); of --chat (4096)",
          .number = &job->context},
         {"max-new", "how many tokens to generate (64; chat: 512)", .number = &job->max_new},
         {"stop", "end before this text; several times: any of them", .list = &job->stops},
