@@ -102,8 +102,9 @@ static void report_restart(gpt_report *r, const char *text, size_t size) {
     if (tsh_writer_close(&r->csv, 1) == TSH_OK) tsh_writer_open(&r->csv, r->path, 1);
 }
 
-/* Starts a report in `folder`; all fields are 0 so far, but .unit and .accuracy. resume 1: keeps the rows of metrics.csv; report_resume then drops
- * those after the resumed step. Returns 0 on failure; r->error says why. */
+/* Starts a report in `folder`; all fields are 0 so far, but .unit and .accuracy. resume 1: keeps the
+ * rows of metrics.csv; report_resume then drops those after the resumed step. Returns 0 on failure;
+ * r->error says why. */
 static int report_open(gpt_report *r, const char *folder, int64_t steps, int resume) {
     r->folder = folder;
     r->steps = steps;
@@ -165,7 +166,8 @@ static void report_line(const gpt_report *r, const report_row *row) {
     printf("step %6lld/%lld  train %.4f  ", (long long)row->step, (long long)r->steps,
            r->recent_sum / (double)r->recent_count);
     if (row->evaluated) printf("val %.4f  ", row->val_loss);
-    if (row->evaluated && r->accuracy != NULL) printf("%s %.1f %%  ", r->accuracy, 100 * row->accuracy);
+    if (row->evaluated && r->accuracy != NULL)
+        printf("%s %.1f %%  ", r->accuracy, 100 * row->accuracy);
     printf("lr %.2e  norm %.2f  %s tokens/s\n", row->lr, row->grad_norm,
            report_commas(speed, (int64_t)r->speed));
     fflush(stdout);

@@ -2,9 +2,9 @@
  *
  * A folder keeps two files. state.safetensors is what tsh_save writes: weights, the optimiser's
  * moments, the random generators' state and the number of steps; it is always one complete state,
- * the old or the new one, even if the program is killed while it saves. settings.txt is what the run
- * learns, and how: a run with other settings cannot go on from this state. The next batch needs no
- * file: it follows from the seed and the step. */
+ * the old or the new one, even if the program is killed while it saves. settings.txt is what the
+ * run learns, and how: a run with other settings cannot go on from this state. The next batch needs
+ * no file: it follows from the seed and the step. */
 #ifndef EXAMPLES_STATE_H
 #define EXAMPLES_STATE_H
 
@@ -68,10 +68,9 @@ static int state_check_settings(const char *folder, const char *now, tsh_error *
 /* == the folder ============================================================ */
 
 /* Of rank 0, before anything is computed: makes the folder, writes settings.txt or compares it, and
- * finds out whether there is a state to go on from. Without `resume` there may be none. 0: *why says
- * what failed. */
-static int state_open(const char *folder, int resume, const char *now, int *found,
-                      tsh_error *why) {
+ * finds out whether there is a state to go on from. Without `resume` there may be none. 0: *why
+ * says what failed. */
+static int state_open(const char *folder, int resume, const char *now, int *found, tsh_error *why) {
     char path[STATE_PATH];
     *found = 0;
     if (strlen(folder) > REPORT_FOLDER) {

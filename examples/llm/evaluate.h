@@ -44,10 +44,12 @@ static tune_sums evaluate_held(tune_rank *t) {
     tune_sums sums = {0, 0, 0, 0};
     evaluate_begin(t);
     for (int64_t k = 0; k < steps && tsh_ok(t->ctx); k++) {
-        const llm_batch_of of = {.step = k, .rows = rows, .replica = t->replica,
-                                 .replicas = t->replicas};
-        if (llm_data_held(&t->reader, &of, &t->batch, &t->other)) evaluate_batch(t, &sums);
-        else (void)tune_no_memory(t);
+        const llm_batch_of of = {
+            .step = k, .rows = rows, .replica = t->replica, .replicas = t->replicas};
+        if (llm_data_held(&t->reader, &of, &t->batch, &t->other))
+            evaluate_batch(t, &sums);
+        else
+            (void)tune_no_memory(t);
     }
     evaluate_end(t);
     tune_reduce(t, &sums);
@@ -67,7 +69,8 @@ static int64_t evaluate_windows(const tune_job *job) {
 static void evaluate_window(const tune_job *job, int64_t w, int64_t r, llm_batch *b) {
     const int64_t begin = w * job->set.stride, length = b->length;
     const int64_t n = job->count - begin < length ? job->count - begin : length;
-    const int64_t from = w > 0 ? begin - job->set.stride + length : begin + 1; /* predicted so far */
+    const int64_t from = w > 0 ? begin - job->set.stride + length
+                               : begin + 1; /* predicted so far */
     for (int64_t i = 0; i < n; i++) {
         b->ids[r * length + i] = job->tokens[begin + i];
         b->segments[r * length + i] = 0;
@@ -113,8 +116,8 @@ static void evaluate_run(tune_rank *t) {
     if (job->data.pairs)
         printf("loss %.6f, preferred %.2f %%, of %.0f pairs\n", loss, share, sums.count);
     else
-        printf("loss %.6f, perplexity %.6g, token accuracy %.2f %%, of %.0f tokens\n", loss, exp(loss),
-               share, sums.count);
+        printf("loss %.6f, perplexity %.6g, token accuracy %.2f %%, of %.0f tokens\n", loss,
+               exp(loss), share, sums.count);
 }
 
 #endif

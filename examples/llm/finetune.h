@@ -58,8 +58,8 @@ static tsh_tensor *tune_micro(tune_rank *t, const llm_batch_of *of, tune_sums *s
         tune_trim(&t->other);
         loss = prefer_loss(t, weight);
     } else {
-        loss = llm_loss(&t->net, tune_vectors(t, &t->batch), tune_tensor(t, &t->batch,
-                                                                         t->batch.targets));
+        loss = llm_loss(&t->net, tune_vectors(t, &t->batch),
+                        tune_tensor(t, &t->batch, t->batch.targets));
     }
     sums->loss += loss ? tsh_item(t->ctx, loss) : 0;
     sums->count += *weight;
@@ -73,8 +73,12 @@ static tune_sums tune_step(tune_rank *t, int64_t step) {
     const int64_t micros = t->set->accumulate;
     tune_sums sums = {0, 0, 0, 0};
     for (int64_t k = 0; k < micros && tsh_ok(t->ctx); k++) {
-        const llm_batch_of of = {.step = step, .rows = t->job->rows, .micro = k, .micros = micros,
-                                 .replica = t->replica, .replicas = t->replicas};
+        const llm_batch_of of = {.step = step,
+                                 .rows = t->job->rows,
+                                 .micro = k,
+                                 .micros = micros,
+                                 .replica = t->replica,
+                                 .replicas = t->replicas};
         tsh_backward_desc how = {.defer = k + 1 < micros, .summed = 1};
         tsh_tensor *loss = tune_micro(t, &of, &sums, &how.weight);
         if (loss) (void)tsh_backward_with(t->ctx, loss, &how);
@@ -198,8 +202,11 @@ static int64_t tune_loop(tune_rank *t, int64_t from) {
         const tune_sums sums = tune_step(t, step++);
         const double elapsed = report_now() - start;
         const tsh_optim_info info = tsh_optim_state(t->optim);
-        report_row row = {.step = step, .train_loss = sums.loss / sums.count, .lr = info.lr,
-                          .grad_norm = info.norm, .tokens_per_s = sums.tokens / elapsed};
+        report_row row = {.step = step,
+                          .train_loss = sums.loss / sums.count,
+                          .lr = info.lr,
+                          .grad_norm = info.norm,
+                          .tokens_per_s = sums.tokens / elapsed};
         row.evaluated = (step % s->eval_every == 0 || step == s->steps) && t->job->data.held.rows;
         if (row.evaluated) {
             const tune_sums held = evaluate_held(t);
@@ -234,8 +241,8 @@ static int tune_load(tune_rank *t) {
     tsh_cache_free(m->cache);
     m->cache = NULL;
     if (job->adapter.lora.rank && llm_model_adapter_add(m, &job->adapter) != TSH_OK) return 0;
-    if (t->set->adapter &&
-        llm_model_adapter_load(m, &job->adapter, t->set->adapter) != TSH_OK) return 0;
+    if (t->set->adapter && llm_model_adapter_load(m, &job->adapter, t->set->adapter) != TSH_OK)
+        return 0;
     if (t->set->adapter && t->set->merge && tsh_lora_merge(m->root) != TSH_OK) return 0;
     return 1;
 }
@@ -260,8 +267,10 @@ static void tune_write_model(tune_rank *t) {
 
 /* Writes the result. */
 static void tune_write(tune_rank *t) {
-    if (t->set->lora && !t->set->merge) tune_write_adapter(t);
-    else if (!t->set->lora || tsh_lora_merge(t->net.root) == TSH_OK) tune_write_model(t);
+    if (t->set->lora && !t->set->merge)
+        tune_write_adapter(t);
+    else if (!t->set->lora || tsh_lora_merge(t->net.root) == TSH_OK)
+        tune_write_model(t);
 }
 
 /* Prints what is trained, on what, and how. */
@@ -270,11 +279,12 @@ static void tune_tell(const tune_rank *t) {
     const tune_settings *s = t->set;
     const llm_data_part *train = &job->data.train, *held = &job->data.held;
     char a[32], b[32], c[32];
-    printf("data      %s: %s %s, %s tokens, %s of them with a loss, in %lld rows of %lld; %lld held "
-           "out\n", s->finetune, report_commas(a, train->count),
-           job->data.pairs ? "preferences" : "documents", report_commas(b, train->inputs),
-           report_commas(c, train->answers), (long long)train->rows, (long long)s->context,
-           (long long)held->count);
+    printf(
+        "data      %s: %s %s, %s tokens, %s of them with a loss, in %lld rows of %lld; %lld held "
+        "out\n",
+        s->finetune, report_commas(a, train->count), job->data.pairs ? "preferences" : "documents",
+        report_commas(b, train->inputs), report_commas(c, train->answers), (long long)train->rows,
+        (long long)s->context, (long long)held->count);
     if (job->data.dropped)
         printf("data      %lld more have no answer within the context\n",
                (long long)job->data.dropped);
@@ -342,9 +352,12 @@ LLM_API int tune_run(tsh_ctx *ctx, void *user) {
     t->replicas = tsh_dp(ctx)->size;
     t->replica = tsh_dp(ctx)->rank;
     if (tune_load(t)) {
-        if (t->set->finetune) tune_train(t);
-        else if (t->set->evaluate) evaluate_run(t);
-        else tune_write_model(t);
+        if (t->set->finetune)
+            tune_train(t);
+        else if (t->set->evaluate)
+            evaluate_run(t);
+        else
+            tune_write_model(t);
     }
     llm_reader_close(&t->reader);
     llm_batch_free(&t->batch);

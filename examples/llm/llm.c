@@ -40,7 +40,8 @@ enum {
     LLM_CHUNK = 256,    /* prompt tokens per forward, of all texts; at least 16 of each text */
     LLM_CONTEXT = 4096, /* default of --context, if the model takes so many tokens */
     LLM_NEW = 64,       /* default of --max-new */
-    LLM_ANSWER = 512    /* default of --max-new with --chat */
+    LLM_ANSWER = 512,   /* default of --max-new with --chat */
+    LLM_FLAGS = 80      /* at least the number of flags */
 };
 #define LLM_FOREVER (INT64_C(1) << 61) /* a timeout in ns that never ends */
 
@@ -137,41 +138,9 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
     return 0;
 }
 
-/* Parses the command line. Returns 0, 2 after a mistake, or -1 after --help, which it has
- * printed. */
-static int parse(llm_job *job, int argc, char **argv) {
-    int help = 0;
-    tune_settings *tune = &job->tune.set;
-    const llm_flag_row flags[] = {
-        {"model", "the folder of a model, or a GGUF file", .text = &job->model},
-        {"prompt", "the text to continue; several times: several texts", .list = &job->prompt_texts},
-        {"ids", "the same as numbers of tokens", .list = &job->ids},
-        {"chat", "answer the lines of stdin", .on = &job->chat},
-        {"system", "chat: what the model is to be", .text = &job->system},
-        {"template", "chat: how it is written; else as the model says", .text = &job->template_name},
-        {"context", "tokens in a row of --finetune (1024); of --chat (4096)",
-         .number = &job->context},
-        {"max-new", "how many tokens to generate (64; chat: 512)", .number = &job->max_new},
-        {"stop", "end before this text; several times: any of them", .list = &job->stops},
-        {"ignore-eos", "go on after the end of the text", .on = &job->ignore_eos},
-        {"greedy", "take the most likely token (the default but for --chat)", .on = &job->greedy},
-        {"temperature", "sample: divides the logits; 0: as --greedy (chat: 0.7)",
-         .real = &job->temperature, .zero = 1},
-        {"top-k", "sample: of the N most likely tokens", .number = &job->top_k},
-        {"top-p", "sample: of the most likely ones whose sum is X (chat: 0.9)",
-         .real = &job->top_p},
-        {"min-p", "sample: of those with X times the largest probability", .real = &job->min_p},
-        {"repetition-penalty", "divides the logits of tokens that were", .real = &job->penalty},
-        {"seed", "sample: another text for each number", .number = &job->seed},
-        {"print-ids", "print tokens as numbers", .on = &job->print_ids},
-        {"raw", "print control characters of generated text, too", .on = &job->codec.raw},
-        {"dump-logits", "write the logits of the prompt to this file", .text = &job->dump},
-        {"tp", "ranks, as threads; else chosen for the cores", .number = &job->tp},
-        {"threads", "threads of each rank; else chosen with the ranks", .number = &job->threads},
-        {"backend", "threads, or tcp: a process per rank, by tshard-run", .text = &job->backend},
-        {"dtype", "f32, bf16 or f16 of all weights; else what the model says", .text = &job->dtype},
-        {"weights", "q8_0, q4_0 or q4_1: of 8 or 4 bits", .text = &job->weights},
-        {"embed", "write a vector for each line of this file", .text = &job->embed},
+/* Writes the flags of finetune.h to `flags`. Returns their number. */
+static int list_tune_flags(tune_settings *tune, llm_flag_row *flags) {
+    const llm_flag_row list[] = {
         {"finetune", "train on this text, or on its lines of JSON", .text = &tune->finetune},
         {"out", "finetune: the folder for the adapter or model", .text = &tune->out},
         {"lora", "finetune: adapters of this rank, not all weights", .number = &tune->lora},
@@ -210,7 +179,44 @@ static int parse(llm_job *job, int argc, char **argv) {
          .number = &tune->stride},
         {"adapter", "compute with the adapter in this folder, of PEFT or of --lora",
          .text = &tune->adapter},
-        {"merge", "write the adapter into the weights; with --out into a model", .on = &tune->merge},
+        {"merge", "write the adapter into the weights; with --out into a model", .on = &tune->merge}};
+    memcpy(flags, list, sizeof list);
+    return (int)(sizeof list / sizeof *list);
+}
+
+/* Writes all flags to `flags`. Returns their number. help: set by --help. */
+static int list_flags(llm_job *job, int *help, llm_flag_row flags[LLM_FLAGS]) {
+    const llm_flag_row list[] = {
+        {"model", "the folder of a model, or a GGUF file", .text = &job->model},
+        {"prompt", "the text to continue; several times: several texts", .list = &job->prompt_texts},
+        {"ids", "the same as numbers of tokens", .list = &job->ids},
+        {"chat", "answer the lines of stdin", .on = &job->chat},
+        {"system", "chat: what the model is to be", .text = &job->system},
+        {"template", "chat: how it is written; else as the model says", .text = &job->template_name},
+        {"context", "tokens in a row of --finetune (1024); of --chat (4096)",
+         .number = &job->context},
+        {"max-new", "how many tokens to generate (64; chat: 512)", .number = &job->max_new},
+        {"stop", "end before this text; several times: any of them", .list = &job->stops},
+        {"ignore-eos", "go on after the end of the text", .on = &job->ignore_eos},
+        {"greedy", "take the most likely token (the default but for --chat)", .on = &job->greedy},
+        {"temperature", "sample: divides the logits; 0: as --greedy (chat: 0.7)",
+         .real = &job->temperature, .zero = 1},
+        {"top-k", "sample: of the N most likely tokens", .number = &job->top_k},
+        {"top-p", "sample: of the most likely ones whose sum is X (chat: 0.9)",
+         .real = &job->top_p},
+        {"min-p", "sample: of those with X times the largest probability", .real = &job->min_p},
+        {"repetition-penalty", "divides the logits of tokens that were", .real = &job->penalty},
+        {"seed", "of drawn tokens; finetune: of adapters, dropout and order",
+         .number = &job->seed},
+        {"print-ids", "print tokens as numbers", .on = &job->print_ids},
+        {"raw", "print control characters of generated text, too", .on = &job->codec.raw},
+        {"dump-logits", "write the logits of the prompt to this file", .text = &job->dump},
+        {"tp", "ranks, as threads; else chosen for the cores", .number = &job->tp},
+        {"threads", "threads of each rank; else chosen with the ranks", .number = &job->threads},
+        {"backend", "threads, or tcp: a process per rank, by tshard-run", .text = &job->backend},
+        {"dtype", "f32, bf16 or f16 of all weights; else what the model says", .text = &job->dtype},
+        {"weights", "q8_0, q4_0 or q4_1: of 8 or 4 bits", .text = &job->weights},
+        {"embed", "write a vector for each line of this file", .text = &job->embed},
         {"tokenize", "write the text on stdin as one line of tokens", .on = &job->tokenize},
         {"detokenize", "write the tokens on stdin as text", .on = &job->detokenize},
         {"no-special", "without tokens that begin or end a text", .on = &job->no_special},
@@ -218,8 +224,18 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"ignore", "pass over the model's tensors with names as this pattern", .list = &job->ignored},
         {"allow-unknown-keys", "pass over keys of config.json", .on = &job->allow_unknown_keys},
         {"pre", "GGUF: how texts are split, in place of tokenizer.ggml.pre", .text = &job->pre},
-        {"help", "this list", .on = &help}};
-    const int n = (int)(sizeof flags / sizeof *flags);
+        {"help", "this list", .on = help}};
+    const int n = (int)(sizeof list / sizeof *list);
+    memcpy(flags, list, sizeof list);
+    return n + list_tune_flags(&job->tune.set, flags + n);
+}
+
+/* Parses the command line. Returns 0, 2 after a mistake, or -1 after --help, which it has
+ * printed. */
+static int parse(llm_job *job, int argc, char **argv) {
+    int help = 0;
+    llm_flag_row flags[LLM_FLAGS];
+    const int n = list_flags(job, &help, flags);
     for (int i = 1; i < argc; i++) {
         int k = 0;
         while (k < n && (strncmp(argv[i], "--", 2) != 0 || strcmp(argv[i] + 2, flags[k].name) != 0))

@@ -54,11 +54,15 @@ static void prefer_reference(tune_rank *t, double *difference) {
      * computed as p is, though nothing has a gradient. */
     const int exact = tsh_training(root) && (t->job->weights_name || t->job->config->gguf);
     (void)tsh_lora_use(root, NULL);
-    if (exact) tune_checkpoint(root, 0);
-    else tsh_no_grad_begin(t->ctx);
+    if (exact)
+        tune_checkpoint(root, 0);
+    else
+        tsh_no_grad_begin(t->ctx);
     prefer_measure(t, difference);
-    if (exact) tune_checkpoint(root, t->set->recompute);
-    else tsh_no_grad_end(t->ctx);
+    if (exact)
+        tune_checkpoint(root, t->set->recompute);
+    else
+        tsh_no_grad_end(t->ctx);
     (void)tsh_lora_use(root, "default");
 }
 
@@ -114,8 +118,8 @@ static void prefer_part(tune_rank *t, const llm_data *data, double *difference) 
     const int64_t rows = t->job->rows, steps = llm_data_held_steps(data, rows * t->replicas);
     llm_reader_open(&reader, data, t->ctx);
     for (int64_t k = 0; k < steps && tsh_ok(t->ctx); k++) {
-        const llm_batch_of of = {.step = k, .rows = rows, .replica = t->replica,
-                                 .replicas = t->replicas};
+        const llm_batch_of of = {
+            .step = k, .rows = rows, .replica = t->replica, .replicas = t->replicas};
         if (!llm_data_held(&reader, &of, &t->batch, &t->other)) {
             (void)tune_no_memory(t);
             break;

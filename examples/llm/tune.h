@@ -30,33 +30,34 @@ typedef struct tune_settings {
 /* What all ranks of this process share. Only rank 0 writes to it while they run. */
 typedef struct tune_job {
     tune_settings set;
-    const char *model;        /* folder or GGUF file */
+    const char *model;                     /* folder or GGUF file */
     const char *dtype_name, *weights_name; /* values of --dtype and --weights; NULL: not given */
-    tsh_dtype dtype, weights; /* of tsh_desc; as llm_model_load takes it */
+    tsh_dtype dtype, weights;              /* of tsh_desc; as llm_model_load takes it */
     llm_config *config;
     const llm_family *family;
     text_codec *codec;
     chat_format *format;
-    int joins;                /* 1: ranks are processes, of which this is one */
-    int64_t rank;             /* its rank */
-    llm_adapter adapter;      /* of --lora and --adapter */
+    int joins;           /* 1: ranks are processes, of which this is one */
+    int64_t rank;        /* its rank */
+    llm_adapter adapter; /* of --lora and --adapter */
     llm_data data;
-    int32_t *tokens;          /* --evaluate of a plain text: its tokens */
-    int64_t count;            /* their number */
-    int64_t rows;             /* rows of a micro-batch */
-    int32_t *prompt;          /* the sample goes on from these tokens */
+    int32_t *tokens; /* --evaluate of a plain text: its tokens */
+    int64_t count;   /* their number */
+    int64_t rows;    /* rows of a micro-batch */
+    int32_t *prompt; /* the sample goes on from these tokens */
     int64_t prompt_count;
-    char *folder;             /* OUT.run */
+    char *folder; /* OUT.run */
     gpt_report report;
-    int found;                /* 1: there is a state to go on from */
-    int64_t stopped;          /* step after which a signal stopped the run; 0: none did */
+    int found;       /* 1: there is a state to go on from */
+    int64_t stopped; /* step after which a signal stopped the run; 0: none did */
     char error[TSH_MESSAGE_SIZE];
 } tune_job;
 
 /* Sums over the targets of some batches; over pairs, of preferences. */
 typedef struct tune_sums {
-    double loss, count, right; /* right: most likely tokens, or preferred answers that are likelier */
-    double tokens;             /* that the model read */
+    double loss, count,
+        right;     /* right: most likely tokens, or preferred answers that are likelier */
+    double tokens; /* that the model read */
 } tune_sums;
 
 /* One rank. */
@@ -97,8 +98,7 @@ static int tune_no_memory(tune_rank *t) {
 
 /* Moves the first n columns of an array (rows, length) to its front. */
 static void tune_cut(int32_t *at, int64_t rows, int64_t length, int64_t n) {
-    for (int64_t r = 1; r < rows; r++)
-        memmove(at + r * n, at + r * length, (size_t)n * sizeof *at);
+    for (int64_t r = 1; r < rows; r++) memmove(at + r * n, at + r * length, (size_t)n * sizeof *at);
 }
 
 /* Takes the columns off that are padding in all rows. */
@@ -152,8 +152,10 @@ static void tune_checkpoint(tsh_module *module, int on) {
     for (int i = 0; (child = tsh_child(module, i)) != NULL; i++) {
         const char *path = tsh_module_path(child), *dot = strrchr(path, '.');
         const char *name = dot ? dot + 1 : path;
-        if (name[strspn(name, "0123456789")] == 0) tsh_checkpoint(child, on);
-        else tune_checkpoint(child, on);
+        if (name[strspn(name, "0123456789")] == 0)
+            tsh_checkpoint(child, on);
+        else
+            tune_checkpoint(child, on);
     }
 }
 

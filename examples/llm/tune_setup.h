@@ -12,14 +12,14 @@ LLM_API const char *tune_check_set(const tune_settings *s) {
     const int trains = s->finetune != NULL, adapts = s->adapter != NULL;
     if (trains && s->evaluate) return "--finetune and --evaluate are two runs";
     if (trains && !s->out) return "--finetune needs --out DIR, a folder for the result";
-    if (trains && adapts) return "--finetune makes an adapter of its own, by --lora; leave --adapter "
-                                 "out";
+    if (trains && adapts)
+        return "--finetune makes an adapter of its own, by --lora; leave --adapter out";
     if (s->out && !trains && !(adapts && s->merge))
         return "--out is for --finetune, and for --adapter with --merge";
     if (s->merge && !adapts && !s->lora) return "--merge is for --adapter and --lora";
-    if (!trains && (s->lora || s->steps || s->epochs || s->accumulate || s->save_every || s->resume ||
-                    s->held_out || s->lr > 0 || s->warmup >= 0 || s->eval_every || s->recompute ||
-                    s->zero || s->decay != 0 || s->clip != 0))
+    if (!trains && (s->lora || s->steps || s->epochs || s->accumulate || s->save_every ||
+                    s->resume || s->held_out || s->lr > 0 || s->warmup >= 0 || s->eval_every ||
+                    s->recompute || s->zero || s->decay != 0 || s->clip != 0))
         return "--lora, --steps, --epochs, --accumulate, --lr, --warmup, --weight-decay, --clip, "
                "--held-out, --eval-every, --save-every, --resume, --recompute and --zero are for "
                "--finetune";
@@ -28,11 +28,11 @@ LLM_API const char *tune_check_set(const tune_settings *s) {
     if (s->steps && s->epochs) return "--steps and --epochs exclude each other";
     if (s->dropout >= 1) return "--lora-dropout is a probability, from 0 to below 1";
     if (s->pp > 1)
-        return "--pp is not possible, as these models are no pipelines; share the layers by --tp and "
-               "the rows by --dp";
+        return "--pp is not possible, as these models are no pipelines; share the layers by --tp "
+               "and the rows by --dp";
     if (s->stride && !s->evaluate) return "--stride is for --evaluate";
-    if (s->resume && !s->save_every) return "--resume goes on with a run that has --save-every; give "
-                                            "it the same flags";
+    if (s->resume && !s->save_every)
+        return "--resume goes on with a run that has --save-every; give it the same flags";
     return NULL;
 }
 
@@ -77,16 +77,21 @@ static int tune_check_model(tune_job *job) {
     if (c->encoder || !c->causal)
         return tune_refuse(job, "%s: such a model does not predict the next token", c->type);
     if (whole && job->weights_name)
-        return tune_refuse(job, "--weights %s: weights of 8 or 4 bits stay as they are; give --lora, "
-                           "or leave --weights out", job->weights_name);
+        return tune_refuse(job,
+                           "--weights %s: weights of 8 or 4 bits stay as they are; give --lora, "
+                           "or leave --weights out",
+                           job->weights_name);
     if (whole && c->gguf)
-        return tune_refuse(job, "%s is a GGUF file, which is not written; give --lora, whose adapter "
-                           "is a folder of its own", job->model);
+        return tune_refuse(job,
+                           "%s is a GGUF file, which is not written; give --lora, whose adapter "
+                           "is a folder of its own",
+                           job->model);
     if (s->merge && s->out && (c->gguf || job->weights_name))
         return tune_refuse(job, "--merge: weights of 8 or 4 bits and GGUF files cannot be merged "
-                           "with an adapter; leave --merge out");
+                                "with an adapter; leave --merge out");
     if (s->finetune && job->dtype == TSH_F16)
-        return tune_refuse(job, "--dtype f16 is for running; its range is too small to train in: give "
+        return tune_refuse(job,
+                           "--dtype f16 is for running; its range is too small to train in: give "
                            "--dtype bf16 or f32");
     return 1;
 }
@@ -103,8 +108,7 @@ static int tune_context(tune_job *job) {
     if (!most && cJSON_IsNumber(trained) && trained->valuedouble >= 1) {
         most = trained->valuedouble < 1e9 ? (int64_t)trained->valuedouble : 0;
     }
-    if (!job->set.context)
-        job->set.context = most && most < TUNE_CONTEXT ? most : TUNE_CONTEXT;
+    if (!job->set.context) job->set.context = most && most < TUNE_CONTEXT ? most : TUNE_CONTEXT;
     return 1;
 }
 
@@ -119,14 +123,16 @@ static int tune_split(tune_job *job) {
     const int64_t own = s->batch / dp;
     if (!s->accumulate) {
         s->accumulate = 1;
-        while (s->accumulate < own && (own % s->accumulate ||
-                                       own / s->accumulate * s->context > TUNE_TOKENS))
+        while (s->accumulate < own &&
+               (own % s->accumulate || own / s->accumulate * s->context > TUNE_TOKENS))
             s->accumulate++;
     }
     if (own % s->accumulate)
-        return tune_refuse(job, "--batch %lld, of which each of %lld replicas has %lld rows, does not "
-                           "divide by --accumulate %lld", (long long)s->batch, (long long)dp,
-                           (long long)own, (long long)s->accumulate);
+        return tune_refuse(job,
+                           "--batch %lld, of which each of %lld replicas has %lld rows, does not "
+                           "divide by --accumulate %lld",
+                           (long long)s->batch, (long long)dp, (long long)own,
+                           (long long)s->accumulate);
     job->rows = own / s->accumulate;
     return 1;
 }
@@ -162,8 +168,10 @@ static int tune_read(tune_job *job) {
     d->train.rows = d->train.count;
     d->held.rows = d->held.count;
     if (s->evaluate && (!s->adapter || s->merge))
-        return tune_refuse(job, "%s has preferences, for which an adapter is compared with the model "
-                           "without it; give --adapter DIR, without --merge", desc.path);
+        return tune_refuse(job,
+                           "%s has preferences, for which an adapter is compared with the model "
+                           "without it; give --adapter DIR, without --merge",
+                           desc.path);
     return 1;
 }
 
@@ -179,8 +187,8 @@ static int tune_read_text(tune_job *job) {
     free(text);
     if (job->count < 0) return tune_refuse(job, "%s: %s", path, job->codec->error);
     if (job->tokens && job->count < 2)
-        return tune_refuse(job, "%s has fewer than two tokens, of which the second would have a loss",
-                           path);
+        return tune_refuse(
+            job, "%s has fewer than two tokens, of which the second would have a loss", path);
     return job->tokens != NULL;
 }
 
@@ -227,18 +235,21 @@ static void tune_describe(const tune_job *job, char text[STATE_SETTINGS]) {
     text[0] = 0;
     tsh_text_add(text, STATE_SETTINGS,
                  "model %.300s\ndtype %s\nweights %s\ndata of %lld tokens, hash %016llx\nheld out "
-                 "%lld\n", job->model, job->dtype_name ? job->dtype_name : "as the model's",
+                 "%lld\n",
+                 job->model, job->dtype_name ? job->dtype_name : "as the model's",
                  job->weights_name ? job->weights_name : "as the model's", (long long)d->tokens,
                  (unsigned long long)hash, (long long)d->held.count);
     tsh_text_add(text, STATE_SETTINGS,
                  "lora %lld\nalpha %.15g\nlora-dropout %.15g\ntargets %.300s\ncontext %lld\nbatch "
-                 "%lld\nunpacked %d\n", (long long)s->lora, s->alpha, s->dropout,
-                 s->targets ? s->targets : "all", (long long)s->context, (long long)s->batch,
-                 d->desc.unpacked);
-    tsh_text_add(text, STATE_SETTINGS,
-                 "steps %lld\nlr %.15g\nwarmup %lld\nweight-decay %.15g\nclip %.15g\ndpo %.15g\nseed "
-                 "%lld\n", (long long)s->steps, s->lr, (long long)s->warmup, s->decay, s->clip,
-                 d->pairs ? s->beta : 0.0, (long long)s->seed);
+                 "%lld\nunpacked %d\n",
+                 (long long)s->lora, s->alpha, s->dropout, s->targets ? s->targets : "all",
+                 (long long)s->context, (long long)s->batch, d->desc.unpacked);
+    tsh_text_add(
+        text, STATE_SETTINGS,
+        "steps %lld\nlr %.15g\nwarmup %lld\nweight-decay %.15g\nclip %.15g\ndpo %.15g\nseed "
+        "%lld\n",
+        (long long)s->steps, s->lr, (long long)s->warmup, s->decay, s->clip,
+        d->pairs ? s->beta : 0.0, (long long)s->seed);
 }
 
 /* Sets job->folder to OUT.run. Returns 0: not enough memory. */
@@ -282,8 +293,10 @@ LLM_API int tune_prepare(tune_job *job) {
     if (!tune_split(job)) return 0;
     if (!s->stride) s->stride = s->context > 1 ? s->context / 2 : 1;
     if (s->stride > s->context)
-        return tune_refuse(job, "--stride %lld is more than the context of %lld: tokens would be "
-                           "left out", (long long)s->stride, (long long)s->context);
+        return tune_refuse(job,
+                           "--stride %lld is more than the context of %lld: tokens would be "
+                           "left out",
+                           (long long)s->stride, (long long)s->context);
     if (s->evaluate && !tune_is_json(s->evaluate)) return tune_read_text(job);
     if (!s->finetune && !s->evaluate) return 1;
     if (!tune_read(job)) return 0;
@@ -299,14 +312,15 @@ LLM_API int tune_finish(tune_job *job) {
     gpt_report *r = &job->report;
     char title[200];
     if (!s->finetune || job->rank > 0) return 1;
-    snprintf(title, sizeof title, "%.60s: %lld steps of %lld rows of %lld tokens%s", job->config->type,
-             (long long)s->steps, (long long)s->batch, (long long)s->context,
+    snprintf(title, sizeof title, "%.60s: %lld steps of %lld rows of %lld tokens%s",
+             job->config->type, (long long)s->steps, (long long)s->batch, (long long)s->context,
              job->data.pairs ? ", DPO" : "");
     if (!report_svg(r, title)) return tune_refuse(job, "%s", r->error.message);
     if (job->stopped)
         printf("stopped   after step %lld of %lld; the same command with --resume goes on\n",
                (long long)job->stopped, (long long)s->steps);
-    else printf("wrote     %s, %s\n", s->out, s->lora && !s->merge ? "an adapter" : "a model");
+    else
+        printf("wrote     %s, %s\n", s->out, s->lora && !s->merge ? "an adapter" : "a model");
     printf("wrote     %s/metrics.csv, %s/loss.svg\n", job->folder, job->folder);
     return 1;
 }
