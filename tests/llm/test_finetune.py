@@ -132,6 +132,21 @@ def adapters_learn_the_same_at_every_degree(folder):
     check(losses[-1] < losses[0] - 0.2, losses)
 
 
+def bf16_adapters_begin_as_the_model(folder):
+    """B is 0 at first: held-out losses before training are those without adapters, to the last
+    digit; then they fall as in f32."""
+    learner = Learner(folder)
+    told = []
+    for out, more in (("all", ()), ("adapter", ("--lora", "4", "--alpha", "32"))):
+        done = learner.llm(*learner.flags(learner.chats, out, "--template", "chatml", "--context",
+                                          "96", "--dtype", "bf16", "--tp", "2", *more, steps=10))
+        check(done.returncode == 0, more, done.stderr)
+        told.append(done.stdout.split("before    held-out loss ")[1].split(",")[0])
+        losses = [float(row[1]) for row in learner.rows(out)]
+        check(losses[-1] < losses[0] - 0.2, more, losses)
+    check(told[0] == told[1], told)
+
+
 def preferences_are_learnt(folder):
     learner = Learner(folder)
     for more in ((), ("--lora", "4")):
@@ -202,8 +217,8 @@ def a_killed_run_goes_on(folder):
 
 def adapters_are_written_and_read(folder):
     learner = Learner(folder)
-    _, _, held = learner.train(learner.text, "adapter", "--lora", "4", "--targets",
-                               "q_proj,down_proj", "--alpha", "32", "--held-out", learner.text)
+    learner.train(learner.text, "adapter", "--lora", "4", "--targets", "q_proj,down_proj",
+                  "--alpha", "32", "--held-out", learner.text)
     with open(learner.path("adapter/adapter_config.json"), encoding="ascii") as file:
         config = json.load(file)
     check(config["target_modules"] == ["q_proj", "down_proj"] and config["r"] == 4 and
@@ -218,7 +233,6 @@ def adapters_are_written_and_read(folder):
     check(found[0][0] < base[0] - 0.1, found, base)
     near(found[0], found[1], 1e-5, "two ranks")
     near(found[0], found[2], 1e-5, "merged")
-    del held
     prompt = ("--prompt", "the cat", "--max-new", "12", "--dtype", "f32", "--tp", "2")
     merged = learner.path("merged")
     done = learner.llm(*adapter, "--merge", "--out", merged, "--dtype", "f32", "--tp", "2")
@@ -321,7 +335,8 @@ def an_adapter_of_another_model_is_refused(folder):
 
 
 TESTS = [all_weights_learn_the_same_at_every_degree, adapters_learn_the_same_at_every_degree,
-         preferences_are_learnt, packed_rows_learn_what_single_ones_do, chats_end,
+         bf16_adapters_begin_as_the_model, preferences_are_learnt,
+         packed_rows_learn_what_single_ones_do, chats_end,
          a_killed_run_goes_on, adapters_are_written_and_read, evaluation_is_that_of_the_logits,
          mistakes_are_refused, an_adapter_of_another_model_is_refused]
 
