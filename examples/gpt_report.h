@@ -102,9 +102,9 @@ static void report_restart(gpt_report *r, const char *text, size_t size) {
     if (tsh_writer_close(&r->csv, 1) == TSH_OK) tsh_writer_open(&r->csv, r->path, 1);
 }
 
-/* Starts a report in `folder`; all fields are 0 so far, but .unit and .accuracy. resume 1: keeps the
- * rows of metrics.csv; report_resume then drops those after the resumed step. Returns 0 on failure;
- * r->error says why. */
+/* Starts a report in `folder`; all fields are 0 so far, but .unit and .accuracy. resume 1: keeps
+ * the rows of metrics.csv; report_resume then drops those after the resumed step. Returns 0 on
+ * failure; r->error says why. */
 static int report_open(gpt_report *r, const char *folder, int64_t steps, int resume) {
     r->folder = folder;
     r->steps = steps;

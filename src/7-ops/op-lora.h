@@ -49,8 +49,8 @@ static void tshi_lora_backward(tshi_node *node) {
 static const tshi_op tshi_lora_op = {
     "tsh_lora", "y h B", tshi_rule_lora, tshi_lora_backward, TSHI_WEIGHT | TSHI_BIAS, 0};
 
-/* Computes C += s H B^T; shapes: H (m, k), B^T (k, n), C (m, n). A product adds to tsh_real only: of
- * another dtype, C is first copied, and the sum is rounded once. */
+/* Computes C += s H B^T; shapes: H (m, k), B^T (k, n), C (m, n). A product adds to tsh_real only: a
+ * C of another dtype is copied first, and the sum is rounded once. */
 static void tshi_lora_sum(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, double scale,
                           tshi_matrix h, tshi_matrix b, tshi_matrix c) {
     tshi_block *copy = NULL;
