@@ -158,7 +158,8 @@ test-run:
 
 # The longest compilations first.
 build-tests: $(if $(filter %_hosts.py %_gpt.py %_resume.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt) \
-	$(if $(LLM),$(if $(filter %_llm.py %_memory.py,$(call chosen,$(SCRIPTS))),$(OUT)/llm)) \
+	$(if $(LLM),$(if $(filter %_llm.py %_memory.py %_finetune.py,$(call chosen,$(SCRIPTS))), \
+	$(OUT)/llm)) \
 	$(PROGRAMS) $(if $(UV),$(LAUNCHER))
 
 COMPILE_TEST  = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL) \

@@ -81,6 +81,7 @@ typedef struct tshi_io_item {
     tsh_dtype file;             /* the tensor's dtype in the file; TSH_DTYPE_DEFAULT, when saving:
                                  * no stage has values, so it is not written */
     const tshi_io_entry *entry; /* loading: the tensor of the files that matches; NULL: none */
+    const char *of; /* the name of the adapter whose A or B it is; NULL: another parameter */
 } tshi_io_item;
 
 /* The state of one save or load. */
@@ -335,9 +336,12 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
 /* Appends all parameters below io->root to io->item; with io->plain, not A and B of adapters. */
 static void tshi_io_list_params(tshi_io *io) {
     tshi_walk at = {NULL, NULL, 0};
-    while (tshi_module_step_once(io->root, &at))
-        if (!io->plain || at.module->kind != &tshi_adapter_kind)
-            (void)tshi_io_add(io, "", at.param, NULL, NULL, at.param->dtype);
+    while (tshi_module_step_once(io->root, &at)) {
+        const int adapts = at.module->kind == &tshi_adapter_kind;
+        if (io->plain && adapts) continue;
+        tshi_io_add(io, "", at.param, NULL, NULL, at.param->dtype)->of =
+            adapts ? at.module->name : NULL;
+    }
 }
 
 /* Returns the name that PEFT gives A or B of an adapter, whose module is m: "lora_A" and "lora_B"
