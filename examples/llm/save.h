@@ -25,7 +25,9 @@
 
 /* LLM_SHARD_BYTES: most bytes of tensors in one file; LLM_OUT_PATH: most bytes of a folder's path;
  * LLM_OUT_DEPTH: levels of folders in one that is written. */
+#ifndef LLM_SHARD_BYTES
 #define LLM_SHARD_BYTES ((int64_t)5000000000)
+#endif
 enum { LLM_OUT_PATH = 4096, LLM_OUT_NAME = 150, LLM_OUT_DEPTH = 2 };
 
 /* -- a folder that is there as a whole or not at all --------------------------- */
@@ -176,12 +178,24 @@ static int llm_out_make(llm_out *o, const char *out, tsh_error *why) {
     return llm_out_refuse(why, o->path, "cannot be written", errno);
 }
 
+/* Broadcasts data, whose size in bytes is a multiple of 4, from rank 0 to all ranks. If that fails,
+ * ctx has the error, too. */
+static tsh_result llm_out_share(tsh_ctx *ctx, void *data, size_t size) {
+    const tsh_result result = tsh_broadcast(tsh_world(ctx), data, (int64_t)(size / 4), TSH_I32, 0);
+    if (result == TSH_OK) return TSH_OK;
+    return tsh_ok(ctx) ? tsh_fail(ctx, result, NULL) : tsh_last_error(ctx)->code;
+}
+
 /* Collective over the world: rank 0's error, if it has one, becomes the error of all ranks. */
 static tsh_result llm_out_agree(tsh_ctx *ctx, const tsh_error *own) {
     tsh_error why = *own;
     if (!tsh_ok(ctx)) return tsh_last_error(ctx)->code;
-    if (tsh_broadcast(tsh_world(ctx), &why, (int64_t)(sizeof why / 4), TSH_I32, 0) != TSH_OK)
-        return TSH_ERR_IO;
+    /* With an error, rank 1 may have left, and reported it, before rank 0's broadcast ends: rank 0
+     * has the same sentence. */
+    if (own->code != TSH_OK)
+        (void)tsh_broadcast(tsh_world(ctx), &why, (int64_t)(sizeof why / 4), TSH_I32, 0);
+    else if (llm_out_share(ctx, &why, sizeof why) != TSH_OK)
+        return tsh_last_error(ctx)->code;
     return why.code == TSH_OK ? TSH_OK : tsh_fail(ctx, why.code, "%s", why.message);
 }
 
@@ -194,10 +208,7 @@ LLM_API tsh_result llm_out_begin(tsh_ctx *ctx, llm_out *o, const char *out) {
     if (!tsh_ok(ctx)) return tsh_last_error(ctx)->code;
     if (tsh_world(ctx)->rank == 0) (void)llm_out_make(o, out, &why);
     if (llm_out_agree(ctx, &why) != TSH_OK) return tsh_last_error(ctx)->code;
-    if (tsh_broadcast(tsh_world(ctx), o->temporary, (int64_t)(sizeof o->temporary / 4), TSH_I32,
-                      0) != TSH_OK)
-        return TSH_ERR_IO;
-    return TSH_OK;
+    return llm_out_share(ctx, o->temporary, sizeof o->temporary);
 }
 
 /* Removes the temporary folder, if there is one. */
@@ -500,7 +511,7 @@ LLM_API tsh_result llm_model_save(llm_net *m, const char *from, const char *out,
     if (tsh_world(ctx)->rank == 0)
         (void)llm_model_copy(m, from, folder.temporary, dtype, &plain, &why);
     if (llm_out_agree(ctx, &why) == TSH_OK &&
-        tsh_broadcast(tsh_world(ctx), &plain, 1, TSH_I32, 0) == TSH_OK &&
+        llm_out_share(ctx, &plain, sizeof plain) == TSH_OK &&
         llm_model_save_weights(m, folder.temporary, dtype, plain) == TSH_OK)
         (void)llm_out_commit(ctx, &folder);
     llm_out_abort(&folder);

@@ -394,16 +394,18 @@ static void tshi_io_write_index(tshi_io *io) {
     tshi_file_open_new(&io->writer);
     tshi_io_write(io, text.at, text.used);
     if (tshi_io_written(io)) tshi_file_finish(&io->writer);
-    (void)tshi_io_written(io);
+    if (tshi_io_written(io)) io->done++;
 }
 
-/* On the writing rank, after an error: removes the files that were written to the folder. The
- * index, which comes last, is not among them. */
+/* On the writing rank, after an error: removes the files that were written to the folder, the last
+ * one first. Needs no memory. */
 static void tshi_io_remove_shards(tshi_io *io) {
-    char name[48];
+    char name[48], path[sizeof io->writer.target + sizeof name]; /* no longer one was written */
     for (; io->shards && io->done > 0; io->done--) {
-        const char *path = tshi_io_in_folder(io, tshi_io_shard_name(io, io->done - 1, name));
-        if (*path) (void)remove(path);
+        const char *file = io->done > io->shards ? tshi_io_index
+                                                 : tshi_io_shard_name(io, io->done - 1, name);
+        (void)snprintf(path, sizeof path, "%s/%s", io->given, file);
+        (void)remove(path);
     }
 }
 
@@ -568,7 +570,6 @@ static void tshi_io_write_items(tshi_io *io) {
     tshi_file_close(&io->writer);
     if (io->shards > 1 && writer && io->ctx->error.code == TSH_OK) tshi_io_write_index(io);
     tshi_file_close(&io->writer);
-    if (io->ctx->error.code != TSH_OK) tshi_io_remove_shards(io);
     io->path = io->given;
 }
 
@@ -592,7 +593,7 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     if (ctx->error.code != TSH_OK) tshi_file_close(&io.writer); /* removes the temporary file */
     if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: values */
         tshi_io_write_items(&io);
-        (void)tshi_io_agree(&io);
+        if (tshi_io_agree(&io) != TSH_OK) tshi_io_remove_shards(&io);
     }
     tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     tshi_io_end(&io);

@@ -121,7 +121,7 @@ typedef struct tshi_io {
     /* The fields from here to `hashes` are for saving. */
     int64_t shard_bytes; /* most bytes of tensors in a file of a folder; 0: one file, at the path */
     /* shards: number of files, 0 if shard_bytes is; shard: which of them is being written, from 0
-     * on; done: how many are complete */
+     * on; done: how many are complete, and the index */
     int shards, shard, done;
     int64_t *known;                  /* dtypes of items, then counters, merged from all stages */
     tshi_block *whole_block;         /* memory for a whole moment, gathered from dp's chunks */

@@ -89,7 +89,8 @@ static void write_weights(const char *folder, const cJSON *tensors, const char *
             memcpy(data + at, &x, 4);
         }
         n += (size_t)snprintf(header + n, sizeof header - n,
-                              "%s\"%s\":{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}",
+                              "%s\"%s\":{\"dtype\":\"F32\",\"shape\":%s,"
+                              "\"data_offsets\":[%zu,%zu]}",
                               n > 9 ? "," : "", name, shape, begin, at);
         free(shape);
         assert_true(at < sizeof data && n < sizeof header - 2);
@@ -151,8 +152,8 @@ static void expect_same_tensors(const char *what, const char *from, const char *
         if (!other) fail_msg("%s: %s is not written", what, item->string);
         const cJSON *r = cJSON_GetObjectItem(item, "data_offsets");
         const cJSON *s = cJSON_GetObjectItem(other, "data_offsets");
-        const size_t begin = (size_t)r->child->valuedouble, n = (size_t)r->child->next->valuedouble -
-                                                                begin;
+        const size_t begin = (size_t)r->child->valuedouble;
+        const size_t n = (size_t)r->child->next->valuedouble - begin;
         if (!cJSON_Compare(cJSON_GetObjectItem(item, "shape"), cJSON_GetObjectItem(other, "shape"),
                            1) ||
             n != (size_t)(s->child->next->valuedouble - s->child->valuedouble) ||
@@ -341,7 +342,7 @@ static void quantised_models_are_written_in_a_dtype(void **state) {
     job j = {.from = from, .out = out, .quantise = TSH_Q8_0};
     (void)state;
     write_json(from, cJSON_Parse(wide), "");
-    j.part = "has quantised weights here, which transformers does not read: name a dtype to write them in";
+    j.part = "has quantised weights here, which transformers does not read: name a dtype";
     ranks_run_at(RANKS_FIRST, 1, NULL, loads_and_saves, &j);
     assert_false(is_there(out));
     j.part = NULL;
