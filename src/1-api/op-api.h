@@ -462,8 +462,10 @@ typedef struct tsh_chunks_desc {
  * (.., d1, ..) are taken apart along their rows (..), and fn computes the losses of each chunk in
  * turn. What fn makes of a chunk is released before the next one, so that logits (.., V) of a large
  * vocabulary V never stand whole: of 2,048 rows and V = 49,152, 50 MB instead of 403.
+ * Each chunk reads the head's weights again, so that chunks of few rows are slow.
  *   Losses are added in double in the order of the rows: if fn returns a loss per row, the sum has
- * the bits that tsh_cross_entropy with TSH_REDUCE_SUM has of the whole.
+ * the bits that tsh_cross_entropy with TSH_REDUCE_SUM has of the whole. (All-reduces of fn over
+ * three ranks or more, as of a row-parallel head, add in an order that depends on the rows.)
  *   Gradients flow to x and to whatever else fn reads, such as the head's weights, 16 tensors at
  * most (else TSH_ERR_UNSUPPORTED). They are computed at once, with each chunk, so that nothing is
  * computed twice, and kept until backward: the gradient of x, and one of the size of each weight of

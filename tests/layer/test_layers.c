@@ -197,7 +197,8 @@ static tsh_tensor *layer_loss(probe *p) {
 #define GATHERED(arg, ...)      LAYER(linear, "col gather " arg, "R", AG(1), AR(1), 0, __VA_ARGS__)
 #define ROW(arg, ...)           LAYER(linear, "row " arg, "R", AR(1), NONE, 0, __VA_ARGS__)
 #define ROW_OF_FULL(arg, ...)   LAYER(linear, "row " arg, "R", AR(1), AG(1), 0, __VA_ARGS__)
-#define LOSS(arg, out, ...)     LAYER(loss, arg, out, AR(2), NONE, ROUNDING, __VA_ARGS__)
+#define ONE_EACH 1, 1, 0 /* an all-reduce, of maxima, and an all-gather, of sums */
+#define LOSS(arg, out, ...)     LAYER(loss, arg, out, ONE_EACH, NONE, ROUNDING, __VA_ARGS__)
 /* clang-format on */
 
 static const trial layers[] = {
@@ -279,8 +280,8 @@ static const trial layers[] = {
     LAYER(attention, "heads n causal", "R", AR(1), AR(1), ROUNDING, "1,5,2n R"),
 
     /* the loss: two all-reduces over a sharded vocabulary; over a sharded batch one for the mean */
-    LAYER(classifier, "out 5n", "R", AR(2), AR(1), ROUNDING, "4,3 R", "%5n 4 R"),
-    LAYER(classifier, "out n", "R", AR(2), AR(1), ROUNDING, "2,2,3 R", "%n 2,2 R"),
+    LAYER(classifier, "out 5n", "R", ONE_EACH, AR(1), ROUNDING, "4,3 R", "%5n 4 R"),
+    LAYER(classifier, "out n", "R", ONE_EACH, AR(1), ROUNDING, "2,2,3 R", "%n 2,2 R"),
     LOSS("mean", "R", "4,n S(1)", "%n 4 R"),
     LOSS("sum", "R", "4,5n S(1)", "%5n 4 R"),
     LOSS("none", "R", "2,3,5n S(2)", "%5n 2,3 R"),

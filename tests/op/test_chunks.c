@@ -221,6 +221,69 @@ static void replicas_average_its_gradients(void **state) {
     }
 }
 
+/* -------------------------------------------------------------- pipelines */
+
+static tsh_tensor *piped_input(tsh_ctx *ctx, int micro_batch, void *user) {
+    tsh_tensor *x = tsh_arange(ctx, TSH_REAL, -1, 1, 1.0 / (7 * WIDTH / 2));
+    (void)user;
+    return tsh_scale(tsh_reshape(x, tsh_shape2(7, WIDTH)), 1 + micro_batch);
+}
+
+static tsh_tensor *piped_loss(tsh_ctx *ctx, tsh_tensor *y, int micro_batch, void *user) {
+    static const int32_t next[7] = {9, 0, 44, -100, 7, 12, 13};
+    (void)micro_batch;
+    return total(y, tsh_from(ctx, next, tsh_shape1(7), TSH_I32), (const run *)user);
+}
+
+/* Two stages of two ranks each, four micro-batches. The head belongs to the last stage. */
+static int piped(tsh_ctx *ctx, void *user) {
+    static const char *const paths[] = {"h.0.weight", "h.1.weight", "head.weight", "head.bias"};
+    run r = {.style = TSH_COLWISE};
+    const tsh_linear_desc square = {.in = WIDTH, .out = WIDTH};
+    const tsh_linear_desc head = {.in = WIDTH, .out = CLASSES, .style = TSH_COLWISE};
+    const tsh_pipeline_desc desc = {.micro_batches = 4,
+                                    .schedule = *(const tsh_pipeline_schedule *)user,
+                                    .input = piped_input,
+                                    .loss = piped_loss,
+                                    .user = &r};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_pipeline *pipeline;
+    double loss[2], *grad[2][COUNT(paths)];
+    tsh_add_linear(h, "0", &square);
+    tsh_add_linear(h, "1", &square);
+    tsh_add_linear(tsh_root(ctx), "head", &head);
+    pipeline = tsh_pipeline_new(h, &desc);
+    CHECK(pipeline, "a pipeline");
+    for (int k = 0; k < 2; k++) {
+        r.rows = k ? 3 : -1;
+        tsh_zero_grads(tsh_root(ctx));
+        CHECK(tsh_pipeline_train(pipeline, &loss[k]) == TSH_OK, "step %d", k);
+        for (int i = 0; i < COUNT(paths); i++) {
+            const int mine = tsh_pp(ctx)->rank == (i > 0);
+            tsh_tensor *grads = mine ? tsh_grad(tsh_param(tsh_root(ctx), paths[i])) : NULL;
+            CHECK(!mine || grads, "%s", paths[i]);
+            grad[k][i] = grads ? ranks_values(ctx, grads) : NULL;
+            if (k && grads && same(ctx, &r, paths[i], tsh_numel(grads), grad[1][i], grad[0][i]))
+                return 1;
+        }
+        CHECK(tsh_step_end(ctx) == TSH_OK, "the end");
+    }
+    CHECK(memcmp(&loss[0], &loss[1], sizeof loss[0]) == 0, "%.9g, not %.9g", loss[1], loss[0]);
+    for (int i = 0; i < COUNT(paths); i++) {
+        free(grad[0][i]);
+        free(grad[1][i]);
+    }
+    CHECK_OK();
+    return 0;
+}
+
+static void pipelines_compute_it_on_their_last_stage(void **state) {
+    static const tsh_desc desc = {.tp = 2, .pp = 2};
+    tsh_pipeline_schedule schedule[] = {TSH_PIPELINE_1F1B, TSH_PIPELINE_GPIPE};
+    (void)state;
+    for (int i = 0; i < COUNT(schedule); i++) ranks_run_with(4, &desc, piped, &schedule[i]);
+}
+
 /* ----------------------------------------------------------------- memory */
 
 enum { ROWS = 512, MANY = 2048 };
@@ -265,6 +328,14 @@ static int memory(tsh_ctx *ctx, void *user) {
     CHECK(!tsh_grad(x) && !tsh_grad(w), "a gradient");
     CHECK(tsh_step_end(ctx) == TSH_OK, "the end");
     CHECK(tsh_mem_stats(ctx).step_live == 0, "%d bytes", (int)tsh_mem_stats(ctx).step_live);
+    /* the whole takes that much more */
+    before = tsh_mem_stats(ctx).step_live_peak;
+    CHECK(tsh_backward(ctx, tsh_sum(large(x, tsh_from(ctx, zeros, tsh_shape1(ROWS), TSH_I32), w),
+                                    TSH_ALL, 0)) == TSH_OK,
+          "backward");
+    CHECK(tsh_mem_stats(ctx).step_live_peak - before > logits - logits / 8, "%d bytes of %d",
+          (int)(tsh_mem_stats(ctx).step_live_peak - before), (int)logits);
+    CHECK(tsh_step_end(ctx) == TSH_OK, "the end");
     tsh_tensor_free(x);
     tsh_tensor_free(w);
     CHECK_OK();
@@ -365,6 +436,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_loss_has_the_bits_of_the_whole),
         cmocka_unit_test(replicas_average_its_gradients),
+        cmocka_unit_test(pipelines_compute_it_on_their_last_stage),
         cmocka_unit_test(logits_never_stand_whole),
         cmocka_unit_test(what_cannot_be_computed_is_refused),
     };

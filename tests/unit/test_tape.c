@@ -179,7 +179,7 @@ static const trial graphs[] = {
     GRAPH(linear, "", AR(1), AG(1), "3,n R", "4,n S(1)", "4 R"),
     GRAPH(product, "", NONE, AR(1), "2,n P", "n R"),
     GRAPH(norm, "", NONE, AR(2), "n,5 S(0)", "5 R", "5 R"),
-    GRAPH(loss, "", AR(2), NONE, "4,n S(1)", "%n 4 R"),
+    GRAPH(loss, "", EACH(1, 1, 0), NONE, "4,n S(1)", "%n 4 R"),
     GRAPH(embedding, "", AR(1), NONE, "%n 5 R", "n,3 S(0)"),
     GRAPH(move, "R", AG(1), NONE, "2,n S(1)"),
     GRAPH(move, "S(1)", NONE, AG(1), "2,n R"),
