@@ -68,9 +68,9 @@ static int64_t tshi_attention_cut(tshi_stretch *parts, int64_t b, const int32_t 
     int32_t most = -1; /* the largest segment so far: a larger one is new */
     for (int64_t i = 0; i < n; i = end) {
         const int32_t own = at[i * step];
-        const int64_t e = own < 0 || own > most ? count
-                                                : tshi_attention_part_of(parts, count, at, step,
-                                                                         own);
+        const int64_t e = own < 0 || own > most
+                              ? count
+                              : tshi_attention_part_of(parts, count, at, step, own);
         end = tshi_attention_run_end(at, step, i, n);
         if (own > most) most = own;
         if (e == count) { /* a new part */
