@@ -29,13 +29,12 @@
 #define LLM_API static
 #endif
 
-/* Limits: end-of-text tokens, blocks, heads, rotary pairs of a head, texts in a batch. */
+/* Limits: end-of-text tokens, blocks, heads, rotary pairs of a head. */
 enum {
     LLM_MOST_EOS = 16,
     LLM_MOST_LAYERS = 256,
     LLM_MOST_HEADS = 1024,
-    LLM_MOST_PAIRS = 512,
-    LLM_MOST_ROWS = 256
+    LLM_MOST_PAIRS = 512
 };
 #define LLM_NEEDED (-1e300) /* a key with this default must be present */
 

@@ -1,8 +1,10 @@
 /* layers.h - the layers of all models in this folder: tshard's attention and MLP with the sizes and
  * options of config.json, norms, embedding and head, each sharded over the ranks. Include tshard.h
- * and folder.h first. */
+ * first. */
 #ifndef LLM_LAYERS_H
 #define LLM_LAYERS_H
+
+#include "folder.h"
 
 struct llm_net;
 
@@ -25,7 +27,8 @@ typedef struct llm_net {
                               * root, as the tree's names have no prefix */
     tsh_cache *cache; /* keys and values of all tokens so far; NULL: encoder or headless model */
     int64_t rows;     /* number of texts in the batch */
-    int64_t past[LLM_MOST_ROWS]; /* number of each text's tokens that the model has run */
+    int64_t *past;    /* (rows): number of each text's tokens that the model has run; the ctx frees
+                       * it */
     const int64_t *lengths; /* tokens of each text in this forward, the others are padding; NULL:
                              * there is no padding */
     tsh_tensor *positions;  /* learned positions of this forward's tokens, or NULL */

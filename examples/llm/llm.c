@@ -214,8 +214,6 @@ static int check_flags(const llm_job *job) {
         return usage("--system, --template and --context are for --chat");
     if (job->dump && job->prompt_texts.count + job->ids.count != 1)
         return usage("--dump-logits takes one prompt");
-    if (job->prompt_texts.count + job->ids.count > LLM_MOST_ROWS)
-        return usage("--prompt and --ids are given at most %d times", LLM_MOST_ROWS);
     if (job->ignored.count > LLM_IGNORE_MAX)
         return usage("--ignore is given at most %d times", LLM_IGNORE_MAX);
     return check_names(job);
@@ -401,10 +399,11 @@ typedef struct llm_rank {
     int first;               /* 1: rank 0 of the world, which reads and writes */
     int64_t rows, room;      /* number of texts; most tokens of each */
     int32_t *tokens;         /* (rows, room): prompts, then what is generated */
-    int64_t count[LLM_MOST_ROWS], prompt[LLM_MOST_ROWS]; /* tokens of each text; of its prompt */
-    int64_t taken[LLM_MOST_ROWS]; /* tokens that each text generated, without the final eos */
-    int32_t done[LLM_MOST_ROWS];  /* 1: the text has ended */
-    text_out *out;                /* (rows): the generated texts, which only rank 0 fills in */
+    /* Of each text, (rows): its tokens; those of its prompt; those that it generated, without the
+     * final eos; the tokens that compute is given; the next token. done: 1: the text has ended. */
+    int64_t *count, *prompt, *taken, *lengths, *ids;
+    int32_t *done;
+    text_out *out; /* (rows): the generated texts, which only rank 0 fills in */
     /* Points in time, in ns. start: the run of the prompt began; begun: the first new token was
      * known; end: the last new token was known. */
     int64_t start, begun, end;
@@ -465,7 +464,7 @@ static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
 static void choose(llm_rank *r, tsh_tensor *logits) {
     const tsh_sample_desc likely = {.temperature = TSH_ZERO};
     tsh_tensor *last = tsh_slice(logits, 1, tsh_size(logits, 1) - 1, 1);
-    int64_t ids[LLM_MOST_ROWS];
+    int64_t *const ids = r->ids;
     if (r->job->penalty > 0 || draws(r->job)) {
         for (int64_t b = 0; b < r->rows; b++)
             if ((ids[b] = draw(r, tsh_slice(last, 0, b, 1), b)) < 0) return;
@@ -491,7 +490,7 @@ static int64_t waiting(const llm_rank *r) {
  * text, without the last `keep` tokens of the text. Returns the logits, which the next
  * tsh_scope_end frees; NULL after an error. */
 static tsh_tensor *compute(llm_rank *r, int64_t n, int64_t keep) {
-    int64_t lengths[LLM_MOST_ROWS];
+    int64_t *const lengths = r->lengths;
     int32_t *ids = (int32_t *)calloc((size_t)(r->rows * n), sizeof *ids);
     tsh_tensor *logits = NULL;
     for (int64_t b = 0; b < r->rows && ids; b++) {
@@ -861,40 +860,53 @@ static void run_model(llm_rank *r) {
     tsh_no_grad_end(r->ctx);
 }
 
-static int run_rank(tsh_ctx *ctx, void *user) {
-    llm_job *job = (llm_job *)user;
-    llm_rank *r = (llm_rank *)calloc(1, sizeof *r);
+/* Makes the state of a rank; rank_free frees it. NULL: not enough memory. */
+static llm_rank *rank_new(llm_job *job, tsh_ctx *ctx) {
     const int vectors = job->config.encoder || job->config.headless;
-    const int64_t columns = vectors ? job->config.width : job->config.vocabulary;
-    const int64_t rows = job->chat || job->embed ? 1 : job->rows;
-    if (r) {
-        r->job = job;
-        r->ctx = ctx;
-        r->first = tsh_world(ctx)->rank == 0;
-        r->rows = rows;
-        r->room = job->room;
-        r->columns = columns;
-        r->row = (float *)malloc((size_t)columns * sizeof *r->row);
-        r->tokens = (int32_t *)malloc((size_t)(rows * job->room + 1) * sizeof *r->tokens);
-        r->out = (text_out *)calloc((size_t)rows, sizeof *r->out);
+    const size_t rows = (size_t)(job->chat || job->embed ? 1 : job->rows);
+    llm_rank *r = (llm_rank *)calloc(1, sizeof *r);
+    if (!r) return NULL;
+    r->job = job;
+    r->ctx = ctx;
+    r->first = tsh_world(ctx)->rank == 0;
+    r->rows = (int64_t)rows;
+    r->room = job->room;
+    r->columns = vectors ? job->config.width : job->config.vocabulary;
+    r->row = (float *)malloc((size_t)r->columns * sizeof *r->row);
+    r->tokens = (int32_t *)malloc((rows * (size_t)job->room + 1) * sizeof *r->tokens);
+    r->out = (text_out *)calloc(rows, sizeof *r->out);
+    r->done = (int32_t *)calloc(rows, sizeof *r->done);
+    r->count = (int64_t *)calloc(5 * rows, sizeof *r->count);
+    if (!r->row || !r->tokens || !r->out || !r->done || !r->count) return r;
+    r->prompt = r->count + rows;
+    r->taken = r->prompt + rows;
+    r->lengths = r->taken + rows;
+    r->ids = r->lengths + rows;
+    for (size_t b = 0; b < rows; b++) {
+        r->out[b].codec = &job->codec;
+        r->out[b].stops = &job->stops;
+        r->out[b].live = rows == 1 && !job->print_ids;
     }
-    if (r && r->row && r->tokens && r->out) {
-        for (int64_t b = 0; b < rows; b++) {
-            r->out[b].codec = &job->codec;
-            r->out[b].stops = &job->stops;
-            r->out[b].live = rows == 1 && !job->print_ids;
-        }
-        run_model(r);
-        for (int64_t b = 0; b < rows; b++) text_clear(&r->out[b]);
-    } else {
-        (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
-    }
+    return r;
+}
+
+static void rank_free(llm_rank *r) {
+    for (int64_t b = 0; r && r->out && b < r->rows; b++) text_clear(&r->out[b]);
     if (r) {
+        free(r->count);
+        free(r->done);
         free(r->out);
         free(r->tokens);
         free(r->row);
     }
     free(r);
+}
+
+static int run_rank(tsh_ctx *ctx, void *user) {
+    llm_rank *r = rank_new((llm_job *)user, ctx);
+    if (r && r->ids) run_model(r);
+    else (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
+    rank_free(r);
     return !tsh_ok(ctx);
 }
 
