@@ -11,7 +11,8 @@
  *     char *text = chat_render(&format, messages, n);   free it; NULL: format.error
  *     chat_close(&format);
  *
- * Needs cJSON. */
+ * For a model that learns from conversations, chat_render_answers also says where the answers stand
+ * in the text. Needs cJSON. */
 #ifndef LLM_CHAT_H
 #define LLM_CHAT_H
 
@@ -23,12 +24,25 @@
 #include <string.h>
 #include <time.h>
 
+/* CHAT_API marks the functions that a program may call. */
+#if defined(__GNUC__)
+#define CHAT_API __attribute__((unused)) static
+#else
+#define CHAT_API static
+#endif
+
 typedef enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT } chat_role;
 
 typedef struct chat_message {
     chat_role role;
     const char *text;
 } chat_message;
+
+/* Where an answer stands in the text of a conversation: bytes [begin, end), from where a model goes
+ * on after its prompt, to the end of what ends the answer. */
+typedef struct chat_span {
+    size_t begin, end;
+} chat_span;
 
 /* Where a template puts the system message. */
 typedef enum chat_place {
@@ -47,7 +61,8 @@ enum {
     CHAT_TRIM = 7, /* white space is stripped for all roles */
     /* CHAT_IN_FIRST: the system message and the user's text are joined first, then stripped */
     CHAT_TRIM_JOINED = 8,
-    CHAT_NO_THOUGHTS = 16 /* an answer loses all up to its last </think> */
+    CHAT_NO_THOUGHTS = 16, /* an answer loses all up to its last </think>, unless it is learnt */
+    CHAT_EOS_LAST = 32     /* {eos} stands after the last message, if no answer is asked for */
 };
 
 /* How a template renders messages. {bos}, {eos} and {today} in the strings stand for the model's
@@ -57,7 +72,8 @@ typedef struct chat_style {
     uint64_t texts[2];        /* chat_hash of the templates that this style renders; 0: none */
     const char *start;        /* text before all messages */
     const char *around[3][2]; /* [role][0] comes before a message's text, [role][1] after it */
-    const char *prompt;       /* text after the last message, where the answer begins */
+    const char *prompt;       /* text after the last message, where the answer begins; the text
+                               * before an answer of the conversation begins with it */
     const char *usual;        /* system message if the conversation has none; NULL: none */
     chat_place place;
     int changes; /* how messages' texts are changed: flags, CHAT_TRIM_SYSTEM ... */
@@ -134,7 +150,7 @@ static const chat_style chat_styles[] = {
     {"phi3", {0xecebdb26677c663d, 0xcf278cde387a54c8}, "",
      {{"<|system|>\n", "<|end|>\n"}, {"<|user|>\n", "<|end|>\n"},
       {"<|assistant|>\n", "<|end|>\n"}},
-     "<|assistant|>\n", NULL, CHAT_OWN, 0},
+     "<|assistant|>\n", NULL, CHAT_OWN, CHAT_EOS_LAST},
     {"granite3", {0x0f0e22051160bcb0, 0}, "",
      {{"<|start_of_role|>system<|end_of_role|>", "<|end_of_text|>\n"},
       {"<|start_of_role|>user<|end_of_role|>", "<|end_of_text|>\n"},
@@ -257,41 +273,100 @@ static void chat_joined(chat_text *text, const chat_format *format, const chat_m
     text->at[text->length = from + n] = 0;
 }
 
-/* Renders a conversation, up to where the next answer begins. The system message, if any, is the
- * first message; after it, user and assistant take turns. Returns the text, to be passed to free();
- * NULL: format->error says why not. */
-static char *chat_render(chat_format *format, const chat_message *messages, size_t n) {
+/* Appends an answer that is learnt, in a style with CHAT_NO_THOUGHTS: its thoughts, which may be
+ * none, between tags, and what follows its last </think>. */
+static void chat_thoughts(chat_text *text, const char *answer) {
+    const char *end = strstr(answer, "</think>"), *from = answer, *at = answer;
+    size_t n = end ? (size_t)(end - answer) : 0;
+    while (n > 0 && answer[n - 1] == '\n') n--;
+    end = answer + n;
+    while ((at = strstr(at, "<think>")) != NULL && at + 7 <= end) from = at += 7;
+    while (from < end && *from == '\n') from++;
+    chat_append(text, "<think>\n", 8);
+    chat_append(text, from, (size_t)(end - from));
+    chat_append(text, "\n</think>\n\n", 11);
+    for (at = answer; (at = strstr(at, "</think>")) != NULL;) answer = at += 8;
+    answer += strspn(answer, "\n");
+    chat_append(text, answer, strlen(answer));
+}
+
+/* Appends a message between the strings of its role. system: the system message that stands before
+ * its text; NULL: none. learnt: 1 for an answer that a model learns to give. Returns where in the
+ * text an answer begins. */
+static size_t chat_turn(chat_text *text, const chat_format *format, const chat_message *system,
+                        const chat_message *message, int learnt) {
+    const chat_style *style = format->style;
+    const char *const *around = style->around[message->role];
+    const size_t begin = text->length + strlen(style->prompt);
+    chat_fill(text, format, around[0]);
+    if (system) chat_joined(text, format, system, message);
+    else if (learnt && (style->changes & CHAT_NO_THOUGHTS)) chat_thoughts(text, message->text);
+    else chat_content(text, style, message);
+    chat_fill(text, format, around[1]);
+    if (learnt && !*around[1]) chat_fill(text, format, "{eos}");
+    return begin;
+}
+
+/* Renders a conversation. spans NULL: up to where the next answer begins; else as
+ * chat_render_answers. */
+static char *chat_write(chat_format *format, const chat_message *messages, size_t n, size_t first,
+                        chat_span *spans) {
     const chat_style *style = format->style;
     const chat_message usual = {CHAT_SYSTEM, style->usual};
     const chat_message *system = n > 0 && messages->role == CHAT_SYSTEM ? messages : NULL;
     const size_t begin = system != NULL;
+    size_t last = n; /* CHAT_IN_LAST: how many messages there are up to the one that is joined */
     chat_text text = {NULL, 0, 0};
     if (system && style->place == CHAT_NOWHERE) {
         snprintf(format->error, sizeof format->error, "the template %s takes no system message",
                  style->name);
         return NULL;
     }
+    while (spans && last > begin && messages[last - 1].role != CHAT_USER) last--;
     if (!system && style->usual) system = &usual;
     chat_fill(&text, format, style->start);
-    for (size_t i = system && style->place == CHAT_OWN ? 0 : 1; i < n - begin + 1; i++) {
-        const chat_message *message = i == 0 ? system : &messages[begin + i - 1];
+    if (system && style->place == CHAT_OWN) (void)chat_turn(&text, format, NULL, system, 0);
+    for (size_t i = begin; i < n; i++) {
+        const chat_message *message = &messages[i];
         const int joins = system && message->role == CHAT_USER &&
-                          ((style->place == CHAT_IN_FIRST && i == 1) ||
-                           (style->place == CHAT_IN_LAST && i == n - begin));
-        chat_fill(&text, format, style->around[message->role][0]);
-        if (joins) chat_joined(&text, format, system, message);
-        else chat_content(&text, style, message);
-        chat_fill(&text, format, style->around[message->role][1]);
+                          ((style->place == CHAT_IN_FIRST && i == begin) ||
+                           (style->place == CHAT_IN_LAST && i + 1 == last));
+        const int learnt = spans && message->role == CHAT_ASSISTANT && i >= first;
+        const size_t at = chat_turn(&text, format, joins ? system : NULL, message, learnt);
+        if (spans && i + 1 == n && (style->changes & CHAT_EOS_LAST))
+            chat_fill(&text, format, "{eos}");
+        if (learnt) {
+            spans[i].begin = at;
+            spans[i].end = text.length;
+        }
     }
-    chat_fill(&text, format, style->prompt);
+    if (!spans) chat_fill(&text, format, style->prompt);
     chat_append(&text, "", 0);
     if (!text.at) snprintf(format->error, sizeof format->error, "not enough memory");
     return text.at;
 }
 
+/* Renders a conversation, up to where the next answer begins. The system message, if any, is the
+ * first message; after it, user and assistant take turns. Returns the text, to be passed to free();
+ * NULL: format->error says why not. */
+CHAT_API char *chat_render(chat_format *format, const chat_message *messages, size_t n) {
+    return chat_write(format, messages, n, n, NULL);
+}
+
+/* Renders a whole conversation, from which a model learns the answers among messages[first] and
+ * those after it. spans: of n messages; those of these answers are set. The text is that of
+ * apply_chat_template without add_generation_prompt, with three additions: with a template that
+ * shows thoughts in the last answer alone, all learnt answers have them, as in the training
+ * templates of TRL; one that puts the system message into the last message puts it into the last of
+ * the user; and answers of style none end with the eos token. Returns as chat_render. */
+CHAT_API char *chat_render_answers(chat_format *format, const chat_message *messages, size_t n,
+                                   size_t first, chat_span *spans) {
+    return chat_write(format, messages, n, first, spans);
+}
+
 /* Returns the token that ends an answer, as text, to be passed to free(); "": the style has none;
  * NULL: not enough memory. */
-static char *chat_end(const chat_format *format) {
+CHAT_API char *chat_end(const chat_format *format) {
     chat_text text = {NULL, 0, 0};
     const char *at;
     chat_fill(&text, format, format->style->around[CHAT_ASSISTANT][1]);
@@ -377,8 +452,8 @@ static const char *chat_template(const cJSON *config) {
  * which may be NULL; the template of the latter has priority. name: the name of a style to use
  * in place of the one that fits the template; NULL: none. Returns 0: format->error says why not.
  * Call chat_close in either case. */
-static int chat_open(chat_format *format, const char *config, const char *jinja,
-                     const char *name) {
+CHAT_API int chat_open(chat_format *format, const char *config, const char *jinja,
+                       const char *name) {
     const time_t now = time(NULL);
     const struct tm *date = localtime(&now);
     errno = 0;
@@ -395,7 +470,7 @@ static int chat_open(chat_format *format, const char *config, const char *jinja,
     return known;
 }
 
-static void chat_close(chat_format *format) {
+CHAT_API void chat_close(chat_format *format) {
     free(format->bos);
     free(format->eos);
     memset(format, 0, sizeof *format);

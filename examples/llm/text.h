@@ -132,7 +132,7 @@ TEXT_API int text_open(text_codec *codec, const char *file, const char *model, c
     return codec->tokenizer != NULL;
 }
 
-static void text_close(text_codec *codec) {
+TEXT_API void text_close(text_codec *codec) {
     llm_tokenizer_free(codec->tokenizer);
     codec->tokenizer = NULL;
 }
