@@ -147,7 +147,7 @@ LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family 
     return llm_config_read_with(c, folder, family, NULL);
 }
 
-static void llm_config_free(llm_config *c) {
+LLM_API void llm_config_free(llm_config *c) {
     cJSON_Delete(c->unread);
     cJSON_Delete(c->read);
     gguf_close(c->gguf);
