@@ -94,7 +94,8 @@ LAUNCHER := $(OUT)/tshard-run
 UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls 'tshard_uv.h\|fuzz_wire' tests/*/*.c))
 UV_TESTS := $(filter $(TESTS),$(UV_USERS))
 LLM_USERS := $(patsubst %.c,$(OUT)/%,\
-	$(shell grep -ls 'llm/[a-z]*.h"\|fuzz_\(config\|tokenizer\|text\|gguf\)' examples/*.c tests/*/*.c))
+	$(shell grep -ls 'llm/[a-z]*.h"\|fuzz_\(config\|data\|tokenizer\|text\|gguf\)' \
+	examples/*.c tests/*/*.c))
 LLM_TESTS := $(filter $(TESTS) $(EXAMPLES),$(LLM_USERS))
 named     = $(strip $(foreach o,$(only),$(findstring $o,$(1))))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(call named,$t),$t)),$(1))

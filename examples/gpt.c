@@ -424,7 +424,7 @@ static int64_t resume(gpt_trainer *t) {
     char path[STATE_PATH];
     int64_t step = 0, rows;
     tsh_broadcast(tsh_world(t->ctx), &found, 1, TSH_I32, 0);
-    state_path(path, t->set, "state.safetensors");
+    state_path(path, t->set->save, "state.safetensors");
     if (found && tsh_load(t->gpt, path, t->optim) == TSH_OK) {
         tsh_optim_info info = tsh_optim_state(t->optim);
         step = info.steps + info.skipped;
@@ -450,7 +450,7 @@ static int save_state(gpt_trainer *t, int64_t step) {
     tsh_allreduce(tsh_world(t->ctx), &asked, 1, TSH_I32, TSH_MAX);
     if (!asked && step % set->save_every != 0 && step != set->steps) return 0;
     if (is_first(t)) report_sync(&t->job->report); /* before the state: no row is missing later */
-    state_path(path, set, "state.safetensors");
+    state_path(path, set->save, "state.safetensors");
     tsh_save(t->gpt, path, t->optim);
     return asked && step < set->steps && tsh_ok(t->ctx);
 }
@@ -754,8 +754,9 @@ static int run_job(gpt_job *job) {
 /* Of rank 0. A folder with another run's state is refused before its metrics.csv is touched. */
 static int open_files(gpt_job *job) {
     const gpt_settings *set = &job->set;
-    int found = 0, failed = set->save != NULL ? state_open(set, &job->text, &found) : 0;
+    int found = 0, failed = set->save != NULL ? gpt_state_open(set, &job->text, &found) : 0;
     job->found = found;
+    job->report.unit = "nats per byte";
     if (failed || report_open(&job->report, set->out, set->steps, set->resume)) return failed;
     return refuse("%s", job->report.error.message);
 }

@@ -1,4 +1,4 @@
-/* gpt_report.h - what gpt.c shows while it trains, and what it leaves behind
+/* gpt_report.h - what gpt.c and llm/llm.c show while they train, and what they leave behind
  *
  * A progress bar on a terminal, plain lines elsewhere; metrics.csv with a row per step; loss.svg
  * with the curves. One report belongs to one thread. */
@@ -25,9 +25,12 @@ typedef struct report_row {
     int evaluated; /* 1: val_loss is known at this step */
     double train_loss, val_loss;
     double lr, grad_norm, tokens_per_s;
+    double accuracy; /* of gpt_report.accuracy, if evaluated */
 } report_row;
 
 typedef struct gpt_report {
+    const char *unit;     /* of losses, for loss.svg */
+    const char *accuracy; /* name of a share that is evaluated, too; NULL: none */
     char path[512]; /* of the file at hand */
     const char *folder;
     tsh_writer csv;       /* metrics.csv */
@@ -85,7 +88,12 @@ static const char *report_path(gpt_report *r, const char *name) {
     return r->path;
 }
 
-static const char REPORT_HEAD[] = "step,train_loss,val_loss,lr,grad_norm,tokens_per_s\n";
+#define REPORT_HEAD "step,train_loss,val_loss,lr,grad_norm,tokens_per_s"
+
+/* The head of metrics.csv. */
+static const char *report_head(const gpt_report *r) {
+    return r->accuracy != NULL ? REPORT_HEAD ",val_accuracy\n" : REPORT_HEAD "\n";
+}
 
 /* Writes metrics.csv anew: its head, or all that is to stay of it; rows follow. */
 static void report_restart(gpt_report *r, const char *text, size_t size) {
@@ -94,10 +102,9 @@ static void report_restart(gpt_report *r, const char *text, size_t size) {
     if (tsh_writer_close(&r->csv, 1) == TSH_OK) tsh_writer_open(&r->csv, r->path, 1);
 }
 
-/* Starts a report in `folder`. resume 1: keeps the rows of metrics.csv; report_resume then drops
+/* Starts a report in `folder`; all fields are 0 so far, but .unit and .accuracy. resume 1: keeps the rows of metrics.csv; report_resume then drops
  * those after the resumed step. Returns 0 on failure; r->error says why. */
 static int report_open(gpt_report *r, const char *folder, int64_t steps, int resume) {
-    memset(r, 0, sizeof *r);
     r->folder = folder;
     r->steps = steps;
     r->terminal = isatty(STDOUT_FILENO);
@@ -112,7 +119,7 @@ static int report_open(gpt_report *r, const char *folder, int64_t steps, int res
         if (file != NULL) fclose(file);
         return file != NULL || errno == ENOENT;
     }
-    report_restart(r, REPORT_HEAD, sizeof REPORT_HEAD - 1);
+    report_restart(r, report_head(r), strlen(report_head(r)));
     r->error = r->csv.error;
     return r->error.code == TSH_OK;
 }
@@ -122,8 +129,11 @@ static void report_csv(gpt_report *r, const report_row *row) {
     char line[160] = "";
     tsh_text_add(line, sizeof line, "%lld,%.9g,", (long long)row->step, row->train_loss);
     if (row->evaluated) tsh_text_add(line, sizeof line, "%.9g", row->val_loss);
-    tsh_text_add(line, sizeof line, ",%.6g,%.6g,%.0f\n", row->lr, row->grad_norm,
-                 row->tokens_per_s);
+    tsh_text_add(line, sizeof line, ",%.6g,%.6g,%.0f", row->lr, row->grad_norm, row->tokens_per_s);
+    if (r->accuracy != NULL) tsh_text_add(line, sizeof line, ",");
+    if (r->accuracy != NULL && row->evaluated)
+        tsh_text_add(line, sizeof line, "%.9g", row->accuracy);
+    tsh_text_add(line, sizeof line, "\n");
     tsh_writer_add(&r->csv, line, strlen(line));
 }
 
@@ -155,6 +165,7 @@ static void report_line(const gpt_report *r, const report_row *row) {
     printf("step %6lld/%lld  train %.4f  ", (long long)row->step, (long long)r->steps,
            r->recent_sum / (double)r->recent_count);
     if (row->evaluated) printf("val %.4f  ", row->val_loss);
+    if (row->evaluated && r->accuracy != NULL) printf("%s %.1f %%  ", r->accuracy, 100 * row->accuracy);
     printf("lr %.2e  norm %.2f  %s tokens/s\n", row->lr, row->grad_norm,
            report_commas(speed, (int64_t)r->speed));
     fflush(stdout);
@@ -233,7 +244,7 @@ static int64_t report_resume(gpt_report *r, int64_t step) {
         report_row row;
         int is_row = report_parse(line, &row);
         if (is_row && row.step > step) break;
-        if (!is_row && strcmp(line, REPORT_HEAD) != 0) break;
+        if (!is_row && strcmp(line, report_head(r)) != 0) break;
         more = (char *)realloc(text, size + n);
         if (more == NULL) break;
         text = more;
@@ -246,7 +257,7 @@ static int64_t report_resume(gpt_report *r, int64_t step) {
     }
     if (file != NULL) fclose(file);
     if (size > 0) report_restart(r, text, size);
-    else report_restart(r, REPORT_HEAD, sizeof REPORT_HEAD - 1);
+    else report_restart(r, report_head(r), strlen(report_head(r)));
     free(text);
     r->first = step;
     return last;
@@ -254,8 +265,11 @@ static int64_t report_resume(gpt_report *r, int64_t step) {
 
 /* == the sample ============================================================= */
 
-/* Writes a byte of the sample. A model invents bytes: what is no text is shown as '?', and a
+/* Writes a byte of gpt.c's sample. A model invents bytes: what is no text is shown as '?', and a
  * character of several bytes (UTF-8) waits until it is whole. */
+#if defined(__GNUC__)
+__attribute__((unused))
+#endif
 static void report_byte(gpt_report *r, int byte) {
     int first = r->held > 0 ? (unsigned char)r->hold[0] : 0;
     int size = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
@@ -334,7 +348,7 @@ static void plot_scale(plot *p, const gpt_report *r) {
     p->steps = (double)(r->count > 0 ? r->rows[r->count - 1].step : 1);
 }
 
-static void plot_axes(const plot *p) {
+static void plot_axes(const plot *p, const char *unit) {
     double step = p->steps < 6 ? 1 : plot_tick(p->steps, 6), right = plot_x(p, p->steps);
     int decimals = p->tick >= 1 ? 0 : (int)ceil(-log10(p->tick) - 1e-9);
     plot_put(p, "<g stroke=\"#ddd\">\n");
@@ -356,8 +370,8 @@ static void plot_axes(const plot *p) {
                 PLOT_TOP + PLOT_HEIGHT + 20, x);
     plot_put(p, "<text x=\"%d\" y=\"%d\">step</text>\n", PLOT_LEFT + PLOT_WIDTH / 2,
             PLOT_TOP + PLOT_HEIGHT + 42);
-    plot_put(p, "<text transform=\"translate(18 %d) rotate(-90)\">loss in nats per byte</text>\n",
-            PLOT_TOP + PLOT_HEIGHT / 2);
+    plot_put(p, "<text transform=\"translate(18 %d) rotate(-90)\">loss in %s</text>\n",
+            PLOT_TOP + PLOT_HEIGHT / 2, unit);
     plot_put(p, "</g>\n");
 }
 
@@ -419,7 +433,7 @@ static int report_svg(gpt_report *r, const char *title) {
              width, height, width, height);
     plot_put(&p, "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n");
     plot_put(&p, "<text x=\"%d\" y=\"26\" font-size=\"15\">%s</text>\n", PLOT_LEFT, title);
-    plot_axes(&p);
+    plot_axes(&p, r->unit);
     plot_train(&p, r);
     plot_val(&p, r);
     plot_legend(&p, r);

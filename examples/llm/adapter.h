@@ -146,18 +146,34 @@ LLM_ADAPTER_API tsh_result llm_adapter_add(tsh_module *module, const llm_adapter
     return result;
 }
 
+/* Sets path to folder/adapter_model.safetensors, and *desc to the options of loading and saving it:
+ * those of `names`, and the name of the adapter. */
+static void llm_adapter_file(const llm_adapter *a, const char *folder, const tsh_file_desc *names,
+                             tsh_file_desc *desc, char path[4096]) {
+    *desc = *names;
+    desc->adapter = a->lora.name ? a->lora.name : "default";
+    (void)snprintf(path, 4096, "%.3900s/adapter_model.safetensors", folder);
+}
+
 /* Reads A and B of the adapters, which the module has already, from
- * folder/adapter_model.safetensors. prefix: what names in the file begin with, such as
- * "base_model.model.transformer"; NULL: "base_model.model". */
-LLM_ADAPTER_API tsh_result llm_adapter_load(tsh_module *module, const llm_adapter *a,
-                                            const char *folder, const char *prefix) {
+ * folder/adapter_model.safetensors. names: its .prefix and .rename lead from the names in the file
+ * to those in the module, as in tsh_load_with; .broadcast. */
+LLM_ADAPTER_API tsh_result llm_adapter_load_with(tsh_module *module, const llm_adapter *a,
+                                                 const char *folder, const tsh_file_desc *names) {
     char path[4096];
     tsh_file_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.adapter = a->lora.name ? a->lora.name : "default";
-    desc.prefix = prefix;
-    (void)snprintf(path, sizeof path, "%.3900s/adapter_model.safetensors", folder);
+    llm_adapter_file(a, folder, names, &desc, path);
     return tsh_load_with(module, path, NULL, &desc);
+}
+
+/* The same for a module with the names of the file. prefix: what names in the file begin with, such
+ * as "base_model.model.transformer"; NULL: "base_model.model". */
+LLM_ADAPTER_API tsh_result llm_adapter_load(tsh_module *module, const llm_adapter *a,
+                                            const char *folder, const char *prefix) {
+    tsh_file_desc names;
+    memset(&names, 0, sizeof names);
+    names.prefix = prefix;
+    return llm_adapter_load_with(module, a, folder, &names);
 }
 
 /* Returns a text as JSON, null if it is empty. */
@@ -202,19 +218,16 @@ static tsh_result llm_adapter_write_config(const llm_adapter *a, const char *fol
     return result;
 }
 
-/* Writes both files to a folder that exists; prefix as in llm_adapter_load. The config is written
- * by rank 0, and last: a folder that has one is complete. Call it on every rank. */
-LLM_ADAPTER_API tsh_result llm_adapter_save(tsh_module *module, const llm_adapter *a,
-                                            const char *folder, const char *prefix) {
+/* Writes both files to a folder that exists; names as in llm_adapter_load_with. The config is
+ * written by rank 0, and last: a folder that has one is complete. Call it on every rank. */
+LLM_ADAPTER_API tsh_result llm_adapter_save_with(tsh_module *module, const llm_adapter *a,
+                                                 const char *folder, const tsh_file_desc *names) {
     tsh_ctx *ctx = tsh_module_ctx(module);
     char path[4096];
     tsh_file_desc desc;
     tsh_error why;
     int32_t code = 0; /* what rank 0 got, for all ranks */
-    memset(&desc, 0, sizeof desc);
-    desc.adapter = a->lora.name ? a->lora.name : "default";
-    desc.prefix = prefix;
-    (void)snprintf(path, sizeof path, "%.3900s/adapter_model.safetensors", folder);
+    llm_adapter_file(a, folder, names, &desc, path);
     if (tsh_save_with(module, path, NULL, &desc) != TSH_OK) return tsh_last_error(ctx)->code;
     memset(&why, 0, sizeof why);
     if (tsh_world(ctx)->rank == 0) code = (int32_t)llm_adapter_write_config(a, folder, &why);
@@ -223,5 +236,14 @@ LLM_ADAPTER_API tsh_result llm_adapter_save(tsh_module *module, const llm_adapte
         (void)tsh_fail(ctx, (tsh_result)code, "%s",
                        *why.message ? why.message : "rank 0 cannot write adapter_config.json");
     return (tsh_result)code;
+}
+
+/* The same for a module with the names of the file; prefix as in llm_adapter_load. */
+LLM_ADAPTER_API tsh_result llm_adapter_save(tsh_module *module, const llm_adapter *a,
+                                            const char *folder, const char *prefix) {
+    tsh_file_desc names;
+    memset(&names, 0, sizeof names);
+    names.prefix = prefix;
+    return llm_adapter_save_with(module, a, folder, &names);
 }
 #endif

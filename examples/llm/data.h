@@ -69,8 +69,8 @@ typedef struct llm_data_desc {
 /* A sequence of tokens: a document, one answer of a preference, or a row of a text. The model reads
  * all of its tokens but the last, which is a target only. */
 typedef struct llm_sequence {
-    int64_t at;     /* index of its first token in llm_data.ids */
-    int32_t inputs; /* number of tokens that the model reads */
+    int64_t at;      /* index of its first token in llm_data.ids */
+    int32_t inputs;  /* number of tokens that the model reads */
     int32_t answers; /* number of targets with a loss */
 } llm_sequence;
 
@@ -102,8 +102,8 @@ typedef struct llm_batch {
     int64_t rows, length;
     int32_t *ids, *targets; /* the token; the one that follows it, -100: it has no loss (no answer,
                              * padding) */
-    int32_t *segments;  /* which of its row's sequences a token belongs to, from 0 on; -1: padding */
-    int32_t *places;    /* the token's position in its own sequence */
+    int32_t *segments; /* which of its row's sequences a token belongs to, from 0 on; -1: padding */
+    int32_t *places;   /* the token's position in its own sequence */
     int32_t *documents; /* the document that the token is of; -1: padding */
     int64_t answers;    /* targets other than -100 */
 } llm_batch;
@@ -120,7 +120,7 @@ typedef struct llm_batch_of {
 
 /* Which documents stand in which row: lists, from the last one in a row to the first. */
 typedef struct llm_rows {
-    int64_t count, epoch;  /* number of rows; the epoch they were made for, -1: none */
+    int64_t count, epoch;   /* number of rows; the epoch they were made for, -1: none */
     int64_t *last, *before; /* last[row], before[document]: a document of the part, -1: none */
 } llm_rows;
 
@@ -159,9 +159,10 @@ static int llm_data_wrong(llm_data_file *f, const char *format, ...) {
     llm_data *d = f->data;
     va_list list;
     size_t n;
-    if (f->line) (void)snprintf(d->error, sizeof d->error, "%.300s:%lld: ", f->path,
-                                (long long)f->line);
-    else (void)snprintf(d->error, sizeof d->error, "%.300s: ", f->path);
+    if (f->line)
+        (void)snprintf(d->error, sizeof d->error, "%.300s:%lld: ", f->path, (long long)f->line);
+    else
+        (void)snprintf(d->error, sizeof d->error, "%.300s: ", f->path);
     n = strlen(d->error);
     va_start(list, format);
     tsh_text_format(d->error + n, sizeof d->error - n, format, list);
@@ -181,8 +182,11 @@ static int llm_data_more(llm_data_file *f) {
         const size_t room = f->room ? 2 * f->room : (size_t)1 << 16;
         char *text = room > f->room ? (char *)realloc(f->text, room) : NULL;
         f->line++;
-        if (!text) return llm_data_wrong(f, "the line has over %zu bytes, more than there is "
-                                         "memory for; split it", left);
+        if (!text)
+            return llm_data_wrong(f,
+                                  "the line has over %zu bytes, more than there is "
+                                  "memory for; split it",
+                                  left);
         f->line--;
         f->text = text;
         f->room = room;
@@ -266,9 +270,11 @@ static int llm_data_fit(llm_data_file *f, llm_data_tokens *tokens) {
     const llm_data_desc *desc = &f->data->desc;
     while (tokens->count > 0 && tokens->ids[tokens->count - 1] < 0) tokens->count--;
     if (tokens->count - 1 > desc->length && !desc->truncate)
-        return llm_data_wrong(f, "%lld tokens are more than the context of %lld; take a longer "
+        return llm_data_wrong(f,
+                              "%lld tokens are more than the context of %lld; take a longer "
                               "context (--context N), shorten the text, or have it cut off "
-                              "(--truncate)", (long long)tokens->count, (long long)desc->length);
+                              "(--truncate)",
+                              (long long)tokens->count, (long long)desc->length);
     if (tokens->count - 1 > desc->length) tokens->count = desc->length + 1;
     while (tokens->count > 0 && tokens->ids[tokens->count - 1] < 0) tokens->count--;
     return tokens->count > 1 ? 1 : -1;
@@ -296,8 +302,7 @@ static int64_t llm_data_put(llm_data_file *f, const llm_data_tokens *tokens) {
     void *ids = d->ids;
     if (!llm_data_grow(f, &ids, &d->ids_room, at + tokens->count, sizeof *d->ids)) return -1;
     d->ids = (int32_t *)ids;
-    if (tokens->count > 0)
-        memcpy(d->ids + at, tokens->ids, (size_t)tokens->count * sizeof *d->ids);
+    if (tokens->count > 0) memcpy(d->ids + at, tokens->ids, (size_t)tokens->count * sizeof *d->ids);
     d->tokens += tokens->count;
     return at;
 }
@@ -386,13 +391,13 @@ static int llm_data_message(llm_data_file *f, const char *key, int i, const cJSO
                               role ? "content" : "role");
     while (which < 3 && strcmp(role, roles[which]) != 0) which++;
     if (which == 3)
-        return llm_data_wrong(f, "message %d of \"%s\" has the role \"%.40s\", and the template %s "
-                              "knows system, user and assistant", i + 1, key, role,
-                              f->data->desc.format->style->name);
+        return llm_data_wrong(f,
+                              "message %d of \"%s\" has the role \"%.40s\", and the template %s "
+                              "knows system, user and assistant",
+                              i + 1, key, role, f->data->desc.format->style->name);
     if (f->count == f->most) {
         const size_t most = 2 * f->most + 16;
-        chat_message *messages =
-            (chat_message *)realloc(f->messages, most * sizeof *messages);
+        chat_message *messages = (chat_message *)realloc(f->messages, most * sizeof *messages);
         chat_span *spans = (chat_span *)realloc(f->spans, most * sizeof *spans);
         if (messages) f->messages = messages;
         if (spans) f->spans = spans;
@@ -435,9 +440,10 @@ static int llm_data_check(llm_data_file *f, size_t first) {
             return llm_data_wrong(f, "message %zu is a system message, which only the first may be",
                                   i + 1);
         if (turns && m->role != ((i - system) % 2 ? CHAT_ASSISTANT : CHAT_USER))
-            return llm_data_wrong(f, "message %zu is one of the %s; with the template %s user and "
-                                  "assistant take turns, and the user begins", i + 1,
-                                  m->role == CHAT_USER ? "user" : "assistant", style->name);
+            return llm_data_wrong(f,
+                                  "message %zu is one of the %s; with the template %s user and "
+                                  "assistant take turns, and the user begins",
+                                  i + 1, m->role == CHAT_USER ? "user" : "assistant", style->name);
         if (m->role == CHAT_ASSISTANT && i >= first && chat_trim(&text, strlen(text)) == 0)
             return llm_data_wrong(f, "message %zu, an answer, is empty", i + 1);
     }
@@ -449,11 +455,9 @@ static int llm_data_check(llm_data_file *f, size_t first) {
  * them. */
 static int llm_data_render(llm_data_file *f, size_t first, llm_data_tokens *tokens) {
     chat_format *format = f->data->desc.format;
-    char *text;
+    char *text = chat_render_answers(format, f->messages, f->count, first, f->spans);
     size_t length, i;
     int ok;
-    if (!llm_data_check(f, first)) return 0;
-    text = chat_render_answers(format, f->messages, f->count, first, f->spans);
     if (!text) return llm_data_wrong(f, "%s", format->error);
     length = strlen(text);
     ok = llm_data_encode(f, text, length, 0, tokens);
@@ -484,6 +488,10 @@ static int llm_data_chat(llm_data_file *f, const cJSON *list) {
     while (first < f->count && f->messages[first].role != CHAT_ASSISTANT) first++;
     if (first == f->count)
         return llm_data_wrong(f, "\"messages\" has no answer: no message has the role assistant");
+    if (!llm_data_check(f, first)) return 0;
+    /* With .all only the last answer shows thoughts, if the template has any, as in TRL. */
+    for (size_t i = first; f->data->desc.all && i < f->count; i++)
+        if (f->messages[i].role == CHAT_ASSISTANT) first = i;
     ok = llm_data_render(f, first, &tokens);
     if (ok && !f->data->desc.all) {
         llm_data_turn(&tokens, 0, tokens.count);
@@ -512,8 +520,10 @@ static int llm_data_answer(llm_data_file *f, const cJSON *prompt, const char *ke
         return llm_data_join(f, before, n, rest, tokens);
     }
     if (text || before)
-        return llm_data_wrong(f, "\"prompt\" and \"%s\" are to be two strings, or two lists of "
-                              "messages", key);
+        return llm_data_wrong(f,
+                              "\"prompt\" and \"%s\" are to be two strings, or two lists of "
+                              "messages",
+                              key);
     f->count = 0;
     if (prompt) {
         if (!llm_data_messages(f, "prompt", prompt)) return 0;
@@ -523,7 +533,7 @@ static int llm_data_answer(llm_data_file *f, const cJSON *prompt, const char *ke
     if (first == f->count || f->messages[first].role != CHAT_ASSISTANT)
         return llm_data_wrong(f, "\"%s\" does not go on with a message of the assistant", key);
     if (first == 0) return llm_data_wrong(f, "there is no prompt before \"%s\"", key);
-    return llm_data_render(f, first, tokens);
+    return llm_data_check(f, first) && llm_data_render(f, first, tokens);
 }
 
 /* {"prompt": ..., "completion": ...} */
@@ -545,7 +555,8 @@ static size_t llm_data_common(const cJSON *chosen, const cJSON *rejected) {
     int differ;
     if (!a || !b) {
         const cJSON *x = chosen->child, *y = rejected->child;
-        for (; x && y && x->next && y->next && cJSON_Compare(x, y, 1); x = x->next, y = y->next) n++;
+        for (; x && y && x->next && y->next && cJSON_Compare(x, y, 1); x = x->next, y = y->next)
+            n++;
         return n;
     }
     while (a[n] && a[n] == b[n]) n++;
@@ -566,7 +577,7 @@ static int llm_data_pair(llm_data_file *f, const cJSON *prompt, const cJSON *cho
         prompt = NULL;
     if (cJSON_IsString(chosen) != cJSON_IsString(rejected))
         return llm_data_wrong(f, "\"chosen\" and \"rejected\" are to be two strings, or two lists "
-                              "of messages");
+                                 "of messages");
     if (!prompt) shared = llm_data_common(chosen, rejected);
     ok = llm_data_answer(f, prompt, "chosen", chosen, shared, &pair[0]) &&
          llm_data_answer(f, prompt, "rejected", rejected, shared, &pair[1]);
@@ -597,14 +608,16 @@ static int llm_data_object(llm_data_file *f, const cJSON *json) {
     if (twice) return llm_data_wrong(f, "the key \"%.100s\" occurs twice", twice);
     if (f->data->documents + f->data->dropped == 0) f->data->pairs = pair;
     if (pair != f->data->pairs)
-        return llm_data_wrong(f, "this line %s a preference, and the lines before it %s; keep them "
-                              "in files of their own", pair ? "is" : "is not",
-                              pair ? "are not" : "are");
+        return llm_data_wrong(f,
+                              "this line %s a preference, and the lines before it %s; keep them "
+                              "in files of their own",
+                              pair ? "is" : "is not", pair ? "are not" : "are");
     if (pair) return llm_data_pair(f, prompt, chosen, rejected);
     if (messages) return llm_data_chat(f, messages);
     if (prompt && completion) return llm_data_completion(f, prompt, completion);
     if (text) return llm_data_text(f, text);
-    return llm_data_wrong(f, "the object has none of these forms: {\"text\"}, {\"messages\"}, "
+    return llm_data_wrong(f,
+                          "the object has none of these forms: {\"text\"}, {\"messages\"}, "
                           "{\"prompt\", \"completion\"}, {\"prompt\", \"chosen\", \"rejected\"}, "
                           "{\"chosen\", \"rejected\"}");
 }
@@ -621,8 +634,10 @@ static int llm_data_line_check(llm_data_file *f, const char *line, size_t length
     const size_t valid = llm_valid_prefix(line, length), ends = strlen(line);
     if (ends < length) return llm_data_wrong(f, "byte %zu of the line is 0", ends + 1);
     if (valid < length)
-        return llm_data_wrong(f, "byte %zu of the line is not UTF-8; convert the file, for example "
-                              "by iconv -t UTF-8", valid + 1);
+        return llm_data_wrong(f,
+                              "byte %zu of the line is not UTF-8; convert the file, for example "
+                              "by iconv -t UTF-8",
+                              valid + 1);
     if (llm_data_zero(line)) return llm_data_wrong(f, "a string has a \\u0000, which is no text");
     return 1;
 }
@@ -640,7 +655,8 @@ static cJSON *llm_data_parse(llm_data_file *f, const char *line) {
     }
     (void)llm_json_explain(line, why, sizeof why);
     sentence = strstr(why, "column"); /* after "line 1, ", as the text is one line */
-    (void)llm_data_wrong(f, "this line is not JSON%s%s", sentence ? ": " : "", sentence ? sentence : "");
+    (void)llm_data_wrong(f, "this line is not JSON%s%s", sentence ? ": " : "",
+                         sentence ? sentence : "");
     return NULL;
 }
 
@@ -704,7 +720,7 @@ static int llm_data_plain(llm_data_file *f, int64_t every, int64_t *begin) {
         f->line = 1;
         for (size_t i = 0; i < valid; i++) f->line += text[i] == '\n';
         ok = llm_data_wrong(f, "this line is not UTF-8; convert the file, for example by iconv -t "
-                            "UTF-8");
+                               "UTF-8");
     } else {
         ok = length > mark || llm_data_wrong(f, "the file is empty");
     }
@@ -746,13 +762,17 @@ static int llm_data_read(llm_data *d, const char *path, int64_t every, llm_data_
         ok = llm_data_plain(&f, every, &begin);
     }
     if (ok && d->documents == first && d->desc.truncate)
-        ok = llm_data_wrong(&f, "no answer begins within the context of %lld tokens; take a longer "
-                            "one (--context N)", (long long)d->desc.length);
+        ok = llm_data_wrong(&f,
+                            "no answer begins within the context of %lld tokens; take a longer "
+                            "one (--context N)",
+                            (long long)d->desc.length);
     if (ok && d->documents == first)
         ok = llm_data_wrong(&f, "no text has two tokens, of which the second has a loss");
     if (ok && every > 0 && begin == d->documents)
-        ok = llm_data_wrong(&f, "1 in %lld cannot be held out of so little; give another file of "
-                            "held-out text (--held-out FILE)", (long long)every);
+        ok = llm_data_wrong(&f,
+                            "1 in %lld cannot be held out of so little; give another file of "
+                            "held-out text (--held-out FILE)",
+                            (long long)every);
     part->first = first;
     part->count = (every > 0 ? begin : d->documents) - first;
     if (every > 0) {
@@ -797,8 +817,8 @@ typedef struct llm_packing {
     /* space[leaves + s]: s, if there is a row with s places left, else 0; space[i]: the maximum of
      * space[2 i] and space[2 i + 1] */
     int64_t *space;
-    int64_t *open; /* open[s]: a row with s places left; -1: none */
-    int64_t *next; /* next[row]: another row with as many places left; -1: none */
+    int64_t *open;           /* open[s]: a row with s places left; -1: none */
+    int64_t *next;           /* next[row]: another row with as many places left; -1: none */
     int64_t *order, *starts; /* documents, the longest first; starts[s]: where those of a size go */
 } llm_packing;
 
@@ -872,9 +892,8 @@ static void llm_rows_free(llm_rows *rows) {
 }
 
 static void *llm_rows_new(int64_t count) {
-    return (uint64_t)count > SIZE_MAX / sizeof(int64_t)
-               ? NULL
-               : malloc((size_t)count * sizeof(int64_t));
+    return (uint64_t)count > SIZE_MAX / sizeof(int64_t) ? NULL
+                                                        : malloc((size_t)count * sizeof(int64_t));
 }
 
 /* Packs the documents of the part. Returns 0: not enough memory, or the ctx has an error. */
@@ -1003,8 +1022,7 @@ static int llm_batch_clear(llm_batch *batch, int64_t rows, int64_t length, int32
         batch->places = (int32_t *)calloc(n, sizeof *batch->places);
         batch->documents = (int32_t *)calloc(n, sizeof *batch->documents);
     }
-    if (!batch->ids || !batch->targets || !batch->segments || !batch->places ||
-        !batch->documents) {
+    if (!batch->ids || !batch->targets || !batch->segments || !batch->places || !batch->documents) {
         llm_batch_free(batch);
         return 0;
     }
@@ -1053,8 +1071,8 @@ static void llm_batch_row(const llm_data *d, const llm_data_part *part, const ll
 static int64_t llm_batch_first(const llm_batch_of *of) {
     const int64_t micros = of->micros > 0 ? of->micros : 1;
     const int64_t replicas = of->replicas > 0 ? of->replicas : 1;
-    if (of->step < 0 || of->rows < 1 || of->rows > INT32_MAX || of->micro < 0 || of->micro >= micros || of->replica < 0 ||
-        of->replica >= replicas)
+    if (of->step < 0 || of->rows < 1 || of->rows > INT32_MAX || of->micro < 0 ||
+        of->micro >= micros || of->replica < 0 || of->replica >= replicas)
         return -1;
     return ((of->step * replicas + of->replica) * micros + of->micro) * of->rows;
 }

@@ -32,6 +32,10 @@ typedef struct llm_net {
     const int64_t *lengths; /* tokens of each text in this forward, the others are padding; NULL:
                              * there is no padding */
     tsh_tensor *positions;  /* learned positions of this forward's tokens, or NULL */
+    tsh_tensor *segments;   /* i32 (rows, n): which of its row's texts each token of this forward
+                             * belongs to, -1: padding; NULL: each row is one text */
+    const int32_t *places;  /* (rows, n): the position of each token of this forward in its text;
+                             * NULL: they follow those that the model has run */
     tsh_tensor *texts; /* (rows, length): all tokens so far, if rotary frequencies depend on the
                         * length of the text; else NULL */
     int64_t length;    /* most tokens that a text may have */
@@ -40,7 +44,11 @@ typedef struct llm_net {
     llm_rope rope, local; /* as in config, but with the frequencies of the texts' length */
     int64_t layer;        /* index of the block that is being added */
     int all;              /* 1: logits of every token; 0: of the last one */
-    tsh_tensor *slopes, *bias; /* ALiBi: slopes (1, H, 1, 1), this forward's mask; NULL: none */
+    int vectors; /* 1: forward returns the vectors (B, T, C) of every token that the head would
+                  * read, for llm_loss and llm_accuracy */
+    const char *head; /* the head's name, once a forward has come to it; NULL: none has */
+    tsh_tensor *slopes; /* ALiBi's slopes (1, H, 1, 1); NULL: none */
+    tsh_tensor *bias;   /* ALiBi's mask of this forward, if there is a cache; else NULL */
 } llm_net;
 
 /* Runs the child with this name on x. */
@@ -143,7 +151,7 @@ LLM_API tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
     const int64_t rows = tsh_size(ids, 0), n = tsh_size(ids, 1);
     int32_t *at = (int32_t *)malloc((size_t)(rows * n) * sizeof *at);
     for (int64_t i = 0; i < rows * n && at; i++)
-        at[i] = (int32_t)(m->past[i / n] + skip + i % n);
+        at[i] = (int32_t)(skip + (m->places ? m->places[i] : m->past[i / n] + i % n));
     if (at)
         m->positions = tsh_from(m->ctx, at, tsh_shape2(rows, n), TSH_I32);
     else (void)tsh_fail(m->ctx, TSH_ERR_MEMORY, "not enough memory");
@@ -178,31 +186,39 @@ LLM_API void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
     }
 }
 
-/* Adds the head, a linear layer that gives logits, sharded over the vocabulary. If c->tied, its
+/* Adds the head, a classifier that gives logits, sharded over the vocabulary. If c->tied, its
  * weight is that of the module `embedding`. A headless model gets no head. */
 LLM_API void llm_add_head(llm_net *m, const char *name, int bias, const char *embedding) {
     const llm_config *c = m->config;
     if (c->headless) return;
-    const tsh_linear_desc desc = {.in = c->width,
-                                  .out = c->vocabulary,
-                                  .bias = bias ? TSH_YES : TSH_NO,
-                                  .style = TSH_COLWISE};
-    tsh_module *head = tsh_add_linear(m->root, name, &desc);
+    const tsh_classifier_desc desc = {.in = c->width,
+                                      .classes = c->vocabulary,
+                                      .bias = bias ? TSH_YES : TSH_NO,
+                                      .style = TSH_COLWISE};
+    tsh_module *head = tsh_add_classifier(m->root, name, &desc);
     if (c->tied) tsh_tie(head, "weight", tsh_param(tsh_find(m->base, embedding), "weight"));
 }
 
-/* Runs the head: x (B, T, C) -> logits (B, T, V). A headless model returns x. */
-static tsh_tensor *llm_head(const llm_net *m, const char *name, tsh_tensor *x) {
+/* Computes logits (.., V) of vectors x (.., C), with the head that the last forward came to. */
+static tsh_tensor *llm_head_logits(const llm_net *m, tsh_tensor *x) {
     const llm_config *c = m->config;
-    if (c->headless) return x;
-    return llm_cap(llm_scale(llm_call(m->root, name, x), c->logit_scale), c->logit_cap);
+    return llm_cap(llm_scale(llm_call(m->root, m->head, x), c->logit_scale), c->logit_cap);
 }
 
-/* Returns the tokens of x (B, T, C) that the head reads: all if m->all or headless, else the last,
- * (B, 1, C). */
+/* Runs the head: x (B, T, C) -> logits (B, T, V). A headless model returns x, and so does a forward
+ * with m->vectors. */
+static tsh_tensor *llm_head(llm_net *m, const char *name, tsh_tensor *x) {
+    if (m->config->headless) return x;
+    m->head = name;
+    return m->vectors ? x : llm_head_logits(m, x);
+}
+
+/* Returns the tokens of x (B, T, C) that the head reads: all if m->all, m->vectors or headless, else
+ * the last, (B, 1, C). */
 static tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
     const int64_t count = tsh_size(x, 1);
-    return m->all || m->config->headless || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
+    const int every = m->all || m->vectors || m->config->headless;
+    return every || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
 }
 
 /* Makes m->slopes, ALiBi's (Press et al. 2022). With n the largest power of two up to the number of
@@ -221,7 +237,8 @@ LLM_API void llm_add_slopes(llm_net *m) {
 }
 
 /* Returns ALiBi's mask (1, H, 1, keys): slope times the key's position. For each query it differs
- * from slope times (key's minus query's position) by a constant, which softmax ignores. */
+ * from slope times (key's minus query's position) by a constant, which softmax ignores. So texts in
+ * the middle of a row (m->segments) need no other mask: theirs differs by another constant. */
 LLM_API tsh_tensor *llm_alibi(const llm_net *m, int64_t keys) {
     tsh_tensor *place = tsh_arange(m->ctx, TSH_REAL, 0, (double)keys, 1);
     return tsh_mul(m->slopes, tsh_reshape(place, tsh_shape4(1, 1, 1, keys)));

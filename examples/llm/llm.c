@@ -7,6 +7,7 @@
  *   build/llm --model DIR --ids "1 2 3" --dump-logits F   also writes their logits to F
  *   build/llm --model DIR --tokenize <FILE                writes a text as tokens
  *   build/llm --model FILE.gguf ...                       the same with a GGUF file
+ *   build/llm --model DIR --finetune FILE --out DIR2      trains it on a text or on conversations
  *   build/llm --help                                      lists the flags
  *
  * README.md beside this file lists the models. */
@@ -26,6 +27,8 @@
 #include "text.h"
 
 #include "embed.h"
+
+#include "finetune.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -54,6 +57,7 @@ typedef struct llm_job {
     double temperature, top_p, min_p, penalty; /* 0: not given; TSH_ZERO: a temperature of 0 */
     text_codec codec;
     chat_format format; /* --chat: the chat template */
+    tune_job tune;       /* --finetune, --evaluate, --adapter */
     llm_config config;
     const llm_family *family;
     int32_t *tokens;     /* tokens of all prompts, or of all lines of --embed, in order */
@@ -137,6 +141,7 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
  * printed. */
 static int parse(llm_job *job, int argc, char **argv) {
     int help = 0;
+    tune_settings *tune = &job->tune.set;
     const llm_flag_row flags[] = {
         {"model", "the folder of a model, or a GGUF file", .text = &job->model},
         {"prompt", "the text to continue; several times: several texts", .list = &job->prompt_texts},
@@ -144,7 +149,8 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"chat", "answer the lines of stdin", .on = &job->chat},
         {"system", "chat: what the model is to be", .text = &job->system},
         {"template", "chat: how it is written; else as the model says", .text = &job->template_name},
-        {"context", "chat: how many tokens are remembered (4096)", .number = &job->context},
+        {"context", "tokens in a row of --finetune (1024); chat: remembered ones (4096)",
+         .number = &job->context},
         {"max-new", "how many tokens to generate (64; chat: 512)", .number = &job->max_new},
         {"stop", "end before this text; several times: any of them", .list = &job->stops},
         {"ignore-eos", "go on after the end of the text", .on = &job->ignore_eos},
@@ -166,6 +172,45 @@ static int parse(llm_job *job, int argc, char **argv) {
         {"dtype", "f32, bf16 or f16 of all weights; else what the model says", .text = &job->dtype},
         {"weights", "q8_0, q4_0 or q4_1: of 8 or 4 bits", .text = &job->weights},
         {"embed", "write a vector for each line of this file", .text = &job->embed},
+        {"finetune", "train on this text, or on its lines of JSON", .text = &tune->finetune},
+        {"out", "finetune: the folder for the adapter or model", .text = &tune->out},
+        {"lora", "finetune: adapters of this rank, not all weights", .number = &tune->lora},
+        {"alpha", "lora: s is X / rank (twice the rank)", .real = &tune->alpha},
+        {"lora-dropout", "lora: probability of a zero in its input (0)", .real = &tune->dropout,
+         .zero = 1},
+        {"targets", "lora: layers, as q_proj,v_proj; else all linear ones", .text = &tune->targets},
+        {"steps", "finetune: steps of the optimiser; else --epochs", .number = &tune->steps},
+        {"epochs", "finetune: how often each document is learnt (1)", .number = &tune->epochs},
+        {"batch", "finetune: rows in a step (8)", .number = &tune->batch},
+        {"accumulate", "finetune: micro-batches that a step is split into",
+         .number = &tune->accumulate},
+        {"lr", "finetune: learning rate at its highest (2e-4 with --lora, else 2e-5)",
+         .real = &tune->lr},
+        {"warmup", "finetune: steps until then (a tenth, at most 100)", .number = &tune->warmup},
+        {"weight-decay", "finetune: of matrices (0)", .real = &tune->decay, .zero = 1},
+        {"clip", "finetune: largest norm of the gradients (1); 0: any", .real = &tune->clip,
+         .zero = 1},
+        {"dpo", "finetune, preferences: beta of DPO (0.1)", .real = &tune->beta},
+        {"all-tokens", "finetune: learn prompts, too", .on = &tune->all_tokens},
+        {"no-packing", "finetune: one document in a row", .on = &tune->unpacked},
+        {"truncate", "finetune: cut what is longer than --context", .on = &tune->truncate},
+        {"held-out", "finetune: file to evaluate on; else a tenth", .text = &tune->held_out},
+        {"eval-every", "finetune: steps between evaluations", .number = &tune->eval_every},
+        {"save-every", "finetune: steps between saves of the run's state",
+         .number = &tune->save_every},
+        {"resume", "finetune: go on from that state", .on = &tune->resume},
+        {"recompute", "finetune: compute blocks again in backward, for less memory",
+         .on = &tune->recompute},
+        {"dp", "finetune, evaluate: copies of the model, which share the rows",
+         .number = &tune->dp},
+        {"pp", "refused: models are no pipelines here", .number = &tune->pp},
+        {"zero", "finetune: cut the optimiser's moments over the copies", .on = &tune->zero},
+        {"evaluate", "loss, perplexity and accuracy on this file", .text = &tune->evaluate},
+        {"stride", "evaluate: tokens between two windows of a text (half of --context)",
+         .number = &tune->stride},
+        {"adapter", "compute with the adapter in this folder, of PEFT or of --lora",
+         .text = &tune->adapter},
+        {"merge", "write the adapter into the weights; with --out into a model", .on = &tune->merge},
         {"tokenize", "write the text on stdin as one line of tokens", .on = &job->tokenize},
         {"detokenize", "write the tokens on stdin as text", .on = &job->detokenize},
         {"no-special", "without tokens that begin or end a text", .on = &job->no_special},
@@ -202,16 +247,28 @@ static int check_names(const llm_job *job) {
     return 0;
 }
 
+/* Returns 1 if the run is one of finetune.h. */
+static int tunes_model(const llm_job *job) {
+    const tune_settings *s = &job->tune.set;
+    return s->finetune || s->evaluate || (s->adapter && s->merge && s->out);
+}
+
 /* Refuses flags that do not go together. Returns 0, or 2 after a mistake. */
 static int check_flags(const llm_job *job) {
     const int converts = job->tokenize || job->detokenize;
     const int texts = job->prompt_texts.count > 0, ids = job->ids.count > 0;
+    const int tunes = tunes_model(job);
+    const char *why = tune_check_set(&job->tune.set);
     if (!job->model && !(converts && job->tokenizer_file)) return usage("--model is missing");
     if (job->tokenize && job->detokenize) return usage("--tokenize and --detokenize are two runs");
-    if (!converts && texts + ids + job->chat + (job->embed != NULL) != 1)
-        return usage("give one of --prompt, --ids, --chat and --embed");
-    if (!job->chat && (job->system || job->template_name || job->context))
+    if (!converts && texts + ids + job->chat + (job->embed != NULL) + tunes != 1)
+        return usage("give one of --prompt, --ids, --chat, --embed, --finetune and --evaluate");
+    if (!job->chat && (job->system || (!tunes && (job->template_name || job->context))))
         return usage("--system, --template and --context are for --chat");
+    if (why) return usage("%s", why);
+    if (job->embed && job->tune.set.adapter) return usage("--adapter is not for --embed");
+    if (!tunes && (job->tune.set.dp || job->tune.set.batch))
+        return usage("--dp and --batch are for --finetune and --evaluate");
     if (job->dump && job->prompt_texts.count + job->ids.count != 1)
         return usage("--dump-logits takes one prompt");
     if (job->ignored.count > LLM_IGNORE_MAX)
@@ -848,14 +905,29 @@ static void converse(llm_rank *r) {
 
 /* -- what each rank runs ----------------------------------------------------- */
 
+/* Returns the dtype of weights for llm_model_load. */
+static tsh_dtype weights_of(const llm_job *job) {
+    return job->weights ? llm_dtype_named(job->weights)
+           : job->dtype ? TSH_F32 /* --dtype sets all weights, GGUF's too */
+                        : TSH_DTYPE_DEFAULT;
+}
+
+/* Loads the adapter of --adapter, and with --merge writes it into the weights. */
+static void use_adapter(llm_rank *r) {
+    const tune_job *tune = &r->job->tune;
+    if (llm_model_adapter_add(&r->model, &tune->adapter) == TSH_OK &&
+        llm_model_adapter_load(&r->model, &tune->adapter, tune->set.adapter) == TSH_OK &&
+        tune->set.merge)
+        (void)tsh_lora_merge(r->model.root);
+}
+
 static void run_model(llm_rank *r) {
     llm_job *job = r->job;
-    const tsh_dtype weights = job->weights ? llm_dtype_named(job->weights)
-                              : job->dtype ? TSH_F32 /* --dtype sets all weights, GGUF's too */
-                                           : TSH_DTYPE_DEFAULT;
+    const tsh_dtype weights = weights_of(job);
     tsh_no_grad_begin(r->ctx);
     llm_model_load(&r->model, r->ctx, &job->config, job->family, job->model, r->rows, r->room,
                    weights);
+    if (tsh_ok(r->ctx) && job->tune.set.adapter) use_adapter(r);
     if (tsh_ok(r->ctx)) (job->embed ? embed : job->chat ? converse : continue_prompts)(r);
     tsh_no_grad_end(r->ctx);
 }
@@ -928,11 +1000,12 @@ static int join_tcp(llm_job *job) {
 /* Sets how many ranks there are, as threads of this process, and how many threads each has. */
 static void choose_ranks(const llm_job *job, tsh_threads_desc *ranks, tsh_desc *desc) {
     const llm_config *c = &job->config;
-    const cores_model model = {c->heads, c->kv_heads, 0};
+    const cores_model model = {c->heads, c->kv_heads, job->tune.set.finetune != NULL};
     const int cores = tsh_threads_cores(), given = job->threads > 0 ? (int)job->threads : 1;
-    const cores_choice best = cores_choose(&model, cores / given, 1024,
+    const int dp = job->tune.set.dp ? (int)job->tune.set.dp : 1;
+    const cores_choice best = cores_choose(&model, cores / given / dp, 1024 / dp,
                                            job->threads > 0 ? 1 : CORES_THREADS);
-    ranks->ranks = job->tp ? (int)job->tp : best.ranks;
+    ranks->ranks = (job->tp ? (int)job->tp : best.ranks) * dp;
     if (!job->tp && !job->threads) desc->threads = best.threads;
     ranks->bind = ranks->ranks * desc->threads == cores; /* threads keep to their cores */
     if (!job->tp && !job->print_ids && !job->embed)
@@ -943,15 +1016,22 @@ static void choose_ranks(const llm_job *job, tsh_threads_desc *ranks, tsh_desc *
 static int run(llm_job *job) {
     tsh_desc desc = {.threads = job->threads ? (int)job->threads : 1, .logger = {heed, job}};
     tsh_threads_desc ranks = {0};
+    const int dp = job->tune.set.dp ? (int)job->tune.set.dp : 1;
+    int (*const fn)(tsh_ctx *ctx, void *user) = tunes_model(job) ? tune_run : run_rank;
+    void *user = tunes_model(job) ? (void *)&job->tune : job;
     job->config.headless = job->embed != NULL;
     desc.dtype = job->dtype ? llm_dtype_named(job->dtype) : job->config.dtype;
+    if (tunes_model(job)) desc.dtype = job->tune.dtype;
+    desc.seed = (uint64_t)job->tune.set.seed;
     if (!job->joined) {
         choose_ranks(job, &ranks, &desc);
-        return tsh_threads_run_with(&ranks, &desc, run_rank, job);
+        desc.tp = ranks.ranks / dp;
+        return tsh_threads_run_with(&ranks, &desc, fn, user);
     }
     desc.comm = job->comm;
+    desc.tp = job->comm.size / dp;
     job->joined = 0;
-    return tsh_run(&desc, run_rank, job);
+    return tsh_run(&desc, fn, user);
 }
 
 static int open_codec(llm_job *job) {
@@ -1023,24 +1103,44 @@ static int open_vectors(llm_job *job) {
     return 1;
 }
 
-/* Opens the chat template of the model, or that of --template, and checks it: renders a question
- * after the text of --system. Returns 0 after an error. */
-static int open_format(llm_job *job) {
+/* Opens the chat template of the model, or that of --template; job->format.error says why there is
+ * none. Returns 0 if a file cannot be read. */
+static int read_format(llm_job *job) {
     gguf *g = job->config.gguf;
     char *config = g ? gguf_tokenizer_config(g) : NULL, *jinja = NULL;
-    const chat_message first[] = {{CHAT_SYSTEM, job->system}, {CHAT_USER, "?"}};
     if (g && !config) return !refuse(job, "%s", g->error);
-    int ok = (g || read_optional(job, "tokenizer_config.json", &config)) &&
-             read_optional(job, "chat_template.jinja", &jinja);
-    ok = ok && chat_open(&job->format, config, jinja, job->template_name);
+    const int ok = (g || read_optional(job, "tokenizer_config.json", &config)) &&
+                   read_optional(job, "chat_template.jinja", &jinja);
+    if (ok) (void)chat_open(&job->format, config, jinja, job->template_name);
     free(config);
     free(jinja);
+    return ok;
+}
+
+/* Opens the chat template as read_format, and checks it: renders a question after the text of
+ * --system. Returns 0 after an error. */
+static int open_format(llm_job *job) {
+    const chat_message first[] = {{CHAT_SYSTEM, job->system}, {CHAT_USER, "?"}};
+    if (!read_format(job)) return 0;
+    int ok = job->format.error[0] == 0;
     if (ok) {
         char *text = chat_render(&job->format, first + !job->system, job->system ? 2 : 1);
         ok = text != NULL;
         free(text);
     }
     return ok ? 1 : !refuse(job, "%s", job->format.error);
+}
+
+/* Makes the token that ends an answer by the template one that ends a text. Returns 0: not enough
+ * memory. */
+static int add_chat_end(llm_job *job) {
+    llm_config *c = &job->config;
+    char *end = chat_end(&job->format);
+    if (!end) return !refuse(job, "not enough memory");
+    const int32_t id = *end ? llm_tokenizer_id(job->codec.tokenizer, end) : -1;
+    if (id >= 0 && c->eos_count < LLM_MOST_EOS) c->eos[c->eos_count++] = id;
+    free(end);
+    return 1;
 }
 
 /* Returns a number of generation_config.json, which must be from 0 to `most`, or `otherwise` if the
@@ -1106,14 +1206,36 @@ static int prepare_chat(llm_job *job) {
                        (long long)most, why);
     job->room = job->context ? job->context : most && most < LLM_CONTEXT ? most : LLM_CONTEXT;
     if (!open_format(job)) return 0;
-    char *end = chat_end(&job->format);
-    if (!end) return !refuse(job, "not enough memory");
-    const int32_t id = *end ? llm_tokenizer_id(job->codec.tokenizer, end) : -1;
-    if (id >= 0 && c->eos_count < LLM_MOST_EOS) c->eos[c->eos_count++] = id;
-    free(end);
+    if (!add_chat_end(job)) return 0;
     job->terminal = strcmp(job->backend, "threads") == 0 && isatty(STDIN_FILENO) &&
                     isatty(STDOUT_FILENO);
     return job->greedy || choose_sampling(job);
+}
+
+/* Reads what finetune.h needs beside the model. Returns 0 after an error. */
+static int prepare_tune(llm_job *job) {
+    tune_job *tune = &job->tune;
+    const tsh_dtype own = job->config.dtype;
+    tune->model = job->model;
+    tune->dtype_name = job->dtype;
+    tune->weights_name = job->weights;
+    tune->weights = weights_of(job);
+    /* f16 has too small a range for gradients: a model of f16 is trained in f32 */
+    tune->dtype = job->dtype ? llm_dtype_named(job->dtype) : own == TSH_F16 ? TSH_F32 : own;
+    tune->config = &job->config;
+    tune->family = job->family;
+    tune->codec = &job->codec;
+    tune->format = &job->format;
+    tune->joins = job->joined;
+    tune->rank = job->comm.rank;
+    tune->set.seed = job->seed;
+    tune->set.context = job->context;
+    tune->set.max_new = job->max_new;
+    if (job->joined && job->comm.size % (tune->set.dp ? tune->set.dp : 1))
+        return !refuse(job, "--dp %lld does not divide the %d ranks", (long long)tune->set.dp,
+                       job->comm.size);
+    if (!read_format(job) || (job->format.style && !add_chat_end(job))) return 0;
+    return tune_prepare(tune) || !refuse(job, "%s", tune->error);
 }
 
 /* Prints a warning; of several processes only rank 0 does. */
@@ -1128,6 +1250,14 @@ static llm_options read_options(llm_job *job) {
     return options;
 }
 
+/* Reads the config of --adapter. Returns 0 after an error. */
+static int read_adapter(llm_job *job) {
+    tsh_error why;
+    const char *folder = job->tune.set.adapter;
+    if (!folder || llm_adapter_read(&job->tune.adapter, folder, &why)) return 1;
+    return !refuse(job, "%s", why.message);
+}
+
 /* Reads the model's files except its weights, and the prompts or lines. Returns 0 after an
  * error. */
 static int prepare(llm_job *job) {
@@ -1136,10 +1266,13 @@ static int prepare(llm_job *job) {
     if (job->embed && !open_vectors(job)) return 0;
     if (!llm_config_read_with(c, job->model, &job->family, &options))
         return !refuse(job, "%s", c->error);
-    const int texts = job->embed || job->chat || job->prompt_texts.count || job->stops.count;
+    const int texts = job->embed || job->chat || job->prompt_texts.count || job->stops.count ||
+                      tunes_model(job);
     if ((texts || !job->print_ids) && !open_codec(job)) return 0;
     job->codec.vocabulary = c->vocabulary;
     if (job->embed) return read_lines(job);
+    if (tunes_model(job)) return prepare_tune(job);
+    if (!read_adapter(job)) return 0;
     if (job->max_new < 0) job->max_new = job->chat ? LLM_ANSWER : LLM_NEW;
     if (c->encoder && job->max_new > 0)
         return !refuse(job, "%s generates no text; give --embed FILE", c->type);
@@ -1295,20 +1428,26 @@ static int run_texts(llm_job *job) {
         if (tsh_allreduce(&job->comm, &lacking, 1, TSH_I64, TSH_MAX) != TSH_OK)
             ok = !refuse(job, "the ranks do not meet");
     }
+    if (ok && lacking && (tunes_model(job) || job->tune.set.adapter))
+        ok = !refuse(job, "a rank's host has no %s, which --finetune, --evaluate and --adapter need "
+                     "on each", job->model);
     if (ok && (!lacking || job->comm.rank == 0)) ok = prepare(job);
     if (lacking) ok = send_found(job, ok);
     if (!ok && job->joined) tsh_comm_close(&job->comm);
-    return !ok || run(job) != 0 || job->error[0] != 0;
+    ok = ok && run(job) == 0 && !job->error[0];
+    if (ok && tunes_model(job) && !tune_finish(&job->tune)) refuse(job, "%s", job->tune.error);
+    return !ok || job->error[0] != 0;
 }
 
 int main(int argc, char **argv) {
-    llm_job job = {.backend = "threads", .max_new = -1};
+    llm_job job = {.backend = "threads", .max_new = -1, .tune.set.warmup = -1};
     output_begin();
     int failed = parse(&job, argc, argv);
     if (failed == 0) failed = check_flags(&job);
     if (failed == 0) {
         pthread_mutex_init(&job.lock, NULL);
         failed = job.tokenize || job.detokenize ? convert_text(&job) : run_texts(&job);
+        if (!tune_close(&job.tune) && !failed) failed = refuse(&job, "%s", job.tune.error);
         if (failed) fprintf(stderr, "llm: %s\n", job.error[0] ? job.error : "it did not end well");
         pthread_mutex_destroy(&job.lock);
     }

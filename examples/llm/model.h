@@ -4,6 +4,7 @@
 #ifndef LLM_MODEL_H
 #define LLM_MODEL_H
 
+#include "adapter.h"
 #include "folder.h"
 #include "gguf_parts.h"
 #include "layers.h"
@@ -207,13 +208,18 @@ static void llm_list_ignored(const llm_config *c, const char *ignored[LLM_IGNORE
     ignored[n] = NULL;
 }
 
-/* Lists the names to change while loading, ended by a pair of NULLs: the family's, and, if the
- * files have a head but no embedding (c->head), the head's to the embedding's. name: a buffer for
- * the latter. */
+/* Names of older files, which llm_model_save does not write. */
+static const tsh_rename llm_older_names[] = {{"**.LayerNorm.gamma", "**.LayerNorm.weight"},
+                                             {"**.LayerNorm.beta", "**.LayerNorm.bias"}};
+
+/* Lists the names to change while loading, ended by a pair of NULLs: those of older files, the
+ * family's, and, if the files have a head but no embedding (c->head), the head's to the embedding's.
+ * name: a buffer for the latter. */
 static void llm_list_renamed(const llm_config *c, const llm_family *family,
                              tsh_rename renamed[LLM_RENAMED], char *name, size_t size) {
     const tsh_rename *pair = family->rename;
     int n = 0;
+    for (; n < 2; n++) renamed[n] = llm_older_names[n];
     while (pair && pair->from && n < LLM_RENAMED - 2) renamed[n++] = *pair++;
     snprintf(name, size, "%s.%s", family->base, llm_embedding_name(c->type));
     renamed[n].from = c->head[0] ? c->head : NULL;
@@ -317,17 +323,38 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
                           .ignore = ignored,
                           .strict_names = 1,
                           .broadcast = c->broadcast};
+    const int quantised = weights && weights != TSH_F32;
+    /* Blocks of quantised weights lie along the input features: matrices that the files store
+     * (in, out) are quantised after they are loaded, others while they are. */
+    const int late = strcmp(c->type, "gpt2") == 0 && !c->rows_out;
     llm_list_ignored(c, ignored);
     llm_list_renamed(c, family, renamed, embedding, sizeof embedding);
-    (void)llm_model_make(m, ctx, c, family, rows, length, weights);
+    (void)llm_model_make(m, ctx, c, family, rows, length,
+                         quantised && late ? TSH_F32 : weights);
     if (c->gguf && !gguf_file_open(&blocks, c->gguf, llm_keeps, m))
         return tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     if (c->gguf) file.read_at = gguf_file_read;
     file.user = &blocks;
-    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && !c->encoder && !c->headless)
+    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && quantised && late)
+        tsh_quantize(m->root, NULL, weights);
+    if (tsh_ok(ctx) && !c->encoder && !c->headless)
         m->cache = tsh_cache_new(m->root, rows, length, TSH_DTYPE_DEFAULT);
     if (c->gguf) gguf_file_close(&blocks);
     return tsh_last_error(ctx)->code;
+}
+
+/* Runs the model on ids (B, T), with m->segments and m->places. Returns the family's output. For
+ * training and for whole rows; llm_logits is for texts that grow. With rotary positions, scores
+ * depend on the distance of two tokens alone, so texts packed into a row need not begin at 0: the result
+ * is the same but for the rounding of sines and cosines. Frequencies that depend on the length of
+ * the text are those for the longest of the batch's texts. */
+LLM_API tsh_tensor *llm_forward(llm_net *m, tsh_tensor *ids) {
+    int64_t longest = 0;
+    for (int64_t i = 0; m->places && i < tsh_numel(ids); i++)
+        if (m->places[i] >= longest) longest = m->places[i] + 1;
+    if (m->places) (void)llm_rope_of(&m->config->rope, &m->rope, longest);
+    if (tsh_set_segments(m->root, m->segments) != TSH_OK) return NULL;
+    return m->family->forward(m, ids);
 }
 
 /* Runs the model on n tokens of each text, ids (rows, n) and lengths as in llm_logits, with the
@@ -336,7 +363,7 @@ static tsh_tensor *llm_compute(llm_net *m, const int32_t *ids, int64_t n, const 
     m->lengths = lengths;
     if (m->cache) tsh_cache_counts(m->cache, lengths);
     tsh_tensor *given = tsh_from(m->ctx, ids, tsh_shape2(m->rows, n), TSH_I32);
-    tsh_tensor *logits = m->family->forward(m, given);
+    tsh_tensor *logits = llm_forward(m, given);
     for (int64_t b = 0; b < m->rows; b++) m->past[b] += lengths ? lengths[b] : n;
     m->positions = m->bias = NULL;
     return logits;
@@ -388,6 +415,106 @@ LLM_API tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const 
         tsh_cache_truncate(m->cache, m->past[0]);
     if (m->texts) llm_stretch(m, ids, n, lengths);
     return llm_compute(m, ids, n, lengths);
+}
+
+/* A tsh_chunk_fn: the losses (n) of vectors x (n, C) with targets (n). user: the llm_net. */
+static tsh_tensor *llm_loss_rows(tsh_tensor *x, tsh_tensor *targets, void *user) {
+    const tsh_cross_entropy_desc each = {.reduction = TSH_REDUCE_NONE};
+    return tsh_cross_entropy(llm_head_logits((const llm_net *)user, x), targets, &each);
+}
+
+/* A tsh_chunk_fn: 1 for each target (n) whose token is the most likely one, else 0. */
+static tsh_tensor *llm_hits_rows(tsh_tensor *x, tsh_tensor *targets, void *user) {
+    tsh_tensor *best = tsh_argmax(llm_head_logits((const llm_net *)user, x), -1, 0);
+    return tsh_eq(tsh_cast(best, TSH_REAL), tsh_cast(targets, TSH_REAL));
+}
+
+/* Returns the sum of what rows(x, targets) gives, over a few rows of the vectors (B, T, C) and the
+ * targets (B, T) at a time. */
+static tsh_tensor *llm_in_chunks(llm_net *m, tsh_tensor *vectors, tsh_tensor *targets,
+                                 tsh_chunk_fn rows) {
+    const tsh_chunks_desc desc = {.fn = rows, .user = m};
+    if (m->head) return tsh_loss_in_chunks(vectors, targets, &desc);
+    (void)tsh_fail(m->ctx, TSH_ERR_STATE, "no forward of a model with a head was run");
+    return NULL;
+}
+
+/* Returns the sum of the cross-entropies of all targets (B, T) that are not -100, a scalar, from
+ * the vectors (B, T, C) that a forward with m->vectors gives. The head computes the logits of a few
+ * tokens at a time (tsh_loss_in_chunks). NULL: an error. */
+LLM_API tsh_tensor *llm_loss(llm_net *m, tsh_tensor *vectors, tsh_tensor *targets) {
+    return llm_in_chunks(m, vectors, targets, llm_loss_rows);
+}
+
+/* Returns how many targets (B, T) are the most likely token, given the vectors as llm_loss takes
+ * them; -100 is none. -1: an error. Collective; nothing is recorded. */
+LLM_API int64_t llm_accuracy(llm_net *m, tsh_tensor *vectors, tsh_tensor *targets) {
+    tsh_no_grad_begin(m->ctx);
+    tsh_scope_begin(m->ctx);
+    tsh_tensor *hits = llm_in_chunks(m, vectors, targets, llm_hits_rows);
+    const int64_t count = hits ? (int64_t)tsh_item(m->ctx, hits) : -1;
+    tsh_scope_end(m->ctx);
+    tsh_no_grad_end(m->ctx);
+    return count;
+
+/* -- adapters in the files of PEFT ------------------------------------------ */
+
+/* The names that PEFT's files have for the parts of a model: "base_model.model.", then the name in
+ * the family's files. */
+typedef struct llm_adapter_names {
+    tsh_file_desc desc; /* .prefix and .rename are the fields below */
+    char prefix[80], head[2][2][96];
+    tsh_rename rename[LLM_RENAMED + 2];
+} llm_adapter_names;
+
+/* Fills in *names for the model m. */
+static void llm_adapter_name(const llm_net *m, llm_adapter_names *names) {
+    const char *base = m->family->base;
+    const tsh_rename *pair = m->family->rename;
+    int n = 0;
+    memset(names, 0, sizeof *names);
+    snprintf(names->prefix, sizeof names->prefix, "base_model.model.%.60s", base);
+    /* The head is no part of the base: its name lacks the family's prefix. */
+    for (; n < 2; n++) {
+        snprintf(names->head[n][0], sizeof names->head[n][0], "base_model.model.%s", llm_heads[n]);
+        snprintf(names->head[n][1], sizeof names->head[n][1], "%s.%s", names->prefix, llm_heads[n]);
+        names->rename[n].from = names->head[n][0];
+        names->rename[n].to = names->head[n][1];
+    }
+    while (pair && pair->from && n < LLM_RENAMED + 1) names->rename[n++] = *pair++;
+    names->desc.prefix = names->prefix;
+    names->desc.rename = names->rename;
+    names->desc.broadcast = m->config->broadcast;
+}
+
+/* Adds adapters to the layers of the model that `a` names, as PEFT does to those of the model in
+ * transformers: all linear layers but the head, or those whose name or the end of whose path is one
+ * of its targets. */
+LLM_API tsh_result llm_model_adapter_add(llm_net *m, const llm_adapter *a) {
+    const size_t n = strlen(m->family->base);
+    llm_adapter own = *a;
+    for (int i = 0; i < own.count; i++) { /* whole paths begin with the family's prefix */
+        char *target = own.targets[i];
+        if (strncmp(target, m->family->base, n) == 0 && target[n] == '.')
+            memmove(target, target + n + 1, strlen(target + n + 1) + 1);
+    }
+    return llm_adapter_add(m->root, &own);
+}
+
+/* Reads A and B of the model's adapters, which it has already, from a folder that PEFT or
+ * llm_model_adapter_save wrote. */
+LLM_API tsh_result llm_model_adapter_load(llm_net *m, const llm_adapter *a, const char *folder) {
+    llm_adapter_names names;
+    llm_adapter_name(m, &names);
+    return llm_adapter_load_with(m->root, a, folder, &names.desc);
+}
+
+/* Writes the model's adapters to a folder that exists, as llm_adapter_save_with does; PEFT reads
+ * it. */
+LLM_API tsh_result llm_model_adapter_save(llm_net *m, const llm_adapter *a, const char *folder) {
+    llm_adapter_names names;
+    llm_adapter_name(m, &names);
+    return llm_adapter_save_with(m->root, a, folder, &names.desc);
 }
 
 #endif

@@ -157,6 +157,8 @@ static const char *llm_embedding_name(const char *type) {
     return strcmp(type, "gpt2") == 0       ? "wte.weight"
            : strcmp(type, "gpt_neox") == 0 ? "embed_in.weight"
            : strcmp(type, "opt") == 0      ? "decoder.embed_tokens.weight"
+           : strcmp(type, "bert") == 0 || strcmp(type, "roberta") == 0
+               ? "embeddings.word_embeddings.weight"
            : strcmp(type, "bloom") == 0 || strcmp(type, "falcon") == 0 ? "word_embeddings.weight"
                                                                        : "embed_tokens.weight";
 }

@@ -32,8 +32,8 @@
  * recovers.
  * torch: torch.save, nn.Module.state_dict, dist.checkpoint.save */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
-/* A pair of patterns: tensors whose name in a file matches .from are loaded as .to; see
- * tsh_file_desc.rename. */
+/* A pair of patterns: tensors whose name in a file matches .from are loaded as .to, and saved the
+ * other way; see tsh_file_desc.rename. */
 typedef struct tsh_rename {
     const char *from, *to;
 } tsh_rename;
@@ -49,13 +49,17 @@ typedef struct tsh_file_desc {
     int strict_names;   /* loading: 1: tensors under other prefixes are errors */
     int strict_dtype;   /* loading: 1: a dtype other than the model's is an error; for a BF16
                          * parameter of which an optimiser keeps exact weights, F32 is allowed */
-    /* loading: pairs of patterns, the last one with .from NULL. Each in turn is applied to the
+    /* Pairs of patterns, the last one with .from NULL. Loading: each in turn is applied to the
      * names in the files (their prefixes included). Patterns are those of tsh_plan_rule; the n-th *
      * or ** of .to (at most 8) stands for what the n-th of .from matched: {"**.LayerNorm.gamma",
-     * "**.LayerNorm.weight"}. NULL: none. */
+     * "**.LayerNorm.weight"}. Saving: the same pairs are undone in reverse order, so that one desc
+     * loads a model and writes it under the files' names: each pair whose .to matches makes .from
+     * of the name. A pair that cannot be undone (.from has ?, a [set] or more * than .to), and a
+     * name that loading would not give back, are errors. NULL: none. */
     const tsh_rename *rename;
     /* loading: patterns, the last one NULL, of names in the files, before .rename. Tensors that
-     * match are treated as if the files did not have them: "**.inv_freq". NULL: none. */
+     * match are treated as if the files did not have them: "**.inv_freq". Saving: a tensor with
+     * such a name is an error. NULL: none. */
     const char *const *ignore;
     int broadcast; /* loading: 1: only rank 0 of the world reads the files, and sends each rank
                     * its shards; other ranks ignore their path */
@@ -70,12 +74,20 @@ typedef struct tsh_file_desc {
     tsh_ema *ema;
     /* the name of adapters (tsh_lora): A and B of these alone are saved or loaded, under the names
      * in PEFT's adapter_model.safetensors ("h.0.q_proj.lora_A.weight"), with a .prefix that is
-     * "base_model.model" if NULL. NULL: the model, with all its adapters */
+     * "base_model.model" if NULL. "": the model without its adapters, as after tsh_lora_merge.
+     * NULL: the model, with all its adapters */
     const char *adapter;
+    /* saving: path is a folder that exists and has no model yet, and gets the files that
+     * transformers writes: model-00001-of-00003.safetensors and so on, each with at most so many
+     * bytes of tensors (a larger tensor has a file of its own), and last
+     * model.safetensors.index.json; if one file is enough, model.safetensors alone. After an error
+     * none of them is left. 0: path is one file */
+    int64_t shard_bytes;
 } tsh_file_desc;
 /* Saves as tsh_save does, with options; desc NULL: none. TSH_ERR_ARGUMENT: a prefix of
  * TSH_PATH_SIZE characters or more; a dtype that is not floating; a dtype that differs between
- * ranks. */
+ * ranks; names that .rename does not give back. Quantised weights are written in .dtype if it is
+ * set. */
 TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh_optim *optim,
                                  const tsh_file_desc *desc);
 /* Loads a file of tsh_save, or safetensors files of other programs, into a model of the same names

@@ -286,8 +286,8 @@ typedef struct tsh_attention_layer_desc {
                          * feature, as in OLMo 2; if heads are sharded, each of the two norms
                          * runs a small all-reduce in forward and one in backward */
     tsh_attention_desc attention;     /* options of tsh_attention; the layer sets owner, cache_k,
-                                       * cache_v, past, pasts, lengths and sinks; dropout acts in
-                                       * training mode only */
+                                       * cache_v, past, pasts, lengths, sinks and segments; dropout
+                                       * acts in training mode only */
     int sinks;                        /* 1: adds a parameter "sinks" (heads), initially 0: see
                                        * tsh_attention_desc */
     const char *q, *k, *v, *out;      /* names of the linear layers; NULL: "q_proj", "k_proj",
@@ -312,6 +312,15 @@ typedef struct tsh_attention_layer_desc {
  * torch: nn.MultiheadAttention */
 TSH_API tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
                                       const tsh_attention_layer_desc *desc);
+/* Sets the segments (tsh_attention_desc) of the attention layers that are below module now: their
+ * next forwards use them, until other segments are set, or NULL, which is the initial state. For
+ * rows that hold several sequences, and for rows of unequal length, whose padding has segment -1.
+ * Rotary positions need not begin anew with each sequence, as they act by distance. The tensor is
+ * not copied: it must live until the last of these forwards; in a later one, a step tensor whose
+ * step has ended is an error. Backward of a checkpoint (tsh_checkpoint) uses the segments of its
+ * forward, whatever was set since. In a pipeline, .input sets those of its micro-batch, at the
+ * container or above it: they travel to the later stages with the tensors. No collective. */
+TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments);
 
 typedef enum tsh_activation { TSH_GELU, TSH_GELU_TANH, TSH_RELU, TSH_SILU } tsh_activation;
 typedef struct tsh_mlp_desc {

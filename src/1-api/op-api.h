@@ -387,6 +387,16 @@ typedef struct tsh_attention_desc {
                         * mask (Gemma 2); 0: off */
     tsh_tensor *sinks; /* (H), R or sharded as q's heads: a score per head that is part of every
                         * softmax of that head but has no value (gpt-oss); NULL: none */
+    /* The segment of each position, for rows that hold several sequences: TSH_I32, (B, T), T = Tq =
+     * Tk, R or sharded as the batch; NULL: each row is one sequence. A query sees only keys of its
+     * own segment, as far as causal, window and mask let it; positions, and indices of the mask and
+     * of dropout masks, stay those of the row. A negative segment is padding: it sees no key, gives
+     * 0, and no query sees it. So segments also mask the padding of texts of unequal length, with
+     * gradients, where `lengths` would give padding queries some keys. If the positions of each
+     * segment follow each other, the cost is that of the sequences alone, and padding has none; if
+     * not, that of the whole stretch from a segment's first position to its last. No cache, no
+     * lengths. */
+    tsh_tensor *segments;
 } tsh_attention_desc;
 /* Computes attention of q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
  * torch.nn.functional.scaled_dot_product_attention. It runs in tiles with an online softmax
@@ -428,16 +438,40 @@ typedef struct tsh_cross_entropy_desc {
  * torch.nn.functional.cross_entropy: logits (V) or (N, V, d1, ..), target (N, d1, ..) or
  * probabilities of the logits' shape, unreduced (N, d1, ..); logits of three dimensions or more are
  * copied, unless their classes are contiguous in memory. Layouts: logits R; or sharded along the
- * classes, with one all-reduce of the row maxima and one of all row sums, whatever the options; or
- * sharded along another dimension: then mean and sum are P, and the mean of integer targets
- * all-reduces its divisor. No collective in backward. Integer targets are R, or sharded as the
- * rows; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
- * laid out as the logits and get no gradient. The mean divides by the sum of the class weights of
- * the targets, or, with probabilities, by the number of rows. A class with logit -inf is padding:
- * label smoothing leaves it out.
+ * classes, with one all-reduce of the row maxima and one all-gather of all row sums, whatever the
+ * options, so that the loss of a row does not depend on the other rows; or sharded along another
+ * dimension: then mean and sum are P, and the mean of integer targets all-reduces its divisor. No
+ * collective in backward. Integer targets are R, or sharded as the rows; one outside [0, V) that is
+ * not ignored is an error on every rank. Probabilities are R or laid out as the logits and get no
+ * gradient. The mean divides by the sum of the class weights of the targets, or, with
+ * probabilities, by the number of rows. A class with logit -inf is padding: label smoothing leaves
+ * it out.
  * torch: F.cross_entropy, nn.CrossEntropyLoss */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
+
+/* Computes the losses of a few rows: x (n, C), target (n, ..) -> losses of any shape, R, such as
+ * tsh_cross_entropy(head(x), target) with TSH_REDUCE_NONE gives. */
+typedef tsh_tensor *(*tsh_chunk_fn)(tsh_tensor *x, tsh_tensor *target, void *user);
+typedef struct tsh_chunks_desc {
+    tsh_chunk_fn fn; /* computes the losses of a chunk of rows; needed */
+    void *user;      /* given to fn */
+    int64_t rows;    /* rows of a chunk, the last one may have fewer; 0: 256 */
+} tsh_chunks_desc;
+/* Returns the sum of the losses of all rows, a scalar TSH_REAL, R. x (.., C) and target (..) or
+ * (.., d1, ..) are taken apart along their rows (..), and fn computes the losses of each chunk in
+ * turn. What fn makes of a chunk is released before the next one, so that logits (.., V) of a large
+ * vocabulary V never stand whole: of 2,048 rows and V = 49,152, 50 MB instead of 403.
+ *   Losses are added in double in the order of the rows: if fn returns a loss per row, the sum has
+ * the bits that tsh_cross_entropy with TSH_REDUCE_SUM has of the whole.
+ *   Gradients flow to x and to whatever else fn reads, such as the head's weights, 16 tensors at
+ * most (else TSH_ERR_UNSUPPORTED). They are computed at once, with each chunk, so that nothing is
+ * computed twice, and kept until backward: the gradient of x, and one of the size of each weight of
+ * fn that is trained. fn must not end the step or call tsh_backward. Within tsh_no_grad_begin
+ * nothing is kept.
+ *   x and target are R along their rows. Collectives: those of fn, for each chunk. */
+TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
+                                       const tsh_chunks_desc *desc);
 
 /* -- sampling token ids ------------------------------------------------------ */
 

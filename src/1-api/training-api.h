@@ -288,16 +288,19 @@ typedef struct tsh_lora_desc {
  * the gradient of A x (rank numbers per row). If W is row-parallel, A is sharded as W's inputs, B
  * is replicated, and forward all-reduces A x. Plans may be applied before or after it.
  * A layer may have several adapters, of different names; the one added last is active (see
- * tsh_lora_use). Call it when the model is complete and loaded, before tsh_optim_new and
- * tsh_pipeline_new: tsh_load after it wants adapters in the file, too.
+ * tsh_lora_use). Call it when the model is complete, before tsh_optim_new and tsh_pipeline_new.
+ * tsh_load after it reads the adapters of a name if the files have some of these, and else leaves
+ * them as they are: so the base model's own files can be loaded before or after.
  * Errors, after which nothing is changed: TSH_ERR_ARGUMENT (desc is out of range, no layer matches,
  * parts that do not add up), TSH_ERR_STATE (a layer has an adapter of this name; recorded ops use a
  * parameter). */
 TSH_API tsh_result tsh_lora(tsh_module *module, const char *pattern, const tsh_lora_desc *desc);
 /* Makes the adapters of this name active in all layers below module; layers that have none of this
  * name, and with name NULL all layers, compute without an adapter. Others stay, and get no gradient
- * meanwhile: so a model is its own reference, without a second copy. It may be called during a
- * step. TSH_ERR_ARGUMENT: no layer has one of this name; TSH_ERR_STATE: an adapter is merged. */
+ * meanwhile: so a model is its own reference, without a second copy. Call it on every rank; it may
+ * be called during a step: backward recomputes a checkpoint with the adapters of its forward. The
+ * next collective compares the ranks' models, and ranks with other adapters get TSH_ERR_MISMATCH.
+ * TSH_ERR_ARGUMENT: no layer has one of this name; TSH_ERR_STATE: an adapter is merged. */
 TSH_API tsh_result tsh_lora_use(tsh_module *module, const char *name);
 /* Merges the active adapters into the weights below module: W becomes W + s B A, rounded once to
  * its dtype, and forward computes with W alone. The old values are kept, which takes their memory
@@ -378,7 +381,8 @@ typedef struct tsh_pipeline_desc {
     const int *counts; /* counts[s]: number of children of stage s; NULL: equally many for each */
     tsh_pipeline_schedule schedule;
     /* Called for each micro-batch. input, on the first stage: returns the input of the container's
-     * first child. loss, on the last stage: takes the output of the last child and returns the
+     * first child; it may call tsh_set_segments for the container, which other stages then get.
+     * loss, on the last stage: takes the output of the last child and returns the
      * loss, a replicated scalar. Step tensors that these functions make are released with the
      * micro-batch. */
     tsh_tensor *(*input)(tsh_ctx *ctx, int micro_batch, void *user);
@@ -409,7 +413,7 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
  * stages, whose gradients are summed over these stages first. *loss (may be NULL) gets the mean
  * loss on every rank of pp, with .weight also of dp; NaN after an error. The norm in the following
  * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too. Collectives over pp: each rank
- * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 160 bytes that
+ * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 168 bytes that
  * describe them, and receives their gradients; gradients of tied parameters are exchanged; the loss
  * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss.
  * TSH_ERR_STATE: ops are recorded already, or the call is between tsh_no_grad_begin and

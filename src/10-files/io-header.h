@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>io-header                                    MARK: - io-header (private) */
 /* Reads and checks the header of a safetensors file; renames its tensors.    */
-/* Needs: >>glob >>io-json.                                                   */
+/* Needs: >>io-name >>io-json.                                                */
 /* ========================================================================== */
 
 /* The dtypes of the safetensors format whose values are whole bytes, to check sizes by. tsh_load
@@ -83,11 +83,6 @@ static void tshi_io_read_entries(tshi_io *io, size_t n) {
 }
 
 /* -- reading: checks of offsets, shapes and names ----------------------------- */
-
-/* Compares two structs by their first field, a name; for qsort and bsearch. */
-static int tshi_io_by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
 
 /* Compares two tensors of a file by the offsets of their values; for qsort. */
 static int tshi_io_by_place(const void *a, const void *b) {
@@ -196,41 +191,4 @@ static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values,
             found[1] += x[i] == x[i] && !(x[i] - x[i] == 0);
         }
     }
-}
-
-/* -- reading: .ignore and .rename, for the files' names ----------------------- */
-
-/* Returns 1 if the name of a tensor in the files matches a pattern of .ignore. */
-static int tshi_io_ignored(const tshi_io *io, const char *name) {
-    const char *const *pattern = io->ignore;
-    if (!pattern || strlen(name) >= TSHI_IO_NAME)
-        return 0; /* no pattern is tried on longer names */
-    while (*pattern && !tshi_glob_match(*pattern, name)) pattern++;
-    return *pattern != NULL;
-}
-
-/* Returns what the pairs of .rename, applied in order, make of the name of a tensor in the files.
- * The name is unchanged by pairs that do not match. Sets an error if a pair makes no valid name. */
-static const char *tshi_io_rename(tshi_io *io, const char *name) {
-    const tsh_rename *pair = io->rename;
-    for (; pair && pair->from; pair++) {
-        tshi_captures captures;
-        char text[TSHI_IO_NAME], quote[TSHI_IO_QUOTE];
-        char *copy;
-        captures.count = 0;
-        if (strlen(name) >= sizeof text || !tshi_glob_into(pair->from, name, &captures)) continue;
-        if (!pair->to || !tshi_glob_replace(pair->to, &captures, text, sizeof text)) {
-            (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
-                           "%s: .rename \"%.64s\" to \"%.64s\" makes no name of \"%s\": it has "
-                           "more * than the first, more than %d, or is too long",
-                           io->op, pair->from, pair->to ? pair->to : "", tshi_io_quote(name, quote),
-                           (int)TSHI_GLOB_CAPTURES);
-            return name;
-        }
-        copy = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, strlen(text) + 1);
-        if (!copy) return name;
-        strcpy(copy, text);
-        name = copy;
-    }
-    return name;
 }

@@ -21,14 +21,6 @@ static int tshi_io_bad(const tshi_io *io, const char *what) {
                         (unsigned long long)(io->at - io->text), io->index ? "" : " of its header");
 }
 
-/* Copies a name from the file to `quote`, of TSHI_IO_QUOTE bytes, for an error: cut off there,
- * control characters replaced. Returns quote. */
-static const char *tshi_io_quote(const char *name, char *quote) {
-    (void)snprintf(quote, TSHI_IO_QUOTE, "%s", name);
-    tshi_base_quote(quote);
-    return quote;
-}
-
 /* Skips white space. */
 static void tshi_io_skip(tshi_io *io) {
     while (*io->at == ' ' || *io->at == '\t' || *io->at == '\n' || *io->at == '\r') io->at++;

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>io-save                                        MARK: - io-save (private) */
-/* Saving a model as one safetensors file.                                    */
-/* Needs: >>module-state >>optim >>io.                                        */
+/* Saving a model as one safetensors file, or as several with an index.       */
+/* Needs: >>module-state >>optim >>io-name.                                   */
 /* ========================================================================== */
 
 /* A text that is written to memory or, while `at` is NULL, only measured. */
@@ -31,12 +31,18 @@ static const char *tshi_io_escape(char c, char out[8]) {
     return out;
 }
 
-/* Appends ,"key": to the text, where the key is prefix + name. */
-static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
+/* Appends "words": to the text, where the words are prefix + name. */
+static void tshi_io_put_key(tshi_io_text *text, const char *prefix, const char *name) {
     char one[8]; /* one character, escaped */
-    tshi_io_put(text, ",\"%s", prefix);
+    tshi_io_put(text, "\"%s", prefix);
     for (; *name; name++) tshi_io_put(text, "%s", tshi_io_escape(*name, one));
     tshi_io_put(text, "\":");
+}
+
+/* Appends ,"key": to the text, where the key is prefix + name. */
+static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
+    tshi_io_put(text, ",");
+    tshi_io_put_key(text, prefix, name);
 }
 
 /* The metadata's key for the hash of all values. Its 16 hexadecimal digits are written last, once
@@ -55,13 +61,10 @@ static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
                : t->dim[d];
 }
 
-/* Appends the whole header to the text. PyTorch's files have "format": "pt". */
-static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
-    int64_t begin = 0, end; /* byte offsets of a tensor's values */
+/* Appends the counters, and which optimiser those of moments are of, to the text. */
+static void tshi_io_put_counts(const tshi_io *io, tshi_io_text *text) {
     char kind[TSHI_TEXT_SIZE], one[8];
-    int i, d;
-    tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
-                tshi_io_hash_key, 0);
+    int i;
     for (i = 0; i < io->counts; i++) {
         const tshi_io_count *count = &io->count[i];
         if (i == io->generators && io->optim) {
@@ -74,17 +77,28 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
         tshi_io_put_name(text, count->prefix, count->name);
         tshi_io_put(text, "\"%llu\"", (unsigned long long)*count->value);
     }
+}
+
+/* Appends the whole header of a file to the text, and returns the number of bytes of its values.
+ * PyTorch's files have "format": "pt". Of several files, the first one has the counters. */
+static int64_t tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
+    int64_t begin = 0, end; /* byte offsets of a tensor's values */
+    int i, d;
+    tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
+                tshi_io_hash_key, 0);
+    if (io->shard == 0) tshi_io_put_counts(io, text);
     for (i = 0; i < io->items; i++) {
-        if (!tshi_dtype_in_blocks(io->item[i].file)) continue;
-        tshi_io_put_name(text, tshi_io_blocks, io->item[i].path);
+        if (!tshi_dtype_in_blocks(io->item[i].file) || io->item[i].shard != io->shard) continue;
+        tshi_io_put_name(text, tshi_io_blocks, io->item[i].name);
         tshi_io_put(text, "\"%s\"", tshi_dtype_name(io->item[i].file));
     }
     tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].form;
-        if (!io->item[i].file) continue; /* a moment that has not been created is not written */
+        /* a moment that has not been created is not written */
+        if (!io->item[i].file || io->item[i].shard != io->shard) continue;
         end = begin + (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(t));
-        tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
+        tshi_io_put_name(text, "", io->item[i].name);
         tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", tshi_dtypes[io->item[i].file].file);
         for (d = 0; d < t->ndim; d++)
             tshi_io_put(text, d ? ",%lld" : "%lld",
@@ -94,6 +108,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     }
     tshi_io_put(text, "}");
     while (text->used % 8) tshi_io_put(text, " "); /* aligns the values to 8 bytes */
+    return begin;
 }
 
 /* -- writing the header and the tensors -------------------------------------- */
@@ -155,8 +170,9 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_block *block;
     const char *kind; /* what is at the path, if it is not a regular file */
     unsigned char length[8];
+    int64_t bytes; /* of values */
     memset(&text, 0, sizeof text);
-    tshi_io_put_header(io, &text);
+    bytes = tshi_io_put_header(io, &text);
     if (text.used > TSHI_IO_HEADER)
         (void)tshi_io_fail(
             io, TSH_ERR_UNSUPPORTED,
@@ -170,13 +186,13 @@ static void tshi_io_write_header(tshi_io *io) {
     text.at = (char *)tshi_mem_data(block); /* the text is now written, no longer measured */
     text.size = text.used + 1;
     text.used = 0;
-    tshi_io_put_header(io, &text);
+    (void)tshi_io_put_header(io, &text);
     /* length of the header: the first 8 bytes of the file */
     tshi_module_store_word(length, 0, text.used);
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
     tshi_file_begin(&io->writer, io->path);
-    if (tshi_file_fits(&io->writer, 8 + (int64_t)text.used + io->bytes))
+    if (tshi_file_fits(&io->writer, 8 + (int64_t)text.used + bytes))
         tshi_file_open_new(&io->writer);
     if (tshi_io_written(io)) {
         tshi_io_write(io, length, sizeof length);
@@ -198,6 +214,21 @@ static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item)
     return tshi_io_own_dtype(item);
 }
 
+/* Sets and checks the name of an item in the file. Returns 0 and sets an error if tsh_load could
+ * not read it. */
+static int tshi_io_set_name(tshi_io *io, tshi_io_item *item) {
+    const size_t size = strlen(item->prefix) + strlen(item->path) + 1;
+    char *name; /* prefix + path */
+    item->name = item->path;
+    if (!tshi_io_check_name(io, item->path)) return 0;
+    if (!*item->prefix && !io->rename && !io->ignore) return 1;
+    name = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    if (!name) return 0;
+    (void)snprintf(name, size, "%s%s", item->prefix, item->path);
+    item->name = tshi_io_rename_back(io, name);
+    return io->ctx->error.code == TSH_OK && (item->moment || tshi_io_check_name(io, item->name));
+}
+
 /* Lists and hashes the items to save, checks their names, and allocates what the collectives need.
  * Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
@@ -216,12 +247,12 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].form;
         io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
-        /* tsh_load would refuse a file with a wrong name */
-        if (!tshi_io_check_name(io, io->item[i].path)) return;
+        if (!tshi_io_set_name(io, &io->item[i])) return;
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
         tshi_io_hash(io, io->item[i].path, strlen(io->item[i].path));
+        tshi_io_hash(io, io->item[i].name, strlen(io->item[i].name));
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
     }
     if (whole) io->whole_block = tshi_mem_alloc(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
@@ -247,19 +278,145 @@ static void tshi_io_merge_stages(tshi_io *io) {
         if (io->count[i].staged) *io->count[i].value = (uint64_t)counts[i];
 }
 
+/* Counts the bytes of all items, and cuts them into files: each takes items in order while they fit
+ * in io->shard_bytes, at least one. */
+static void tshi_io_cut(tshi_io *io) {
+    int64_t n, full = 0; /* bytes of an item; of the file so far */
+    int i;
+    for (i = 0; i < io->items; i++) {
+        tshi_io_item *item = &io->item[i];
+        n = (int64_t)tshi_dtype_bytes(item->file, tsh_numel(item->form));
+        io->bytes += n;
+        if (!io->shards || (io->shard_bytes && full > 0 && n > io->shard_bytes - full)) {
+            io->shards++;
+            full = 0;
+        }
+        full += n;
+        item->shard = io->shards - 1;
+        tshi_io_hash(io, &item->file, sizeof item->file);
+        tshi_io_hash(io, &item->shard, sizeof item->shard);
+    }
+    io->shards = io->shard_bytes ? io->shards + !io->shards : 0; /* at least one in a folder */
+}
+
+/* -- a folder: several files and their index ----------------------------------- */
+
+/* As transformers names them: the only file of a folder, and the index of several. */
+static const char tshi_io_only[] = "model.safetensors";
+static const char tshi_io_index[] = "model.safetensors.index.json";
+
+/* Writes the name of file `shard` of a folder to name. Returns name. */
+static const char *tshi_io_shard_name(const tshi_io *io, int shard, char name[48]) {
+    if (io->shards == 1)
+        strcpy(name, tshi_io_only);
+    else
+        (void)snprintf(name, 48, "model-%05d-of-%05d.safetensors", shard + 1, io->shards);
+    return name;
+}
+
+/* Returns the path of a file in the folder io->given. Returns "" and sets an error if there is no
+ * memory. */
+static const char *tshi_io_in_folder(tshi_io *io, const char *name) {
+    const size_t folder = strlen(io->given), size = folder + strlen(name) + 2;
+    char *path = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    const int slash = folder && io->given[folder - 1] != '/';
+    if (path) (void)snprintf(path, size, "%s%s%s", io->given, slash ? "/" : "", name);
+    return path ? path : "";
+}
+
+/* Returns 1 if the folder has no model yet: tsh_load would read its model.safetensors in place of
+ * the new files, and half of a new model with its index. Else returns 0 and sets an error. */
+static int tshi_io_folder_is_free(tshi_io *io) {
+    const char *const names[] = {tshi_io_only, tshi_io_index};
+    int i;
+    for (i = 0; i < 2; i++) {
+        const char *path = tshi_io_in_folder(io, names[i]), *kind = NULL;
+        FILE *file = *path ? tshi_file_open(path, &kind) : NULL;
+        if (file) (void)fclose(file);
+        if (file || kind)
+            return tshi_io_fail(io, TSH_ERR_IO,
+                                "has %s already; .shard_bytes writes to a folder without a model",
+                                names[i]);
+    }
+    return io->ctx->error.code == TSH_OK;
+}
+
+/* On the writing rank: begins the file io->shard. */
+static void tshi_io_begin_shard(tshi_io *io) {
+    char name[48];
+    memset(io->hashes, 0, sizeof io->hashes);
+    if (io->shards) io->path = tshi_io_in_folder(io, tshi_io_shard_name(io, io->shard, name));
+    if (io->ctx->error.code == TSH_OK) tshi_io_write_header(io);
+    io->path = io->given;
+}
+
+/* Appends the index to the text: the bytes of all values, and in which file each tensor is. pair:
+ * names of tensors and files, sorted. */
+static void tshi_io_put_index(const tshi_io *io, const tshi_io_pair *pair, size_t pairs,
+                              tshi_io_text *text) {
+    size_t i;
+    tshi_io_put(text, "{\n  \"metadata\": {\n    \"total_size\": %lld\n  },\n  \"weight_map\": {",
+                (long long)io->bytes);
+    for (i = 0; i < pairs; i++) {
+        tshi_io_put(text, i ? ",\n    " : "\n    ");
+        tshi_io_put_key(text, "", pair[i].name);
+        tshi_io_put(text, " \"%s\"", pair[i].text);
+    }
+    tshi_io_put(text, "\n  }\n}\n");
+}
+
+/* On the writing rank, after all files are complete: writes the index. */
+static void tshi_io_write_index(tshi_io *io) {
+    tshi_io_text text; /* measured first */
+    char(*names)[48] = (char(*)[48])tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                         (size_t)io->shards * sizeof *names);
+    tshi_io_pair *pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                              (size_t)io->items * sizeof *pair);
+    size_t pairs = 0;
+    int i;
+    memset(&text, 0, sizeof text);
+    if (!names || !pair) return;
+    for (i = 0; i < io->items; i++) {
+        const tshi_io_item *item = &io->item[i];
+        if (!item->file) continue;
+        pair[pairs].name = item->name;
+        pair[pairs++].text = tshi_io_shard_name(io, item->shard, names[item->shard]);
+    }
+    qsort(pair, pairs, sizeof *pair, tshi_io_by_name);
+    tshi_io_put_index(io, pair, pairs, &text);
+    text.size = text.used + 1;
+    text.at = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, text.size);
+    text.used = 0;
+    io->path = tshi_io_in_folder(io, tshi_io_index);
+    if (io->ctx->error.code != TSH_OK) return;
+    tshi_io_put_index(io, pair, pairs, &text);
+    tshi_file_begin(&io->writer, io->path);
+    tshi_file_open_new(&io->writer);
+    tshi_io_write(io, text.at, text.used);
+    if (tshi_io_written(io)) tshi_file_finish(&io->writer);
+    (void)tshi_io_written(io);
+}
+
+/* On the writing rank, after an error: removes the files that were written to the folder. The
+ * index, which comes last, is not among them. */
+static void tshi_io_remove_shards(tshi_io *io) {
+    char name[48];
+    for (; io->shards && io->done > 0; io->done--) {
+        const char *path = tshi_io_in_folder(io, tshi_io_shard_name(io, io->done - 1, name));
+        if (*path) (void)remove(path);
+    }
+}
+
 /* Does all that can fail before values are sent: allocates buffers, opens the temporary file and
  * writes its header. */
 static void tshi_io_begin_file(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
-    int i;
-    for (i = 0; i < io->items; i++) {
-        io->bytes += (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(io->item[i].form));
-        tshi_io_hash(io, &io->item[i].file, sizeof io->item[i].file);
-    }
+    tshi_io_cut(io);
     if (ctx->dp.rank > 0) return; /* only the first replica writes */
     io->buffer = (char *)tshi_mem_arena_alloc(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
-    if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
+    if (io->buffer && tshi_io_is_writer(ctx) && (!io->shards || tshi_io_folder_is_free(io)))
+        tshi_io_begin_shard(io);
 }
 
 /* Converts n elements of this rank's shard of t, the first at index `local`, to dtype `file`. */
@@ -390,7 +547,29 @@ static void tshi_io_finish(tshi_io *io) {
     if (!tshi_file_seek(w->file, io->hash_at) || fwrite(digits, 1, 16, w->file) != 16)
         tshi_file_system_error(w, "cannot be written");
     tshi_file_finish(w);
-    (void)tshi_io_written(io);
+    if (tshi_io_written(io)) io->done++;
+}
+
+/* Writes all items, file after file, and the index if there are several files. After a failed
+ * write, the other ranks' shards are still received. */
+static void tshi_io_write_items(tshi_io *io) {
+    const int writer = tshi_io_is_writer(io->ctx);
+    int i;
+    for (i = 0; i < io->items; i++) {
+        if (io->item[i].shard != io->shard && writer && io->ctx->error.code == TSH_OK) {
+            tshi_io_finish(io);
+            tshi_file_close(&io->writer);
+            io->shard = io->item[i].shard;
+            if (io->ctx->error.code == TSH_OK) tshi_io_begin_shard(io);
+        }
+        if (tshi_io_write_item(io, &io->item[i]) != TSH_OK) break;
+    }
+    if (io->writer.file && io->ctx->error.code == TSH_OK) tshi_io_finish(io);
+    tshi_file_close(&io->writer);
+    if (io->shards > 1 && writer && io->ctx->error.code == TSH_OK) tshi_io_write_index(io);
+    tshi_file_close(&io->writer);
+    if (io->ctx->error.code != TSH_OK) tshi_io_remove_shards(io);
+    io->path = io->given;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
@@ -402,7 +581,6 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
                                            const tsh_optim *optim, const tsh_file_desc *desc) {
     tshi_io io;
     tsh_ctx *ctx;
-    int i; /* index of the item */
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
@@ -413,10 +591,7 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_file_close(&io.writer); /* removes the temporary file */
     if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: values */
-        for (i = 0; i < io.items; i++)
-            if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
-        if (io.writer.file && ctx->error.code == TSH_OK) tshi_io_finish(&io);
-        tshi_file_close(&io.writer);
+        tshi_io_write_items(&io);
         (void)tshi_io_agree(&io);
     }
     tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);

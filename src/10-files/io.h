@@ -67,7 +67,9 @@ typedef struct tshi_io_count {
 
 /* A tensor of the model: a parameter, or a moment or an average of one. */
 typedef struct tshi_io_item {
-    const char *prefix, *path; /* the tensor's name in the file is prefix + path */
+    const char *prefix, *path; /* the tensor's name in the file, before .rename, is prefix + path */
+    const char *name;          /* saving: its name in the file */
+    int shard;                 /* saving: which of the files it is written to, from 0 on */
     /* moment: points to an element of .moment of its tshi_moments, or to .average of its
      * tshi_average; NULL: the item is the parameter */
     tsh_tensor *param, **moment;
@@ -79,6 +81,7 @@ typedef struct tshi_io_item {
     tsh_dtype file;             /* the tensor's dtype in the file; TSH_DTYPE_DEFAULT, when saving:
                                  * no stage has values, so it is not written */
     const tshi_io_entry *entry; /* loading: the tensor of the files that matches; NULL: none */
+    const char *of; /* the name of the adapter whose A or B it is; NULL: another parameter */
 } tshi_io_item;
 
 /* The state of one save or load. */
@@ -90,12 +93,14 @@ typedef struct tshi_io {
     const char *op, *path;  /* op: "tsh_save" or "tsh_load", for errors; path: that of the file */
     const char *adapter;    /* the name of the adapters that are saved or loaded, alone; NULL: all
                              * parameters are */
+    int plain;              /* 1: without any adapter's A and B */
     const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
     tsh_dtype dtype;        /* saving: dtype in which parameters are written; 0: each in its own */
     /* loading, strict 1: a dtype other than the model's is an error; strict_names 1: so are tensors
      * whose names lack the prefix */
     int strict, strict_names;
-    const tsh_rename *rename;    /* loading: pairs of patterns that rename the files' tensors */
+    const tsh_rename *rename;    /* pairs of patterns that rename the files' tensors; saving undoes
+                                  * them */
     const char *const *ignore;   /* loading: patterns of tensors to ignore, the last one NULL */
     int broadcast;               /* 1: rank 0 reads for the other ranks (.broadcast) */
     const tsh_file_desc *reader; /* its .read_at gives the files' bytes; NULL: `file` gives them */
@@ -114,13 +119,18 @@ typedef struct tshi_io {
      * one if values must be converted, else NULL. */
     char *buffer;
     /* The fields from here to `hashes` are for saving. */
+    int64_t shard_bytes; /* most bytes of tensors in a file of a folder; 0: one file, at the path */
+    /* shards: number of files, 0 if shard_bytes is; shard: which of them is being written, from 0
+     * on; done: how many are complete */
+    int shards, shard, done;
     int64_t *known;                  /* dtypes of items, then counters, merged from all stages */
     tshi_block *whole_block;         /* memory for a whole moment, gathered from dp's chunks */
     int64_t bytes;                   /* bytes of all values in the file (loading: in all files) */
     int64_t hash_at;                 /* position of the hash of all values in the file */
-    uint64_t hashes[TSHI_IO_HASHES]; /* interleaved hashes of the values written so far */
+    uint64_t hashes[TSHI_IO_HASHES]; /* interleaved hashes of the file's values so far */
     /* The fields from here on are for loading. */
-    const char *given;          /* the user's path; `path` is that of the file being read */
+    const char *given;          /* the user's path; `path` is that of the file being read (or,
+                                 * saving to a folder, written) */
     tshi_io_source *source;     /* shape (sources): the files to load from */
     const tshi_io_source *open; /* the source being read, by `file` or .read_at; NULL: none */
     int sources, index;         /* sources: number of files; index: 1 while an index is parsed */
@@ -169,8 +179,10 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->ema = desc ? desc->ema : NULL;
     io->op = op;
     io->path = io->given = path ? path : "";
-    io->adapter = desc ? desc->adapter : NULL;
+    io->plain = desc && desc->adapter && !*desc->adapter;
+    io->adapter = desc && !io->plain ? desc->adapter : NULL;
     io->prefix = desc && desc->prefix ? desc->prefix : io->adapter ? "base_model.model" : "";
+    io->shard_bytes = desc ? desc->shard_bytes : 0;
     io->dtype = desc ? desc->dtype : TSH_DTYPE_DEFAULT;
     io->strict = desc && desc->strict_dtype;
     io->strict_names = desc && desc->strict_names;
@@ -190,11 +202,16 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
                        op, tshi_dtype_exists(io->dtype) ? tshi_dtype_name(io->dtype) : "none");
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
-    if (io->adapter && (optim || io->ema))
+    if ((io->adapter || io->plain) && (optim || io->ema))
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
-                       "%s: .adapter is for adapters alone, without moments and averages; save a "
-                       "run without it",
-                       op);
+                       "%s: .adapter is for %s, without moments and averages; save a run without "
+                       "it",
+                       op, io->plain ? "a model without adapters" : "adapters alone");
+    if (io->shard_bytes < 0 || (io->shard_bytes && io->adapter))
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: .shard_bytes is %lld%s; a folder takes whole models, in files of at "
+                       "least one byte of tensors",
+                       op, (long long)io->shard_bytes, io->adapter ? " and .adapter is set" : "");
     if (io->ema && io->ema->module != root)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                        "%s: .ema has the averages of another module, \"%s\"", op,
@@ -316,10 +333,15 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     return item;
 }
 
-/* Callback of tshi_module_params: appends a parameter to io->item. user: the tshi_io. */
-static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
-    (void)path;
-    (void)tshi_io_add((tshi_io *)user, "", param, NULL, NULL, param->dtype);
+/* Appends all parameters below io->root to io->item; with io->plain, not A and B of adapters. */
+static void tshi_io_list_params(tshi_io *io) {
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step_once(io->root, &at)) {
+        const int adapts = at.module->kind == &tshi_adapter_kind;
+        if (io->plain && adapts) continue;
+        tshi_io_add(io, "", at.param, NULL, NULL, at.param->dtype)->of =
+            adapts ? at.module->name : NULL;
+    }
 }
 
 /* Returns the name that PEFT gives A or B of an adapter, whose module is m: "lora_A" and "lora_B"
@@ -428,7 +450,7 @@ static int tshi_io_list(tshi_io *io) {
     io->generators = io->counts; /* the counters so far are those of the generators */
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
-    tshi_module_params(io->root, 1, tshi_io_add_param, io);
+    tshi_io_list_params(io);
     first = io->counts;
     for (i = 0; i < updated; i++) {
         tshi_moments *each = &optim->each[i];

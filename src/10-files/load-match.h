@@ -61,10 +61,17 @@ static int tshi_load_counts(const tshi_io *io) {
     return 1;
 }
 
-/* Returns 1 if the files must hold this tensor of the model: a parameter, or a moment of a
- * parameter that was updated, unless the optimiser may have been saved without momentum. */
-static int tshi_load_required(const tshi_io_item *item) {
-    return !item->moment || (!item->optional && item->steps->read > 0);
+/* Returns 1 if the files must hold this tensor of the model: a parameter, unless it is A or B of
+ * adapters of which the files have none, as those of a base model; or a moment of a parameter that
+ * was updated, unless the optimiser may have been saved without momentum. */
+static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
+    int i = 0;
+    if (item->moment) return !item->optional && item->steps->read > 0;
+    if (!item->of) return 1;
+    while (i < io->items && !(io->item[i].entry && io->item[i].of &&
+                              strcmp(io->item[i].of, item->of) == 0))
+        i++;
+    return i < io->items;
 }
 
 /* Returns the dtype of a tensor of the files; TSH_DTYPE_DEFAULT: tshi_dtypes has none for it. */
@@ -232,7 +239,7 @@ static int tshi_load_match_all(tshi_io *io) {
     if (!tshi_load_match_ties(io)) return 0;
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_check_item(io, &io->item[i])) return 0;
-        if (io->item[i].entry || !tshi_load_required(&io->item[i])) continue;
+        if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
         if (!missing++) lacks = &io->item[i]; /* keeps the first one, for the error */
     }
     for (e = 0; e < io->entries; e++) {

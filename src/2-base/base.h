@@ -299,11 +299,12 @@ enum {
     TSHI_COND = 1, /* bits of the inputs cond, yes, no: of tsh_where */
     TSHI_YES = 2,
     TSHI_NO = 4,
-    TSHI_Q = 1, /* bits of the inputs q, k, v, mask, sinks: of attention */
+    TSHI_Q = 1, /* bits of the inputs q, k, v, mask, sinks, segments: of attention */
     TSHI_K = 2,
     TSHI_V = 4,
     TSHI_MASK = 8,
     TSHI_SINKS = 16,
+    TSHI_SEGMENTS = 32,
     TSHI_LOGITS = 1, /* bits of the inputs logits, target, class weights: of cross-entropy */
     TSHI_TARGET = 2,
     TSHI_CLASS_WEIGHTS = 4,
@@ -535,6 +536,26 @@ typedef struct tshi_argument {
     int64_t value, local; /* value: of the whole module; local: of this rank's shard */
 } tshi_argument;
 
+/* One A and one B of an adapter (see >>adapter). A layer that holds several layers of a file, such
+ * as q, k and v, has one part for each. */
+typedef struct tshi_adapter_part {
+    tsh_module *a, *b; /* the modules of A and of B, their parameter 0 */
+    int64_t length;    /* number of output features */
+} tshi_adapter_part;
+
+/* An adapter of low rank of a linear layer, whose weight is W. */
+typedef struct tshi_adapter tshi_adapter;
+struct tshi_adapter {
+    tshi_adapter *next;      /* the next adapter of the layer; NULL: none */
+    const char *name;        /* such as "default" */
+    double scale, dropout;   /* scale: s; dropout: probability of a zero */
+    tshi_adapter_part *part; /* `parts` entries, in the order of W's output features */
+    int parts;
+    /* while it is merged into W: an owned tensor with the values that W had before, which
+     * tsh_close releases, too; else NULL */
+    tsh_tensor *kept;
+};
+
 struct tsh_module {
     tsh_ctx *ctx;
     const char *name, *path; /* name: "c_fc"; path: "h.3.mlp.c_fc"; both "" for the root */
@@ -546,6 +567,7 @@ struct tsh_module {
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
     int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
+    tsh_tensor *segments;   /* tsh_set_segments: which positions attention may see; NULL: all */
     uint64_t dropout_calls; /* dropout calls in training mode so far; each draws another mask */
     double number;          /* eps of a norm; p, the probability of a zero, of a dropout */
     int plus_one;           /* rms norm: 1: multiplies by weight + 1, as in Gemma */
@@ -554,7 +576,7 @@ struct tsh_module {
     tsh_style style;              /* how the plan shards the module */
     int skip_bias_add, reversed, regather; /* linear: options of its tsh_linear_desc */
     /* linear: its adapters of low rank, newest first; the one that forward adds, NULL: none */
-    struct tshi_adapter *adapters, *adapter;
+    tshi_adapter *adapters, *adapter;
     /* tshi_adapter_add, set by tsh_lora: programs without it do not contain adapters */
     tsh_tensor *(*adapt)(const tsh_module *module, tsh_tensor *x, tsh_tensor *y,
                          const tsh_layout *give);

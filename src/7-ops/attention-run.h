@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>attention-run                            MARK: - attention-run (private) */
 /* Which thread computes which heads and tiles, in which memory.              */
-/* Needs: >>attention-back.                                                   */
+/* Needs: >>attention-back >>attention-segments.                              */
 /* ========================================================================== */
 
 /* What the threads of a rank share while they compute attention. The work, tiles in forward and
@@ -24,6 +24,12 @@ typedef struct tshi_heads {
     int pieces;                 /* number of pieces, at most one per thread */
     /* keys of each row of a ragged batch, shape (B); NULL: all rows have as many keys */
     const tshi_keys *rows;
+    /* the parts that rows are cut into, and the values of the segments; NULL: no segments. In what
+     * follows, a row of the batch is then one of these parts. */
+    const tshi_stretch *parts;
+    const void *segments;
+    int padded;    /* 1: some positions are padding, by their segments */
+    int64_t batch; /* number of this rank's rows */
     /* 1: Tq is 1, and the query heads that share a head of k are the queries of one tile */
     int merged;
     /* 1: later tiles see more keys, so a unit of work in forward is an early and a late tile */
@@ -115,10 +121,11 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     h->keys = tshi_base_min(tshi_attention_wide(h->tk),
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;
-    all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0;
+    all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0; /* of the longest part */
     all->units = all->balanced ? (all->tiles + 1) / 2 : all->tiles;
     visits = all->tiles * (all->merged ? 1 : tshi_base_min(group, heads));
-    h->few = !back && visits <= 1 && h->rows <= h->kernel->mr && h->d <= h->kernel->kc;
+    h->few = !back && !all->parts && visits <= 1 && h->rows <= h->kernel->mr &&
+             h->d <= h->kernel->kc;
     h->blocks = h->keys ? tshi_base_ceil(h->tk, h->keys) : 0;
     if (!back && visits <= 1) h->blocks = tshi_base_min(h->blocks, 1);
 }
@@ -145,22 +152,51 @@ static void tshi_attention_choose(tshi_head *h, int back) {
  * the same elements of its gradient, in an order that must not depend on the number of threads. */
 static void tshi_attention_share(tshi_heads *all, int back) {
     const tshi_attention *more = all->head.more;
-    const int64_t batch = all->in[0]->local[0], groups = all->groups;
+    /* 1: rows share elements of the gradient; parts may, as the mask may broadcast over queries */
+    const int shared = !more->mask_stride[0] || all->parts;
     all->together = 1;
     if (!back || !more->mask || !more->mask->base->requires_grad) return;
-    all->by_head = !more->mask_stride[0] && more->mask_stride[1];
+    all->by_head = shared && more->mask_stride[1];
     if (all->by_head)
-        all->together = batch;
+        all->together = all->batch;
     else if (!more->mask_stride[1])
-        all->together = more->mask_stride[0] ? groups : batch * groups;
+        all->together = shared ? all->batch * all->groups : all->groups;
     if (all->together < 1) all->together = 1;
 }
 
-/* Fills in the fields of *all, except rows, stats, and those of values and gradients, and allocates
- * scratch, for forward (back 0) or backward (1). After an error tshi_attention_run computes
- * nothing. */
+/* Returns how many bytes at the beginning of aux (tshi_attention_aux) say which keys rows have. */
+static size_t tshi_attention_aux_rows(const tsh_tensor *q, const tshi_attention *more) {
+    return more->segments ? (size_t)more->runs * sizeof(tshi_stretch)
+           : more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys)
+                          : 0;
+}
+
+/* Sets all->rows or all->parts, and all->stats, to their places in aux, which tshi_attention_aux
+ * has allocated, and the numbers of rows, and of the queries and keys of the longest. */
+static void tshi_attention_take(tshi_heads *all, const tshi_attention *more, tshi_block *aux) {
+    const tsh_tensor *q = all->in[0];
+    tshi_head *h = &all->head;
+    char *at = (char *)tshi_mem_data(aux);
+    all->stats = (tsh_real *)(void *)(at + tshi_attention_aux_rows(q, more));
+    all->batch = q->local[0];
+    h->tq = q->dim[2];
+    h->tk = h->width = all->in[1]->dim[2];
+    if (more->ragged) all->rows = (const tshi_keys *)(void *)at;
+    if (!more->segments) return;
+    all->parts = (const tshi_stretch *)(void *)at;
+    all->batch = more->parts;
+    h->tq = 0;
+    for (int64_t p = 0; p < more->parts; p++) {
+        if (all->parts[p].count > h->tq) h->tq = all->parts[p].count;
+        all->padded |= all->parts[p].kind == TSHI_STRETCH_PADDING;
+    }
+    h->tk = h->tq;
+}
+
+/* Fills in the fields of *all, except those of values and gradients, and allocates scratch, for
+ * forward (back 0) or backward (1). After an error tshi_attention_run computes nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
-                                 const tshi_attention *more, int back) {
+                                 const tshi_attention *more, tshi_block *aux, int back) {
     enum { MIN_WORK = 1 << 18 };       /* least number of multiply-adds of Q K^T per thread */
     tsh_tensor *q = in[0], *k = in[1]; /* shapes (B, H, Tq, D), (B, Hkv, Tk, D) */
     tshi_head *h = &all->head;
@@ -174,21 +210,21 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     h->pairs = TSHI_GEMM_BF16S && h->kernel->pairs && q->dtype == TSH_BF16 &&
                k->dtype == TSH_BF16 && in[2]->dtype == TSH_BF16;
     h->more = more;
-    h->tq = q->dim[2];
-    h->tk = h->width = k->dim[2];
+    tshi_attention_take(all, more, aux);
     h->d = q->dim[3];
     all->balanced = more->causal && !more->window;
     if (heads) all->first = tshi_attention_kv(q, k, 0);
     if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
-    all->merged = h->tq == 1 && heads &&
+    all->merged = h->tq == 1 && heads && !all->parts &&
                   tshi_tensor_global(q, 1, heads - 1) - tshi_tensor_global(q, 1, 0) == heads - 1;
     tshi_attention_plan(all, back);
     tshi_attention_choose(h, back);
     tshi_attention_share(all, back);
-    items = q->local[0] * all->groups * (back ? 1 : all->units) / all->together;
+    items = all->batch * all->groups * (back ? 1 : all->units) / all->together;
     seen = more->window && more->window < h->tk ? tshi_base_min(h->tk, more->window + h->rows)
                                                 : h->tk;
-    all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * seen * h->d, MIN_WORK);
+    all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * q->dim[2] * seen * h->d,
+                                  MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, items);
     if (all->pieces < 1 ||
         (back && (!tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))))
@@ -205,22 +241,29 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     if (all->block) all->scratch = (tsh_real *)tshi_mem_data(all->block);
 }
 
-/* Returns the matrix (T, D) of batch row b and head a in an array (B, H, T, D). If `merged` is 1, T
- * is 1, and the rows of the matrix are head a and the heads after it. data may be NULL. */
+/* Returns the matrix (T, D) of batch row b and head a in an array (B, H, T, D), from position i on.
+ * If `merged` is 1, T is 1, and the rows of the matrix are head a and the heads after it. data may
+ * be NULL. */
 static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dtype dtype,
-                                         int64_t b, int64_t a, int merged) {
-    const int64_t at = b * t->stride[0] + a * t->stride[1];
+                                         int64_t b, int64_t a, int64_t i, int merged) {
+    const int64_t at = b * t->stride[0] + a * t->stride[1] + i * t->stride[2];
     return tshi_gemm_matrix_of(data ? (char *)data + at * tshi_dtypes[dtype].size : NULL, dtype,
                                t->stride[merged ? 1 : 2], t->stride[3]);
 }
 
-/* Sets which keys the queries of row b of the batch see. b is a global index. */
+/* Sets which keys the queries of row b see: a local row of the batch or, if rows are cut into
+ * parts, one of these. Also sets the number of the part's queries. */
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
-    const tshi_keys keys = all->rows ? all->rows[b] : h->more->keys;
+    const tshi_stretch *part = all->parts ? &all->parts[b] : NULL;
+    const tshi_keys none = {0, 0}, own = {0, part ? part->count : 0};
+    const tshi_keys keys = part        ? part->kind == TSHI_STRETCH_PADDING ? none : own
+                           : all->rows ? all->rows[tshi_tensor_global(all->in[0], 0, b)]
+                                       : h->more->keys;
     const int64_t place = keys.past + h->more->behind; /* position of query 0 */
     /* a window that hides no key: more than the distance of any query from any key */
     const int64_t beyond = all->in[0]->dim[2] + place + keys.added + 1;
     const int64_t window = h->more->window ? tshi_base_min(h->more->window, beyond) : beyond;
+    if (part) h->tq = part->count;
     h->tk = keys.past + keys.added;
     h->moves = h->more->causal || h->more->window;
     h->from = h->moves ? place - window + 1 : 0;
@@ -233,17 +276,20 @@ static int64_t tshi_attention_own_head(const tsh_tensor *t, int64_t local, int64
     return t->layout.kind == TSH_SHARDED ? local : global;
 }
 
-/* Sets h to query head a of batch row b, both local indices; if merged, to the `count` heads from a
- * on. */
-static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a,
+/* Sets h to query head a of row `item` (see tshi_attention_span), local indices; if merged, to the
+ * `count` heads from a on. */
+static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t item, int64_t a,
                                 int64_t count) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
+    const tshi_stretch *part = all->parts ? &all->parts[item] : NULL;
+    /* row of the batch; the item's first position in it */
+    const int64_t b = part ? part->row : item, i = part ? part->first : 0;
     const int64_t c = tshi_attention_kv(q, k, a); /* the head of k and v that head a uses */
     const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
-    const int64_t *stride = h->more->mask_stride, tq = all->head.tq;
+    const int64_t *stride = h->more->mask_stride, tq = q->dim[2];
     const int merged = all->merged;
-    h->first = (uint64_t)((batch * q->dim[1] + head) * tq * h->width);
-    h->mask.first = batch * stride[0];
+    h->first = (uint64_t)(((batch * q->dim[1] + head) * tq + i) * h->width + i);
+    h->mask.first = batch * stride[0] + i * (stride[2] + stride[3]);
     if (h->more->mask) h->mask.first += tshi_attention_own_head(h->more->mask, a, head) * stride[1];
     h->mask.row = stride[merged ? 1 : 2];
     if (h->more->sinks) {
@@ -251,30 +297,39 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
         h->sinks.scores = all->sinks + tshi_attention_own_head(h->more->sinks, a, head) * step;
         h->sinks.step = merged ? step : 0;
     }
-    if (all->sink_grads) h->sinks.grads = all->sink_grads + (b * q->local[1] + a) * tq;
-    h->max = all->stats + (b * q->local[1] + a) * tq;                       /* m, shape (tq) */
-    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* log l, shape (tq) */
-    h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, merged); /* shape (tq, d) */
-    h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, 0);      /* shape (tk, d) */
-    h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, 0);      /* shape (tk, d) */
-    h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, merged);
-    tshi_attention_span(all, h, batch);
+    if (all->sink_grads) h->sinks.grads = all->sink_grads + (b * q->local[1] + a) * tq + i;
+    h->max = all->stats + (b * q->local[1] + a) * tq + i;                      /* m, shape (tq) */
+    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                      /* log l, (tq) */
+    h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, i, merged); /* shape (tq, d) */
+    h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, i, 0);      /* shape (tk, d) */
+    h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, i, 0);      /* shape (tk, d) */
+    h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, i, merged);
+    tshi_attention_span(all, h, item);
+    h->segments = NULL;
+    if (part && part->kind == TSHI_STRETCH_MIXED) {
+        h->segment_step = h->more->segments->stride[1];
+        h->segments = tshi_attention_segments(q, h->more->segments, all->segments, b) +
+                      i * h->segment_step;
+    }
     if (merged) h->tq = count;
     if (merged) h->moves = 0;  /* each head's only query sees [from, to) */
     if (!all->grad[3]) return; /* forward: no gradients */
-    h->back.dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
-    h->back.dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
-    h->back.dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);
-    h->back.dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, merged);
+    h->back.dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, i, merged);
+    h->back.dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, i, 0);
+    h->back.dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, i, 0);
+    h->back.dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, i, merged);
 }
 
 /* Computes the head that h is set to: in backward all tiles; in forward the tile of index `unit`
- * and, if balanced, the tile as far from the end, so that all units are the same amount of work. */
+ * and, if balanced, the tile as far from the end, so that all units are the same amount of work. A
+ * part that is shorter than the longest has fewer units, and the others do nothing. */
 static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
     const int back = all->grad[3] != NULL, pair = !back && all->balanced;
+    const int64_t tiles = h->rows ? tshi_base_ceil(h->tq, h->rows) : 0;
     int64_t t = back ? 0 : unit;
-    const int64_t step = back ? 1 : all->tiles - 1 - 2 * unit;
-    for (int64_t done = 0; t < all->tiles; t += step, done++) {
+    const int64_t step = back ? 1 : tiles - 1 - 2 * unit;
+    if (pair && step < 0) return; /* an earlier unit has computed this tile */
+    for (int64_t done = 0; t < tiles; t += step, done++) {
         const int64_t i = t * h->rows, m = tshi_base_min(h->rows, h->tq - i);
         if (back)
             tshi_attention_backward_tile(h, i, m);
@@ -287,9 +342,8 @@ static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t uni
 /* Sets *b and *c to the row of the batch and the head of k that are number `pair` of all such
  * pairs. */
 static void tshi_attention_pair(const tshi_heads *all, int64_t pair, int64_t *b, int64_t *c) {
-    const int64_t batch = all->in[0]->local[0];
-    *b = all->by_head ? pair % batch : pair / all->groups;
-    *c = all->first + (all->by_head ? pair / batch : pair % all->groups);
+    *b = all->by_head ? pair % all->batch : pair / all->groups;
+    *c = all->first + (all->by_head ? pair / all->batch : pair % all->groups);
 }
 
 /* Makes h prefetch the matrices of `pair`, the number of a batch row and a head of k
@@ -314,6 +368,18 @@ static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pai
     h->walk.left = 0;
 }
 
+/* Prepares dK^T and dV^T of the head of k that h is set to: zeroes them, unless the tiles can
+ * overwrite them. */
+static void tshi_attention_clear(const tshi_heads *all, tshi_head *h) {
+    const int64_t each = h->pairs ? tshi_attention_wide(h->d) : h->d; /* elements per key */
+    const int64_t blocks = h->keys ? tshi_base_ceil(h->tk, h->keys) : 0;
+    const size_t size = (size_t)(blocks * h->keys * each) * sizeof *h->back.dk_t;
+    h->back.fresh = h->pairs && all->tiles > 0 && !all->rows && !h->more->window;
+    if (!size || h->back.fresh) return;
+    memset(h->back.dk_t, 0, size);
+    memset(h->back.dv_t, 0, size);
+}
+
 /* A tshi_team_fn: computes items [from, to). In backward an item is a pair of a batch row and a
  * head of k, since all query heads that share a head of k add to the same gradient; in forward an
  * item is one unit of such a pair. */
@@ -330,20 +396,16 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     h.walk.step = h.walk.along = h.walk.left = 0;
     if (h.pairs && !h.few && h.kernel->tiles) h.kernel->tiles(1);
     for (; from < to; from++) {
-        int64_t b, c;
-        const int64_t size = back * h.blocks * h.keys *
-                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* length of dk_t, dv_t */
+        int64_t b, c, begin;
         tshi_attention_pair(all, from / units, &b, &c);
         if (pair != from / units) h.packed = 0; /* a new pair: none of its keys is packed yet */
         pair = from / units;
         for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
         last = all->by_head ? INT64_MAX : c;
         for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
-        h.back.fresh = h.pairs && all->tiles > 0 && !all->rows && !h.more->window;
-        if (size && !h.back.fresh) memset(h.back.dk_t, 0, (size_t)size * sizeof *h.back.dk_t);
-        if (size && !h.back.fresh) memset(h.back.dv_t, 0, (size_t)size * sizeof *h.back.dv_t);
-        for (; a < end; a += all->merged ? end - a : 1) {
+        for (begin = a; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
+            if (back && a == begin) tshi_attention_clear(all, &h);
             if (!h.few && from % units == 0 && from + units < to)
                 tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
@@ -361,8 +423,8 @@ static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     const tsh_tensor *q = all->in[0];
     tshi_head h = all->head;
     double pairs = 0; /* visible pairs of a query and a key of one head, summed over the batch */
-    for (int64_t b = 0; b < q->local[0]; b++) {
-        tshi_attention_span(all, &h, tshi_tensor_global(q, 0, b));
+    for (int64_t b = 0; b < all->batch; b++) {
+        tshi_attention_span(all, &h, b);
         for (int64_t i = 0; i < h.tq; i++) {
             const int64_t seen = tshi_attention_visible(&h, i) - tshi_attention_hidden(&h, i);
             pairs += seen > 0 ? (double)seen : 0;
@@ -377,7 +439,7 @@ static void tshi_attention_run(tshi_heads *all) {
     if (ctx->trace) ctx->trace->flops += tshi_attention_flops(all);
     if (all->head.ctx->error.code == TSH_OK)
         tshi_team_run(ctx, all->pieces,
-                      all->in[0]->local[0] * all->groups * (all->grad[3] ? 1 : all->units),
+                      all->batch * all->groups * (all->grad[3] ? 1 : all->units),
                       all->together, tshi_attention_piece, all);
     tshi_mem_release(all->head.ctx, all->block);
 }
@@ -389,13 +451,6 @@ static int tshi_attention_covers(const tshi_heads *all, int i) {
     tsh_tensor *const *in = all->in;
     const tsh_tensor *base = in[i]->base;
     return base != in[(i + 1) % 3]->base && base != in[(i + 2) % 3]->base &&
-           (i == 0 || (all->groups == in[1]->local[1] && !all->rows && !all->head.more->window));
-}
-
-/* Sets all->rows and all->stats to their places in aux, which tshi_attention_aux has allocated. */
-static void tshi_attention_take(tshi_heads *all, tshi_block *aux) {
-    char *at = (char *)tshi_mem_data(aux);
-    const size_t rows = all->head.more->ragged ? (size_t)all->in[0]->dim[0] : 0;
-    all->rows = rows ? (const tshi_keys *)(void *)at : NULL;
-    all->stats = (tsh_real *)(void *)(at + rows * sizeof(tshi_keys));
+           (i == 0 || (all->groups == in[1]->local[1] && !all->rows && !all->head.more->window &&
+                       !all->padded));
 }

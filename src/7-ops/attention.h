@@ -30,9 +30,10 @@
  * The order of the additions in a sum depends on the positions of keys alone: a block of keys
  * begins at a multiple of the block size, and keys that a query does not see add 0.
  * tshi_attention_begin prepares what all heads share; tshi_attention_piece, which runs on each
- * thread, goes through tiles. Kernels compute rows in whole blocks of TSHI_BLOCK values. In the
- * comments below, h is a head, i the index of a query, j that of a key; a tile, or a strip of it
- * (some of its rows), has m queries and n keys. */
+ * thread, goes through tiles. If rows of the batch are cut into parts that do not see each other
+ * (tshi_stretch), each part is computed like a row. Kernels compute rows in whole blocks of
+ * TSHI_BLOCK values. In the comments below, h is a head, i the index of a query, j that of a key; a
+ * tile, or a strip of it (some of its rows), has m queries and n keys. */
 enum {
     TSHI_TILE_ROWS = 96,       /* queries per tile: a multiple of mr, the rows of a micro-kernel */
     /* keys per tile in forward, and in backward (_BACK): multiples of TSHI_BLOCK, at most kc, the
@@ -60,6 +61,9 @@ typedef struct tshi_attention {
     tshi_keys keys;         /* keys of each row of the batch; if ragged: of its longest row */
     int ragged; /* 1: each row of the batch has a tshi_keys of its own (tshi_heads.rows) */
     int64_t behind; /* new keys minus queries: query i has the position of new key i + behind */
+    tsh_tensor *segments; /* i32, shape (B, T): the segment of each position; NULL: none */
+    int64_t runs;  /* runs of positions of one segment in this rank's rows; 0 without segments */
+    int64_t parts; /* parts that these rows are cut into, at most `runs` */
 } tshi_attention;
 
 /* In the shapes of tshi_head and its parts, keys, rows, d, strip and pitch are fields of tshi_head,
@@ -118,6 +122,10 @@ typedef struct tshi_head {
     /* query i sees the keys [from + i, to + i) if `moves` is 1, else [from, to), within [0, tk) */
     int64_t from, to;
     int moves;
+    /* if positions of several segments are mixed: the segment of position i is at
+     * segments[i * segment_step]; else NULL */
+    const int32_t *segments;
+    int64_t segment_step;
     int64_t rows, keys;           /* largest numbers of queries and of keys in a tile */
     int64_t strip;                /* largest number of queries whose scores are computed at once */
     /* elements from row to row of s and t: more than keys, so that the elements of a column are in
@@ -360,6 +368,19 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
     }
 }
 
+/* Sets the scores of queries [i, i + m) and keys [j, j + n) to -infinity where the segments of
+ * query and key differ, or are padding. s points to the score of (i, j). */
+static void tshi_attention_separate(const tshi_head *h, tsh_real *s, int64_t i, int64_t m,
+                                    int64_t j, int64_t n) {
+    const int64_t step = h->segment_step;
+    const int32_t *keys = h->segments + j * step;
+    for (int64_t r = 0; r < m; r++, s += h->pitch) {
+        const int32_t own = h->segments[(i + r) * step];
+        for (int64_t c = 0; c < n; c++)
+            if (own < 0 || keys[c * step] != own) s[c] = -TSHI_R(INFINITY);
+    }
+}
+
 /* Parameters of the soft cap's kernel, which replaces s by cap tanh(s / cap), n values in each of m
  * rows, and sets `derivative` to 1 - tanh^2. */
 typedef struct tshi_cap {
@@ -415,6 +436,7 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
     }
     if (h->more->mask) tshi_attention_masked(h, s, i + r, m, j, n);
     if (h->more->window) tshi_attention_hide(h, s, i + r, m, j, n);
+    if (h->segments) tshi_attention_separate(h, s, i + r, m, j, n);
 }
 
 /* Applies dropout to the values in h->s or h->back.t of queries [i, i + m) and of those of the keys

@@ -24,8 +24,9 @@ static void tshi_attention_backward(tshi_node *node) {
     tshi_block *grads = NULL; /* the memory of all.sink_grads */
     tshi_heads all;
     tshi_dest dest, sinks;
-    tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
-    tshi_attention_take(&all, node->aux); /* rows and stats, which forward has stored */
+    tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params,
+                         node->aux, 1);
+    if (all.parts) all.segments = tshi_tape_saved(node, 5);
     if (all.head.more->mask) all.head.mask.values = tshi_tape_saved(node, 3);
     if (all.head.more->mask && tshi_tape_dest_zeroed(node, 3, &dest))
         all.head.mask.grad = dest.data;
@@ -135,6 +136,38 @@ static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in
     return more->sinks != NULL;
 }
 
+/* Checks the segments and sets more->segments. Returns 0 after an error. */
+static int tshi_attention_take_segments(tshi_attention *more, tsh_tensor *const *in,
+                                        const tsh_attention_desc *desc) {
+    const tsh_tensor *q = in[0], *k = in[1];
+    tsh_tensor *segments = desc->segments;
+    char text[TSHI_TEXT_SIZE], queries[TSHI_TEXT_SIZE];
+    if (!tshi_attention_holds("q k v segments", in, segments)) return 0;
+    if (desc->cache_k || desc->lengths)
+        return tsh_fail(q->ctx, TSH_ERR_STATE,
+                        "tsh_attention: segments with %s; they are for whole rows without a cache, "
+                        "and mark padding by -1: tsh_set_segments(module, NULL) removes them",
+                        desc->cache_k ? "a cache" : "lengths") == TSH_OK;
+    if (segments->dtype != TSH_I32 || segments->ndim != 2 || segments->dim[0] != q->dim[0] ||
+        segments->dim[1] != q->dim[2] || q->dim[2] != k->dim[2])
+        return tsh_fail(q->ctx, TSH_ERR_SHAPE,
+                        "tsh_attention: segments %s %s for %lld rows of %lld queries and %lld "
+                        "keys; takes i32 of shape (rows, queries), with as many keys as queries",
+                        tshi_dtype_name(segments->dtype), tshi_tensor_text(segments, text),
+                        (long long)q->dim[0], (long long)q->dim[2],
+                        (long long)k->dim[2]) == TSH_OK;
+    if (segments->layout.kind != TSH_REPLICATED &&
+        !(tshi_rule_is_sharded(q, 0) && tshi_rule_is_sharded(segments, 0) &&
+          tshi_layout_same_shards(&q->layout, &segments->layout, q->dim[0], q->ctx->tp.size)))
+        return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                        "tsh_attention: segments %s must be replicated, or sharded as the batch of "
+                        "q %s", tshi_tensor_text(segments, text),
+                        tshi_tensor_text(q, queries)) == TSH_OK;
+    more->segments = segments;
+    more->runs = tshi_attention_count_runs(q, segments);
+    return 1;
+}
+
 /* Checks that in[i] (k or v) fits into its cache at position `past`. Returns 0 after an error. */
 static int tshi_attention_fits_cache(tsh_tensor *const *in, int i, tsh_tensor *cache,
                                      int64_t past) {
@@ -220,6 +253,7 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
         !tshi_attention_take_mask(more, in, more->keys.past + more->keys.added, desc->mask))
         return 0;
     if (desc->sinks && !tshi_attention_take_sinks(more, in, desc->sinks)) return 0;
+    if (desc->segments && !tshi_attention_take_segments(more, in, desc)) return 0;
     more->causal = desc->causal;
     more->window = desc->window;
     more->cap = desc->soft_cap;
@@ -262,27 +296,31 @@ static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache,
     return view;
 }
 
-/* Allocates what forward leaves for backward: the keys of each row if the batch is ragged, then m
- * and log l of each query. added: number of new keys (Tk). NULL: an error. */
+/* Allocates what forward leaves for backward: the keys of each row if the batch is ragged, or the
+ * parts if it has segments, whose number it stores in *more; then m and log l of each query. added:
+ * number of new keys (Tk). NULL: an error. */
 static tshi_block *tshi_attention_aux(const tsh_tensor *q, const tsh_attention_desc *desc,
-                                      const tshi_attention *more, int64_t added) {
-    const size_t rows = more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys) : 0;
+                                      tshi_attention *more, int64_t added) {
+    const size_t rows = tshi_attention_aux_rows(q, more);
     const int64_t queries = q->local[0] * q->local[1] * q->dim[2];
     tshi_block *aux = tshi_mem_alloc(q->ctx, TSH_MEM_STEP, rows + tshi_dtype_reals(2 * queries));
     for (int64_t b = 0; aux && more->ragged && b < q->dim[0]; b++)
         ((tshi_keys *)tshi_mem_data(aux))[b] = tshi_attention_keys(desc, added, b);
+    if (aux && more->segments)
+        more->parts = tshi_attention_cut_all((tshi_stretch *)tshi_mem_data(aux), q, more->segments);
     return aux;
 }
 
 static const tshi_op tshi_attention_op = {
-    "tsh_attention",     "q k v mask sinks",
+    "tsh_attention",     "q k v mask sinks segments",
     tshi_rule_attention, tshi_attention_backward,
-    TSHI_Q | TSHI_K | TSHI_V | TSHI_MASK | TSHI_SINKS | TSHI_OUT, 0};
+    TSHI_Q | TSHI_K | TSHI_V | TSHI_MASK | TSHI_SINKS | TSHI_SEGMENTS | TSHI_OUT, 0};
 
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc) {
     const tshi_op *op = &tshi_attention_op;
-    tsh_tensor *in[5] = {q, k, v, NULL, NULL}, *out; /* mask and sinks are set below */
+    /* mask, sinks and segments are set below */
+    tsh_tensor *in[6] = {q, k, v, NULL, NULL, NULL}, *out;
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", op->inputs, in, 3);
     tshi_output output;
     tshi_attention more;
@@ -298,10 +336,10 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     out = tshi_tensor_out(ctx, "tsh_attention", q->dtype, &output.shape, &output.layout);
     aux = out ? tshi_attention_aux(q, desc, &more, k->dim[2]) : NULL;
     if (!aux) return NULL;
-    tshi_attention_begin(&all, in, out, &more, 0);
-    tshi_attention_take(&all, aux);
+    tshi_attention_begin(&all, in, out, &more, aux, 0);
     if (more.mask) all.head.mask.values = tshi_tensor_at(more.mask);
     if (more.sinks) all.sinks = (const tsh_real *)tshi_tensor_at(more.sinks);
+    if (more.segments) all.segments = tshi_tensor_at(more.segments);
     /* q is a view of (B, Tq, H, D): give `out` the same strides, so merging heads copies nothing */
     if (q->stride[1] < q->stride[2]) {
         out->stride[1] = q->dim[3];
@@ -310,11 +348,12 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     for (int i = 0; i < 3; i++) all.value[i] = tshi_tensor_at(in[i]);
     all.value[3] = tshi_tensor_at(out);
     tshi_attention_run(&all);
-    in[3] = more.mask; /* mask and sinks become inputs of the node, which saves them */
+    in[3] = more.mask; /* these become inputs of the node, which saves them */
     in[4] = more.sinks;
+    in[5] = more.segments;
     for (int i = 3; i < 5; i++)
         if (q->layout.kind == TSH_SHARDED && in[i] && in[i]->layout.kind == TSH_REPLICATED)
             output.partial |= i == 3 ? TSHI_MASK : TSHI_SINKS;
-    tshi_op_record(op, out, in, 5, output.partial, &more, sizeof more, aux);
+    tshi_op_record(op, out, in, 6, output.partial, &more, sizeof more, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }

@@ -1,6 +1,6 @@
 /* ========================================================================== */
 /* >>op-loss                                        MARK: - op-loss (private) */
-/* Cross-entropy. If the classes are sharded, two all-reduces in forward.     */
+/* Cross-entropy. If the classes are sharded, two collectives in forward.     */
 /* Needs: >>tape-leaf >>op-view >>redistribute.                               */
 /* ========================================================================== */
 
@@ -8,7 +8,7 @@
  * given), t_ic the target (a probability, or for a class index y 1 if c = y, else 0), e the label
  * smoothing, z the factor of the z-loss, l_i the loss of the row and g_i the gradient of l_i:
  *   m_i = max_c x_ic                                 all-reduce MAX if classes are sharded
- *   S_i = sum_c e^(x_ic - m_i)                       all-reduce SUM of all sums in one call
+ *   S_i = sum_c e^(x_ic - m_i)                       all-gather of all sums in one call
  *   A_i = sum_c w_c t_ic                             (for an index and a replicated w: w_y, which
  *   B_i = sum_c w_c t_ic (x_ic - m_i)                needs no sum)
  *   Q_i = sum_c w_c (x_ic - m_i), W_i = sum_c w_c, V_i = sum_c 1, over x_ic > -inf, only if e > 0
@@ -504,9 +504,29 @@ static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_r
     }
 }
 
+/* Sums `sums`, n numbers on each rank, over the ranks, in the order of these. An all-reduce would
+ * add in an order that depends on where in the buffer a number is, so that the loss of a row
+ * depended on the other rows. */
+static void tshi_loss_sum_ranks(tsh_ctx *ctx, tsh_real *sums, int64_t n) {
+    const int size = ctx->tp.size;
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                       tshi_dtype_reals(size * n) +
+                                           (size_t)size * sizeof(int64_t));
+    int64_t *counts = block ? (int64_t *)tshi_mem_data(block) : NULL;
+    tsh_real *all = (tsh_real *)(void *)(counts + size); /* shape (ranks, n) */
+    if (!counts) return;
+    for (int r = 0; r < size; r++) counts[r] = n;
+    if (tshi_error_comm(ctx, tsh_allgather(&ctx->tp, sums, all, counts, 1, TSH_REAL),
+                        "tsh_cross_entropy: all-gather of the row sums") == TSH_OK) {
+        memcpy(sums, all, tshi_dtype_reals(n));
+        for (int r = 1; r < size; r++) tshi_tape_add_all(ctx, sums, all + r * n, n);
+    }
+    tshi_mem_release(ctx, block);
+}
+
 /* Computes the row losses (rows) in one pass over the logits; if classes are sharded, in two, with
- * an all-reduce after each. sums: (TSHI_LOSS_SUMS, rows), then space for losses (rows), then
- * scratch (pieces, classes). */
+ * an all-reduce of the maxima between, and an all-gather of the sums at the end. sums:
+ * (TSHI_LOSS_SUMS, rows), then space for losses (rows), then scratch (pieces, classes). */
 static void tshi_loss_rows(tsh_ctx *ctx, const tshi_loss *loss, tshi_operand *x, tsh_real *sums,
                            tsh_real *losses) {
     const int64_t n = loss->rows;
@@ -520,9 +540,7 @@ static void tshi_loss_rows(tsh_ctx *ctx, const tshi_loss *loss, tshi_operand *x,
         tshi_loss_run(ctx, loss, tshi_loss_softmax, x, TSHI_LOSS_S);
     }
     tshi_loss_terms(ctx, loss, sums, x);
-    if (loss->cut)
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, loss->sums * n, TSH_REAL, TSH_SUM),
-                              "tsh_cross_entropy: all-reduce of the row sums");
+    if (loss->cut) tshi_loss_sum_ranks(ctx, sums, loss->sums * n);
     tshi_loss_combine(loss, sums, losses);
 }
 

@@ -11,25 +11,6 @@
  * replicated. tsh_parallelize may change the layout of W later, and so may the first forward of a
  * layer of style TSH_AUTO: each forward lays out A and B as W is then (tshi_adapter_place). */
 
-/* One A and one B. A layer that holds several layers of a file, such as q, k and v, has one part
- * for each. */
-typedef struct tshi_adapter_part {
-    tsh_module *a, *b; /* the modules of A and of B, their parameter 0 */
-    int64_t length;    /* number of output features */
-} tshi_adapter_part;
-
-typedef struct tshi_adapter tshi_adapter;
-struct tshi_adapter {
-    tshi_adapter *next;      /* the next adapter of the layer; NULL: none */
-    const char *name;        /* such as "default" */
-    double scale, dropout;   /* scale: s; dropout: probability of a zero */
-    tshi_adapter_part *part; /* `parts` entries, in the order of W's output features */
-    int parts;
-    /* while it is merged into W: an owned tensor with the values that W had before, which
-     * tsh_close releases, too; else NULL */
-    tsh_tensor *kept;
-};
-
 /* Forward of A or B by itself: x (.., in) -> (.., out). */
 static tsh_tensor *tshi_adapter_alone(tsh_module *module, tsh_tensor **in, int n) {
     (void)n;

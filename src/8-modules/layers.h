@@ -199,6 +199,7 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
     desc.owner = module;
     if (module->evaluating) desc.dropout = 0;
     if (n > 1) desc.mask = in[1];
+    desc.segments = module->segments;
     tshi_layers_cached(a, &desc);
     desc.sinks = a->sinks ? a->sinks->param[0] : NULL; /* read anew: tsh_tie may have replaced it */
     if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full_tensor(desc.sinks);
@@ -328,6 +329,24 @@ TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *
     module = tshi_layers_finish(module);
     if (module) tshi_tensor_ref(desc->attention.mask); /* keeps the mask: each forward reads it */
     return module;
+}
+
+TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments) {
+    char text[TSHI_TEXT_SIZE];
+    if (!module || (segments && segments->ctx != module->ctx)) return TSH_ERR_ARGUMENT;
+    if (segments && !tshi_tensor_check("tsh_set_segments", "segments", &segments, 1))
+        return module->ctx->error.code;
+    if (segments && (segments->dtype != TSH_I32 || segments->ndim != 2))
+        return tsh_fail(module->ctx, TSH_ERR_SHAPE,
+                        "tsh_set_segments: segments %s %s; takes i32 of shape (B, T)",
+                        tshi_dtype_name(segments->dtype), tshi_tensor_text(segments, text));
+    /* All modules get them, so that pipelines and checkpoints can ask any module. */
+    for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
+        tshi_tensor_ref(segments);
+        tshi_tensor_unref(m->segments);
+        m->segments = segments;
+    }
+    return module->ctx->error.code;
 }
 
 /* -- the MLP layer: tsh_add_mlp --------------------------------------------- */

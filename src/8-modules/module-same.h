@@ -18,8 +18,8 @@ typedef struct tshi_line {
     int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
 } tshi_line;
 
-/* Writes m's path, kind and number, and the name, dtype, shape and layout of its parameters, and
- * which of them are frozen. */
+/* Writes m's path, kind and number, its active adapter, the name, dtype, shape and layout of its
+ * parameters, and which of these are frozen. */
 static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
@@ -27,6 +27,7 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
                  m->kind->name);
     line->number = m->number;
     if (m->number > 0) tsh_text_add(line->text, size, " (%.9g)", m->number);
+    if (m->adapter) tsh_text_add(line->text, size, " with the adapter \"%s\"", m->adapter->name);
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;

@@ -15,19 +15,26 @@ typedef struct tshi_module_calls {
     const tsh_module *module; /* the module that the state belongs to */
     uint64_t dropout_calls;   /* the module's dropout_calls at the forward */
     int evaluating;           /* the module's evaluating at the forward */
+    tshi_adapter *adapter;    /* the adapter that was active at the forward; NULL: none */
+    tsh_tensor *segments;     /* the module's segments at the forward (tsh_set_segments) */
 } tshi_module_calls;
 
-/* Counters of random draws of the ctx and of all modules, and the modules' modes (training or not),
- * saved at the forward. */
+/* max number of inputs of a checkpoint's node: those of the module, then the segments that its
+ * attention layers have, of which each tensor is there once */
+enum { TSHI_RECOMPUTE_INPUTS = TSHI_MODULE_INPUTS + 8 };
+
+/* Counters of random draws of the ctx and of all modules, the modules' modes (training or not) and
+ * active adapters, saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
+    int inputs;                          /* number of inputs of the module */
     uint64_t randn_calls, dropout_calls; /* those of the ctx when the forward began */
     /* shape (modules + 1): one entry per module, in pre-order, and a zeroed one at the end */
     tshi_module_calls *each;
 } tshi_rng_counts;
 
-/* Copies the current counters and modes into the tape's arena. Returns NULL and sets an error if
- * there is no memory. */
+/* Copies the current counters, modes and active adapters into the tape's arena. Returns NULL and
+ * sets an error if there is no memory. */
 static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
     const size_t n = (size_t)tshi_module_count(ctx) + 1; /* + 1: the zeroed entry at the end */
@@ -42,13 +49,15 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
         counts->each[i].module = m;
         counts->each[i].evaluating = m->evaluating;
+        counts->each[i].segments = m->segments;
+        counts->each[i].adapter = m->adapter;
         counts->each[i++].dropout_calls = m->dropout_calls;
     }
     return counts;
 }
 
-/* Restores saved counters and modes. A module added since the save gets a counter of 0 and keeps
- * its mode. */
+/* Restores saved counters, modes and active adapters. A module added since the save gets a counter
+ * of 0 and keeps its mode. */
 static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
@@ -57,7 +66,51 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
         const int known = counts->each[i].module == m;
         m->dropout_calls = known ? counts->each[i].dropout_calls : 0;
         if (known) m->evaluating = counts->each[i].evaluating;
+        if (known) m->adapter = counts->each[i].adapter;
         i += (size_t)known;
+    }
+}
+
+/* Appends to in, which has n inputs of a checkpointed module, the segments of the modules below it.
+ * Returns how many inputs there are then; 0 and an error if they are too many. */
+static int tshi_recompute_add_segments(tsh_module *module, tsh_tensor **in, int n) {
+    for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
+        int k = 0;
+        while (k < n && in[k] != m->segments) k++;
+        if (!m->segments || k < n) continue;
+        if (n == TSHI_RECOMPUTE_INPUTS)
+            return tshi_error_zero(module->ctx, TSH_ERR_ARGUMENT,
+                                   "tsh_checkpoint: more than %d tensors are inputs, or segments "
+                                   "of modules below \"%s\"; set the same for all of these "
+                                   "(tsh_set_segments)",
+                                   TSHI_RECOMPUTE_INPUTS, module->path);
+        in[n++] = m->segments;
+    }
+    return n;
+}
+
+/* Before a recomputation (x not NULL): gives the modules below the checkpoint the segments that
+ * they had at its forward, of which x has the saved values. `now` keeps the references to those
+ * that they have now, and after the recomputation (x NULL) gives them back. */
+static void tshi_recompute_swap_segments(const tshi_node *node, const tshi_rng_counts *now,
+                                         tsh_tensor *const *x) {
+    const tshi_rng_counts *before = (const tshi_rng_counts *)node->params;
+    const tshi_module_calls *old = before->each, *own = now->each;
+    while (old->module != before->module) old++;
+    while (own->module != before->module) own++;
+    for (tsh_module *m = before->module; m; m = tshi_module_next(before->module, m)) {
+        /* a module added since the forward is not in old, one that was added by it not in own */
+        tsh_tensor *wanted = old->module == m ? (old++)->segments : NULL;
+        tsh_tensor *current = own->module == m ? (own++)->segments : NULL;
+        int k = 0;
+        if (x) {
+            while (k < node->n && node->in[k] != wanted) k++;
+            m->segments = wanted && k < node->n ? x[k] : NULL;
+            tshi_tensor_ref(m->segments);
+        } else {
+            tshi_tensor_unref(m->segments);
+            m->segments = current;
+        }
     }
 }
 
@@ -126,9 +179,9 @@ static tsh_tensor *tshi_recompute_run_checked(tsh_module *module, tsh_tensor **i
 static void tshi_recompute_replay(tshi_node *node) {
     const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
     tsh_ctx *ctx = node->out->ctx;
-    tshi_node *outer = ctx->tape.newest;          /* the newest node of the outer tape */
-    tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL; /* recomputed inputs and output */
-    int i, no_grad = ctx->tape.no_grad;           /* no_grad: restored at the end */
+    tshi_node *outer = ctx->tape.newest;             /* the newest node of the outer tape */
+    tsh_tensor *x[TSHI_RECOMPUTE_INPUTS], *y = NULL; /* recomputed inputs and output */
+    int i, no_grad = ctx->tape.no_grad;              /* no_grad: restored at the end */
     now = tshi_recompute_save_counts(before->module);
     if (!now) return;                           /* no memory */
     tshi_recompute_restore_counts(ctx, before); /* draws the same dropout masks */
@@ -141,7 +194,10 @@ static void tshi_recompute_replay(tshi_node *node) {
         x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL;
     }
     ctx->tape.replaying++; /* batch norm does not update its running statistics again */
-    if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
+    tshi_recompute_swap_segments(node, now, x);
+    if (ctx->error.code == TSH_OK)
+        y = tshi_recompute_run_checked(before->module, x, before->inputs);
+    tshi_recompute_swap_segments(node, now, NULL);
     ctx->tape.replaying--;
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
     if (y && tshi_recompute_check_inputs(node) == TSH_OK) tshi_recompute_backward(node, y);
@@ -189,24 +245,31 @@ static const tshi_op tshi_module_checkpoint_op = {
     "tsh_checkpoint", /* name in errors and traces */
     NULL,
     NULL,
-    tshi_recompute_replay,          /* function that runs backward */
-    (1u << TSHI_MODULE_INPUTS) - 1, /* bits of inputs whose values are saved: all */
+    tshi_recompute_replay,             /* function that runs backward */
+    (1u << TSHI_RECOMPUTE_INPUTS) - 1, /* bits of inputs whose values are saved: all */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 /* Runs a checkpointed module's forward and records one node for all of it. */
 static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     tshi_rng_counts *counts;
-    tsh_tensor *y;
+    tsh_tensor *y, *all[TSHI_RECOMPUTE_INPUTS]; /* all: the inputs, then segments */
     tshi_node *node;
     int leaves, trained = 0; /* number of parameters; number of those that require a gradient */
+    int count;               /* length of `all` */
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
-    for (int i = 0; i < n; i++)
-        if (in[i] && !tshi_tensor_check("tsh_checkpoint", "input", &in[i], 1)) return NULL;
+    if (n > 0) memcpy(all, in, (size_t)n * sizeof *in);
+    count = tshi_recompute_add_segments(module, all, n);
+    if (ctx->error.code != TSH_OK) return NULL;
+    for (int i = 0; i < count; i++) {
+        const char *name = i < n ? "input" : "segments";
+        if (all[i] && !tshi_tensor_check("tsh_checkpoint", name, &all[i], 1)) return NULL;
+    }
     counts = tshi_recompute_save_counts(module); /* before the forward draws random numbers */
+    if (counts) counts->inputs = n;
     ctx->tape.locked++; /* keeps the tape's arena, which holds the counters */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
     ctx->tape.locked--;
@@ -214,7 +277,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     if (!y || (!tshi_tape_records(ctx, in, n) && !trained)) return y;
     /* Marks the gradients of all inputs as possibly partial: the recomputation decides which
      * are. */
-    node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
+    node = tshi_tape_add(&tshi_module_checkpoint_op, y, all, count, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
     node->leaves = (tsh_tensor **)node->params; /* memory that tshi_tape_add reserved for them */

@@ -200,6 +200,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_use(tsh_module *module, const char *name) 
                         module->path, name);
     for (tsh_module *m = module; m; m = tshi_module_next(module, m))
         m->adapter = name ? tshi_lora_find(m, name) : NULL;
+    tshi_module_changed(ctx); /* ranks compare which adapters are active */
     return TSH_OK;
 }
 

@@ -2,7 +2,7 @@
 /* >>pipeline                                      MARK: - pipeline (private) */
 /* Pipeline parallelism: layers are assigned to stages, one per rank of pp.   */
 /* Micro-batches are sent from stage to stage.                                */
-/* Needs: >>tensor-make >>module-tree.                                        */
+/* Needs: >>layers.                                                           */
 /* ========================================================================== */
 
 /* Each stage has one tape per micro-batch under way (tshi_micro) and swaps it into the ctx for the
@@ -17,6 +17,7 @@ enum { TSHI_PIPELINE_SENDS = 16 }; /* max sends in flight in each direction; a c
 typedef struct tshi_message {
     /* kind, cut, segments: kind, dim and number of segments of the layout */
     int64_t dtype, requires_grad, ndim, kind, cut, segments;
+    int64_t more; /* 1: another tensor follows, the segments of tsh_set_segments */
     int64_t dim[TSH_MAX_DIMS];                               /* global shape */
     tsh_segment segment[TSH_MAX_SEGMENTS];                   /* segments of the layout */
 } tshi_message;
@@ -112,11 +113,12 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
 
 /* -- tensors and gradients from stage to stage -------------------------------- */
 
-/* Sends y to the next stage: its description, then this rank's shard. */
-static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
+/* Sends y to the next stage: its description, then this rank's shard. more: whether another tensor
+ * will follow. */
+static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y, int more) {
     tsh_ctx *ctx = p->ctx;
     tshi_message head = {y->dtype, !ctx->tape.no_grad && y->base->requires_grad, y->ndim,
-                         y->layout.kind, y->layout.dim, y->layout.segments, {0}, {{0, 0}}};
+                         y->layout.kind, y->layout.dim, y->layout.segments, more, {0}, {{0, 0}}};
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, sizeof head), *packed;
     void *data; /* y's values, contiguous */
     if (!block) return;
@@ -156,8 +158,8 @@ static const tshi_op tshi_pipeline_op = {
     "tsh_pipeline", NULL, NULL, tshi_pipeline_receive_backward, TSHI_NONE, 0};
 
 /* Receives a tensor from the previous stage. Records it on the tape if it requires a gradient,
- * unless micro is NULL (evaluation). */
-static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro) {
+ * unless micro is NULL (evaluation). Sets *more: whether another one follows. */
+static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro, int *more) {
     tshi_message head; /* x's description, received first */
     tsh_layout layout = tsh_replicated();
     tsh_shape shape = tsh_shape0();
@@ -165,6 +167,7 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     tsh_tensor *x;
     if (tshi_pipeline_receive(p, p->stage - 1, &head, TSHI_PIPELINE_WORDS, TSH_I64) != TSH_OK)
         return NULL;
+    *more = (int)head.more;
     shape.ndim = (int)head.ndim;
     memcpy(shape.dim, head.dim, sizeof head.dim);
     layout.kind = (tsh_layout_kind)head.kind;
@@ -183,12 +186,30 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     return x;
 }
 
+/* Receives a micro-batch's tensor from the previous stage, and sets the segments that the first
+ * stage had for it. */
+static tsh_tensor *tshi_pipeline_receive_input(tsh_pipeline *p, tshi_micro *micro) {
+    int more = 0;
+    tsh_tensor *x = tshi_pipeline_receive_tensor(p, micro, &more);
+    tsh_tensor *segments = more ? tshi_pipeline_receive_tensor(p, NULL, &more) : NULL;
+    if (x && p->ctx->error.code == TSH_OK) (void)tsh_set_segments(p->container, segments);
+    return x;
+}
+
+/* Sends y, and the segments of its micro-batch, if there are any, to the next stage. */
+static void tshi_pipeline_send_output(tsh_pipeline *p, tsh_tensor *y) {
+    tsh_tensor *segments = p->container->segments;
+    if (segments && !tshi_tensor_check("tsh_pipeline", "segments", &segments, 1)) return;
+    tshi_pipeline_send_tensor(p, y, segments != NULL);
+    if (segments) tshi_pipeline_send_tensor(p, segments, 0);
+}
+
 /* Runs this stage's children on micro-batch k. Returns their output, after starting to send it to
  * the next stage, or on the last stage the loss; NULL after an error. */
 static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
     tsh_module *child = p->child; /* the stage's children follow each other */
-    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro) /* the stage's input */
+    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_input(p, micro) /* the stage's input */
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
     for (i = 0; i < p->counts[p->stage] && x && ctx->error.code == TSH_OK; i++) {
@@ -203,7 +224,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
             i ? "output" : "input", k);
     if (!tshi_tensor_check("tsh_pipeline", "x", &x, 1)) return NULL;
     if (p->stage == p->last) return p->desc.loss(ctx, x, k, p->desc.user);
-    tshi_pipeline_send_tensor(p, x);
+    tshi_pipeline_send_output(p, x);
     return x;
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the seeds of fuzz_safetensors.c into the folder safetensors, those of fuzz_index.c into
-the folder index, those of fuzz_config.c, from the goldens of tests/llm, into config, and those of
-fuzz_text.c, from tests/golden/tokenizers.json, into text."""
+the folder index, those of fuzz_config.c, from the goldens of tests/llm, into config, those of
+fuzz_data.c, from tests/llm/golden/data, into data, and those of fuzz_text.c, from
+tests/golden/tokenizers.json, into text."""
 
 import glob
 import json
@@ -68,6 +69,28 @@ def write_texts():
         write("%02d" % i, bytes([i % len(tokenizers)]) + texts[i % len(texts)], "text")
 
 
+def write_data():
+    """Documents of each form, and lines that are wrong."""
+    os.makedirs(os.path.join(HERE, "data"), exist_ok=True)
+    with open(os.path.join(HERE, "..", "llm", "golden", "data", "trl.json"),
+              encoding="utf-8") as golden:
+        cases = json.load(golden)["models"][0]["cases"]
+    texts = {}
+    for case in cases:
+        lines = [json.dumps(line, separators=(",", ":")) for line in case["lines"][:4]]
+        texts[case["form"].replace(" ", "_")] = "\n".join(lines).encode()
+    texts["escapes"] = (b'\xef\xbb\xbf{"text" : "\\u00e4\\ud83d\\ude00 \\"a\\"\\t"}\r\n\n '
+                        b'{"text":"b c"}')
+    texts["mixed"] = b"\n".join([texts["texts"], texts["messages"]])
+    texts["thoughts"] = json.dumps({"messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"}]}).encode()
+    texts["zero"] = b'{"text":"a\\u0000b"}'
+    texts["bytes"] = b'{"text":"caf\xc3\xa9 \xed\xa0\x80"}'
+    for name, text in texts.items():
+        write(name, b"\0" + text, "data")
+
+
 def write_indices():
     files = {"a.weight": "a.safetensors", "a.bias": "b.safetensors"}
     indices = {
@@ -95,6 +118,7 @@ def main():
     write_indices()
     write_configs()
     write_texts()
+    write_data()
     os.makedirs(os.path.join(HERE, "safetensors"), exist_ok=True)
     model = {"a.weight": entry("F32", [3, 2], 0, 24), "a.bias": entry("F32", [3], 24, 36)}
     state = {"format": "pt", "tshard.format": "1", "tshard.seed": "0", "tshard.randn_calls": "1",

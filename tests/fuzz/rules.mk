@@ -21,7 +21,8 @@ $(FUZZERS:%=%.run): %.run: % FORCE
 	@echo "fuzz: $(notdir $*): $$(tail -n 1 $*.log)"
 
 build/fuzz/wire: LIBS += -luv -lsodium
-build/fuzz/config build/fuzz/gguf build/fuzz/text build/fuzz/tokenizer: LIBS += -lcjson -lpcre2-8
+$(filter-out build/fuzz/index build/fuzz/safetensors build/fuzz/wire,$(FUZZERS)): \
+	LIBS += -lcjson -lpcre2-8
 
 # The sanitizer's own comparisons count as the program's, so comparisons are not traced (those of
 # strings are). Nor do its checks let clang vectorise the loops that ask for it: no warning of that.

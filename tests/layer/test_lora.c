@@ -520,7 +520,79 @@ static void a_layer_may_have_several(void **state) {
     ranks_run(3, several, NULL);
 }
 
+/* Backward computes a checkpoint with the adapter of its forward, though none is active since. */
+static int recomputes(tsh_ctx *ctx, void *user) {
+    const setup s = {.name = "one", .style = *(const tsh_style *)user};
+    tsh_module *root = tsh_root(ctx), *layer = add_layer(ctx, &s, NULL);
+    tsh_tensor *x, *g, *y;
+    CHECK_TRUE(layer && (x = leaf(ctx, "x", tsh_replicated())) != NULL);
+    g = leaf(ctx, "g", tsh_replicated());
+    tsh_checkpoint(layer, 1);
+    y = tsh_forward(layer, x);
+    CHECK_TRUE(tsh_lora_use(root, NULL) == TSH_OK);
+    CHECK_TRUE(tsh_backward(ctx, weighed(y, g)) == TSH_OK);
+    CHECK_TRUE(off(ctx, tsh_grad(adapter_param(layer, -1, 'A')), "one", "da0") < 2e-6);
+    CHECK_TRUE(off(ctx, tsh_grad(x), "one", "dx") < 2e-6);
+    (void)tsh_step_end(ctx);
+    y = tsh_forward(layer, x);
+    CHECK_TRUE(off(ctx, y, "one", "y") > 1e-3); /* none is active now, neither */
+    CHECK_OK();
+    return 0;
+}
+
+static void checkpoints_keep_their_adapters(void **state) {
+    static const tsh_style styles[] = {TSH_COLWISE, TSH_ROWWISE};
+    (void)state;
+    for (int k = 0; k < COUNT(styles); k++)
+        for (int ranks = 1; ranks <= 3; ranks++) {
+            tsh_style style = styles[k];
+            ranks_run(ranks, recomputes, &style);
+        }
+}
+
 /* ------------------------------------------------------------ pipelines, files */
+
+/* Files of a base model are loaded into one that has adapters, which stay; others give adapters. */
+static int loads_late(tsh_ctx *ctx, void *user) {
+    const setup s = {.name = "one", .style = TSH_COLWISE};
+    const tsh_lora_desc lora = {.rank = 2}, other = {.rank = 2, .name = "other"};
+    const tsh_linear_desc d = {.in = IN, .out = OUT};
+    tsh_module *root = tsh_root(ctx), *layer;
+    tsh_tensor *w, *b;
+    uint64_t weight, up;
+    (void)user;
+    CHECK_TRUE(tsh_add_linear(root, "plain", &d) && tsh_materialize(root) == TSH_OK);
+    layer = tsh_add_linear(root, "layer", &d);
+    w = tsh_param(layer, "weight");
+    CHECK_TRUE(lay_out(layer, &s) && ranks_set(ctx, w, 3) == TSH_OK);
+    weight = tsh_hash(ctx, w);
+    CHECK_TRUE(tsh_save(root, files_path("base"), NULL) == TSH_OK);
+    CHECK_TRUE(tsh_lora(root, "layer", &lora) == TSH_OK);
+    b = adapter_param(layer, -1, 'B');
+    CHECK_TRUE(ranks_set(ctx, b, 4) == TSH_OK && tsh_init_zeros(w, NULL) == TSH_OK);
+    up = tsh_hash(ctx, b);
+    CHECK_TRUE(tsh_load(root, files_path("base"), NULL) == TSH_OK);
+    CHECK_TRUE(tsh_hash(ctx, w) == weight && tsh_hash(ctx, b) == up);
+    CHECK_TRUE(tsh_save(root, files_path("both"), NULL) == TSH_OK);
+    CHECK_TRUE(tsh_init_zeros(b, NULL) == TSH_OK);
+    CHECK_TRUE(tsh_load(root, files_path("both"), NULL) == TSH_OK && tsh_hash(ctx, b) == up);
+    CHECK_TRUE(tsh_lora(root, "plain", &other) == TSH_OK); /* none of this name is in the file */
+    CHECK_TRUE(tsh_load(root, files_path("both"), NULL) == TSH_OK);
+    CHECK_TRUE(tsh_lora(root, "plain", &lora) == TSH_OK); /* the file has some, but not these */
+    CHECK_TRUE(tsh_load(root, files_path("both"), NULL) == TSH_ERR_ARGUMENT);
+    CHECK_SAYS(TSH_ERR_ARGUMENT,
+               "lacks 2 of the model's tensors (\"plain.lora_A.default.weight\")");
+    CHECK_OK();
+    return 0;
+}
+
+static void base_models_are_loaded_under_adapters(void **state) {
+    (void)state;
+    ranks_run(1, loads_late, NULL);
+    files_clear();
+    ranks_run(3, loads_late, NULL);
+}
+
 
 static tsh_tensor *piped_input(tsh_ctx *ctx, int micro, void *user) {
     (void)user;
@@ -741,6 +813,8 @@ int main(void) {
         cmocka_unit_test(quantised_weights_compute_with_their_values),
         cmocka_unit_test(adapters_are_merged_and_taken_out_again),
         cmocka_unit_test(a_layer_may_have_several),
+        cmocka_unit_test(checkpoints_keep_their_adapters),
+        cmocka_unit_test_teardown(base_models_are_loaded_under_adapters, files_after),
         cmocka_unit_test_teardown(pipelines_and_files_have_adapters, files_after),
         cmocka_unit_test_teardown(adapters_are_read_and_written_as_by_peft, files_after),
         cmocka_unit_test(mistakes_are_told),

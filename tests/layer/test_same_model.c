@@ -19,7 +19,8 @@ typedef enum change {
     MISSING,
     EXTRA,
     TIED,
-    LATER, /* in a second model */
+    ACTIVE, /* another adapter is active */
+    LATER,  /* in a second model */
     CHANGES,
     NONE = CHANGES
 } change;
@@ -36,6 +37,8 @@ static const char *const says[CHANGES][2] = {
     {"has nothing", "\"norm\" layer_norm"},
     {"\"extra\" linear", "has nothing"},
     {"\"two\" linear: weight f32 (8, 8) R", "\"two\" linear: weight f32 (8, 8) S(0)"},
+    {"\"one\" linear with the adapter \"a\": weight",
+     "\"one\" linear with the adapter \"b\": weight"},
     {"\"late\" linear: weight f32 (9, 8) R", "\"late\" linear: weight f32 (8, 8) R"},
 };
 
@@ -96,6 +99,12 @@ static int differ(tsh_ctx *ctx, void *user) {
     int i;
     build(ctx, c);
     CHECK(error->code == TSH_OK, "the model");
+    if (t->what == ACTIVE) {
+        const tsh_lora_desc a = {.rank = 2, .name = "a"}, b = {.rank = 2, .name = "b"};
+        CHECK_TRUE(tsh_lora(tsh_root(ctx), "one", &a) == TSH_OK);
+        CHECK_TRUE(tsh_lora(tsh_root(ctx), "one", &b) == TSH_OK);
+        CHECK_TRUE(!odd || tsh_lora_use(tsh_root(ctx), "a") == TSH_OK);
+    }
     if (t->what == LATER) {
         const tsh_linear_desc late = {.in = WIDTH, .out = odd ? WIDTH + 1 : WIDTH};
         (void)tsh_barrier(tsh_tp(ctx));

@@ -44,7 +44,7 @@ ALLOWED = {
     "op-reduce": {"TSH_I64": INDICES},
     "op-sort": {"TSH_I64": INDICES},
     "sample": {"TSH_I64": INDICES},
-    "layers": {"TSH_I64": INDICES},
+    "layers": {"TSH_I32": INDICES, "TSH_I64": INDICES},
     "module-same": {"TSH_I32": BOOKKEEPING, "TSH_I64": BOOKKEEPING},
     "module-tree": {"TSH_BF16": TRAINED},
     "optim-norm": {"TSH_BF16": "loads bf16 faster than its row does", "TSH_F64": BOOKKEEPING},

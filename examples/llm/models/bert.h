@@ -48,13 +48,13 @@ static void bert_add_block(llm_net *m, tsh_module *self) {
 }
 
 static const tsh_rename bert_names[] = {
-    {"**.LayerNorm.gamma", "**.LayerNorm.weight"},
-    {"**.LayerNorm.beta", "**.LayerNorm.bias"},
-    {"**.attention.self.**", "**.attention.**"},
-    {"**.attention.output.dense.*", "**.attention.out.*"},
+    {"**.attention.self.query.**", "**.attention.query.**"},
+    {"**.attention.self.key.**", "**.attention.key.**"},
+    {"**.attention.self.value.**", "**.attention.value.**"},
+    {"**.attention.output.dense.**", "**.attention.out.**"},
     {"**.attention.output.LayerNorm.*", "**.attention_norm.*"},
-    {"**.intermediate.dense.*", "**.mlp.up.*"},
-    {"**.output.dense.*", "**.mlp.down.*"},
+    {"**.intermediate.dense.**", "**.mlp.up.**"},
+    {"**.output.dense.**", "**.mlp.down.**"},
     {"**.output.LayerNorm.*", "**.norm.*"},
     {NULL, NULL}};
 

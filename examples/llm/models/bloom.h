@@ -19,7 +19,9 @@ static void bloom_config(llm_config *c) {
 static tsh_tensor *bloom_block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     const llm_net *m = (const llm_net *)user;
     const llm_config *c = m->config;
-    tsh_tensor *x = in[0], *y = llm_call(self, "input_layernorm", x), *read[2] = {y, m->bias};
+    tsh_tensor *x = in[0], *y = llm_call(self, "input_layernorm", x);
+    /* Without a cache backward may run the block again, when another forward's mask is in m->bias. */
+    tsh_tensor *read[2] = {y, m->cache ? m->bias : llm_alibi(m, tsh_size(x, 1))};
     (void)n;
     x = tsh_add(c->variant ? y : x, tsh_forward_n(tsh_find(self, "self_attention"), read, 2));
     y = llm_call(self, "post_attention_layernorm", x);
@@ -47,7 +49,7 @@ static void bloom_add(llm_net *m) {
 
 static tsh_tensor *bloom_forward(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_call(m->base, "word_embeddings", ids);
-    m->bias = llm_alibi(m, llm_keys(m, ids));
+    if (m->cache) m->bias = llm_alibi(m, llm_keys(m, ids));
     x = llm_call(m->base, "h", llm_call(m->base, "word_embeddings_layernorm", x));
     return llm_head(m, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
 }

@@ -56,8 +56,8 @@ static tsh_tensor *opt_forward(llm_net *m, tsh_tensor *ids) {
     return llm_head(m, "lm_head", llm_call(decoder, "final_layer_norm", x));
 }
 
-static const tsh_rename opt_names[] = {{"**.fc1.*", "**.mlp.fc1.*"},
-                                       {"**.fc2.*", "**.mlp.fc2.*"},
+static const tsh_rename opt_names[] = {{"**.fc1.**", "**.mlp.fc1.**"},
+                                       {"**.fc2.**", "**.mlp.fc2.**"},
                                        {NULL, NULL}};
 
 static const llm_family opt_family = {"opt", "model", opt_config, opt_add, opt_forward, opt_names};

@@ -1,0 +1,98 @@
+/* ========================================================================== */
+/* >>attention-segments                  MARK: - attention-segments (private) */
+/* Rows that hold several sequences: cutting them into parts.                 */
+/* Needs: >>tensor.                                                           */
+/* ========================================================================== */
+
+/* With tsh_attention_desc.segments, each row of the batch is cut into parts which do not see each
+ * other. Attention computes each part like a row of its own, which begins at the part's first
+ * position: what lies outside of it costs nothing, and sums are in the order that they have for the
+ * sequence alone. A segment whose positions follow each other is a part. Otherwise, all positions
+ * from the segment's first to its last, with those of the segments between, are one part, in which
+ * tshi_attention_separate masks scores. */
+typedef enum tshi_stretch_kind {
+    TSHI_STRETCH_WHOLE,  /* all positions of one segment */
+    TSHI_STRETCH_MIXED,  /* all positions of several segments, and perhaps padding */
+    TSHI_STRETCH_PADDING /* positions that see nothing */
+} tshi_stretch_kind;
+
+typedef struct tshi_stretch {
+    int64_t row, first, count; /* local row of the batch; its positions [first, first + count) */
+    tshi_stretch_kind kind;
+} tshi_stretch;
+
+/* Returns the segments of local row b of q's batch: an array in which positions are
+ * segments->stride[1] apart. values: the first local element of `segments`. */
+static const int32_t *tshi_attention_segments(const tsh_tensor *q, const tsh_tensor *segments,
+                                              const void *values, int64_t b) {
+    if (segments->layout.kind != TSH_SHARDED) b = tshi_tensor_global(q, 0, b);
+    return (const int32_t *)values + b * segments->stride[0];
+}
+
+/* Returns the end of the run of positions that are, as position i, of the same segment, or are all
+ * padding. n: number of positions in the row. */
+static int64_t tshi_attention_run_end(const int32_t *at, int64_t step, int64_t i, int64_t n) {
+    const int32_t own = at[i * step];
+    do {
+        i++;
+    } while (i < n && (own < 0 ? at[i * step] < 0 : at[i * step] == own));
+    return i;
+}
+
+/* Returns the number of runs in this rank's rows. */
+static int64_t tshi_attention_count_runs(const tsh_tensor *q, const tsh_tensor *segments) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < q->local[0]; b++) {
+        const int32_t *at = tshi_attention_segments(q, segments, tshi_tensor_at(segments), b);
+        for (int64_t i = 0; i < q->dim[2]; count++)
+            i = tshi_attention_run_end(at, segments->stride[1], i, q->dim[2]);
+    }
+    return count;
+}
+
+/* Returns the index of the part that has a position of segment `own`; count: there is none. */
+static int64_t tshi_attention_part_of(const tshi_stretch *parts, int64_t count, const int32_t *at,
+                                      int64_t step, int32_t own) {
+    for (int64_t e = 0; e < count; e++) {
+        const int64_t n = parts[e].kind == TSHI_STRETCH_MIXED ? parts[e].count : 1;
+        for (int64_t i = 0; i < n; i++)
+            if (at[(parts[e].first + i) * step] == own) return e;
+    }
+    return count;
+}
+
+/* Cuts local row b, of n positions, into parts. Returns their number, at most that of runs. */
+static int64_t tshi_attention_cut(tshi_stretch *parts, int64_t b, const int32_t *at, int64_t step,
+                                  int64_t n) {
+    int64_t count = 0, end;
+    int32_t most = -1; /* the largest segment so far: a larger one is new */
+    for (int64_t i = 0; i < n; i = end) {
+        const int32_t own = at[i * step];
+        const int64_t e = own < 0 || own > most ? count
+                                                : tshi_attention_part_of(parts, count, at, step,
+                                                                         own);
+        end = tshi_attention_run_end(at, step, i, n);
+        if (own > most) most = own;
+        if (e == count) { /* a new part */
+            parts[e].row = b;
+            parts[e].first = i;
+        }
+        parts[e].kind = own < 0     ? TSHI_STRETCH_PADDING
+                        : e < count ? TSHI_STRETCH_MIXED
+                                    : TSHI_STRETCH_WHOLE;
+        parts[e].count = end - parts[e].first;
+        count = e + 1; /* an older part that grows takes in all parts after it */
+    }
+    return count;
+}
+
+/* Cuts all rows of this rank. Returns the number of parts. */
+static int64_t tshi_attention_cut_all(tshi_stretch *parts, const tsh_tensor *q,
+                                      const tsh_tensor *segments) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < q->local[0]; b++)
+        count += tshi_attention_cut(
+            parts + count, b, tshi_attention_segments(q, segments, tshi_tensor_at(segments), b),
+            segments->stride[1], q->dim[2]);
+    return count;
+}

@@ -1,0 +1,329 @@
+#!/usr/bin/env python3
+"""build/llm --finetune, --evaluate and --adapter on a small model: losses fall, and are the same at
+every degree; a killed run goes on with the same bits; adapters; preferences; what is refused."""
+
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+sys.path.insert(0, HERE)
+import models
+import test_llm
+from scripts import check, run_tests
+
+SCRIPT_LIMIT = 200  # seconds, for tests/run.sh
+EACH = 60           # of one run
+CONTEXT = 32
+
+
+class Learner:
+    """A small llama with a token for each letter, and files to learn from."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.model = os.path.join(folder, "model")
+        models.write(self.model, models.load("llama"))
+        tokens = [models.SPECIAL[0], *models.LETTERS, models.SPECIAL[1]]
+        self.ids = {token: i for i, token in enumerate(tokens)}
+        self.save("model/tokenizer.json", json.dumps(models.letters(tokens)))
+        self.save("model/tokenizer_config.json", json.dumps(
+            {"bos_token": models.SPECIAL[0], "eos_token": models.SPECIAL[1]}))
+        draw = random.Random(1)
+        words = "the cat sat on a mat and saw dogs run home".split()
+        self.text = self.save("text.txt", " ".join(draw.choice(words) for _ in range(250)))
+        sums = [(draw.randrange(5), draw.randrange(5)) for _ in range(24)]
+        self.chats = self.lines("chats.jsonl", [
+            {"messages": [{"role": "user", "content": "%d and %d?" % (a, b)},
+                          {"role": "assistant", "content": "it is %d." % (a + b)}]}
+            for a, b in sums])
+        self.pairs = self.lines("pairs.jsonl", [
+            {"prompt": "%d and %d?" % (a, b), "chosen": " it is %d." % (a + b),
+             "rejected": " no, %d" % a} for a, b in sums])
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def save(self, name, text):
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            file.write(text)
+        return file.name
+
+    def lines(self, name, objects):
+        return self.save(name, "".join(json.dumps(each) + "\n" for each in objects))
+
+    def flags(self, data, out, *more, steps=4):
+        """The flags of a short run."""
+        return ["--finetune", data, "--out", self.path(out), "--context", str(CONTEXT), "--dtype",
+                "f32", "--max-new", "0", "--steps", str(steps), "--lr", "1e-2", *more]
+
+    def llm(self, *flags):
+        return test_llm.llm(self.model, *flags)
+
+    def train(self, data, out, *more, steps=4):
+        """Losses and norms of a run, and the final held-out loss."""
+        for name in (out, out + ".run"):
+            shutil.rmtree(self.path(name), ignore_errors=True)
+        done = self.llm(*self.flags(data, out, *more, steps=steps))
+        check(done.returncode == 0, more, done.stderr, done.stdout)
+        rows = self.rows(out)
+        check(len(rows) == steps, more, rows)
+        return ([float(row[1]) for row in rows], [float(row[4]) for row in rows],
+                float(rows[-1][2]))
+
+    def rows(self, out):
+        """metrics.csv without its head."""
+        with open(self.path(out + ".run/metrics.csv"), encoding="ascii") as file:
+            return [line.strip().split(",") for line in file][1:]
+
+    def bits(self, out):
+        """What two equal runs write: metrics but for the speed, and the tensors."""
+        files = [name for name in os.listdir(self.path(out)) if name.endswith(".safetensors")]
+        check(len(files) == 1, files)
+        with open(self.path(os.path.join(out, files[0])), "rb") as file:
+            return [row[:5] + row[6:] for row in self.rows(out)], file.read()
+
+    def evaluate(self, data, *more):
+        """loss, accuracy in percent, number of targets"""
+        done = self.llm("--evaluate", data, "--context", str(CONTEXT), "--dtype", "f32", *more)
+        check(done.returncode == 0, more, done.stderr)
+        words = done.stdout.replace(",", "").split()
+        check(words[0] == "loss" and words[2] == "perplexity", done.stdout)
+        check(abs(math.exp(float(words[1])) / float(words[3]) - 1) < 1e-4, done.stdout)
+        return float(words[1]), float(words[6]), int(words[9])
+
+
+def near(a, b, tolerance, *what):
+    """Are the numbers of two runs the same, but for rounding?"""
+    for x, y in zip(a, b):
+        check(abs(x - y) <= tolerance * max(abs(x), abs(y)), *what, a, b)
+
+
+def same_at_every_degree(learner, data, *more):
+    """Trains at several degrees. Returns the losses."""
+    losses, norms, held = learner.train(data, "one", "--tp", "1", *more)
+    for flags in ("--tp 2", "--tp 3", "--tp 1 --dp 2", "--tp 1 --dp 2 --zero",
+                  "--tp 1 --accumulate 4", "--tp 2 --dp 2 --zero --accumulate 2",
+                  "--tp 1 --recompute"):
+        others = learner.train(data, "other", *more, *flags.split())
+        # float32 sums in another order; metrics.csv has 6 digits of the norms
+        near(losses + [held], others[0] + [others[2]], 2e-6, flags, more)
+        near(norms, others[1], 5e-6, flags, more)
+    return losses, held
+
+
+def all_weights_learn_the_same_at_every_degree(folder):
+    learner = Learner(folder)
+    before = learner.evaluate(learner.text, "--tp", "1")[0]
+    losses, held = same_at_every_degree(learner, learner.text, "--no-packing")
+    check(losses[-1] < losses[0] - 1 and held < before - 1, losses, held, before)
+
+
+def adapters_learn_the_same_at_every_degree(folder):
+    learner = Learner(folder)
+    losses, _ = same_at_every_degree(learner, learner.text, "--lora", "4", "--alpha", "32")
+    check(losses[-1] < losses[0] - 0.2, losses)
+
+
+def preferences_are_learnt(folder):
+    learner = Learner(folder)
+    for more in ((), ("--lora", "4")):
+        losses, held = same_at_every_degree(learner, learner.pairs, *more)
+        check(abs(losses[0] - math.log(2)) < 1e-6, "at first no answer is preferred", losses)
+        check(losses[-1] < losses[0] - 0.02 and held < losses[0] - 0.02, losses, held)
+
+
+def packed_rows_learn_what_single_ones_do(folder):
+    """All chats are one batch, so that the step's loss is the same however they lie in rows."""
+    learner = Learner(folder)
+    more = ("--template", "chatml", "--held-out", learner.chats, "--tp", "1", "--context", "96")
+    one = learner.train(learner.chats, "one", "--no-packing", "--batch", "24", *more, steps=1)
+    rows = learner.llm(*learner.flags(learner.chats, "packed", *more, steps=1)).stdout
+    rows = int(rows.split(" in ")[1].split()[0])
+    check(1 < rows < 24, rows)
+    packed = learner.train(learner.chats, "packed", "--batch", str(rows), *more, steps=1)
+    near(one[0] + one[1], packed[0] + packed[1], 5e-6, "packed")
+
+
+def chats_end(folder):
+    """The token that ends an answer is learnt, and the sample ends with it."""
+    learner = Learner(folder)
+    done = learner.llm(*learner.flags(learner.chats, "out", "--template", "chatml", "--context",
+                                      "96", "--tp", "2", steps=40), "--max-new", "40")
+    check(done.returncode == 0, done.stderr)
+    after = done.stdout.split("after training, after the first held-out prompt:\n")[1]
+    answer = after.split("\n\n")[0]
+    check(answer.startswith("it is ") and answer.endswith(".") and len(answer) < 12, answer)
+
+
+def a_killed_run_goes_on(folder):
+    learner = Learner(folder)
+    draw = random.Random(os.environ.get("TSHARD_SEED", "finetune"))
+    for data, more in ((learner.text, ("--tp", "2")), (learner.pairs, ("--tp", "1")),
+                       (learner.text, ("--tp", "1", "--dp", "2", "--zero", "--lora", "4",
+                                       "--lora-dropout", "0.1"))):
+        flags = ("--save-every", "3", *more)
+        start = time.time()
+        learner.train(data, "whole", *flags, steps=20)
+        limit = time.time() - start
+        command = [test_llm.LLM, "--model", learner.model,
+                   *learner.flags(data, "killed", *flags, "--resume", steps=20)]
+        for name in ("killed", "killed.run"):
+            shutil.rmtree(learner.path(name), ignore_errors=True)
+        for _ in range(4):
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL) as run:
+                try:
+                    run.wait(draw.uniform(0.1, 0.9) * limit)
+                except subprocess.TimeoutExpired:
+                    run.kill()
+            if os.path.exists(learner.path("killed")):
+                break
+        if not os.path.exists(learner.path("killed")):
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  timeout=EACH, encoding="utf-8", check=False)
+            check(done.returncode == 0, done.stderr)
+        check(learner.bits("whole") == learner.bits("killed"), more, "other bits")
+    done = learner.llm(*learner.flags(data, "new", *flags, "--resume", steps=20))
+    check(done.returncode == 0, "--resume without a state begins", done.stderr)
+    shutil.rmtree(learner.path("new"))
+    done = learner.llm(*learner.flags(data, "new", *flags, steps=20))
+    check(done.returncode == 1 and "go on from it with --resume" in done.stderr, done.stderr)
+    done = learner.llm(*learner.flags(data, "new", *flags, "--resume", steps=21))
+    check(done.returncode == 1 and "'steps 20', this one has 'steps 21'" in done.stderr,
+          done.stderr)
+
+
+def adapters_are_written_and_read(folder):
+    learner = Learner(folder)
+    _, _, held = learner.train(learner.text, "adapter", "--lora", "4", "--targets",
+                               "q_proj,down_proj", "--alpha", "32", "--held-out", learner.text)
+    with open(learner.path("adapter/adapter_config.json"), encoding="ascii") as file:
+        config = json.load(file)
+    check(config["target_modules"] == ["q_proj", "down_proj"] and config["r"] == 4 and
+          config["lora_alpha"] == 32 and config["task_type"] == "CAUSAL_LM", config)
+    names = models.read_safetensors(learner.path("adapter/adapter_model.safetensors"))
+    check("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in names and
+          len(names) == 8, sorted(names))
+    adapter = ("--adapter", learner.path("adapter"))
+    base = learner.evaluate(learner.text, "--tp", "1")
+    found = [learner.evaluate(learner.text, *adapter, *more)
+             for more in (("--tp", "1"), ("--tp", "2"), ("--tp", "2", "--merge"))]
+    check(found[0][0] < base[0] - 0.1, found, base)
+    near(found[0], found[1], 1e-5, "two ranks")
+    near(found[0], found[2], 1e-5, "merged")
+    del held
+    prompt = ("--prompt", "the cat", "--max-new", "12", "--dtype", "f32", "--tp", "2")
+    merged = learner.path("merged")
+    done = learner.llm(*adapter, "--merge", "--out", merged, "--dtype", "f32", "--tp", "2")
+    check(done.returncode == 0, done.stderr)
+    texts = [learner.llm(*prompt, *adapter), learner.llm(*prompt, *adapter, "--merge"),
+             test_llm.llm(merged, *prompt)]
+    check(all(text.returncode == 0 for text in texts), texts)
+    check(len({text.stdout for text in texts}) == 1, texts)
+    check(texts[0].stdout != learner.llm(*prompt).stdout, "the adapter does something")
+    done = learner.llm(*learner.flags(learner.text, "both", "--lora", "4", "--merge"))
+    check(done.returncode == 0 and os.path.exists(learner.path("both/config.json")), done.stderr)
+
+
+def evaluation_is_that_of_the_logits(folder):
+    """By hand: windows of 32 tokens, 20 apart, of which each counts what the one before has not."""
+    learner = Learner(folder)
+    with open(learner.text, encoding="ascii") as file:
+        ids = [learner.ids[letter] for letter in file.read()[:90]]
+    text = learner.save("short.txt", "".join(list(models.LETTERS)[i - 1] for i in ids))
+    loss, right, count, seen, dump = 0.0, 0, 0, 0, learner.path("logits")
+    for begin in range(0, len(ids), 20):
+        window = ids[begin:begin + CONTEXT]
+        done = learner.llm("--ids", " ".join(map(str, window)), "--print-ids", "--max-new", "0",
+                           "--dump-logits", dump, "--dtype", "f32")
+        check(done.returncode == 0, done.stderr)
+        (_, wide), flat = models.read_safetensors(dump)["logits"]
+        for i, target in enumerate(window[1:]):
+            if begin and begin + i + 1 < seen:
+                continue
+            logits = flat[i * wide:(i + 1) * wide]
+            loss += math.log(sum(map(math.exp, logits))) - logits[target]
+            right += max(logits) == logits[target]
+            count += 1
+        seen = begin + len(window)
+        if seen == len(ids):
+            break
+    for more in ("--tp 1", "--tp 2 --batch 2", "--tp 1 --dp 2 --batch 2"):
+        found = learner.evaluate(text, "--stride", "20", *more.split())
+        near(found, (loss / count, 100 * right / count, count), 1e-3, more)
+        near(found[:1], [loss / count], 2e-6, more)
+
+
+def refused(learner, code, sentence, *flags):
+    before = sorted(os.listdir(learner.folder))
+    done = learner.llm(*flags, "--tp", "1")
+    check(done.returncode == code and sentence in done.stderr and done.stderr.count("\n") == 1,
+          flags, done.returncode, done.stderr)
+    check(sorted(os.listdir(learner.folder)) == before, flags, "something is written")
+
+
+def mistakes_are_refused(folder):
+    learner = Learner(folder)
+    text = ("--finetune", learner.text)
+    out = ("--out", learner.path("out"))
+    run = (*text, *out, "--context", "32", "--max-new", "0")
+    refused(learner, 2, "--finetune needs --out DIR", *text)
+    refused(learner, 2, "--out is for --finetune", "--prompt", "a", *out)
+    refused(learner, 2, "are for --finetune", "--evaluate", learner.text, "--lora", "4")
+    refused(learner, 2, "give one of", "--prompt", "a", *run)
+    refused(learner, 2, "are for --lora", *run, "--alpha", "4")
+    refused(learner, 2, "exclude each other", *run, "--steps", "1", "--epochs", "1")
+    refused(learner, 2, "--pp is not possible", *run, "--pp", "2")
+    refused(learner, 2, "has --save-every", *run, "--resume")
+    refused(learner, 2, "a probability", *run, "--lora", "4", "--lora-dropout", "1")
+    refused(learner, 2, "--merge is for", *run, "--merge")
+    refused(learner, 1, "give --lora", *run, "--weights", "q8_0")
+    refused(learner, 1, "too small to train in", *run, "--dtype", "f16")
+    refused(learner, 1, "does not divide by --dp 3", *run, "--dp", "3", "--batch", "8")
+    refused(learner, 1, "does not divide by --accumulate 3", *run, "--accumulate", "3")
+    refused(learner, 1, "No such file", "--finetune", learner.path("absent.txt"), *out)
+    refused(learner, 1, "matches no linear layer", *run, "--lora", "4", "--targets",
+            "absent_proj")
+    refused(learner, 1, "--targets is a list", *run, "--lora", "4", "--targets", ",")
+    refused(learner, 1, "folder with files", *text, "--out", learner.model)
+    refused(learner, 1, "adapter_config.json", "--prompt", "a", "--adapter", learner.model)
+    refused(learner, 1, "tokens would be left out", "--evaluate", learner.text, "--context", "8",
+            "--stride", "9")
+    short = learner.save("short.txt", "a")
+    refused(learner, 1, "fewer than two tokens", "--evaluate", short)
+    bad = learner.lines("bad.jsonl", [{"text": "abc"}, {"prompt": "a", "completion": ""}])
+    refused(learner, 1, "bad.jsonl:2: ", "--finetune", bad, *out)
+    long = learner.lines("long.jsonl", [{"text": "abc " * 40}] * 20)
+    refused(learner, 1, "long.jsonl:1: 161 tokens are more than the context of 32",
+            "--finetune", long, *out, "--context", "32")
+    refused(learner, 1, "give --adapter DIR", "--evaluate", learner.pairs)
+    refused(learner, 1, "chats.jsonl:1: ", "--finetune",
+            learner.chats, *out)
+
+
+def an_adapter_of_another_model_is_refused(folder):
+    learner = Learner(folder)
+    learner.train(learner.text, "adapter", "--lora", "4", steps=1)
+    other = os.path.join(folder, "other")
+    models.write(other, models.load("gpt2"))
+    shutil.copy(learner.path("model/tokenizer.json"), other)
+    done = test_llm.llm(other, "--prompt", "a", "--tp", "1", "--adapter",
+                        learner.path("adapter"))
+    check(done.returncode == 1 and done.stderr.count("\n") == 1 and "lora_" in done.stderr,
+          done.stderr)
+
+
+TESTS = [all_weights_learn_the_same_at_every_degree, adapters_learn_the_same_at_every_degree,
+         preferences_are_learnt, packed_rows_learn_what_single_ones_do, chats_end,
+         a_killed_run_goes_on, adapters_are_written_and_read, evaluation_is_that_of_the_logits,
+         mistakes_are_refused, an_adapter_of_another_model_is_refused]
+
+if __name__ == "__main__":
+    sys.exit(run_tests("finetune", TESTS, jobs=2) != 0)

@@ -1,0 +1,351 @@
+/* Decoder families of examples/llm learn as transformers' do: five steps of AdamW on a small model
+ * of each give the losses and norms of gradients of golden/training (make_training.py), all
+ * weights being trained, at every degree of tp, over dp and with ZeRO-1; and adapters read from
+ * PEFT's files give its losses, on f32 and on Q8_0 weights. Adapters that are written are read
+ * again. */
+#include "../../tshard.h"
+#include "../../backends/tshard_threads.h"
+#include "../support/ranks.h"
+#include "../support/files.h"
+#include "../../examples/llm/model.h"
+
+enum { STEPS = 5, MOST_TOKENS = 64 };
+
+/* Sums of float32 in another order: differences of 1e-6 in a loss of 5. */
+static const double near = 1e-5;
+
+typedef struct golden {
+    const char *name;
+    cJSON *json;
+} golden;
+
+static golden goldens[] = {
+    {"bloom", NULL},    {"falcon", NULL},   {"falcon_groups", NULL},   {"falcon_serial", NULL},
+    {"gemma", NULL},    {"gemma2", NULL},   {"gemma3", NULL},          {"gpt2", NULL},
+    {"gpt_neox", NULL}, {"llama", NULL},    {"gpt_neox_serial", NULL}, {"granite", NULL},
+    {"mistral", NULL},  {"olmo2", NULL},    {"opt", NULL},             {"phi", NULL},
+    {"phi3", NULL},     {"qwen2", NULL},    {"qwen3", NULL},           {"smollm3", NULL},
+    {"starcoder2", NULL}};
+
+/* One training run. */
+typedef struct run {
+    const cJSON *json; /* the golden */
+    const char *want;  /* its losses: "losses", "lora" or "q8_0" */
+    int ranks, tp;
+    int zero;
+    tsh_dtype dtype, weights; /* weights: TSH_Q8_0 or TSH_F32 */
+    double tolerance;
+    const char *adapter; /* folder of adapters, which alone are trained; NULL: all weights are */
+    int saves;           /* 1: writes the adapters, to files_here/out */
+    double after;        /* the loss after the last step */
+} run;
+
+static const cJSON *item(const cJSON *json, const char *key) {
+    const cJSON *found = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (!found) fail_msg("a golden has no %s", key);
+    return found;
+}
+
+static double number(const run *r, const char *key, int i) {
+    return cJSON_GetNumberValue(cJSON_GetArrayItem(cJSON_GetObjectItem(r->json, key), i));
+}
+
+/* ------------------------------------------------------- the folders of a golden */
+
+/* A tensor's values, as make_training.py's function of this name has them. */
+static float *values(const char *name, const int64_t *dim, int dims, const char *kind) {
+    const int64_t count = dims > 1 ? dim[0] * dim[1] : dim[0];
+    const size_t length = strlen(name);
+    const int embeds = strstr(name, "emb") || strstr(name, "wte") || strstr(name, "wpe");
+    const int in = strcmp(kind, "gpt2") == 0 ? 0 : dims - 1; /* the dimension of input features */
+    const double factor = embeds ? 0.2 : 1.5 / sqrt((double)dim[in]);
+    const int weighs = length > 6 && strcmp(name + length - 6, "weight") == 0;
+    const double middle = weighs && strncmp(kind, "gemma", 5) != 0;
+    float *to = (float *)malloc((size_t)count * sizeof *to);
+    uint64_t seed = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < length; i++)
+        seed = (seed ^ (unsigned char)name[i]) * 0x100000001b3u;
+    for (int64_t i = 0; to && i < count; i++) {
+        uint64_t z = seed + (uint64_t)(i + 1) * 0x9e3779b97f4a7c15u;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        const double u = (double)((z ^ (z >> 31)) >> 40) / 8388608 - 1;
+        to[i] = (float)(dims == 1 ? 0.4 * u + middle : u * factor);
+    }
+    if (!to) fail_msg("not enough memory");
+    return to;
+}
+
+static void write_json(const char *name, const cJSON *json) {
+    char *text = cJSON_PrintUnformatted(json);
+    files_write(name, text, strlen(text));
+    cJSON_free(text);
+}
+
+/* Writes a safetensors file of tensors, an object of shapes. kind: the model_type; "": they belong
+ * to an adapter. */
+static void write_tensors(const char *path, const cJSON *tensors, const char *kind) {
+    cJSON *header = cJSON_CreateObject();
+    const cJSON *shape;
+    FILE *file = fopen(files_path(path), "wb");
+    int64_t at = 0;
+    cJSON_ArrayForEach(shape, tensors) {
+        cJSON *entry = cJSON_AddObjectToObject(header, shape->string), *offsets;
+        int64_t count = 1;
+        for (int d = 0; d < cJSON_GetArraySize(shape); d++)
+            count *= (int64_t)cJSON_GetNumberValue(cJSON_GetArrayItem(shape, d));
+        (void)cJSON_AddStringToObject(entry, "dtype", "F32");
+        (void)cJSON_AddItemToObject(entry, "shape", cJSON_Duplicate(shape, 1));
+        offsets = cJSON_AddArrayToObject(entry, "data_offsets");
+        (void)cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)at));
+        (void)cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(at += 4 * count)));
+    }
+    char *text = cJSON_PrintUnformatted(header);
+    unsigned char size[8];
+    for (int i = 0; i < 8; i++) size[i] = (unsigned char)((uint64_t)strlen(text) >> 8 * i);
+    int ok = file && fwrite(size, 1, 8, file) == 8 && fputs(text, file) >= 0;
+    cJSON_ArrayForEach(shape, tensors) {
+        int64_t dim[2] = {1, 1};
+        const int dims = cJSON_GetArraySize(shape);
+        for (int d = 0; d < dims && d < 2; d++)
+            dim[d] = (int64_t)cJSON_GetNumberValue(cJSON_GetArrayItem(shape, d));
+        float *v = values(shape->string, dim, dims, kind);
+        const size_t count = (size_t)(dim[0] * dim[1]);
+        ok = ok && fwrite(v, sizeof *v, count, file) == count;
+        free(v);
+    }
+    if (!ok || fclose(file) != 0) fail_msg("%s cannot be written", path);
+    cJSON_free(text);
+    cJSON_Delete(header);
+}
+
+/* Writes the golden's model and adapter to the test's folder. */
+static void write_folder(const cJSON *json) {
+    const cJSON *config = item(json, "config"), *adapter = item(json, "adapter");
+    write_json("config.json", config);
+    write_tensors("model.safetensors", item(json, "tensors"),
+                  cJSON_GetStringValue(item(config, "model_type")));
+    write_json("adapter_config.json", item(adapter, "config"));
+    write_tensors("adapter_model.safetensors", item(adapter, "tensors"), "");
+    if (access(files_path("out"), F_OK) != 0) files_folder("out");
+}
+
+/* --------------------------------------------------------------------- training */
+
+/* A rank's model and batch. */
+typedef struct learner {
+    llm_config config;
+    llm_net net;
+    llm_adapter adapter;
+    int64_t length;
+    int32_t ids[MOST_TOKENS], targets[MOST_TOKENS];
+} learner;
+
+/* Takes this replica's rows of the golden's batch; a row's last token has no target. */
+static void take_batch(learner *l, tsh_ctx *ctx, const cJSON *ids) {
+    const int rows = cJSON_GetArraySize(ids) / tsh_dp(ctx)->size, first = tsh_dp(ctx)->rank * rows;
+    l->length = cJSON_GetArraySize(cJSON_GetArrayItem(ids, 0));
+    for (int64_t i = 0; i < rows * l->length; i++) {
+        const int at = (int)(i % l->length);
+        const cJSON *row = cJSON_GetArrayItem(ids, first + (int)(i / l->length));
+        const cJSON *next = cJSON_GetArrayItem(row, at + 1);
+        l->ids[i] = (int32_t)cJSON_GetNumberValue(cJSON_GetArrayItem(row, at));
+        l->targets[i] = next ? (int32_t)cJSON_GetNumberValue(next) : -100;
+    }
+    l->net.rows = rows;
+}
+
+/* Makes the model, and loads it and its adapters. */
+static int begin(learner *l, tsh_ctx *ctx, const run *r) {
+    const llm_family *family;
+    tsh_error why;
+    CHECK(llm_config_read(&l->config, files_here, &family), "%s", l->config.error);
+    take_batch(l, ctx, cJSON_GetObjectItem(r->json, "ids"));
+    CHECK_TRUE(llm_model_load(&l->net, ctx, &l->config, family, files_here, l->net.rows, l->length,
+                              r->weights) == TSH_OK);
+    tsh_cache_free(l->net.cache);
+    l->net.cache = NULL;
+    l->net.all = 1;
+    tsh_train(l->net.root, 1);
+    if (!r->adapter) return 0;
+    CHECK(llm_adapter_read(&l->adapter, r->adapter, &why), "%s", why.message);
+    CHECK_TRUE(llm_model_adapter_add(&l->net, &l->adapter) == TSH_OK);
+    CHECK_TRUE(llm_model_adapter_load(&l->net, &l->adapter, r->adapter) == TSH_OK);
+    return 0;
+}
+
+static tsh_tensor *loss_of(learner *l, tsh_ctx *ctx) {
+    const tsh_shape shape = tsh_shape2(l->net.rows, l->length);
+    tsh_tensor *logits = l->net.family->forward(&l->net, tsh_from(ctx, l->ids, shape, TSH_I32));
+    return tsh_cross_entropy(logits, tsh_from(ctx, l->targets, shape, TSH_I32), NULL);
+}
+
+/* The mean of the replicas' losses. */
+static double all_replicas(tsh_ctx *ctx, tsh_tensor *loss) {
+    double value = tsh_item(ctx, loss);
+    (void)tsh_allreduce(tsh_dp(ctx), &value, 1, TSH_F64, TSH_SUM);
+    return value / tsh_dp(ctx)->size;
+}
+
+static int steps(learner *l, tsh_ctx *ctx, run *r) {
+    const tsh_optim_desc adamw = {
+        .kind = TSH_ADAMW, .lr = 1e-3, .weight_decay = 0.01, .zero = r->zero};
+    tsh_optim *optim = tsh_optim_new(l->net.root, &adamw);
+    for (int step = 0; step < STEPS && r->want; step++) {
+        tsh_tensor *loss = loss_of(l, ctx);
+        const double want = number(r, r->want, step), value = all_replicas(ctx, loss);
+        double norm = 0, normal = number(r, "norms", step);
+        CHECK(fabs(value - want) <= r->tolerance * want, "step %d: the loss is %.9g, not %.9g",
+              step, value, want);
+        CHECK_TRUE(tsh_backward(ctx, loss) == TSH_OK);
+        CHECK_TRUE(tsh_clip_grad_norm(l->net.root, 1e30, &norm) == TSH_OK);
+        if (strcmp(r->want, "losses") == 0 && r->tolerance <= near)
+            CHECK(fabs(norm - normal) <= r->tolerance * normal,
+                  "step %d: the norm of gradients is %.9g, not %.9g", step, norm, normal);
+        CHECK_TRUE(tsh_optim_step(optim) == TSH_OK);
+        tsh_zero_grads(l->net.root);
+        (void)tsh_step_end(ctx);
+    }
+    const double value = all_replicas(ctx, loss_of(l, ctx));
+    (void)tsh_step_end(ctx);
+    if (r->want && tsh_world(ctx)->rank == 0) r->after = value;
+    CHECK(r->want || fabs(value - r->after) <= near * value, "read again: %.9g, not %.9g", value,
+          r->after);
+    CHECK_TRUE(tsh_check_replicas(l->net.root));
+    if (r->saves)
+        CHECK_TRUE(llm_model_adapter_save(&l->net, &l->adapter, files_path("out")) == TSH_OK);
+    CHECK_OK();
+    return 0;
+}
+
+static int learns(tsh_ctx *ctx, void *user) {
+    run *r = (run *)user;
+    learner *l = (learner *)calloc(1, sizeof *l);
+    int failed = 1;
+    CHECK_TRUE(l != NULL);
+    failed = begin(l, ctx, r) || steps(l, ctx, r);
+    llm_config_free(&l->config);
+    free(l);
+    return failed;
+}
+
+/* Returns 1, and says why, if the run of a golden fails. */
+static int fails(const golden *g, run *r) {
+    const tsh_desc desc = {.tp = r->tp, .dtype = r->dtype};
+    const char *why;
+    r->json = g->json;
+    if (!ranks_try(r->ranks, &desc, learns, r, &why)) return 0;
+    print_message("%s, %s, tp %d of %d ranks: %s\n", g->name, r->want ? r->want : "written", r->tp,
+                  r->ranks, why);
+    return 1;
+}
+
+/* ------------------------------------------------------------------------ tests */
+
+static void all_weights_learn_as_in_transformers(void **state) {
+    static const int degrees[][3] = {/* ranks, tp, zero */
+                                     {1, 1, 0}, {2, 2, 0}, {3, 3, 0},
+                                     {4, 4, 0}, {2, 1, 0}, {2, 1, 1}};
+    int failed = 0;
+    (void)state;
+    for (int k = 0; k < COUNT(goldens); k++) {
+        run half = {.want = "losses", .ranks = 2, .tp = 2, .dtype = TSH_BF16,
+                    .tolerance = 0.03}; /* bf16 has 8 bits */
+        write_folder(goldens[k].json);
+        for (int d = 0; d < COUNT(degrees); d++) {
+            run r = {.want = "losses", .ranks = degrees[d][0], .tp = degrees[d][1],
+                     .zero = degrees[d][2], .tolerance = near};
+            failed += fails(&goldens[k], &r);
+        }
+        failed += fails(&goldens[k], &half);
+    }
+    assert_int_equal(failed, 0);
+}
+
+/* The names in a file, for comparing: an object of shapes. */
+static cJSON *header_of(const char *name) {
+    files_bytes bytes = files_read(name);
+    cJSON *json = cJSON_ParseWithLength(bytes.at + 8, bytes.size - 8), *shapes, *entry;
+    shapes = cJSON_CreateObject();
+    cJSON_ArrayForEach(entry, json)
+        if (strcmp(entry->string, "__metadata__") != 0)
+            (void)cJSON_AddItemToObject(shapes, entry->string,
+                                        cJSON_Duplicate(cJSON_GetObjectItem(entry, "shape"), 1));
+    cJSON_Delete(json);
+    files_free(&bytes);
+    return shapes;
+}
+
+static int is_written_as_by_peft(const golden *g) {
+    const cJSON *adapter = item(g->json, "adapter");
+    cJSON *shapes = header_of("out/adapter_model.safetensors");
+    const int same = cJSON_Compare(shapes, item(adapter, "tensors"), 1);
+    if (!same) print_message("%s: other names than PEFT's\n", g->name);
+    cJSON_Delete(shapes);
+    return same;
+}
+
+static void adapters_learn_as_in_peft(void **state) {
+    int failed = 0;
+    (void)state;
+    for (int k = 0; k < COUNT(goldens); k++) {
+        run again = {.ranks = 2, .tp = 2, .adapter = files_path("out")};
+        write_folder(goldens[k].json);
+        for (int tp = 1; tp <= 3; tp++) {
+            run r = {.want = "lora", .ranks = tp, .tp = tp, .tolerance = near,
+                     .adapter = files_here, .saves = tp == 3};
+            failed += fails(&goldens[k], &r);
+            again.after = r.after;
+        }
+        if (failed || strcmp(goldens[k].name, "opt") == 0) continue; /* not renamed yet */
+        failed += !is_written_as_by_peft(&goldens[k]);
+        failed += fails(&goldens[k], &again);
+    }
+    assert_int_equal(failed, 0);
+}
+
+static void adapters_of_quantised_weights_learn_as_in_peft(void **state) {
+    int failed = 0;
+    (void)state;
+    for (int k = 0; k < COUNT(goldens); k++) {
+        write_folder(goldens[k].json);
+        for (int tp = 1; tp <= 3; tp++) {
+            run r = {.want = "q8_0", .ranks = tp, .tp = tp, .weights = TSH_Q8_0, .tolerance = near,
+                     .adapter = files_here};
+            failed += fails(&goldens[k], &r);
+        }
+    }
+    assert_int_equal(failed, 0);
+}
+
+static int open_goldens(void **state) {
+    char path[4096];
+    for (int k = 0; k < COUNT(goldens); k++) {
+        size_t length;
+        tsh_error why;
+        (void)snprintf(path, sizeof path, "%.*sgolden/training/%s.json",
+                       (int)(strrchr(__FILE__, '/') - __FILE__ + 1), __FILE__, goldens[k].name);
+        char *text = llm_read(path, 0, &length, &why);
+        if (!text) fail_msg("%s", why.message);
+        goldens[k].json = llm_parse(text);
+        free(text);
+        if (!goldens[k].json) fail_msg("%s is no JSON", path);
+    }
+    return files_begin(state);
+}
+
+static int close_goldens(void **state) {
+    for (int k = 0; k < COUNT(goldens); k++) cJSON_Delete(goldens[k].json);
+    (void)remove(files_path("out/adapter_model.safetensors"));
+    (void)remove(files_path("out/adapter_config.json"));
+    return files_end(state);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_weights_learn_as_in_transformers),
+        cmocka_unit_test(adapters_learn_as_in_peft),
+        cmocka_unit_test(adapters_of_quantised_weights_learn_as_in_peft),
+    };
+    return cmocka_run_group_tests(tests, open_goldens, close_goldens);
+}
