@@ -29,6 +29,7 @@
 #include "embed.h"
 
 #include "finetune.h"
+#include "plan.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -52,7 +53,8 @@ typedef struct llm_job {
     text_list prompt_texts, ids, stops, ignored; /* values of --prompt, --ids, --stop, --ignore */
     int64_t tp, max_new, threads, context; /* max_new -1, others 0: not given */
     int terminal; /* --chat: 1: on a terminal, with threads of this process as ranks */
-    int allow_unknown_keys, chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
+    int plan, allow_unknown_keys, chat, print_ids, greedy, ignore_eos;
+    int tokenize, detokenize, no_special;
     int64_t top_k, seed;
     double temperature, top_p, min_p, penalty; /* 0: not given; TSH_ZERO: a temperature of 0 */
     text_codec codec;
@@ -205,6 +207,7 @@ static int parse(llm_job *job, int argc, char **argv) {
          .number = &tune->dp},
         {"pp", "refused: models are no pipelines here", .number = &tune->pp},
         {"zero", "finetune: cut the optimiser's moments over the copies", .on = &tune->zero},
+        {"plan", "print the memory that a run would take, by a dry one", .on = &job->plan},
         {"evaluate", "loss, perplexity and accuracy on this file", .text = &tune->evaluate},
         {"stride", "evaluate: tokens between two windows of a text (half of --context)",
          .number = &tune->stride},
@@ -259,6 +262,7 @@ static int check_flags(const llm_job *job) {
     const int texts = job->prompt_texts.count > 0, ids = job->ids.count > 0;
     const int tunes = tunes_model(job);
     const char *why = tune_check_set(&job->tune.set);
+    if (job->plan) return job->model ? check_names(job) : usage("--model is missing");
     if (!job->model && !(converts && job->tokenizer_file)) return usage("--model is missing");
     if (job->tokenize && job->detokenize) return usage("--tokenize and --detokenize are two runs");
     if (!converts && texts + ids + job->chat + (job->embed != NULL) + tunes != 1)
@@ -1212,8 +1216,8 @@ static int prepare_chat(llm_job *job) {
     return job->greedy || choose_sampling(job);
 }
 
-/* Reads what finetune.h needs beside the model. Returns 0 after an error. */
-static int prepare_tune(llm_job *job) {
+/* Sets what finetune.h and plan.h take from the flags. */
+static void fill_tune(llm_job *job) {
     tune_job *tune = &job->tune;
     const tsh_dtype own = job->config.dtype;
     tune->model = job->model;
@@ -1231,6 +1235,12 @@ static int prepare_tune(llm_job *job) {
     tune->set.seed = job->seed;
     tune->set.context = job->context;
     tune->set.max_new = job->max_new;
+}
+
+/* Reads what finetune.h needs beside the model. Returns 0 after an error. */
+static int prepare_tune(llm_job *job) {
+    tune_job *tune = &job->tune;
+    fill_tune(job);
     if (job->joined && job->comm.size % (tune->set.dp ? tune->set.dp : 1))
         return !refuse(job, "--dp %lld does not divide the %d ranks", (long long)tune->set.dp,
                        job->comm.size);
@@ -1277,6 +1287,51 @@ static int prepare(llm_job *job) {
     if (c->encoder && job->max_new > 0)
         return !refuse(job, "%s generates no text; give --embed FILE", c->type);
     return job->chat ? prepare_chat(job) : read_prompts(job);
+}
+
+/* -- how much memory a run would take ------------------------------------------ */
+
+/* Sets the rows and tokens of a batch. Returns 0 after an error. */
+static int plan_batch(llm_job *job, llm_plan *p) {
+    tune_job *tune = &job->tune;
+    const char *why = "";
+    const int64_t most = llm_longest(&job->config, &why);
+    p->train = tune->set.finetune != NULL || tune->set.lora > 0;
+    if (!p->train) {
+        p->rows = tune->set.batch ? tune->set.batch : 1;
+        p->length = job->context ? job->context : most && most < LLM_CONTEXT ? most : LLM_CONTEXT;
+        if (!most || p->length <= most) return 1;
+        return !refuse(job, "--context %lld is more than %lld: %s", (long long)p->length,
+                       (long long)most, why);
+    }
+    if (!tune_check_model(tune) || !tune_context(tune) || !tune_split(tune))
+        return !refuse(job, "%s", tune->error);
+    p->rows = tune->rows;
+    p->length = tune->set.context;
+    p->accumulate = (int)tune->set.accumulate;
+    return 1;
+}
+
+/* Runs --plan. Returns 1 after an error, else 0. */
+static int plan_run(llm_job *job) {
+    llm_config *c = &job->config;
+    const tune_settings *s = &job->tune.set;
+    const llm_options options = read_options(job);
+    tsh_desc desc = {.threads = job->threads ? (int)job->threads : 1};
+    tsh_threads_desc ranks = {0};
+    llm_plan p = {.zero = s->zero, .recompute = s->recompute, .lora = (int)s->lora,
+                  .dp = s->dp ? (int)s->dp : 1, .weights = weights_of(job)};
+    if (!llm_config_read_with(c, job->model, &job->family, &options))
+        return refuse(job, "%s", c->error);
+    fill_tune(job);
+    if (!plan_batch(job, &p)) return 1;
+    choose_ranks(job, &ranks, &desc);
+    p.dtype = p.train ? job->tune.dtype : job->dtype ? llm_dtype_named(job->dtype) : c->dtype;
+    p.tp = ranks.ranks / p.dp;
+    p.threads = desc.threads;
+    if (!llm_plan_run(&p, c, job->family)) return refuse(job, "%s", p.error);
+    llm_plan_print(stdout, &p);
+    return 0;
 }
 
 /* -- a model that only rank 0 has --------------------------------------------- */
@@ -1446,7 +1501,9 @@ int main(int argc, char **argv) {
     if (failed == 0) failed = check_flags(&job);
     if (failed == 0) {
         pthread_mutex_init(&job.lock, NULL);
-        failed = job.tokenize || job.detokenize ? convert_text(&job) : run_texts(&job);
+        failed = job.plan                         ? plan_run(&job)
+                 : job.tokenize || job.detokenize ? convert_text(&job)
+                                                  : run_texts(&job);
         if (!tune_close(&job.tune) && !failed) failed = refuse(&job, "%s", job.tune.error);
         if (failed) fprintf(stderr, "llm: %s\n", job.error[0] ? job.error : "it did not end well");
         pthread_mutex_destroy(&job.lock);

@@ -456,6 +456,7 @@ LLM_API int64_t llm_accuracy(llm_net *m, tsh_tensor *vectors, tsh_tensor *target
     tsh_scope_end(m->ctx);
     tsh_no_grad_end(m->ctx);
     return count;
+}
 
 /* -- adapters in the files of PEFT ------------------------------------------ */
 

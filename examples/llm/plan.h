@@ -24,7 +24,8 @@ typedef struct llm_plan {
     int threads;          /* of a rank; 0: 1 */
     int lora;             /* training: rank of adapters on all linear layers, which alone are
                            * trained; 0: all weights are */
-    int64_t rows, length; /* texts of a replica's batch, and tokens of each */
+    int64_t rows, length; /* texts of a replica's batch or micro-batch, and tokens of each */
+    int accumulate;       /* training: micro-batches of a step; 0: 1 */
     tsh_dtype dtype;      /* of activations, and of weights unless `weights` is set; 0: f32 */
     tsh_dtype weights;    /* as in llm_model_load */
     /* What llm_plan_run finds: bytes of rank 0; elements of all parameters, and of those that are
@@ -123,30 +124,38 @@ static void llm_plan_count(const char *path, tsh_tensor *param, void *user) {
     if (p->train && (!p->lora || strstr(path, ".lora_"))) p->trained += tsh_numel(param);
 }
 
-/* A step of training on tokens `ids` (rows, length), which are their own targets. */
-static void llm_plan_train(llm_net *m, tsh_optim *optim, const int32_t *ids) {
+/* A micro-batch of tokens `ids` (rows, length), which are their own targets. defer: 1: another one
+ * of this step follows. */
+static void llm_plan_micro(llm_net *m, const int32_t *ids, int defer) {
     const tsh_shape shape = tsh_shape2(m->rows, m->length);
-    tsh_tensor *given = tsh_from(m->ctx, ids, shape, TSH_I32);
-    tsh_tensor *targets = tsh_from(m->ctx, ids, shape, TSH_I32);
-    m->all = 1;
-    tsh_tensor *loss = tsh_cross_entropy(m->family->forward(m, given), targets, NULL);
-    (void)tsh_backward(m->ctx, loss);
-    (void)tsh_optim_step(optim);
-    tsh_zero_grads(m->root);
-    m->positions = m->bias = NULL;
+    const tsh_backward_desc how = {
+        .defer = defer, .summed = 1, .weight = (double)(m->rows * m->length)};
+    m->all = m->vectors = 1;
+    m->segments = tsh_from(m->ctx, ids, shape, TSH_I32); /* all 0: a text in each row */
+    tsh_tensor *x = llm_forward(m, tsh_from(m->ctx, ids, shape, TSH_I32));
+    tsh_tensor *loss = llm_loss(m, x, tsh_from(m->ctx, ids, shape, TSH_I32));
+    (void)tsh_backward_with(m->ctx, loss, &how);
+    m->segments = m->positions = NULL;
+    (void)tsh_set_segments(m->root, NULL);
     (void)tsh_step_end(m->ctx);
 }
 
 /* Trains the model for two steps: the second has the memory of the first, and moments. */
 static void llm_plan_training(llm_plan *p, llm_net *m, const int32_t *ids) {
-    const tsh_lora_desc lora = {.rank = p->lora};
+    const llm_adapter lora = {.lora = {.rank = p->lora}};
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .zero = p->zero, .clip_norm = 1};
     tsh_train(m->root, 1);
     if (!p->recompute) llm_plan_keep(m->root);
-    if (p->lora) (void)tsh_lora(m->root, NULL, &lora);
+    if (p->lora) (void)llm_model_adapter_add(m, &lora);
     (void)tsh_materialize(m->root);
     tsh_optim *optim = tsh_optim_new(m->root, &adamw);
-    for (int i = 0; i < 2 && tsh_ok(m->ctx); i++) llm_plan_train(m, optim, ids);
+    for (int i = 0; i < 2 && tsh_ok(m->ctx); i++) {
+        if (p->accumulate > 1) llm_plan_micro(m, ids, 1); /* a third takes no more memory */
+        llm_plan_micro(m, ids, 0);
+        (void)tsh_optim_step(optim);
+        tsh_zero_grads(m->root);
+        (void)tsh_step_end(m->ctx);
+    }
 }
 
 /* Runs a prompt in chunks, as llm.c does: of 256 tokens of all texts, at least 16 of each. */

@@ -132,7 +132,7 @@ static tsh_tensor *tune_vectors(tune_rank *t, const llm_batch *b) {
     m->lengths = NULL;
     m->places = b->places;
     m->segments = one ? NULL : tune_tensor(t, b, b->segments);
-    memset(m->past, 0, sizeof m->past);
+    memset(m->past, 0, (size_t)m->rows * sizeof *m->past);
     return llm_forward(m, tune_tensor(t, b, b->ids));
 }
 
