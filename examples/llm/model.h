@@ -426,7 +426,8 @@ static tsh_tensor *llm_loss_rows(tsh_tensor *x, tsh_tensor *targets, void *user)
 /* A tsh_chunk_fn: 1 for each target (n) whose token is the most likely one, else 0. */
 static tsh_tensor *llm_hits_rows(tsh_tensor *x, tsh_tensor *targets, void *user) {
     tsh_tensor *best = tsh_argmax(llm_head_logits((const llm_net *)user, x), -1, 0);
-    return tsh_eq(tsh_cast(best, TSH_REAL), tsh_cast(targets, TSH_REAL));
+    tsh_tensor *hits = tsh_eq(tsh_cast(best, TSH_REAL), tsh_cast(targets, TSH_REAL));
+    return tsh_cast(hits, TSH_REAL);
 }
 
 /* Returns the sum of what rows(x, targets) gives, over a few rows of the vectors (B, T, C) and the

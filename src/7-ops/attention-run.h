@@ -380,6 +380,27 @@ static void tshi_attention_clear(const tshi_heads *all, tshi_head *h) {
     memset(h->back.dv_t, 0, size);
 }
 
+/* Returns the first item of a piece if rows are cut into parts; piece `all->pieces`: the end of all
+ * items. Pieces get about the same work, which for a part is the square of its length. */
+static int64_t tshi_attention_share_of(const tshi_heads *all, int64_t units, int piece) {
+    const double groups = (double)all->groups;
+    double total = 0, before; /* before: work of earlier pieces, less that of the parts so far */
+    for (int64_t p = 0; p < all->batch; p++)
+        total += (double)all->parts[p].count * (double)all->parts[p].count * groups;
+    before = total * piece / all->pieces;
+    for (int64_t p = 0; p < all->batch && piece < all->pieces; p++) {
+        const double n = (double)all->parts[p].count, pairs = before / (n * n);
+        if (pairs < groups) {
+            const int64_t tiles = tshi_base_ceil(all->parts[p].count, all->head.rows);
+            const int64_t own = units == 1 ? 1 : all->balanced ? (tiles + 1) / 2 : tiles;
+            const int64_t c = (int64_t)pairs; /* whole heads of k, then units of the next one */
+            return (p * all->groups + c) * units + (int64_t)((pairs - (double)c) * (double)own);
+        }
+        before -= n * n * groups;
+    }
+    return all->batch * all->groups * units;
+}
+
 /* A tshi_team_fn: computes items [from, to). In backward an item is a pair of a batch row and a
  * head of k, since all query heads that share a head of k add to the same gradient; in forward an
  * item is one unit of such a pair. */
@@ -390,6 +411,10 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     const int64_t units = back ? 1 : all->units;
     tshi_head h = all->head;
     int64_t a, end = 0, last = -1, pair = -1; /* query heads [a, end) share a head of k */
+    if (all->parts && all->together == 1) {
+        from = tshi_attention_share_of(all, units, piece);
+        to = tshi_attention_share_of(all, units, piece + 1);
+    }
     (void)tshi_attention_place(&h, all->scratch + piece * all->each, back);
     if (h.few) h.scratch += piece * all->each_product;
     h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */

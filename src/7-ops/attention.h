@@ -376,8 +376,9 @@ static void tshi_attention_separate(const tshi_head *h, tsh_real *s, int64_t i, 
     const int32_t *keys = h->segments + j * step;
     for (int64_t r = 0; r < m; r++, s += h->pitch) {
         const int32_t own = h->segments[(i + r) * step];
-        for (int64_t c = 0; c < n; c++)
-            if (own < 0 || keys[c * step] != own) s[c] = -TSHI_R(INFINITY);
+        TSHI_EACH for (int64_t c = 0; c < n; c++) s[c] = own >= 0 && keys[c * step] == own
+                                                             ? s[c]
+                                                             : -TSHI_R(INFINITY);
     }
 }
 

@@ -121,7 +121,7 @@ static int tshi_chunks_check(const tshi_chunks *c, tsh_tensor *y) {
         (void)tshi_tensor_refuse_ctx(ctx, "tsh_loss_in_chunks", "the result of fn", y->ctx);
         return 0;
     }
-    if (!tshi_tensor_check_floating("tsh_loss_in_chunks", "result of fn", &y, 1)) return 0;
+    if (!tshi_tensor_check_floating("tsh_loss_in_chunks", "fn(..)", &y, 1)) return 0;
     return y->layout.kind == TSH_REPLICATED ||
            tshi_error_zero(ctx, TSH_ERR_LAYOUT,
                            "tsh_loss_in_chunks: fn returned losses %s; they must be replicated: "
