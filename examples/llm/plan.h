@@ -284,8 +284,10 @@ static void llm_plan_others(FILE *file, const llm_plan *p, int64_t there) {
     other.tp = p->tp;
     if (p->dtype != TSH_BF16 && p->dtype != TSH_F16) {
         other.dtype = TSH_BF16;
+        if (!p->weights) other.weights = TSH_F32; /* all weights are of --dtype */
         llm_plan_other(file, other, "--dtype bf16", there);
         other.dtype = p->dtype;
+        other.weights = p->weights;
     }
     other.recompute = 1;
     if (p->train && !p->recompute) llm_plan_other(file, other, "--recompute", there);
@@ -312,7 +314,7 @@ LLM_API void llm_plan_print(FILE *file, const llm_plan *p) {
     llm_plan_row(file, p, "weights", peak[TSH_MEM_PARAMETERS]);
     if (p->train) llm_plan_row(file, p, "gradients", peak[TSH_MEM_GRADIENTS]);
     if (p->train) llm_plan_row(file, p, "moments", peak[TSH_MEM_OPTIMISER]);
-    llm_plan_row(file, p, p->train ? "activations, their gradients" : "activations",
+    llm_plan_row(file, p, p->train ? "activations and gradients" : "activations",
                  peak[TSH_MEM_STEP]);
     llm_plan_row(file, p, p->train ? "other tensors" : "keys and values", peak[TSH_MEM_TENSORS]);
     llm_plan_row(file, p, "tape, modules", peak[TSH_MEM_BOOKS]);
