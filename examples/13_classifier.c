@@ -59,7 +59,8 @@ static int run(tsh_ctx *ctx, void *out) {
         tsh_optim_step(optim);
         tsh_zero_grads(m->root);
         const double value = tsh_item(ctx, loss);
-        if (first && step % 10 == 9) printf("step %2d  loss %.6f\n", step + 1, value);
+        if (first && (step < 3 || step % 10 == 9))
+            printf("step %2d  loss %.6f\n", step + 1, value);
         tsh_step_end(ctx);
     }
     tsh_no_grad_begin(ctx);

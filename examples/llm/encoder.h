@@ -84,9 +84,10 @@ LLM_API tsh_tensor *llm_encoder_means(llm_net *m, const llm_encoder *e, int64_t 
     for (int64_t b = 0; b < rows; b++)
         if (e->lengths[first + b] > n) n = e->lengths[first + b];
     const tsh_shape shape = tsh_shape2(rows, n);
-    int32_t *ids = (int32_t *)calloc((size_t)(2 * rows * n), sizeof *ids);
-    int32_t *segments = ids ? ids + rows * n : NULL;
-    float *part = (float *)calloc((size_t)(rows * n), sizeof *part); /* of a token in the mean */
+    const size_t tokens = (size_t)rows * (size_t)n;
+    int32_t *ids = (int32_t *)calloc(tokens, 2 * sizeof *ids);
+    int32_t *segments = ids ? ids + tokens : NULL;
+    float *part = (float *)calloc(tokens, sizeof *part); /* of a token in the mean */
     tsh_tensor *x = NULL;
     for (int64_t i = 0; i < rows * n && ids && part; i++) {
         const int64_t text = first + i / n, at = i % n;

@@ -330,7 +330,7 @@ static void tune_train(tune_rank *t) {
 }
 
 /* What each rank does for --finetune, --evaluate, and for --adapter with --merge and --out. */
-static int tune_run(tsh_ctx *ctx, void *user) {
+LLM_API int tune_run(tsh_ctx *ctx, void *user) {
     tune_rank *t = (tune_rank *)calloc(1, sizeof *t);
     if (!t) {
         (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");

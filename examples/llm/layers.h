@@ -207,7 +207,7 @@ static tsh_tensor *llm_head_logits(const llm_net *m, tsh_tensor *x) {
 
 /* Runs the head: x (B, T, C) -> logits (B, T, V). A headless model returns x, and so does a forward
  * with m->vectors. */
-static tsh_tensor *llm_head(llm_net *m, const char *name, tsh_tensor *x) {
+LLM_API tsh_tensor *llm_head(llm_net *m, const char *name, tsh_tensor *x) {
     if (m->config->headless) return x;
     m->head = name;
     return m->vectors ? x : llm_head_logits(m, x);
@@ -215,7 +215,7 @@ static tsh_tensor *llm_head(llm_net *m, const char *name, tsh_tensor *x) {
 
 /* Returns the tokens of x (B, T, C) that the head reads: all if m->all, m->vectors or headless, else
  * the last, (B, 1, C). */
-static tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
+LLM_API tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
     const int64_t count = tsh_size(x, 1);
     const int every = m->all || m->vectors || m->config->headless;
     return every || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);

@@ -8,7 +8,7 @@
 /* -- settings ------------------------------------------------------------------ */
 
 /* Returns why settings do not go together; NULL: they do. */
-static const char *tune_check_set(const tune_settings *s) {
+LLM_API const char *tune_check_set(const tune_settings *s) {
     const int trains = s->finetune != NULL, adapts = s->adapter != NULL;
     if (trains && s->evaluate) return "--finetune and --evaluate are two runs";
     if (trains && !s->out) return "--finetune needs --out DIR, a folder for the result";
@@ -254,7 +254,7 @@ static int tune_name_run(tune_job *job) {
 }
 
 /* On rank 0: opens OUT.run. Returns 0 and *why after an error. */
-static int tune_open_run(tune_job *job, tsh_error *why) {
+LLM_API int tune_open_run(tune_job *job, tsh_error *why) {
     const tune_settings *s = &job->set;
     char now[STATE_SETTINGS];
     tune_describe(job, now);
@@ -271,7 +271,7 @@ static int tune_open_run(tune_job *job, tsh_error *why) {
 /* Checks the settings and reads the data: call it once the config is read and the tokenizer open,
  * before the ranks start. Nothing is written if it fails. Returns 0: job->error says why. Call
  * tune_close in either case. */
-static int tune_prepare(tune_job *job) {
+LLM_API int tune_prepare(tune_job *job) {
     tune_settings *s = &job->set;
     tsh_error why;
     if (s->max_new < 0) s->max_new = TUNE_SAMPLE;
@@ -294,7 +294,7 @@ static int tune_prepare(tune_job *job) {
 
 /* After the ranks have ended well: writes loss.svg, and tells where everything is. Returns 0:
  * job->error says why. */
-static int tune_finish(tune_job *job) {
+LLM_API int tune_finish(tune_job *job) {
     const tune_settings *s = &job->set;
     gpt_report *r = &job->report;
     char title[200];
@@ -312,7 +312,7 @@ static int tune_finish(tune_job *job) {
 }
 
 /* Frees what the job has. Returns 0: job->error says what could not be written. */
-static int tune_close(tune_job *job) {
+LLM_API int tune_close(tune_job *job) {
     const int good = report_close(&job->report);
     if (!good) (void)tune_refuse(job, "%s", job->report.error.message);
     llm_data_close(&job->data);
