@@ -1,6 +1,6 @@
 /* 12: fine-tunes a language model of the Hugging Face hub on a text or on chats, on two ranks: its
- * weights stay as they are, and adapters of rank 8 (LoRA) learn. The model in llm/tiny, whose tokens
- * are characters, learns to write this file. PEFT and build/llm --adapter load what is written.
+ * weights stay, and adapters of rank 8 (LoRA) learn. The model in llm/tiny, whose tokens are
+ * characters, learns to write this file. PEFT and build/llm --adapter load what is written.
  * Build: cc -O3 12_finetune_lora.c -lm -pthread -lcjson -lpcre2-8;
  * run: ./a.out [folder of a model, text or .jsonl [folder to write]] */
 #define TSHARD_IMPLEMENTATION
@@ -34,8 +34,8 @@ static int learn(tsh_ctx *ctx, void *user) {
     llm_adapter adapter = {.lora = {.rank = 8, .alpha = 16}, .task = "CAUSAL_LM"};
     const tsh_schedule cosine = {.kind = TSH_COSINE, .lr = 1e-2, .warmup = 5, .total = STEPS};
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .clip_norm = 1, .schedule = &cosine};
-    llm_reader reader;
     llm_batch batch = {0};
+    llm_reader reader;
     if (!m) return 1;
     llm_model_load(m, ctx, &t->config, t->family, t->folder, ROWS, LENGTH, TSH_DTYPE_DEFAULT);
     tsh_cache_free(m->cache); /* is for generating */
@@ -56,9 +56,7 @@ static int learn(tsh_ctx *ctx, void *user) {
         tsh_step_end(ctx);
     }
     if (t->out && tsh_ok(ctx)) llm_model_adapter_save(m, &adapter, t->out);
-    llm_batch_free(&batch);
-    llm_reader_close(&reader);
-    free(m);
+    llm_batch_free(&batch), llm_reader_close(&reader), free(m);
     return !tsh_ok(ctx);
 }
 

@@ -1,6 +1,6 @@
 /* 13: teaches an encoder of the Hugging Face hub, such as all-MiniLM-L6-v2, what sentences are
- * about, on two ranks: the mean of a sentence's vectors goes through a linear layer, and all learns.
- * Test sentences have words that none of the others has. transformers loads what is written.
+ * about, on two ranks: their mean vectors go through a linear layer, and all learns. Words of the
+ * test sentences are in none of the others. transformers loads what is written.
  * Build: cc -O3 13_classifier.c -lm -pthread -lcjson -lpcre2-8; run: ./a.out [folder [to write]] */
 #define TSHARD_IMPLEMENTATION
 #include "../tshard.h"
@@ -18,7 +18,6 @@ static const char *const others[] = {"the", "our", "a", "it", "was", "today", "a
                                      "very", "old", "had", "no", "new", "from", "and", "before"};
 static llm_encoder texts; /* which the ranks only read */
 static int64_t topics[TEXTS];
-
 static unsigned draw(unsigned *state, unsigned n) { /* a number below n */
     *state = *state * 1664525 + 1013904223;
     return (*state >> 16) % n;
@@ -27,10 +26,9 @@ static unsigned draw(unsigned *state, unsigned n) { /* a number below n */
 static int add_text(int i, unsigned *state) { /* a word of a topic and up to 8 others */
     char text[256] = "";
     const unsigned n = 1 + draw(state, 9), at = draw(state, n), topic = draw(state, TOPICS);
-    const unsigned word = i < LEARN ? draw(state, 5) : 5 + draw(state, 3);
+    const char *word = words[topic][i < LEARN ? draw(state, 5) : 5 + draw(state, 3)];
     for (unsigned k = 0; k < n; k++)
-        tsh_text_add(text, sizeof text, "%s ",
-                     k == at ? words[topic][word] : others[draw(state, 16)]);
+        tsh_text_add(text, sizeof text, "%s ", k == at ? word : others[draw(state, 16)]);
     topics[i] = topic;
     return llm_encoder_add(&texts, text);
 }
@@ -40,13 +38,11 @@ static tsh_tensor *classify(llm_net *m, int at) { /* (BATCH, TOPICS) */
 }
 
 static int run(tsh_ctx *ctx, void *out) {
-    llm_net *m = (llm_net *)calloc(1, sizeof *m);
+    llm_net model, *m = &model;
     const tsh_linear_desc head = {.in = texts.config.width, .out = TOPICS};
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 1e-3};
     const int first = tsh_world(ctx)->rank == 0;
-    int64_t topic[BATCH];
-    int right = 0;
-    if (!m) return 1;
+    int64_t topic[BATCH], right = 0;
     llm_model_load(m, ctx, &texts.config, texts.family, texts.how.folder, BATCH, texts.longest,
                    TSH_DTYPE_DEFAULT);
     tsh_add_linear(m->root, "classifier", &head);
@@ -58,9 +54,7 @@ static int run(tsh_ctx *ctx, void *out) {
         tsh_backward(ctx, loss);
         tsh_optim_step(optim);
         tsh_zero_grads(m->root);
-        const double value = tsh_item(ctx, loss);
-        if (first && (step < 3 || step % 10 == 9))
-            printf("step %2d  loss %.6f\n", step + 1, value);
+        if (first && step % 8 < 2) printf("step %2d  loss %.6f\n", step + 1, tsh_item(ctx, loss));
         tsh_step_end(ctx);
     }
     tsh_no_grad_begin(ctx);
@@ -69,9 +63,8 @@ static int run(tsh_ctx *ctx, void *out) {
         for (int k = 0; k < BATCH; k++) right += topic[k] == topics[at + k];
     }
     tsh_no_grad_end(ctx);
-    if (first) printf("%d of %d test sentences are right\n", right, TEXTS - LEARN);
+    if (first) printf("%d of %d test sentences are right\n", (int)right, TEXTS - LEARN);
     if (out && tsh_ok(ctx)) llm_model_save(m, texts.how.folder, (const char *)out, TSH_F32);
-    free(m);
     return !tsh_ok(ctx);
 }
 
