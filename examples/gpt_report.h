@@ -18,6 +18,13 @@
 #include <time.h>     /* clock_gettime */
 #include <unistd.h>   /* isatty */
 
+/* REPORT_API marks the functions that a program may call. */
+#if defined(__GNUC__)
+#define REPORT_API __attribute__((unused)) static
+#else
+#define REPORT_API static
+#endif
+
 enum { REPORT_FOLDER = 480 }; /* bytes of a folder's name */
 
 typedef struct report_row {
@@ -105,7 +112,7 @@ static void report_restart(gpt_report *r, const char *text, size_t size) {
 /* Starts a report in `folder`; all fields are 0 so far, but .unit and .accuracy. resume 1: keeps
  * the rows of metrics.csv; report_resume then drops those after the resumed step. Returns 0 on
  * failure; r->error says why. */
-static int report_open(gpt_report *r, const char *folder, int64_t steps, int resume) {
+REPORT_API int report_open(gpt_report *r, const char *folder, int64_t steps, int resume) {
     r->folder = folder;
     r->steps = steps;
     r->terminal = isatty(STDOUT_FILENO);
@@ -139,7 +146,7 @@ static void report_csv(gpt_report *r, const report_row *row) {
 }
 
 /* Puts every row so far on the disk. */
-static void report_sync(gpt_report *r) {
+REPORT_API void report_sync(gpt_report *r) {
     tsh_writer_sync(&r->csv);
 }
 
@@ -185,7 +192,7 @@ static void report_progress(gpt_report *r, const report_row *row) {
     }
 }
 
-static void report_begin(gpt_report *r) {
+REPORT_API void report_begin(gpt_report *r) {
     r->start = r->shown = report_now();
 }
 
@@ -213,7 +220,7 @@ static void report_evaluated(gpt_report *r, const report_row *row) {
 }
 
 /* Every step, once. */
-static void report_step(gpt_report *r, const report_row *row) {
+REPORT_API void report_step(gpt_report *r, const report_row *row) {
     report_keep(r, row);
     r->speed = r->speed > 0 ? 0.95 * r->speed + 0.05 * row->tokens_per_s : row->tokens_per_s;
     report_csv(r, row);
@@ -236,7 +243,7 @@ static int report_parse(const char *line, report_row *row) {
 
 /* Keeps the rows of metrics.csv up to step, drops what comes after them: the next row is that of
  * the step after it. Returns the last step that the file has. */
-static int64_t report_resume(gpt_report *r, int64_t step) {
+REPORT_API int64_t report_resume(gpt_report *r, int64_t step) {
     FILE *file = tsh_file_open(report_path(r, "metrics.csv"), 0, NULL);
     char line[256], *text = NULL, *more;
     int64_t last = 0;
@@ -421,7 +428,7 @@ static void plot_legend(const plot *p, const gpt_report *r) {
 }
 
 /* 0: r->error says why not. */
-static int report_svg(gpt_report *r, const char *title) {
+REPORT_API int report_svg(gpt_report *r, const char *title) {
     int width = PLOT_LEFT + PLOT_WIDTH + 24, height = PLOT_TOP + PLOT_HEIGHT + 56;
     tsh_writer file;
     plot p;
@@ -445,7 +452,7 @@ static int report_svg(gpt_report *r, const char *title) {
 }
 
 /* Closes metrics.csv. 0: r->error says what could not be written. */
-static int report_close(gpt_report *r) {
+REPORT_API int report_close(gpt_report *r) {
     const int good = tsh_writer_close(&r->csv, 1) == TSH_OK;
     if (!good) r->error = r->csv.error;
     free(r->rows);

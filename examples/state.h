@@ -12,6 +12,13 @@
 
 #include <signal.h>
 
+/* STATE_API marks the functions that a program may call. */
+#if defined(__GNUC__)
+#define STATE_API __attribute__((unused)) static
+#else
+#define STATE_API static
+#endif
+
 enum { STATE_PATH = 1200, STATE_SETTINGS = 4096 };
 
 static void state_path(char path[STATE_PATH], const char *folder, const char *name) {
@@ -23,7 +30,7 @@ static void state_path(char path[STATE_PATH], const char *folder, const char *na
 #define STATE_HASH UINT64_C(0xcbf29ce484222325) /* of no bytes */
 
 /* FNV-1a, 64 bits: tells one text from another. */
-static uint64_t state_hash(uint64_t hash, const void *bytes, int64_t count) {
+STATE_API uint64_t state_hash(uint64_t hash, const void *bytes, int64_t count) {
     const unsigned char *at = (const unsigned char *)bytes;
     for (int64_t i = 0; i < count; i++) hash = (hash ^ at[i]) * UINT64_C(0x100000001b3);
     return hash;
@@ -70,7 +77,8 @@ static int state_check_settings(const char *folder, const char *now, tsh_error *
 /* Of rank 0, before anything is computed: makes the folder, writes settings.txt or compares it, and
  * finds out whether there is a state to go on from. Without `resume` there may be none. 0: *why
  * says what failed. */
-static int state_open(const char *folder, int resume, const char *now, int *found, tsh_error *why) {
+STATE_API int state_open(const char *folder, int resume, const char *now, int *found,
+                         tsh_error *why) {
     char path[STATE_PATH];
     *found = 0;
     if (strlen(folder) > REPORT_FOLDER) {
@@ -105,7 +113,7 @@ static void state_on_signal(int number) {
 }
 
 /* on 1: the first SIGINT or SIGTERM sets state_asked, the second ends the process, as without. */
-static void state_catch_signals(int on) {
+STATE_API void state_catch_signals(int on) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     sigemptyset(&action.sa_mask);

@@ -13,10 +13,14 @@
  *     embed_vector(&e, vectors, n, out);               vectors (n, width): of all tokens
  *     embed_close(&e);
  *
- * If a function returns 0 (embed_encode: -1), e.error says why. Include tshard.h, folder.h, gguf.h
- * and tokenizer.h first. */
+ * If a function returns 0 (embed_encode: -1), e.error says why. Include tshard.h first. */
 #ifndef LLM_EMBED_H
 #define LLM_EMBED_H
+
+#include "folder.h"
+#include "gguf.h"
+#include "quote.h"
+#include "tokenizer.h"
 
 /* Ways to pool the vectors of all tokens to one, in the order in which configs of the older form
  * concatenate them. */

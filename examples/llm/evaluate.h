@@ -100,7 +100,7 @@ static tune_sums evaluate_text(tune_rank *t) {
 }
 
 /* Runs --evaluate. */
-static void evaluate_run(tune_rank *t) {
+LLM_API void evaluate_run(tune_rank *t) {
     const tune_job *job = t->job;
     tune_sums sums;
     llm_reader_open(&t->reader, &job->data, t->ctx);

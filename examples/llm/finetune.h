@@ -131,7 +131,7 @@ static void tune_sample(tune_rank *t, const char *when) {
     text_out out = {.codec = job->codec, .stops = &none};
     if (t->set->max_new < 1 || job->prompt_count < 1 || !tsh_ok(t->ctx)) return;
     tune_forget(t);
-    memset(m->past, 0, sizeof m->past);
+    memset(m->past, 0, (size_t)m->rows * sizeof *m->past);
     tsh_train(m->root, 0);
     tsh_no_grad_begin(t->ctx);
     m->cache = tsh_cache_new(m->root, 1, job->prompt_count + t->set->max_new, TSH_DTYPE_DEFAULT);
@@ -234,10 +234,11 @@ static void tune_count(const char *path, tsh_tensor *param, void *user) {
 static int tune_load(tune_rank *t) {
     tune_job *job = t->job;
     llm_net *m = &t->net;
-    const int64_t room = job->prompt_count + t->set->max_new;
-    if (llm_model_load(m, t->ctx, job->config, job->family, job->model, 1, room > 0 ? room : 1,
+    const int64_t room = job->prompt_count + t->set->max_new, rows = job->rows > 1 ? job->rows : 1;
+    if (llm_model_load(m, t->ctx, job->config, job->family, job->model, rows, room > 0 ? room : 1,
                        job->weights) != TSH_OK)
         return 0;
+    m->rows = 1;
     tsh_cache_free(m->cache);
     m->cache = NULL;
     if (job->adapter.lora.rank && llm_model_adapter_add(m, &job->adapter) != TSH_OK) return 0;

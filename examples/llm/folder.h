@@ -29,13 +29,12 @@
 #define LLM_API static
 #endif
 
-/* Limits: end-of-text tokens, blocks, heads, rotary pairs of a head, texts in a batch. */
+/* Limits: end-of-text tokens, blocks, heads, rotary pairs of a head. */
 enum {
     LLM_MOST_EOS = 16,
     LLM_MOST_LAYERS = 256,
     LLM_MOST_HEADS = 1024,
-    LLM_MOST_PAIRS = 512,
-    LLM_MOST_ROWS = 256
+    LLM_MOST_PAIRS = 512
 };
 #define LLM_NEEDED (-1e300) /* a key with this default must be present */
 
@@ -210,7 +209,7 @@ static int llm_config_flag(llm_config *c, const char *keys, int otherwise) {
 }
 
 /* Refuses a model whose flag `key` is not `value`. An absent flag counts as `otherwise`. */
-static void llm_config_must(llm_config *c, const char *key, int value, int otherwise) {
+LLM_API void llm_config_must(llm_config *c, const char *key, int value, int otherwise) {
     if (llm_config_flag(c, key, otherwise) != value)
         llm_refuse(c, "config.json: %s is %s, which is not supported for %s", key,
                    value ? "false" : "true", c->type);
@@ -223,7 +222,7 @@ static const char *llm_config_string(llm_config *c, const char *keys, const char
     return item && cJSON_IsString(item) ? item->valuestring : otherwise;
 }
 
-static void llm_read_activation(llm_config *c, const char *key, const char *otherwise) {
+LLM_API void llm_read_activation(llm_config *c, const char *key, const char *otherwise) {
     static const struct {
         const char *name;
         tsh_activation act;
@@ -244,7 +243,7 @@ static void llm_read_activation(llm_config *c, const char *key, const char *othe
 
 /* Reads the sizes that nearly all families have, under their usual keys. Refuses a number of query
  * heads that is no multiple of the number of key heads. */
-static void llm_read_sizes(llm_config *c) {
+LLM_API void llm_read_sizes(llm_config *c) {
     c->vocabulary = llm_config_count(c, "vocab_size", LLM_NEEDED);
     c->width = llm_config_count(c, "hidden_size|n_embd|n_embed", LLM_NEEDED);
     c->layers = llm_config_count(c, "num_hidden_layers|n_layer", LLM_NEEDED);
@@ -262,7 +261,7 @@ static void llm_read_sizes(llm_config *c) {
 /* Reads which layers have a sliding window, and its length; `absent` is the length if config.json
  * has no sliding_window (null: no window). layer_types names the layers; without it they are those
  * from index `from` on, except each `every`-th of all layers (0: no exceptions). */
-static void llm_read_window(llm_config *c, int64_t absent, int64_t from, int64_t every) {
+LLM_API void llm_read_window(llm_config *c, int64_t absent, int64_t from, int64_t every) {
     const int there = cJSON_GetObjectItemCaseSensitive(c->unread, "sliding_window") != NULL;
     const cJSON *types = llm_config_key(c, "layer_types"), *type;
     const int same = strcmp(c->type, "phi3") == 0 || strcmp(c->type, "starcoder2") == 0;
@@ -377,7 +376,7 @@ static void llm_rope_long(llm_config *c, const cJSON *scaling, double places, do
 
 /* Sets rope->freqs for texts of n tokens, if the scaling depends on the length: dynamic scaling
  * changes the base, as in transformers, LongRoPE has a second list. Returns 1 if they changed. */
-static int llm_rope_of(const llm_rope *config, llm_rope *rope, int64_t n) {
+LLM_API int llm_rope_of(const llm_rope *config, llm_rope *rope, int64_t n) {
     const double dims = (double)config->dims, limit = (double)config->limit;
     const double *freqs = n > config->limit ? config->longer : config->freqs;
     double own[LLM_MOST_PAIRS], base;
@@ -514,7 +513,7 @@ static void llm_read_rope_named(llm_config *c, const char *base_key, double base
                  llm_config_number(c, "original_max_position_embeddings", phi3 ? 4096 : 0));
 }
 
-static void llm_read_rope(llm_config *c, double base, double part) {
+LLM_API void llm_read_rope(llm_config *c, double base, double part) {
     llm_read_rope_named(c, "rope_theta", base, "partial_rotary_factor", part);
 }
 
@@ -583,7 +582,7 @@ static void llm_check_json(llm_config *c, const char *text, const char *where) {
 
 /* Reads a folder's config.json by llm_config_take, then the tokens that end a text from its
  * generation_config.json, if it has one. Returns 0, with c->error, on failure. */
-static int llm_config_open(llm_config *c, const char *folder) {
+LLM_API int llm_config_open(llm_config *c, const char *folder) {
     tsh_error why;
     char *text = llm_read_text(folder, "config.json", &why), where[340], other[1024];
     if (!text) {
@@ -612,7 +611,7 @@ static int llm_config_open(llm_config *c, const char *folder) {
 
 /* Checks the keys that were not read: refuses those that may change results, or warns of them if
  * options.unknown_keys is set. Returns 0, with c->error, if it refused one. */
-static int llm_config_close(llm_config *c) {
+LLM_API int llm_config_close(llm_config *c) {
     const cJSON *item;
     cJSON_ArrayForEach(item, c->unread) {
         const llm_fixed_key *fixed = llm_fixed_key_find(item->string, c->type);

@@ -1,7 +1,9 @@
 /* gguf_tokenizer.h - converts the tokenizer of a GGUF file to the text of a tokenizer.json, which
- * tokenizer.h reads. Include gguf.h first. */
+ * tokenizer.h reads. Include tshard.h first. */
 #ifndef LLM_GGUF_TOKENIZER_H
 #define LLM_GGUF_TOKENIZER_H
+
+#include "gguf.h"
 
 /* The values of tokenizer.ggml.token_type. */
 enum { GGUF_NORMAL = 1, GGUF_UNKNOWN, GGUF_CONTROL, GGUF_USER, GGUF_UNUSED, GGUF_BYTE };

@@ -5,6 +5,8 @@
 #ifndef LLM_KEYS_H
 #define LLM_KEYS_H
 
+#include "json.h"
+
 #include <cjson/cJSON.h>
 #include <string.h>
 
@@ -82,7 +84,7 @@ static const llm_fixed_key llm_fixed_keys[] = {
 
 /* Returns the row of llm_fixed_keys for a key in the config.json of a family; NULL: there is
  * none. */
-static const llm_fixed_key *llm_fixed_key_find(const char *key, const char *family) {
+LLM_JSON_API const llm_fixed_key *llm_fixed_key_find(const char *key, const char *family) {
     char word[80];
     snprintf(word, sizeof word, " %.70s ", family);
     for (size_t i = 0; i < sizeof llm_fixed_keys / sizeof *llm_fixed_keys; i++) {
@@ -95,7 +97,7 @@ static const llm_fixed_key *llm_fixed_key_find(const char *key, const char *fami
 
 /* Returns 1 if a key of config.json changes nothing: it is null, or one of llm_harmless_keys, or a
  * note of the program that wrote it, whose name begins with _ or unsloth_. */
-static int llm_key_is_harmless(const cJSON *item) {
+LLM_JSON_API int llm_key_is_harmless(const cJSON *item) {
     char word[80];
     snprintf(word, sizeof word, " %.70s ", item->string);
     return cJSON_IsNull(item) || item->string[0] == '_' ||

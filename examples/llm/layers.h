@@ -1,8 +1,10 @@
 /* layers.h - the layers of all models in this folder: tshard's attention and MLP with the sizes and
  * options of config.json, norms, embedding and head, each sharded over the ranks. Include tshard.h
- * and folder.h first. */
+ * first. */
 #ifndef LLM_LAYERS_H
 #define LLM_LAYERS_H
+
+#include "folder.h"
 
 struct llm_net;
 
@@ -25,7 +27,8 @@ typedef struct llm_net {
                               * root, as the tree's names have no prefix */
     tsh_cache *cache; /* keys and values of all tokens so far; NULL: encoder or headless model */
     int64_t rows;     /* number of texts in the batch */
-    int64_t past[LLM_MOST_ROWS]; /* number of each text's tokens that the model has run */
+    int64_t *past;    /* (rows): number of each text's tokens that the model has run; the ctx frees
+                       * it */
     const int64_t *lengths; /* tokens of each text in this forward, the others are padding; NULL:
                              * there is no padding */
     tsh_tensor *positions;  /* learned positions of this forward's tokens, or NULL */
@@ -49,23 +52,23 @@ typedef struct llm_net {
 } llm_net;
 
 /* Runs the child with this name on x. */
-static tsh_tensor *llm_call(tsh_module *module, const char *child, tsh_tensor *x) {
+LLM_API tsh_tensor *llm_call(tsh_module *module, const char *child, tsh_tensor *x) {
     return tsh_forward(tsh_find(module, child), x);
 }
 
 /* Returns x times factor; a factor of 0 stands for 1. */
-static tsh_tensor *llm_scale(tsh_tensor *x, double factor) {
+LLM_API tsh_tensor *llm_scale(tsh_tensor *x, double factor) {
     return factor == 0 || factor == 1 ? x : tsh_scale(x, factor);
 }
 
 /* Soft cap: returns c tanh(x / c), or x if c is 0. */
-static tsh_tensor *llm_cap(tsh_tensor *x, double c) {
+LLM_API tsh_tensor *llm_cap(tsh_tensor *x, double c) {
     return c == 0 ? x : tsh_scale(tsh_tanh(tsh_scale(x, 1 / c)), c);
 }
 
 /* -- adding norms ----------------------------------------------------------- */
 
-static void llm_add_norm(llm_net *m, tsh_module *parent, const char *name, int64_t dim) {
+LLM_API void llm_add_norm(llm_net *m, tsh_module *parent, const char *name, int64_t dim) {
     const llm_config *c = m->config;
     const double eps = c->eps > 0 ? c->eps : TSH_ZERO;
     const tsh_layer_norm_desc layer = {.dim = dim, .eps = eps};
@@ -78,7 +81,7 @@ static void llm_add_norm(llm_net *m, tsh_module *parent, const char *name, int64
 
 /* Adds the attention of block m->layer. names: its linear layers' names, and how they are fused;
  * all other options are those of config.json. */
-static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
+LLM_API void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
                               const tsh_attention_layer_desc *names) {
     const llm_config *c = m->config;
     const int slides = c->slides[m->layer] && c->window > 0;
@@ -109,7 +112,7 @@ static void llm_add_attention(llm_net *m, tsh_module *parent, const char *name,
 
 /* Adds an MLP. names: its linear layers' names, whether it has a gate, and whether that is fused;
  * all other options are those of config.json. */
-static void llm_add_mlp(llm_net *m, tsh_module *parent, const char *name,
+LLM_API void llm_add_mlp(llm_net *m, tsh_module *parent, const char *name,
                         const tsh_mlp_desc *names) {
     const llm_config *c = m->config;
     tsh_mlp_desc desc = *names;
@@ -123,7 +126,7 @@ static void llm_add_mlp(llm_net *m, tsh_module *parent, const char *name,
 
 /* -- adding and running embeddings, blocks and head ------------------------- */
 
-static void llm_add_embedding(llm_net *m, tsh_module *parent, const char *name) {
+LLM_API void llm_add_embedding(llm_net *m, tsh_module *parent, const char *name) {
     const tsh_embedding_desc desc = {.count = m->config->vocabulary, .dim = m->config->width,
                                      .style = TSH_ROWWISE};
     tsh_add_embedding(parent, name, &desc);
@@ -131,20 +134,20 @@ static void llm_add_embedding(llm_net *m, tsh_module *parent, const char *name) 
 
 /* Runs the embedding `name` on ids. The result has the ctx's dtype, though the weight of a GGUF
  * file may have another. */
-static tsh_tensor *llm_embed(llm_net *m, const char *name, tsh_tensor *ids) {
+LLM_API tsh_tensor *llm_embed(llm_net *m, const char *name, tsh_tensor *ids) {
     return tsh_cast(llm_call(m->base, name, ids), TSH_DTYPE_DEFAULT);
 }
 
 /* Adds an embedding of learned positions: row `skip` is that of position 0, and the rows before it
  * are not used. */
-static void llm_add_places(llm_net *m, tsh_module *parent, const char *name, int64_t skip) {
+LLM_API void llm_add_places(llm_net *m, tsh_module *parent, const char *name, int64_t skip) {
     const tsh_embedding_desc desc = {.count = m->config->places + skip, .dim = m->config->width};
     tsh_add_embedding(parent, name, &desc);
 }
 
 /* Returns for each token of ids (B, T) the row of its position in the table of llm_add_places, with
  * the same `skip`, as int32 (B, T). */
-static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
+LLM_API tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
     const int64_t rows = tsh_size(ids, 0), n = tsh_size(ids, 1);
     int32_t *at = (int32_t *)malloc((size_t)(rows * n) * sizeof *at);
     for (int64_t i = 0; i < rows * n && at; i++)
@@ -158,7 +161,7 @@ static tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
 
 /* Returns how many tokens the longest text of the batch has after the forward of ids (B, T): so
  * many keys its attention reads. */
-static int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
+LLM_API int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
     int64_t most = 0;
     for (int64_t b = 0; b < m->rows; b++) {
         const int64_t n = m->past[b] + (m->lengths ? m->lengths[b] : tsh_size(ids, 1));
@@ -169,7 +172,7 @@ static int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
 
 /* Adds a container with the model's blocks, named "0", "1" ...: `block` is the forward of each, and
  * `add` adds its layers. */
-static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
+LLM_API void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
                            tsh_forward_fn block, void (*add)(llm_net *m, tsh_module *self)) {
     const tsh_module_desc desc = {.forward = block, .user = m};
     tsh_module *blocks = tsh_add_module(parent, name, NULL);
@@ -185,7 +188,7 @@ static void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
 
 /* Adds the head, a classifier that gives logits, sharded over the vocabulary. If c->tied, its
  * weight is that of the module `embedding`. A headless model gets no head. */
-static void llm_add_head(llm_net *m, const char *name, int bias, const char *embedding) {
+LLM_API void llm_add_head(llm_net *m, const char *name, int bias, const char *embedding) {
     const llm_config *c = m->config;
     if (c->headless) return;
     const tsh_classifier_desc desc = {.in = c->width,
@@ -204,7 +207,7 @@ static tsh_tensor *llm_head_logits(const llm_net *m, tsh_tensor *x) {
 
 /* Runs the head: x (B, T, C) -> logits (B, T, V). A headless model returns x, and so does a forward
  * with m->vectors. */
-static tsh_tensor *llm_head(llm_net *m, const char *name, tsh_tensor *x) {
+LLM_API tsh_tensor *llm_head(llm_net *m, const char *name, tsh_tensor *x) {
     if (m->config->headless) return x;
     m->head = name;
     return m->vectors ? x : llm_head_logits(m, x);
@@ -212,7 +215,7 @@ static tsh_tensor *llm_head(llm_net *m, const char *name, tsh_tensor *x) {
 
 /* Returns the tokens of x (B, T, C) that the head reads: all if m->all, m->vectors or headless, else
  * the last, (B, 1, C). */
-static tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
+LLM_API tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
     const int64_t count = tsh_size(x, 1);
     const int every = m->all || m->vectors || m->config->headless;
     return every || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
@@ -221,7 +224,7 @@ static tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
 /* Makes m->slopes, ALiBi's (Press et al. 2022). With n the largest power of two up to the number of
  * heads, head i < n has the slope 2^(-8 (i + 1) / n); the others take every other slope of 2 n
  * heads, that is, head i has 2^(-4 (2 (i - n) + 1) / n). */
-static void llm_add_slopes(llm_net *m) {
+LLM_API void llm_add_slopes(llm_net *m) {
     float slope[LLM_MOST_HEADS];
     const int64_t heads = m->config->heads;
     int64_t n = 1;
@@ -236,7 +239,7 @@ static void llm_add_slopes(llm_net *m) {
 /* Returns ALiBi's mask (1, H, 1, keys): slope times the key's position. For each query it differs
  * from slope times (key's minus query's position) by a constant, which softmax ignores. So texts in
  * the middle of a row (m->segments) need no other mask: theirs differs by another constant. */
-static tsh_tensor *llm_alibi(const llm_net *m, int64_t keys) {
+LLM_API tsh_tensor *llm_alibi(const llm_net *m, int64_t keys) {
     tsh_tensor *place = tsh_arange(m->ctx, TSH_REAL, 0, (double)keys, 1);
     return tsh_mul(m->slopes, tsh_reshape(place, tsh_shape4(1, 1, 1, keys)));
 }

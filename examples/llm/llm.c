@@ -29,6 +29,7 @@
 #include "embed.h"
 
 #include "finetune.h"
+#include "plan.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -53,7 +54,8 @@ typedef struct llm_job {
     text_list prompt_texts, ids, stops, ignored; /* values of --prompt, --ids, --stop, --ignore */
     int64_t tp, max_new, threads, context; /* max_new -1, others 0: not given */
     int terminal; /* --chat: 1: on a terminal, with threads of this process as ranks */
-    int allow_unknown_keys, chat, print_ids, greedy, ignore_eos, tokenize, detokenize, no_special;
+    int plan, allow_unknown_keys, chat, print_ids, greedy, ignore_eos;
+    int tokenize, detokenize, no_special;
     int64_t top_k, seed;
     double temperature, top_p, min_p, penalty; /* 0: not given; TSH_ZERO: a temperature of 0 */
     text_codec codec;
@@ -174,6 +176,7 @@ static int list_tune_flags(tune_settings *tune, llm_flag_row *flags) {
          .number = &tune->dp},
         {"pp", "refused: models are no pipelines here", .number = &tune->pp},
         {"zero", "finetune: cut the optimiser's moments over the copies", .on = &tune->zero},
+        {"plan", "print the memory that a run would take, by a dry one", .on = &job->plan},
         {"evaluate", "loss, perplexity and accuracy on this file", .text = &tune->evaluate},
         {"stride", "evaluate: tokens between two windows of a text (half of --context)",
          .number = &tune->stride},
@@ -275,6 +278,7 @@ static int check_flags(const llm_job *job) {
     const int texts = job->prompt_texts.count > 0, ids = job->ids.count > 0;
     const int tunes = tunes_model(job);
     const char *why = tune_check_set(&job->tune.set);
+    if (job->plan) return job->model ? check_names(job) : usage("--model is missing");
     if (!job->model && !(converts && job->tokenizer_file)) return usage("--model is missing");
     if (job->tokenize && job->detokenize) return usage("--tokenize and --detokenize are two runs");
     if (!converts && texts + ids + job->chat + (job->embed != NULL) + tunes != 1)
@@ -287,8 +291,6 @@ static int check_flags(const llm_job *job) {
         return usage("--dp and --batch are for --finetune and --evaluate");
     if (job->dump && job->prompt_texts.count + job->ids.count != 1)
         return usage("--dump-logits takes one prompt");
-    if (job->prompt_texts.count + job->ids.count > LLM_MOST_ROWS)
-        return usage("--prompt and --ids are given at most %d times", LLM_MOST_ROWS);
     if (job->ignored.count > LLM_IGNORE_MAX)
         return usage("--ignore is given at most %d times", LLM_IGNORE_MAX);
     return check_names(job);
@@ -474,10 +476,11 @@ typedef struct llm_rank {
     int first;               /* 1: rank 0 of the world, which reads and writes */
     int64_t rows, room;      /* number of texts; most tokens of each */
     int32_t *tokens;         /* (rows, room): prompts, then what is generated */
-    int64_t count[LLM_MOST_ROWS], prompt[LLM_MOST_ROWS]; /* tokens of each text; of its prompt */
-    int64_t taken[LLM_MOST_ROWS]; /* tokens that each text generated, without the final eos */
-    int32_t done[LLM_MOST_ROWS];  /* 1: the text has ended */
-    text_out *out;                /* (rows): the generated texts, which only rank 0 fills in */
+    /* Of each text, (rows): its tokens; those of its prompt; those that it generated, without the
+     * final eos; the tokens that compute is given; the next token. done: 1: the text has ended. */
+    int64_t *count, *prompt, *taken, *lengths, *ids;
+    int32_t *done;
+    text_out *out; /* (rows): the generated texts, which only rank 0 fills in */
     /* Points in time, in ns. start: the run of the prompt began; begun: the first new token was
      * known; end: the last new token was known. */
     int64_t start, begun, end;
@@ -538,7 +541,7 @@ static int64_t draw(llm_rank *r, tsh_tensor *logits, int64_t b) {
 static void choose(llm_rank *r, tsh_tensor *logits) {
     const tsh_sample_desc likely = {.temperature = TSH_ZERO};
     tsh_tensor *last = tsh_slice(logits, 1, tsh_size(logits, 1) - 1, 1);
-    int64_t ids[LLM_MOST_ROWS];
+    int64_t *const ids = r->ids;
     if (r->job->penalty > 0 || draws(r->job)) {
         for (int64_t b = 0; b < r->rows; b++)
             if ((ids[b] = draw(r, tsh_slice(last, 0, b, 1), b)) < 0) return;
@@ -564,7 +567,7 @@ static int64_t waiting(const llm_rank *r) {
  * text, without the last `keep` tokens of the text. Returns the logits, which the next
  * tsh_scope_end frees; NULL after an error. */
 static tsh_tensor *compute(llm_rank *r, int64_t n, int64_t keep) {
-    int64_t lengths[LLM_MOST_ROWS];
+    int64_t *const lengths = r->lengths;
     int32_t *ids = (int32_t *)calloc((size_t)(r->rows * n), sizeof *ids);
     tsh_tensor *logits = NULL;
     for (int64_t b = 0; b < r->rows && ids; b++) {
@@ -949,40 +952,53 @@ static void run_model(llm_rank *r) {
     tsh_no_grad_end(r->ctx);
 }
 
-static int run_rank(tsh_ctx *ctx, void *user) {
-    llm_job *job = (llm_job *)user;
-    llm_rank *r = (llm_rank *)calloc(1, sizeof *r);
+/* Makes the state of a rank; rank_free frees it. NULL: not enough memory. */
+static llm_rank *rank_new(llm_job *job, tsh_ctx *ctx) {
     const int vectors = job->config.encoder || job->config.headless;
-    const int64_t columns = vectors ? job->config.width : job->config.vocabulary;
-    const int64_t rows = job->chat || job->embed ? 1 : job->rows;
-    if (r) {
-        r->job = job;
-        r->ctx = ctx;
-        r->first = tsh_world(ctx)->rank == 0;
-        r->rows = rows;
-        r->room = job->room;
-        r->columns = columns;
-        r->row = (float *)malloc((size_t)columns * sizeof *r->row);
-        r->tokens = (int32_t *)malloc((size_t)(rows * job->room + 1) * sizeof *r->tokens);
-        r->out = (text_out *)calloc((size_t)rows, sizeof *r->out);
+    const size_t rows = (size_t)(job->chat || job->embed ? 1 : job->rows);
+    llm_rank *r = (llm_rank *)calloc(1, sizeof *r);
+    if (!r) return NULL;
+    r->job = job;
+    r->ctx = ctx;
+    r->first = tsh_world(ctx)->rank == 0;
+    r->rows = (int64_t)rows;
+    r->room = job->room;
+    r->columns = vectors ? job->config.width : job->config.vocabulary;
+    r->row = (float *)malloc((size_t)r->columns * sizeof *r->row);
+    r->tokens = (int32_t *)malloc((rows * (size_t)job->room + 1) * sizeof *r->tokens);
+    r->out = (text_out *)calloc(rows, sizeof *r->out);
+    r->done = (int32_t *)calloc(rows, sizeof *r->done);
+    r->count = (int64_t *)calloc(5 * rows, sizeof *r->count);
+    if (!r->row || !r->tokens || !r->out || !r->done || !r->count) return r;
+    r->prompt = r->count + rows;
+    r->taken = r->prompt + rows;
+    r->lengths = r->taken + rows;
+    r->ids = r->lengths + rows;
+    for (size_t b = 0; b < rows; b++) {
+        r->out[b].codec = &job->codec;
+        r->out[b].stops = &job->stops;
+        r->out[b].live = rows == 1 && !job->print_ids;
     }
-    if (r && r->row && r->tokens && r->out) {
-        for (int64_t b = 0; b < rows; b++) {
-            r->out[b].codec = &job->codec;
-            r->out[b].stops = &job->stops;
-            r->out[b].live = rows == 1 && !job->print_ids;
-        }
-        run_model(r);
-        for (int64_t b = 0; b < rows; b++) text_clear(&r->out[b]);
-    } else {
-        (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
-    }
+    return r;
+}
+
+static void rank_free(llm_rank *r) {
+    for (int64_t b = 0; r && r->out && b < r->rows; b++) text_clear(&r->out[b]);
     if (r) {
+        free(r->count);
+        free(r->done);
         free(r->out);
         free(r->tokens);
         free(r->row);
     }
     free(r);
+}
+
+static int run_rank(tsh_ctx *ctx, void *user) {
+    llm_rank *r = rank_new((llm_job *)user, ctx);
+    if (r && r->ids) run_model(r);
+    else (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
+    rank_free(r);
     return !tsh_ok(ctx);
 }
 
@@ -1216,8 +1232,8 @@ static int prepare_chat(llm_job *job) {
     return job->greedy || choose_sampling(job);
 }
 
-/* Reads what finetune.h needs beside the model. Returns 0 after an error. */
-static int prepare_tune(llm_job *job) {
+/* Sets what finetune.h and plan.h take from the flags. */
+static void fill_tune(llm_job *job) {
     tune_job *tune = &job->tune;
     const tsh_dtype own = job->config.dtype;
     tune->model = job->model;
@@ -1235,6 +1251,12 @@ static int prepare_tune(llm_job *job) {
     tune->set.seed = job->seed;
     tune->set.context = job->context;
     tune->set.max_new = job->max_new;
+}
+
+/* Reads what finetune.h needs beside the model. Returns 0 after an error. */
+static int prepare_tune(llm_job *job) {
+    tune_job *tune = &job->tune;
+    fill_tune(job);
     if (job->joined && job->comm.size % (tune->set.dp ? tune->set.dp : 1))
         return !refuse(job, "--dp %lld does not divide the %d ranks", (long long)tune->set.dp,
                        job->comm.size);
@@ -1281,6 +1303,51 @@ static int prepare(llm_job *job) {
     if (c->encoder && job->max_new > 0)
         return !refuse(job, "%s generates no text; give --embed FILE", c->type);
     return job->chat ? prepare_chat(job) : read_prompts(job);
+}
+
+/* -- how much memory a run would take ------------------------------------------ */
+
+/* Sets the rows and tokens of a batch. Returns 0 after an error. */
+static int plan_batch(llm_job *job, llm_plan *p) {
+    tune_job *tune = &job->tune;
+    const char *why = "";
+    const int64_t most = llm_longest(&job->config, &why);
+    p->train = tune->set.finetune != NULL || tune->set.lora > 0;
+    if (!p->train) {
+        p->rows = tune->set.batch ? tune->set.batch : 1;
+        p->length = job->context ? job->context : most && most < LLM_CONTEXT ? most : LLM_CONTEXT;
+        if (!most || p->length <= most) return 1;
+        return !refuse(job, "--context %lld is more than %lld: %s", (long long)p->length,
+                       (long long)most, why);
+    }
+    if (!tune_check_model(tune) || !tune_context(tune) || !tune_split(tune))
+        return !refuse(job, "%s", tune->error);
+    p->rows = tune->rows;
+    p->length = tune->set.context;
+    p->accumulate = (int)tune->set.accumulate;
+    return 1;
+}
+
+/* Runs --plan. Returns 1 after an error, else 0. */
+static int plan_run(llm_job *job) {
+    llm_config *c = &job->config;
+    const tune_settings *s = &job->tune.set;
+    const llm_options options = read_options(job);
+    tsh_desc desc = {.threads = job->threads ? (int)job->threads : 1};
+    tsh_threads_desc ranks = {0};
+    llm_plan p = {.zero = s->zero, .recompute = s->recompute, .lora = (int)s->lora,
+                  .dp = s->dp ? (int)s->dp : 1, .weights = weights_of(job)};
+    if (!llm_config_read_with(c, job->model, &job->family, &options))
+        return refuse(job, "%s", c->error);
+    fill_tune(job);
+    if (!plan_batch(job, &p)) return 1;
+    choose_ranks(job, &ranks, &desc);
+    p.dtype = p.train ? job->tune.dtype : job->dtype ? llm_dtype_named(job->dtype) : c->dtype;
+    p.tp = ranks.ranks / p.dp;
+    p.threads = desc.threads;
+    if (!llm_plan_run(&p, c, job->family)) return refuse(job, "%s", p.error);
+    llm_plan_print(stdout, &p);
+    return 0;
 }
 
 /* -- a model that only rank 0 has --------------------------------------------- */
@@ -1450,7 +1517,9 @@ int main(int argc, char **argv) {
     if (failed == 0) failed = check_flags(&job);
     if (failed == 0) {
         pthread_mutex_init(&job.lock, NULL);
-        failed = job.tokenize || job.detokenize ? convert_text(&job) : run_texts(&job);
+        failed = job.plan                         ? plan_run(&job)
+                 : job.tokenize || job.detokenize ? convert_text(&job)
+                                                  : run_texts(&job);
         if (!tune_close(&job.tune) && !failed) failed = refuse(&job, "%s", job.tune.error);
         if (failed) fprintf(stderr, "llm: %s\n", job.error[0] ? job.error : "it did not end well");
         pthread_mutex_destroy(&job.lock);

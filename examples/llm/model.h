@@ -148,7 +148,7 @@ LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family 
     return llm_config_read_with(c, folder, family, NULL);
 }
 
-static void llm_config_free(llm_config *c) {
+LLM_API void llm_config_free(llm_config *c) {
     cJSON_Delete(c->unread);
     cJSON_Delete(c->read);
     gguf_close(c->gguf);
@@ -283,6 +283,30 @@ static void llm_gguf_dtypes(llm_net *m) {
     }
 }
 
+/* Does what llm_model_load does up to the weights, which have no memory yet. */
+LLM_API tsh_result llm_model_make(llm_net *m, tsh_ctx *ctx, llm_config *c, const llm_family *family,
+                                  int64_t rows, int64_t length, tsh_dtype weights) {
+    memset(m, 0, sizeof *m);
+    m->ctx = ctx;
+    m->config = c;
+    m->family = family;
+    m->rows = rows;
+    m->length = length;
+    m->rope = c->rope;
+    m->local = c->local;
+    /* the last two rows are scratch of llm_stretch */
+    tsh_tensor *past = tsh_tensor_new(ctx, TSH_I64, tsh_shape2(3, rows), tsh_replicated());
+    m->past = past ? (int64_t *)tsh_data(ctx, past) : NULL;
+    if (c->rope.limit > 0)
+        m->texts = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(rows, length), tsh_replicated());
+    m->root = m->base = tsh_root(ctx);
+    family->add(m);
+    if (weights && weights != TSH_F32) tsh_quantize(m->root, NULL, weights);
+    else if (c->gguf && !weights) llm_gguf_dtypes(m);
+    tsh_train(m->root, 0);
+    return tsh_last_error(ctx)->code;
+}
+
 /* Makes the model on this rank, for `rows` texts of at most `length` tokens each, and loads its
  * weights from folder. weights: TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1 quantises them; TSH_F32: they have
  * the ctx's dtype; 0: the same, but those of a GGUF file keep the file's. Returns the ctx's
@@ -305,21 +329,8 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     const int late = strcmp(c->type, "gpt2") == 0 && !c->rows_out;
     llm_list_ignored(c, ignored);
     llm_list_renamed(c, family, renamed, embedding, sizeof embedding);
-    memset(m, 0, sizeof *m);
-    m->ctx = ctx;
-    m->config = c;
-    m->family = family;
-    m->rows = rows;
-    m->length = length;
-    m->rope = c->rope;
-    m->local = c->local;
-    if (c->rope.limit > 0)
-        m->texts = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(rows, length), tsh_replicated());
-    m->root = m->base = tsh_root(ctx);
-    family->add(m);
-    if (quantised && !late) tsh_quantize(m->root, NULL, weights);
-    else if (c->gguf && !weights) llm_gguf_dtypes(m);
-    tsh_train(m->root, 0);
+    (void)llm_model_make(m, ctx, c, family, rows, length,
+                         quantised && late ? TSH_F32 : weights);
     if (c->gguf && !gguf_file_open(&blocks, c->gguf, llm_keeps, m))
         return tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     if (c->gguf) file.read_at = gguf_file_read;
@@ -363,26 +374,26 @@ static tsh_tensor *llm_compute(llm_net *m, const int32_t *ids, int64_t n, const 
  * original length, all keys in the cache are computed again; with dynamic scaling they stay, as in
  * transformers. */
 static void llm_stretch(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
-    int64_t past[LLM_MOST_ROWS], most = 0, count = m->expected;
+    int64_t *const past = m->past + m->rows, *const own = past + m->rows; /* (rows) each */
+    int64_t most = 0, count = m->expected;
     int32_t *texts = (int32_t *)tsh_data(m->ctx, m->texts);
     if (!texts) return;
     for (int64_t b = 0; b < m->rows; b++) {
-        const int64_t own = lengths ? lengths[b] : n;
+        own[b] = lengths ? lengths[b] : n;
         past[b] = m->past[b];
         if (past[b] > most) most = past[b];
-        if (past[b] + own > count) count = past[b] + own;
-        if (past[b] + own <= m->length)
-            memcpy(texts + b * m->length + past[b], ids + b * n, (size_t)own * sizeof *ids);
+        if (past[b] + own[b] > count) count = past[b] + own[b];
+        if (past[b] + own[b] <= m->length)
+            memcpy(texts + b * m->length + past[b], ids + b * n, (size_t)own[b] * sizeof *ids);
     }
     const int changed = llm_rope_of(&m->config->rope, &m->rope, count);
     if (!changed || most == 0 || m->config->rope.stretch > 0) return;
-    memset(m->past, 0, sizeof m->past);
+    memset(m->past, 0, (size_t)m->rows * sizeof *m->past);
     tsh_cache_truncate(m->cache, 0);
     const int64_t chunk = m->config->causal ? 256 : most;
     for (int64_t at = 0; at < most && tsh_ok(m->ctx); at += chunk) {
         const int64_t some = most - at < chunk ? most - at : chunk;
         int32_t *again = (int32_t *)calloc((size_t)(m->rows * some), sizeof *again);
-        int64_t own[LLM_MOST_ROWS];
         if (!again) (void)tsh_fail(m->ctx, TSH_ERR_MEMORY, "not enough memory");
         for (int64_t b = 0; b < m->rows && again; b++) {
             own[b] = past[b] - at < 0 ? 0 : past[b] - at < some ? past[b] - at : some;

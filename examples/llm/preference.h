@@ -67,7 +67,7 @@ static void prefer_reference(tune_rank *t, double *difference) {
 }
 
 /* Returns the sum of the batch's losses. *pairs: their number. */
-static tsh_tensor *prefer_loss(tune_rank *t, double *pairs) {
+LLM_API tsh_tensor *prefer_loss(tune_rank *t, double *pairs) {
     double *reference = (double *)malloc((size_t)t->batch.rows * sizeof *reference);
     tsh_tensor *sum = NULL, *vectors[2];
     *pairs = 0;
@@ -92,7 +92,7 @@ static tsh_tensor *prefer_loss(tune_rank *t, double *pairs) {
 }
 
 /* Without gradients: adds the losses of the batch to the sums. */
-static void prefer_add(tune_rank *t, tune_sums *sums) {
+LLM_API void prefer_add(tune_rank *t, tune_sums *sums) {
     double *difference = (double *)malloc(2 * (size_t)t->batch.rows * sizeof *difference);
     if (!difference) {
         (void)tune_no_memory(t);
@@ -135,7 +135,7 @@ static void prefer_part(tune_rank *t, const llm_data *data, double *difference) 
 }
 
 /* Before training: without adapters, computes log q of all answers. Returns 0 after an error. */
-static int prefer_prepare(tune_rank *t) {
+LLM_API int prefer_prepare(tune_rank *t) {
     const llm_data *data = &t->job->data;
     llm_data train = *data; /* as if the documents to learn from were held out */
     double *difference;

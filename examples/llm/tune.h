@@ -79,7 +79,7 @@ typedef struct tune_rank {
 
 /* Records the first error. Returns 0. */
 TSH_PRINTF(2, 3)
-static int tune_refuse(tune_job *job, const char *format, ...) {
+LLM_API int tune_refuse(tune_job *job, const char *format, ...) {
     va_list list;
     if (job->error[0]) return 0;
     va_start(list, format);
@@ -89,7 +89,7 @@ static int tune_refuse(tune_job *job, const char *format, ...) {
 }
 
 /* Sets the error of a rank's ctx. Returns 0. */
-static int tune_no_memory(tune_rank *t) {
+LLM_API int tune_no_memory(tune_rank *t) {
     if (tsh_ok(t->ctx)) (void)tsh_fail(t->ctx, TSH_ERR_MEMORY, "not enough memory");
     return 0;
 }
@@ -102,7 +102,7 @@ static void tune_cut(int32_t *at, int64_t rows, int64_t length, int64_t n) {
 }
 
 /* Takes the columns off that are padding in all rows. */
-static void tune_trim(llm_batch *b) {
+LLM_API void tune_trim(llm_batch *b) {
     int64_t n = 1;
     for (int64_t i = 0; i < b->rows * b->length; i++)
         if (b->segments[i] >= 0 && i % b->length >= n) n = i % b->length + 1;
@@ -112,7 +112,7 @@ static void tune_trim(llm_batch *b) {
     b->length = n;
 }
 
-static double tune_count_tokens(const llm_batch *b) {
+LLM_API double tune_count_tokens(const llm_batch *b) {
     int64_t n = 0;
     for (int64_t i = 0; i < b->rows * b->length; i++) n += b->segments[i] >= 0;
     return (double)n;
@@ -123,7 +123,7 @@ static tsh_tensor *tune_tensor(tune_rank *t, const llm_batch *b, const int32_t *
 }
 
 /* Runs the model on a batch, after tune_trim: returns the vectors (B, T, C) that the head reads. */
-static tsh_tensor *tune_vectors(tune_rank *t, const llm_batch *b) {
+LLM_API tsh_tensor *tune_vectors(tune_rank *t, const llm_batch *b) {
     llm_net *m = &t->net;
     int one = 1; /* each row is one sequence, without padding */
     for (int64_t i = 0; i < b->rows * b->length && one; i++) one = b->segments[i] == 0;
@@ -132,12 +132,12 @@ static tsh_tensor *tune_vectors(tune_rank *t, const llm_batch *b) {
     m->lengths = NULL;
     m->places = b->places;
     m->segments = one ? NULL : tune_tensor(t, b, b->segments);
-    memset(m->past, 0, sizeof m->past);
+    memset(m->past, 0, (size_t)m->rows * sizeof *m->past);
     return llm_forward(m, tune_tensor(t, b, b->ids));
 }
 
 /* Forgets the batch, before other texts are run. */
-static void tune_forget(tune_rank *t) {
+LLM_API void tune_forget(tune_rank *t) {
     llm_net *m = &t->net;
     m->places = NULL;
     m->segments = NULL;
@@ -147,7 +147,7 @@ static void tune_forget(tune_rank *t) {
 }
 
 /* Calls tsh_checkpoint for the model's blocks, the modules named by a number. */
-static void tune_checkpoint(tsh_module *module, int on) {
+LLM_API void tune_checkpoint(tsh_module *module, int on) {
     tsh_module *child;
     for (int i = 0; (child = tsh_child(module, i)) != NULL; i++) {
         const char *path = tsh_module_path(child), *dot = strrchr(path, '.');
@@ -160,7 +160,7 @@ static void tune_checkpoint(tsh_module *module, int on) {
 }
 
 /* Adds up the sums of all replicas. */
-static void tune_reduce(tune_rank *t, tune_sums *sums) {
+LLM_API void tune_reduce(tune_rank *t, tune_sums *sums) {
     double all[4];
     all[0] = sums->loss, all[1] = sums->count, all[2] = sums->right, all[3] = sums->tokens;
     if (tsh_allreduce(tsh_dp(t->ctx), all, 4, TSH_F64, TSH_SUM) != TSH_OK) return;

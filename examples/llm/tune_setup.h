@@ -265,7 +265,7 @@ static int tune_name_run(tune_job *job) {
 }
 
 /* On rank 0: opens OUT.run. Returns 0 and *why after an error. */
-static int tune_open_run(tune_job *job, tsh_error *why) {
+LLM_API int tune_open_run(tune_job *job, tsh_error *why) {
     const tune_settings *s = &job->set;
     char now[STATE_SETTINGS];
     tune_describe(job, now);

@@ -165,7 +165,7 @@ static const char *llm_embedding_name(const char *type) {
 
 /* If the files have a head that differs from the embedding, unties it, as transformers does, and
  * warns. If they have a head, but no embedding, c->head names it, to be loaded as the embedding. */
-static void llm_check_head(llm_config *c, const char *folder, const char *base) {
+LLM_API void llm_check_head(llm_config *c, const char *folder, const char *base) {
     llm_stored head, embedding;
     llm_weights_find(c, &head, folder, base, "lm_head.weight|embed_out.weight");
     if (!head.name[0]) return;

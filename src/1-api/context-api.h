@@ -92,6 +92,15 @@ typedef struct tsh_mem {
 /* Returns the memory statistics of a ctx.
  * torch: torch.cuda.memory_stats */
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
+/* Turns dry runs of a ctx on or off (off at first). In a dry run, ops, backward, optimisers and
+ * initial values do all but compute: floating values that they would write are undefined. Shapes,
+ * layouts, errors, collectives and memory statistics are those of a real run, in a small part of
+ * the time; and as tensors are not written, an operating system that provides memory when it is
+ * first written, as Linux does, provides next to none. So a program finds out how much memory a
+ * model takes, also one that is too large for the machine: turn it on before the first layer is
+ * added, run two steps, read tsh_mem_stats. Integers are computed, but for those that floating
+ * values choose, such as those of tsh_argmax. */
+TSH_API void tsh_dry_run(tsh_ctx *ctx, int on);
 
 /* -- opening and closing a ctx, its groups of ranks ------------------------- */
 

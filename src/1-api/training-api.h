@@ -275,12 +275,12 @@ typedef struct tsh_lora_desc {
     const tsh_lora_part *parts;
     int part_count;
 } tsh_lora_desc;
-/* Adds adapters (LoRA, Hu et al. 2021) to the linear and classifier layers whose path below module
- * matches the pattern (see tsh_plan_rule; NULL: all linear layers, but no classifier), and freezes
- * all other parameters below module, as PEFT does; tsh_unfreeze lets some be trained, too. Such a
- * layer computes y = W x + b + s B A dropout(x). W may have any dtype, also a quantised one:
- * outside of tsh_no_grad_begin and tsh_no_grad_end, x is then multiplied as it is, not rounded to 8
- * bits.
+/* Adds adapters (LoRA, Hu et al. 2021), which fine-tune a model, to the linear and classifier
+ * layers whose path below module matches the pattern (see tsh_plan_rule; NULL: all linear layers,
+ * but no classifier), and freezes all other parameters below module, as PEFT does; tsh_unfreeze
+ * lets some be trained, too. Such a layer computes y = W x + b + s B A dropout(x). W may have any
+ * dtype, also a quantised one: outside of tsh_no_grad_begin and tsh_no_grad_end, x is then
+ * multiplied as it is, not rounded to 8 bits.
  * A (rank, in) is "<layer>.lora_A.<name>.weight", uniform in [-1 / sqrt(in), 1 / sqrt(in)); B (out,
  * rank) is "<layer>.lora_B.<name>.weight", zeros at first; with .parts,
  * "<layer>.<part>.lora_A.<name>.weight" and so on.

@@ -498,6 +498,7 @@ struct tsh_ctx {
                                           * yet */
     tshi_matmul_order order; /* order in which products of few rows read their matrices */
     int threads; /* number of threads of this rank, at least 1 */
+    int dry;     /* 1: tsh_dry_run is on: kernels of floating values do not run */
     tshi_block *rope_table;  /* cosines and sines of the last tsh_rope in this step, or NULL */
     tshi_angles rope_angles; /* what the angles in rope_table depend on */
     uint64_t seed, randn_calls, dropout_calls; /* calls so far: key of new random numbers */

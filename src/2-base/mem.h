@@ -243,6 +243,11 @@ TSHI_APART void tshi_mem_zero(void *place, size_t bytes) {
     memset(place, 0, bytes);
 }
 
+/* Zeroes the memory of floating values, but in a dry run. */
+static void tshi_mem_clear(const tsh_ctx *ctx, tshi_block *block, size_t bytes) {
+    if (!ctx->dry) memset(tshi_mem_data(block), 0, bytes);
+}
+
 /* Allocates zeroed memory from an arena; NULL and an error: no memory. */
 static void *tshi_mem_arena_alloc(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     tshi_page *page = arena->now;
@@ -279,4 +284,8 @@ static void tshi_mem_close(tsh_ctx *ctx, int kind, tshi_page *page) {
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
     const tsh_mem none = TSHI_ZERO;
     return ctx ? ctx->mem : none;
+}
+
+TSH_API void tsh_dry_run(tsh_ctx *ctx, int on) {
+    if (ctx) ctx->dry = on != 0;
 }

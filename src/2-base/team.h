@@ -25,9 +25,10 @@ static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
  * all are done. (A single piece is called directly: OpenMP is slow even with one thread.) All
  * threads of the rank take part, if only to wait: where a parallel region has fewer threads than
  * the one before it, GNU's OpenMP ends the others, and starting them again takes 100 times as long
- * as a region. */
+ * as a region. Does nothing in a dry run. */
 static void tshi_team_run(const tsh_ctx *ctx, int pieces, int64_t n, int64_t unit, tshi_team_fn fn,
                           void *job) {
+    if (ctx->dry) return;
     if (pieces == 1) {
         fn(job, 0, 0, n);
         return;
@@ -35,8 +36,6 @@ static void tshi_team_run(const tsh_ctx *ctx, int pieces, int64_t n, int64_t uni
     const int64_t units = tshi_base_ceil(n, unit);
 #if defined(_OPENMP)
 #pragma omp parallel for num_threads(ctx->threads) schedule(static, 1)
-#else
-    (void)ctx;
 #endif
     for (int i = 0; i < pieces; i++)
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));

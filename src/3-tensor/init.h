@@ -200,6 +200,7 @@ static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, 
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
+    if (t->ctx->dry) return TSH_OK;
     if (tshi_init_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK) {
         tshi_tensor_forget_exact(t);
     } else if (!had) {
@@ -214,7 +215,7 @@ static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, 
 static tsh_result tshi_init_apply(tsh_tensor *t) {
     const tsh_result result = tshi_init_fill_param(t, t->path, t->init);
     const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
-    if (result != TSH_OK || row < 0) return result;
+    if (result != TSH_OK || row < 0 || t->ctx->dry) return result;
     const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     /* The exact weights of the row become 0, too: tshi_init_fill_param has cleared t->low. */
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,

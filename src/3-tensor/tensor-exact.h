@@ -52,7 +52,7 @@ static int tshi_tensor_keep_exact(tsh_tensor *t) {
     const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
     if (t->low || !tshi_tensor_is_exact(t) || (t->flags & TSHI_INEXACT)) return 1;
     t->low = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes);
-    if (t->low) memset(tshi_mem_data(t->low), 0, bytes);
+    if (t->low) tshi_mem_clear(t->ctx, t->low, bytes);
     return t->low != NULL;
 }
 
@@ -91,5 +91,5 @@ static int tshi_tensor_grad_kind(const tsh_tensor *t) {
 /* Clears t->low after t's values were overwritten: the exact weights are the new values. */
 static void tshi_tensor_forget_exact(const tsh_tensor *t) {
     if (t->low)
-        memset(tshi_mem_data(t->low), 0, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));
+        tshi_mem_clear(t->ctx, t->low, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));
 }

@@ -8,7 +8,8 @@ TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shap
                                    tsh_layout layout) {
     tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_new", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
                                      &shape, &layout);
-    if (t) memset(tshi_tensor_at(t), 0, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
+    if (t && !(ctx->dry && tshi_dtypes[dtype].floating))
+        memset(tshi_tensor_at(t), 0, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     return t;
 }
 

@@ -143,19 +143,22 @@ static void tshi_gemm_store(const tshi_gemm_kernel *kernel, tshi_matrix c, int64
 /* Computes C = beta D, both of shape (m, n). D may be C. */
 static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, tshi_matrix c) {
     for (int64_t i = 0; i < m; i++) {
-        const tsh_real *from = tshi_gemm_at(d, i, 0);
-        if (beta == 1 && d.column == 1 && c.column == 1 && c.dtype == TSH_REAL)
-            memmove(tshi_gemm_at(c, i, 0), from, (size_t)n * sizeof *from);
+        if (beta == 1 && d.column == 1 && c.column == 1 && c.dtype == TSH_REAL &&
+            d.dtype == TSH_REAL)
+            memmove(tshi_gemm_at(c, i, 0), tshi_gemm_at(d, i, 0), (size_t)n * sizeof(tsh_real));
         else
             for (int64_t j = 0; j < n; j++) {
-                const tsh_real value = beta == 0 ? 0 : beta * from[j * d.column];
+                tsh_real value = 0;
+                if (beta != 0)
+                    tshi_dtypes[d.dtype].load(tshi_gemm_from(d, i, j).data, 1, 1, &value);
+                value *= beta;
                 tshi_dtypes[c.dtype].store(tshi_gemm_from(c, i, j).data, 1, 1, &value);
             }
     }
 }
 
 /* Computes a tile that the micro-kernel cannot write in place, because the columns of C or D are
- * not contiguous, C is not of tsh_real, or fewer columns are left than the tile has. The
+ * not contiguous, one of them is not of tsh_real, or fewer columns are left than the tile has. The
  * micro-kernel writes the tile to a buffer, with the same arithmetic, and the columns that exist
  * are copied to C. d, c: D and C from the tile's first element on. */
 static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn tile,
@@ -167,12 +170,14 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
     inner.c = buffer;
     inner.rsc = width;
     for (int i = 0; i < rows; i++) TSHI_PREFETCH(tshi_gemm_from(c, i, 0).data);
-    if (t->add && (cols < width || d.column != 1)) {
+    if (t->add && (cols < width || d.column != 1 || d.dtype != TSH_REAL)) {
         inner.d = buffer;
         inner.rsd = width;
-        for (int i = 0; i < rows; i++) /* copies D, padded with zeros */
-            for (int j = 0; j < width; j++)
-                buffer[i * width + j] = j < cols ? *tshi_gemm_at(d, i, j) : 0;
+        for (int i = 0; i < rows; i++) { /* copies D, padded with zeros */
+            tshi_dtypes[d.dtype].load(tshi_gemm_from(d, i, 0).data, d.column, cols,
+                                      buffer + i * width);
+            for (int j = cols; j < width; j++) buffer[i * width + j] = 0;
+        }
     }
     tile(&inner, rows, width);
     for (int i = 0; i < rows; i++) /* stores the columns that exist */
@@ -237,7 +242,8 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
     const tshi_gemm_word *a = t->a;
     /* direct: 1 if tiles are written to C in place */
     const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
-                       (job->c.dtype == TSH_REAL || t->bf16);
+                       (job->c.dtype == TSH_REAL || t->bf16) &&
+                       (!t->add || job->d.dtype == TSH_REAL);
     for (int64_t i = 0; i < job->m; i += mr) {
         const int rows = (int)tshi_base_min(mr, job->m - i);
         t->a = a + i * next;
@@ -325,7 +331,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
 /* Computes a product of few rows by the kernel's `few`, and removes the computed columns from the
  * job. `few` takes multiples of nr / 2 columns. To compute the last n % (nr / 2) columns, it is
  * called for the last nr / 2 with a buffer as output. If n < nr / 2, or D is read and its columns
- * are not contiguous, these last columns stay in the job. */
+ * are not contiguous or not of tsh_real, these last columns stay in the job. */
 static void tshi_gemm_few(tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m), m = (int)job->m;
@@ -366,7 +372,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
         tshi_gemm_sliver(job, kernel->few, TSHI_GEMM_FEW_ROWS, &t, 0, j, (int)cols, (int)cols);
         tshi_gemm_count(job, job->m * cols * job->k);
     }
-    if (rest > 0 && (!job->add || job->d.column == 1)) {
+    if (rest > 0 && (!job->add || (job->d.column == 1 && job->d.dtype == TSH_REAL))) {
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, job->n - half).data;
         t.d = (const tsh_real *)tshi_gemm_from(job->d, 0, job->n - half).data;
         t.c = buffer;

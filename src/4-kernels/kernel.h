@@ -402,6 +402,7 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
     if (!count) return; /* this rank holds nothing */
+    if (loop->ctx->dry && tshi_dtypes[loop->x[0].dtype].floating) return;
     tshi_kernel_join(loop);
     loop->kernel = kernel;
     loop->params = params;
@@ -544,7 +545,7 @@ static tshi_block *tshi_kernel_rounded(tsh_ctx *ctx, const tsh_real *values, int
                                        tsh_dtype dtype) {
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, n));
     const tshi_operand from = tshi_kernel_reals(values, 1);
-    if (block) {
+    if (block && !ctx->dry) {
         const tshi_operand to = tshi_kernel_operand(tshi_mem_data(block), 1, dtype);
         tshi_kernel_cast(n, &to, &from);
     }

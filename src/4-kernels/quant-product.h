@@ -158,7 +158,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     tshi_quant_input *to;
     tsh_real values[TSHI_DTYPE_BLOCK];
     tshi_quant_job job;
-    if (!block || !outs) {
+    if (!block || !outs || w->ctx->dry) {
         tshi_mem_release(w->ctx, block);
         return;
     }

@@ -262,7 +262,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
-                           ctx->buckets.weight);
+                           ctx->dry ? 0 : ctx->buckets.weight);
     if (in_place && !gathers) { /* the message was the gradient's memory: returns it to the leaf */
         only->gr.block = b->block;
         b->block->refs++;

@@ -202,7 +202,9 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
             tshi_tape_merge_rows(t, &ctx->dp);
         else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket has divided it */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
-                               replicas ? ctx->buckets.weight : ctx->tape.weight);
+                               ctx->dry   ? 0
+                               : replicas ? ctx->buckets.weight
+                                          : ctx->tape.weight);
         tshi_tape_pack(t);
     }
     ctx->tape.pending = 0;

@@ -69,7 +69,7 @@ static void tshi_tape_pack(tsh_tensor *t) {
 
 /* Fills acc, an accumulator of base, with zeros and marks it live: it has a gradient now. */
 static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
-    memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
+    tshi_mem_clear(base->ctx, acc->block, tshi_dtype_reals(tsh_local_numel(base)));
     acc->live = 1;
 }
 

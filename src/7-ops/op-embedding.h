@@ -171,7 +171,7 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     tshi_operand x[2]; /* a row of the output, and one of the weight */
     int64_t i;
     x[0] = tshi_kernel_operand(tshi_tensor_at(out), 1, out->dtype);
-    for (i = 0; i < lookup->count; i++) {
+    for (i = 0; i < lookup->count && !out->ctx->dry; i++) {
         x[1] = tshi_kernel_operand(tshi_tensor_at(w), w->stride[1], w->dtype);
         if (row[i] >= 0 && tshi_dtype_in_blocks(w->dtype)) {
             tshi_dtypes[w->dtype].load((char *)x[1].data +

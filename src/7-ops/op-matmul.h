@@ -119,6 +119,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
     tshi_block *converted[3]; /* A, B and C as tsh_real, or NULL */
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
+    if (ctx->dry) return;
     if (pieces == 1 && !ctx->gemm.multiply && scratch && ctx->error.code == TSH_OK) {
         const tshi_product product = {m, n, k, alpha, beta, a, b, d, c, &progress};
         tshi_gemm_run(ctx->gemm_kernel, scratch, product);

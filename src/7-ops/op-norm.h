@@ -265,7 +265,7 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
 static void tshi_norm_grads(const tsh_ctx *ctx, tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
-        tshi_kernel_do_rows(work, 0, 0, work->count);
+        tshi_team_run(ctx, 1, work->count, 1, tshi_kernel_do_rows, work);
         return;
     }
     work->x[TSHI_NORM_DW].data = NULL; /* first pass: only dx */

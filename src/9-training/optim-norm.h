@@ -110,7 +110,7 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tshi_operand x, int64_t n) {
     if (!scratch) return 0;
     all.sums = (double *)tshi_mem_data(scratch);
     tshi_team_run(ctx, tshi_team_parts(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
-    for (int64_t i = 0; i < blocks; i++) sum += all.sums[i];
+    for (int64_t i = 0; i < blocks && !ctx->dry; i++) sum += all.sums[i];
     tshi_mem_release(ctx, scratch);
     return sum;
 }

@@ -245,7 +245,7 @@ static tsh_tensor *tshi_optim_moment(const tsh_tensor *form, tsh_tensor **moment
         tshi_tensor_release(m);
         return NULL;
     }
-    memset(tshi_mem_data(m->block), 0, tshi_dtype_bytes(m->dtype, tshi_optim_count(m)));
+    tshi_mem_clear(ctx, m->block, tshi_dtype_bytes(m->dtype, tshi_optim_count(m)));
     *moment = m;
     return m;
 }

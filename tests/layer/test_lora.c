@@ -803,9 +803,52 @@ static int end(void **state) {
     return files_end(state);
 }
 
+/* -------------------------------------------------------------- bf16 activations */
+
+/* y of bf16 with an adapter is that without it plus s B A x, computed in float, to the precision of
+ * bf16; of few rows, and of many. */
+static int adds_to_bf16(tsh_ctx *ctx, void *user) {
+    const tsh_linear_desc d = {.in = 40, .out = 50, .style = *(const tsh_style *)user};
+    const tsh_lora_desc desc = {.rank = RANK, .alpha = 2 * RANK}; /* s = 2 */
+    const int64_t rows[] = {1, 3, 70};
+    tsh_module *layer = tsh_add_linear(tsh_root(ctx), "layer", &d);
+    CHECK_TRUE(tsh_lora(tsh_root(ctx), NULL, &desc) == TSH_OK);
+    tsh_tensor *a = tsh_param(layer, "lora_A.default.weight");
+    tsh_tensor *b = tsh_param(layer, "lora_B.default.weight");
+    CHECK_TRUE(tsh_init_normal(b, NULL) == TSH_OK);
+    tsh_no_grad_begin(ctx);
+    for (int i = 0; i < COUNT(rows); i++) {
+        tsh_tensor *x = tsh_cast(tsh_randn(ctx, tsh_shape2(rows[i], 40)), TSH_BF16), *h, *want;
+        CHECK_TRUE(tsh_lora_use(layer, NULL) == TSH_OK);
+        want = tsh_cast(tsh_full_tensor(tsh_forward(layer, x)), TSH_REAL);
+        CHECK_TRUE(tsh_lora_use(layer, "default") == TSH_OK);
+        h = tsh_linear(tsh_cast(x, TSH_REAL), tsh_cast(tsh_full_tensor(a), TSH_REAL), NULL);
+        h = tsh_linear(h, tsh_cast(tsh_full_tensor(b), TSH_REAL), NULL);
+        want = tsh_add(want, tsh_scale(h, 2));
+        x = tsh_sub(want, tsh_cast(tsh_full_tensor(tsh_forward(layer, x)), TSH_REAL));
+        const double off = tsh_item(ctx, tsh_max(tsh_abs(x), TSH_ALL, 0));
+        const double most = tsh_item(ctx, tsh_max(tsh_abs(want), TSH_ALL, 0));
+        CHECK(off <= most / 64, "%d rows: %g of %g", (int)rows[i], off, most);
+        (void)tsh_step_end(ctx);
+    }
+    tsh_no_grad_end(ctx);
+    CHECK_OK();
+    return 0;
+}
+
+static void adapters_add_to_bf16(void **state) {
+    const tsh_desc desc = {.dtype = TSH_BF16};
+    tsh_style style[] = {TSH_COLWISE, TSH_ROWWISE};
+    (void)state;
+    for (int ranks = 1; ranks <= 2; ranks++)
+        for (int i = 0; i < COUNT(style); i++)
+            ranks_run_with(ranks, &desc, adds_to_bf16, &style[i]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adapters_are_those_of_torch),
+        cmocka_unit_test(adapters_add_to_bf16),
         cmocka_unit_test(gradients_are_those_of_differences),
         cmocka_unit_test(draws_are_the_same_at_every_degree),
         cmocka_unit_test(adapters_are_trained_as_by_torch),

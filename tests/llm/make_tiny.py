@@ -48,6 +48,13 @@ def save(model, name, **more):
     print(name, sum(p.numel() for p in model.parameters()), "parameters")
 
 
+def letters():
+    """A tokenizer whose tokens are ASCII characters."""
+    made = Tokenizer(models.BPE({chr(i): i for i in [10, *range(32, 127)]}, []))
+    made.decoder = decoders.Fuse()
+    return made
+
+
 def llama():
     with open(os.path.join(TOP, "LICENSE"), encoding="ascii") as file:
         text = torch.tensor([ord(c) for c in file.read()])
@@ -71,6 +78,7 @@ def llama():
         if step % 100 == 0 or step + 1 == steps:
             print("llama", step, loss.item(), flush=True)
     save(model, "llama")
+    letters().save(os.path.join(OUT, "llama", "tokenizer.json"), pretty=False)
 
 
 def tokenizer():

@@ -443,7 +443,6 @@ def mistakes_are_told(folder):
                                (("--ids", "1", "--stop", "a", "--print-ids"), 1, ("tokenizer",)),
                                (("--ids", "1", "--ids", "2", "--dump-logits", "x"), 2,
                                 ("--dump-logits takes one prompt",)),
-                               (("--ids", "1") * 257, 2, ("at most 256 times",)),
                                (("--ids", "1", "--seed", "x"), 2, ("--seed", "'x'")),
                                (("--ids", "1", "--top-p", "0"), 2, ("--top-p", "'0'")),
                                (("--ids", "1", "--temperature", "x"), 2, ("from 0, not 'x'",)),
@@ -520,6 +519,8 @@ def batches_are_texts_of_their_own(folder):
         if has_launcher():
             got = texts(folder, prompts, "--backend", "tcp", *flags, before=(LAUNCHER, "-n", "2"))
             check(got == want, flags, "on processes gives", got, "not", want)
+    want = texts(folder, [[5, 7]], "--max-new", "2", "--ignore-eos")
+    check(texts(folder, [[5, 7]] * 300, "--max-new", "2", "--ignore-eos") == 300 * want, want)
     new = [letters.decode(ids) for ids in model["batch"]["new"]]
     stop = new[2][3:5]
     flags = [word for prompt in model["batch"]["prompts"] for word in ("--ids", numbers(prompt))]
@@ -919,6 +920,23 @@ def the_models_of_the_course_know_their_texts(folder):
         check(near > 0.7 and far < 0.3, near, far)
 
 
+def plans_are_printed(_):
+    """--plan reads config.json alone: no file to learn from, no tokenizer."""
+    tiny = os.path.join(TOP, "examples", "llm", "tiny")
+    done = llm(os.path.join(tiny, "llama"), "--plan", "--tp", "2", "--context", "100")
+    check(done.returncode == 0 and "1 x 100 tokens" in done.stdout, done.stdout, done.stderr)
+    check("keys and values" in done.stdout and "--weights q8_0" not in done.stdout, done.stdout)
+    done = llm(os.path.join(tiny, "llama"), "--plan", "--finetune", "/no/file", "--lora", "4",
+               "--tp", "2", "--batch", "6", "--context", "32")
+    check(done.returncode == 0 and "6 x 32 tokens" in done.stdout, done.stdout, done.stderr)
+    check("moments" in done.stdout and "--recompute" in done.stdout, done.stdout)
+    for flags, words in ((("--context", "1000"), ()), (("--lora", "2", "--batch", "3", "--dp", "2"),
+                                                      ("--batch 3", "--dp 2"))):
+        done = llm(os.path.join(tiny, "llama"), "--plan", "--tp", "1", *flags)
+        check(done.returncode == bool(words) and all(word in done.stderr for word in words), flags,
+              done.stdout, done.stderr)
+
+
 def embedded(folder, lines, *flags, before=()):
     """The vectors that --embed prints of these lines."""
     path = os.path.join(os.path.dirname(folder), os.path.basename(folder) + ".lines")
@@ -1028,7 +1046,7 @@ if __name__ == "__main__":
         mistakes_are_told,
         vectors_are_those_of_sentence_transformers,
         folders_of_sentence_transformers_that_would_give_others_are_refused,
-        the_models_of_the_course_know_their_texts, the_readme_shows_a_family,
+        the_models_of_the_course_know_their_texts, plans_are_printed, the_readme_shows_a_family,
         the_end_of_a_text_ends_it, samples_are_those_of_the_seed, fewer_bits_are_near,
         batches_are_texts_of_their_own, stop_strings_end_a_text, conversations_keep_the_cache,
         conversations_on_processes, answers_come_at_once_and_questions_may_take_long,

@@ -1,0 +1,329 @@
+/* plan.h - how much memory a model takes on a rank, before any of it is taken
+ *
+ *     llm_plan p = {.train = 1, .rows = 4, .length = 512, .tp = 2, .lora = 8};
+ *     if (llm_config_read(&config, folder, &family) && llm_plan_run(&p, &config, family))
+ *         llm_plan_print(stdout, &p);
+ *
+ * Rank 0, which has the largest shards, makes the model and runs two steps of training, or a prompt
+ * and a token, as a dry run (tsh_dry_run), in a world of one process whose other ranks do not
+ * exist: so what is counted is what is allocated. Weights are not read. Include tshard.h first; link
+ * as model.h says. */
+#ifndef LLM_PLAN_H
+#define LLM_PLAN_H
+
+#include "model.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+typedef struct llm_plan {
+    int train;            /* 1: steps of training; 0: a prompt of `length` tokens and an answer */
+    int tp, dp, zero;     /* ranks that share a replica's layers; replicas; 1: moments are cut over
+                           * the replicas. 0: 1 rank, 1 replica */
+    int recompute;        /* training: 1: blocks are computed again in backward */
+    int threads;          /* of a rank; 0: 1 */
+    int lora;             /* training: rank of adapters on all linear layers, which alone are
+                           * trained; 0: all weights are */
+    int64_t rows, length; /* texts of a replica's batch or micro-batch, and tokens of each */
+    int accumulate;       /* training: micro-batches of a step; 0: 1 */
+    tsh_dtype dtype;      /* of activations, and of weights unless `weights` is set; 0: f32 */
+    tsh_dtype weights;    /* as in llm_model_load */
+    /* What llm_plan_run finds: bytes of rank 0; elements of all parameters, and of those that are
+     * trained; why it failed, or "". */
+    tsh_mem mem;
+    int64_t parameters, trained;
+    char error[TSH_MESSAGE_SIZE];
+    llm_config *config;
+    const llm_family *family;
+} llm_plan;
+
+/* -- a world of which only rank 0 exists ------------------------------------- */
+
+/* Its impl: sizes of the groups that tsh_open splits it into, in this order. */
+typedef struct llm_plan_world {
+    int size[3], made;
+} llm_plan_world;
+
+/* Ends a collective at once. Up to LLM_PLAN_SHARED bytes the other ranks are taken to send what this
+ * one does: such are hashes and sums, by which ranks agree. The rest of recv keeps what it has. */
+enum { LLM_PLAN_SHARED = 1 << 16 };
+
+static tsh_result llm_plan_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
+    const size_t width = tsh_dtype_size(coll->dtype);
+    const int64_t blocks = coll->blocks > 0 ? coll->blocks : 1;
+    char *to = (char *)coll->recv;
+    *req = 0;
+    if (coll->kind == TSH_ALLREDUCE && coll->send != coll->recv &&
+        (size_t)coll->count * width <= LLM_PLAN_SHARED)
+        memcpy(to, coll->send, (size_t)coll->count * width);
+    if (coll->kind != TSH_ALLGATHER || blocks > 1) return TSH_OK;
+    const size_t own = (size_t)coll->recv_counts[0] * width;
+    for (int r = 0; r < comm->size && (size_t)comm->size * own <= LLM_PLAN_SHARED; r++) {
+        const size_t bytes = (size_t)coll->recv_counts[r] * width;
+        if (to != coll->send) memcpy(to, coll->send, bytes < own ? bytes : own);
+        to += bytes;
+    }
+    return TSH_OK;
+}
+
+static tsh_result llm_plan_test(tsh_comm *comm, tsh_req req, int *done) {
+    (void)comm, (void)req;
+    *done = 1;
+    return TSH_OK;
+}
+
+static tsh_result llm_plan_wait(tsh_comm *comm, tsh_req req) {
+    (void)comm, (void)req;
+    return TSH_OK;
+}
+
+static void llm_plan_progress(tsh_comm *comm) {
+    (void)comm;
+}
+
+static tsh_result llm_plan_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+    llm_plan_world *world = (llm_plan_world *)comm->impl;
+    (void)key;
+    out->ops = comm->ops;
+    out->impl = world;
+    out->size = color < 0 ? 0 : world->size[world->made++ % 3];
+    return TSH_OK;
+}
+
+static tsh_result llm_plan_status(tsh_comm *comm, tsh_error *error) {
+    (void)comm, (void)error;
+    return TSH_OK;
+}
+
+static void llm_plan_abort(tsh_comm *comm, const tsh_error *why) {
+    (void)comm, (void)why;
+}
+
+static void llm_plan_close(tsh_comm *comm) {
+    (void)comm;
+}
+
+/* -- the steps ---------------------------------------------------------------- */
+
+static void llm_plan_log(const char *message, void *user) {
+    llm_plan *p = (llm_plan *)user;
+    if (!p->error[0] && !strstr(message, "warning: "))
+        (void)snprintf(p->error, sizeof p->error, "%s", message);
+}
+
+/* Turns off the recomputation of all modules below `module`. */
+static void llm_plan_keep(tsh_module *module) {
+    tsh_module *child;
+    tsh_checkpoint(module, 0);
+    for (int i = 0; (child = tsh_child(module, i)) != NULL; i++) llm_plan_keep(child);
+}
+
+static void llm_plan_count(const char *path, tsh_tensor *param, void *user) {
+    llm_plan *p = (llm_plan *)user;
+    p->parameters += tsh_numel(param);
+    if (p->train && (!p->lora || strstr(path, ".lora_"))) p->trained += tsh_numel(param);
+}
+
+/* A micro-batch of tokens `ids` (rows, length), which are their own targets. defer: 1: another one
+ * of this step follows. */
+static void llm_plan_micro(llm_net *m, const int32_t *ids, int defer) {
+    const tsh_shape shape = tsh_shape2(m->rows, m->length);
+    const tsh_backward_desc how = {
+        .defer = defer, .summed = 1, .weight = (double)(m->rows * m->length)};
+    m->all = m->vectors = 1;
+    m->segments = tsh_from(m->ctx, ids, shape, TSH_I32); /* all 0: a text in each row */
+    tsh_tensor *x = llm_forward(m, tsh_from(m->ctx, ids, shape, TSH_I32));
+    tsh_tensor *loss = llm_loss(m, x, tsh_from(m->ctx, ids, shape, TSH_I32));
+    (void)tsh_backward_with(m->ctx, loss, &how);
+    m->segments = m->positions = NULL;
+    (void)tsh_set_segments(m->root, NULL);
+    (void)tsh_step_end(m->ctx);
+}
+
+/* Trains the model for two steps: the second has the memory of the first, and moments. */
+static void llm_plan_training(llm_plan *p, llm_net *m, const int32_t *ids) {
+    const llm_adapter lora = {.lora = {.rank = p->lora}};
+    const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .zero = p->zero, .clip_norm = 1};
+    tsh_train(m->root, 1);
+    if (!p->recompute) llm_plan_keep(m->root);
+    if (p->lora) (void)llm_model_adapter_add(m, &lora);
+    (void)tsh_materialize(m->root);
+    tsh_optim *optim = tsh_optim_new(m->root, &adamw);
+    for (int i = 0; i < 2 && tsh_ok(m->ctx); i++) {
+        if (p->accumulate > 1) llm_plan_micro(m, ids, 1); /* a third takes no more memory */
+        llm_plan_micro(m, ids, 0);
+        (void)tsh_optim_step(optim);
+        tsh_zero_grads(m->root);
+        (void)tsh_step_end(m->ctx);
+    }
+}
+
+/* Runs a prompt in chunks, as llm.c does: of 256 tokens of all texts, at least 16 of each. */
+static void llm_plan_generation(llm_plan *p, llm_net *m, const int32_t *ids) {
+    const int64_t some = 256 / p->rows < 16 ? 16 : 256 / p->rows;
+    const int64_t chunk = p->config->causal ? some : p->length;
+    tsh_no_grad_begin(m->ctx);
+    (void)tsh_materialize(m->root);
+    if (!p->config->encoder && !p->config->headless)
+        m->cache = tsh_cache_new(m->root, p->rows, p->length, TSH_DTYPE_DEFAULT);
+    for (int64_t at = 0; at < p->length && tsh_ok(m->ctx); at += chunk) {
+        tsh_scope_begin(m->ctx);
+        (void)llm_logits(m, ids, p->length - at < chunk ? p->length - at : chunk, NULL);
+        tsh_scope_end(m->ctx);
+    }
+    tsh_no_grad_end(m->ctx);
+}
+
+/* The program of rank 0. */
+static int llm_plan_rank(tsh_ctx *ctx, void *user) {
+    llm_plan *p = (llm_plan *)user;
+    llm_net *m = (llm_net *)calloc(1, sizeof *m);
+    int32_t *ids = (int32_t *)calloc((size_t)(p->rows * p->length), sizeof *ids);
+    tsh_dry_run(ctx, 1);
+    if (!m || !ids) (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
+    else if (llm_model_make(m, ctx, p->config, p->family, p->rows, p->length, p->weights) == TSH_OK)
+        (p->train ? llm_plan_training : llm_plan_generation)(p, m, ids);
+    p->parameters = p->trained = 0;
+    if (m && tsh_ok(ctx)) tsh_each_param(m->root, llm_plan_count, p);
+    p->mem = tsh_mem_stats(ctx);
+    free(ids);
+    free(m);
+    return !tsh_ok(ctx);
+}
+
+/* Finds p->mem and the numbers of parameters for the model of a config. Returns 0: p->error says why
+ * not. */
+LLM_API int llm_plan_run(llm_plan *p, llm_config *c, const llm_family *family) {
+    static const tsh_comm_ops ops = TSH_COMM_OPS(llm_plan, "plan", 0);
+    llm_plan_world world = {{p->tp, p->dp, 1}, 0};
+    tsh_desc desc = {.tp = p->tp > 1 ? p->tp : 1,
+                     .threads = p->threads,
+                     .dtype = p->dtype ? p->dtype : TSH_F32,
+                     .logger = {llm_plan_log, p}};
+    p->error[0] = 0;
+    p->config = c;
+    p->family = family;
+    if (p->tp < 2) world.size[0] = p->dp; /* groups of one rank are not split off */
+    desc.comm.size = desc.tp * (p->dp > 1 ? p->dp : 1);
+    if (desc.comm.size > 1) {
+        desc.comm.ops = &ops;
+        desc.comm.impl = &world;
+    }
+    if (tsh_run(&desc, llm_plan_rank, p) == 0) return 1;
+    if (!p->error[0]) (void)snprintf(p->error, sizeof p->error, "not enough memory");
+    return 0;
+}
+
+/* -- the memory there is ------------------------------------------------------ */
+
+/* Returns the first number in a file, or after `key` in it, times `unit`; -1: there is none. */
+static int64_t llm_plan_number(const char *path, const char *key, int64_t unit) {
+    char line[256];
+    int64_t found = -1, n;
+    FILE *file = fopen(path, "r");
+    while (file && found < 0 && fgets(line, sizeof line, file))
+        if (strncmp(line, key, strlen(key)) == 0 &&
+            sscanf(line + strlen(key), "%" SCNd64, &n) == 1 && n >= 0 && n <= INT64_MAX / unit)
+            found = n * unit;
+    if (file) (void)fclose(file);
+    return found;
+}
+
+/* Lowers *least to what a control group leaves, `limit` less `used`, if both files are there. */
+static void llm_plan_limit(int64_t *least, const char *limit, const char *used) {
+    const int64_t most = llm_plan_number(limit, "", 1), now = llm_plan_number(used, "", 1);
+    const int64_t left = most > now ? most - now : 0;
+    if (most >= 0 && now >= 0 && (*least < 0 || left < *least)) *least = left;
+}
+
+/* Returns the bytes of memory that this process can still get: what Linux calls available, or what
+ * the limit of its control group leaves (version 2, then 1). -1: not known. */
+LLM_API int64_t llm_plan_available(void) {
+    int64_t least = llm_plan_number("/proc/meminfo", "MemAvailable:", 1024);
+    char line[300] = "", limit[400], used[400];
+    FILE *file = fopen("/proc/self/cgroup", "r");
+    while (file && fgets(line, sizeof line, file) && strncmp(line, "0::", 3) != 0) line[0] = 0;
+    if (file) (void)fclose(file);
+    line[strcspn(line, "\n")] = 0;
+    (void)snprintf(limit, sizeof limit, "/sys/fs/cgroup%s/memory.max", line[0] ? line + 3 : "");
+    (void)snprintf(used, sizeof used, "/sys/fs/cgroup%s/memory.current", line[0] ? line + 3 : "");
+    llm_plan_limit(&least, limit, used);
+    llm_plan_limit(&least, "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current");
+    llm_plan_limit(&least, "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                   "/sys/fs/cgroup/memory/memory.usage_in_bytes");
+    return least;
+}
+
+/* -- printing it --------------------------------------------------------------- */
+
+static int llm_plan_ranks(const llm_plan *p) {
+    return (p->tp > 1 ? p->tp : 1) * (p->dp > 1 ? p->dp : 1);
+}
+
+/* Prints a row: bytes of a rank, and of all ranks. */
+static void llm_plan_row(FILE *file, const llm_plan *p, const char *name, size_t bytes) {
+    (void)fprintf(file, "  %-28s %12.2f %12.2f\n", name, 1e-6 * (double)bytes,
+                  1e-6 * (double)bytes * llm_plan_ranks(p));
+}
+
+/* Prints the total of p with some changes, which `name` names, and whether it fits. */
+static void llm_plan_other(FILE *file, llm_plan p, const char *name, int64_t there) {
+    if (!llm_plan_run(&p, p.config, p.family)) return; /* such as tp above the number of heads */
+    const double all = (double)p.mem.total_peak * llm_plan_ranks(&p);
+    (void)fprintf(file, "  %-28s %12.2f %12.2f%s\n", name, 1e-6 * (double)p.mem.total_peak,
+                  1e-6 * all, there < 0 ? "" : all <= (double)there ? "  fits" : "  does not fit");
+}
+
+/* Prints what less memory would take: more ranks, recomputation, adapters, weights of 8 bits. */
+static void llm_plan_others(FILE *file, const llm_plan *p, int64_t there) {
+    llm_plan other = *p;
+    char name[40];
+    other.tp = p->tp > 1 ? 2 * p->tp : 2;
+    (void)snprintf(name, sizeof name, "--tp %d", other.tp);
+    llm_plan_other(file, other, name, there);
+    other.tp = p->tp;
+    if (p->dtype != TSH_BF16 && p->dtype != TSH_F16) {
+        other.dtype = TSH_BF16;
+        if (!p->weights) other.weights = TSH_F32; /* all weights are of --dtype */
+        llm_plan_other(file, other, "--dtype bf16", there);
+        other.dtype = p->dtype;
+        other.weights = p->weights;
+    }
+    other.recompute = 1;
+    if (p->train && !p->recompute) llm_plan_other(file, other, "--recompute", there);
+    if (!p->lora) other.lora = 8;
+    if (p->train && !p->lora) llm_plan_other(file, other, "--lora 8 --recompute", there);
+    other.weights = TSH_Q8_0;
+    if (p->weights != TSH_Q8_0 && p->train)
+        llm_plan_other(file, other, p->lora ? "--recompute --weights q8_0"
+                                            : "--lora 8 --recompute, q8_0", there);
+    if (p->weights != TSH_Q8_0 && !p->train) llm_plan_other(file, other, "--weights q8_0", there);
+}
+
+/* Prints a table of what llm_plan_run found, in MB (10^6 bytes), the memory there is, and what other
+ * flags would take. */
+LLM_API void llm_plan_print(FILE *file, const llm_plan *p) {
+    const int64_t there = llm_plan_available();
+    const double all = (double)p->mem.total_peak * llm_plan_ranks(p);
+    const size_t *peak = p->mem.peak;
+    (void)fprintf(file, "%s: %.1f M parameters", p->config->type, 1e-6 * (double)p->parameters);
+    if (p->train) (void)fprintf(file, ", %.1f M of them trained", 1e-6 * (double)p->trained);
+    (void)fprintf(file, "; %" PRId64 " x %" PRId64 " tokens%s\n", p->rows, p->length,
+                  p->dp > 1 ? " in each replica" : "");
+    (void)fprintf(file, "  %-28s %12s %12s\n", "MB", "a rank", "all ranks");
+    llm_plan_row(file, p, "weights", peak[TSH_MEM_PARAMETERS]);
+    if (p->train) llm_plan_row(file, p, "gradients", peak[TSH_MEM_GRADIENTS]);
+    if (p->train) llm_plan_row(file, p, "moments", peak[TSH_MEM_OPTIMISER]);
+    llm_plan_row(file, p, p->train ? "activations and gradients" : "activations",
+                 peak[TSH_MEM_STEP]);
+    llm_plan_row(file, p, p->train ? "other tensors" : "keys and values", peak[TSH_MEM_TENSORS]);
+    llm_plan_row(file, p, "tape, modules", peak[TSH_MEM_BOOKS]);
+    llm_plan_row(file, p, "at most at a time", p->mem.total_peak);
+    if (there >= 0)
+        (void)fprintf(file, "  %-41s %12.2f: it %s\n", "there are", 1e-6 * (double)there,
+                      all <= (double)there ? "fits" : "does not fit");
+    (void)fprintf(file, "with other flags:\n");
+    llm_plan_others(file, p, there);
+}
+
+#endif
