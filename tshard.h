@@ -145,9 +145,12 @@
  *     >>attention-avx512 rows of a tile with AVX-512
  *     >>attention-tile  forward of a tile, gradients of its rows
  *     >>attention-back  backward of a tile
+ *     >>attention-segments rows that hold several sequences, cut into parts
  *     >>attention-run   which thread computes which heads
  *     >>op-attention    softmax(Q K^T) V: the op, its options
+ *     >>loss-avx512     sums of exponentials of logits with AVX-512
  *     >>op-loss         cross-entropy, also over a sharded vocabulary
+ *     >>op-chunks       losses of a few rows at a time, and their gradients
  *     >>loss-map        losses element by element: formulas and kernels
  *     >>loss-element    losses element by element: checks, parts, sums, backward
  *     >>loss-nll        the loss of log-probabilities, by class
@@ -187,7 +190,8 @@
  *   src/10-files/       safetensors at any degree, checks, traces
  *     >>file            kinds of files, links, locks, the disk; writing whole files, and rows
  *     >>io              the tensors of a file; errors all ranks agree on
- *     >>io-save         saving a model as one file
+ *     >>io-name         names in files and in the model
+ *     >>io-save         saving a model as one file, or as several with an index
  *     >>io-json         JSON, as far as headers have it
  *     >>io-header       reading a file's header
  *     >>load-files      which files, and what they hold
@@ -1034,6 +1038,15 @@ typedef struct tsh_mem {
 /* Returns the memory statistics of a ctx.
  * torch: torch.cuda.memory_stats */
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
+/* Turns dry runs of a ctx on or off (off at first). In a dry run, ops, backward, optimisers and
+ * initial values do all but compute: floating values that they would write are undefined. Shapes,
+ * layouts, errors, collectives and memory statistics are those of a real run, in a small part of
+ * the time; and as tensors are not written, an operating system that provides memory when it is
+ * first written, as Linux does, provides next to none. So a program finds out how much memory a
+ * model takes, also one that is too large for the machine: turn it on before the first layer is
+ * added, run two steps, read tsh_mem_stats. Integers are computed, but for those that floating
+ * values choose, such as those of tsh_argmax. */
+TSH_API void tsh_dry_run(tsh_ctx *ctx, int on);
 
 /* -- opening and closing a ctx, its groups of ranks ------------------------- */
 
@@ -1767,6 +1780,16 @@ typedef struct tsh_attention_desc {
                         * mask (Gemma 2); 0: off */
     tsh_tensor *sinks; /* (H), R or sharded as q's heads: a score per head that is part of every
                         * softmax of that head but has no value (gpt-oss); NULL: none */
+    /* The segment of each position, for rows that hold several sequences: TSH_I32, (B, T), T = Tq =
+     * Tk, R or sharded as the batch; NULL: each row is one sequence. A query sees only keys of its
+     * own segment, as far as causal, window and mask let it; positions, and indices of the mask and
+     * of dropout masks, stay those of the row. A negative segment is padding: it sees no key, gives
+     * 0, and no query sees it. So segments also mask the padding of texts of unequal length, with
+     * gradients, where `lengths` would give padding queries some keys. If the positions of each
+     * segment follow each other, the cost is that of the sequences alone, and padding has none; if
+     * not, that of the whole stretch from a segment's first position to its last. No cache, no
+     * lengths. */
+    tsh_tensor *segments;
 } tsh_attention_desc;
 /* Computes attention of q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
  * torch.nn.functional.scaled_dot_product_attention. It runs in tiles with an online softmax
@@ -1808,16 +1831,42 @@ typedef struct tsh_cross_entropy_desc {
  * torch.nn.functional.cross_entropy: logits (V) or (N, V, d1, ..), target (N, d1, ..) or
  * probabilities of the logits' shape, unreduced (N, d1, ..); logits of three dimensions or more are
  * copied, unless their classes are contiguous in memory. Layouts: logits R; or sharded along the
- * classes, with one all-reduce of the row maxima and one of all row sums, whatever the options; or
- * sharded along another dimension: then mean and sum are P, and the mean of integer targets
- * all-reduces its divisor. No collective in backward. Integer targets are R, or sharded as the
- * rows; one outside [0, V) that is not ignored is an error on every rank. Probabilities are R or
- * laid out as the logits and get no gradient. The mean divides by the sum of the class weights of
- * the targets, or, with probabilities, by the number of rows. A class with logit -inf is padding:
- * label smoothing leaves it out.
+ * classes, with one all-reduce of the row maxima and one all-gather of all row sums, whatever the
+ * options, so that the loss of a row does not depend on the other rows; or sharded along another
+ * dimension: then mean and sum are P, and the mean of integer targets all-reduces its divisor. No
+ * collective in backward. Integer targets are R, or sharded as the rows; one outside [0, V) that is
+ * not ignored is an error on every rank. Probabilities are R or laid out as the logits and get no
+ * gradient. The mean divides by the sum of the class weights of the targets, or, with
+ * probabilities, by the number of rows. A class with logit -inf is padding: label smoothing leaves
+ * it out.
  * torch: F.cross_entropy, nn.CrossEntropyLoss */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
+
+/* Computes the losses of a few rows: x (n, C), target (n, ..) -> losses of any shape, R, such as
+ * tsh_cross_entropy(head(x), target) with TSH_REDUCE_NONE gives. */
+typedef tsh_tensor *(*tsh_chunk_fn)(tsh_tensor *x, tsh_tensor *target, void *user);
+typedef struct tsh_chunks_desc {
+    tsh_chunk_fn fn; /* computes the losses of a chunk of rows; needed */
+    void *user;      /* given to fn */
+    int64_t rows;    /* rows of a chunk, the last one may have fewer; 0: 256 */
+} tsh_chunks_desc;
+/* Returns the sum of the losses of all rows, a scalar TSH_REAL, R. x (.., C) and target (..) or
+ * (.., d1, ..) are taken apart along their rows (..), and fn computes the losses of each chunk in
+ * turn. What fn makes of a chunk is released before the next one, so that logits (.., V) of a large
+ * vocabulary V never stand whole: of 2,048 rows and V = 49,152, 50 MB instead of 403.
+ * Each chunk reads the head's weights again, so that chunks of few rows are slow.
+ *   Losses are added in double in the order of the rows: if fn returns a loss per row, the sum has
+ * the bits that tsh_cross_entropy with TSH_REDUCE_SUM has of the whole. (All-reduces of fn over
+ * three ranks or more, as of a row-parallel head, add in an order that depends on the rows.)
+ *   Gradients flow to x and to whatever else fn reads, such as the head's weights, 16 tensors at
+ * most (else TSH_ERR_UNSUPPORTED). They are computed at once, with each chunk, so that nothing is
+ * computed twice, and kept until backward: the gradient of x, and one of the size of each weight of
+ * fn that is trained. fn must not end the step or call tsh_backward. Within tsh_no_grad_begin
+ * nothing is kept.
+ *   x and target are R along their rows. Collectives: those of fn, for each chunk. */
+TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
+                                       const tsh_chunks_desc *desc);
 
 /* -- sampling token ids ------------------------------------------------------ */
 
@@ -2423,8 +2472,8 @@ typedef struct tsh_attention_layer_desc {
                          * feature, as in OLMo 2; if heads are sharded, each of the two norms
                          * runs a small all-reduce in forward and one in backward */
     tsh_attention_desc attention;     /* options of tsh_attention; the layer sets owner, cache_k,
-                                       * cache_v, past, pasts, lengths and sinks; dropout acts in
-                                       * training mode only */
+                                       * cache_v, past, pasts, lengths, sinks and segments; dropout
+                                       * acts in training mode only */
     int sinks;                        /* 1: adds a parameter "sinks" (heads), initially 0: see
                                        * tsh_attention_desc */
     const char *q, *k, *v, *out;      /* names of the linear layers; NULL: "q_proj", "k_proj",
@@ -2449,6 +2498,15 @@ typedef struct tsh_attention_layer_desc {
  * torch: nn.MultiheadAttention */
 TSH_API tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
                                       const tsh_attention_layer_desc *desc);
+/* Sets the segments (tsh_attention_desc) of the attention layers that are below module now: their
+ * next forwards use them, until other segments are set, or NULL, which is the initial state. For
+ * rows that hold several sequences, and for rows of unequal length, whose padding has segment -1.
+ * Rotary positions need not begin anew with each sequence, as they act by distance. The tensor is
+ * not copied: it must live until the last of these forwards; in a later one, a step tensor whose
+ * step has ended is an error. Backward of a checkpoint (tsh_checkpoint) uses the segments of its
+ * forward, whatever was set since. In a pipeline, .input sets those of its micro-batch, at the
+ * container or above it: they travel to the later stages with the tensors. No collective. */
+TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments);
 
 typedef enum tsh_activation { TSH_GELU, TSH_GELU_TANH, TSH_RELU, TSH_SILU } tsh_activation;
 typedef struct tsh_mlp_desc {
@@ -3179,12 +3237,12 @@ typedef struct tsh_lora_desc {
     const tsh_lora_part *parts;
     int part_count;
 } tsh_lora_desc;
-/* Adds adapters (LoRA, Hu et al. 2021) to the linear and classifier layers whose path below module
- * matches the pattern (see tsh_plan_rule; NULL: all linear layers, but no classifier), and freezes
- * all other parameters below module, as PEFT does; tsh_unfreeze lets some be trained, too. Such a
- * layer computes y = W x + b + s B A dropout(x). W may have any dtype, also a quantised one:
- * outside of tsh_no_grad_begin and tsh_no_grad_end, x is then multiplied as it is, not rounded to 8
- * bits.
+/* Adds adapters (LoRA, Hu et al. 2021), which fine-tune a model, to the linear and classifier
+ * layers whose path below module matches the pattern (see tsh_plan_rule; NULL: all linear layers,
+ * but no classifier), and freezes all other parameters below module, as PEFT does; tsh_unfreeze
+ * lets some be trained, too. Such a layer computes y = W x + b + s B A dropout(x). W may have any
+ * dtype, also a quantised one: outside of tsh_no_grad_begin and tsh_no_grad_end, x is then
+ * multiplied as it is, not rounded to 8 bits.
  * A (rank, in) is "<layer>.lora_A.<name>.weight", uniform in [-1 / sqrt(in), 1 / sqrt(in)); B (out,
  * rank) is "<layer>.lora_B.<name>.weight", zeros at first; with .parts,
  * "<layer>.<part>.lora_A.<name>.weight" and so on.
@@ -3192,16 +3250,19 @@ typedef struct tsh_lora_desc {
  * the gradient of A x (rank numbers per row). If W is row-parallel, A is sharded as W's inputs, B
  * is replicated, and forward all-reduces A x. Plans may be applied before or after it.
  * A layer may have several adapters, of different names; the one added last is active (see
- * tsh_lora_use). Call it when the model is complete and loaded, before tsh_optim_new and
- * tsh_pipeline_new: tsh_load after it wants adapters in the file, too.
+ * tsh_lora_use). Call it when the model is complete, before tsh_optim_new and tsh_pipeline_new.
+ * tsh_load after it reads the adapters of a name if the files have some of these, and else leaves
+ * them as they are: so the base model's own files can be loaded before or after.
  * Errors, after which nothing is changed: TSH_ERR_ARGUMENT (desc is out of range, no layer matches,
  * parts that do not add up), TSH_ERR_STATE (a layer has an adapter of this name; recorded ops use a
  * parameter). */
 TSH_API tsh_result tsh_lora(tsh_module *module, const char *pattern, const tsh_lora_desc *desc);
 /* Makes the adapters of this name active in all layers below module; layers that have none of this
  * name, and with name NULL all layers, compute without an adapter. Others stay, and get no gradient
- * meanwhile: so a model is its own reference, without a second copy. It may be called during a
- * step. TSH_ERR_ARGUMENT: no layer has one of this name; TSH_ERR_STATE: an adapter is merged. */
+ * meanwhile: so a model is its own reference, without a second copy. Call it on every rank; it may
+ * be called during a step: backward recomputes a checkpoint with the adapters of its forward. The
+ * next collective compares the ranks' models, and ranks with other adapters get TSH_ERR_MISMATCH.
+ * TSH_ERR_ARGUMENT: no layer has one of this name; TSH_ERR_STATE: an adapter is merged. */
 TSH_API tsh_result tsh_lora_use(tsh_module *module, const char *name);
 /* Merges the active adapters into the weights below module: W becomes W + s B A, rounded once to
  * its dtype, and forward computes with W alone. The old values are kept, which takes their memory
@@ -3282,7 +3343,8 @@ typedef struct tsh_pipeline_desc {
     const int *counts; /* counts[s]: number of children of stage s; NULL: equally many for each */
     tsh_pipeline_schedule schedule;
     /* Called for each micro-batch. input, on the first stage: returns the input of the container's
-     * first child. loss, on the last stage: takes the output of the last child and returns the
+     * first child; it may call tsh_set_segments for the container, which other stages then get.
+     * loss, on the last stage: takes the output of the last child and returns the
      * loss, a replicated scalar. Step tensors that these functions make are released with the
      * micro-batch. */
     tsh_tensor *(*input)(tsh_ctx *ctx, int micro_batch, void *user);
@@ -3313,7 +3375,7 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
  * stages, whose gradients are summed over these stages first. *loss (may be NULL) gets the mean
  * loss on every rank of pp, with .weight also of dp; NaN after an error. The norm in the following
  * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too. Collectives over pp: each rank
- * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 160 bytes that
+ * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 168 bytes that
  * describe them, and receives their gradients; gradients of tied parameters are exchanged; the loss
  * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss.
  * TSH_ERR_STATE: ops are recorded already, or the call is between tsh_no_grad_begin and
@@ -3358,8 +3420,8 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * recovers.
  * torch: torch.save, nn.Module.state_dict, dist.checkpoint.save */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
-/* A pair of patterns: tensors whose name in a file matches .from are loaded as .to; see
- * tsh_file_desc.rename. */
+/* A pair of patterns: tensors whose name in a file matches .from are loaded as .to, and saved the
+ * other way; see tsh_file_desc.rename. */
 typedef struct tsh_rename {
     const char *from, *to;
 } tsh_rename;
@@ -3375,13 +3437,17 @@ typedef struct tsh_file_desc {
     int strict_names;   /* loading: 1: tensors under other prefixes are errors */
     int strict_dtype;   /* loading: 1: a dtype other than the model's is an error; for a BF16
                          * parameter of which an optimiser keeps exact weights, F32 is allowed */
-    /* loading: pairs of patterns, the last one with .from NULL. Each in turn is applied to the
+    /* Pairs of patterns, the last one with .from NULL. Loading: each in turn is applied to the
      * names in the files (their prefixes included). Patterns are those of tsh_plan_rule; the n-th *
      * or ** of .to (at most 8) stands for what the n-th of .from matched: {"**.LayerNorm.gamma",
-     * "**.LayerNorm.weight"}. NULL: none. */
+     * "**.LayerNorm.weight"}. Saving: the same pairs are undone in reverse order, so that one desc
+     * loads a model and writes it under the files' names: each pair whose .to matches makes .from
+     * of the name. A pair that cannot be undone (.from has ?, a [set] or more * than .to), and a
+     * name that loading would not give back, are errors. NULL: none. */
     const tsh_rename *rename;
     /* loading: patterns, the last one NULL, of names in the files, before .rename. Tensors that
-     * match are treated as if the files did not have them: "**.inv_freq". NULL: none. */
+     * match are treated as if the files did not have them: "**.inv_freq". Saving: a tensor with
+     * such a name is an error. NULL: none. */
     const char *const *ignore;
     int broadcast; /* loading: 1: only rank 0 of the world reads the files, and sends each rank
                     * its shards; other ranks ignore their path */
@@ -3396,12 +3462,20 @@ typedef struct tsh_file_desc {
     tsh_ema *ema;
     /* the name of adapters (tsh_lora): A and B of these alone are saved or loaded, under the names
      * in PEFT's adapter_model.safetensors ("h.0.q_proj.lora_A.weight"), with a .prefix that is
-     * "base_model.model" if NULL. NULL: the model, with all its adapters */
+     * "base_model.model" if NULL. "": the model without its adapters, as after tsh_lora_merge.
+     * NULL: the model, with all its adapters */
     const char *adapter;
+    /* saving: path is a folder that exists and has no model yet, and gets the files that
+     * transformers writes: model-00001-of-00003.safetensors and so on, each with at most so many
+     * bytes of tensors (a larger tensor has a file of its own), and last
+     * model.safetensors.index.json; if one file is enough, model.safetensors alone. After an error
+     * none of them is left. 0: path is one file */
+    int64_t shard_bytes;
 } tsh_file_desc;
 /* Saves as tsh_save does, with options; desc NULL: none. TSH_ERR_ARGUMENT: a prefix of
  * TSH_PATH_SIZE characters or more; a dtype that is not floating; a dtype that differs between
- * ranks. */
+ * ranks; names that .rename does not give back. Quantised weights are written in .dtype if it is
+ * set. */
 TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh_optim *optim,
                                  const tsh_file_desc *desc);
 /* Loads a file of tsh_save, or safetensors files of other programs, into a model of the same names
@@ -3871,11 +3945,12 @@ enum {
     TSHI_COND = 1, /* bits of the inputs cond, yes, no: of tsh_where */
     TSHI_YES = 2,
     TSHI_NO = 4,
-    TSHI_Q = 1, /* bits of the inputs q, k, v, mask, sinks: of attention */
+    TSHI_Q = 1, /* bits of the inputs q, k, v, mask, sinks, segments: of attention */
     TSHI_K = 2,
     TSHI_V = 4,
     TSHI_MASK = 8,
     TSHI_SINKS = 16,
+    TSHI_SEGMENTS = 32,
     TSHI_LOGITS = 1, /* bits of the inputs logits, target, class weights: of cross-entropy */
     TSHI_TARGET = 2,
     TSHI_CLASS_WEIGHTS = 4,
@@ -4069,6 +4144,7 @@ struct tsh_ctx {
                                           * yet */
     tshi_matmul_order order; /* order in which products of few rows read their matrices */
     int threads; /* number of threads of this rank, at least 1 */
+    int dry;     /* 1: tsh_dry_run is on: kernels of floating values do not run */
     tshi_block *rope_table;  /* cosines and sines of the last tsh_rope in this step, or NULL */
     tshi_angles rope_angles; /* what the angles in rope_table depend on */
     uint64_t seed, randn_calls, dropout_calls; /* calls so far: key of new random numbers */
@@ -4106,6 +4182,26 @@ typedef struct tshi_argument {
     int64_t value, local; /* value: of the whole module; local: of this rank's shard */
 } tshi_argument;
 
+/* One A and one B of an adapter (see >>adapter). A layer that holds several layers of a file, such
+ * as q, k and v, has one part for each. */
+typedef struct tshi_adapter_part {
+    tsh_module *a, *b; /* the modules of A and of B, their parameter 0 */
+    int64_t length;    /* number of output features */
+} tshi_adapter_part;
+
+/* An adapter of low rank of a linear layer, whose weight is W. */
+typedef struct tshi_adapter tshi_adapter;
+struct tshi_adapter {
+    tshi_adapter *next;      /* the next adapter of the layer; NULL: none */
+    const char *name;        /* such as "default" */
+    double scale, dropout;   /* scale: s; dropout: probability of a zero */
+    tshi_adapter_part *part; /* `parts` entries, in the order of W's output features */
+    int parts;
+    /* while it is merged into W: an owned tensor with the values that W had before, which
+     * tsh_close releases, too; else NULL */
+    tsh_tensor *kept;
+};
+
 struct tsh_module {
     tsh_ctx *ctx;
     const char *name, *path; /* name: "c_fc"; path: "h.3.mlp.c_fc"; both "" for the root */
@@ -4117,6 +4213,7 @@ struct tsh_module {
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
     int evaluating;         /* 1: tsh_train(module, 0) was called: not in training mode */
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
+    tsh_tensor *segments;   /* tsh_set_segments: which positions attention may see; NULL: all */
     uint64_t dropout_calls; /* dropout calls in training mode so far; each draws another mask */
     double number;          /* eps of a norm; p, the probability of a zero, of a dropout */
     int plus_one;           /* rms norm: 1: multiplies by weight + 1, as in Gemma */
@@ -4125,7 +4222,7 @@ struct tsh_module {
     tsh_style style;              /* how the plan shards the module */
     int skip_bias_add, reversed, regather; /* linear: options of its tsh_linear_desc */
     /* linear: its adapters of low rank, newest first; the one that forward adds, NULL: none */
-    struct tshi_adapter *adapters, *adapter;
+    tshi_adapter *adapters, *adapter;
     /* tshi_adapter_add, set by tsh_lora: programs without it do not contain adapters */
     tsh_tensor *(*adapt)(const tsh_module *module, tsh_tensor *x, tsh_tensor *y,
                          const tsh_layout *give);
@@ -4777,6 +4874,11 @@ TSHI_APART void tshi_mem_zero(void *place, size_t bytes) {
     memset(place, 0, bytes);
 }
 
+/* Zeroes the memory of floating values, but in a dry run. */
+static void tshi_mem_clear(const tsh_ctx *ctx, tshi_block *block, size_t bytes) {
+    if (!ctx->dry) memset(tshi_mem_data(block), 0, bytes);
+}
+
 /* Allocates zeroed memory from an arena; NULL and an error: no memory. */
 static void *tshi_mem_arena_alloc(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     tshi_page *page = arena->now;
@@ -4813,6 +4915,10 @@ static void tshi_mem_close(tsh_ctx *ctx, int kind, tshi_page *page) {
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
     const tsh_mem none = TSHI_ZERO;
     return ctx ? ctx->mem : none;
+}
+
+TSH_API void tsh_dry_run(tsh_ctx *ctx, int on) {
+    if (ctx) ctx->dry = on != 0;
 }
 
 /* ========================================================================== */
@@ -5956,9 +6062,10 @@ static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
  * all are done. (A single piece is called directly: OpenMP is slow even with one thread.) All
  * threads of the rank take part, if only to wait: where a parallel region has fewer threads than
  * the one before it, GNU's OpenMP ends the others, and starting them again takes 100 times as long
- * as a region. */
+ * as a region. Does nothing in a dry run. */
 static void tshi_team_run(const tsh_ctx *ctx, int pieces, int64_t n, int64_t unit, tshi_team_fn fn,
                           void *job) {
+    if (ctx->dry) return;
     if (pieces == 1) {
         fn(job, 0, 0, n);
         return;
@@ -5966,8 +6073,6 @@ static void tshi_team_run(const tsh_ctx *ctx, int pieces, int64_t n, int64_t uni
     const int64_t units = tshi_base_ceil(n, unit);
 #if defined(_OPENMP)
 #pragma omp parallel for num_threads(ctx->threads) schedule(static, 1)
-#else
-    (void)ctx;
 #endif
     for (int i = 0; i < pieces; i++)
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
@@ -6902,7 +7007,7 @@ static int tshi_tensor_keep_exact(tsh_tensor *t) {
     const size_t bytes = tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t));
     if (t->low || !tshi_tensor_is_exact(t) || (t->flags & TSHI_INEXACT)) return 1;
     t->low = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS, bytes);
-    if (t->low) memset(tshi_mem_data(t->low), 0, bytes);
+    if (t->low) tshi_mem_clear(t->ctx, t->low, bytes);
     return t->low != NULL;
 }
 
@@ -6941,7 +7046,7 @@ static int tshi_tensor_grad_kind(const tsh_tensor *t) {
 /* Clears t->low after t's values were overwritten: the exact weights are the new values. */
 static void tshi_tensor_forget_exact(const tsh_tensor *t) {
     if (t->low)
-        memset(tshi_mem_data(t->low), 0, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));
+        tshi_mem_clear(t->ctx, t->low, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));
 }
 
 /* ========================================================================== */
@@ -7146,6 +7251,7 @@ static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, 
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
+    if (t->ctx->dry) return TSH_OK;
     if (tshi_init_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK) {
         tshi_tensor_forget_exact(t);
     } else if (!had) {
@@ -7160,7 +7266,7 @@ static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, 
 static tsh_result tshi_init_apply(tsh_tensor *t) {
     const tsh_result result = tshi_init_fill_param(t, t->path, t->init);
     const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
-    if (result != TSH_OK || row < 0) return result;
+    if (result != TSH_OK || row < 0 || t->ctx->dry) return result;
     const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     /* The exact weights of the row become 0, too: tshi_init_fill_param has cleared t->low. */
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
@@ -7396,7 +7502,8 @@ TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shap
                                    tsh_layout layout) {
     tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_new", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
                                      &shape, &layout);
-    if (t) memset(tshi_tensor_at(t), 0, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
+    if (t && !(ctx->dry && tshi_dtypes[dtype].floating))
+        memset(tshi_tensor_at(t), 0, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     return t;
 }
 
@@ -8734,6 +8841,7 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
     if (!count) return; /* this rank holds nothing */
+    if (loop->ctx->dry && tshi_dtypes[loop->x[0].dtype].floating) return;
     tshi_kernel_join(loop);
     loop->kernel = kernel;
     loop->params = params;
@@ -8876,7 +8984,7 @@ static tshi_block *tshi_kernel_rounded(tsh_ctx *ctx, const tsh_real *values, int
                                        tsh_dtype dtype) {
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, n));
     const tshi_operand from = tshi_kernel_reals(values, 1);
-    if (block) {
+    if (block && !ctx->dry) {
         const tshi_operand to = tshi_kernel_operand(tshi_mem_data(block), 1, dtype);
         tshi_kernel_cast(n, &to, &from);
     }
@@ -10587,8 +10695,8 @@ static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14
                                                   22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
-/* Stores word s of 16 columns of B as tshi_gemm_few_part says: as it is, or the first elements of 16
- * pairs of 16-bit elements as floats, then the second ones. */
+/* Stores word s of 16 columns of B as tshi_gemm_few_part says: as it is, or the first elements of
+ * 16 pairs of 16-bit elements as floats, then the second ones. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_keep(const tshi_gemm_form layout, tshi_gemm_form form,
                                                 float *to, const int s, __m512 word) {
     __m512i x = _mm512_castps_si512(word);
@@ -11297,19 +11405,22 @@ static void tshi_gemm_store(const tshi_gemm_kernel *kernel, tshi_matrix c, int64
 /* Computes C = beta D, both of shape (m, n). D may be C. */
 static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, tshi_matrix c) {
     for (int64_t i = 0; i < m; i++) {
-        const tsh_real *from = tshi_gemm_at(d, i, 0);
-        if (beta == 1 && d.column == 1 && c.column == 1 && c.dtype == TSH_REAL)
-            memmove(tshi_gemm_at(c, i, 0), from, (size_t)n * sizeof *from);
+        if (beta == 1 && d.column == 1 && c.column == 1 && c.dtype == TSH_REAL &&
+            d.dtype == TSH_REAL)
+            memmove(tshi_gemm_at(c, i, 0), tshi_gemm_at(d, i, 0), (size_t)n * sizeof(tsh_real));
         else
             for (int64_t j = 0; j < n; j++) {
-                const tsh_real value = beta == 0 ? 0 : beta * from[j * d.column];
+                tsh_real value = 0;
+                if (beta != 0)
+                    tshi_dtypes[d.dtype].load(tshi_gemm_from(d, i, j).data, 1, 1, &value);
+                value *= beta;
                 tshi_dtypes[c.dtype].store(tshi_gemm_from(c, i, j).data, 1, 1, &value);
             }
     }
 }
 
 /* Computes a tile that the micro-kernel cannot write in place, because the columns of C or D are
- * not contiguous, C is not of tsh_real, or fewer columns are left than the tile has. The
+ * not contiguous, one of them is not of tsh_real, or fewer columns are left than the tile has. The
  * micro-kernel writes the tile to a buffer, with the same arithmetic, and the columns that exist
  * are copied to C. d, c: D and C from the tile's first element on. */
 static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn tile,
@@ -11321,12 +11432,14 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
     inner.c = buffer;
     inner.rsc = width;
     for (int i = 0; i < rows; i++) TSHI_PREFETCH(tshi_gemm_from(c, i, 0).data);
-    if (t->add && (cols < width || d.column != 1)) {
+    if (t->add && (cols < width || d.column != 1 || d.dtype != TSH_REAL)) {
         inner.d = buffer;
         inner.rsd = width;
-        for (int i = 0; i < rows; i++) /* copies D, padded with zeros */
-            for (int j = 0; j < width; j++)
-                buffer[i * width + j] = j < cols ? *tshi_gemm_at(d, i, j) : 0;
+        for (int i = 0; i < rows; i++) { /* copies D, padded with zeros */
+            tshi_dtypes[d.dtype].load(tshi_gemm_from(d, i, 0).data, d.column, cols,
+                                      buffer + i * width);
+            for (int j = cols; j < width; j++) buffer[i * width + j] = 0;
+        }
     }
     tile(&inner, rows, width);
     for (int i = 0; i < rows; i++) /* stores the columns that exist */
@@ -11391,7 +11504,8 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
     const tshi_gemm_word *a = t->a;
     /* direct: 1 if tiles are written to C in place */
     const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
-                       (job->c.dtype == TSH_REAL || t->bf16);
+                       (job->c.dtype == TSH_REAL || t->bf16) &&
+                       (!t->add || job->d.dtype == TSH_REAL);
     for (int64_t i = 0; i < job->m; i += mr) {
         const int rows = (int)tshi_base_min(mr, job->m - i);
         t->a = a + i * next;
@@ -11479,7 +11593,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
 /* Computes a product of few rows by the kernel's `few`, and removes the computed columns from the
  * job. `few` takes multiples of nr / 2 columns. To compute the last n % (nr / 2) columns, it is
  * called for the last nr / 2 with a buffer as output. If n < nr / 2, or D is read and its columns
- * are not contiguous, these last columns stay in the job. */
+ * are not contiguous or not of tsh_real, these last columns stay in the job. */
 static void tshi_gemm_few(tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m), m = (int)job->m;
@@ -11520,7 +11634,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
         tshi_gemm_sliver(job, kernel->few, TSHI_GEMM_FEW_ROWS, &t, 0, j, (int)cols, (int)cols);
         tshi_gemm_count(job, job->m * cols * job->k);
     }
-    if (rest > 0 && (!job->add || job->d.column == 1)) {
+    if (rest > 0 && (!job->add || (job->d.column == 1 && job->d.dtype == TSH_REAL))) {
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, job->n - half).data;
         t.d = (const tsh_real *)tshi_gemm_from(job->d, 0, job->n - half).data;
         t.c = buffer;
@@ -12802,7 +12916,7 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     tshi_quant_input *to;
     tsh_real values[TSHI_DTYPE_BLOCK];
     tshi_quant_job job;
-    if (!block || !outs) {
+    if (!block || !outs || w->ctx->dry) {
         tshi_mem_release(w->ctx, block);
         return;
     }
@@ -13774,7 +13888,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
-                           ctx->buckets.weight);
+                           ctx->dry ? 0 : ctx->buckets.weight);
     if (in_place && !gathers) { /* the message was the gradient's memory: returns it to the leaf */
         only->gr.block = b->block;
         b->block->refs++;
@@ -14141,7 +14255,7 @@ static void tshi_tape_pack(tsh_tensor *t) {
 
 /* Fills acc, an accumulator of base, with zeros and marks it live: it has a gradient now. */
 static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
-    memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
+    tshi_mem_clear(base->ctx, acc->block, tshi_dtype_reals(tsh_local_numel(base)));
     acc->live = 1;
 }
 
@@ -14623,7 +14737,9 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
             tshi_tape_merge_rows(t, &ctx->dp);
         else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket has divided it */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
-                               replicas ? ctx->buckets.weight : ctx->tape.weight);
+                               ctx->dry   ? 0
+                               : replicas ? ctx->buckets.weight
+                                          : ctx->tape.weight);
         tshi_tape_pack(t);
     }
     ctx->tape.pending = 0;
@@ -20903,6 +21019,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
     tshi_block *converted[3]; /* A, B and C as tsh_real, or NULL */
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)m * (double)n * (double)k;
+    if (ctx->dry) return;
     if (pieces == 1 && !ctx->gemm.multiply && scratch && ctx->error.code == TSH_OK) {
         const tshi_product product = {m, n, k, alpha, beta, a, b, d, c, &progress};
         tshi_gemm_run(ctx->gemm_kernel, scratch, product);
@@ -22238,6 +22355,22 @@ static void tshi_lora_backward(tshi_node *node) {
 static const tshi_op tshi_lora_op = {
     "tsh_lora", "y h B", tshi_rule_lora, tshi_lora_backward, TSHI_WEIGHT | TSHI_BIAS, 0};
 
+/* Computes C += s H B^T; shapes: H (m, k), B^T (k, n), C (m, n). A product adds to tsh_real only: a
+ * C of another dtype is copied first, and the sum is rounded once. */
+static void tshi_lora_sum(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, double scale,
+                          tshi_matrix h, tshi_matrix b, tshi_matrix c) {
+    tshi_block *copy = NULL;
+    tshi_matrix d = c;
+    if (c.dtype != TSH_REAL) {
+        copy = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(m * n));
+        if (!copy) return; /* the ctx holds the error */
+        d = tshi_gemm_matrix((tsh_real *)tshi_mem_data(copy), n, 1);
+        tshi_matmul_convert(m, n, c, d);
+    }
+    tshi_matmul_run(ctx, m, n, k, TSHI_R(scale), h, b, 1, d, c);
+    tshi_mem_release(ctx, copy);
+}
+
 /* Adds s H B^T to the columns of y from `first` on, and returns y with the sum, as a new tensor.
  * NULL: an error. */
 static tsh_tensor *tshi_lora_add(tsh_tensor *y, tsh_tensor *h, tsh_tensor *b, double scale,
@@ -22257,7 +22390,7 @@ static tsh_tensor *tshi_lora_add(tsh_tensor *y, tsh_tensor *h, tsh_tensor *b, do
     mh = tshi_lora_matrix(h, tshi_tensor_at(h), h->dtype, 0, &rows);
     mb = tshi_gemm_matrix_of(tshi_tensor_at(b), b->dtype, b->stride[1], b->stride[0]); /* B^T */
     my = tshi_lora_matrix(y, tshi_tensor_at(y), y->dtype, first, &rows);
-    tshi_matmul_gemm(ctx, rows, b->local[0], b->local[1], TSHI_R(scale), mh, mb, 1, my);
+    tshi_lora_sum(ctx, rows, b->local[0], b->local[1], scale, mh, mb, my);
     if (ctx->error.code != TSH_OK) return NULL;
     tshi_op_record(&tshi_lora_op, out, in, 3, output.partial, &how, sizeof how, NULL);
     return out;
@@ -22436,7 +22569,7 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     tshi_operand x[2]; /* a row of the output, and one of the weight */
     int64_t i;
     x[0] = tshi_kernel_operand(tshi_tensor_at(out), 1, out->dtype);
-    for (i = 0; i < lookup->count; i++) {
+    for (i = 0; i < lookup->count && !out->ctx->dry; i++) {
         x[1] = tshi_kernel_operand(tshi_tensor_at(w), w->stride[1], w->dtype);
         if (row[i] >= 0 && tshi_dtype_in_blocks(w->dtype)) {
             tshi_dtypes[w->dtype].load((char *)x[1].data +
@@ -24839,7 +24972,7 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
 static void tshi_norm_grads(const tsh_ctx *ctx, tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
-        tshi_kernel_do_rows(work, 0, 0, work->count);
+        tshi_team_run(ctx, 1, work->count, 1, tshi_kernel_do_rows, work);
         return;
     }
     work->x[TSHI_NORM_DW].data = NULL; /* first pass: only dx */
@@ -27084,19 +27217,19 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  *
  * The products run on the micro-kernels of the matrix product (tshi_matmul_tiles). A block of
  * TSHI_TILE_KEYS keys is packed when a tile first needs it, and kept for the other tiles and query
- * heads that use the same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and
- * dS are the right operand, which need not be packed if it is tsh_real. Most scores that the causal
- * mask hides are not computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor
- * multiplies pairs of bf16, all operands are packed as such pairs, with p, dS and dO rounded to
- * bf16. Then dV and dK are not transposed, and are computed in place where tshi_attention_in_place
- * returns 1.
+ * heads that use the same head of k. Where rows are the right operand of a product, dense tsh_real
+ * are read in place (tshi_attention_dense). Most scores that the causal mask hides are not computed
+ * (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16, all
+ * operands are packed as such pairs, with p, dS and dO rounded to bf16. dV and dK are computed in
+ * place where tshi_attention_in_place returns 1.
  *
  * The order of the additions in a sum depends on the positions of keys alone: a block of keys
  * begins at a multiple of the block size, and keys that a query does not see add 0.
  * tshi_attention_begin prepares what all heads share; tshi_attention_piece, which runs on each
- * thread, goes through tiles. Kernels compute rows in whole blocks of TSHI_BLOCK values. In the
- * comments below, h is a head, i the index of a query, j that of a key; a tile, or a strip of it
- * (some of its rows), has m queries and n keys. */
+ * thread, goes through tiles. If rows of the batch are cut into parts that do not see each other
+ * (tshi_stretch), each part is computed like a row. Kernels compute rows in whole blocks of
+ * TSHI_BLOCK values. In the comments below, h is a head, i the index of a query, j that of a key; a
+ * tile, or a strip of it (some of its rows), has m queries and n keys. */
 enum {
     TSHI_TILE_ROWS = 96,       /* queries per tile: a multiple of mr, the rows of a micro-kernel */
     /* keys per tile in forward, and in backward (_BACK): multiples of TSHI_BLOCK, at most kc, the
@@ -27124,6 +27257,9 @@ typedef struct tshi_attention {
     tshi_keys keys;         /* keys of each row of the batch; if ragged: of its longest row */
     int ragged; /* 1: each row of the batch has a tshi_keys of its own (tshi_heads.rows) */
     int64_t behind; /* new keys minus queries: query i has the position of new key i + behind */
+    tsh_tensor *segments; /* i32, shape (B, T): the segment of each position; NULL: none */
+    int64_t runs;  /* runs of positions of one segment in this rank's rows; 0 without segments */
+    int64_t parts; /* parts that these rows are cut into, at most `runs` */
 } tshi_attention;
 
 /* In the shapes of tshi_head and its parts, keys, rows, d, strip and pitch are fields of tshi_head,
@@ -27142,7 +27278,8 @@ typedef struct tshi_head_back {
      * that sees such a key overwrites them */
     int fresh;
     tsh_real ds_scale; /* factor by which the kernels of backward multiply dS */
-    tsh_real *rows_do; /* the tile's rows of dO, shape (rows, d); if pairs: (rows, d / 2) pairs */
+    tsh_real *rows_do; /* the tile's rows of dO, if copied, as rows_q in tshi_head */
+    tshi_matmul_strips left_do; /* the tile's rows of dO as operand A: rows_do, or dO in place */
     tshi_matmul_strips left_o; /* the tile's rows of O, if not pairs: in place or in h->sum */
     /* if pairs: Q and dO, packed with a feature per column, as (rows / 2, d padded) pairs of bf16,
      * each of two queries */
@@ -27151,10 +27288,9 @@ typedef struct tshi_head_back {
     tsh_real *columns_p, *columns_s;
     tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS */
     tsh_real *derivative; /* shape (strip, pitch): derivative of the soft cap, 1 - (s / cap)^2 */
-    tsh_real *transposed; /* shape (keys, d): a block of dK^T or dV^T, transposed back */
-    /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
-     * each block has shape (keys, d padded to a multiple of TSHI_BLOCK) */
-    tsh_real *dk_t, *dv_t;
+    /* dK and dV of this head of k, unless computed in place: each block has shape (keys, d padded
+     * to a multiple of TSHI_BLOCK) */
+    tsh_real *sum_k, *sum_v;
 } tshi_head_back;
 
 /* The mask of a head. Its offset and strides count elements of the mask. */
@@ -27182,6 +27318,10 @@ typedef struct tshi_head {
     /* query i sees the keys [from + i, to + i) if `moves` is 1, else [from, to), within [0, tk) */
     int64_t from, to;
     int moves;
+    /* if positions of several segments are mixed: the segment of position i is at
+     * segments[i * segment_step]; else NULL */
+    const int32_t *segments;
+    int64_t segment_step;
     int64_t rows, keys;           /* largest numbers of queries and of keys in a tile */
     int64_t strip;                /* largest number of queries whose scores are computed at once */
     /* elements from row to row of s and t: more than keys, so that the elements of a column are in
@@ -27205,7 +27345,8 @@ typedef struct tshi_head {
     /* m of each query, its largest score, shape (tq); -infinity: the query sees no key */
     tsh_real *max;
     tsh_real *log_sum;            /* shape (tq): log l of each query, l = sum of e^(s - m) */
-    /* the tile's rows of Q, shape (rows, d); if pairs: (rows, d / 2) pairs of bf16 */
+    /* the tile's rows of Q, if copied, shape (rows, d padded to a multiple of TSHI_BLOCK); if
+     * pairs: (rows, d / 2) pairs of bf16 */
     tsh_real *rows_q;
     tshi_matmul_strips left_q; /* the tile's rows of Q as operand A: rows_q, or Q in place */
     tsh_real *s; /* shape (strip, pitch): scores, then p */
@@ -27216,8 +27357,8 @@ typedef struct tshi_head {
     /* K and V packed with a key per column; shape of each block of keys: (d, keys), or, in pairs of
      * bf16, (d / 2, keys) */
     tsh_real *keys_k, *keys_v;
-    /* K and V packed with a feature per column; shape of each block of keys: (keys, d padded to a
-     * multiple of TSHI_BLOCK), or, in pairs of bf16, (keys / 2, d padded) */
+    /* K and V packed with a feature per column, unless they are dense; shape of each block of keys:
+     * (keys, d padded to a multiple of TSHI_BLOCK), or, in pairs of bf16, (keys / 2, d padded) */
     tsh_real *features_k, *features_v;
     char *scratch;                     /* scratch memory of tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch during the products */
@@ -27272,11 +27413,25 @@ static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Copies rows [i, i + m) of x to `to`, shape (m, d), as tsh_real or, if h->pairs is 1, as pairs of
- * bf16: then, if d is odd, the second element of a row's last pair is 0. */
+/* Returns the row stride, in words, of copied rows of Q and dO: of tsh_real, whole blocks, because
+ * products read these rows as operand B, too. */
+static int64_t tshi_attention_row_words(const tshi_head *h) {
+    return h->pairs ? tshi_attention_words(h, h->d) : tshi_attention_wide(h->d);
+}
+
+/* Returns 1 if rows of x may be operand B of products in place: they are tsh_real and dense (rows
+ * far apart would fall into the same sets of a cache), and d is a multiple of half of nr, the
+ * columns that a micro-kernel reads. */
+static int tshi_attention_dense(const tshi_head *h, tshi_matrix x) {
+    return !h->pairs && x.dtype == TSH_REAL && x.column == 1 && x.row == h->d &&
+           h->d % (h->kernel->nr / 2) == 0;
+}
+
+/* Copies rows [i, i + m) of x to `to`, tshi_attention_row_words apart, as tsh_real or, if h->pairs
+ * is 1, as pairs of bf16: then, if d is odd, the second element of a row's last pair is 0. */
 static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
                                 int64_t m) {
-    const int64_t words = tshi_attention_words(h, h->d);
+    const int64_t words = tshi_attention_row_words(h);
     for (int64_t r = 0; r < m; r++, to += words) {
         tshi_operand y[2];
         y[0] = tshi_kernel_operand(to, 1, h->pairs ? TSH_BF16 : TSH_REAL);
@@ -27286,12 +27441,13 @@ static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x,
     }
 }
 
-/* Returns rows [i, i + m) of x as operand A of products: in place if they are contiguous tsh_real,
- * else copied to `to` by tshi_attention_rows. */
+/* Returns rows [i, i + m) of x as operand A of products: in place if they are contiguous tsh_real
+ * and, if `both` is 1, may be operand B, too; else copied to `to` by tshi_attention_rows. */
 static tshi_matmul_strips tshi_attention_operand(const tshi_head *h, tsh_real *to, tshi_matrix x,
-                                                 int64_t i, int64_t m) {
-    const int in_place = !h->pairs && x.dtype == TSH_REAL && x.column == 1;
-    const int64_t row = in_place ? x.row : tshi_attention_words(h, h->d);
+                                                 int64_t i, int64_t m, int both) {
+    const int in_place = both ? tshi_attention_dense(h, x)
+                              : !h->pairs && x.dtype == TSH_REAL && x.column == 1;
+    const int64_t row = in_place ? x.row : tshi_attention_row_words(h);
     const tshi_matmul_strips strips = {in_place ? tshi_gemm_at(x, i, 0) : to, row, 1, row};
     if (!in_place) tshi_attention_rows(h, to, x, i, m);
     return strips;
@@ -27325,7 +27481,7 @@ static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x
     if (keys)
         tshi_matmul_pack(kernel, keys + tshi_attention_block(h, j, words), kernel->nr, n, d,
                          nr * words, x, form);
-    if (features)
+    if (features && !tshi_attention_dense(h, x))
         tshi_matmul_pack(
             kernel, features + tshi_attention_block(h, tshi_attention_words(h, j), wide),
             kernel->nr, d, n, nr * tshi_attention_words(h, h->keys), tshi_gemm_transposed(x), form);
@@ -27380,20 +27536,28 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t r, int64_t m
                       tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
-/* Computes C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on, packed in
- * h->features_k or h->features_v (`packed`). A and C are rows of a tile, from query i on. */
+/* Returns rows of x, K or V, from key j on as operand B of products: in place if they are dense,
+ * else packed in h->features_k or h->features_v (`packed`). */
+static tshi_matmul_slivers tshi_attention_features(const tshi_head *h, tshi_matrix x, int64_t j,
+                                                   const tsh_real *packed) {
+    const int64_t nr = h->kernel->nr, words = tshi_attention_words(h, j);
+    if (tshi_attention_dense(h, x))
+        return tshi_attention_slivers(h, tshi_gemm_at(x, j, 0), x.row, nr);
+    return tshi_attention_slivers(
+        h, packed + tshi_attention_block(h, words, tshi_attention_wide(h->d)), nr,
+        nr * tshi_attention_words(h, h->keys));
+}
+
+/* Computes C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on, as
+ * tshi_attention_features returns it. A and C are rows of a tile, from query i on. */
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                       const tsh_real *a, const tsh_real *packed, int add,
+                                       const tsh_real *a, tshi_matmul_slivers x, int add,
                                        tshi_matrix c) {
-    const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
     const tshi_matmul_strips rows = {a, h->pitch, 1, h->pitch};
     tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
     stairs.columns = TSHI_MATMUL_ALL;
-    packed += tshi_attention_block(h, tshi_attention_words(h, j), wide);
     tshi_attention_ahead(h);
-    tshi_matmul_tiles(h->kernel, m, h->d, n, 1, rows,
-                      tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
-                      add, c, stairs, &h->walk);
+    tshi_matmul_tiles(h->kernel, m, h->d, n, 1, rows, x, add, c, stairs, &h->walk);
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes
@@ -27421,6 +27585,20 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
     for (int64_t r = 0; r < m; r++, s += h->pitch) {
         const int64_t hidden = tshi_base_min(tshi_attention_hidden(h, i + r) - j, n);
         for (int64_t c = 0; c < hidden; c++) s[c] = -TSHI_R(INFINITY);
+    }
+}
+
+/* Sets the scores of queries [i, i + m) and keys [j, j + n) to -infinity where the segments of
+ * query and key differ, or are padding. s points to the score of (i, j). */
+static void tshi_attention_separate(const tshi_head *h, tsh_real *s, int64_t i, int64_t m,
+                                    int64_t j, int64_t n) {
+    const int64_t step = h->segment_step;
+    const int32_t *keys = h->segments + j * step;
+    for (int64_t r = 0; r < m; r++, s += h->pitch) {
+        const int32_t own = h->segments[(i + r) * step];
+        TSHI_EACH for (int64_t c = 0; c < n; c++) s[c] = own >= 0 && keys[c * step] == own
+                                                             ? s[c]
+                                                             : -TSHI_R(INFINITY);
     }
 }
 
@@ -27479,6 +27657,7 @@ static void tshi_attention_scores(tshi_head *h, int64_t i, int64_t r, int64_t m,
     }
     if (h->more->mask) tshi_attention_masked(h, s, i + r, m, j, n);
     if (h->more->window) tshi_attention_hide(h, s, i + r, m, j, n);
+    if (h->segments) tshi_attention_separate(h, s, i + r, m, j, n);
 }
 
 /* Applies dropout to the values in h->s or h->back.t of queries [i, i + m) and of those of the keys
@@ -27842,7 +28021,7 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
     int64_t j, r, n, rows; /* n, rows: numbers of keys and queries of a strip */
     tshi_attention_first(h, i, m);
-    if (!h->few) h->left_q = tshi_attention_operand(h, h->rows_q, h->q, i, m);
+    if (!h->few) h->left_q = tshi_attention_operand(h, h->rows_q, h->q, i, m, 0);
     if (tshi_attention_visible(h, i) <= start)
         memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (j = start; j < last; j += h->keys) {
@@ -27861,8 +28040,9 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
                 tshi_attention_few(h, rows, j, n, s, j > start, o);
             else {
                 if (h->pairs && !h->rounded) tshi_attention_round(h, s, rows, n);
-                tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, j > start,
-                                           tshi_gemm_matrix(o, wide, 1));
+                tshi_attention_by_features(h, i + r, rows, j, n, s,
+                                           tshi_attention_features(h, h->v, j, h->features_v),
+                                           j > start, tshi_gemm_matrix(o, wide, 1));
             }
         }
     }
@@ -27875,7 +28055,7 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
     (void)none;
     for (int64_t r = 0; r < n; r++)
         h->row[r] = tshi_kernel_dot(h->back.left_o.data + r * h->back.left_o.row,
-                                    h->back.rows_do + r * h->d, h->d);
+                                    h->back.left_do.data + r * h->back.left_do.row, h->d);
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
@@ -27926,7 +28106,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_stri
         const __m512 nan = _mm512_sub_ps(l, l), delta = _mm512_set1_ps(h->row[strip->r + r]);
         const int64_t visible = (double)max < -DBL_MAX ? 0 : tshi_attention_row(strip, r);
         float *x = h->s + r * h->pitch, *dx = h->back.t + (strip->r + r) * h->pitch;
-        for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
+        int64_t e = 0;
+        for (; e < visible; e += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible - e);
             const __m512 v = _mm512_sub_ps(_mm512_sub_ps(_mm512_loadu_ps(x + e), m), l);
             const __m512 p = pairs ? tshi_attention_exp_short(v) : tshi_attention_exp(v);
@@ -27934,6 +28115,10 @@ TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_stri
             const __m512 dy = _mm512_mul_ps(y, _mm512_sub_ps(_mm512_loadu_ps(dx + e), delta));
             _mm512_storeu_ps(x + e, y);
             _mm512_storeu_ps(dx + e, _mm512_maskz_mul_ps(mask, dy, scale));
+        }
+        for (; e < tshi_attention_wide(strip->n); e += 16) { /* keys that the query does not see */
+            _mm512_storeu_ps(x + e, _mm512_setzero_ps());
+            _mm512_storeu_ps(dx + e, _mm512_setzero_ps());
         }
     }
 }
@@ -27984,17 +28169,15 @@ static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r
 }
 
 /* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of the tile
- * that begins at query i, and of keys [j, j + n). If operands are pairs, also writes zeros after
- * these keys, as far as the micro-kernels of p^T dO read. */
+ * that begins at query i, and of keys [j, j + n). Also writes zeros after these keys, as far as the
+ * micro-kernels of p^T dO read. */
 static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                            int64_t n) {
-    const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
+    const int64_t end = tshi_base_min(n + h->kernel->mr, h->keys);
     const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, end);
-    const int64_t words = tshi_attention_words(h, h->d);
-    const tshi_matmul_strips left = {h->back.rows_do, words, 1, words};
     tsh_real *t = h->back.t + r * h->pitch;
     tshi_attention_scores(h, i, r, m, j, n);
-    tshi_attention_by_keys(h, i + r, r, m, j, n, 1, left, h->keys_v, t); /* t = dO V^T */
+    tshi_attention_by_keys(h, i + r, r, m, j, n, 1, h->back.left_do, h->keys_v, t); /* dO V^T */
 #if TSHI_GEMM_BF16S
     if (h->rounded) {
         tshi_attention_grad_pairs(m, &strip);
@@ -28013,28 +28196,6 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
 
-/* Adds A^T P to C^T (d, n) for keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P have the
- * m rows of the tile that begins at query i. Computes nr keys at a time, and skips the rows that
- * see none of these. */
-static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                         const tsh_real *a, const tsh_real *p, tsh_real *c) {
-    const int cut = tshi_attention_visible(h, i) < j + n;
-    const int64_t nr = h->kernel->nr, step = cut ? nr : n, d = h->d;
-    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    c += tshi_attention_block(h, j, d);
-    for (int64_t e = 0; e < n; e += step) {
-        const int64_t count = tshi_base_min(step, n - e);
-        /* the tile's first row that sees key j + e: the rows before it add nothing */
-        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
-        r = r < 0 ? 0 : r;
-        const tshi_matmul_strips left = {a + r * d, 1, d, 1};
-        tshi_attention_ahead(h);
-        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left,
-                          tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr), 1,
-                          tshi_gemm_matrix(c + e, h->keys, 1), all, &h->walk);
-    }
-}
-
 /* Returns 1 if products are added to the gradient `to` in place: its rows are contiguous, and their
  * length d is a multiple of half of nr, the columns that a micro-kernel computes. Products of
  * tsh_real are added up first if `to` has values, which `over` 1 overwrites. */
@@ -28042,19 +28203,32 @@ static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to, int over)
     return (h->pairs || over) && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
-/* Adds P^T A to C (n, d), the rows of dV or dK of keys [j, j + n), as tshi_attention_backward_keys
- * does, but for pairs of bf16. columns: A (columns_do or columns_q); p: P (columns_p or columns_s);
- * to: dV or dK; over 1: overwrites `to`; scratch: dv_t or dk_t, which C is in if it is not computed
- * in place. */
-static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                          const tsh_real *columns, const tsh_real *p,
-                                          tshi_matrix to, int over, tsh_real *scratch) {
+/* Returns the m rows of Q or dO of a tile as operand B of products: `rows`, or, if operands are
+ * pairs, `columns`, which is columns_q or columns_do. */
+static tshi_matmul_slivers tshi_attention_columns(const tshi_head *h, int64_t m,
+                                                  tshi_matmul_strips rows,
+                                                  const tsh_real *columns) {
+    const int64_t nr = h->kernel->nr;
+    return h->pairs
+               ? tshi_attention_slivers(h, columns, nr, nr * tshi_attention_words(h, m))
+               : tshi_attention_slivers(h, rows.data, rows.row, nr);
+}
+
+/* Adds P^T B to C (n, d), the rows of dV or dK of keys [j, j + n). P and B have the m rows of the
+ * tile that begins at query i. b: rows of dO or Q (tshi_attention_columns); p: P, shape (rows,
+ * pitch), or columns_p or columns_s; to: dV or dK; over 1: overwrites `to`; scratch: sum_v or
+ * sum_k, which C is in if it is not computed in place. Computes mr keys at a time, and skips the
+ * queries that see none of these. */
+static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
+                                         tshi_matmul_slivers b, const tsh_real *p, tshi_matrix to,
+                                         int over, tsh_real *scratch) {
     const int in_place = tshi_attention_in_place(h, to, over);
     const int cut = tshi_attention_visible(h, i) < j + n;
-    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, wide = tshi_attention_wide(h->d);
+    const int64_t mr = h->kernel->mr, wide = tshi_attention_wide(h->d), unit = h->pairs ? 2 : 1;
     const int64_t earlier = h->back.fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
     const int64_t step = cut || (earlier > j && earlier < j + n) ? mr : n;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    const tsh_real *const first = b.data;
     scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
     const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
     for (int64_t e = 0; e < n; e += step) {
@@ -28063,13 +28237,12 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
         /* the tile's first row that sees key j + e: the rows before it add nothing */
         int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
-        r = r < 0 ? 0 : r / 2; /* from here on, r counts pairs of rows */
+        r = r < 0 ? 0 : r / unit; /* from here on, r counts rows or pairs of rows */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
+        b.data = first + r * b.row;
         tshi_attention_ahead(h);
-        tshi_matmul_tiles(
-            h->kernel, count, h->d, m - 2 * r, 1, left,
-            tshi_attention_slivers(h, columns + r * nr, nr, nr * tshi_attention_words(h, m)), add,
-            tshi_gemm_from(c, e, 0), all, &h->walk);
+        tshi_matmul_tiles(h->kernel, count, h->d, m - unit * r, 1, left, b, add,
+                          tshi_gemm_from(c, e, 0), all, &h->walk);
     }
 }
 
@@ -28077,12 +28250,12 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
     const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
-    const tshi_matmul_strips left = {h->rows_q, words, 1, words};
-    h->left_q = left; /* Q is copied: dK also reads its columns */
-    tshi_attention_rows(h, h->rows_q, h->q, i, m);
+    h->left_q = tshi_attention_operand(h, h->rows_q, h->q, i, m, 1);
     if (h->pairs) {
+        const tshi_matmul_strips left = {h->back.rows_do, words, 1, words};
         const tshi_matrix q = tshi_gemm_matrix_of(h->rows_q, TSH_BF16, 1, 2 * words);
         const tshi_matrix dout = tshi_gemm_matrix_of(h->back.rows_do, TSH_BF16, 1, 2 * words);
+        h->back.left_do = left;
 #if TSHI_GEMM_BF16S
         tshi_attention_delta_pairs(h, i, m);
 #endif
@@ -28090,8 +28263,8 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
         tshi_matmul_pack(h->kernel, h->back.columns_do, (int)nr, d, m, next, dout, TSHI_GEMM_PAIRS);
         return;
     }
-    tshi_attention_rows(h, h->back.rows_do, h->back.dout, i, m);
-    h->back.left_o = tshi_attention_operand(h, h->sum, h->o, i, m);
+    h->back.left_do = tshi_attention_operand(h, h->back.rows_do, h->back.dout, i, m, 1);
+    h->back.left_o = tshi_attention_operand(h, h->sum, h->o, i, m, 0);
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
 }
 
@@ -28112,20 +28285,19 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
 static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                              int64_t n, int over, tshi_matrix c) {
     int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the tile's first row that sees key j */
-    if (h->back.dv.data && h->pairs)
-        tshi_attention_backward_pairs(h, i, m, j, n, h->back.columns_do, h->back.columns_p,
-                                      h->back.dv, h->back.over[2], h->back.dv_t);
-    else if (h->back.dv.data)
-        tshi_attention_backward_keys(h, i, m, j, n, h->back.rows_do, h->s, h->back.dv_t);
-    if (h->back.dk.data && h->pairs)
-        tshi_attention_backward_pairs(h, i, m, j, n, h->back.columns_q, h->back.columns_s,
-                                      h->back.dk, h->back.over[1], h->back.dk_t);
-    else if (h->back.dk.data)
-        tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->back.t, h->back.dk_t);
+    if (h->back.dv.data)
+        tshi_attention_backward_keys(
+            h, i, m, j, n, tshi_attention_columns(h, m, h->back.left_do, h->back.columns_do),
+            h->pairs ? h->back.columns_p : h->s, h->back.dv, h->back.over[2], h->back.sum_v);
+    if (h->back.dk.data)
+        tshi_attention_backward_keys(
+            h, i, m, j, n, tshi_attention_columns(h, m, h->left_q, h->back.columns_q),
+            h->pairs ? h->back.columns_s : h->back.t, h->back.dk, h->back.over[1], h->back.sum_k);
     r = r < 0 ? 0 : r - r % h->kernel->mr;
     if (h->back.dq.data)
-        tshi_attention_by_features(h, i + r, m - r, j, n, h->back.t + r * h->pitch, h->features_k,
-                                   !over, tshi_gemm_from(c, r, 0));
+        tshi_attention_by_features(h, i + r, m - r, j, n, h->back.t + r * h->pitch,
+                                   tshi_attention_features(h, h->k, j, h->features_k), !over,
+                                   tshi_gemm_from(c, r, 0));
 }
 
 /* Computes the backward of a tile, which has the m queries from query i on. */
@@ -28159,22 +28331,12 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
         tshi_attention_add_rows(h, h->back.dq, h->back.over[0], i, m, h->sum, wide);
 }
 
-/* Adds the gradient `from` (h->back.dk_t or h->back.dv_t) of a head of k to `to` (dK or dV), shape
+/* Adds the gradient `from` (h->back.sum_k or sum_v) of a head of k to `to` (dK or dV), shape
  * (tk, d); over 1: overwrites `to`. Does nothing if the products were computed in place. */
 static void tshi_attention_backward_done(const tshi_head *h, tsh_real *from, tshi_matrix to,
                                          int over) {
-    const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;
-    if (!to.data || (h->pairs && tshi_attention_in_place(h, to, over))) return;
-    for (int64_t j = 0; j < h->tk; j += h->keys) {
-        const int64_t n = tshi_base_min(h->keys, h->tk - j);
-        tsh_real *block = from + tshi_attention_block(h, j, wide);
-        if (!h->pairs) {
-            tshi_gemm_pack_matrix(h->kernel, h->back.transposed, (int)h->d, (int)h->d, n,
-                                  tshi_gemm_matrix(block, h->keys, 1), TSHI_GEMM_REALS);
-            block = h->back.transposed; /* shape (n, d) */
-        }
-        tshi_attention_add_rows(h, to, over, j, n, block, wide);
-    }
+    if (to.data && !tshi_attention_in_place(h, to, over))
+        tshi_attention_add_rows(h, to, over, 0, h->tk, from, tshi_attention_wide(h->d));
 }
 
 /* Returns the local head of k and v that the local query head a uses (grouped-query attention). */
@@ -28185,9 +28347,108 @@ static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64
 }
 
 /* ========================================================================== */
+/* >>attention-segments                  MARK: - attention-segments (private) */
+/* Rows that hold several sequences: cutting them into parts.                 */
+/* Needs: >>tensor.                                                           */
+/* ========================================================================== */
+
+/* With tsh_attention_desc.segments, each row of the batch is cut into parts which do not see each
+ * other. Attention computes each part like a row of its own, which begins at the part's first
+ * position: what lies outside of it costs nothing, and sums are in the order that they have for the
+ * sequence alone. A segment whose positions follow each other is a part. Otherwise, all positions
+ * from the segment's first to its last, with those of the segments between, are one part, in which
+ * tshi_attention_separate masks scores. */
+typedef enum tshi_stretch_kind {
+    TSHI_STRETCH_WHOLE,  /* all positions of one segment */
+    TSHI_STRETCH_MIXED,  /* all positions of several segments, and perhaps padding */
+    TSHI_STRETCH_PADDING /* positions that see nothing */
+} tshi_stretch_kind;
+
+typedef struct tshi_stretch {
+    int64_t row, first, count; /* local row of the batch; its positions [first, first + count) */
+    tshi_stretch_kind kind;
+} tshi_stretch;
+
+/* Returns the segments of local row b of q's batch: an array in which positions are
+ * segments->stride[1] apart. values: the first local element of `segments`. */
+static const int32_t *tshi_attention_segments(const tsh_tensor *q, const tsh_tensor *segments,
+                                              const void *values, int64_t b) {
+    if (segments->layout.kind != TSH_SHARDED) b = tshi_tensor_global(q, 0, b);
+    return (const int32_t *)values + b * segments->stride[0];
+}
+
+/* Returns the end of the run of positions that are, as position i, of the same segment, or are all
+ * padding. n: number of positions in the row. */
+static int64_t tshi_attention_run_end(const int32_t *at, int64_t step, int64_t i, int64_t n) {
+    const int32_t own = at[i * step];
+    do {
+        i++;
+    } while (i < n && (own < 0 ? at[i * step] < 0 : at[i * step] == own));
+    return i;
+}
+
+/* Returns the number of runs in this rank's rows. */
+static int64_t tshi_attention_count_runs(const tsh_tensor *q, const tsh_tensor *segments) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < q->local[0]; b++) {
+        const int32_t *at = tshi_attention_segments(q, segments, tshi_tensor_at(segments), b);
+        for (int64_t i = 0; i < q->dim[2]; count++)
+            i = tshi_attention_run_end(at, segments->stride[1], i, q->dim[2]);
+    }
+    return count;
+}
+
+/* Returns the index of the part that has a position of segment `own`; count: there is none. */
+static int64_t tshi_attention_part_of(const tshi_stretch *parts, int64_t count, const int32_t *at,
+                                      int64_t step, int32_t own) {
+    for (int64_t e = 0; e < count; e++) {
+        const int64_t n = parts[e].kind == TSHI_STRETCH_MIXED ? parts[e].count : 1;
+        for (int64_t i = 0; i < n; i++)
+            if (at[(parts[e].first + i) * step] == own) return e;
+    }
+    return count;
+}
+
+/* Cuts local row b, of n positions, into parts. Returns their number, at most that of runs. */
+static int64_t tshi_attention_cut(tshi_stretch *parts, int64_t b, const int32_t *at, int64_t step,
+                                  int64_t n) {
+    int64_t count = 0, end;
+    int32_t most = -1; /* the largest segment so far: a larger one is new */
+    for (int64_t i = 0; i < n; i = end) {
+        const int32_t own = at[i * step];
+        const int64_t e = own < 0 || own > most
+                              ? count
+                              : tshi_attention_part_of(parts, count, at, step, own);
+        end = tshi_attention_run_end(at, step, i, n);
+        if (own > most) most = own;
+        if (e == count) { /* a new part */
+            parts[e].row = b;
+            parts[e].first = i;
+        }
+        parts[e].kind = own < 0     ? TSHI_STRETCH_PADDING
+                        : e < count ? TSHI_STRETCH_MIXED
+                                    : TSHI_STRETCH_WHOLE;
+        parts[e].count = end - parts[e].first;
+        count = e + 1; /* an older part that grows takes in all parts after it */
+    }
+    return count;
+}
+
+/* Cuts all rows of this rank. Returns the number of parts. */
+static int64_t tshi_attention_cut_all(tshi_stretch *parts, const tsh_tensor *q,
+                                      const tsh_tensor *segments) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < q->local[0]; b++)
+        count += tshi_attention_cut(
+            parts + count, b, tshi_attention_segments(q, segments, tshi_tensor_at(segments), b),
+            segments->stride[1], q->dim[2]);
+    return count;
+}
+
+/* ========================================================================== */
 /* >>attention-run                            MARK: - attention-run (private) */
 /* Which thread computes which heads and tiles, in which memory.              */
-/* Needs: >>attention-back.                                                   */
+/* Needs: >>attention-back >>attention-segments.                              */
 /* ========================================================================== */
 
 /* What the threads of a rank share while they compute attention. The work, tiles in forward and
@@ -28210,6 +28471,12 @@ typedef struct tshi_heads {
     int pieces;                 /* number of pieces, at most one per thread */
     /* keys of each row of a ragged batch, shape (B); NULL: all rows have as many keys */
     const tshi_keys *rows;
+    /* the parts that rows are cut into, and the values of the segments; NULL: no segments. In what
+     * follows, a row of the batch is then one of these parts. */
+    const tshi_stretch *parts;
+    const void *segments;
+    int padded;    /* 1: some positions are padding, by their segments */
+    int64_t batch; /* number of this rank's rows */
     /* 1: Tq is 1, and the query heads that share a head of k are the queries of one tile */
     int merged;
     /* 1: later tiles see more keys, so a unit of work in forward is an early and a late tile */
@@ -28252,13 +28519,13 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
 static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
     const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
+    const int64_t row = tshi_attention_row_words(h);
     const int64_t packed = back * h->pairs * tshi_attention_words(h, h->rows);
-    const int64_t gradient = h->pairs ? wide : h->d; /* elements per key of dK or dV */
     const struct {
         tsh_real **to;
         int64_t size; /* in elements; 0: not needed */
-    } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
-                 {&h->back.rows_do, back * h->rows * words},
+    } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * row},
+                 {&h->back.rows_do, back * h->rows * row},
                  {&h->back.columns_q, packed * wide},
                  {&h->back.columns_do, packed * wide},
                  {&h->back.columns_p, packed * h->pitch},
@@ -28272,9 +28539,8 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
                  {&h->keys_v, back * kept * words},
                  {&h->features_k, back * some * wide},
                  {&h->features_v, !back * some * wide},
-                 {&h->back.dk_t, back * kept * gradient},
-                 {&h->back.dv_t, back * kept * gradient},
-                 {&h->back.transposed, back * !h->pairs * h->keys * h->d}};
+                 {&h->back.sum_k, back * kept * wide},
+                 {&h->back.sum_v, back * kept * wide}};
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
@@ -28301,10 +28567,11 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     h->keys = tshi_base_min(tshi_attention_wide(h->tk),
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;
-    all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0;
+    all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0; /* of the longest part */
     all->units = all->balanced ? (all->tiles + 1) / 2 : all->tiles;
     visits = all->tiles * (all->merged ? 1 : tshi_base_min(group, heads));
-    h->few = !back && visits <= 1 && h->rows <= h->kernel->mr && h->d <= h->kernel->kc;
+    h->few = !back && !all->parts && visits <= 1 && h->rows <= h->kernel->mr &&
+             h->d <= h->kernel->kc;
     h->blocks = h->keys ? tshi_base_ceil(h->tk, h->keys) : 0;
     if (!back && visits <= 1) h->blocks = tshi_base_min(h->blocks, 1);
 }
@@ -28331,22 +28598,51 @@ static void tshi_attention_choose(tshi_head *h, int back) {
  * the same elements of its gradient, in an order that must not depend on the number of threads. */
 static void tshi_attention_share(tshi_heads *all, int back) {
     const tshi_attention *more = all->head.more;
-    const int64_t batch = all->in[0]->local[0], groups = all->groups;
+    /* 1: rows share elements of the gradient; parts may, as the mask may broadcast over queries */
+    const int shared = !more->mask_stride[0] || all->parts;
     all->together = 1;
     if (!back || !more->mask || !more->mask->base->requires_grad) return;
-    all->by_head = !more->mask_stride[0] && more->mask_stride[1];
+    all->by_head = shared && more->mask_stride[1];
     if (all->by_head)
-        all->together = batch;
+        all->together = all->batch;
     else if (!more->mask_stride[1])
-        all->together = more->mask_stride[0] ? groups : batch * groups;
+        all->together = shared ? all->batch * all->groups : all->groups;
     if (all->together < 1) all->together = 1;
 }
 
-/* Fills in the fields of *all, except rows, stats, and those of values and gradients, and allocates
- * scratch, for forward (back 0) or backward (1). After an error tshi_attention_run computes
- * nothing. */
+/* Returns how many bytes at the beginning of aux (tshi_attention_aux) say which keys rows have. */
+static size_t tshi_attention_aux_rows(const tsh_tensor *q, const tshi_attention *more) {
+    return more->segments ? (size_t)more->runs * sizeof(tshi_stretch)
+           : more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys)
+                          : 0;
+}
+
+/* Sets all->rows or all->parts, and all->stats, to their places in aux, which tshi_attention_aux
+ * has allocated, and the numbers of rows, and of the queries and keys of the longest. */
+static void tshi_attention_take(tshi_heads *all, const tshi_attention *more, tshi_block *aux) {
+    const tsh_tensor *q = all->in[0];
+    tshi_head *h = &all->head;
+    char *at = (char *)tshi_mem_data(aux);
+    all->stats = (tsh_real *)(void *)(at + tshi_attention_aux_rows(q, more));
+    all->batch = q->local[0];
+    h->tq = q->dim[2];
+    h->tk = h->width = all->in[1]->dim[2];
+    if (more->ragged) all->rows = (const tshi_keys *)(void *)at;
+    if (!more->segments) return;
+    all->parts = (const tshi_stretch *)(void *)at;
+    all->batch = more->parts;
+    h->tq = 0;
+    for (int64_t p = 0; p < more->parts; p++) {
+        if (all->parts[p].count > h->tq) h->tq = all->parts[p].count;
+        all->padded |= all->parts[p].kind == TSHI_STRETCH_PADDING;
+    }
+    h->tk = h->tq;
+}
+
+/* Fills in the fields of *all, except those of values and gradients, and allocates scratch, for
+ * forward (back 0) or backward (1). After an error tshi_attention_run computes nothing. */
 static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
-                                 const tshi_attention *more, int back) {
+                                 const tshi_attention *more, tshi_block *aux, int back) {
     enum { MIN_WORK = 1 << 18 };       /* least number of multiply-adds of Q K^T per thread */
     tsh_tensor *q = in[0], *k = in[1]; /* shapes (B, H, Tq, D), (B, Hkv, Tk, D) */
     tshi_head *h = &all->head;
@@ -28359,22 +28655,25 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     /* the softmax writes pairs of bf16 on x86 only */
     h->pairs = TSHI_GEMM_BF16S && h->kernel->pairs && q->dtype == TSH_BF16 &&
                k->dtype == TSH_BF16 && in[2]->dtype == TSH_BF16;
+#if TSHI_GEMM_AMX
+    if (!h->pairs && h->kernel->tiles) h->kernel = &tshi_gemm_kernel_avx512; /* its mr is less */
+#endif
     h->more = more;
-    h->tq = q->dim[2];
-    h->tk = h->width = k->dim[2];
+    tshi_attention_take(all, more, aux);
     h->d = q->dim[3];
     all->balanced = more->causal && !more->window;
     if (heads) all->first = tshi_attention_kv(q, k, 0);
     if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
-    all->merged = h->tq == 1 && heads &&
+    all->merged = h->tq == 1 && heads && !all->parts &&
                   tshi_tensor_global(q, 1, heads - 1) - tshi_tensor_global(q, 1, 0) == heads - 1;
     tshi_attention_plan(all, back);
     tshi_attention_choose(h, back);
     tshi_attention_share(all, back);
-    items = q->local[0] * all->groups * (back ? 1 : all->units) / all->together;
+    items = all->batch * all->groups * (back ? 1 : all->units) / all->together;
     seen = more->window && more->window < h->tk ? tshi_base_min(h->tk, more->window + h->rows)
                                                 : h->tk;
-    all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * h->tq * seen * h->d, MIN_WORK);
+    all->pieces = tshi_team_parts(q->ctx, q->local[0] * heads * q->dim[2] * seen * h->d,
+                                  MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, items);
     if (all->pieces < 1 ||
         (back && (!tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))))
@@ -28391,22 +28690,29 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     if (all->block) all->scratch = (tsh_real *)tshi_mem_data(all->block);
 }
 
-/* Returns the matrix (T, D) of batch row b and head a in an array (B, H, T, D). If `merged` is 1, T
- * is 1, and the rows of the matrix are head a and the heads after it. data may be NULL. */
+/* Returns the matrix (T, D) of batch row b and head a in an array (B, H, T, D), from position i on.
+ * If `merged` is 1, T is 1, and the rows of the matrix are head a and the heads after it. data may
+ * be NULL. */
 static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dtype dtype,
-                                         int64_t b, int64_t a, int merged) {
-    const int64_t at = b * t->stride[0] + a * t->stride[1];
+                                         int64_t b, int64_t a, int64_t i, int merged) {
+    const int64_t at = b * t->stride[0] + a * t->stride[1] + i * t->stride[2];
     return tshi_gemm_matrix_of(data ? (char *)data + at * tshi_dtypes[dtype].size : NULL, dtype,
                                t->stride[merged ? 1 : 2], t->stride[3]);
 }
 
-/* Sets which keys the queries of row b of the batch see. b is a global index. */
+/* Sets which keys the queries of row b see: a local row of the batch or, if rows are cut into
+ * parts, one of these. Also sets the number of the part's queries. */
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
-    const tshi_keys keys = all->rows ? all->rows[b] : h->more->keys;
+    const tshi_stretch *part = all->parts ? &all->parts[b] : NULL;
+    const tshi_keys none = {0, 0}, own = {0, part ? part->count : 0};
+    const tshi_keys keys = part        ? part->kind == TSHI_STRETCH_PADDING ? none : own
+                           : all->rows ? all->rows[tshi_tensor_global(all->in[0], 0, b)]
+                                       : h->more->keys;
     const int64_t place = keys.past + h->more->behind; /* position of query 0 */
     /* a window that hides no key: more than the distance of any query from any key */
     const int64_t beyond = all->in[0]->dim[2] + place + keys.added + 1;
     const int64_t window = h->more->window ? tshi_base_min(h->more->window, beyond) : beyond;
+    if (part) h->tq = part->count;
     h->tk = keys.past + keys.added;
     h->moves = h->more->causal || h->more->window;
     h->from = h->moves ? place - window + 1 : 0;
@@ -28419,17 +28725,20 @@ static int64_t tshi_attention_own_head(const tsh_tensor *t, int64_t local, int64
     return t->layout.kind == TSH_SHARDED ? local : global;
 }
 
-/* Sets h to query head a of batch row b, both local indices; if merged, to the `count` heads from a
- * on. */
-static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a,
+/* Sets h to query head a of row `item` (see tshi_attention_span), local indices; if merged, to the
+ * `count` heads from a on. */
+static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t item, int64_t a,
                                 int64_t count) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
+    const tshi_stretch *part = all->parts ? &all->parts[item] : NULL;
+    /* row of the batch; the item's first position in it */
+    const int64_t b = part ? part->row : item, i = part ? part->first : 0;
     const int64_t c = tshi_attention_kv(q, k, a); /* the head of k and v that head a uses */
     const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
-    const int64_t *stride = h->more->mask_stride, tq = all->head.tq;
+    const int64_t *stride = h->more->mask_stride, tq = q->dim[2];
     const int merged = all->merged;
-    h->first = (uint64_t)((batch * q->dim[1] + head) * tq * h->width);
-    h->mask.first = batch * stride[0];
+    h->first = (uint64_t)(((batch * q->dim[1] + head) * tq + i) * h->width + i);
+    h->mask.first = batch * stride[0] + i * (stride[2] + stride[3]);
     if (h->more->mask) h->mask.first += tshi_attention_own_head(h->more->mask, a, head) * stride[1];
     h->mask.row = stride[merged ? 1 : 2];
     if (h->more->sinks) {
@@ -28437,30 +28746,39 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
         h->sinks.scores = all->sinks + tshi_attention_own_head(h->more->sinks, a, head) * step;
         h->sinks.step = merged ? step : 0;
     }
-    if (all->sink_grads) h->sinks.grads = all->sink_grads + (b * q->local[1] + a) * tq;
-    h->max = all->stats + (b * q->local[1] + a) * tq;                       /* m, shape (tq) */
-    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                   /* log l, shape (tq) */
-    h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, merged); /* shape (tq, d) */
-    h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, 0);      /* shape (tk, d) */
-    h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, 0);      /* shape (tk, d) */
-    h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, merged);
-    tshi_attention_span(all, h, batch);
+    if (all->sink_grads) h->sinks.grads = all->sink_grads + (b * q->local[1] + a) * tq + i;
+    h->max = all->stats + (b * q->local[1] + a) * tq + i;                      /* m, shape (tq) */
+    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                      /* log l, (tq) */
+    h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, i, merged); /* shape (tq, d) */
+    h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, i, 0);      /* shape (tk, d) */
+    h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, i, 0);      /* shape (tk, d) */
+    h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, i, merged);
+    tshi_attention_span(all, h, item);
+    h->segments = NULL;
+    if (part && part->kind == TSHI_STRETCH_MIXED) {
+        h->segment_step = h->more->segments->stride[1];
+        h->segments = tshi_attention_segments(q, h->more->segments, all->segments, b) +
+                      i * h->segment_step;
+    }
     if (merged) h->tq = count;
     if (merged) h->moves = 0;  /* each head's only query sees [from, to) */
     if (!all->grad[3]) return; /* forward: no gradients */
-    h->back.dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, merged);
-    h->back.dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, 0);
-    h->back.dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, 0);
-    h->back.dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, merged);
+    h->back.dq = tshi_attention_matrix(all->grad[0], q, TSH_REAL, b, a, i, merged);
+    h->back.dk = tshi_attention_matrix(all->grad[1], k, TSH_REAL, b, c, i, 0);
+    h->back.dv = tshi_attention_matrix(all->grad[2], v, TSH_REAL, b, c, i, 0);
+    h->back.dout = tshi_attention_matrix(all->grad[3], out, TSH_REAL, b, a, i, merged);
 }
 
 /* Computes the head that h is set to: in backward all tiles; in forward the tile of index `unit`
- * and, if balanced, the tile as far from the end, so that all units are the same amount of work. */
+ * and, if balanced, the tile as far from the end, so that all units are the same amount of work. A
+ * part that is shorter than the longest has fewer units, and the others do nothing. */
 static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
     const int back = all->grad[3] != NULL, pair = !back && all->balanced;
+    const int64_t tiles = h->rows ? tshi_base_ceil(h->tq, h->rows) : 0;
     int64_t t = back ? 0 : unit;
-    const int64_t step = back ? 1 : all->tiles - 1 - 2 * unit;
-    for (int64_t done = 0; t < all->tiles; t += step, done++) {
+    const int64_t step = back ? 1 : tiles - 1 - 2 * unit;
+    if (pair && step < 0) return; /* an earlier unit has computed this tile */
+    for (int64_t done = 0; t < tiles; t += step, done++) {
         const int64_t i = t * h->rows, m = tshi_base_min(h->rows, h->tq - i);
         if (back)
             tshi_attention_backward_tile(h, i, m);
@@ -28473,9 +28791,8 @@ static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t uni
 /* Sets *b and *c to the row of the batch and the head of k that are number `pair` of all such
  * pairs. */
 static void tshi_attention_pair(const tshi_heads *all, int64_t pair, int64_t *b, int64_t *c) {
-    const int64_t batch = all->in[0]->local[0];
-    *b = all->by_head ? pair % batch : pair / all->groups;
-    *c = all->first + (all->by_head ? pair / batch : pair % all->groups);
+    *b = all->by_head ? pair % all->batch : pair / all->groups;
+    *c = all->first + (all->by_head ? pair / all->batch : pair % all->groups);
 }
 
 /* Makes h prefetch the matrices of `pair`, the number of a batch row and a head of k
@@ -28500,6 +28817,39 @@ static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pai
     h->walk.left = 0;
 }
 
+/* Prepares the sums of dK and dV of the head of k that h is set to: zeroes them, unless the tiles
+ * can overwrite them. */
+static void tshi_attention_clear(const tshi_heads *all, tshi_head *h) {
+    const int64_t blocks = h->keys ? tshi_base_ceil(h->tk, h->keys) : 0;
+    const int64_t length = blocks * h->keys * tshi_attention_wide(h->d);
+    const size_t size = (size_t)length * sizeof *h->back.sum_k;
+    h->back.fresh = all->tiles > 0 && !all->rows && !h->more->window;
+    if (!size || h->back.fresh) return;
+    memset(h->back.sum_k, 0, size);
+    memset(h->back.sum_v, 0, size);
+}
+
+/* Returns the first item of a piece if rows are cut into parts; piece `all->pieces`: the end of all
+ * items. Pieces get about the same work, which for a part is the square of its length. */
+static int64_t tshi_attention_share_of(const tshi_heads *all, int64_t units, int piece) {
+    const double groups = (double)all->groups;
+    double total = 0, before; /* before: work of earlier pieces, less that of the parts so far */
+    for (int64_t p = 0; p < all->batch; p++)
+        total += (double)all->parts[p].count * (double)all->parts[p].count * groups;
+    before = total * piece / all->pieces;
+    for (int64_t p = 0; p < all->batch && piece < all->pieces; p++) {
+        const double n = (double)all->parts[p].count, pairs = before / (n * n);
+        if (pairs < groups) {
+            const int64_t tiles = tshi_base_ceil(all->parts[p].count, all->head.rows);
+            const int64_t own = units == 1 ? 1 : all->balanced ? (tiles + 1) / 2 : tiles;
+            const int64_t c = (int64_t)pairs; /* whole heads of k, then units of the next one */
+            return (p * all->groups + c) * units + (int64_t)((pairs - (double)c) * (double)own);
+        }
+        before -= n * n * groups;
+    }
+    return all->batch * all->groups * units;
+}
+
 /* A tshi_team_fn: computes items [from, to). In backward an item is a pair of a batch row and a
  * head of k, since all query heads that share a head of k add to the same gradient; in forward an
  * item is one unit of such a pair. */
@@ -28510,33 +28860,33 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
     const int64_t units = back ? 1 : all->units;
     tshi_head h = all->head;
     int64_t a, end = 0, last = -1, pair = -1; /* query heads [a, end) share a head of k */
+    if (all->parts && all->together == 1) {
+        from = tshi_attention_share_of(all, units, piece);
+        to = tshi_attention_share_of(all, units, piece + 1);
+    }
     (void)tshi_attention_place(&h, all->scratch + piece * all->each, back);
     if (h.few) h.scratch += piece * all->each_product;
     h.walk.at = h.walk.first = h.walk.last = (const char *)h.rows_q; /* nothing to prefetch yet */
     h.walk.step = h.walk.along = h.walk.left = 0;
     if (h.pairs && !h.few && h.kernel->tiles) h.kernel->tiles(1);
     for (; from < to; from++) {
-        int64_t b, c;
-        const int64_t size = back * h.blocks * h.keys *
-                             (h.pairs ? tshi_attention_wide(h.d) : h.d); /* length of dk_t, dv_t */
+        int64_t b, c, begin;
         tshi_attention_pair(all, from / units, &b, &c);
         if (pair != from / units) h.packed = 0; /* a new pair: none of its keys is packed yet */
         pair = from / units;
         for (a = c > last ? end : 0; tshi_attention_kv(q, k, a) != c;) a++;
         last = all->by_head ? INT64_MAX : c;
         for (end = a; end < q->local[1] && tshi_attention_kv(q, k, end) == c;) end++;
-        h.back.fresh = h.pairs && all->tiles > 0 && !all->rows && !h.more->window;
-        if (size && !h.back.fresh) memset(h.back.dk_t, 0, (size_t)size * sizeof *h.back.dk_t);
-        if (size && !h.back.fresh) memset(h.back.dv_t, 0, (size_t)size * sizeof *h.back.dv_t);
-        for (; a < end; a += all->merged ? end - a : 1) {
+        for (begin = a; a < end; a += all->merged ? end - a : 1) {
             tshi_attention_pick(all, &h, b, a, end - a);
+            if (back && a == begin) tshi_attention_clear(all, &h);
             if (!h.few && from % units == 0 && from + units < to)
                 tshi_attention_next(all, &h, from / units + 1);
             tshi_attention_head(all, &h, from % units);
             h.back.fresh = 0;
         }
-        if (back) tshi_attention_backward_done(&h, h.back.dk_t, h.back.dk, h.back.over[1]);
-        if (back) tshi_attention_backward_done(&h, h.back.dv_t, h.back.dv, h.back.over[2]);
+        if (back) tshi_attention_backward_done(&h, h.back.sum_k, h.back.dk, h.back.over[1]);
+        if (back) tshi_attention_backward_done(&h, h.back.sum_v, h.back.dv, h.back.over[2]);
     }
     if (h.pairs && !h.few && h.kernel->tiles) h.kernel->tiles(0);
 }
@@ -28547,8 +28897,8 @@ static TSHI_COLD double tshi_attention_flops(const tshi_heads *all) {
     const tsh_tensor *q = all->in[0];
     tshi_head h = all->head;
     double pairs = 0; /* visible pairs of a query and a key of one head, summed over the batch */
-    for (int64_t b = 0; b < q->local[0]; b++) {
-        tshi_attention_span(all, &h, tshi_tensor_global(q, 0, b));
+    for (int64_t b = 0; b < all->batch; b++) {
+        tshi_attention_span(all, &h, b);
         for (int64_t i = 0; i < h.tq; i++) {
             const int64_t seen = tshi_attention_visible(&h, i) - tshi_attention_hidden(&h, i);
             pairs += seen > 0 ? (double)seen : 0;
@@ -28563,7 +28913,7 @@ static void tshi_attention_run(tshi_heads *all) {
     if (ctx->trace) ctx->trace->flops += tshi_attention_flops(all);
     if (all->head.ctx->error.code == TSH_OK)
         tshi_team_run(ctx, all->pieces,
-                      all->in[0]->local[0] * all->groups * (all->grad[3] ? 1 : all->units),
+                      all->batch * all->groups * (all->grad[3] ? 1 : all->units),
                       all->together, tshi_attention_piece, all);
     tshi_mem_release(all->head.ctx, all->block);
 }
@@ -28575,15 +28925,8 @@ static int tshi_attention_covers(const tshi_heads *all, int i) {
     tsh_tensor *const *in = all->in;
     const tsh_tensor *base = in[i]->base;
     return base != in[(i + 1) % 3]->base && base != in[(i + 2) % 3]->base &&
-           (i == 0 || (all->groups == in[1]->local[1] && !all->rows && !all->head.more->window));
-}
-
-/* Sets all->rows and all->stats to their places in aux, which tshi_attention_aux has allocated. */
-static void tshi_attention_take(tshi_heads *all, tshi_block *aux) {
-    char *at = (char *)tshi_mem_data(aux);
-    const size_t rows = all->head.more->ragged ? (size_t)all->in[0]->dim[0] : 0;
-    all->rows = rows ? (const tshi_keys *)(void *)at : NULL;
-    all->stats = (tsh_real *)(void *)(at + rows * sizeof(tshi_keys));
+           (i == 0 || (all->groups == in[1]->local[1] && !all->rows && !all->head.more->window &&
+                       !all->padded));
 }
 
 /* ========================================================================== */
@@ -28612,8 +28955,9 @@ static void tshi_attention_backward(tshi_node *node) {
     tshi_block *grads = NULL; /* the memory of all.sink_grads */
     tshi_heads all;
     tshi_dest dest, sinks;
-    tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params, 1);
-    tshi_attention_take(&all, node->aux); /* rows and stats, which forward has stored */
+    tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params,
+                         node->aux, 1);
+    if (all.parts) all.segments = tshi_tape_saved(node, 5);
     if (all.head.more->mask) all.head.mask.values = tshi_tape_saved(node, 3);
     if (all.head.more->mask && tshi_tape_dest_zeroed(node, 3, &dest))
         all.head.mask.grad = dest.data;
@@ -28723,6 +29067,38 @@ static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in
     return more->sinks != NULL;
 }
 
+/* Checks the segments and sets more->segments. Returns 0 after an error. */
+static int tshi_attention_take_segments(tshi_attention *more, tsh_tensor *const *in,
+                                        const tsh_attention_desc *desc) {
+    const tsh_tensor *q = in[0], *k = in[1];
+    tsh_tensor *segments = desc->segments;
+    char text[TSHI_TEXT_SIZE], queries[TSHI_TEXT_SIZE];
+    if (!tshi_attention_holds("q k v segments", in, segments)) return 0;
+    if (desc->cache_k || desc->lengths)
+        return tsh_fail(q->ctx, TSH_ERR_STATE,
+                        "tsh_attention: segments with %s; they are for whole rows without a cache, "
+                        "and mark padding by -1: tsh_set_segments(module, NULL) removes them",
+                        desc->cache_k ? "a cache" : "lengths") == TSH_OK;
+    if (segments->dtype != TSH_I32 || segments->ndim != 2 || segments->dim[0] != q->dim[0] ||
+        segments->dim[1] != q->dim[2] || q->dim[2] != k->dim[2])
+        return tsh_fail(q->ctx, TSH_ERR_SHAPE,
+                        "tsh_attention: segments %s %s for %lld rows of %lld queries and %lld "
+                        "keys; takes i32 of shape (rows, queries), with as many keys as queries",
+                        tshi_dtype_name(segments->dtype), tshi_tensor_text(segments, text),
+                        (long long)q->dim[0], (long long)q->dim[2],
+                        (long long)k->dim[2]) == TSH_OK;
+    if (segments->layout.kind != TSH_REPLICATED &&
+        !(tshi_rule_is_sharded(q, 0) && tshi_rule_is_sharded(segments, 0) &&
+          tshi_layout_same_shards(&q->layout, &segments->layout, q->dim[0], q->ctx->tp.size)))
+        return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                        "tsh_attention: segments %s must be replicated, or sharded as the batch of "
+                        "q %s", tshi_tensor_text(segments, text),
+                        tshi_tensor_text(q, queries)) == TSH_OK;
+    more->segments = segments;
+    more->runs = tshi_attention_count_runs(q, segments);
+    return 1;
+}
+
 /* Checks that in[i] (k or v) fits into its cache at position `past`. Returns 0 after an error. */
 static int tshi_attention_fits_cache(tsh_tensor *const *in, int i, tsh_tensor *cache,
                                      int64_t past) {
@@ -28808,6 +29184,7 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
         !tshi_attention_take_mask(more, in, more->keys.past + more->keys.added, desc->mask))
         return 0;
     if (desc->sinks && !tshi_attention_take_sinks(more, in, desc->sinks)) return 0;
+    if (desc->segments && !tshi_attention_take_segments(more, in, desc)) return 0;
     more->causal = desc->causal;
     more->window = desc->window;
     more->cap = desc->soft_cap;
@@ -28850,27 +29227,31 @@ static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache,
     return view;
 }
 
-/* Allocates what forward leaves for backward: the keys of each row if the batch is ragged, then m
- * and log l of each query. added: number of new keys (Tk). NULL: an error. */
+/* Allocates what forward leaves for backward: the keys of each row if the batch is ragged, or the
+ * parts if it has segments, whose number it stores in *more; then m and log l of each query. added:
+ * number of new keys (Tk). NULL: an error. */
 static tshi_block *tshi_attention_aux(const tsh_tensor *q, const tsh_attention_desc *desc,
-                                      const tshi_attention *more, int64_t added) {
-    const size_t rows = more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys) : 0;
+                                      tshi_attention *more, int64_t added) {
+    const size_t rows = tshi_attention_aux_rows(q, more);
     const int64_t queries = q->local[0] * q->local[1] * q->dim[2];
     tshi_block *aux = tshi_mem_alloc(q->ctx, TSH_MEM_STEP, rows + tshi_dtype_reals(2 * queries));
     for (int64_t b = 0; aux && more->ragged && b < q->dim[0]; b++)
         ((tshi_keys *)tshi_mem_data(aux))[b] = tshi_attention_keys(desc, added, b);
+    if (aux && more->segments)
+        more->parts = tshi_attention_cut_all((tshi_stretch *)tshi_mem_data(aux), q, more->segments);
     return aux;
 }
 
 static const tshi_op tshi_attention_op = {
-    "tsh_attention",     "q k v mask sinks",
+    "tsh_attention",     "q k v mask sinks segments",
     tshi_rule_attention, tshi_attention_backward,
-    TSHI_Q | TSHI_K | TSHI_V | TSHI_MASK | TSHI_SINKS | TSHI_OUT, 0};
+    TSHI_Q | TSHI_K | TSHI_V | TSHI_MASK | TSHI_SINKS | TSHI_SEGMENTS | TSHI_OUT, 0};
 
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc) {
     const tshi_op *op = &tshi_attention_op;
-    tsh_tensor *in[5] = {q, k, v, NULL, NULL}, *out; /* mask and sinks are set below */
+    /* mask, sinks and segments are set below */
+    tsh_tensor *in[6] = {q, k, v, NULL, NULL, NULL}, *out;
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", op->inputs, in, 3);
     tshi_output output;
     tshi_attention more;
@@ -28886,10 +29267,10 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     out = tshi_tensor_out(ctx, "tsh_attention", q->dtype, &output.shape, &output.layout);
     aux = out ? tshi_attention_aux(q, desc, &more, k->dim[2]) : NULL;
     if (!aux) return NULL;
-    tshi_attention_begin(&all, in, out, &more, 0);
-    tshi_attention_take(&all, aux);
+    tshi_attention_begin(&all, in, out, &more, aux, 0);
     if (more.mask) all.head.mask.values = tshi_tensor_at(more.mask);
     if (more.sinks) all.sinks = (const tsh_real *)tshi_tensor_at(more.sinks);
+    if (more.segments) all.segments = tshi_tensor_at(more.segments);
     /* q is a view of (B, Tq, H, D): give `out` the same strides, so merging heads copies nothing */
     if (q->stride[1] < q->stride[2]) {
         out->stride[1] = q->dim[3];
@@ -28898,26 +29279,81 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     for (int i = 0; i < 3; i++) all.value[i] = tshi_tensor_at(in[i]);
     all.value[3] = tshi_tensor_at(out);
     tshi_attention_run(&all);
-    in[3] = more.mask; /* mask and sinks become inputs of the node, which saves them */
+    in[3] = more.mask; /* these become inputs of the node, which saves them */
     in[4] = more.sinks;
+    in[5] = more.segments;
     for (int i = 3; i < 5; i++)
         if (q->layout.kind == TSH_SHARDED && in[i] && in[i]->layout.kind == TSH_REPLICATED)
             output.partial |= i == 3 ? TSHI_MASK : TSHI_SINKS;
-    tshi_op_record(op, out, in, 5, output.partial, &more, sizeof more, aux);
+    tshi_op_record(op, out, in, 6, output.partial, &more, sizeof more, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
+/* >>loss-avx512                                MARK: - loss-avx512 (private) */
+/* The maximum and the sum of exponentials of a row of logits, in one pass.   */
+/* Needs: >>gemm-avx512.                                                      */
+/* ========================================================================== */
+
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Adds e^(x - m) of 16 logits x <= m to the sums: 2^n 2^f with x - m = (n + f) ln 2 and |f| <= 1/2.
+ * The relative error is 1e-7 + 1.3e-8 |x - m|: little beside the largest term, which is 1. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_loss_add_exp(__m512 sum, __m512 x, __m512 m) {
+    const __m512 log2e = _mm512_set1_ps(1.44269504f);
+    /* 1.5 * 2^23 rounds to an integer, which 127 makes the bits of the exponent of 2^n */
+    const __m512 shift = _mm512_set1_ps(12582912.0f + 127.0f);
+    const __m512 v = _mm512_max_ps(_mm512_set1_ps(-87.0f), _mm512_sub_ps(x, m)); /* NaN stays */
+    const __m512 n = _mm512_fmadd_ps(v, log2e, shift);
+    const __m512 f = _mm512_fmsub_ps(v, log2e, _mm512_sub_ps(n, shift));
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(1.3276472e-3f), f, _mm512_set1_ps(9.6755419e-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5507131e-2f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022120e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314694e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0000001f));
+    return _mm512_fmadd_ps(
+        p, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(n), 23)), sum);
+}
+
+/* Does what tshi_loss_online does, with AVX-512, in groups of 64 logits. If a logit is NaN, S is
+ * NaN, but m need not be. */
+TSHI_AVX512 static float tshi_loss_online_avx512(const float *x, int64_t n, float *m) {
+    enum { GROUP = 4, AHEAD = 4096 }; /* registers of a group; bytes that are prefetched ahead */
+    const __m512 none = _mm512_set1_ps(-INFINITY), zero = _mm512_setzero_ps();
+    __m512 sum[GROUP], v[GROUP], max = _mm512_set1_ps(-FLT_MAX), top, shrink;
+    for (int i = 0; i < GROUP; i++) sum[i] = zero;
+    for (; n > 0; n -= 16 * GROUP, x += 16 * GROUP) {
+        for (int i = 0; i < GROUP; i++) {
+            v[i] = _mm512_mask_loadu_ps(none, (__mmask16)tshi_gemm_mask(n - 16 * i), x + 16 * i);
+            TSHI_PREFETCH((const void *)((uintptr_t)(x + 16 * i) + AHEAD));
+        }
+        top = _mm512_max_ps(_mm512_max_ps(v[0], v[1]), _mm512_max_ps(v[2], v[3]));
+        if (_mm512_cmp_ps_mask(top, max, _CMP_GT_OQ)) { /* m grows */
+            top = _mm512_set1_ps(_mm512_reduce_max_ps(_mm512_max_ps(max, top)));
+            shrink = tshi_loss_add_exp(zero, max, top);
+            for (int i = 0; i < GROUP; i++) sum[i] = _mm512_mul_ps(sum[i], shrink);
+            max = top;
+        }
+        for (int i = 0; i < GROUP; i++) sum[i] = tshi_loss_add_exp(sum[i], v[i], max);
+    }
+    *m = _mm512_cvtss_f32(max);
+    sum[0] = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
+    float s = _mm512_reduce_add_ps(sum[0]);
+    if (s < 0.5f) *m = -INFINITY; /* no term is 1: all logits are -infinity */
+    return s + (*m - *m);         /* NaN if m is not finite */
+}
+#endif
+
+/* ========================================================================== */
 /* >>op-loss                                        MARK: - op-loss (private) */
-/* Cross-entropy. If the classes are sharded, two all-reduces in forward.     */
-/* Needs: >>tape-leaf >>op-view >>redistribute.                               */
+/* Cross-entropy. If the classes are sharded, two collectives in forward.     */
+/* Needs: >>tape-leaf >>op-view >>redistribute >>loss-avx512.                 */
 /* ========================================================================== */
 
 /* Row i of the logits x (rows, V) has classes c: w_c is the weight of class c (1 if none are
  * given), t_ic the target (a probability, or for a class index y 1 if c = y, else 0), e the label
  * smoothing, z the factor of the z-loss, l_i the loss of the row and g_i the gradient of l_i:
  *   m_i = max_c x_ic                                 all-reduce MAX if classes are sharded
- *   S_i = sum_c e^(x_ic - m_i)                       all-reduce SUM of all sums in one call
+ *   S_i = sum_c e^(x_ic - m_i)                       all-gather of all sums in one call
  *   A_i = sum_c w_c t_ic                             (for an index and a replicated w: w_y, which
  *   B_i = sum_c w_c t_ic (x_ic - m_i)                needs no sum)
  *   Q_i = sum_c w_c (x_ic - m_i), W_i = sum_c w_c, V_i = sum_c 1, over x_ic > -inf, only if e > 0
@@ -28970,6 +29406,8 @@ typedef struct tshi_loss_work {
     /* what to compute: in tshi_loss_softmax TSHI_LOSS_M, _S or _BOTH; in tshi_loss_term TSHI_LOSS_A
      * to TSHI_LOSS_W */
     int which;
+    /* a faster version of tshi_loss_online; NULL: there is none */
+    tsh_real (*online)(const tsh_real *x, int64_t n, tsh_real *m);
 } tshi_loss_work;
 
 /* Sets *m to the maximum of a row of n logits and returns S, the sum of e^(x - m), in one pass:
@@ -29001,7 +29439,8 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S, shape (n) */
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         if (work->which == TSHI_LOSS_BOTH)
-            sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
+            sum[i] = work->online ? work->online(x, work->classes, m + i)
+                                  : tshi_loss_online(x, work->classes, m + i, fused);
         else if (work->which == TSHI_LOSS_S)
             sum[i] = tshi_kernel_sum_exps(x, work->classes, m[i], NULL, fused);
         else
@@ -29364,7 +29803,10 @@ static void tshi_loss_targets(const char *op, tsh_tensor *const *in, const tshi_
  * computes (tshi_loss_work.which). */
 static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_kernel_fn *kernel,
                           const tshi_operand *x, int which) {
-    const tshi_loss_work params = {loss->classes, which};
+    tshi_loss_work params = {loss->classes, which, NULL};
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+    if (ctx->isa == TSHI_ISA_AVX512) params.online = tshi_loss_online_avx512;
+#endif
     tshi_rows work = tshi_kernel_rows_job(kernel[ctx->isa], loss->rows, &params);
     memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
     work.own[TSHI_LOSS_SCRATCH] = loss->classes; /* elements of scratch for each piece */
@@ -29413,9 +29855,29 @@ static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_r
     }
 }
 
+/* Sums `sums`, n numbers on each rank, over the ranks, in the order of these. An all-reduce would
+ * add in an order that depends on where in the buffer a number is, so that the loss of a row
+ * depended on the other rows. */
+static void tshi_loss_sum_ranks(tsh_ctx *ctx, tsh_real *sums, int64_t n) {
+    const int size = ctx->tp.size;
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                       tshi_dtype_reals(size * n) +
+                                           (size_t)size * sizeof(int64_t));
+    int64_t *counts = block ? (int64_t *)tshi_mem_data(block) : NULL;
+    tsh_real *all = (tsh_real *)(void *)(counts + size); /* shape (ranks, n) */
+    if (!counts) return;
+    for (int r = 0; r < size; r++) counts[r] = n;
+    if (tshi_error_comm(ctx, tsh_allgather(&ctx->tp, sums, all, counts, 1, TSH_REAL),
+                        "tsh_cross_entropy: all-gather of the row sums") == TSH_OK) {
+        memcpy(sums, all, tshi_dtype_reals(n));
+        for (int r = 1; r < size; r++) tshi_tape_add_all(ctx, sums, all + r * n, n);
+    }
+    tshi_mem_release(ctx, block);
+}
+
 /* Computes the row losses (rows) in one pass over the logits; if classes are sharded, in two, with
- * an all-reduce after each. sums: (TSHI_LOSS_SUMS, rows), then space for losses (rows), then
- * scratch (pieces, classes). */
+ * an all-reduce of the maxima between, and an all-gather of the sums at the end. sums:
+ * (TSHI_LOSS_SUMS, rows), then space for losses (rows), then scratch (pieces, classes). */
 static void tshi_loss_rows(tsh_ctx *ctx, const tshi_loss *loss, tshi_operand *x, tsh_real *sums,
                            tsh_real *losses) {
     const int64_t n = loss->rows;
@@ -29429,9 +29891,7 @@ static void tshi_loss_rows(tsh_ctx *ctx, const tshi_loss *loss, tshi_operand *x,
         tshi_loss_run(ctx, loss, tshi_loss_softmax, x, TSHI_LOSS_S);
     }
     tshi_loss_terms(ctx, loss, sums, x);
-    if (loss->cut)
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, loss->sums * n, TSH_REAL, TSH_SUM),
-                              "tsh_cross_entropy: all-reduce of the row sums");
+    if (loss->cut) tshi_loss_sum_ranks(ctx, sums, loss->sums * n);
     tshi_loss_combine(loss, sums, losses);
 }
 
@@ -29538,6 +29998,302 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
         tshi_mem_release(ctx, aux);
     tshi_mem_release(ctx, sums);
     return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* ========================================================================== */
+/* >>op-chunks                                    MARK: - op-chunks (private) */
+/* tsh_loss_in_chunks: losses of a few rows at a time, and their gradients.   */
+/* Needs: >>tape-leaf >>op-view.                                              */
+/* ========================================================================== */
+
+/* L = sum of fn(x_c, t_c) over the chunks c of rows of x (rows, C) and of the target t. What fn
+ * computes for a chunk, such as logits, is released before the next chunk begins. If gradients are
+ * recorded, each chunk has a tape of its own, and backward through it runs at once, as if the
+ * gradient of L were 1. Gradients of L are linear in that of L, so that backward of L has only to
+ * multiply them by it: nothing is computed twice.
+ *   The sources are the tensors from outside that the chunks read and that require a gradient: x,
+ * weights. While chunks run, the accumulators of a source hold gradients of L alone, and those that
+ * it had before wait in tshi_chunk_source. Afterwards the node of L keeps the gradients of L in
+ * node->saved, each at the place of the input that it belongs to. */
+
+enum {
+    TSHI_CHUNK_ROWS = 256,  /* rows of a chunk if the caller does not say */
+    TSHI_CHUNK_SOURCES = 16 /* each is up to two inputs of a node, whose bits are in an unsigned */
+};
+
+/* A tensor from outside of the chunks that requires a gradient; always a base. */
+typedef struct tshi_chunk_source {
+    tsh_tensor *base;
+    tsh_tensor other; /* the fields that tshi_chunks_exchange exchanges; no other one is used */
+} tshi_chunk_source;
+
+/* A call of tsh_loss_in_chunks. */
+typedef struct tshi_chunks {
+    tsh_ctx *ctx;
+    tsh_tensor *x, *target;      /* shapes (rows, C) and (rows) or (rows, ..) */
+    const tsh_chunks_desc *desc; /* options of the call */
+    double total;                /* sum of the losses of all chunks so far */
+    int count;                   /* number of sources */
+    tshi_chunk_source source[TSHI_CHUNK_SOURCES];
+} tshi_chunks;
+
+/* -- sources ---------------------------------------------------------------- */
+
+/* Exchanges what a tensor has of the tape, and its gradients, for those in `other`. */
+static void tshi_chunks_exchange(tsh_tensor *base, tsh_tensor *other) {
+    const tsh_tensor was = *base;
+    base->node = other->node;
+    base->gr = other->gr;
+    base->gp = other->gp;
+    base->partial_contributions = other->partial_contributions;
+    base->contributions = other->contributions;
+    base->reducing = other->reducing;
+    base->req = other->req;
+    base->sparse = other->sparse;
+    base->marks = other->marks;
+    base->grad_dtype = other->grad_dtype;
+    base->packed = other->packed;
+    *other = was;
+}
+
+/* Gives `to` the memory of an accumulator without a gradient, if `to` has none. */
+static void tshi_chunks_give(tshi_accumulator *from, tshi_accumulator *to) {
+    if (from->live || to->block) return;
+    *to = *from;
+    memset(from, 0, sizeof *from);
+}
+
+/* Makes base a source, if it is not one yet and comes from outside. While chunks run it is a leaf
+ * without a gradient: nothing is all-reduced, and nothing is rounded to bf16. Returns 0 after an
+ * error. */
+static int tshi_chunks_add(tshi_chunks *c, tsh_tensor *base) {
+    tshi_chunk_source *source = &c->source[c->count];
+    if (!base || !base->requires_grad) return 1;
+    if (!(base->flags & TSHI_OWNED) && base->depth >= c->ctx->depth) return 1; /* from inside */
+    for (int i = 0; i < c->count; i++)
+        if (c->source[i].base == base) return 1;
+    if (c->count == TSHI_CHUNK_SOURCES)
+        return tshi_error_zero(c->ctx, TSH_ERR_UNSUPPORTED,
+                               "tsh_loss_in_chunks: fn reads more than %d tensors that require a "
+                               "gradient; compute what they are needed for before the chunks",
+                               TSHI_CHUNK_SOURCES);
+    c->count++;
+    source->base = base;
+    memset(&source->other, 0, sizeof source->other);
+    tshi_chunks_exchange(base, &source->other);
+    tshi_chunks_give(&source->other.gr, &base->gr);
+    tshi_chunks_give(&source->other.gp, &base->gp);
+    tshi_tensor_ref(base);
+    return 1;
+}
+
+/* Makes all tensors sources that the calls on the chunk's tape read from outside, and y, the
+ * chunk's losses, if fn returns one. Returns 0 after an error. */
+static int tshi_chunks_find(tshi_chunks *c, tsh_tensor *y) {
+    int ok = tshi_chunks_add(c, y->base);
+    for (const tshi_node *node = c->ctx->tape.newest; node; node = node->older) {
+        for (int i = 0; i < node->n && ok; i++)
+            ok = !node->in[i] || tshi_chunks_add(c, node->in[i]->base);
+        for (int i = 0; i < node->leaf_count && ok; i++) ok = tshi_chunks_add(c, node->leaves[i]);
+    }
+    return ok;
+}
+
+/* Gives each source back what it had before the chunks. The gradients of L are in source.other
+ * from then on. */
+static void tshi_chunks_restore(tshi_chunks *c) {
+    for (int i = 0; i < c->count; i++) {
+        tsh_tensor *base = c->source[i].base, *kept = &c->source[i].other;
+        tshi_chunks_exchange(base, kept);
+        tshi_chunks_give(&kept->gr, &base->gr);
+        tshi_chunks_give(&kept->gp, &base->gp);
+        tshi_mem_release(c->ctx, kept->marks);
+    }
+}
+
+/* -- forward: chunk by chunk ------------------------------------------------ */
+
+/* Checks the losses y that fn returned for a chunk. Returns 0 after an error. */
+static int tshi_chunks_check(const tshi_chunks *c, tsh_tensor *y) {
+    tsh_ctx *ctx = c->ctx;
+    char text[TSHI_TEXT_SIZE];
+    if (!y) /* fn may return NULL and set no error; an earlier error stays */
+        return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "tsh_loss_in_chunks: fn returned NULL");
+    if (y->ctx != ctx) {
+        (void)tshi_tensor_refuse_ctx(ctx, "tsh_loss_in_chunks", "the result of fn", y->ctx);
+        return 0;
+    }
+    if (!tshi_tensor_check_floating("tsh_loss_in_chunks", "fn(..)", &y, 1)) return 0;
+    return y->layout.kind == TSH_REPLICATED ||
+           tshi_error_zero(ctx, TSH_ERR_LAYOUT,
+                           "tsh_loss_in_chunks: fn returned losses %s; they must be replicated: "
+                           "tsh_redistribute(x, tsh_replicated()) before the chunks",
+                           tshi_tensor_text(y, text));
+}
+
+/* Runs backward through the chunk's tape, from the losses y, with a gradient of 1 for each. */
+static void tshi_chunks_back(tshi_chunks *c, tsh_tensor *y) {
+    static const int64_t none[TSH_MAX_DIMS] = {0}; /* strides: every element is the same one */
+    const tsh_real one = 1;
+    tshi_dest dest;
+    if (!y->base->requires_grad || !tshi_chunks_find(c, y) ||
+        !tshi_tape_dest_in(y, &y->base->gr, &dest))
+        return;
+    tshi_tape_accumulate(y, &dest, &one, none);
+    tshi_tape_mark(c->ctx, y);
+    tshi_tape_release_values(c->ctx, y, c->ctx->depth);
+    tshi_tape_walk(c->ctx);
+}
+
+/* Adds the losses of n rows from row `at` on to the total; those of a whole x are added in the same
+ * order, that of the rows. Then runs their backward. */
+static void tshi_chunks_run(tshi_chunks *c, int64_t at, int64_t n) {
+    tsh_ctx *ctx = c->ctx;
+    tshi_node *outer = ctx->tape.newest; /* the newest call on the tape outside of the chunks */
+    tshi_block *scratch = NULL;
+    tsh_tensor *x, *target, *y;
+    ctx->tape.newest = NULL; /* starts an empty tape */
+    tsh_scope_begin(ctx);    /* its end releases all tensors of the chunk */
+    x = tsh_slice(c->x, 0, at, n);
+    target = x ? tsh_slice(c->target, 0, at, n) : NULL;
+    y = target ? c->desc->fn(x, target, c->desc->user) : NULL;
+    if (tshi_chunks_check(c, y)) {
+        const int64_t count = tsh_local_numel(y);
+        const void *losses = tshi_kernel_packed(y, &scratch);
+        for (int64_t i = 0; i < count && losses; i++)
+            c->total += tshi_dtype_get(y->dtype, losses, i);
+        tshi_mem_release(ctx, scratch);
+        if (losses) tshi_chunks_back(c, y);
+    }
+    tshi_tape_walk(ctx); /* releases the calls that no backward has released */
+    tsh_scope_end(ctx);
+    ctx->tape.newest = outer;
+}
+
+/* -- the node of the sum ---------------------------------------------------- */
+
+/* Backward: multiplies the kept gradients by that of L and adds them to those of the inputs. */
+static void tshi_chunks_backward(tshi_node *node) {
+    const tsh_real g = *tshi_tape_grad(node);
+    for (int i = 0; i < node->n; i++) {
+        tsh_tensor *base = node->in[i];
+        const int64_t n = tsh_local_numel(base);
+        tshi_accumulator *acc = tshi_tape_accumulator(node, i);
+        tsh_real *kept = (tsh_real *)tshi_mem_data(node->saved[i]);
+        tshi_dest dest;
+        for (int64_t e = 0; e < n && g != 1; e++) kept[e] *= g;
+        if (acc->live) {
+            if (tshi_tape_dest(node, i, &dest))
+                tshi_tape_accumulate(base, &dest, kept, base->stride);
+        } else if (base->requires_grad) { /* the kept gradient becomes the input's */
+            tshi_mem_release(base->ctx, acc->block);
+            acc->block = node->saved[i];
+            node->saved[i] = NULL;
+            acc->live = 1;
+            acc->clean = base->sparse = 0;
+        }
+    }
+}
+
+static const tshi_op tshi_chunks_op = {"tsh_loss_in_chunks", NULL,      NULL,
+                                       tshi_chunks_backward, TSHI_NONE, 0};
+
+/* Records the node of L, out: its inputs are the sources, once for each accumulator that has a
+ * gradient. */
+static void tshi_chunks_record(tshi_chunks *c, tsh_tensor *out) {
+    tsh_tensor *in[2 * TSHI_CHUNK_SOURCES];
+    tshi_accumulator *kept[2 * TSHI_CHUNK_SOURCES];
+    tshi_node *node;
+    unsigned partial = 0;
+    int n = 0;
+    for (int i = 0; i < 2 * c->count; i++) {
+        tsh_tensor *other = &c->source[i / 2].other;
+        kept[n] = i % 2 ? &other->gp : &other->gr;
+        if (!kept[n]->live) continue;
+        if (i % 2) partial |= 1u << n;
+        in[n++] = c->source[i / 2].base;
+    }
+    node = n ? tshi_tape_add(&tshi_chunks_op, out, in, n, partial, 0) : NULL;
+    for (int i = 0; i < n && node; i++) {
+        node->saved[i] = kept[i]->block; /* the node releases it */
+        kept[i]->block = NULL;
+    }
+}
+
+/* Runs all chunks and returns L; NULL: an error. */
+static tsh_tensor *tshi_chunks_sum(tshi_chunks *c) {
+    tsh_ctx *ctx = c->ctx;
+    const tsh_shape scalar = tsh_shape0();
+    const tsh_layout whole = tsh_replicated();
+    const int64_t all = c->x->dim[0];
+    const int64_t rows = c->desc->rows ? c->desc->rows : (int64_t)TSHI_CHUNK_ROWS;
+    const int syncing = ctx->tape.syncing; /* 1: in a backward that sends gradients over dp */
+    int64_t at = 0;
+    tsh_tensor *out;
+    ctx->tape.syncing = 0; /* those of the sources are not complete */
+    ctx->tape.locked++;    /* fn may not run the tape's backward, or end the step */
+    do {
+        tshi_chunks_run(c, at, tshi_base_min(rows, all - at));
+        at += rows;
+    } while (at < all && ctx->error.code == TSH_OK);
+    ctx->tape.locked--;
+    ctx->tape.syncing = syncing;
+    tshi_chunks_restore(c);
+    out = ctx->error.code == TSH_OK
+              ? tshi_tensor_out(ctx, tshi_chunks_op.name, TSH_REAL, &scalar, &whole)
+              : NULL;
+    if (out) {
+        *tshi_tensor_values(out) = TSHI_R(c->total);
+        tshi_chunks_record(c, out);
+    }
+    for (int i = 0; i < c->count; i++) {
+        tshi_mem_release(ctx, c->source[i].other.gr.block);
+        tshi_mem_release(ctx, c->source[i].other.gp.block);
+        tshi_tensor_unref(c->source[i].base);
+    }
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+
+/* Returns t with its first `lead` dimensions as one, of `rows` rows; NULL: an error. */
+static tsh_tensor *tshi_chunks_flat(tsh_tensor *t, int lead, int64_t rows) {
+    tsh_shape shape = tsh_shape1(rows);
+    for (int d = lead; d < t->ndim; d++) shape.dim[shape.ndim++] = t->dim[d];
+    return tsh_reshape(t, shape);
+}
+
+TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
+                                       const tsh_chunks_desc *desc) {
+    const char *op = tshi_chunks_op.name;
+    tsh_tensor *in[2];
+    tshi_chunks chunks;
+    char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
+    int64_t rows = 1;
+    int fits;
+    in[0] = x;
+    in[1] = target;
+    chunks.ctx = tshi_tensor_check(op, "x target", in, 2);
+    if (!chunks.ctx) return NULL;
+    if (!desc || !desc->fn || desc->rows < 0)
+        return tshi_error_null(chunks.ctx, TSH_ERR_ARGUMENT,
+                               desc && desc->fn ? "%s: .rows is %lld; it must not be negative"
+                                                : "%s: .fn, which computes losses, is NULL",
+                               op, desc ? (long long)desc->rows : 0);
+    fits = x->ndim > 0 && target->ndim >= x->ndim - 1;
+    for (int d = 0; d < x->ndim - 1 && fits; d++) {
+        fits = x->dim[d] == target->dim[d];
+        rows *= x->dim[d];
+    }
+    if (!fits)
+        return tshi_error_null(chunks.ctx, TSH_ERR_SHAPE,
+                               "%s: x %s and target %s; x is (.., C), and the target begins with "
+                               "the same dimensions (..)",
+                               op, tshi_tensor_text(x, tx), tshi_tensor_text(target, tt));
+    chunks.x = tshi_chunks_flat(x, x->ndim - 1, rows);
+    chunks.target = chunks.x ? tshi_chunks_flat(target, x->ndim - 1, rows) : NULL;
+    chunks.desc = desc;
+    chunks.total = 0;
+    chunks.count = 0;
+    return chunks.target ? tshi_chunks_sum(&chunks) : NULL;
 }
 
 /* ========================================================================== */
@@ -31063,19 +31819,26 @@ typedef struct tshi_module_calls {
     const tsh_module *module; /* the module that the state belongs to */
     uint64_t dropout_calls;   /* the module's dropout_calls at the forward */
     int evaluating;           /* the module's evaluating at the forward */
+    tshi_adapter *adapter;    /* the adapter that was active at the forward; NULL: none */
+    tsh_tensor *segments;     /* the module's segments at the forward (tsh_set_segments) */
 } tshi_module_calls;
 
-/* Counters of random draws of the ctx and of all modules, and the modules' modes (training or not),
- * saved at the forward. */
+/* max number of inputs of a checkpoint's node: those of the module, then the segments that its
+ * attention layers have, of which each tensor is there once */
+enum { TSHI_RECOMPUTE_INPUTS = TSHI_MODULE_INPUTS + 8 };
+
+/* Counters of random draws of the ctx and of all modules, the modules' modes (training or not) and
+ * active adapters, saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
+    int inputs;                          /* number of inputs of the module */
     uint64_t randn_calls, dropout_calls; /* those of the ctx when the forward began */
     /* shape (modules + 1): one entry per module, in pre-order, and a zeroed one at the end */
     tshi_module_calls *each;
 } tshi_rng_counts;
 
-/* Copies the current counters and modes into the tape's arena. Returns NULL and sets an error if
- * there is no memory. */
+/* Copies the current counters, modes and active adapters into the tape's arena. Returns NULL and
+ * sets an error if there is no memory. */
 static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
     const size_t n = (size_t)tshi_module_count(ctx) + 1; /* + 1: the zeroed entry at the end */
@@ -31090,13 +31853,15 @@ static tshi_rng_counts *tshi_recompute_save_counts(tsh_module *module) {
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
         counts->each[i].module = m;
         counts->each[i].evaluating = m->evaluating;
+        counts->each[i].segments = m->segments;
+        counts->each[i].adapter = m->adapter;
         counts->each[i++].dropout_calls = m->dropout_calls;
     }
     return counts;
 }
 
-/* Restores saved counters and modes. A module added since the save gets a counter of 0 and keeps
- * its mode. */
+/* Restores saved counters, modes and active adapters. A module added since the save gets a counter
+ * of 0 and keeps its mode. */
 static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
@@ -31105,7 +31870,51 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
         const int known = counts->each[i].module == m;
         m->dropout_calls = known ? counts->each[i].dropout_calls : 0;
         if (known) m->evaluating = counts->each[i].evaluating;
+        if (known) m->adapter = counts->each[i].adapter;
         i += (size_t)known;
+    }
+}
+
+/* Appends to in, which has n inputs of a checkpointed module, the segments of the modules below it.
+ * Returns how many inputs there are then; 0 and an error if they are too many. */
+static int tshi_recompute_add_segments(tsh_module *module, tsh_tensor **in, int n) {
+    for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
+        int k = 0;
+        while (k < n && in[k] != m->segments) k++;
+        if (!m->segments || k < n) continue;
+        if (n == TSHI_RECOMPUTE_INPUTS)
+            return tshi_error_zero(module->ctx, TSH_ERR_ARGUMENT,
+                                   "tsh_checkpoint: more than %d tensors are inputs, or segments "
+                                   "of modules below \"%s\"; set the same for all of these "
+                                   "(tsh_set_segments)",
+                                   TSHI_RECOMPUTE_INPUTS, module->path);
+        in[n++] = m->segments;
+    }
+    return n;
+}
+
+/* Before a recomputation (x not NULL): gives the modules below the checkpoint the segments that
+ * they had at its forward, of which x has the saved values. `now` keeps the references to those
+ * that they have now, and after the recomputation (x NULL) gives them back. */
+static void tshi_recompute_swap_segments(const tshi_node *node, const tshi_rng_counts *now,
+                                         tsh_tensor *const *x) {
+    const tshi_rng_counts *before = (const tshi_rng_counts *)node->params;
+    const tshi_module_calls *old = before->each, *own = now->each;
+    while (old->module != before->module) old++;
+    while (own->module != before->module) own++;
+    for (tsh_module *m = before->module; m; m = tshi_module_next(before->module, m)) {
+        /* a module added since the forward is not in old, one that was added by it not in own */
+        tsh_tensor *wanted = old->module == m ? (old++)->segments : NULL;
+        tsh_tensor *current = own->module == m ? (own++)->segments : NULL;
+        int k = 0;
+        if (x) {
+            while (k < node->n && node->in[k] != wanted) k++;
+            m->segments = wanted && k < node->n ? x[k] : NULL;
+            tshi_tensor_ref(m->segments);
+        } else {
+            tshi_tensor_unref(m->segments);
+            m->segments = current;
+        }
     }
 }
 
@@ -31174,9 +31983,9 @@ static tsh_tensor *tshi_recompute_run_checked(tsh_module *module, tsh_tensor **i
 static void tshi_recompute_replay(tshi_node *node) {
     const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
     tsh_ctx *ctx = node->out->ctx;
-    tshi_node *outer = ctx->tape.newest;          /* the newest node of the outer tape */
-    tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL; /* recomputed inputs and output */
-    int i, no_grad = ctx->tape.no_grad;           /* no_grad: restored at the end */
+    tshi_node *outer = ctx->tape.newest;             /* the newest node of the outer tape */
+    tsh_tensor *x[TSHI_RECOMPUTE_INPUTS], *y = NULL; /* recomputed inputs and output */
+    int i, no_grad = ctx->tape.no_grad;              /* no_grad: restored at the end */
     now = tshi_recompute_save_counts(before->module);
     if (!now) return;                           /* no memory */
     tshi_recompute_restore_counts(ctx, before); /* draws the same dropout masks */
@@ -31189,7 +31998,10 @@ static void tshi_recompute_replay(tshi_node *node) {
         x[i] = in ? tshi_tensor_view_of(in, node->saved[i]) : NULL;
     }
     ctx->tape.replaying++; /* batch norm does not update its running statistics again */
-    if (ctx->error.code == TSH_OK) y = tshi_recompute_run_checked(before->module, x, node->n);
+    tshi_recompute_swap_segments(node, now, x);
+    if (ctx->error.code == TSH_OK)
+        y = tshi_recompute_run_checked(before->module, x, before->inputs);
+    tshi_recompute_swap_segments(node, now, NULL);
     ctx->tape.replaying--;
     tshi_recompute_restore_counts(ctx, now); /* later ops draw as if nothing was recomputed */
     if (y && tshi_recompute_check_inputs(node) == TSH_OK) tshi_recompute_backward(node, y);
@@ -31237,24 +32049,31 @@ static const tshi_op tshi_module_checkpoint_op = {
     "tsh_checkpoint", /* name in errors and traces */
     NULL,
     NULL,
-    tshi_recompute_replay,          /* function that runs backward */
-    (1u << TSHI_MODULE_INPUTS) - 1, /* bits of inputs whose values are saved: all */
+    tshi_recompute_replay,             /* function that runs backward */
+    (1u << TSHI_RECOMPUTE_INPUTS) - 1, /* bits of inputs whose values are saved: all */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 /* Runs a checkpointed module's forward and records one node for all of it. */
 static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     tshi_rng_counts *counts;
-    tsh_tensor *y;
+    tsh_tensor *y, *all[TSHI_RECOMPUTE_INPUTS]; /* all: the inputs, then segments */
     tshi_node *node;
     int leaves, trained = 0; /* number of parameters; number of those that require a gradient */
+    int count;               /* length of `all` */
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
-    for (int i = 0; i < n; i++)
-        if (in[i] && !tshi_tensor_check("tsh_checkpoint", "input", &in[i], 1)) return NULL;
+    if (n > 0) memcpy(all, in, (size_t)n * sizeof *in);
+    count = tshi_recompute_add_segments(module, all, n);
+    if (ctx->error.code != TSH_OK) return NULL;
+    for (int i = 0; i < count; i++) {
+        const char *name = i < n ? "input" : "segments";
+        if (all[i] && !tshi_tensor_check("tsh_checkpoint", name, &all[i], 1)) return NULL;
+    }
     counts = tshi_recompute_save_counts(module); /* before the forward draws random numbers */
+    if (counts) counts->inputs = n;
     ctx->tape.locked++; /* keeps the tape's arena, which holds the counters */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
     ctx->tape.locked--;
@@ -31262,7 +32081,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     if (!y || (!tshi_tape_records(ctx, in, n) && !trained)) return y;
     /* Marks the gradients of all inputs as possibly partial: the recomputation decides which
      * are. */
-    node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
+    node = tshi_tape_add(&tshi_module_checkpoint_op, y, all, count, (1u << n) - 1,
                          (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
     node->leaves = (tsh_tensor **)node->params; /* memory that tshi_tape_add reserved for them */
@@ -31292,8 +32111,8 @@ typedef struct tshi_line {
     int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
 } tshi_line;
 
-/* Writes m's path, kind and number, and the name, dtype, shape and layout of its parameters, and
- * which of them are frozen. */
+/* Writes m's path, kind and number, its active adapter, the name, dtype, shape and layout of its
+ * parameters, and which of these are frozen. */
 static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
@@ -31301,6 +32120,7 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
                  m->kind->name);
     line->number = m->number;
     if (m->number > 0) tsh_text_add(line->text, size, " (%.9g)", m->number);
+    if (m->adapter) tsh_text_add(line->text, size, " with the adapter \"%s\"", m->adapter->name);
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
@@ -32338,25 +33158,6 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
  * sharded along `out`, so is B, and A is replicated; if W is sharded along `in`, so is A, and B is
  * replicated. tsh_parallelize may change the layout of W later, and so may the first forward of a
  * layer of style TSH_AUTO: each forward lays out A and B as W is then (tshi_adapter_place). */
-
-/* One A and one B. A layer that holds several layers of a file, such as q, k and v, has one part
- * for each. */
-typedef struct tshi_adapter_part {
-    tsh_module *a, *b; /* the modules of A and of B, their parameter 0 */
-    int64_t length;    /* number of output features */
-} tshi_adapter_part;
-
-typedef struct tshi_adapter tshi_adapter;
-struct tshi_adapter {
-    tshi_adapter *next;      /* the next adapter of the layer; NULL: none */
-    const char *name;        /* such as "default" */
-    double scale, dropout;   /* scale: s; dropout: probability of a zero */
-    tshi_adapter_part *part; /* `parts` entries, in the order of W's output features */
-    int parts;
-    /* while it is merged into W: an owned tensor with the values that W had before, which
-     * tsh_close releases, too; else NULL */
-    tsh_tensor *kept;
-};
 
 /* Forward of A or B by itself: x (.., in) -> (.., out). */
 static tsh_tensor *tshi_adapter_alone(tsh_module *module, tsh_tensor **in, int n) {
@@ -33542,6 +34343,7 @@ static tsh_tensor *tshi_layers_attend(tsh_module *module, tsh_tensor **in, int n
     desc.owner = module;
     if (module->evaluating) desc.dropout = 0;
     if (n > 1) desc.mask = in[1];
+    desc.segments = module->segments;
     tshi_layers_cached(a, &desc);
     desc.sinks = a->sinks ? a->sinks->param[0] : NULL; /* read anew: tsh_tie may have replaced it */
     if (a->sinks && qkv[0]->layout.kind == TSH_REPLICATED) desc.sinks = tsh_full_tensor(desc.sinks);
@@ -33671,6 +34473,24 @@ TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *
     module = tshi_layers_finish(module);
     if (module) tshi_tensor_ref(desc->attention.mask); /* keeps the mask: each forward reads it */
     return module;
+}
+
+TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments) {
+    char text[TSHI_TEXT_SIZE];
+    if (!module || (segments && segments->ctx != module->ctx)) return TSH_ERR_ARGUMENT;
+    if (segments && !tshi_tensor_check("tsh_set_segments", "segments", &segments, 1))
+        return module->ctx->error.code;
+    if (segments && (segments->dtype != TSH_I32 || segments->ndim != 2))
+        return tsh_fail(module->ctx, TSH_ERR_SHAPE,
+                        "tsh_set_segments: segments %s %s; takes i32 of shape (B, T)",
+                        tshi_dtype_name(segments->dtype), tshi_tensor_text(segments, text));
+    /* All modules get them, so that pipelines and checkpoints can ask any module. */
+    for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
+        tshi_tensor_ref(segments);
+        tshi_tensor_unref(m->segments);
+        m->segments = segments;
+    }
+    return module->ctx->error.code;
 }
 
 /* -- the MLP layer: tsh_add_mlp --------------------------------------------- */
@@ -34562,7 +35382,7 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tshi_operand x, int64_t n) {
     if (!scratch) return 0;
     all.sums = (double *)tshi_mem_data(scratch);
     tshi_team_run(ctx, tshi_team_parts(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
-    for (int64_t i = 0; i < blocks; i++) sum += all.sums[i];
+    for (int64_t i = 0; i < blocks && !ctx->dry; i++) sum += all.sums[i];
     tshi_mem_release(ctx, scratch);
     return sum;
 }
@@ -35012,7 +35832,7 @@ static tsh_tensor *tshi_optim_moment(const tsh_tensor *form, tsh_tensor **moment
         tshi_tensor_release(m);
         return NULL;
     }
-    memset(tshi_mem_data(m->block), 0, tshi_dtype_bytes(m->dtype, tshi_optim_count(m)));
+    tshi_mem_clear(ctx, m->block, tshi_dtype_bytes(m->dtype, tshi_optim_count(m)));
     *moment = m;
     return m;
 }
@@ -36622,6 +37442,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_use(tsh_module *module, const char *name) 
                         module->path, name);
     for (tsh_module *m = module; m; m = tshi_module_next(module, m))
         m->adapter = name ? tshi_lora_find(m, name) : NULL;
+    tshi_module_changed(ctx); /* ranks compare which adapters are active */
     return TSH_OK;
 }
 
@@ -37175,7 +37996,7 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
 /* >>pipeline                                      MARK: - pipeline (private) */
 /* Pipeline parallelism: layers are assigned to stages, one per rank of pp.   */
 /* Micro-batches are sent from stage to stage.                                */
-/* Needs: >>tensor-make >>module-tree.                                        */
+/* Needs: >>layers.                                                           */
 /* ========================================================================== */
 
 /* Each stage has one tape per micro-batch under way (tshi_micro) and swaps it into the ctx for the
@@ -37190,6 +38011,7 @@ enum { TSHI_PIPELINE_SENDS = 16 }; /* max sends in flight in each direction; a c
 typedef struct tshi_message {
     /* kind, cut, segments: kind, dim and number of segments of the layout */
     int64_t dtype, requires_grad, ndim, kind, cut, segments;
+    int64_t more; /* 1: another tensor follows, the segments of tsh_set_segments */
     int64_t dim[TSH_MAX_DIMS];                               /* global shape */
     tsh_segment segment[TSH_MAX_SEGMENTS];                   /* segments of the layout */
 } tshi_message;
@@ -37285,11 +38107,12 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
 
 /* -- tensors and gradients from stage to stage -------------------------------- */
 
-/* Sends y to the next stage: its description, then this rank's shard. */
-static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
+/* Sends y to the next stage: its description, then this rank's shard. more: whether another tensor
+ * will follow. */
+static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y, int more) {
     tsh_ctx *ctx = p->ctx;
     tshi_message head = {y->dtype, !ctx->tape.no_grad && y->base->requires_grad, y->ndim,
-                         y->layout.kind, y->layout.dim, y->layout.segments, {0}, {{0, 0}}};
+                         y->layout.kind, y->layout.dim, y->layout.segments, more, {0}, {{0, 0}}};
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP, sizeof head), *packed;
     void *data; /* y's values, contiguous */
     if (!block) return;
@@ -37329,8 +38152,8 @@ static const tshi_op tshi_pipeline_op = {
     "tsh_pipeline", NULL, NULL, tshi_pipeline_receive_backward, TSHI_NONE, 0};
 
 /* Receives a tensor from the previous stage. Records it on the tape if it requires a gradient,
- * unless micro is NULL (evaluation). */
-static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro) {
+ * unless micro is NULL (evaluation). Sets *more: whether another one follows. */
+static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro, int *more) {
     tshi_message head; /* x's description, received first */
     tsh_layout layout = tsh_replicated();
     tsh_shape shape = tsh_shape0();
@@ -37338,6 +38161,7 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     tsh_tensor *x;
     if (tshi_pipeline_receive(p, p->stage - 1, &head, TSHI_PIPELINE_WORDS, TSH_I64) != TSH_OK)
         return NULL;
+    *more = (int)head.more;
     shape.ndim = (int)head.ndim;
     memcpy(shape.dim, head.dim, sizeof head.dim);
     layout.kind = (tsh_layout_kind)head.kind;
@@ -37356,12 +38180,30 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     return x;
 }
 
+/* Receives a micro-batch's tensor from the previous stage, and sets the segments that the first
+ * stage had for it. */
+static tsh_tensor *tshi_pipeline_receive_input(tsh_pipeline *p, tshi_micro *micro) {
+    int more = 0;
+    tsh_tensor *x = tshi_pipeline_receive_tensor(p, micro, &more);
+    tsh_tensor *segments = more ? tshi_pipeline_receive_tensor(p, NULL, &more) : NULL;
+    if (x && p->ctx->error.code == TSH_OK) (void)tsh_set_segments(p->container, segments);
+    return x;
+}
+
+/* Sends y, and the segments of its micro-batch, if there are any, to the next stage. */
+static void tshi_pipeline_send_output(tsh_pipeline *p, tsh_tensor *y) {
+    tsh_tensor *segments = p->container->segments;
+    if (segments && !tshi_tensor_check("tsh_pipeline", "segments", &segments, 1)) return;
+    tshi_pipeline_send_tensor(p, y, segments != NULL);
+    if (segments) tshi_pipeline_send_tensor(p, segments, 0);
+}
+
 /* Runs this stage's children on micro-batch k. Returns their output, after starting to send it to
  * the next stage, or on the last stage the loss; NULL after an error. */
 static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
     tsh_module *child = p->child; /* the stage's children follow each other */
-    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro) /* the stage's input */
+    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_input(p, micro) /* the stage's input */
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
     for (i = 0; i < p->counts[p->stage] && x && ctx->error.code == TSH_OK; i++) {
@@ -37376,7 +38218,7 @@ static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micr
             i ? "output" : "input", k);
     if (!tshi_tensor_check("tsh_pipeline", "x", &x, 1)) return NULL;
     if (p->stage == p->last) return p->desc.loss(ctx, x, k, p->desc.user);
-    tshi_pipeline_send_tensor(p, x);
+    tshi_pipeline_send_output(p, x);
     return x;
 }
 
@@ -38595,7 +39437,9 @@ typedef struct tshi_io_count {
 
 /* A tensor of the model: a parameter, or a moment or an average of one. */
 typedef struct tshi_io_item {
-    const char *prefix, *path; /* the tensor's name in the file is prefix + path */
+    const char *prefix, *path; /* the tensor's name in the file, before .rename, is prefix + path */
+    const char *name;          /* saving: its name in the file */
+    int shard;                 /* saving: which of the files it is written to, from 0 on */
     /* moment: points to an element of .moment of its tshi_moments, or to .average of its
      * tshi_average; NULL: the item is the parameter */
     tsh_tensor *param, **moment;
@@ -38607,6 +39451,7 @@ typedef struct tshi_io_item {
     tsh_dtype file;             /* the tensor's dtype in the file; TSH_DTYPE_DEFAULT, when saving:
                                  * no stage has values, so it is not written */
     const tshi_io_entry *entry; /* loading: the tensor of the files that matches; NULL: none */
+    const char *of; /* the name of the adapter whose A or B it is; NULL: another parameter */
 } tshi_io_item;
 
 /* The state of one save or load. */
@@ -38618,12 +39463,14 @@ typedef struct tshi_io {
     const char *op, *path;  /* op: "tsh_save" or "tsh_load", for errors; path: that of the file */
     const char *adapter;    /* the name of the adapters that are saved or loaded, alone; NULL: all
                              * parameters are */
+    int plain;              /* 1: without any adapter's A and B */
     const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
     tsh_dtype dtype;        /* saving: dtype in which parameters are written; 0: each in its own */
     /* loading, strict 1: a dtype other than the model's is an error; strict_names 1: so are tensors
      * whose names lack the prefix */
     int strict, strict_names;
-    const tsh_rename *rename;    /* loading: pairs of patterns that rename the files' tensors */
+    const tsh_rename *rename;    /* pairs of patterns that rename the files' tensors; saving undoes
+                                  * them */
     const char *const *ignore;   /* loading: patterns of tensors to ignore, the last one NULL */
     int broadcast;               /* 1: rank 0 reads for the other ranks (.broadcast) */
     const tsh_file_desc *reader; /* its .read_at gives the files' bytes; NULL: `file` gives them */
@@ -38642,13 +39489,18 @@ typedef struct tshi_io {
      * one if values must be converted, else NULL. */
     char *buffer;
     /* The fields from here to `hashes` are for saving. */
+    int64_t shard_bytes; /* most bytes of tensors in a file of a folder; 0: one file, at the path */
+    /* shards: number of files, 0 if shard_bytes is; shard: which of them is being written, from 0
+     * on; done: how many are complete, and the index */
+    int shards, shard, done;
     int64_t *known;                  /* dtypes of items, then counters, merged from all stages */
     tshi_block *whole_block;         /* memory for a whole moment, gathered from dp's chunks */
     int64_t bytes;                   /* bytes of all values in the file (loading: in all files) */
     int64_t hash_at;                 /* position of the hash of all values in the file */
-    uint64_t hashes[TSHI_IO_HASHES]; /* interleaved hashes of the values written so far */
+    uint64_t hashes[TSHI_IO_HASHES]; /* interleaved hashes of the file's values so far */
     /* The fields from here on are for loading. */
-    const char *given;          /* the user's path; `path` is that of the file being read */
+    const char *given;          /* the user's path; `path` is that of the file being read (or,
+                                 * saving to a folder, written) */
     tshi_io_source *source;     /* shape (sources): the files to load from */
     const tshi_io_source *open; /* the source being read, by `file` or .read_at; NULL: none */
     int sources, index;         /* sources: number of files; index: 1 while an index is parsed */
@@ -38697,8 +39549,10 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->ema = desc ? desc->ema : NULL;
     io->op = op;
     io->path = io->given = path ? path : "";
-    io->adapter = desc ? desc->adapter : NULL;
+    io->plain = desc && desc->adapter && !*desc->adapter;
+    io->adapter = desc && !io->plain ? desc->adapter : NULL;
     io->prefix = desc && desc->prefix ? desc->prefix : io->adapter ? "base_model.model" : "";
+    io->shard_bytes = desc ? desc->shard_bytes : 0;
     io->dtype = desc ? desc->dtype : TSH_DTYPE_DEFAULT;
     io->strict = desc && desc->strict_dtype;
     io->strict_names = desc && desc->strict_names;
@@ -38718,11 +39572,16 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
                        op, tshi_dtype_exists(io->dtype) ? tshi_dtype_name(io->dtype) : "none");
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
-    if (io->adapter && (optim || io->ema))
+    if ((io->adapter || io->plain) && (optim || io->ema))
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
-                       "%s: .adapter is for adapters alone, without moments and averages; save a "
-                       "run without it",
-                       op);
+                       "%s: .adapter is for %s, without moments and averages; save a run without "
+                       "it",
+                       op, io->plain ? "a model without adapters" : "adapters alone");
+    if (io->shard_bytes < 0 || (io->shard_bytes && io->adapter))
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: .shard_bytes is %lld%s; a folder takes whole models, in files of at "
+                       "least one byte of tensors",
+                       op, (long long)io->shard_bytes, io->adapter ? " and .adapter is set" : "");
     if (io->ema && io->ema->module != root)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
                        "%s: .ema has the averages of another module, \"%s\"", op,
@@ -38844,10 +39703,15 @@ static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *pa
     return item;
 }
 
-/* Callback of tshi_module_params: appends a parameter to io->item. user: the tshi_io. */
-static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
-    (void)path;
-    (void)tshi_io_add((tshi_io *)user, "", param, NULL, NULL, param->dtype);
+/* Appends all parameters below io->root to io->item; with io->plain, not A and B of adapters. */
+static void tshi_io_list_params(tshi_io *io) {
+    tshi_walk at = {NULL, NULL, 0};
+    while (tshi_module_step_once(io->root, &at)) {
+        const int adapts = at.module->kind == &tshi_adapter_kind;
+        if (io->plain && adapts) continue;
+        tshi_io_add(io, "", at.param, NULL, NULL, at.param->dtype)->of =
+            adapts ? at.module->name : NULL;
+    }
 }
 
 /* Returns the name that PEFT gives A or B of an adapter, whose module is m: "lora_A" and "lora_B"
@@ -38956,7 +39820,7 @@ static int tshi_io_list(tshi_io *io) {
     io->generators = io->counts; /* the counters so far are those of the generators */
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
     if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
-    tshi_module_params(io->root, 1, tshi_io_add_param, io);
+    tshi_io_list_params(io);
     first = io->counts;
     for (i = 0; i < updated; i++) {
         tshi_moments *each = &optim->each[i];
@@ -39020,9 +39884,94 @@ static int tshi_io_utf8(const unsigned char *s) {
 }
 
 /* ========================================================================== */
+/* >>io-name                                        MARK: - io-name (private) */
+/* Names of tensors in files and in the model: .ignore, .rename both ways.    */
+/* Needs: >>glob >>io.                                                        */
+/* ========================================================================== */
+
+/* Copies a name from the file to `quote`, of TSHI_IO_QUOTE bytes, for an error: cut off there,
+ * control characters replaced. Returns quote. */
+static const char *tshi_io_quote(const char *name, char *quote) {
+    (void)snprintf(quote, TSHI_IO_QUOTE, "%s", name);
+    tshi_base_quote(quote);
+    return quote;
+}
+
+/* Compares two structs by their first field, a name; for qsort and bsearch. */
+static int tshi_io_by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Returns 1 if the name of a tensor in the files matches a pattern of .ignore. */
+static int tshi_io_ignored(const tshi_io *io, const char *name) {
+    const char *const *pattern = io->ignore;
+    if (!pattern || strlen(name) >= TSHI_IO_NAME)
+        return 0; /* no pattern is tried on longer names */
+    while (*pattern && !tshi_glob_match(*pattern, name)) pattern++;
+    return *pattern != NULL;
+}
+
+/* Returns what the pair makes of a name: the name itself if pair->from does not match it. back 1:
+ * undoes the pair, which makes pair->from of what matches pair->to. Sets an error if it makes no
+ * name. */
+static const char *tshi_io_rename_by(tshi_io *io, const tsh_rename *pair, const char *name,
+                                     int back) {
+    const char *from = back ? pair->to : pair->from, *to = back ? pair->from : pair->to;
+    char text[TSHI_IO_NAME], quote[TSHI_IO_QUOTE];
+    tshi_captures captures;
+    char *copy;
+    captures.count = 0;
+    if (!from || strlen(name) >= sizeof text || !tshi_glob_into(from, name, &captures)) return name;
+    if (to && !(back && strpbrk(to, "?[")) &&
+        tshi_glob_replace(to, &captures, text, sizeof text)) {
+        copy = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, strlen(text) + 1);
+        if (copy) strcpy(copy, text);
+        return copy ? copy : name;
+    }
+    (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                   back ? "%s: .rename \"%.64s\" to \"%.64s\" cannot be undone for \"%s\": the "
+                          "first has ?, a [set] or more * than the second, more than %d *, or the "
+                          "name is too long; save with another .rename"
+                        : "%s: .rename \"%.64s\" to \"%.64s\" makes no name of \"%s\": it has more "
+                          "* than the first, more than %d, or is too long",
+                   io->op, pair->from, pair->to ? pair->to : "", tshi_io_quote(name, quote),
+                   (int)TSHI_GLOB_CAPTURES);
+    return name;
+}
+
+/* Returns what the pairs of .rename, applied in order, make of the name of a tensor in the files.
+ * The name is unchanged by pairs that do not match. Sets an error if a pair makes no valid name. */
+static const char *tshi_io_rename(tshi_io *io, const char *name) {
+    const tsh_rename *pair = io->rename;
+    for (; pair && pair->from; pair++) name = tshi_io_rename_by(io, pair, name, 0);
+    return name;
+}
+
+/* Returns the name in the file of a tensor that is called `name` in the model, prefixes included:
+ * the pairs of .rename that match are undone, the last one first. Sets an error if loading the file
+ * with the same .rename and .ignore would not give the name back. */
+static const char *tshi_io_rename_back(tshi_io *io, const char *name) {
+    char quote[3][TSHI_IO_QUOTE];
+    const char *own = name, *again;
+    int pairs = 0, ignored;
+    while (io->rename && io->rename[pairs].from) pairs++;
+    while (pairs-- > 0) own = tshi_io_rename_by(io, &io->rename[pairs], own, 1);
+    ignored = tshi_io_ignored(io, own);
+    again = io->ctx->error.code == TSH_OK ? tshi_io_rename(io, own) : name;
+    if (io->ctx->error.code == TSH_OK && (ignored || strcmp(again, name) != 0))
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: \"%s\" would be written as \"%s\", which loading with the same .rename "
+                       "and .ignore would %s%s%s; save with others",
+                       io->op, tshi_io_quote(name, quote[0]), tshi_io_quote(own, quote[1]),
+                       ignored ? "skip" : "call \"", ignored ? "" : tshi_io_quote(again, quote[2]),
+                       ignored ? "" : "\"");
+    return own;
+}
+
+/* ========================================================================== */
 /* >>io-save                                        MARK: - io-save (private) */
-/* Saving a model as one safetensors file.                                    */
-/* Needs: >>module-state >>optim >>io.                                        */
+/* Saving a model as one safetensors file, or as several with an index.       */
+/* Needs: >>module-state >>optim >>io-name.                                   */
 /* ========================================================================== */
 
 /* A text that is written to memory or, while `at` is NULL, only measured. */
@@ -39052,12 +40001,18 @@ static const char *tshi_io_escape(char c, char out[8]) {
     return out;
 }
 
-/* Appends ,"key": to the text, where the key is prefix + name. */
-static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
+/* Appends "words": to the text, where the words are prefix + name. */
+static void tshi_io_put_key(tshi_io_text *text, const char *prefix, const char *name) {
     char one[8]; /* one character, escaped */
-    tshi_io_put(text, ",\"%s", prefix);
+    tshi_io_put(text, "\"%s", prefix);
     for (; *name; name++) tshi_io_put(text, "%s", tshi_io_escape(*name, one));
     tshi_io_put(text, "\":");
+}
+
+/* Appends ,"key": to the text, where the key is prefix + name. */
+static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
+    tshi_io_put(text, ",");
+    tshi_io_put_key(text, prefix, name);
 }
 
 /* The metadata's key for the hash of all values. Its 16 hexadecimal digits are written last, once
@@ -39076,13 +40031,10 @@ static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
                : t->dim[d];
 }
 
-/* Appends the whole header to the text. PyTorch's files have "format": "pt". */
-static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
-    int64_t begin = 0, end; /* byte offsets of a tensor's values */
+/* Appends the counters, and which optimiser those of moments are of, to the text. */
+static void tshi_io_put_counts(const tshi_io *io, tshi_io_text *text) {
     char kind[TSHI_TEXT_SIZE], one[8];
-    int i, d;
-    tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
-                tshi_io_hash_key, 0);
+    int i;
     for (i = 0; i < io->counts; i++) {
         const tshi_io_count *count = &io->count[i];
         if (i == io->generators && io->optim) {
@@ -39095,17 +40047,28 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
         tshi_io_put_name(text, count->prefix, count->name);
         tshi_io_put(text, "\"%llu\"", (unsigned long long)*count->value);
     }
+}
+
+/* Appends the whole header of a file to the text, and returns the number of bytes of its values.
+ * PyTorch's files have "format": "pt". Of several files, the first one has the counters. */
+static int64_t tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
+    int64_t begin = 0, end; /* byte offsets of a tensor's values */
+    int i, d;
+    tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
+                tshi_io_hash_key, 0);
+    if (io->shard == 0) tshi_io_put_counts(io, text);
     for (i = 0; i < io->items; i++) {
-        if (!tshi_dtype_in_blocks(io->item[i].file)) continue;
-        tshi_io_put_name(text, tshi_io_blocks, io->item[i].path);
+        if (!tshi_dtype_in_blocks(io->item[i].file) || io->item[i].shard != io->shard) continue;
+        tshi_io_put_name(text, tshi_io_blocks, io->item[i].name);
         tshi_io_put(text, "\"%s\"", tshi_dtype_name(io->item[i].file));
     }
     tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].form;
-        if (!io->item[i].file) continue; /* a moment that has not been created is not written */
+        /* a moment that has not been created is not written */
+        if (!io->item[i].file || io->item[i].shard != io->shard) continue;
         end = begin + (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(t));
-        tshi_io_put_name(text, io->item[i].prefix, io->item[i].path);
+        tshi_io_put_name(text, "", io->item[i].name);
         tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", tshi_dtypes[io->item[i].file].file);
         for (d = 0; d < t->ndim; d++)
             tshi_io_put(text, d ? ",%lld" : "%lld",
@@ -39115,6 +40078,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     }
     tshi_io_put(text, "}");
     while (text->used % 8) tshi_io_put(text, " "); /* aligns the values to 8 bytes */
+    return begin;
 }
 
 /* -- writing the header and the tensors -------------------------------------- */
@@ -39176,8 +40140,9 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_block *block;
     const char *kind; /* what is at the path, if it is not a regular file */
     unsigned char length[8];
+    int64_t bytes; /* of values */
     memset(&text, 0, sizeof text);
-    tshi_io_put_header(io, &text);
+    bytes = tshi_io_put_header(io, &text);
     if (text.used > TSHI_IO_HEADER)
         (void)tshi_io_fail(
             io, TSH_ERR_UNSUPPORTED,
@@ -39191,13 +40156,13 @@ static void tshi_io_write_header(tshi_io *io) {
     text.at = (char *)tshi_mem_data(block); /* the text is now written, no longer measured */
     text.size = text.used + 1;
     text.used = 0;
-    tshi_io_put_header(io, &text);
+    (void)tshi_io_put_header(io, &text);
     /* length of the header: the first 8 bytes of the file */
     tshi_module_store_word(length, 0, text.used);
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
     tshi_file_begin(&io->writer, io->path);
-    if (tshi_file_fits(&io->writer, 8 + (int64_t)text.used + io->bytes))
+    if (tshi_file_fits(&io->writer, 8 + (int64_t)text.used + bytes))
         tshi_file_open_new(&io->writer);
     if (tshi_io_written(io)) {
         tshi_io_write(io, length, sizeof length);
@@ -39219,6 +40184,21 @@ static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item)
     return tshi_io_own_dtype(item);
 }
 
+/* Sets and checks the name of an item in the file. Returns 0 and sets an error if tsh_load could
+ * not read it. */
+static int tshi_io_set_name(tshi_io *io, tshi_io_item *item) {
+    const size_t size = strlen(item->prefix) + strlen(item->path) + 1;
+    char *name; /* prefix + path */
+    item->name = item->path;
+    if (!tshi_io_check_name(io, item->path)) return 0;
+    if (!*item->prefix && !io->rename && !io->ignore) return 1;
+    name = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    if (!name) return 0;
+    (void)snprintf(name, size, "%s%s", item->prefix, item->path);
+    item->name = tshi_io_rename_back(io, name);
+    return io->ctx->error.code == TSH_OK && (item->moment || tshi_io_check_name(io, item->name));
+}
+
 /* Lists and hashes the items to save, checks their names, and allocates what the collectives need.
  * Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
@@ -39237,12 +40217,12 @@ static void tshi_io_prepare(tshi_io *io) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].form;
         io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
-        /* tsh_load would refuse a file with a wrong name */
-        if (!tshi_io_check_name(io, io->item[i].path)) return;
+        if (!tshi_io_set_name(io, &io->item[i])) return;
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
         tshi_io_hash(io, io->item[i].path, strlen(io->item[i].path));
+        tshi_io_hash(io, io->item[i].name, strlen(io->item[i].name));
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
     }
     if (whole) io->whole_block = tshi_mem_alloc(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
@@ -39268,19 +40248,147 @@ static void tshi_io_merge_stages(tshi_io *io) {
         if (io->count[i].staged) *io->count[i].value = (uint64_t)counts[i];
 }
 
+/* Counts the bytes of all items, and cuts them into files: each takes items in order while they fit
+ * in io->shard_bytes, at least one. */
+static void tshi_io_cut(tshi_io *io) {
+    int64_t n, full = 0; /* bytes of an item; of the file so far */
+    int i;
+    for (i = 0; i < io->items; i++) {
+        tshi_io_item *item = &io->item[i];
+        n = (int64_t)tshi_dtype_bytes(item->file, tsh_numel(item->form));
+        io->bytes += n;
+        if (!io->shards || (io->shard_bytes && full > 0 && n > io->shard_bytes - full)) {
+            io->shards++;
+            full = 0;
+        }
+        full += n;
+        item->shard = io->shards - 1;
+        tshi_io_hash(io, &item->file, sizeof item->file);
+        tshi_io_hash(io, &item->shard, sizeof item->shard);
+    }
+    io->shards = io->shard_bytes ? io->shards + !io->shards : 0; /* at least one in a folder */
+}
+
+/* -- a folder: several files and their index ----------------------------------- */
+
+/* As transformers names them: the only file of a folder, and the index of several. */
+static const char tshi_io_only[] = "model.safetensors";
+static const char tshi_io_index[] = "model.safetensors.index.json";
+
+/* Writes the name of file `shard` of a folder to name. Returns name. */
+static const char *tshi_io_shard_name(const tshi_io *io, int shard, char name[48]) {
+    if (io->shards == 1)
+        strcpy(name, tshi_io_only);
+    else
+        (void)snprintf(name, 48, "model-%05d-of-%05d.safetensors", shard + 1, io->shards);
+    return name;
+}
+
+/* Returns the path of a file in the folder io->given. Returns "" and sets an error if there is no
+ * memory. */
+static const char *tshi_io_in_folder(tshi_io *io, const char *name) {
+    const size_t folder = strlen(io->given), size = folder + strlen(name) + 2;
+    char *path = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    const int slash = folder && io->given[folder - 1] != '/';
+    if (path) (void)snprintf(path, size, "%s%s%s", io->given, slash ? "/" : "", name);
+    return path ? path : "";
+}
+
+/* Returns 1 if the folder has no model yet: tsh_load would read its model.safetensors in place of
+ * the new files, and half of a new model with its index. Else returns 0 and sets an error. */
+static int tshi_io_folder_is_free(tshi_io *io) {
+    const char *const names[] = {tshi_io_only, tshi_io_index};
+    int i;
+    for (i = 0; i < 2; i++) {
+        const char *path = tshi_io_in_folder(io, names[i]), *kind = NULL;
+        FILE *file = *path ? tshi_file_open(path, &kind) : NULL;
+        if (file) (void)fclose(file);
+        if (file || kind)
+            return tshi_io_fail(io, TSH_ERR_IO,
+                                "has %s already; .shard_bytes writes to a folder without a model",
+                                names[i]);
+    }
+    return io->ctx->error.code == TSH_OK;
+}
+
+/* On the writing rank: begins the file io->shard. */
+static void tshi_io_begin_shard(tshi_io *io) {
+    char name[48];
+    memset(io->hashes, 0, sizeof io->hashes);
+    if (io->shards) io->path = tshi_io_in_folder(io, tshi_io_shard_name(io, io->shard, name));
+    if (io->ctx->error.code == TSH_OK) tshi_io_write_header(io);
+    io->path = io->given;
+}
+
+/* Appends the index to the text: the bytes of all values, and in which file each tensor is. pair:
+ * names of tensors and files, sorted. */
+static void tshi_io_put_index(const tshi_io *io, const tshi_io_pair *pair, size_t pairs,
+                              tshi_io_text *text) {
+    size_t i;
+    tshi_io_put(text, "{\n  \"metadata\": {\n    \"total_size\": %lld\n  },\n  \"weight_map\": {",
+                (long long)io->bytes);
+    for (i = 0; i < pairs; i++) {
+        tshi_io_put(text, i ? ",\n    " : "\n    ");
+        tshi_io_put_key(text, "", pair[i].name);
+        tshi_io_put(text, " \"%s\"", pair[i].text);
+    }
+    tshi_io_put(text, "\n  }\n}\n");
+}
+
+/* On the writing rank, after all files are complete: writes the index. */
+static void tshi_io_write_index(tshi_io *io) {
+    tshi_io_text text; /* measured first */
+    char(*names)[48] = (char(*)[48])tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                         (size_t)io->shards * sizeof *names);
+    tshi_io_pair *pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
+                                                              (size_t)io->items * sizeof *pair);
+    size_t pairs = 0;
+    int i;
+    memset(&text, 0, sizeof text);
+    if (!names || !pair) return;
+    for (i = 0; i < io->items; i++) {
+        const tshi_io_item *item = &io->item[i];
+        if (!item->file) continue;
+        pair[pairs].name = item->name;
+        pair[pairs++].text = tshi_io_shard_name(io, item->shard, names[item->shard]);
+    }
+    qsort(pair, pairs, sizeof *pair, tshi_io_by_name);
+    tshi_io_put_index(io, pair, pairs, &text);
+    text.size = text.used + 1;
+    text.at = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, text.size);
+    text.used = 0;
+    io->path = tshi_io_in_folder(io, tshi_io_index);
+    if (io->ctx->error.code != TSH_OK) return;
+    tshi_io_put_index(io, pair, pairs, &text);
+    tshi_file_begin(&io->writer, io->path);
+    tshi_file_open_new(&io->writer);
+    tshi_io_write(io, text.at, text.used);
+    if (tshi_io_written(io)) tshi_file_finish(&io->writer);
+    if (tshi_io_written(io)) io->done++;
+}
+
+/* On the writing rank, after an error: removes the files that were written to the folder, the last
+ * one first. Needs no memory. */
+static void tshi_io_remove_shards(tshi_io *io) {
+    char name[48], path[sizeof io->writer.target + sizeof name]; /* no longer one was written */
+    for (; io->shards && io->done > 0; io->done--) {
+        const char *file = io->done > io->shards ? tshi_io_index
+                                                 : tshi_io_shard_name(io, io->done - 1, name);
+        (void)snprintf(path, sizeof path, "%s/%s", io->given, file);
+        (void)remove(path);
+    }
+}
+
 /* Does all that can fail before values are sent: allocates buffers, opens the temporary file and
  * writes its header. */
 static void tshi_io_begin_file(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
-    int i;
-    for (i = 0; i < io->items; i++) {
-        io->bytes += (int64_t)tshi_dtype_bytes(io->item[i].file, tsh_numel(io->item[i].form));
-        tshi_io_hash(io, &io->item[i].file, sizeof io->item[i].file);
-    }
+    tshi_io_cut(io);
     if (ctx->dp.rank > 0) return; /* only the first replica writes */
     io->buffer = (char *)tshi_mem_arena_alloc(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
-    if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
+    if (io->buffer && tshi_io_is_writer(ctx) && (!io->shards || tshi_io_folder_is_free(io)))
+        tshi_io_begin_shard(io);
 }
 
 /* Converts n elements of this rank's shard of t, the first at index `local`, to dtype `file`. */
@@ -39411,7 +40519,28 @@ static void tshi_io_finish(tshi_io *io) {
     if (!tshi_file_seek(w->file, io->hash_at) || fwrite(digits, 1, 16, w->file) != 16)
         tshi_file_system_error(w, "cannot be written");
     tshi_file_finish(w);
-    (void)tshi_io_written(io);
+    if (tshi_io_written(io)) io->done++;
+}
+
+/* Writes all items, file after file, and the index if there are several files. After a failed
+ * write, the other ranks' shards are still received. */
+static void tshi_io_write_items(tshi_io *io) {
+    const int writer = tshi_io_is_writer(io->ctx);
+    int i;
+    for (i = 0; i < io->items; i++) {
+        if (io->item[i].shard != io->shard && writer && io->ctx->error.code == TSH_OK) {
+            tshi_io_finish(io);
+            tshi_file_close(&io->writer);
+            io->shard = io->item[i].shard;
+            if (io->ctx->error.code == TSH_OK) tshi_io_begin_shard(io);
+        }
+        if (tshi_io_write_item(io, &io->item[i]) != TSH_OK) break;
+    }
+    if (io->writer.file && io->ctx->error.code == TSH_OK) tshi_io_finish(io);
+    tshi_file_close(&io->writer);
+    if (io->shards > 1 && writer && io->ctx->error.code == TSH_OK) tshi_io_write_index(io);
+    tshi_file_close(&io->writer);
+    io->path = io->given;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
@@ -39423,7 +40552,6 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
                                            const tsh_optim *optim, const tsh_file_desc *desc) {
     tshi_io io;
     tsh_ctx *ctx;
-    int i; /* index of the item */
     if (!module) return TSH_ERR_ARGUMENT;
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
@@ -39434,11 +40562,8 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_file_close(&io.writer); /* removes the temporary file */
     if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: values */
-        for (i = 0; i < io.items; i++)
-            if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
-        if (io.writer.file && ctx->error.code == TSH_OK) tshi_io_finish(&io);
-        tshi_file_close(&io.writer);
-        (void)tshi_io_agree(&io);
+        tshi_io_write_items(&io);
+        if (tshi_io_agree(&io) != TSH_OK) tshi_io_remove_shards(&io);
     }
     tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     tshi_io_end(&io);
@@ -39466,14 +40591,6 @@ static const char *tshi_io_form(const tshi_io *io) {
 static int tshi_io_bad(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s at byte %llu%s", tshi_io_form(io), what,
                         (unsigned long long)(io->at - io->text), io->index ? "" : " of its header");
-}
-
-/* Copies a name from the file to `quote`, of TSHI_IO_QUOTE bytes, for an error: cut off there,
- * control characters replaced. Returns quote. */
-static const char *tshi_io_quote(const char *name, char *quote) {
-    (void)snprintf(quote, TSHI_IO_QUOTE, "%s", name);
-    tshi_base_quote(quote);
-    return quote;
 }
 
 /* Skips white space. */
@@ -39640,7 +40757,7 @@ static void tshi_io_skip_value(tshi_io *io) {
 /* ========================================================================== */
 /* >>io-header                                    MARK: - io-header (private) */
 /* Reads and checks the header of a safetensors file; renames its tensors.    */
-/* Needs: >>glob >>io-json.                                                   */
+/* Needs: >>io-name >>io-json.                                                */
 /* ========================================================================== */
 
 /* The dtypes of the safetensors format whose values are whole bytes, to check sizes by. tsh_load
@@ -39722,11 +40839,6 @@ static void tshi_io_read_entries(tshi_io *io, size_t n) {
 }
 
 /* -- reading: checks of offsets, shapes and names ----------------------------- */
-
-/* Compares two structs by their first field, a name; for qsort and bsearch. */
-static int tshi_io_by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
 
 /* Compares two tensors of a file by the offsets of their values; for qsort. */
 static int tshi_io_by_place(const void *a, const void *b) {
@@ -39835,43 +40947,6 @@ static void tshi_io_count_nonfinite(const tshi_dtype *dtype, const char *values,
             found[1] += x[i] == x[i] && !(x[i] - x[i] == 0);
         }
     }
-}
-
-/* -- reading: .ignore and .rename, for the files' names ----------------------- */
-
-/* Returns 1 if the name of a tensor in the files matches a pattern of .ignore. */
-static int tshi_io_ignored(const tshi_io *io, const char *name) {
-    const char *const *pattern = io->ignore;
-    if (!pattern || strlen(name) >= TSHI_IO_NAME)
-        return 0; /* no pattern is tried on longer names */
-    while (*pattern && !tshi_glob_match(*pattern, name)) pattern++;
-    return *pattern != NULL;
-}
-
-/* Returns what the pairs of .rename, applied in order, make of the name of a tensor in the files.
- * The name is unchanged by pairs that do not match. Sets an error if a pair makes no valid name. */
-static const char *tshi_io_rename(tshi_io *io, const char *name) {
-    const tsh_rename *pair = io->rename;
-    for (; pair && pair->from; pair++) {
-        tshi_captures captures;
-        char text[TSHI_IO_NAME], quote[TSHI_IO_QUOTE];
-        char *copy;
-        captures.count = 0;
-        if (strlen(name) >= sizeof text || !tshi_glob_into(pair->from, name, &captures)) continue;
-        if (!pair->to || !tshi_glob_replace(pair->to, &captures, text, sizeof text)) {
-            (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
-                           "%s: .rename \"%.64s\" to \"%.64s\" makes no name of \"%s\": it has "
-                           "more * than the first, more than %d, or is too long",
-                           io->op, pair->from, pair->to ? pair->to : "", tshi_io_quote(name, quote),
-                           (int)TSHI_GLOB_CAPTURES);
-            return name;
-        }
-        copy = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, strlen(text) + 1);
-        if (!copy) return name;
-        strcpy(copy, text);
-        name = copy;
-    }
-    return name;
 }
 
 /* ========================================================================== */
@@ -40428,10 +41503,17 @@ static int tshi_load_counts(const tshi_io *io) {
     return 1;
 }
 
-/* Returns 1 if the files must hold this tensor of the model: a parameter, or a moment of a
- * parameter that was updated, unless the optimiser may have been saved without momentum. */
-static int tshi_load_required(const tshi_io_item *item) {
-    return !item->moment || (!item->optional && item->steps->read > 0);
+/* Returns 1 if the files must hold this tensor of the model: a parameter, unless it is A or B of
+ * adapters of which the files have none, as those of a base model; or a moment of a parameter that
+ * was updated, unless the optimiser may have been saved without momentum. */
+static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
+    int i = 0;
+    if (item->moment) return !item->optional && item->steps->read > 0;
+    if (!item->of) return 1;
+    while (i < io->items && !(io->item[i].entry && io->item[i].of &&
+                              strcmp(io->item[i].of, item->of) == 0))
+        i++;
+    return i < io->items;
 }
 
 /* Returns the dtype of a tensor of the files; TSH_DTYPE_DEFAULT: tshi_dtypes has none for it. */
@@ -40599,7 +41681,7 @@ static int tshi_load_match_all(tshi_io *io) {
     if (!tshi_load_match_ties(io)) return 0;
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_check_item(io, &io->item[i])) return 0;
-        if (io->item[i].entry || !tshi_load_required(&io->item[i])) continue;
+        if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
         if (!missing++) lacks = &io->item[i]; /* keeps the first one, for the error */
     }
     for (e = 0; e < io->entries; e++) {

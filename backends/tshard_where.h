@@ -59,6 +59,8 @@ extern "C" {
         (void)tsh_set_place(ctx_, outer_.file, outer_.line);                                      \
     }
 
+TSHI_WHERE_VOID(tsh_dry_run, ctx, (TSHI_HERE, tsh_ctx *ctx, int on), (ctx, on))
+#define tsh_dry_run(...) tsh_dry_run_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_tensor_new, ctx, (TSHI_HERE, tsh_ctx *ctx, tsh_dtype dtype, tsh_shape
           shape, tsh_layout layout), (ctx, dtype, shape, layout))
 #define tsh_tensor_new(...) tsh_tensor_new_placed(__FILE__, __LINE__, __VA_ARGS__)
@@ -420,6 +422,9 @@ TSHI_WHERE(tsh_tensor *, tsh_cross_entropy, tsh_ctx_of(logits ? logits : target)
           tsh_tensor *logits, tsh_tensor *target, const tsh_cross_entropy_desc *desc), (logits,
           target, desc))
 #define tsh_cross_entropy(...) tsh_cross_entropy_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_tensor *, tsh_loss_in_chunks, tsh_ctx_of(x ? x : target), (TSHI_HERE, tsh_tensor *x,
+          tsh_tensor *target, const tsh_chunks_desc *desc), (x, target, desc))
+#define tsh_loss_in_chunks(...) tsh_loss_in_chunks_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_sample, tsh_ctx_of(logits), (TSHI_HERE, tsh_tensor *logits, const
           tsh_sample_desc *desc), (logits, desc))
 #define tsh_sample(...) tsh_sample_placed(__FILE__, __LINE__, __VA_ARGS__)
@@ -597,6 +602,9 @@ TSHI_WHERE(tsh_module *, tsh_add_embedding, tsh_module_ctx(parent), (TSHI_HERE, 
 TSHI_WHERE(tsh_module *, tsh_add_attention, tsh_module_ctx(parent), (TSHI_HERE, tsh_module *parent,
           const char *name, const tsh_attention_layer_desc *desc), (parent, name, desc))
 #define tsh_add_attention(...) tsh_add_attention_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_result, tsh_set_segments, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module,
+          tsh_tensor *segments), (module, segments))
+#define tsh_set_segments(...) tsh_set_segments_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_module *, tsh_add_mlp, tsh_module_ctx(parent), (TSHI_HERE, tsh_module *parent, const
           char *name, const tsh_mlp_desc *desc), (parent, name, desc))
 #define tsh_add_mlp(...) tsh_add_mlp_placed(__FILE__, __LINE__, __VA_ARGS__)

@@ -220,6 +220,7 @@ typedef struct tsh_mem {
     uint64_t calls;
 } tsh_mem;
 extern tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
+extern void tsh_dry_run(tsh_ctx *ctx, int on);
 typedef struct tsh_desc {
     tsh_comm comm;
     int tp, pp;
@@ -480,6 +481,7 @@ typedef struct tsh_attention_desc {
     int64_t window;
     double soft_cap;
     tsh_tensor *sinks;
+    tsh_tensor *segments;
 } tsh_attention_desc;
 extern tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
@@ -501,6 +503,14 @@ typedef struct tsh_cross_entropy_desc {
 } tsh_cross_entropy_desc;
 extern tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
+typedef tsh_tensor *(*tsh_chunk_fn)(tsh_tensor *x, tsh_tensor *target, void *user);
+typedef struct tsh_chunks_desc {
+    tsh_chunk_fn fn;
+    void *user;
+    int64_t rows;
+} tsh_chunks_desc;
+extern tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
+                                       const tsh_chunks_desc *desc);
 typedef struct tsh_sample_desc {
     double penalty;
     tsh_tensor *previous;
@@ -719,6 +729,7 @@ typedef struct tsh_attention_layer_desc {
 } tsh_attention_layer_desc;
 extern tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
                                       const tsh_attention_layer_desc *desc);
+extern tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments);
 typedef enum tsh_activation { TSH_GELU, TSH_GELU_TANH, TSH_RELU, TSH_SILU } tsh_activation;
 typedef struct tsh_mlp_desc {
     int64_t dim, hidden;
@@ -1071,6 +1082,7 @@ typedef struct tsh_file_desc {
     void *user;
     tsh_ema *ema;
     const char *adapter;
+    int64_t shard_bytes;
 } tsh_file_desc;
 extern tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh_optim *optim,
                                  const tsh_file_desc *desc);

@@ -177,8 +177,8 @@ static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14
                                                   22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
-/* Stores word s of 16 columns of B as tshi_gemm_few_part says: as it is, or the first elements of 16
- * pairs of 16-bit elements as floats, then the second ones. */
+/* Stores word s of 16 columns of B as tshi_gemm_few_part says: as it is, or the first elements of
+ * 16 pairs of 16-bit elements as floats, then the second ones. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_keep(const tshi_gemm_form layout, tshi_gemm_form form,
                                                 float *to, const int s, __m512 word) {
     __m512i x = _mm512_castps_si512(word);

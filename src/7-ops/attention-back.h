@@ -37,17 +37,15 @@ static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r
 }
 
 /* Computes the probabilities p and the gradients dS of the scores of rows [r, r + m) of the tile
- * that begins at query i, and of keys [j, j + n). If operands are pairs, also writes zeros after
- * these keys, as far as the micro-kernels of p^T dO read. */
+ * that begins at query i, and of keys [j, j + n). Also writes zeros after these keys, as far as the
+ * micro-kernels of p^T dO read. */
 static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                            int64_t n) {
-    const int64_t end = h->pairs ? tshi_base_min(n + h->kernel->mr, h->keys) : n;
+    const int64_t end = tshi_base_min(n + h->kernel->mr, h->keys);
     const tshi_strip strip = tshi_attention_strip_at(h, i, r, j, end);
-    const int64_t words = tshi_attention_words(h, h->d);
-    const tshi_matmul_strips left = {h->back.rows_do, words, 1, words};
     tsh_real *t = h->back.t + r * h->pitch;
     tshi_attention_scores(h, i, r, m, j, n);
-    tshi_attention_by_keys(h, i + r, r, m, j, n, 1, left, h->keys_v, t); /* t = dO V^T */
+    tshi_attention_by_keys(h, i + r, r, m, j, n, 1, h->back.left_do, h->keys_v, t); /* dO V^T */
 #if TSHI_GEMM_BF16S
     if (h->rounded) {
         tshi_attention_grad_pairs(m, &strip);
@@ -66,28 +64,6 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
 
-/* Adds A^T P to C^T (d, n) for keys [j, j + n): dV^T += dO^T p, or dK^T += Q^T dS. A and P have the
- * m rows of the tile that begins at query i. Computes nr keys at a time, and skips the rows that
- * see none of these. */
-static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                         const tsh_real *a, const tsh_real *p, tsh_real *c) {
-    const int cut = tshi_attention_visible(h, i) < j + n;
-    const int64_t nr = h->kernel->nr, step = cut ? nr : n, d = h->d;
-    const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    c += tshi_attention_block(h, j, d);
-    for (int64_t e = 0; e < n; e += step) {
-        const int64_t count = tshi_base_min(step, n - e);
-        /* the tile's first row that sees key j + e: the rows before it add nothing */
-        int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
-        r = r < 0 ? 0 : r;
-        const tshi_matmul_strips left = {a + r * d, 1, d, 1};
-        tshi_attention_ahead(h);
-        tshi_matmul_tiles(h->kernel, d, count, m - r, 1, left,
-                          tshi_attention_slivers(h, p + r * h->pitch + e, h->pitch, nr), 1,
-                          tshi_gemm_matrix(c + e, h->keys, 1), all, &h->walk);
-    }
-}
-
 /* Returns 1 if products are added to the gradient `to` in place: its rows are contiguous, and their
  * length d is a multiple of half of nr, the columns that a micro-kernel computes. Products of
  * tsh_real are added up first if `to` has values, which `over` 1 overwrites. */
@@ -95,19 +71,32 @@ static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to, int over)
     return (h->pairs || over) && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
-/* Adds P^T A to C (n, d), the rows of dV or dK of keys [j, j + n), as tshi_attention_backward_keys
- * does, but for pairs of bf16. columns: A (columns_do or columns_q); p: P (columns_p or columns_s);
- * to: dV or dK; over 1: overwrites `to`; scratch: dv_t or dk_t, which C is in if it is not computed
- * in place. */
-static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                          const tsh_real *columns, const tsh_real *p,
-                                          tshi_matrix to, int over, tsh_real *scratch) {
+/* Returns the m rows of Q or dO of a tile as operand B of products: `rows`, or, if operands are
+ * pairs, `columns`, which is columns_q or columns_do. */
+static tshi_matmul_slivers tshi_attention_columns(const tshi_head *h, int64_t m,
+                                                  tshi_matmul_strips rows,
+                                                  const tsh_real *columns) {
+    const int64_t nr = h->kernel->nr;
+    return h->pairs
+               ? tshi_attention_slivers(h, columns, nr, nr * tshi_attention_words(h, m))
+               : tshi_attention_slivers(h, rows.data, rows.row, nr);
+}
+
+/* Adds P^T B to C (n, d), the rows of dV or dK of keys [j, j + n). P and B have the m rows of the
+ * tile that begins at query i. b: rows of dO or Q (tshi_attention_columns); p: P, shape (rows,
+ * pitch), or columns_p or columns_s; to: dV or dK; over 1: overwrites `to`; scratch: sum_v or
+ * sum_k, which C is in if it is not computed in place. Computes mr keys at a time, and skips the
+ * queries that see none of these. */
+static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
+                                         tshi_matmul_slivers b, const tsh_real *p, tshi_matrix to,
+                                         int over, tsh_real *scratch) {
     const int in_place = tshi_attention_in_place(h, to, over);
     const int cut = tshi_attention_visible(h, i) < j + n;
-    const int64_t nr = h->kernel->nr, mr = h->kernel->mr, wide = tshi_attention_wide(h->d);
+    const int64_t mr = h->kernel->mr, wide = tshi_attention_wide(h->d), unit = h->pairs ? 2 : 1;
     const int64_t earlier = h->back.fresh ? (i ? tshi_attention_visible(h, i - 1) : 0) : h->tk;
     const int64_t step = cut || (earlier > j && earlier < j + n) ? mr : n;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
+    const tsh_real *const first = b.data;
     scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
     const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
     for (int64_t e = 0; e < n; e += step) {
@@ -116,13 +105,12 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
         /* the tile's first row that sees key j + e: the rows before it add nothing */
         int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
-        r = r < 0 ? 0 : r / 2; /* from here on, r counts pairs of rows */
+        r = r < 0 ? 0 : r / unit; /* from here on, r counts rows or pairs of rows */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
+        b.data = first + r * b.row;
         tshi_attention_ahead(h);
-        tshi_matmul_tiles(
-            h->kernel, count, h->d, m - 2 * r, 1, left,
-            tshi_attention_slivers(h, columns + r * nr, nr, nr * tshi_attention_words(h, m)), add,
-            tshi_gemm_from(c, e, 0), all, &h->walk);
+        tshi_matmul_tiles(h->kernel, count, h->d, m - unit * r, 1, left, b, add,
+                          tshi_gemm_from(c, e, 0), all, &h->walk);
     }
 }
 
@@ -130,12 +118,12 @@ static void tshi_attention_backward_pairs(tshi_head *h, int64_t i, int64_t m, in
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
     const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
-    const tshi_matmul_strips left = {h->rows_q, words, 1, words};
-    h->left_q = left; /* Q is copied: dK also reads its columns */
-    tshi_attention_rows(h, h->rows_q, h->q, i, m);
+    h->left_q = tshi_attention_operand(h, h->rows_q, h->q, i, m, 1);
     if (h->pairs) {
+        const tshi_matmul_strips left = {h->back.rows_do, words, 1, words};
         const tshi_matrix q = tshi_gemm_matrix_of(h->rows_q, TSH_BF16, 1, 2 * words);
         const tshi_matrix dout = tshi_gemm_matrix_of(h->back.rows_do, TSH_BF16, 1, 2 * words);
+        h->back.left_do = left;
 #if TSHI_GEMM_BF16S
         tshi_attention_delta_pairs(h, i, m);
 #endif
@@ -143,8 +131,8 @@ static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
         tshi_matmul_pack(h->kernel, h->back.columns_do, (int)nr, d, m, next, dout, TSHI_GEMM_PAIRS);
         return;
     }
-    tshi_attention_rows(h, h->back.rows_do, h->back.dout, i, m);
-    h->back.left_o = tshi_attention_operand(h, h->sum, h->o, i, m);
+    h->back.left_do = tshi_attention_operand(h, h->back.rows_do, h->back.dout, i, m, 1);
+    h->back.left_o = tshi_attention_operand(h, h->sum, h->o, i, m, 0);
     tshi_attention_delta[h->ctx->isa](m, NULL, h);
 }
 
@@ -165,20 +153,19 @@ static void tshi_attention_add_rows(const tshi_head *h, tshi_matrix to, int over
 static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m, int64_t j,
                                              int64_t n, int over, tshi_matrix c) {
     int64_t r = h->moves ? j + 1 - h->to - i : 0; /* the tile's first row that sees key j */
-    if (h->back.dv.data && h->pairs)
-        tshi_attention_backward_pairs(h, i, m, j, n, h->back.columns_do, h->back.columns_p,
-                                      h->back.dv, h->back.over[2], h->back.dv_t);
-    else if (h->back.dv.data)
-        tshi_attention_backward_keys(h, i, m, j, n, h->back.rows_do, h->s, h->back.dv_t);
-    if (h->back.dk.data && h->pairs)
-        tshi_attention_backward_pairs(h, i, m, j, n, h->back.columns_q, h->back.columns_s,
-                                      h->back.dk, h->back.over[1], h->back.dk_t);
-    else if (h->back.dk.data)
-        tshi_attention_backward_keys(h, i, m, j, n, h->rows_q, h->back.t, h->back.dk_t);
+    if (h->back.dv.data)
+        tshi_attention_backward_keys(
+            h, i, m, j, n, tshi_attention_columns(h, m, h->back.left_do, h->back.columns_do),
+            h->pairs ? h->back.columns_p : h->s, h->back.dv, h->back.over[2], h->back.sum_v);
+    if (h->back.dk.data)
+        tshi_attention_backward_keys(
+            h, i, m, j, n, tshi_attention_columns(h, m, h->left_q, h->back.columns_q),
+            h->pairs ? h->back.columns_s : h->back.t, h->back.dk, h->back.over[1], h->back.sum_k);
     r = r < 0 ? 0 : r - r % h->kernel->mr;
     if (h->back.dq.data)
-        tshi_attention_by_features(h, i + r, m - r, j, n, h->back.t + r * h->pitch, h->features_k,
-                                   !over, tshi_gemm_from(c, r, 0));
+        tshi_attention_by_features(h, i + r, m - r, j, n, h->back.t + r * h->pitch,
+                                   tshi_attention_features(h, h->k, j, h->features_k), !over,
+                                   tshi_gemm_from(c, r, 0));
 }
 
 /* Computes the backward of a tile, which has the m queries from query i on. */
@@ -212,22 +199,12 @@ static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
         tshi_attention_add_rows(h, h->back.dq, h->back.over[0], i, m, h->sum, wide);
 }
 
-/* Adds the gradient `from` (h->back.dk_t or h->back.dv_t) of a head of k to `to` (dK or dV), shape
+/* Adds the gradient `from` (h->back.sum_k or sum_v) of a head of k to `to` (dK or dV), shape
  * (tk, d); over 1: overwrites `to`. Does nothing if the products were computed in place. */
 static void tshi_attention_backward_done(const tshi_head *h, tsh_real *from, tshi_matrix to,
                                          int over) {
-    const int64_t wide = h->pairs ? tshi_attention_wide(h->d) : h->d;
-    if (!to.data || (h->pairs && tshi_attention_in_place(h, to, over))) return;
-    for (int64_t j = 0; j < h->tk; j += h->keys) {
-        const int64_t n = tshi_base_min(h->keys, h->tk - j);
-        tsh_real *block = from + tshi_attention_block(h, j, wide);
-        if (!h->pairs) {
-            tshi_gemm_pack_matrix(h->kernel, h->back.transposed, (int)h->d, (int)h->d, n,
-                                  tshi_gemm_matrix(block, h->keys, 1), TSHI_GEMM_REALS);
-            block = h->back.transposed; /* shape (n, d) */
-        }
-        tshi_attention_add_rows(h, to, over, j, n, block, wide);
-    }
+    if (to.data && !tshi_attention_in_place(h, to, over))
+        tshi_attention_add_rows(h, to, over, 0, h->tk, from, tshi_attention_wide(h->d));
 }
 
 /* Returns the local head of k and v that the local query head a uses (grouped-query attention). */

@@ -72,13 +72,13 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
 static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t wide = tshi_attention_wide(h->d), kept = h->few ? 0 : h->blocks * h->keys;
     const int64_t words = tshi_attention_words(h, h->d), some = tshi_attention_words(h, kept);
+    const int64_t row = tshi_attention_row_words(h);
     const int64_t packed = back * h->pairs * tshi_attention_words(h, h->rows);
-    const int64_t gradient = h->pairs ? wide : h->d; /* elements per key of dK or dV */
     const struct {
         tsh_real **to;
         int64_t size; /* in elements; 0: not needed */
-    } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * words},
-                 {&h->back.rows_do, back * h->rows * words},
+    } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * row},
+                 {&h->back.rows_do, back * h->rows * row},
                  {&h->back.columns_q, packed * wide},
                  {&h->back.columns_do, packed * wide},
                  {&h->back.columns_p, packed * h->pitch},
@@ -92,9 +92,8 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
                  {&h->keys_v, back * kept * words},
                  {&h->features_k, back * some * wide},
                  {&h->features_v, !back * some * wide},
-                 {&h->back.dk_t, back * kept * gradient},
-                 {&h->back.dv_t, back * kept * gradient},
-                 {&h->back.transposed, back * !h->pairs * h->keys * h->d}};
+                 {&h->back.sum_k, back * kept * wide},
+                 {&h->back.sum_v, back * kept * wide}};
     int64_t at = 0;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         if (base) *parts[p].to = parts[p].size ? base + at : NULL;
@@ -209,6 +208,9 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     /* the softmax writes pairs of bf16 on x86 only */
     h->pairs = TSHI_GEMM_BF16S && h->kernel->pairs && q->dtype == TSH_BF16 &&
                k->dtype == TSH_BF16 && in[2]->dtype == TSH_BF16;
+#if TSHI_GEMM_AMX
+    if (!h->pairs && h->kernel->tiles) h->kernel = &tshi_gemm_kernel_avx512; /* its mr is less */
+#endif
     h->more = more;
     tshi_attention_take(all, more, aux);
     h->d = q->dim[3];
@@ -368,16 +370,16 @@ static void tshi_attention_next(const tshi_heads *all, tshi_head *h, int64_t pai
     h->walk.left = 0;
 }
 
-/* Prepares dK^T and dV^T of the head of k that h is set to: zeroes them, unless the tiles can
- * overwrite them. */
+/* Prepares the sums of dK and dV of the head of k that h is set to: zeroes them, unless the tiles
+ * can overwrite them. */
 static void tshi_attention_clear(const tshi_heads *all, tshi_head *h) {
-    const int64_t each = h->pairs ? tshi_attention_wide(h->d) : h->d; /* elements per key */
     const int64_t blocks = h->keys ? tshi_base_ceil(h->tk, h->keys) : 0;
-    const size_t size = (size_t)(blocks * h->keys * each) * sizeof *h->back.dk_t;
-    h->back.fresh = h->pairs && all->tiles > 0 && !all->rows && !h->more->window;
+    const int64_t length = blocks * h->keys * tshi_attention_wide(h->d);
+    const size_t size = (size_t)length * sizeof *h->back.sum_k;
+    h->back.fresh = all->tiles > 0 && !all->rows && !h->more->window;
     if (!size || h->back.fresh) return;
-    memset(h->back.dk_t, 0, size);
-    memset(h->back.dv_t, 0, size);
+    memset(h->back.sum_k, 0, size);
+    memset(h->back.sum_v, 0, size);
 }
 
 /* Returns the first item of a piece if rows are cut into parts; piece `all->pieces`: the end of all
@@ -436,8 +438,8 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
             tshi_attention_head(all, &h, from % units);
             h.back.fresh = 0;
         }
-        if (back) tshi_attention_backward_done(&h, h.back.dk_t, h.back.dk, h.back.over[1]);
-        if (back) tshi_attention_backward_done(&h, h.back.dv_t, h.back.dv, h.back.over[2]);
+        if (back) tshi_attention_backward_done(&h, h.back.sum_k, h.back.dk, h.back.over[1]);
+        if (back) tshi_attention_backward_done(&h, h.back.sum_v, h.back.dv, h.back.over[2]);
     }
     if (h.pairs && !h.few && h.kernel->tiles) h.kernel->tiles(0);
 }

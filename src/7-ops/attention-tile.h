@@ -115,7 +115,7 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
     int64_t j, r, n, rows; /* n, rows: numbers of keys and queries of a strip */
     tshi_attention_first(h, i, m);
-    if (!h->few) h->left_q = tshi_attention_operand(h, h->rows_q, h->q, i, m);
+    if (!h->few) h->left_q = tshi_attention_operand(h, h->rows_q, h->q, i, m, 0);
     if (tshi_attention_visible(h, i) <= start)
         memset(h->sum, 0, (size_t)(m * wide) * sizeof *h->sum);
     for (j = start; j < last; j += h->keys) {
@@ -134,8 +134,9 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
                 tshi_attention_few(h, rows, j, n, s, j > start, o);
             else {
                 if (h->pairs && !h->rounded) tshi_attention_round(h, s, rows, n);
-                tshi_attention_by_features(h, i + r, rows, j, n, s, h->features_v, j > start,
-                                           tshi_gemm_matrix(o, wide, 1));
+                tshi_attention_by_features(h, i + r, rows, j, n, s,
+                                           tshi_attention_features(h, h->v, j, h->features_v),
+                                           j > start, tshi_gemm_matrix(o, wide, 1));
             }
         }
     }
@@ -148,7 +149,7 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
     (void)none;
     for (int64_t r = 0; r < n; r++)
         h->row[r] = tshi_kernel_dot(h->back.left_o.data + r * h->back.left_o.row,
-                                    h->back.rows_do + r * h->d, h->d);
+                                    h->back.left_do.data + r * h->back.left_do.row, h->d);
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
@@ -199,7 +200,8 @@ TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_stri
         const __m512 nan = _mm512_sub_ps(l, l), delta = _mm512_set1_ps(h->row[strip->r + r]);
         const int64_t visible = (double)max < -DBL_MAX ? 0 : tshi_attention_row(strip, r);
         float *x = h->s + r * h->pitch, *dx = h->back.t + (strip->r + r) * h->pitch;
-        for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
+        int64_t e = 0;
+        for (; e < visible; e += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(visible - e);
             const __m512 v = _mm512_sub_ps(_mm512_sub_ps(_mm512_loadu_ps(x + e), m), l);
             const __m512 p = pairs ? tshi_attention_exp_short(v) : tshi_attention_exp(v);
@@ -207,6 +209,10 @@ TSHI_AVX512 TSHI_INLINE void tshi_attention_grad_rows(int64_t n, const tshi_stri
             const __m512 dy = _mm512_mul_ps(y, _mm512_sub_ps(_mm512_loadu_ps(dx + e), delta));
             _mm512_storeu_ps(x + e, y);
             _mm512_storeu_ps(dx + e, _mm512_maskz_mul_ps(mask, dy, scale));
+        }
+        for (; e < tshi_attention_wide(strip->n); e += 16) { /* keys that the query does not see */
+            _mm512_storeu_ps(x + e, _mm512_setzero_ps());
+            _mm512_storeu_ps(dx + e, _mm512_setzero_ps());
         }
     }
 }

@@ -20,12 +20,11 @@
  *
  * The products run on the micro-kernels of the matrix product (tshi_matmul_tiles). A block of
  * TSHI_TILE_KEYS keys is packed when a tile first needs it, and kept for the other tiles and query
- * heads that use the same head of k. dV and dK are computed transposed, dV^T += dO^T p: then p and
- * dS are the right operand, which need not be packed if it is tsh_real. Most scores that the causal
- * mask hides are not computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor
- * multiplies pairs of bf16, all operands are packed as such pairs, with p, dS and dO rounded to
- * bf16. Then dV and dK are not transposed, and are computed in place where tshi_attention_in_place
- * returns 1.
+ * heads that use the same head of k. Where rows are the right operand of a product, dense tsh_real
+ * are read in place (tshi_attention_dense). Most scores that the causal mask hides are not computed
+ * (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16, all
+ * operands are packed as such pairs, with p, dS and dO rounded to bf16. dV and dK are computed in
+ * place where tshi_attention_in_place returns 1.
  *
  * The order of the additions in a sum depends on the positions of keys alone: a block of keys
  * begins at a multiple of the block size, and keys that a query does not see add 0.
@@ -82,7 +81,8 @@ typedef struct tshi_head_back {
      * that sees such a key overwrites them */
     int fresh;
     tsh_real ds_scale; /* factor by which the kernels of backward multiply dS */
-    tsh_real *rows_do; /* the tile's rows of dO, shape (rows, d); if pairs: (rows, d / 2) pairs */
+    tsh_real *rows_do; /* the tile's rows of dO, if copied, as rows_q in tshi_head */
+    tshi_matmul_strips left_do; /* the tile's rows of dO as operand A: rows_do, or dO in place */
     tshi_matmul_strips left_o; /* the tile's rows of O, if not pairs: in place or in h->sum */
     /* if pairs: Q and dO, packed with a feature per column, as (rows / 2, d padded) pairs of bf16,
      * each of two queries */
@@ -91,10 +91,9 @@ typedef struct tshi_head_back {
     tsh_real *columns_p, *columns_s;
     tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS */
     tsh_real *derivative; /* shape (strip, pitch): derivative of the soft cap, 1 - (s / cap)^2 */
-    tsh_real *transposed; /* shape (keys, d): a block of dK^T or dV^T, transposed back */
-    /* dK^T and dV^T of this head of k: each block of keys has shape (d, keys); if pairs: dK and dV,
-     * each block has shape (keys, d padded to a multiple of TSHI_BLOCK) */
-    tsh_real *dk_t, *dv_t;
+    /* dK and dV of this head of k, unless computed in place: each block has shape (keys, d padded
+     * to a multiple of TSHI_BLOCK) */
+    tsh_real *sum_k, *sum_v;
 } tshi_head_back;
 
 /* The mask of a head. Its offset and strides count elements of the mask. */
@@ -149,7 +148,8 @@ typedef struct tshi_head {
     /* m of each query, its largest score, shape (tq); -infinity: the query sees no key */
     tsh_real *max;
     tsh_real *log_sum;            /* shape (tq): log l of each query, l = sum of e^(s - m) */
-    /* the tile's rows of Q, shape (rows, d); if pairs: (rows, d / 2) pairs of bf16 */
+    /* the tile's rows of Q, if copied, shape (rows, d padded to a multiple of TSHI_BLOCK); if
+     * pairs: (rows, d / 2) pairs of bf16 */
     tsh_real *rows_q;
     tshi_matmul_strips left_q; /* the tile's rows of Q as operand A: rows_q, or Q in place */
     tsh_real *s; /* shape (strip, pitch): scores, then p */
@@ -160,8 +160,8 @@ typedef struct tshi_head {
     /* K and V packed with a key per column; shape of each block of keys: (d, keys), or, in pairs of
      * bf16, (d / 2, keys) */
     tsh_real *keys_k, *keys_v;
-    /* K and V packed with a feature per column; shape of each block of keys: (keys, d padded to a
-     * multiple of TSHI_BLOCK), or, in pairs of bf16, (keys / 2, d padded) */
+    /* K and V packed with a feature per column, unless they are dense; shape of each block of keys:
+     * (keys, d padded to a multiple of TSHI_BLOCK), or, in pairs of bf16, (keys / 2, d padded) */
     tsh_real *features_k, *features_v;
     char *scratch;                     /* scratch memory of tshi_gemm_run */
     tshi_gemm_walk walk;               /* cache lines to prefetch during the products */
@@ -216,11 +216,25 @@ static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Copies rows [i, i + m) of x to `to`, shape (m, d), as tsh_real or, if h->pairs is 1, as pairs of
- * bf16: then, if d is odd, the second element of a row's last pair is 0. */
+/* Returns the row stride, in words, of copied rows of Q and dO: of tsh_real, whole blocks, because
+ * products read these rows as operand B, too. */
+static int64_t tshi_attention_row_words(const tshi_head *h) {
+    return h->pairs ? tshi_attention_words(h, h->d) : tshi_attention_wide(h->d);
+}
+
+/* Returns 1 if rows of x may be operand B of products in place: they are tsh_real and dense (rows
+ * far apart would fall into the same sets of a cache), and d is a multiple of half of nr, the
+ * columns that a micro-kernel reads. */
+static int tshi_attention_dense(const tshi_head *h, tshi_matrix x) {
+    return !h->pairs && x.dtype == TSH_REAL && x.column == 1 && x.row == h->d &&
+           h->d % (h->kernel->nr / 2) == 0;
+}
+
+/* Copies rows [i, i + m) of x to `to`, tshi_attention_row_words apart, as tsh_real or, if h->pairs
+ * is 1, as pairs of bf16: then, if d is odd, the second element of a row's last pair is 0. */
 static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x, int64_t i,
                                 int64_t m) {
-    const int64_t words = tshi_attention_words(h, h->d);
+    const int64_t words = tshi_attention_row_words(h);
     for (int64_t r = 0; r < m; r++, to += words) {
         tshi_operand y[2];
         y[0] = tshi_kernel_operand(to, 1, h->pairs ? TSH_BF16 : TSH_REAL);
@@ -230,12 +244,13 @@ static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x,
     }
 }
 
-/* Returns rows [i, i + m) of x as operand A of products: in place if they are contiguous tsh_real,
- * else copied to `to` by tshi_attention_rows. */
+/* Returns rows [i, i + m) of x as operand A of products: in place if they are contiguous tsh_real
+ * and, if `both` is 1, may be operand B, too; else copied to `to` by tshi_attention_rows. */
 static tshi_matmul_strips tshi_attention_operand(const tshi_head *h, tsh_real *to, tshi_matrix x,
-                                                 int64_t i, int64_t m) {
-    const int in_place = !h->pairs && x.dtype == TSH_REAL && x.column == 1;
-    const int64_t row = in_place ? x.row : tshi_attention_words(h, h->d);
+                                                 int64_t i, int64_t m, int both) {
+    const int in_place = both ? tshi_attention_dense(h, x)
+                              : !h->pairs && x.dtype == TSH_REAL && x.column == 1;
+    const int64_t row = in_place ? x.row : tshi_attention_row_words(h);
     const tshi_matmul_strips strips = {in_place ? tshi_gemm_at(x, i, 0) : to, row, 1, row};
     if (!in_place) tshi_attention_rows(h, to, x, i, m);
     return strips;
@@ -269,7 +284,7 @@ static void tshi_attention_pack_one(const tshi_head *h, int64_t j, tshi_matrix x
     if (keys)
         tshi_matmul_pack(kernel, keys + tshi_attention_block(h, j, words), kernel->nr, n, d,
                          nr * words, x, form);
-    if (features)
+    if (features && !tshi_attention_dense(h, x))
         tshi_matmul_pack(
             kernel, features + tshi_attention_block(h, tshi_attention_words(h, j), wide),
             kernel->nr, d, n, nr * tshi_attention_words(h, h->keys), tshi_gemm_transposed(x), form);
@@ -324,20 +339,28 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t r, int64_t m
                       tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
-/* Computes C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on, packed in
- * h->features_k or h->features_v (`packed`). A and C are rows of a tile, from query i on. */
+/* Returns rows of x, K or V, from key j on as operand B of products: in place if they are dense,
+ * else packed in h->features_k or h->features_v (`packed`). */
+static tshi_matmul_slivers tshi_attention_features(const tshi_head *h, tshi_matrix x, int64_t j,
+                                                   const tsh_real *packed) {
+    const int64_t nr = h->kernel->nr, words = tshi_attention_words(h, j);
+    if (tshi_attention_dense(h, x))
+        return tshi_attention_slivers(h, tshi_gemm_at(x, j, 0), x.row, nr);
+    return tshi_attention_slivers(
+        h, packed + tshi_attention_block(h, words, tshi_attention_wide(h->d)), nr,
+        nr * tshi_attention_words(h, h->keys));
+}
+
+/* Computes C (m, d) = A (m, n) X, plus C if `add` is 1, where X is K or V from key j on, as
+ * tshi_attention_features returns it. A and C are rows of a tile, from query i on. */
 static void tshi_attention_by_features(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
-                                       const tsh_real *a, const tsh_real *packed, int add,
+                                       const tsh_real *a, tshi_matmul_slivers x, int add,
                                        tshi_matrix c) {
-    const int64_t nr = h->kernel->nr, wide = tshi_attention_wide(h->d);
     const tshi_matmul_strips rows = {a, h->pitch, 1, h->pitch};
     tshi_matmul_stairs stairs = tshi_attention_stairs(h, i, j);
     stairs.columns = TSHI_MATMUL_ALL;
-    packed += tshi_attention_block(h, tshi_attention_words(h, j), wide);
     tshi_attention_ahead(h);
-    tshi_matmul_tiles(h->kernel, m, h->d, n, 1, rows,
-                      tshi_attention_slivers(h, packed, nr, nr * tshi_attention_words(h, h->keys)),
-                      add, c, stairs, &h->walk);
+    tshi_matmul_tiles(h->kernel, m, h->d, n, 1, rows, x, add, c, stairs, &h->walk);
 }
 
 /* Masks the scores of queries [i, i + m) and keys [j, j + n): adds a floating mask; a score becomes

@@ -79,7 +79,8 @@ def functions(source):
 def functions_of(source, path):
     def taken(number, *way):
         built = "%s-%d.o" % (path, number)
-        rest = [] if source in CORE else ["-DTSHARD_IMPLEMENTED"]  # CORE has the functions of tshard.h
+        # the functions of tshard.h are CORE's
+        rest = [] if source in CORE else ["-DTSHARD_IMPLEMENTED"]
         call([CC] + FLAGS + WARN + SOURCES[source] + rest + list(way) +
              ["-c", source, "-o", built])
         return {line.split()[-1] for line in call(["nm", "-u", built]).splitlines()}

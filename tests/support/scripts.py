@@ -77,8 +77,8 @@ ENVIRONMENT = {name: value for name, value in os.environ.items()
 
 
 def make_debug(*words):
-    """Runs make with DEBUG_FLAGS, one script at a time; what it prints. Goal shared makes shared.o and
-    libtshard.so below DEBUG."""
+    """Runs make with DEBUG_FLAGS, one script at a time; what it prints. Goal shared makes shared.o
+    and libtshard.so below DEBUG."""
     os.makedirs(DEBUG, exist_ok=True)
     with open(os.path.join(DEBUG, "lock"), "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

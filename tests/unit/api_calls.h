@@ -12,6 +12,7 @@ enum {
     STRUCT_tsh_rope_desc,
     STRUCT_tsh_attention_desc,
     STRUCT_tsh_cross_entropy_desc,
+    STRUCT_tsh_chunks_desc,
     STRUCT_tsh_sample_desc,
     STRUCT_tsh_custom_op_desc,
     STRUCT_tsh_loss_desc,
@@ -146,6 +147,7 @@ static const api_field fields_of_tsh_attention_desc[] = {
     {offsetof(tsh_attention_desc, window), {LONG, 0, "window"}},
     {offsetof(tsh_attention_desc, soft_cap), {DOUBLE, 0, "soft_cap"}},
     {offsetof(tsh_attention_desc, sinks), {TENSOR, 0, "sinks"}},
+    {offsetof(tsh_attention_desc, segments), {TENSOR, 0, "segments"}},
 };
 
 static const api_field fields_of_tsh_cross_entropy_desc[] = {
@@ -157,6 +159,12 @@ static const api_field fields_of_tsh_cross_entropy_desc[] = {
     {offsetof(tsh_cross_entropy_desc, z_loss), {DOUBLE, 0, "z_loss"}},
     {offsetof(tsh_cross_entropy_desc, weight), {TENSOR, 0, "weight"}},
     {offsetof(tsh_cross_entropy_desc, dim), {INT, 0, "dim"}},
+};
+
+static const api_field fields_of_tsh_chunks_desc[] = {
+    {offsetof(tsh_chunks_desc, fn), {FUNCTION, 6, "fn"}},
+    {offsetof(tsh_chunks_desc, user), {USER, 0, "user"}},
+    {offsetof(tsh_chunks_desc, rows), {LONG, 0, "rows"}},
 };
 
 static const api_field fields_of_tsh_sample_desc[] = {
@@ -180,8 +188,8 @@ static const api_field fields_of_tsh_custom_op_desc[] = {
     {offsetof(tsh_custom_op_desc, out[1].layout), {LAYOUT, 0, "out[1].layout"}},
     {offsetof(tsh_custom_op_desc, out[1].dtype), {DTYPE, 0, "out[1].dtype"}},
     {offsetof(tsh_custom_op_desc, partial), {INT, 0, "partial"}},
-    {offsetof(tsh_custom_op_desc, forward), {FUNCTION, 6, "forward"}},
-    {offsetof(tsh_custom_op_desc, backward), {FUNCTION, 7, "backward"}},
+    {offsetof(tsh_custom_op_desc, forward), {FUNCTION, 7, "forward"}},
+    {offsetof(tsh_custom_op_desc, backward), {FUNCTION, 8, "backward"}},
     {offsetof(tsh_custom_op_desc, user), {USER, 0, "user"}},
 };
 
@@ -198,7 +206,7 @@ static const api_field fields_of_tsh_loss_desc[] = {
 };
 
 static const api_field fields_of_tsh_module_desc[] = {
-    {offsetof(tsh_module_desc, forward), {FUNCTION, 8, "forward"}},
+    {offsetof(tsh_module_desc, forward), {FUNCTION, 9, "forward"}},
     {offsetof(tsh_module_desc, user), {USER, 0, "user"}},
 };
 
@@ -338,6 +346,7 @@ static const api_field fields_of_tsh_attention_layer_desc[] = {
     {offsetof(tsh_attention_layer_desc, attention.window), {LONG, 0, "attention.window"}},
     {offsetof(tsh_attention_layer_desc, attention.soft_cap), {DOUBLE, 0, "attention.soft_cap"}},
     {offsetof(tsh_attention_layer_desc, attention.sinks), {TENSOR, 0, "attention.sinks"}},
+    {offsetof(tsh_attention_layer_desc, attention.segments), {TENSOR, 0, "attention.segments"}},
     {offsetof(tsh_attention_layer_desc, sinks), {INT, 0, "sinks"}},
     {offsetof(tsh_attention_layer_desc, q), {TEXT, 0, "q"}},
     {offsetof(tsh_attention_layer_desc, k), {TEXT, 0, "k"}},
@@ -517,7 +526,7 @@ static const api_field fields_of_tsh_schedule[] = {
     {offsetof(tsh_schedule, final_div_factor), {DOUBLE, 0, "final_div_factor"}},
     {offsetof(tsh_schedule, decay), {LONG, 0, "decay"}},
     {offsetof(tsh_schedule, shape), {ENUM, 0, "shape"}},
-    {offsetof(tsh_schedule, factor), {FUNCTION, 9, "factor"}},
+    {offsetof(tsh_schedule, factor), {FUNCTION, 10, "factor"}},
     {offsetof(tsh_schedule, user), {USER, 0, "user"}},
 };
 
@@ -566,7 +575,7 @@ static const api_field fields_of_tsh_optim_desc[] = {
     {offsetof(tsh_optim_desc, custom.name), {TEXT, 0, "custom.name"}},
     {offsetof(tsh_optim_desc, custom.moments), {INT, 0, "custom.moments"}},
     {offsetof(tsh_optim_desc, custom.whole), {INT, 0, "custom.whole"}},
-    {offsetof(tsh_optim_desc, custom.update), {FUNCTION, 10, "custom.update"}},
+    {offsetof(tsh_optim_desc, custom.update), {FUNCTION, 11, "custom.update"}},
     {offsetof(tsh_optim_desc, custom.user), {USER, 0, "custom.user"}},
 };
 
@@ -585,9 +594,9 @@ static const api_field fields_of_tsh_pipeline_desc[] = {
     {offsetof(tsh_pipeline_desc, micro_batches), {COUNT, 0, "micro_batches"}},
     {offsetof(tsh_pipeline_desc, counts), {INTS, 0, "counts"}},
     {offsetof(tsh_pipeline_desc, schedule), {ENUM, 0, "schedule"}},
-    {offsetof(tsh_pipeline_desc, input), {FUNCTION, 11, "input"}},
-    {offsetof(tsh_pipeline_desc, loss), {FUNCTION, 12, "loss"}},
-    {offsetof(tsh_pipeline_desc, weight), {FUNCTION, 13, "weight"}},
+    {offsetof(tsh_pipeline_desc, input), {FUNCTION, 12, "input"}},
+    {offsetof(tsh_pipeline_desc, loss), {FUNCTION, 13, "loss"}},
+    {offsetof(tsh_pipeline_desc, weight), {FUNCTION, 14, "weight"}},
     {offsetof(tsh_pipeline_desc, user), {USER, 0, "user"}},
 };
 
@@ -599,16 +608,17 @@ static const api_field fields_of_tsh_file_desc[] = {
     {offsetof(tsh_file_desc, rename), {STRUCT, STRUCT_tsh_rename, "rename"}},
     {offsetof(tsh_file_desc, ignore), {NAMES, 0, "ignore"}},
     {offsetof(tsh_file_desc, broadcast), {INT, 0, "broadcast"}},
-    {offsetof(tsh_file_desc, read_at), {FUNCTION, 14, "read_at"}},
+    {offsetof(tsh_file_desc, read_at), {FUNCTION, 15, "read_at"}},
     {offsetof(tsh_file_desc, user), {USER, 0, "user"}},
     {offsetof(tsh_file_desc, ema), {EMA, 0, "ema"}},
     {offsetof(tsh_file_desc, adapter), {TEXT, 0, "adapter"}},
+    {offsetof(tsh_file_desc, shard_bytes), {LONG, 0, "shard_bytes"}},
 };
 
 static const api_field fields_of_tsh_trace_desc[] = {
     {offsetof(tsh_trace_desc, path), {TEXT, 0, "path"}},
-    {offsetof(tsh_trace_desc, print), {FUNCTION, 15, "print"}},
-    {offsetof(tsh_trace_desc, now), {FUNCTION, 16, "now"}},
+    {offsetof(tsh_trace_desc, print), {FUNCTION, 16, "print"}},
+    {offsetof(tsh_trace_desc, now), {FUNCTION, 17, "now"}},
     {offsetof(tsh_trace_desc, user), {USER, 0, "user"}},
     {offsetof(tsh_trace_desc, limit), {LONG, 0, "limit"}},
 };
@@ -661,6 +671,8 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_attention_desc / sizeof(api_field)},
     {"tsh_cross_entropy_desc", sizeof(tsh_cross_entropy_desc), fields_of_tsh_cross_entropy_desc,
         sizeof fields_of_tsh_cross_entropy_desc / sizeof(api_field)},
+    {"tsh_chunks_desc", sizeof(tsh_chunks_desc), fields_of_tsh_chunks_desc,
+        sizeof fields_of_tsh_chunks_desc / sizeof(api_field)},
     {"tsh_sample_desc", sizeof(tsh_sample_desc), fields_of_tsh_sample_desc,
         sizeof fields_of_tsh_sample_desc / sizeof(api_field)},
     {"tsh_custom_op_desc", sizeof(tsh_custom_op_desc), fields_of_tsh_custom_op_desc,
@@ -738,6 +750,7 @@ static const api_function stubs[] = {
     (api_function)stub_tsh_run_on_built_fn,
     (api_function)stub_tsh_each_param_fn,
     (api_function)stub_tsh_gradcheck_fn,
+    (api_function)stub_tsh_chunks_desc_fn,
     (api_function)stub_tsh_custom_op_desc_forward,
     (api_function)stub_tsh_custom_op_desc_backward,
     (api_function)stub_tsh_module_desc_forward,
@@ -823,6 +836,7 @@ static void call_tsh_text_add(void *const *a) { tsh_text_add(*(char **)a[0], *(s
     *(const char **)a[2], 1); }
 static void call_tsh_now(void *const *a) { (void)a; (void)tsh_now(); }
 static void call_tsh_mem_stats(void *const *a) { (void)tsh_mem_stats(*(const tsh_ctx **)a[0]); }
+static void call_tsh_dry_run(void *const *a) { tsh_dry_run(*(tsh_ctx **)a[0], *(int *)a[1]); }
 static void call_tsh_open(void *const *a) { (void)tsh_open(*(const tsh_desc **)a[0],
     *(tsh_ctx ***)a[1]); }
 static void call_tsh_open_built(void *const *a) { (void)tsh_open_built(*(int *)a[0],
@@ -1097,6 +1111,8 @@ static void call_tsh_attention(void *const *a) { (void)tsh_attention(*(tsh_tenso
     *(tsh_tensor **)a[1], *(tsh_tensor **)a[2], *(const tsh_attention_desc **)a[3]); }
 static void call_tsh_cross_entropy(void *const *a) { (void)tsh_cross_entropy(*(tsh_tensor **)a[0],
     *(tsh_tensor **)a[1], *(const tsh_cross_entropy_desc **)a[2]); }
+static void call_tsh_loss_in_chunks(void *const *a) { (void)tsh_loss_in_chunks
+    (*(tsh_tensor **)a[0], *(tsh_tensor **)a[1], *(const tsh_chunks_desc **)a[2]); }
 static void call_tsh_sample(void *const *a) { (void)tsh_sample(*(tsh_tensor **)a[0],
     *(const tsh_sample_desc **)a[1]); }
 static void call_tsh_custom_op(void *const *a) { (void)tsh_custom_op(*(tsh_ctx **)a[0],
@@ -1218,6 +1234,8 @@ static void call_tsh_add_embedding(void *const *a) { (void)tsh_add_embedding(*(t
     *(const char **)a[1], *(const tsh_embedding_desc **)a[2]); }
 static void call_tsh_add_attention(void *const *a) { (void)tsh_add_attention(*(tsh_module **)a[0],
     *(const char **)a[1], *(const tsh_attention_layer_desc **)a[2]); }
+static void call_tsh_set_segments(void *const *a) { (void)tsh_set_segments(*(tsh_module **)a[0],
+    *(tsh_tensor **)a[1]); }
 static void call_tsh_add_mlp(void *const *a) { (void)tsh_add_mlp(*(tsh_module **)a[0],
     *(const char **)a[1], *(const tsh_mlp_desc **)a[2]); }
 static void call_tsh_cache_new(void *const *a) { (void)tsh_cache_new(*(tsh_module **)a[0],
@@ -1437,6 +1455,7 @@ static const api_call calls[] = {
         "format"}}},
     {"tsh_now", call_tsh_now, 0, {{INT, 0, NULL}}},
     {"tsh_mem_stats", call_tsh_mem_stats, 1, {{CTX, 0, "ctx"}}},
+    {"tsh_dry_run", call_tsh_dry_run, 2, {{CTX, 0, "ctx"}, {INT, 0, "on"}}},
     {"tsh_open", call_tsh_open, 2, {{STRUCT, STRUCT_tsh_desc, "desc"}, {OUT_CTX, 0, "out"}}},
     {"tsh_open_built", call_tsh_open_built, 5, {{INT, 0, "version"}, {SIZE, 0, "real"}, {SIZE, 0,
         "size"}, {STRUCT, STRUCT_tsh_desc, "desc"}, {OUT_CTX, 0, "out"}}},
@@ -1646,6 +1665,8 @@ static const api_call calls[] = {
         "v"}, {STRUCT, STRUCT_tsh_attention_desc, "desc"}}},
     {"tsh_cross_entropy", call_tsh_cross_entropy, 3, {{TENSOR, 0, "logits"}, {TENSOR, 0,
         "target"}, {STRUCT, STRUCT_tsh_cross_entropy_desc, "desc"}}},
+    {"tsh_loss_in_chunks", call_tsh_loss_in_chunks, 3, {{TENSOR, 0, "x"}, {TENSOR, 0, "target"},
+        {STRUCT, STRUCT_tsh_chunks_desc, "desc"}}},
     {"tsh_sample", call_tsh_sample, 2, {{TENSOR, 0, "logits"}, {STRUCT, STRUCT_tsh_sample_desc,
         "desc"}}},
     {"tsh_custom_op", call_tsh_custom_op, 5, {{CTX, 0, "ctx"}, {TENSORS, 0, "in"}, {COUNT, 0,
@@ -1744,6 +1765,8 @@ static const api_call calls[] = {
         {STRUCT, STRUCT_tsh_embedding_desc, "desc"}}},
     {"tsh_add_attention", call_tsh_add_attention, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"},
         {STRUCT, STRUCT_tsh_attention_layer_desc, "desc"}}},
+    {"tsh_set_segments", call_tsh_set_segments, 2, {{MODULE, 0, "module"}, {TENSOR, 0,
+        "segments"}}},
     {"tsh_add_mlp", call_tsh_add_mlp, 3, {{MODULE, 0, "parent"}, {TEXT, 0, "name"}, {STRUCT,
         STRUCT_tsh_mlp_desc, "desc"}}},
     {"tsh_cache_new", call_tsh_cache_new, 4, {{MODULE, 0, "module"}, {LONG, 0, "batch"}, {LONG, 0,
