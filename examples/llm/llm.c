@@ -176,7 +176,6 @@ static int list_tune_flags(tune_settings *tune, llm_flag_row *flags) {
          .number = &tune->dp},
         {"pp", "refused: models are no pipelines here", .number = &tune->pp},
         {"zero", "finetune: cut the optimiser's moments over the copies", .on = &tune->zero},
-        {"plan", "print the memory that a run would take, by a dry one", .on = &job->plan},
         {"evaluate", "loss, perplexity and accuracy on this file", .text = &tune->evaluate},
         {"stride", "evaluate: tokens between two windows of a text (half of --context)",
          .number = &tune->stride},
@@ -226,6 +225,7 @@ static int list_flags(llm_job *job, int *help, llm_flag_row flags[LLM_FLAGS]) {
         {"tokenizer", "a tokenizer.json or GGUF file; else the model's", .text = &job->tokenizer_file},
         {"ignore", "pass over the model's tensors with names as this pattern", .list = &job->ignored},
         {"allow-unknown-keys", "pass over keys of config.json", .on = &job->allow_unknown_keys},
+        {"plan", "print the memory that a run would take, by a dry one", .on = &job->plan},
         {"pre", "GGUF: how texts are split, in place of tokenizer.ggml.pre", .text = &job->pre},
         {"help", "this list", .on = help}};
     const int n = (int)(sizeof list / sizeof *list);
