@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-loss                                        MARK: - op-loss (private) */
 /* Cross-entropy. If the classes are sharded, two collectives in forward.     */
-/* Needs: >>tape-leaf >>op-view >>redistribute >>loss-avx512.                 */
+/* Needs: >>tape-leaf >>op-view >>redistribute.                               */
 /* ========================================================================== */
 
 /* Row i of the logits x (rows, V) has classes c: w_c is the weight of class c (1 if none are
@@ -61,8 +61,6 @@ typedef struct tshi_loss_work {
     /* what to compute: in tshi_loss_softmax TSHI_LOSS_M, _S or _BOTH; in tshi_loss_term TSHI_LOSS_A
      * to TSHI_LOSS_W */
     int which;
-    /* a faster version of tshi_loss_online; NULL: there is none */
-    tsh_real (*online)(const tsh_real *x, int64_t n, tsh_real *m);
 } tshi_loss_work;
 
 /* Sets *m to the maximum of a row of n logits and returns S, the sum of e^(x - m), in one pass:
@@ -94,8 +92,7 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S, shape (n) */
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         if (work->which == TSHI_LOSS_BOTH)
-            sum[i] = work->online ? work->online(x, work->classes, m + i)
-                                  : tshi_loss_online(x, work->classes, m + i, fused);
+            sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
         else if (work->which == TSHI_LOSS_S)
             sum[i] = tshi_kernel_sum_exps(x, work->classes, m[i], NULL, fused);
         else
@@ -458,10 +455,7 @@ static void tshi_loss_targets(const char *op, tsh_tensor *const *in, const tshi_
  * computes (tshi_loss_work.which). */
 static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_kernel_fn *kernel,
                           const tshi_operand *x, int which) {
-    tshi_loss_work params = {loss->classes, which, NULL};
-#if TSHI_X86 && TSHI_GEMM_FLOAT
-    if (ctx->isa == TSHI_ISA_AVX512) params.online = tshi_loss_online_avx512;
-#endif
+    const tshi_loss_work params = {loss->classes, which};
     tshi_rows work = tshi_kernel_rows_job(kernel[ctx->isa], loss->rows, &params);
     memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
     work.own[TSHI_LOSS_SCRATCH] = loss->classes; /* elements of scratch for each piece */

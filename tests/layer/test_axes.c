@@ -40,12 +40,14 @@ static uint64_t all_reduce(uint64_t bytes, int p) {
 
 /* Every layer all-reduces two activations forward and two gradients backward, the embedding one,
  * the head one. Reduce-scatter and all-gather together are an all-reduce. Apart from activations:
- * three numbers per token for the loss, eight bytes for the norm. */
+ * for the loss, one number per token is all-reduced, and two are all-gathered; eight bytes for the
+ * norm. */
 static uint64_t over_tp(const setup *s, const place *at) {
     const uint64_t l = at->layers, m = (uint64_t)s->m;
     const uint64_t first = (uint64_t)at->first, last = (uint64_t)at->last;
     uint64_t sent = m * (4 * l + first + last) * all_reduce(b * t * c * real, s->tp);
-    sent += m * last * all_reduce(3 * b * t * real, s->tp);
+    sent += m * last * all_reduce(b * t * real, s->tp);
+    sent += m * last * gather(2 * b * t * real * (uint64_t)s->tp, s->tp);
     sent += all_reduce(8, s->tp);
     if (!s->sequence) return sent;
     /* the slope of the positions; of norms and of row-parallel biases, each of a piece of T */
@@ -55,13 +57,13 @@ static uint64_t over_tp(const setup *s, const place *at) {
     return sent;
 }
 
-/* Each boundary: an activation forward behind 160 bytes, its gradient backward. The gradient of the
+/* Each boundary: an activation forward behind 168 bytes, its gradient backward. The gradient of the
  * table that is embedding and head, between first and last stage. The loss, the norm. */
 static uint64_t over_pp(const setup *s, const place *at) {
     const uint64_t crosses = b * t * c * real / (s->sequence ? (uint64_t)s->tp : 1);
     uint64_t sent = 0;
     if (s->pp == 1) return 0;
-    if (!at->last) sent += (uint64_t)s->m * (crosses + 160);
+    if (!at->last) sent += (uint64_t)s->m * (crosses + 168);
     if (!at->first) sent += (uint64_t)s->m * crosses;
     if (at->first || at->last) sent += at->rows * c * real;
     return sent + 8 + all_reduce(8, s->pp);

@@ -58,7 +58,7 @@ static int step(llm_net *m, int chunks, double *loss, int64_t *hits, gradients *
     tsh_ctx *ctx = m->ctx;
     const tsh_cross_entropy_desc sum = {.reduction = TSH_REDUCE_SUM};
     tsh_tensor *y;
-    memset(m->past, 0, sizeof m->past);
+    memset(m->past, 0, (size_t)m->rows * sizeof *m->past);
     m->all = !chunks;
     m->vectors = chunks;
     tsh_zero_grads(m->root);
@@ -96,7 +96,7 @@ static int agrees(tsh_ctx *ctx, void *user) {
     const llm_family *family;
     gradients *g = (gradients *)calloc(2, sizeof *g);
     double loss[2];
-    int64_t hits[2];
+    int64_t hits[2] = {0, 0};
     CHECK_TRUE(m && c && g);
     CHECK(llm_config_read(c, folder, &family), "%s: %s", folder, c->error);
     CHECK(llm_model_load(m, ctx, c, family, folder, ROWS, LENGTH, TSH_DTYPE_DEFAULT) == TSH_OK,

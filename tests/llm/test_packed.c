@@ -51,17 +51,8 @@ static void pack(rows *r, int causal) {
 
 /* Makes the model of a config, with the initial values of new layers. */
 static int make(tsh_ctx *ctx, llm_net *m, llm_config *c, const llm_family *family) {
-    memset(m, 0, sizeof *m);
-    m->ctx = ctx;
-    m->config = c;
-    m->family = family;
-    m->rows = ROWS;
-    m->length = LENGTH;
-    m->rope = c->rope;
-    m->local = c->local;
+    (void)llm_model_make(m, ctx, c, family, ROWS, LENGTH, TSH_DTYPE_DEFAULT);
     m->all = 1;
-    m->root = m->base = tsh_root(ctx);
-    family->add(m);
     return tsh_ok(ctx);
 }
 
