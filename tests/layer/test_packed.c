@@ -123,7 +123,8 @@ static void backward_uses_the_segments_of_its_forward(void **state) {
     ranks_run_at(RANKS_EACH, 1, &desc, plain_rank, want);
     for (int checkpoint = 0; checkpoint < 2; checkpoint++) {
         job j = {want, checkpoint, 0};
-        for (int p = 0; p < 4; p++) ranks_run_with(ranks_degrees[p], &desc, together_rank, &j);
+        for (int p = 0; p < COUNT(ranks_degrees); p++)
+            ranks_run_with(ranks_degrees[p], &desc, together_rank, &j);
         for (int pp = 2; pp <= 4; pp += 2)
             for (j.pipeline = 1; j.pipeline <= 2; j.pipeline++) {
                 const tsh_desc staged = {.pp = pp, .tp = 1, .seed = 2};
