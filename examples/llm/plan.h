@@ -140,7 +140,7 @@ static void llm_plan_micro(llm_net *m, const int32_t *ids, int defer) {
     (void)tsh_step_end(m->ctx);
 }
 
-/* Trains the model for two steps: the second has the memory of the first, and moments. */
+/* Trains the model for two steps, as the optimiser makes its moments in the first. */
 static void llm_plan_training(llm_plan *p, llm_net *m, const int32_t *ids) {
     const llm_adapter lora = {.lora = {.rank = p->lora}};
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .zero = p->zero, .clip_norm = 1};

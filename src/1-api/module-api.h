@@ -319,7 +319,7 @@ TSH_API tsh_module *tsh_add_attention(tsh_module *parent, const char *name,
  * not copied: it must live until the last of these forwards; in a later one, a step tensor whose
  * step has ended is an error. Backward of a checkpoint (tsh_checkpoint) uses the segments of its
  * forward, whatever was set since. In a pipeline, .input sets those of its micro-batch, at the
- * container or above it: they travel to the later stages with the tensors. No collective. */
+ * container or above it: they are sent to the later stages with the tensors. No collective. */
 TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments);
 
 typedef enum tsh_activation { TSH_GELU, TSH_GELU_TANH, TSH_RELU, TSH_SILU } tsh_activation;

@@ -39,7 +39,7 @@ static int64_t tshi_attention_run_end(const int32_t *at, int64_t step, int64_t i
     return i;
 }
 
-/* Returns the number of runs in this rank's rows. */
+/* Returns how many runs of one segment the rows on this rank have. */
 static int64_t tshi_attention_count_runs(const tsh_tensor *q, const tsh_tensor *segments) {
     int64_t count = 0;
     for (int64_t b = 0; b < q->local[0]; b++) {

@@ -83,7 +83,7 @@ static int same(tsh_ctx *ctx, int64_t n, const double *got, const double *want) 
     double most = 0;
     CHECK_TRUE(!got == !want);
     for (int64_t e = 0; e < n && got; e++) most = fabs(want[e]) > most ? fabs(want[e]) : most;
-    for (int64_t e = 0; e < n && got; e++) /* sums over 16 tokens in another order */
+    for (int64_t e = 0; e < n && got; e++) /* the order of sums differs */
         CHECK(fabs(got[e] - want[e]) <= 3e-5 * most, "element %d: %g, not %g", (int)e, got[e],
               want[e]);
     return 0;
