@@ -30,13 +30,12 @@ static tsh_tensor *loss_of(llm_net *m, const llm_batch *b) {
 
 static int learn(tsh_ctx *ctx, void *user) {
     task *t = (task *)user;
-    llm_net *m = (llm_net *)calloc(1, sizeof *m);
+    llm_net net, *m = &net;
     llm_adapter adapter = {.lora = {.rank = 8, .alpha = 16}, .task = "CAUSAL_LM"};
     const tsh_schedule cosine = {.kind = TSH_COSINE, .lr = 1e-2, .warmup = 5, .total = STEPS};
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .clip_norm = 1, .schedule = &cosine};
     llm_batch batch = {0};
     llm_reader reader;
-    if (!m) return 1;
     llm_model_load(m, ctx, &t->config, t->family, t->folder, ROWS, LENGTH, TSH_DTYPE_DEFAULT);
     tsh_cache_free(m->cache); /* is for generating */
     tsh_train(m->root, 1);
@@ -56,7 +55,8 @@ static int learn(tsh_ctx *ctx, void *user) {
         tsh_step_end(ctx);
     }
     if (t->out && tsh_ok(ctx)) llm_model_adapter_save(m, &adapter, t->out);
-    llm_batch_free(&batch), llm_reader_close(&reader), free(m);
+    llm_batch_free(&batch);
+    llm_reader_close(&reader);
     return !tsh_ok(ctx);
 }
 

@@ -161,10 +161,12 @@ LLM_API void tune_checkpoint(tsh_module *module, int on) {
 
 /* Adds up the sums of all replicas. */
 LLM_API void tune_reduce(tune_rank *t, tune_sums *sums) {
-    double all[4];
-    all[0] = sums->loss, all[1] = sums->count, all[2] = sums->right, all[3] = sums->tokens;
+    double all[4] = {sums->loss, sums->count, sums->right, sums->tokens};
     if (tsh_allreduce(tsh_dp(t->ctx), all, 4, TSH_F64, TSH_SUM) != TSH_OK) return;
-    sums->loss = all[0], sums->count = all[1], sums->right = all[2], sums->tokens = all[3];
+    sums->loss = all[0];
+    sums->count = all[1];
+    sums->right = all[2];
+    sums->tokens = all[3];
 }
 
 #endif

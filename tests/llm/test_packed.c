@@ -39,7 +39,7 @@ static void pack(rows *r, int causal) {
     for (int b = 0; b < ROWS; b++)
         for (int64_t i = 0, t = 0, at = 0; i < LENGTH; i++, at++) {
             const int64_t e = b * LENGTH + i;
-            while (t < TEXTS && at == texts[b][t]) at = 0, t++;
+            for (; t < TEXTS && at == texts[b][t]; t++) at = 0;
             r->ids[e] = (int32_t)(ranks_mix(9, (uint64_t)e) % VOCABULARY);
             r->segments[e] = t < TEXTS ? (int32_t)t : -1;
             r->places[e] = t < TEXTS ? (int32_t)at : 0;
