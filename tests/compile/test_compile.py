@@ -14,7 +14,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import Failed, Skipped, check, run_tests
+from scripts import Failed, Skipped, check, debug_object, run_tests
 from test_readme import blocks, by_diff
 HEADER = os.path.join(TOP, "tshard.h")
 C = [os.environ.get("CC", "cc"), "-std=c99"]
@@ -302,7 +302,7 @@ def program_of_0_1_is_ported(folder):
     ported = os.path.join(folder, "program.c")
     with open(ported, "w", encoding="utf-8") as out:
         out.write(must(["sed", "-f", os.path.join(HERE, "rename_0_2.sed"), program]))
-    must(command + [ported, "-lm", "-pthread"])
+    must(command + ["-DTSHARD_IMPLEMENTED", ported, debug_object(), "-lm", "-pthread"])
     must([os.path.join(folder, "program")])
 
 
