@@ -141,11 +141,7 @@ static int tune_split(tune_job *job) {
 
 /* Returns 1 if a file is read as JSON lines by data.h. */
 static int tune_is_json(const char *path) {
-    static const char *const ends[] = {".jsonl", ".ndjson", ".json"};
-    const size_t n = strlen(path);
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (n > strlen(ends[i]) && strcmp(path + n - strlen(ends[i]), ends[i]) == 0) return 1;
-    return 0;
+    return llm_data_is_json(path);
 }
 
 /* Reads the documents. Returns 0 after an error. */
