@@ -1,5 +1,5 @@
-/* tune_setup.h - what finetune.h and evaluate.h do before the ranks start and after they have ended:
- * checks the settings, reads the data, opens the folder of the run */
+/* tune_setup.h - what finetune.h and evaluate.h do before the ranks start and after they have
+ * ended: checks the settings, reads the data, opens the folder of the run */
 #ifndef LLM_TUNE_SETUP_H
 #define LLM_TUNE_SETUP_H
 
