@@ -107,25 +107,12 @@ static int llm_data_plain(llm_data_file *f, int64_t every, int64_t *begin) {
     llm_data_tokens tokens = {NULL, 0, 0};
     const int64_t from = d->tokens;
     int64_t ends;
-    size_t length = 0, mark, valid;
-    char *text = llm_read_all(f->file, 0, &length);
-    int ok;
-    if (!text) return llm_data_wrong(f, "the file cannot be read: %s", strerror(errno));
-    mark = llm_data_mark(text, length);
-    valid = llm_valid_prefix(text, length);
-    if (valid < length) {
-        f->line = 1;
-        for (size_t i = 0; i < valid; i++) f->line += text[i] == '\n';
-        ok = llm_data_wrong(f, "this line is not UTF-8; convert the file, for example by iconv -t "
-                               "UTF-8");
-    } else {
-        ok = length > mark || llm_data_wrong(f, "the file is empty");
-    }
+    size_t length = 0;
+    const char *text = llm_data_whole(f, &length);
+    int ok = text != NULL;
     if (d->documents > 0 && d->pairs)
         ok = ok && llm_data_wrong(f, "this is a text, and %.300s has preferences", d->desc.path);
-    ok = ok && llm_data_encode(f, text + mark, length - mark, 1, &tokens) &&
-         llm_data_put(f, &tokens) >= 0;
-    free(text);
+    ok = ok && llm_data_encode(f, text, length, 1, &tokens) && llm_data_put(f, &tokens) >= 0;
     free(tokens.ids);
     ends = d->tokens - (every > 0 ? (d->tokens - from) / every : 0);
     ok = ok && llm_data_cut(f, from, ends);

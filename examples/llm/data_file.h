@@ -155,6 +155,32 @@ LLM_DATA_API size_t llm_data_mark(const char *text, size_t length) {
     return length >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
 }
 
+/* Reads all of an open file or pipe as UTF-8 text, without a byte-order mark, to f->text. Returns
+ * the text, *length bytes; NULL: an error. */
+LLM_DATA_API const char *llm_data_whole(llm_data_file *f, size_t *length) {
+    size_t all = 0, valid, mark;
+    f->text = llm_read_all(f->file, 0, &all);
+    if (!f->text) {
+        (void)llm_data_wrong(f, "the file cannot be read: %s", strerror(errno));
+        return NULL;
+    }
+    valid = llm_valid_prefix(f->text, all);
+    if (strlen(f->text) < valid) valid = strlen(f->text);
+    mark = llm_data_mark(f->text, all);
+    *length = all - mark;
+    if (valid == all && *length > 0) return f->text + mark;
+    f->line = valid < all; /* else the file is empty, which is an error of no line */
+    for (size_t i = 0; i < valid; i++) f->line += f->text[i] == '\n';
+    if (valid == all)
+        (void)llm_data_wrong(f, "the file is empty");
+    else if (!f->text[valid])
+        (void)llm_data_wrong(f, "this line has a byte that is 0, which is no text");
+    else
+        (void)llm_data_wrong(f, "this line is not UTF-8; convert the file, for example by iconv "
+                                "-t UTF-8");
+    return NULL;
+}
+
 /* -- from texts to sequences ---------------------------------------------------- */
 
 /* Makes room for `needed` elements of `size` bytes in the array *at, whose capacity is *room.

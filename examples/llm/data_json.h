@@ -316,7 +316,7 @@ static cJSON *llm_data_parse(llm_data_file *f, const char *line) {
     cJSON *json;
     /* cJSON alone would end a text at an escape such as \u12g4 */
     if (llm_json_explain(line, why, sizeof why)) {
-        (void)llm_data_wrong(f, "this line is not JSON: %s",
+        (void)llm_data_wrong(f, "this line is not JSON: %s; each line is one {...}",
                              strstr(why, "column")); /* without "line 1, ", as it is one line */
         return NULL;
     }

@@ -173,14 +173,15 @@ static int tune_read(tune_job *job) {
 
 /* Reads --evaluate's plain text. Returns 0 after an error. */
 static int tune_read_text(tune_job *job) {
-    const char *path = job->set.evaluate;
+    const char *path = job->set.evaluate, *text = NULL;
     size_t length = 0;
-    FILE *file = fopen(path, "rb"); /* may be a pipe */
-    char *text = file ? llm_read_all(file, 0, &length) : NULL;
-    if (!text) (void)tune_refuse(job, "%s: %s", path, strerror(errno));
-    if (file) (void)fclose(file);
+    llm_data_file f = {.data = &job->data, .path = path, .file = fopen(path, "rb")}; /* or a pipe */
+    if (!f.file) (void)tune_refuse(job, "%s: %s", path, strerror(errno));
+    if (f.file && !(text = llm_data_whole(&f, &length)))
+        (void)tune_refuse(job, "%s", job->data.error);
+    if (f.file) (void)fclose(f.file);
     if (text) job->count = text_encode(job->codec, text, length, 1, &job->tokens);
-    free(text);
+    free(f.text);
     if (job->count < 0) return tune_refuse(job, "%s: %s", path, job->codec->error);
     if (job->tokens && job->count < 2)
         return tune_refuse(

@@ -622,6 +622,7 @@ static void files_that_are_wrong(void **state) {
     refuses_file("a.txt", "", 0, 0, "a.txt: the file is empty");
     refuses_file("a.txt", "\xEF\xBB\xBF", 3, 0, "a.txt: the file is empty");
     refuses_file("a.txt", "one\ntwo\nthr\xe9\xe8\n", 14, 0, "a.txt:3: this line is not UTF-8");
+    refuses_file("a.txt", "one\ntw\0o\n", 9, 0, "a.txt:2: this line has a byte that is 0");
     refuses_file("a.jsonl", "{\"text\":\"a\0\"}", 13, 0, "a.jsonl:1: byte 11 of the line is 0");
     refuses_file("a.json", "[\n{\"text\":\"a\"}]", 16, 0, "a.json:1: this line is not JSON");
     refuses_file("a.jsonl", "{\"text\":\"a b\"}", 14, 10,
