@@ -1,7 +1,8 @@
-/* adapter.h - adapters of low rank (tsh_lora) in the files of the Python library PEFT: a folder with
- * adapter_config.json and adapter_model.safetensors
+/* adapter.h - adapters of low rank (tsh_lora) in the files of the Python library PEFT: a folder
+ * with adapter_config.json and adapter_model.safetensors
  *
- *     llm_adapter a = {.lora = {.rank = 8, .alpha = 16}, .targets = {"q_proj", "v_proj"}, .count = 2};
+ *     llm_adapter a = {.lora = {.rank = 8, .alpha = 16},
+ *                      .targets = {"q_proj", "v_proj"}, .count = 2};
  *     if (llm_adapter_add(root, &a) == TSH_OK) ...                      // train, then
  *     llm_adapter_save(root, &a, "out", NULL);                          // PEFT reads it
  *     if (llm_adapter_read(&a, "out", &why) && llm_adapter_add(root, &a) == TSH_OK)
@@ -13,6 +14,7 @@
 
 #include "files.h"
 #include "json.h"
+#include "quote.h"
 
 #if defined(__GNUC__)
 #define LLM_ADAPTER_API __attribute__((unused)) static
@@ -34,104 +36,152 @@ typedef struct llm_adapter {
 /* Records an error about the config of a folder. Returns 0. */
 static int llm_adapter_refuse(tsh_error *why, const char *folder, const char *key,
                               const char *what) {
-    (void)tsh_error_set(why, TSH_ERR_UNSUPPORTED, -1, "%.300s/adapter_config.json: %s %s", folder,
-                        key, what);
+    (void)tsh_error_set(why, TSH_ERR_UNSUPPORTED, -1, "%.300s/adapter_config.json: %.80s %s",
+                        folder, key, what);
+    (void)quote_message(why->message);
     return 0;
 }
 
-/* Returns 1 if a key that changes the result has the value that tsh_lora computes with: false, null,
- * 0, "none", or an empty list or object. */
+/* Returns 1 if a key that may change the result has a value with which it does not: false, null,
+ * "none", or an empty text, list or object. */
 static int llm_adapter_usual(const cJSON *item) {
-    return !item || cJSON_IsNull(item) || cJSON_IsFalse(item) ||
+    return cJSON_IsNull(item) || cJSON_IsFalse(item) ||
            ((cJSON_IsArray(item) || cJSON_IsObject(item)) && !item->child) ||
-           (cJSON_IsString(item) && strcmp(item->valuestring, "none") == 0);
+           (cJSON_IsString(item) &&
+            (!item->valuestring[0] || strcmp(item->valuestring, "none") == 0));
 }
 
-/* Adds a name to a->targets. Returns 0 if it is no name, or one too many. */
-static int llm_adapter_target(llm_adapter *a, const cJSON *name) {
-    if (!cJSON_IsString(name) || a->count == LLM_ADAPTER_TARGETS ||
-        strlen(name->valuestring) >= sizeof a->targets[0] || !name->valuestring[0])
-        return 0;
-    (void)strcpy(a->targets[a->count++], name->valuestring);
-    return 1;
-}
-
-/* Fills in *a from the parsed config of a folder. Returns 0 and *why if it is none that tsh_lora can
- * compute. */
-static int llm_adapter_parse(llm_adapter *a, const cJSON *json, const char *folder,
-                             tsh_error *why) {
-    static const char *const unusual[] = {"use_dora",
-                                          "bias",
-                                          "rank_pattern",
-                                          "alpha_pattern",
-                                          "layers_to_transform",
-                                          "layers_pattern",
-                                          "modules_to_save",
-                                          "layer_replication",
-                                          "lora_bias",
-                                          "exclude_modules",
-                                          "target_parameters",
-                                          "trainable_token_indices",
-                                          "use_qalora",
-                                          "use_bdlora",
-                                          "alora_invocation_tokens",
-                                          "arrow_config",
-                                          "kasa_config",
-                                          "velora_config",
-                                          "monteclora_config"};
-    /* PEFT changes the base model, too, by initial values of some names */
-    const cJSON *init = cJSON_GetObjectItemCaseSensitive(json, "init_lora_weights");
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(json, "peft_type");
-    const cJSON *rank = cJSON_GetObjectItemCaseSensitive(json, "r");
-    const cJSON *alpha = cJSON_GetObjectItemCaseSensitive(json, "lora_alpha");
-    const cJSON *dropout = cJSON_GetObjectItemCaseSensitive(json, "lora_dropout");
-    const cJSON *targets = cJSON_GetObjectItemCaseSensitive(json, "target_modules");
-    const cJSON *base = cJSON_GetObjectItemCaseSensitive(json, "base_model_name_or_path");
-    const cJSON *task = cJSON_GetObjectItemCaseSensitive(json, "task_type");
-    if (!cJSON_IsString(type) || strcmp(type->valuestring, "LORA") != 0)
-        return llm_adapter_refuse(why, folder, "peft_type", "is not \"LORA\"");
-    if (!cJSON_IsNumber(rank) || !(rank->valuedouble >= 1 && rank->valuedouble <= 1 << 20))
-        return llm_adapter_refuse(why, folder, "r", "is no rank");
-    for (size_t i = 0; i < sizeof unusual / sizeof unusual[0]; i++)
-        if (!llm_adapter_usual(cJSON_GetObjectItemCaseSensitive(json, unusual[i])))
-            return llm_adapter_refuse(why, folder, unusual[i],
+/* Refuses keys, of later versions of PEFT too, that may change what an adapter computes, or add
+ * tensors other than A and B. Returns 0 and *why then. */
+static int llm_adapter_keys(const cJSON *json, const char *folder, tsh_error *why) {
+    /* the keys that llm_adapter_parse reads, and those that matter only before or while the adapter
+     * is trained */
+    static const char *const known[] = {
+        "peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules",
+        "init_lora_weights", "base_model_name_or_path", "task_type", "auto_mapping",
+        "peft_version", "revision", "inference_mode", "fan_in_fan_out", "megatron_config",
+        "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+        "qalora_group_size", "runtime_config"};
+    const cJSON *item;
+    cJSON_ArrayForEach(item, json) {
+        size_t i = 0;
+        while (i < sizeof known / sizeof *known && strcmp(item->string, known[i]) != 0) i++;
+        if (i == sizeof known / sizeof *known && !llm_adapter_usual(item))
+            return llm_adapter_refuse(why, folder, item->string,
                                       "changes what an adapter computes, or adds other tensors; "
                                       "plain LoRA is read alone");
-    if (cJSON_IsString(init) && strcmp(init->valuestring, "gaussian") != 0)
+    }
+    return 1;
+}
+
+/* Returns a key's text; "" if it is no text. */
+static const char *llm_adapter_string(const cJSON *json, const char *key) {
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, key));
+    return text ? text : "";
+}
+
+/* Reads a number from `least` to `most`; `otherwise` if the key is absent or null. Returns 0 and
+ * *why if it is another one, or no number. */
+static int llm_adapter_number(const cJSON *json, const char *key, double least, double most,
+                              double otherwise, double *value, const char *folder,
+                              tsh_error *why) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    char what[100];
+    *value = otherwise;
+    if (!item || cJSON_IsNull(item)) return 1;
+    *value = item->valuedouble;
+    if (cJSON_IsNumber(item) && *value >= least && *value <= most) return 1;
+    (void)snprintf(what, sizeof what, "is no number from %.10g to %.10g", least, most);
+    return llm_adapter_refuse(why, folder, key, what);
+}
+
+/* Reads rank, alpha and so on. Returns 0 and *why if tsh_lora takes no such values. */
+static int llm_adapter_values(llm_adapter *a, const cJSON *json, const char *folder,
+                              tsh_error *why) {
+    const cJSON *rslora = cJSON_GetObjectItemCaseSensitive(json, "use_rslora");
+    double rank, alpha;
+    if (!llm_adapter_number(json, "r", 1, 1 << 20, 8, &rank, folder, why) ||
+        !llm_adapter_number(json, "lora_alpha", 0, 1e9, 8, &alpha, folder, why) ||
+        !llm_adapter_number(json, "lora_dropout", 0, 1, 0, &a->lora.dropout, folder, why))
+        return 0;
+    a->lora.rank = (int)rank;
+    a->lora.alpha = alpha > 0 ? alpha : TSH_ZERO;
+    a->lora.rslora = cJSON_IsTrue(rslora);
+    if (a->lora.rank != rank) return llm_adapter_refuse(why, folder, "r", "is no whole number");
+    return !rslora || cJSON_IsBool(rslora) || cJSON_IsNull(rslora) ||
+           llm_adapter_refuse(why, folder, "use_rslora", "is not true or false");
+}
+
+/* Reads the names of the layers. Returns 0 and *why if there are none. */
+static int llm_adapter_targets(llm_adapter *a, const cJSON *json, const char *folder,
+                               tsh_error *why) {
+    static const char key[] = "target_modules";
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, key), *item;
+    a->count = 0;
+    if (strcmp(llm_adapter_string(json, key), "all-linear") == 0) return 1;
+    if (!cJSON_IsArray(list) || !list->child)
+        return llm_adapter_refuse(why, folder, key, "is no list of names and not \"all-linear\"");
+    cJSON_ArrayForEach(item, list) {
+        const char *name = cJSON_GetStringValue(item);
+        if (!name || !*name || strpbrk(name, "*?[") || strlen(name) >= sizeof a->targets[0])
+            return llm_adapter_refuse(why, folder, key, "has an entry that is no name of a layer");
+        if (a->count == LLM_ADAPTER_TARGETS)
+            return llm_adapter_refuse(why, folder, key, "has more than 32 names");
+        (void)strcpy(a->targets[a->count++], name);
+    }
+    return 1;
+}
+
+/* Fills in *a from the parsed config of a folder. Returns 0 and *why if it is none that tsh_lora
+ * can compute. */
+static int llm_adapter_parse(llm_adapter *a, const cJSON *json, const char *folder,
+                             tsh_error *why) {
+    const char *init = llm_adapter_string(json, "init_lora_weights");
+    const char *twice = cJSON_IsObject(json) ? llm_json_twice(json, 0) : NULL;
+    if (!cJSON_IsObject(json)) return llm_adapter_refuse(why, folder, "it", "is no object");
+    if (twice) return llm_adapter_refuse(why, folder, twice, "occurs twice");
+    if (strcmp(llm_adapter_string(json, "peft_type"), "LORA") != 0)
+        return llm_adapter_refuse(why, folder, "peft_type", "is not \"LORA\"");
+    if (!llm_adapter_keys(json, folder, why) || !llm_adapter_values(a, json, folder, why)) return 0;
+    /* PEFT changes the base model, too, by initial values of some names */
+    if (*init && strcmp(init, "gaussian") != 0)
         return llm_adapter_refuse(why, folder, "init_lora_weights",
                                   "names initial values that change the base model");
-    a->lora.rank = (int)rank->valuedouble;
-    a->lora.alpha = !cJSON_IsNumber(alpha)   ? 0
-                    : alpha->valuedouble > 0 ? alpha->valuedouble
-                                             : TSH_ZERO;
-    a->lora.dropout = cJSON_IsNumber(dropout) ? dropout->valuedouble : 0;
-    a->lora.rslora = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "use_rslora"));
-    a->count = 0;
     (void)snprintf(a->base, sizeof a->base, "%.255s",
-                   cJSON_IsString(base) ? base->valuestring : "");
-    (void)snprintf(a->task, sizeof a->task, "%.31s", cJSON_IsString(task) ? task->valuestring : "");
-    if (cJSON_IsString(targets) && strcmp(targets->valuestring, "all-linear") == 0) return 1;
-    if (!cJSON_IsArray(targets) || !targets->child)
-        return llm_adapter_refuse(why, folder, "target_modules",
-                                  "is no list of names and not \"all-linear\"");
-    for (targets = targets->child; targets; targets = targets->next)
-        if (!llm_adapter_target(a, targets))
-            return llm_adapter_refuse(why, folder, "target_modules",
-                                      "has an entry that is no name, or too many of them");
-    return 1;
+                   llm_adapter_string(json, "base_model_name_or_path"));
+    (void)snprintf(a->task, sizeof a->task, "%.31s", llm_adapter_string(json, "task_type"));
+    return llm_adapter_targets(a, json, folder, why);
 }
 
 /* Reads folder/adapter_config.json to *a. Returns 0 and *why if that fails. */
 LLM_ADAPTER_API int llm_adapter_read(llm_adapter *a, const char *folder, tsh_error *why) {
-    char *text = llm_read_text(folder, "adapter_config.json", why);
-    cJSON *json = text ? llm_parse(text) : NULL;
+    char *text = llm_read_text(folder, "adapter_config.json", why), sentence[160];
+    cJSON *json;
     int ok = 0;
-    if (text && !json)
-        (void)llm_adapter_refuse(why, folder, "it", "is no JSON, or there is not enough memory");
-    if (json) ok = llm_adapter_parse(a, json, folder, why);
-    cJSON_Delete(json);
+    if (!text) return 0;
+    if (llm_json_explain(text, sentence, sizeof sentence)) {
+        (void)llm_adapter_refuse(why, folder, "is no JSON:", sentence);
+    } else {
+        json = llm_parse(text);
+        ok = json ? llm_adapter_parse(a, json, folder, why)
+                  : llm_adapter_refuse(why, folder, "needs", "more memory than there is");
+        cJSON_Delete(json);
+    }
     free(text);
     return ok;
+}
+
+/* Returns 1 if another target names all layers that target i names: the same name, or the end of
+ * it, as "proj" of "mlp.proj". */
+static int llm_adapter_covered(const llm_adapter *a, int i) {
+    const char *own = a->targets[i];
+    for (int k = 0; k < a->count; k++) {
+        const char *other = a->targets[k];
+        const size_t n = strlen(own), m = strlen(other);
+        if (k == i || m > n || strcmp(own + n - m, other) != 0) continue;
+        if (m == n ? k < i : own[n - m - 1] == '.') return 1;
+    }
+    return 0;
 }
 
 /* Adds the adapters to all layers below module whose name, or the end of whose path, is one of the
@@ -140,6 +190,7 @@ LLM_ADAPTER_API tsh_result llm_adapter_add(tsh_module *module, const llm_adapter
     tsh_result result = a->count ? TSH_OK : tsh_lora(module, NULL, &a->lora);
     for (int i = 0; i < a->count && result == TSH_OK; i++) {
         char pattern[80];
+        if (llm_adapter_covered(a, i)) continue;
         (void)snprintf(pattern, sizeof pattern, "**.%s", a->targets[i]);
         result = tsh_lora(module, pattern, &a->lora);
     }
@@ -170,9 +221,7 @@ LLM_ADAPTER_API tsh_result llm_adapter_load_with(tsh_module *module, const llm_a
  * as "base_model.model.transformer"; NULL: "base_model.model". */
 LLM_ADAPTER_API tsh_result llm_adapter_load(tsh_module *module, const llm_adapter *a,
                                             const char *folder, const char *prefix) {
-    tsh_file_desc names;
-    memset(&names, 0, sizeof names);
-    names.prefix = prefix;
+    const tsh_file_desc names = {.prefix = prefix};
     return llm_adapter_load_with(module, a, folder, &names);
 }
 
@@ -241,9 +290,7 @@ LLM_ADAPTER_API tsh_result llm_adapter_save_with(tsh_module *module, const llm_a
 /* The same for a module with the names of the file; prefix as in llm_adapter_load. */
 LLM_ADAPTER_API tsh_result llm_adapter_save(tsh_module *module, const llm_adapter *a,
                                             const char *folder, const char *prefix) {
-    tsh_file_desc names;
-    memset(&names, 0, sizeof names);
-    names.prefix = prefix;
+    const tsh_file_desc names = {.prefix = prefix};
     return llm_adapter_save_with(module, a, folder, &names);
 }
 #endif

@@ -365,8 +365,8 @@ static int embed_add(embed_model *e, const char *folder, const cJSON *module, in
         if (strcmp(dot, ".Dense") == 0) e->steps++;
         if (strcmp(dot, ".Dense") == 0) return embed_add_dense(e, step, folder, part);
     }
-    return embed_fail(e, "modules.json: module %d is of the type %.120s; supported are Transformer, "
-                         "then Pooling, then at most %d of Dense and Normalize, of "
+    return embed_fail(e, "modules.json: module %d is of the type %.120s; supported are "
+                         "Transformer, then Pooling, then at most %d of Dense and Normalize, of "
                          "sentence_transformers", i, type, EMBED_STEPS);
 }
 

@@ -1,28 +1,31 @@
-/* encoder.h - texts for an encoder, such as BERT, that learns: their tokens, batches of unequal
- * lengths, and the mean of each text's vectors, with gradients
+/* encoder.h - texts for an encoder, such as BERT, that learns: their tokens, batches of texts of
+ * unequal lengths, and the mean of each text's vectors, with gradients. Before the ranks start:
  *
- *     if (llm_encoder_open(&e, folder) && llm_encoder_add(&e, "a text") && ...)    once, then each rank:
- *         x = llm_encoder_means(model, &e, first, rows);                            (rows, width)
- *     llm_encoder_close(&e);
+ *     llm_encoder e;
+ *     if (!llm_encoder_open(&e, folder) || !llm_encoder_add(&e, "a text") || ...) puts(e.error);
  *
- * The model is one that llm_model_load makes of e.config, e.family and e.how.folder. Include tshard.h
- * first; link with it, cJSON and PCRE2. */
+ * On each rank, with a model that llm_model_load makes of e.config, e.family and e.how.folder:
+ *
+ *     x = llm_encoder_means(&model, &e, first, rows);          (rows, width)
+ *
+ * After they have ended: llm_encoder_close(&e). Include tshard.h first; link with it, cJSON and
+ * PCRE2. */
 #ifndef LLM_ENCODER_H
 #define LLM_ENCODER_H
 
+#include "embed.h"
 #include "model.h"
 #include "tokenizer.h"
 
-#include "embed.h"
-
 typedef struct llm_encoder {
-    embed_model how; /* the limit and the prompt of texts, as sentence-transformers has them */
+    embed_model how; /* the prompt before each text and its longest length, as in modules.json */
     llm_config config;
     const llm_family *family;
     llm_tokenizer *tokenizer;
-    int64_t count, longest; /* number of texts; tokens of the longest */
-    int32_t **ids;          /* ids[i]: the lengths[i] tokens of text i */
-    int64_t *lengths;
+    int64_t count;    /* number of texts */
+    int64_t longest;  /* number of tokens of the longest text */
+    int32_t **ids;    /* ids[i]: the tokens of text i */
+    int64_t *lengths; /* lengths[i]: their number */
     char error[TSH_MESSAGE_SIZE];
 } llm_encoder;
 
@@ -76,36 +79,47 @@ LLM_API void llm_encoder_close(llm_encoder *e) {
     memset(e, 0, sizeof *e);
 }
 
-/* Runs the model on the texts [first, first + rows). Returns the mean of the vectors of each text's
- * tokens, (rows, width). Rows are padded to the longest one; no token sees padding (segment -1). */
+/* Runs the model on the texts [first, first + rows), any number. Returns the mean of the vectors of
+ * each text's tokens, (rows, width); NULL: an error. Shorter texts are padded to the longest; no
+ * token sees padding (segment -1). */
 LLM_API tsh_tensor *llm_encoder_means(llm_net *m, const llm_encoder *e, int64_t first,
                                       int64_t rows) {
     int64_t n = 1;
+    if (first < 0 || rows < 1 || rows > e->count - first) {
+        (void)tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
+                       "llm_encoder_means: %lld texts from text %lld on, of %lld; at least one, "
+                       "all of which llm_encoder_add has added",
+                       (long long)rows, (long long)first, (long long)e->count);
+        return NULL;
+    }
     for (int64_t b = 0; b < rows; b++)
         if (e->lengths[first + b] > n) n = e->lengths[first + b];
     const tsh_shape shape = tsh_shape2(rows, n);
     const size_t tokens = (size_t)rows * (size_t)n;
-    int32_t *ids = (int32_t *)calloc(tokens, 2 * sizeof *ids);
-    int32_t *segments = ids ? ids + tokens : NULL;
-    float *part = (float *)calloc(tokens, sizeof *part); /* of a token in the mean */
+    int32_t *ids = (int32_t *)calloc(tokens, 3 * sizeof *ids);
+    int32_t *segments = ids ? ids + tokens : NULL, *places = ids ? segments + tokens : NULL;
+    float *weight = (float *)calloc(tokens, sizeof *weight); /* of each token in the mean */
     tsh_tensor *x = NULL;
-    for (int64_t i = 0; i < rows * n && ids && part; i++) {
+    for (int64_t i = 0; i < rows * n && ids && weight; i++) {
         const int64_t text = first + i / n, at = i % n;
         segments[i] = at < e->lengths[text] ? 0 : -1;
+        places[i] = (int32_t)at;
         if (segments[i] < 0) continue;
         ids[i] = e->ids[text][at];
-        part[i] = 1 / (float)e->lengths[text];
+        weight[i] = 1 / (float)e->lengths[text];
     }
-    if (ids && part) {
+    if (ids && weight) {
         m->segments = tsh_from(m->ctx, segments, shape, TSH_I32);
+        m->places = places;
         x = llm_forward(m, tsh_from(m->ctx, ids, shape, TSH_I32)); /* (rows, n, width) */
         m->segments = NULL;
-        x = tsh_mul(x, tsh_from(m->ctx, part, tsh_shape3(rows, n, 1), TSH_F32));
+        m->places = NULL;
+        x = tsh_mul(x, tsh_from(m->ctx, weight, tsh_shape3(rows, n, 1), TSH_F32));
         x = tsh_sum(x, 1, 0);
     } else {
         (void)tsh_fail(m->ctx, TSH_ERR_MEMORY, "not enough memory");
     }
-    free(part);
+    free(weight);
     free(ids);
     return x;
 }

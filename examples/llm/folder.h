@@ -586,7 +586,8 @@ LLM_API int llm_config_open(llm_config *c, const char *folder) {
     tsh_error why;
     char *text = llm_read_text(folder, "config.json", &why), where[340], other[1024];
     if (!text) {
-        const int absent = llm_is_absent(errno) && llm_found_for_config(folder, other, sizeof other);
+        const int absent = llm_is_absent(errno) &&
+                           llm_found_for_config(folder, other, sizeof other);
         llm_refuse(c, "%s", absent ? other : why.message);
         return 0;
     }

@@ -55,8 +55,8 @@ static int llm_found_say(const char *folder, const llm_found_row *row, const cha
 LLM_FILES_API int llm_found_for_config(const char *path, char *sentence, size_t size) {
     static const llm_found_row rows[] = {
         {"*.gguf", "give that file itself, with its path"},
-        {"adapter_config.json", "these are the changes of a fine-tuned model alone; add them to "
-                                "its base model with peft: merge_and_unload(), save_pretrained(DIR)"},
+        {"adapter_config.json", "these are the changes of a fine-tuned model alone; give the model "
+                                "that they are of with --model, and this folder with --adapter"},
         {"params.json", "this is the form of those who trained it; take the one for transformers"},
         {"model_index.json", "this is a pipeline of diffusers, not a language model"},
         {NULL, NULL}};
@@ -79,8 +79,8 @@ LLM_FILES_API int llm_found_for_config(const char *path, char *sentence, size_t 
     if (path[0] == '/' || path[0] == '.' || path[0] == '~' ||
         (slash && (!slash[1] || strchr(slash + 1, '/'))))
         return 0; /* not a model on the Hugging Face hub: those are "name" or "owner/name" */
-    (void)snprintf(sentence, size, "there is no folder %.200s; if that is a name on the Hugging Face "
-                                   "hub, download it: hf download %.200s --local-dir DIR, and "
+    (void)snprintf(sentence, size, "there is no folder %.200s; if that is a name on the Hugging "
+                                   "Face hub, download it: hf download %.200s --local-dir DIR, and "
                                    "give --model DIR", path, path);
     return 1;
 }

@@ -36,7 +36,7 @@ static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 /* As GGUF_GPT4, with one digit in a match, and combining marks (\p{M}) among the letters. */
 #define GGUF_GPT4_MARKS                                                                            \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"                      \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"                    \
     "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define GGUF_GPT2                                                                                  \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)"
@@ -69,7 +69,7 @@ static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
     "!-/:-~\\x{FF01}-\\x{FF0F}\\x{FF1A}-\\x{FF5E}\\x{2018}-\\x{201F}\\x{3000}-\\x{3002}"
 #define GGUF_EAST_ASIAN "[\\x{4E00}-\\x{9FA5}\\x{800}-\\x{4E00}\\x{AC00}-\\x{D7FF}]+"
 #define GGUF_DEEPSEEK3                                                                             \
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"                                         \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"                                        \
     "|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*"                      \
     "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define GGUF_BLOOM                                                                                 \
@@ -88,12 +88,13 @@ typedef struct gguf_pre {
 
 static const gguf_pre gguf_pres[] = {
     {"default", {"[\\p{P}\\$\\+<=>\\^~\\|]+", GGUF_GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}, 0, 0, 0, 0},
-    {"gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat mellum modern-bert a.x-4.0",
+    {"gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat mellum modern-bert "
+     "a.x-4.0",
      {NULL}, 0, 0, 0, 0},
     {"smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", {NULL}, 1, 0, 0, 0},
     {"falcon", {"[\\p{P}\\$\\+<=>\\^~\\|`]+", GGUF_GPT2, "[0-9][0-9][0-9]"}, 0, 0, 0, 0},
-    {"llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2 midm-2.0", {GGUF_GPT4("{1,3}")}, 0, 1,
-     1, 0},
+    {"llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2 midm-2.0", {GGUF_GPT4("{1,3}")}, 0,
+     1, 1, 0},
     {"glm4 glm5", {GGUF_GPT4("{1,3}")}, 0, 1, 0, 0},
     {"dbrx smaug-bpe chatglm-bpe", {GGUF_GPT4("{1,3}")}, 0, 0, 0, 0},
     {"qwen2 stablelm2 deepseek-r1-qwen megrez kormo", {GGUF_GPT4("")}, 0, 0, 0, 1},
@@ -108,7 +109,8 @@ static const gguf_pre gguf_pres[] = {
     {"deepseek-coder", {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", GGUF_EAST_ASIAN, "\\p{N}"}, 0, 0,
      0, 0},
     {"deepseek-v3 hunyuan-dense joyai-llm",
-     {"\\p{N}{1,3}", "[\\x{4E00}-\\x{9FA5}\\x{3040}-\\x{309F}\\x{30A0}-\\x{30FF}]+", GGUF_DEEPSEEK3},
+     {"\\p{N}{1,3}", "[\\x{4E00}-\\x{9FA5}\\x{3040}-\\x{309F}\\x{30A0}-\\x{30FF}]+",
+      GGUF_DEEPSEEK3},
      0, 0, 0, 0},
     {"bloom poro-chat gpt3-finnish", {GGUF_BLOOM}, 0, 0, 0, 0},
     {"viking", {GGUF_BLOOM, "\\p{N}"}, 0, 0, 0, 0}};
@@ -633,8 +635,8 @@ GGUF_API char *gguf_tokenizer(gguf *g, const char *pre) {
     if (!kind.length)
         (void)gguf_fail(g, "the key \"tokenizer.ggml.model\" is missing");
     else if (!gguf_listed("gpt2 llama bert gemma4", quote))
-        (void)gguf_fail(g, "the key \"tokenizer.ggml.model\" is \"%s\"; known are gpt2, llama, bert "
-                           "and gemma4", quote);
+        (void)gguf_fail(g, "the key \"tokenizer.ggml.model\" is \"%s\"; known are gpt2, llama, "
+                           "bert and gemma4", quote);
     else if (gguf_read_words(g, &words))
         ok = gguf_put_tokenizer(g, &words, file, pre);
     if (ok && !(text = cJSON_PrintUnformatted(file))) (void)gguf_fail(g, "not enough memory");

@@ -44,14 +44,42 @@ static void llm_json_skip(llm_json_scan *s) {
     s->at += strspn(s->at, " \t\r\n");
 }
 
+/* Returns the number of the 4 hexadecimal digits at `at`; -1: they are not there. */
+static int llm_json_unit(const char *at) {
+    int unit = 0;
+    for (int i = 0; i < 4; i++) {
+        const char *const digits = "0123456789abcdefABCDEF", *digit = strchr(digits, at[i]);
+        if (!at[i] || !digit) return -1;
+        unit = 16 * unit + (int)(digit - digits > 15 ? digit - digits - 6 : digit - digits);
+    }
+    return unit;
+}
+
+/* Moves s->at from the \ of an escape to the last character of it. Returns 0 and sets s->wrong if
+ * it is none of JSON's. */
+static int llm_json_escape(llm_json_scan *s) {
+    const char kind = s->at[1];
+    const int unit = kind == 'u' ? llm_json_unit(s->at + 2) : 0;
+    if (!kind) return 1; /* the text ends here */
+    if (!strchr("\"\\/bfnrtu", kind) || unit < 0)
+        return llm_json_wrong(s, "this is no escape of JSON, and a \\ of the text is written \\\\");
+    /* characters above U+FFFF are two units: D800 to DBFF, then DC00 to DFFF */
+    const int pair = unit >= 0xD800 && unit < 0xDC00 && s->at[6] == '\\' && s->at[7] == 'u';
+    const int second = pair ? llm_json_unit(s->at + 8) : 0;
+    if (unit >= 0xD800 && unit < 0xE000 && (second < 0xDC00 || second > 0xDFFF))
+        return llm_json_wrong(s, "this escape is half a character: its other half is missing");
+    s->at += kind != 'u' ? 1 : pair ? 11 : 5;
+    return 1;
+}
+
 /* Moves s->at past a string in double quotes. Returns 0 and sets s->wrong if there is none, or if
  * it has no end. */
 static int llm_json_string(llm_json_scan *s) {
     if (*s->at == '\'') return llm_json_wrong(s, "strings of JSON have double quotes");
     if (*s->at != '"') return llm_json_wrong(s, "a string in double quotes is missing here");
     for (s->at++; *s->at != '"'; s->at++) {
-        if (*s->at == '\\' && s->at[1]) s->at++;
-        else if ((unsigned char)*s->at < 0x20)
+        if (*s->at == '\\' && !llm_json_escape(s)) return 0;
+        if ((unsigned char)*s->at < 0x20)
             return llm_json_wrong(s, "a string is not closed before the line ends");
     }
     s->at++;
@@ -138,9 +166,9 @@ LLM_JSON_API int llm_json_explain(const char *text, char *sentence, size_t size)
     return 1;
 }
 
-/* Returns a key that occurs twice in the object, or in an object within it, at most 8 levels deep;
- * NULL: there is none. The keys of an object with more than LLM_JSON_KEYS, more than configs have,
- * are not compared. depth: 0 for the outermost object. */
+/* Returns a key that occurs twice in the object, or in an object within it or its lists, at most 8
+ * levels deep; NULL: there is none. The keys of an object with more than LLM_JSON_KEYS, more than
+ * configs have, are not compared. depth: 0 for the outermost object. */
 LLM_JSON_API const char *llm_json_twice(const cJSON *object, int depth) {
     const cJSON *item, *other;
     const char *found = NULL;
@@ -148,7 +176,7 @@ LLM_JSON_API const char *llm_json_twice(const cJSON *object, int depth) {
     cJSON_ArrayForEach(item, object) {
         for (other = pairs ? item->next : NULL; other; other = other->next)
             if (strcmp(item->string, other->string) == 0) return item->string;
-        if (depth < 8 && cJSON_IsObject(item)) found = llm_json_twice(item, depth + 1);
+        if (depth < 8) found = llm_json_twice(item, depth + 1); /* of a number or text: NULL */
         if (found) return found;
     }
     return NULL;

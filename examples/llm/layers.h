@@ -46,7 +46,7 @@ typedef struct llm_net {
     int all;              /* 1: logits of every token; 0: of the last one */
     int vectors; /* 1: forward returns the vectors (B, T, C) of every token that the head would
                   * read, for llm_loss and llm_accuracy */
-    const char *head; /* the head's name, once a forward has come to it; NULL: none has */
+    const char *head; /* the head's name, which the first forward sets; NULL: no forward was run */
     tsh_tensor *slopes; /* ALiBi's slopes (1, H, 1, 1); NULL: none */
     tsh_tensor *bias;   /* ALiBi's mask of this forward, if there is a cache; else NULL */
 } llm_net;
@@ -199,7 +199,7 @@ LLM_API void llm_add_head(llm_net *m, const char *name, int bias, const char *em
     if (c->tied) tsh_tie(head, "weight", tsh_param(tsh_find(m->base, embedding), "weight"));
 }
 
-/* Computes logits (.., V) of vectors x (.., C), with the head that the last forward came to. */
+/* Returns the logits (.., V) of vectors x (.., C), by the head m->head. */
 static tsh_tensor *llm_head_logits(const llm_net *m, tsh_tensor *x) {
     const llm_config *c = m->config;
     return llm_cap(llm_scale(llm_call(m->root, m->head, x), c->logit_scale), c->logit_cap);
@@ -213,8 +213,8 @@ LLM_API tsh_tensor *llm_head(llm_net *m, const char *name, tsh_tensor *x) {
     return m->vectors ? x : llm_head_logits(m, x);
 }
 
-/* Returns the tokens of x (B, T, C) that the head reads: all if m->all, m->vectors or headless, else
- * the last, (B, 1, C). */
+/* Returns the vectors of x (B, T, C) that the head reads: all of them if m->all or m->vectors is 1
+ * or the model is headless, else that of the last token, (B, 1, C). */
 LLM_API tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
     const int64_t count = tsh_size(x, 1);
     const int every = m->all || m->vectors || m->config->headless;

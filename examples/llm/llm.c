@@ -85,7 +85,7 @@ typedef struct llm_flag_row {
     int64_t *number;
     int *on;
     double *real;
-    int zero; /* 1: the value may be 0, kept as TSH_ZERO */
+    int zero; /* 1: the value may be 0; a real is TSH_ZERO then. 0: it is above 0 */
 } llm_flag_row;
 
 static void print_flags(const llm_flag_row *flags, int n, FILE *file) {
@@ -134,8 +134,9 @@ static int parse_flag(const llm_flag_row *flag, const char *value) {
         return 0;
     }
     const long long number = strtoll(value, &end, 10);
-    if (*end || end == value || errno || number < 0 || number > 1000000000)
-        return usage("--%s takes a whole number, not '%s'", flag->name, value);
+    if (*end || end == value || errno || number < !flag->zero || number > 1000000000)
+        return usage("--%s takes a whole number %s 0, not '%s'", flag->name,
+                     flag->zero ? "from" : "above", value);
     *flag->number = number;
     return 0;
 }
@@ -157,7 +158,8 @@ static int list_tune_flags(tune_settings *tune, llm_flag_row *flags) {
          .number = &tune->accumulate},
         {"lr", "finetune: learning rate at its highest (2e-4 with --lora, else 2e-5)",
          .real = &tune->lr},
-        {"warmup", "finetune: steps until then (a tenth, at most 100)", .number = &tune->warmup},
+        {"warmup", "finetune: steps until then (a tenth, at most 100)", .number = &tune->warmup,
+         .zero = 1},
         {"weight-decay", "finetune: of matrices (0)", .real = &tune->decay, .zero = 1},
         {"clip", "finetune: largest norm of the gradients (1); 0: any", .real = &tune->clip,
          .zero = 1},
@@ -181,7 +183,8 @@ static int list_tune_flags(tune_settings *tune, llm_flag_row *flags) {
          .number = &tune->stride},
         {"adapter", "compute with the adapter in this folder, of PEFT or of --lora",
          .text = &tune->adapter},
-        {"merge", "write the adapter into the weights; with --out into a model", .on = &tune->merge}};
+        {"merge", "write the adapter into the weights; with --out into a model",
+         .on = &tune->merge}};
     memcpy(flags, list, sizeof list);
     return (int)(sizeof list / sizeof *list);
 }
@@ -190,14 +193,17 @@ static int list_tune_flags(tune_settings *tune, llm_flag_row *flags) {
 static int list_flags(llm_job *job, int *help, llm_flag_row flags[LLM_FLAGS]) {
     const llm_flag_row list[] = {
         {"model", "the folder of a model, or a GGUF file", .text = &job->model},
-        {"prompt", "the text to continue; several times: several texts", .list = &job->prompt_texts},
+        {"prompt", "the text to continue; several times: several texts",
+         .list = &job->prompt_texts},
         {"ids", "the same as numbers of tokens", .list = &job->ids},
         {"chat", "answer the lines of stdin", .on = &job->chat},
         {"system", "chat: what the model is to be", .text = &job->system},
-        {"template", "chat: how it is written; else as the model says", .text = &job->template_name},
+        {"template", "chat: how it is written; else as the model says",
+         .text = &job->template_name},
         {"context", "tokens in a row of --finetune (1024); of --chat (4096)",
          .number = &job->context},
-        {"max-new", "how many tokens to generate (64; chat: 512)", .number = &job->max_new},
+        {"max-new", "how many tokens to generate (64; chat: 512)", .number = &job->max_new,
+         .zero = 1},
         {"stop", "end before this text; several times: any of them", .list = &job->stops},
         {"ignore-eos", "go on after the end of the text", .on = &job->ignore_eos},
         {"greedy", "take the most likely token (the default but for --chat)", .on = &job->greedy},
@@ -209,7 +215,7 @@ static int list_flags(llm_job *job, int *help, llm_flag_row flags[LLM_FLAGS]) {
         {"min-p", "sample: of those with X times the largest probability", .real = &job->min_p},
         {"repetition-penalty", "divides the logits of tokens that were", .real = &job->penalty},
         {"seed", "of drawn tokens; finetune: of adapters, dropout and order",
-         .number = &job->seed},
+         .number = &job->seed, .zero = 1},
         {"print-ids", "print tokens as numbers", .on = &job->print_ids},
         {"raw", "print control characters of generated text, too", .on = &job->codec.raw},
         {"dump-logits", "write the logits of the prompt to this file", .text = &job->dump},
@@ -222,8 +228,10 @@ static int list_flags(llm_job *job, int *help, llm_flag_row flags[LLM_FLAGS]) {
         {"tokenize", "write the text on stdin as one line of tokens", .on = &job->tokenize},
         {"detokenize", "write the tokens on stdin as text", .on = &job->detokenize},
         {"no-special", "without tokens that begin or end a text", .on = &job->no_special},
-        {"tokenizer", "a tokenizer.json or GGUF file; else the model's", .text = &job->tokenizer_file},
-        {"ignore", "pass over the model's tensors with names as this pattern", .list = &job->ignored},
+        {"tokenizer", "a tokenizer.json or GGUF file; else the model's",
+         .text = &job->tokenizer_file},
+        {"ignore", "pass over the model's tensors with names as this pattern",
+         .list = &job->ignored},
         {"allow-unknown-keys", "pass over keys of config.json", .on = &job->allow_unknown_keys},
         {"plan", "print the memory that a run would take, by a dry one", .on = &job->plan},
         {"pre", "GGUF: how texts are split, in place of tokenizer.ggml.pre", .text = &job->pre},
@@ -284,7 +292,8 @@ static int check_flags(const llm_job *job) {
     if (!converts && texts + ids + job->chat + (job->embed != NULL) + tunes != 1)
         return usage("give one of --prompt, --ids, --chat, --embed, --finetune and --evaluate");
     if (!job->chat && (job->system || (!tunes && (job->template_name || job->context))))
-        return usage("--system, --template and --context are for --chat");
+        return usage("--system is for --chat, --template and --context for --chat, --finetune and "
+                     "--evaluate");
     if (why) return usage("%s", why);
     if (job->embed && job->tune.set.adapter) return usage("--adapter is not for --embed");
     if (!tunes && (job->tune.set.dp || job->tune.set.batch))
@@ -914,8 +923,8 @@ static void converse(llm_rank *r) {
     }
     while (tsh_ok(r->ctx) && exchange(r, &talk)) {}
     if (talk.answers > 0 && tsh_ok(r->ctx) && !job->print_ids)
-        fprintf(stderr, "llm: first tokens after %.2f s, then %.1f tokens/s (%lld answers; prompts: "
-                        "%lld tokens, %lld of them computed)\n",
+        fprintf(stderr, "llm: first tokens after %.2f s, then %.1f tokens/s (%lld answers; "
+                        "prompts: %lld tokens, %lld of them computed)\n",
                 1e-9 * (double)talk.waited / (double)talk.answers,
                 talk.wrote > 0 ? 1e9 * (double)talk.more / (double)talk.wrote : 0.0,
                 (long long)talk.answers, (long long)talk.tokens, (long long)talk.computed);
@@ -1381,7 +1390,8 @@ typedef struct llm_found {
 static char *model_text(const llm_job *job, int64_t *n) {
     const gguf *g = job->config.gguf;
     tsh_error why;
-    char *text = g ? (char *)calloc(1, g->data + 4) : llm_read_text(job->model, "config.json", &why);
+    char *text = g ? (char *)calloc(1, g->data + 4)
+                   : llm_read_text(job->model, "config.json", &why);
     if (g && text) memcpy(text, g->bytes, g->data);
     if (text) *n = g ? (int64_t)g->data : (int64_t)strlen(text);
     return text;
@@ -1500,8 +1510,8 @@ static int run_texts(llm_job *job) {
             ok = !refuse(job, "the ranks do not meet");
     }
     if (ok && lacking && (tunes_model(job) || job->tune.set.adapter))
-        ok = !refuse(job, "a rank's host has no %s, which --finetune, --evaluate and --adapter need "
-                     "on each", job->model);
+        ok = !refuse(job, "a rank's host has no %s, which --finetune, --evaluate and --adapter "
+                     "need on each", job->model);
     if (ok && (!lacking || job->comm.rank == 0)) ok = prepare(job);
     if (lacking) ok = send_found(job, ok);
     if (!ok && job->joined) tsh_comm_close(&job->comm);

@@ -213,8 +213,8 @@ static const tsh_rename llm_older_names[] = {{"**.LayerNorm.gamma", "**.LayerNor
                                              {"**.LayerNorm.beta", "**.LayerNorm.bias"}};
 
 /* Lists the names to change while loading, ended by a pair of NULLs: those of older files, the
- * family's, and, if the files have a head but no embedding (c->head), the head's to the embedding's.
- * name: a buffer for the latter. */
+ * family's, and, if the files have a head but no embedding (c->head), the head's, which becomes the
+ * embedding's. name: a buffer for the latter. */
 static void llm_list_renamed(const llm_config *c, const llm_family *family,
                              tsh_rename renamed[LLM_RENAMED], char *name, size_t size) {
     const tsh_rename *pair = family->rename;
@@ -343,11 +343,12 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     return tsh_last_error(ctx)->code;
 }
 
-/* Runs the model on ids (B, T), with m->segments and m->places. Returns the family's output. For
- * training and for whole rows; llm_logits is for texts that grow. With rotary positions, scores
- * depend on the distance of two tokens alone, so texts packed into a row need not begin at 0: the result
- * is the same but for the rounding of sines and cosines. Frequencies that depend on the length of
- * the text are those for the longest of the batch's texts. */
+/* Runs the model on ids (B, T), with m->segments and m->places. Returns logits, or vectors if the
+ * model is headless or m->vectors is 1. It is for training and for whole rows; llm_logits is for
+ * texts that grow. Rotary positions are those in the row, not m->places: scores
+ * depend on the distance of two tokens alone, so a text that begins in the middle of a row has the
+ * same result but for the rounding of sines and cosines. Frequencies that depend on the length of a
+ * text are those for the batch's longest text. */
 LLM_API tsh_tensor *llm_forward(llm_net *m, tsh_tensor *ids) {
     int64_t longest = 0;
     for (int64_t i = 0; m->places && i < tsh_numel(ids); i++)

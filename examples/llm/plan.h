@@ -6,8 +6,8 @@
  *
  * Rank 0, which has the largest shards, makes the model and runs two steps of training, or a prompt
  * and a token, as a dry run (tsh_dry_run), in a world of one process whose other ranks do not
- * exist: so what is counted is what is allocated. Weights are not read. Include tshard.h first; link
- * as model.h says. */
+ * exist: so what is counted is what is allocated. Weights are not read. Include tshard.h first;
+ * link as model.h says. */
 #ifndef LLM_PLAN_H
 #define LLM_PLAN_H
 
@@ -18,35 +18,37 @@
 
 typedef struct llm_plan {
     int train;            /* 1: steps of training; 0: a prompt of `length` tokens and an answer */
-    int tp, dp, zero;     /* ranks that share a replica's layers; replicas; 1: moments are cut over
-                           * the replicas. 0: 1 rank, 1 replica */
+    int tp, dp;           /* ranks that share a replica's layers; replicas; 0: 1 */
+    int zero;             /* training: 1: the replicas share the optimiser's moments */
     int recompute;        /* training: 1: blocks are computed again in backward */
-    int threads;          /* of a rank; 0: 1 */
+    int threads;          /* threads of a rank; 0: 1 */
     int lora;             /* training: rank of adapters on all linear layers, which alone are
                            * trained; 0: all weights are */
     int64_t rows, length; /* texts of a replica's batch or micro-batch, and tokens of each */
     int accumulate;       /* training: micro-batches of a step; 0: 1 */
-    tsh_dtype dtype;      /* of activations, and of weights unless `weights` is set; 0: f32 */
+    tsh_dtype dtype;      /* dtype of activations, and of weights unless `weights` is set; 0: f32 */
     tsh_dtype weights;    /* as in llm_model_load */
-    /* What llm_plan_run finds: bytes of rank 0; elements of all parameters, and of those that are
-     * trained; why it failed, or "". */
-    tsh_mem mem;
-    int64_t parameters, trained;
-    char error[TSH_MESSAGE_SIZE];
+    /* What llm_plan_run finds: */
+    tsh_mem mem;                  /* bytes of rank 0 */
+    int64_t parameters, trained;  /* elements of all parameters; of those that are trained */
+    char error[TSH_MESSAGE_SIZE]; /* why it failed; "": it did not */
     llm_config *config;
     const llm_family *family;
 } llm_plan;
 
 /* -- a world of which only rank 0 exists ------------------------------------- */
 
-/* Its impl: sizes of the groups that tsh_open splits it into, in this order. */
+/* The impl of its tsh_comm. */
 typedef struct llm_plan_world {
-    int size[3], made;
+    int size[3]; /* sizes of the groups that tsh_open splits the world into, in this order */
+    int made;    /* number of groups so far */
 } llm_plan_world;
 
-/* Ends a collective at once. Up to LLM_PLAN_SHARED bytes the other ranks are taken to send what this
- * one does: such are hashes and sums, by which ranks agree. The rest of recv keeps what it has. */
+/* Most bytes of a collective in which the other ranks are taken to send what this one does: hashes
+ * and sums, by which ranks agree. */
 enum { LLM_PLAN_SHARED = 1 << 16 };
+
+/* Ends a collective at once. A larger one leaves recv as it is. */
 
 static tsh_result llm_plan_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     const size_t width = tsh_dtype_size(coll->dtype);
@@ -191,7 +193,7 @@ static int llm_plan_rank(tsh_ctx *ctx, void *user) {
     return !tsh_ok(ctx);
 }
 
-/* Finds p->mem and the numbers of parameters for the model of a config. Returns 0: p->error says why
+/* Sets p->mem, p->parameters and p->trained for the model of a config. Returns 0: p->error says why
  * not. */
 LLM_API int llm_plan_run(llm_plan *p, llm_config *c, const llm_family *family) {
     static const tsh_comm_ops ops = TSH_COMM_OPS(llm_plan, "plan", 0);
@@ -203,6 +205,12 @@ LLM_API int llm_plan_run(llm_plan *p, llm_config *c, const llm_family *family) {
     p->error[0] = 0;
     p->config = c;
     p->family = family;
+    if (p->rows < 1 || p->length < 1 || p->rows > INT32_MAX / p->length) {
+        (void)snprintf(p->error, sizeof p->error,
+                       "%lld texts of %lld tokens; takes at least 1 of 1, and fewer than 2^31",
+                       (long long)p->rows, (long long)p->length);
+        return 0;
+    }
     if (p->tp < 2) world.size[0] = p->dp; /* groups of one rank are not split off */
     desc.comm.size = desc.tp * (p->dp > 1 ? p->dp : 1);
     if (desc.comm.size > 1) {
@@ -229,7 +237,8 @@ static int64_t llm_plan_number(const char *path, const char *key, int64_t unit) 
     return found;
 }
 
-/* Lowers *least to what a control group leaves, `limit` less `used`, if both files are there. */
+/* Lowers *least to what a control group has left: the number in the file `limit` less that in
+ * `used`, if both are there. */
 static void llm_plan_limit(int64_t *least, const char *limit, const char *used) {
     const int64_t most = llm_plan_number(limit, "", 1), now = llm_plan_number(used, "", 1);
     const int64_t left = most > now ? most - now : 0;
@@ -266,7 +275,8 @@ static void llm_plan_row(FILE *file, const llm_plan *p, const char *name, size_t
                   1e-6 * (double)bytes * llm_plan_ranks(p));
 }
 
-/* Prints the total of p with some changes, which `name` names, and whether it fits. */
+/* Prints the total of plan p, whose flags `name` tells, and whether it fits into `there` bytes; -1:
+ * not known. */
 static void llm_plan_other(FILE *file, llm_plan p, const char *name, int64_t there) {
     if (!llm_plan_run(&p, p.config, p.family)) return; /* such as tp above the number of heads */
     const double all = (double)p.mem.total_peak * llm_plan_ranks(&p);
@@ -274,7 +284,8 @@ static void llm_plan_other(FILE *file, llm_plan p, const char *name, int64_t the
                   1e-6 * all, there < 0 ? "" : all <= (double)there ? "  fits" : "  does not fit");
 }
 
-/* Prints what less memory would take: more ranks, recomputation, adapters, weights of 8 bits. */
+/* Prints the totals of plans that may take less memory: more ranks, recomputation, adapters,
+ * weights of 8 bits. */
 static void llm_plan_others(FILE *file, const llm_plan *p, int64_t there) {
     llm_plan other = *p;
     char name[40];
@@ -300,8 +311,8 @@ static void llm_plan_others(FILE *file, const llm_plan *p, int64_t there) {
     if (p->weights != TSH_Q8_0 && !p->train) llm_plan_other(file, other, "--weights q8_0", there);
 }
 
-/* Prints a table of what llm_plan_run found, in MB (10^6 bytes), the memory there is, and what other
- * flags would take. */
+/* Prints what llm_plan_run found as a table in MB (10^6 bytes), the memory that there is, and what
+ * runs with other flags would take. */
 LLM_API void llm_plan_print(FILE *file, const llm_plan *p) {
     const int64_t there = llm_plan_available();
     const double all = (double)p->mem.total_peak * llm_plan_ranks(p);

@@ -27,10 +27,9 @@ static size_t quote_control(const char *s, size_t n) {
 static size_t quote_turn(const char *s, size_t n) {
     const unsigned char *at = (const unsigned char *)s;
     if (n < 3 || at[0] != 0xe2) return 0;
-    return (at[1] == 0x80 && (at[2] == 0x8e || at[2] == 0x8f || (at[2] >= 0xa8 && at[2] <= 0xae))) ||
-                   (at[1] == 0x81 && at[2] >= 0xa6 && at[2] <= 0xa9)
-               ? 3
-               : 0;
+    if (at[1] == 0x81) return at[2] >= 0xa6 && at[2] <= 0xa9 ? 3 : 0;
+    if (at[1] != 0x80) return 0;
+    return at[2] == 0x8e || at[2] == 0x8f || (at[2] >= 0xa8 && at[2] <= 0xae) ? 3 : 0;
 }
 
 /* Turns an error message into one line that shows as it is written: each byte of a control

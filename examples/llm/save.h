@@ -24,7 +24,8 @@
 #include <unistd.h>
 
 /* LLM_SHARD_BYTES: most bytes of tensors in one file; LLM_OUT_PATH: most bytes of a folder's path;
- * LLM_OUT_DEPTH: levels of folders in one that is written. */
+ * LLM_OUT_NAME: most bytes of its last name, to which the temporary folder's adds some;
+ * LLM_OUT_DEPTH: levels of folders within a folder that is written. */
 #ifndef LLM_SHARD_BYTES
 #define LLM_SHARD_BYTES ((int64_t)5000000000)
 #endif
@@ -35,20 +36,21 @@ enum { LLM_OUT_PATH = 4096, LLM_OUT_NAME = 150, LLM_OUT_DEPTH = 2 };
 /* A folder that is being written. All files are written to a temporary folder beside it, which
  * llm_out_commit renames. */
 typedef struct llm_out {
-    char path[LLM_OUT_PATH];           /* the folder's path, without a slash at its end */
-    char temporary[2 * LLM_OUT_PATH];  /* the folder for the files; "": there is none */
+    char path[LLM_OUT_PATH];          /* the folder's path, without a slash at its end */
+    char temporary[2 * LLM_OUT_PATH]; /* the temporary folder's path; "": there is none */
     int lock; /* on rank 0: 1 + the descriptor that locks the temporary folder; else 0 */
 } llm_out;
 
-/* Records an error of a path, with the reason of the system if number is not 0. Returns 0. */
+/* Records the error "PATH WHAT", with the system's text for `number`, an errno, if that is not 0.
+ * Returns 0. */
 static int llm_out_refuse(tsh_error *why, const char *path, const char *what, int number) {
     (void)tsh_error_set(why, TSH_ERR_IO, -1, "%.300s %s%s%s", path, what, number ? ": " : "",
                         number ? strerror(number) : "");
     return 0;
 }
 
-/* Copies a path without slashes at its end, and sets *name to its last name. Returns 0 and *why if
- * it is no name of a folder, or too long. */
+/* Copies `out` to `path` without slashes at its end, and sets *name to its last name. Returns 0 and
+ * *why if it is no name of a new folder, or too long. */
 static int llm_out_split(const char *out, char path[LLM_OUT_PATH], const char **name,
                          tsh_error *why) {
     size_t n = strlen(out);
@@ -64,7 +66,7 @@ static int llm_out_split(const char *out, char path[LLM_OUT_PATH], const char **
     return 1;
 }
 
-/* Returns 1 if a folder has no files but "." and "..". */
+/* Returns 1 if a folder is empty. */
 static int llm_out_is_empty(const char *folder) {
     DIR *list = opendir(folder);
     struct dirent *entry;
@@ -75,8 +77,8 @@ static int llm_out_is_empty(const char *folder) {
     return list && !files;
 }
 
-/* Returns 1 if `out` can be written: it does not exist, in a folder that does and may be written
- * to, or it is an empty folder. Returns 0 and *why if not. Call it before long computations. */
+/* Returns 1 if `out` can be written: it is an empty folder, or does not exist, and the folder above
+ * it may be written to. Returns 0 and *why if not. Call it before long computations. */
 LLM_API int llm_out_check(const char *out, tsh_error *why) {
     char path[LLM_OUT_PATH], parent[LLM_OUT_PATH + 2];
     const char *name;
@@ -98,7 +100,7 @@ LLM_API int llm_out_check(const char *out, tsh_error *why) {
     return 1;
 }
 
-/* Removes a folder and what is in it, folders at most `depth` levels deep. */
+/* Removes a folder with its files, and folders in it, at most `depth` levels deep. */
 static void llm_out_remove(const char *folder, int depth) {
     char path[3 * LLM_OUT_PATH];
     DIR *list = opendir(folder);
@@ -252,12 +254,12 @@ LLM_API tsh_result llm_out_commit(tsh_ctx *ctx, llm_out *o) {
 
 /* -- files that are copied ------------------------------------------------------ */
 
-/* Names of a tokenizer's files, as llm_found_is has them. */
+/* Names of a tokenizer's files, as llm_found_is takes them. */
 static const char *const llm_tokenizer_files[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "*.model",
     "*.tiktoken", NULL};
-/* Those of a model, apart from its weights and config.json; the last ones are
+/* Those of a model's other files, but for its weights and config.json; the last ones are
  * sentence-transformers'. */
 static const char *const llm_model_files[] = {
     "generation_config.json", "modules.json", "config_sentence_transformers.json",
@@ -367,9 +369,9 @@ static const char *llm_dtype_in_config(tsh_dtype dtype) {
                                : NULL;
 }
 
-/* Finds the next key dtype or torch_dtype of a JSON object whose value is a string or null: *value
- * and *end are where that begins and ends. s->at: after the object's { at first. Returns 0 if there
- * is none. */
+/* Finds the next key dtype or torch_dtype of a JSON object whose value is a string or null, and
+ * sets *value and *end to where the value begins and ends. Begins at s->at, which is after the
+ * object's { in the first call. Returns 0 if there is none. */
 static int llm_config_next_dtype(llm_json_scan *s, const char **value, const char **end) {
     for (;;) {
         llm_json_skip(s);
@@ -391,8 +393,8 @@ static int llm_config_next_dtype(llm_json_scan *s, const char **value, const cha
     }
 }
 
-/* Writes config.json of the folder `from` to the folder `to`, byte for byte but for the name of the
- * dtype, if it has one. Returns 0 and *why if that fails. */
+/* Copies config.json from the folder `from` to the folder `to`, with the name of this dtype in
+ * place of the one that it has, if it has one. Returns 0 and *why if that fails. */
 static int llm_out_config(const char *from, const char *to, tsh_dtype dtype, tsh_error *why) {
     char path[3 * LLM_OUT_PATH], name[24];
     char *text = llm_read_text(from, "config.json", why);
@@ -417,10 +419,10 @@ static int llm_out_config(const char *from, const char *to, tsh_dtype dtype, tsh
 
 /* -- the model ---------------------------------------------------------------------- */
 
-/* What a model's parameters are: the dtype of the first one that is not quantised; 1: some are. */
+/* The dtypes of a model's parameters. */
 typedef struct llm_param_dtypes {
-    tsh_dtype first;
-    int quantised;
+    tsh_dtype first; /* that of the first one that is not quantised */
+    int quantised;   /* 1: some parameters are */
 } llm_param_dtypes;
 
 /* Callback of tsh_each_param. */
@@ -432,8 +434,8 @@ static void llm_look_at_dtype(const char *path, tsh_tensor *param, void *user) {
     else if (!found->first) found->first = dtype;
 }
 
-/* Sets *dtype, if it is 0, to that of the model's weights, and checks that the model can be
- * written. Sets *why if not. */
+/* Checks that the model can be written, and sets *why if not. Sets *dtype, if it is 0, to that of
+ * the model's weights. */
 static void llm_model_may_save(const llm_net *m, const char *from, tsh_dtype *dtype,
                                tsh_error *why) {
     const llm_config *c = m->config;
@@ -454,8 +456,8 @@ static void llm_model_may_save(const llm_net *m, const char *from, tsh_dtype *dt
     if (what) (void)tsh_error_set(why, TSH_ERR_UNSUPPORTED, -1, "%.300s %s", from, what);
 }
 
-/* On rank 0: writes all files of the model but its weights. Sets *plain to 1 if the names of
- * tensors in the folder `from` lack the family's prefix. Returns 0 and *why if that fails. */
+/* On rank 0: writes all files of the model but its weights. Sets *plain to 1 if the tensors in the
+ * folder `from` have names without the family's prefix. Returns 0 and *why if that fails. */
 static int llm_model_copy(const llm_net *m, const char *from, const char *to, tsh_dtype dtype,
                           int32_t *plain, tsh_error *why) {
     const size_t n = strlen(m->family->base);
@@ -469,7 +471,7 @@ static int llm_model_copy(const llm_net *m, const char *from, const char *to, ts
            llm_out_copy_modules(from, to, why) && llm_out_copy_tokenizer(from, to, why);
 }
 
-/* Writes the weights to the folder, on every rank. plain: as in llm_model_copy. */
+/* Writes the weights to the folder. Called on every rank. plain: as in llm_model_copy. */
 static tsh_result llm_model_save_weights(const llm_net *m, const char *folder, tsh_dtype dtype,
                                          int plain) {
     char head[2][2 * sizeof m->config->type];
@@ -491,14 +493,14 @@ static tsh_result llm_model_save_weights(const llm_net *m, const char *folder, t
     return tsh_save_with(m->root, folder, NULL, &file);
 }
 
-/* Writes the model m, which llm_model_load loaded from the folder `from`, as the folder `out`, which
- * transformers loads: weights rounded to dtype (0: that of the model's weights) under the names they
- * have in `from`, in files of at most 5 GB; config.json with the dtype's name; generation_config.json,
- * the tokenizer and what belongs to sentence-transformers byte for byte. Adapters that are merged
- * are in the weights; others are not written. Tensors of `from` that the model does not have, such
- * as the pooler of BERT, are not written either. Call it on every rank; rank 0 writes, and it alone
- * needs the folders. An error is one of all ranks, and leaves no `out`: it is written beside it and
- * renamed at the end. */
+/* Writes the model m, which llm_model_load loaded from the folder `from`, as the folder `out`,
+ * which transformers loads. It has the weights, rounded to dtype (0: that of the model's weights),
+ * under the names that they have in `from`, in files of at most 5 GB; config.json with the dtype's
+ * name; and copies of generation_config.json, the tokenizer's files and those of
+ * sentence-transformers. Weights include adapters that are merged; other adapters are not written,
+ * nor are tensors of `from` that the model does not have, such as the pooler of BERT. Call it on
+ * every rank; rank 0 writes, and it alone needs the folders. An error is one of all ranks, and
+ * leaves no `out`: the files are written to a folder beside it, which is renamed at the end. */
 LLM_API tsh_result llm_model_save(llm_net *m, const char *from, const char *out, tsh_dtype dtype) {
     tsh_ctx *ctx = m->ctx;
     llm_out folder;

@@ -156,8 +156,9 @@ TEXT_API int64_t text_encode(text_codec *codec, const char *text, size_t length,
                         llm_tokenizer_error(codec->tokenizer));
     for (int64_t i = 0; i < n && codec->vocabulary; i++) {
         if ((*ids)[i] < codec->vocabulary) continue;
-        snprintf(codec->error, sizeof codec->error, "the text has the tokenizer's token %d, and the "
-                 "model has %lld tokens", (int)(*ids)[i], (long long)codec->vocabulary);
+        snprintf(codec->error, sizeof codec->error,
+                 "the text has the tokenizer's token %d, and the model has %lld tokens",
+                 (int)(*ids)[i], (long long)codec->vocabulary);
         free(*ids);
         *ids = NULL;
         return -1;

@@ -1,5 +1,5 @@
-/* tune_setup.h - what finetune.h and evaluate.h do before the ranks start and after they have ended:
- * checks the settings, reads the data, opens the folder of the run */
+/* tune_setup.h - what finetune.h and evaluate.h do before the ranks start and after they have
+ * ended: checks the settings, reads the data, opens the folder of the run */
 #ifndef LLM_TUNE_SETUP_H
 #define LLM_TUNE_SETUP_H
 
@@ -141,11 +141,7 @@ static int tune_split(tune_job *job) {
 
 /* Returns 1 if a file is read as JSON lines by data.h. */
 static int tune_is_json(const char *path) {
-    static const char *const ends[] = {".jsonl", ".ndjson", ".json"};
-    const size_t n = strlen(path);
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (n > strlen(ends[i]) && strcmp(path + n - strlen(ends[i]), ends[i]) == 0) return 1;
-    return 0;
+    return llm_data_is_json(path);
 }
 
 /* Reads the documents. Returns 0 after an error. */
@@ -177,14 +173,15 @@ static int tune_read(tune_job *job) {
 
 /* Reads --evaluate's plain text. Returns 0 after an error. */
 static int tune_read_text(tune_job *job) {
-    const char *path = job->set.evaluate;
+    const char *path = job->set.evaluate, *text = NULL;
     size_t length = 0;
-    FILE *file = fopen(path, "rb"); /* may be a pipe */
-    char *text = file ? llm_read_all(file, 0, &length) : NULL;
-    if (!text) (void)tune_refuse(job, "%s: %s", path, strerror(errno));
-    if (file) (void)fclose(file);
+    llm_data_file f = {.data = &job->data, .path = path, .file = fopen(path, "rb")}; /* or a pipe */
+    if (!f.file) (void)tune_refuse(job, "%s: %s", path, strerror(errno));
+    if (f.file && !(text = llm_data_whole(&f, &length)))
+        (void)tune_refuse(job, "%s", job->data.error);
+    if (f.file) (void)fclose(f.file);
     if (text) job->count = text_encode(job->codec, text, length, 1, &job->tokens);
-    free(text);
+    free(f.text);
     if (job->count < 0) return tune_refuse(job, "%s: %s", path, job->codec->error);
     if (job->tokens && job->count < 2)
         return tune_refuse(

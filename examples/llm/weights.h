@@ -173,8 +173,8 @@ LLM_API void llm_check_head(llm_config *c, const char *folder, const char *base)
     snprintf(c->head, sizeof c->head, "%s", embedding.name[0] ? "" : head.name);
     if (!embedding.name[0] || llm_weights_equal(c, &head, &embedding)) return;
     c->tied = 0;
-    llm_warn(c, "tie_word_embeddings is true, but %s differs from %s: the head of the file is used, "
-                "as transformers does", head.name, embedding.name);
+    llm_warn(c, "tie_word_embeddings is true, but %s differs from %s: the head of the file is "
+                "used, as transformers does", head.name, embedding.name);
 }
 
 #endif

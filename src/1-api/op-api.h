@@ -394,8 +394,8 @@ typedef struct tsh_attention_desc {
      * 0, and no query sees it. So segments also mask the padding of texts of unequal length, with
      * gradients, where `lengths` would give padding queries some keys. If the positions of each
      * segment follow each other, the cost is that of the sequences alone, and padding has none; if
-     * not, that of the whole stretch from a segment's first position to its last. No cache, no
-     * lengths. */
+     * not, all positions between the segment's first and last are computed and masked. Not with a
+     * cache or lengths. */
     tsh_tensor *segments;
 } tsh_attention_desc;
 /* Computes attention of q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
@@ -459,10 +459,11 @@ typedef struct tsh_chunks_desc {
     int64_t rows;    /* rows of a chunk, the last one may have fewer; 0: 256 */
 } tsh_chunks_desc;
 /* Returns the sum of the losses of all rows, a scalar TSH_REAL, R. x (.., C) and target (..) or
- * (.., d1, ..) are taken apart along their rows (..), and fn computes the losses of each chunk in
- * turn. What fn makes of a chunk is released before the next one, so that logits (.., V) of a large
- * vocabulary V never stand whole: of 2,048 rows and V = 49,152, 50 MB instead of 403.
- * Each chunk reads the head's weights again, so that chunks of few rows are slow.
+ * (.., d1, ..) are cut into chunks of .rows rows, where (..) are the rows; fn computes the losses
+ * of one chunk after the other. The tensors that fn makes are released before the next chunk, so
+ * that the logits (.., V) of a large vocabulary V are never in memory all at once: of 2,048 rows
+ * and V = 49,152, 50 MB instead of 403. Each chunk reads the head's weights again, so that chunks
+ * of few rows are slow.
  *   Losses are added in double in the order of the rows: if fn returns a loss per row, the sum has
  * the bits that tsh_cross_entropy with TSH_REDUCE_SUM has of the whole. (All-reduces of fn over
  * three ranks or more, as of a row-parallel head, add in an order that depends on the rows.)
@@ -471,7 +472,7 @@ typedef struct tsh_chunks_desc {
  * computed twice, and kept until backward: the gradient of x, and one of the size of each weight of
  * fn that is trained. fn must not end the step or call tsh_backward. Within tsh_no_grad_begin
  * nothing is kept.
- *   x and target are R along their rows. Collectives: those of fn, for each chunk. */
+ *   x and target are replicated along their rows. Collectives: those of fn, for each chunk. */
 TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
                                        const tsh_chunks_desc *desc);
 

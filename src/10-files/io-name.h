@@ -12,7 +12,7 @@ static const char *tshi_io_quote(const char *name, char *quote) {
     return quote;
 }
 
-/* Compares two structs by their first field, a name; for qsort and bsearch. */
+/* Orders structs that begin with a pointer to a name by these names; for qsort and bsearch. */
 static int tshi_io_by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }

@@ -10,7 +10,7 @@
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
                             const char *name) {
     char key[TSHI_IO_NAME];
-    const char *wanted = key; /* tshi_io_by_name compares pointers to names */
+    const char *wanted = key; /* a struct, for tshi_io_by_name: it begins with a name */
     (void)snprintf(key, sizeof key, "%s%s", prefix, name);
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }

@@ -26,7 +26,7 @@ typedef struct tshi_heads {
     const tshi_keys *rows;
     /* the parts that rows are cut into, and the values of the segments; NULL: no segments. In what
      * follows, a row of the batch is then one of these parts. */
-    const tshi_stretch *parts;
+    const tshi_row_part *parts;
     const void *segments;
     int padded;    /* 1: some positions are padding, by their segments */
     int64_t batch; /* number of this rank's rows */
@@ -165,7 +165,7 @@ static void tshi_attention_share(tshi_heads *all, int back) {
 
 /* Returns how many bytes at the beginning of aux (tshi_attention_aux) say which keys rows have. */
 static size_t tshi_attention_aux_rows(const tsh_tensor *q, const tshi_attention *more) {
-    return more->segments ? (size_t)more->runs * sizeof(tshi_stretch)
+    return more->segments ? (size_t)more->runs * sizeof(tshi_row_part)
            : more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys)
                           : 0;
 }
@@ -182,12 +182,12 @@ static void tshi_attention_take(tshi_heads *all, const tshi_attention *more, tsh
     h->tk = h->width = all->in[1]->dim[2];
     if (more->ragged) all->rows = (const tshi_keys *)(void *)at;
     if (!more->segments) return;
-    all->parts = (const tshi_stretch *)(void *)at;
+    all->parts = (const tshi_row_part *)(void *)at;
     all->batch = more->parts;
     h->tq = 0;
     for (int64_t p = 0; p < more->parts; p++) {
         if (all->parts[p].count > h->tq) h->tq = all->parts[p].count;
-        all->padded |= all->parts[p].kind == TSHI_STRETCH_PADDING;
+        all->padded |= all->parts[p].kind == TSHI_ROW_PART_PADDING;
     }
     h->tk = h->tq;
 }
@@ -256,9 +256,9 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
 /* Sets which keys the queries of row b see: a local row of the batch or, if rows are cut into
  * parts, one of these. Also sets the number of the part's queries. */
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
-    const tshi_stretch *part = all->parts ? &all->parts[b] : NULL;
+    const tshi_row_part *part = all->parts ? &all->parts[b] : NULL;
     const tshi_keys none = {0, 0}, own = {0, part ? part->count : 0};
-    const tshi_keys keys = part        ? part->kind == TSHI_STRETCH_PADDING ? none : own
+    const tshi_keys keys = part        ? part->kind == TSHI_ROW_PART_PADDING ? none : own
                            : all->rows ? all->rows[tshi_tensor_global(all->in[0], 0, b)]
                                        : h->more->keys;
     const int64_t place = keys.past + h->more->behind; /* position of query 0 */
@@ -283,7 +283,7 @@ static int64_t tshi_attention_own_head(const tsh_tensor *t, int64_t local, int64
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t item, int64_t a,
                                 int64_t count) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
-    const tshi_stretch *part = all->parts ? &all->parts[item] : NULL;
+    const tshi_row_part *part = all->parts ? &all->parts[item] : NULL;
     /* row of the batch; the item's first position in it */
     const int64_t b = part ? part->row : item, i = part ? part->first : 0;
     const int64_t c = tshi_attention_kv(q, k, a); /* the head of k and v that head a uses */
@@ -308,7 +308,7 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t ite
     h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, i, merged);
     tshi_attention_span(all, h, item);
     h->segments = NULL;
-    if (part && part->kind == TSHI_STRETCH_MIXED) {
+    if (part && part->kind == TSHI_ROW_PART_MIXED) {
         h->segment_step = h->more->segments->stride[1];
         h->segments = tshi_attention_segments(q, h->more->segments, all->segments, b) +
                       i * h->segment_step;

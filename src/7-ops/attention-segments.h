@@ -5,21 +5,21 @@
 /* ========================================================================== */
 
 /* With tsh_attention_desc.segments, each row of the batch is cut into parts which do not see each
- * other. Attention computes each part like a row of its own, which begins at the part's first
- * position: what lies outside of it costs nothing, and sums are in the order that they have for the
- * sequence alone. A segment whose positions follow each other is a part. Otherwise, all positions
- * from the segment's first to its last, with those of the segments between, are one part, in which
- * tshi_attention_separate masks scores. */
-typedef enum tshi_stretch_kind {
-    TSHI_STRETCH_WHOLE,  /* all positions of one segment */
-    TSHI_STRETCH_MIXED,  /* all positions of several segments, and perhaps padding */
-    TSHI_STRETCH_PADDING /* positions that see nothing */
-} tshi_stretch_kind;
+ * other. Attention computes each part as if it was a row, which begins at the part's first
+ * position: scores between parts cost nothing, and sums have the order that they have if the
+ * sequence is a row by itself. A segment whose positions follow each other is a part. If they do
+ * not, all positions from the segment's first to its last, other segments' included, are one part,
+ * in which tshi_attention_separate masks scores. */
+typedef enum tshi_row_part_kind {
+    TSHI_ROW_PART_ONE,    /* one segment, and nothing else */
+    TSHI_ROW_PART_MIXED,  /* several segments, and perhaps padding: scores are masked */
+    TSHI_ROW_PART_PADDING /* padding alone, which sees nothing */
+} tshi_row_part_kind;
 
-typedef struct tshi_stretch {
+typedef struct tshi_row_part {
     int64_t row, first, count; /* local row of the batch; its positions [first, first + count) */
-    tshi_stretch_kind kind;
-} tshi_stretch;
+    tshi_row_part_kind kind;
+} tshi_row_part;
 
 /* Returns the segments of local row b of q's batch: an array in which positions are
  * segments->stride[1] apart. values: the first local element of `segments`. */
@@ -29,8 +29,8 @@ static const int32_t *tshi_attention_segments(const tsh_tensor *q, const tsh_ten
     return (const int32_t *)values + b * segments->stride[0];
 }
 
-/* Returns the end of the run of positions that are, as position i, of the same segment, or are all
- * padding. n: number of positions in the row. */
+/* Returns the end of the run from position i on: the positions that follow each other and are of
+ * position i's segment, or are padding as it is. n: number of positions in the row. */
 static int64_t tshi_attention_run_end(const int32_t *at, int64_t step, int64_t i, int64_t n) {
     const int32_t own = at[i * step];
     do {
@@ -50,11 +50,12 @@ static int64_t tshi_attention_count_runs(const tsh_tensor *q, const tsh_tensor *
     return count;
 }
 
-/* Returns the index of the part that has a position of segment `own`; count: there is none. */
-static int64_t tshi_attention_part_of(const tshi_stretch *parts, int64_t count, const int32_t *at,
+/* Returns the index of the first of `count` parts that has a position of segment `own`; if none
+ * has, `count`. */
+static int64_t tshi_attention_part_of(const tshi_row_part *parts, int64_t count, const int32_t *at,
                                       int64_t step, int32_t own) {
     for (int64_t e = 0; e < count; e++) {
-        const int64_t n = parts[e].kind == TSHI_STRETCH_MIXED ? parts[e].count : 1;
+        const int64_t n = parts[e].kind == TSHI_ROW_PART_MIXED ? parts[e].count : 1;
         for (int64_t i = 0; i < n; i++)
             if (at[(parts[e].first + i) * step] == own) return e;
     }
@@ -62,7 +63,7 @@ static int64_t tshi_attention_part_of(const tshi_stretch *parts, int64_t count, 
 }
 
 /* Cuts local row b, of n positions, into parts. Returns their number, at most that of runs. */
-static int64_t tshi_attention_cut(tshi_stretch *parts, int64_t b, const int32_t *at, int64_t step,
+static int64_t tshi_attention_cut(tshi_row_part *parts, int64_t b, const int32_t *at, int64_t step,
                                   int64_t n) {
     int64_t count = 0, end;
     int32_t most = -1; /* the largest segment so far: a larger one is new */
@@ -77,9 +78,9 @@ static int64_t tshi_attention_cut(tshi_stretch *parts, int64_t b, const int32_t 
             parts[e].row = b;
             parts[e].first = i;
         }
-        parts[e].kind = own < 0     ? TSHI_STRETCH_PADDING
-                        : e < count ? TSHI_STRETCH_MIXED
-                                    : TSHI_STRETCH_WHOLE;
+        parts[e].kind = own < 0     ? TSHI_ROW_PART_PADDING
+                        : e < count ? TSHI_ROW_PART_MIXED
+                                    : TSHI_ROW_PART_ONE;
         parts[e].count = end - parts[e].first;
         count = e + 1; /* an older part that grows takes in all parts after it */
     }
@@ -87,7 +88,7 @@ static int64_t tshi_attention_cut(tshi_stretch *parts, int64_t b, const int32_t 
 }
 
 /* Cuts all rows of this rank. Returns the number of parts. */
-static int64_t tshi_attention_cut_all(tshi_stretch *parts, const tsh_tensor *q,
+static int64_t tshi_attention_cut_all(tshi_row_part *parts, const tsh_tensor *q,
                                       const tsh_tensor *segments) {
     int64_t count = 0;
     for (int64_t b = 0; b < q->local[0]; b++)

@@ -30,7 +30,7 @@
  * begins at a multiple of the block size, and keys that a query does not see add 0.
  * tshi_attention_begin prepares what all heads share; tshi_attention_piece, which runs on each
  * thread, goes through tiles. If rows of the batch are cut into parts that do not see each other
- * (tshi_stretch), each part is computed like a row. Kernels compute rows in whole blocks of
+ * (tshi_row_part), each part is computed like a row. Kernels compute rows in whole blocks of
  * TSHI_BLOCK values. In the comments below, h is a head, i the index of a query, j that of a key; a
  * tile, or a strip of it (some of its rows), has m queries and n keys. */
 enum {

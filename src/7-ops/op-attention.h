@@ -307,7 +307,8 @@ static tshi_block *tshi_attention_aux(const tsh_tensor *q, const tsh_attention_d
     for (int64_t b = 0; aux && more->ragged && b < q->dim[0]; b++)
         ((tshi_keys *)tshi_mem_data(aux))[b] = tshi_attention_keys(desc, added, b);
     if (aux && more->segments)
-        more->parts = tshi_attention_cut_all((tshi_stretch *)tshi_mem_data(aux), q, more->segments);
+        more->parts = tshi_attention_cut_all((tshi_row_part *)tshi_mem_data(aux), q,
+                                             more->segments);
     return aux;
 }
 

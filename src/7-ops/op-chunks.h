@@ -19,10 +19,12 @@ enum {
     TSHI_CHUNK_SOURCES = 16 /* each is up to two inputs of a node, whose bits are in an unsigned */
 };
 
-/* A tensor from outside of the chunks that requires a gradient; always a base. */
+/* A tensor from outside of the chunks that requires a gradient. */
 typedef struct tshi_chunk_source {
-    tsh_tensor *base;
-    tsh_tensor other; /* the fields that tshi_chunks_exchange exchanges; no other one is used */
+    tsh_tensor *base; /* the tensor, or the one that it is a view of */
+    /* node and gradients that base had before the chunks, and after them the gradients of L: the
+     * fields that tshi_chunks_exchange exchanges; no other one is used */
+    tsh_tensor other;
 } tshi_chunk_source;
 
 /* A call of tsh_loss_in_chunks. */
@@ -30,14 +32,14 @@ typedef struct tshi_chunks {
     tsh_ctx *ctx;
     tsh_tensor *x, *target;      /* shapes (rows, C) and (rows) or (rows, ..) */
     const tsh_chunks_desc *desc; /* options of the call */
-    double total;                /* sum of the losses of all chunks so far */
-    int count;                   /* number of sources */
+    double total;                /* sum of the losses of the chunks that were computed so far */
+    int count;                   /* number of entries of `source` that are in use */
     tshi_chunk_source source[TSHI_CHUNK_SOURCES];
 } tshi_chunks;
 
 /* -- sources ---------------------------------------------------------------- */
 
-/* Exchanges what a tensor has of the tape, and its gradients, for those in `other`. */
+/* Swaps the node, the gradients and all that belongs to these between base and `other`. */
 static void tshi_chunks_exchange(tsh_tensor *base, tsh_tensor *other) {
     const tsh_tensor was = *base;
     base->node = other->node;
@@ -54,16 +56,17 @@ static void tshi_chunks_exchange(tsh_tensor *base, tsh_tensor *other) {
     *other = was;
 }
 
-/* Gives `to` the memory of an accumulator without a gradient, if `to` has none. */
+/* Moves the memory of `from`, which holds no gradient, to `to`, if `to` has no memory. Else does
+ * nothing. */
 static void tshi_chunks_give(tshi_accumulator *from, tshi_accumulator *to) {
     if (from->live || to->block) return;
     *to = *from;
     memset(from, 0, sizeof *from);
 }
 
-/* Makes base a source, if it is not one yet and comes from outside. While chunks run it is a leaf
- * without a gradient: nothing is all-reduced, and nothing is rounded to bf16. Returns 0 after an
- * error. */
+/* Makes base a source, if it requires a gradient, was made outside of the chunks, and is no source
+ * yet. While chunks run a source is a leaf without a gradient: its gradient is neither all-reduced
+ * nor rounded to bf16. Returns 0 after an error. */
 static int tshi_chunks_add(tshi_chunks *c, tsh_tensor *base) {
     tshi_chunk_source *source = &c->source[c->count];
     if (!base || !base->requires_grad) return 1;
@@ -85,8 +88,8 @@ static int tshi_chunks_add(tshi_chunks *c, tsh_tensor *base) {
     return 1;
 }
 
-/* Makes all tensors sources that the calls on the chunk's tape read from outside, and y, the
- * chunk's losses, if fn returns one. Returns 0 after an error. */
+/* Makes sources of all tensors from outside that the calls on the chunk's tape read, and of y, the
+ * chunk's losses, if fn returns a tensor from outside. Returns 0 after an error. */
 static int tshi_chunks_find(tshi_chunks *c, tsh_tensor *y) {
     int ok = tshi_chunks_add(c, y->base);
     for (const tshi_node *node = c->ctx->tape.newest; node; node = node->older) {
@@ -97,8 +100,8 @@ static int tshi_chunks_find(tshi_chunks *c, tsh_tensor *y) {
     return ok;
 }
 
-/* Gives each source back what it had before the chunks. The gradients of L are in source.other
- * from then on. */
+/* Gives each source back the node and gradients that it had before the chunks. From then on,
+ * source.other has the gradients of L. */
 static void tshi_chunks_restore(tshi_chunks *c) {
     for (int i = 0; i < c->count; i++) {
         tsh_tensor *base = c->source[i].base, *kept = &c->source[i].other;

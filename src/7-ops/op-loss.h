@@ -504,17 +504,19 @@ static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_r
     }
 }
 
-/* Sums `sums`, n numbers on each rank, over the ranks, in the order of these. An all-reduce would
- * add in an order that depends on where in the buffer a number is, so that the loss of a row
- * depended on the other rows. */
+/* Replaces each of the n numbers in `sums` by its sum over the ranks, which are added in the order
+ * of ranks. An all-reduce adds in an order that depends on a number's place in the buffer: the loss
+ * of a row would depend on how many other rows there are. */
 static void tshi_loss_sum_ranks(tsh_ctx *ctx, tsh_real *sums, int64_t n) {
     const int size = ctx->tp.size;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                                        tshi_dtype_reals(size * n) +
                                            (size_t)size * sizeof(int64_t));
-    int64_t *counts = block ? (int64_t *)tshi_mem_data(block) : NULL;
-    tsh_real *all = (tsh_real *)(void *)(counts + size); /* shape (ranks, n) */
-    if (!counts) return;
+    int64_t *counts;
+    tsh_real *all; /* shape (ranks, n) */
+    if (!block) return;
+    counts = (int64_t *)tshi_mem_data(block);
+    all = (tsh_real *)(void *)(counts + size);
     for (int r = 0; r < size; r++) counts[r] = n;
     if (tshi_error_comm(ctx, tsh_allgather(&ctx->tp, sums, all, counts, 1, TSH_REAL),
                         "tsh_cross_entropy: all-gather of the row sums") == TSH_OK) {

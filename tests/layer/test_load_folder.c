@@ -5,9 +5,10 @@
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
 #include "../support/files.h"
+#include "../support/folder_model.h"
 #include <errno.h>
 
-enum { TENSORS = 16, SHARDS = 2, WORDS = 7, WIDTH = 6, HIDDEN = 9 };
+enum { TENSORS = 16, SHARDS = 2 };
 
 /* A tensor of a file. */
 typedef struct stored {
@@ -17,13 +18,6 @@ typedef struct stored {
     int file;          /* which of the files has it; -1: none */
     int place;         /* where the index places it, counted from 1; 0: where it is */
 } stored;
-
-/* A number that all floating dtypes hold exactly. */
-static double number(const char *path, int64_t e) {
-    int64_t sum = 0;
-    for (; *path; path++) sum += (unsigned char)*path;
-    return (double)((e * 37 + sum) % 256 - 128) / 64;
-}
 
 /* ------------------------------------------------------------------------ files */
 
@@ -159,38 +153,6 @@ static tsh_tensor *first(tsh_ctx *ctx, int k, void *user) {
 static tsh_tensor *last(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
     (void)ctx, (void)k, (void)user;
     return tsh_mean(y, TSH_ALL, 0);
-}
-
-static void add_model(tsh_ctx *ctx) {
-    const tsh_embedding_desc embed = {.count = WORDS, .dim = WIDTH, .style = TSH_ROWWISE};
-    const tsh_layer_norm_desc norm = {.dim = WIDTH};
-    const tsh_linear_desc up = {.in = WIDTH, .out = HIDDEN, .style = TSH_COLWISE, .segments = 3},
-                          down = {.in = HIDDEN, .out = WIDTH, .style = TSH_ROWWISE, .segments = 3},
-                          head = {.in = WIDTH, .out = WORDS, .bias = TSH_NO, .style = TSH_COLWISE};
-    tsh_module *root = tsh_root(ctx), *h, *block;
-    tsh_add_embedding(root, "embed", &embed);
-    h = tsh_add_module(root, "h", NULL);
-    block = tsh_add_module(h, "0", NULL);
-    tsh_add_layer_norm(block, "norm", &norm);
-    tsh_add_linear(block, "up", &up);
-    tsh_add_linear(block, "down", &down);
-    tsh_add_linear(root, "head", &head);
-}
-
-typedef struct walk {
-    int wrong;
-    char path[64];
-} walk;
-
-static void compare(const char *path, tsh_tensor *param, void *user) {
-    walk *w = (walk *)user;
-    double *values = ranks_values(tsh_ctx_of(param), param);
-    int64_t e;
-    for (e = 0; values && e < tsh_numel(param); e++)
-        if (values[e] != number(path, e) && !w->wrong++)
-            (void)snprintf(w->path, sizeof w->path, "%s[%d] is %g", path, (int)e, values[e]);
-    if (!values && !w->wrong++) (void)snprintf(w->path, sizeof w->path, "%s", path);
-    free(values);
 }
 
 /* Loads the model; all values are right, or there is the job's error and nothing changed. */

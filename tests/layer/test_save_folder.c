@@ -5,63 +5,33 @@
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
 #include "../support/files.h"
-
-enum { WORDS = 7, WIDTH = 6, HIDDEN = 9, NAMES = 12 };
+#include "../support/folder_model.h"
 
 /* ------------------------------------------------------------------------ the model */
 
-/* A number that all floating dtypes hold exactly. */
-static double number(const char *path, int64_t e) {
-    int64_t sum = 0;
-    for (; *path; path++) sum += (unsigned char)*path;
-    return (double)((e * 37 + sum) % 256 - 128) / 64;
+/* The model, whose head has the weight of the embedding, and a layer "out". */
+static void add_tied_model(tsh_ctx *ctx) {
+    const tsh_linear_desc out = {.in = WIDTH, .out = WORDS, .bias = TSH_NO, .style = TSH_COLWISE};
+    tsh_module *root = tsh_root(ctx);
+    add_model(ctx);
+    tsh_tie(tsh_find(root, "head"), "weight", tsh_param(root, "embed.weight"));
+    tsh_add_linear(root, "out", &out);
 }
 
-static void add_model(tsh_ctx *ctx) {
-    const tsh_embedding_desc embed = {.count = WORDS, .dim = WIDTH, .style = TSH_ROWWISE};
-    const tsh_layer_norm_desc norm = {.dim = WIDTH};
-    const tsh_linear_desc up = {.in = WIDTH, .out = HIDDEN, .style = TSH_COLWISE, .segments = 3},
-                          down = {.in = HIDDEN, .out = WIDTH, .style = TSH_ROWWISE, .segments = 3},
-                          head = {.in = WIDTH, .out = WORDS, .bias = TSH_NO, .style = TSH_COLWISE};
-    tsh_module *root = tsh_root(ctx), *block;
-    tsh_add_embedding(root, "embed", &embed);
-    block = tsh_add_module(tsh_add_module(root, "h", NULL), "0", NULL);
-    tsh_add_layer_norm(block, "norm", &norm);
-    tsh_add_linear(block, "up", &up);
-    tsh_add_linear(block, "down", &down);
-    tsh_tie(tsh_add_linear(root, "head", &head), "weight", tsh_param(root, "embed.weight"));
-    tsh_add_linear(root, "out", &head);
-}
-
-typedef struct walk {
-    tsh_result result;
-    int wrong;
-    char path[64];
-} walk;
-
+/* Callback of tsh_each_param: writes a parameter's numbers. */
 static void fill(const char *path, tsh_tensor *param, void *user) {
     double values[WORDS * HIDDEN];
     float wanted[WORDS * HIDDEN];
     int64_t e;
     walk *w = (walk *)user;
+    tsh_result result;
     for (e = 0; e < tsh_numel(param); e++) values[e] = number(path, e);
     for (e = 0; e < tsh_numel(param); e++) wanted[e] = (float)values[e];
     if (tsh_dtype_of(param) == TSH_F64)
-        w->result = tsh_write(tsh_ctx_of(param), param, TSH_GLOBAL, values, (size_t)e * 8);
+        result = tsh_write(tsh_ctx_of(param), param, TSH_GLOBAL, values, (size_t)e * 8);
     else
-        w->result = tsh_write(tsh_ctx_of(param), param, TSH_GLOBAL, wanted, (size_t)e * 4);
-    w->wrong += w->result != TSH_OK;
-}
-
-static void compare(const char *path, tsh_tensor *param, void *user) {
-    walk *w = (walk *)user;
-    double *values = ranks_values(tsh_ctx_of(param), param);
-    int64_t e;
-    for (e = 0; values && e < tsh_numel(param); e++)
-        if (values[e] != number(path, e) && !w->wrong++)
-            (void)snprintf(w->path, sizeof w->path, "%s[%d] is %g", path, (int)e, values[e]);
-    w->wrong += !values;
-    free(values);
+        result = tsh_write(tsh_ctx_of(param), param, TSH_GLOBAL, wanted, (size_t)e * 4);
+    w->wrong += result != TSH_OK;
 }
 
 typedef struct job {
@@ -69,14 +39,13 @@ typedef struct job {
     tsh_file_desc desc;
     tsh_result code; /* the error of saving, and a part of its sentence */
     const char *part;
-    tsh_dtype quantise, dtype; /* of the weights */
 } job;
 
 static int saves(tsh_ctx *ctx, void *user) {
     const job *j = (const job *)user;
     walk w;
     memset(&w, 0, sizeof w);
-    add_model(ctx);
+    add_tied_model(ctx);
     tsh_each_param(tsh_root(ctx), fill, &w);
     CHECK(!w.wrong, "%d are not written", w.wrong);
     (void)tsh_save_with(tsh_root(ctx), j->path, NULL, &j->desc);
@@ -92,7 +61,7 @@ static int loads(tsh_ctx *ctx, void *user) {
     const job *j = (const job *)user;
     walk w;
     memset(&w, 0, sizeof w);
-    add_model(ctx);
+    add_tied_model(ctx);
     CHECK(tsh_load_with(tsh_root(ctx), j->path, NULL, &j->desc) == TSH_OK, "loaded");
     tsh_each_param(tsh_root(ctx), compare, &w);
     CHECK(!w.wrong, "%d wrong, %s", w.wrong, w.path);
@@ -264,7 +233,7 @@ static int trains(tsh_ctx *ctx, void *user) {
     tsh_optim *optim;
     uint64_t hash;
     memset(&w, 0, sizeof w);
-    add_model(ctx);
+    add_tied_model(ctx);
     tsh_each_param(tsh_root(ctx), fill, &w);
     optim = tsh_optim_new(tsh_root(ctx), &adamw);
     for (int i = 0; i < 2; i++) {
@@ -364,7 +333,7 @@ static int merges(tsh_ctx *ctx, void *user) {
     tsh_tensor *up;
     walk w;
     memset(&w, 0, sizeof w);
-    add_model(ctx);
+    add_tied_model(ctx);
     CHECK(tsh_materialize(tsh_root(ctx)) == TSH_OK, "values");
     up = tsh_param(tsh_root(ctx), "h.0.up.weight");
     plain = tsh_hash(ctx, up);

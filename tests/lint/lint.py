@@ -37,6 +37,8 @@ TOP = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else
                       os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 COLUMNS, ROOM_LINES, OPENED = 100, 700, 10  # OPENED: rooms that are compiled alone
 FUNCTION_LINES, FUNCTION_AIM, FUNCTION_SHARE = 80, 40, 0.95
+EXAMPLE_LINES = 60  # of a function of examples/
+GENERATED = ("tshard_cdef.h",)  # by a script, for a program to read
 POSIX = "-D_POSIX_C_SOURCE=200809L"  # what backends need beside strict C99
 BANNER = re.compile(r"/\* >>([\w-]+) +MARK: - ([\w-]+)")
 # The library neither prints nor ends the program. What prints is the program's choice: it passes
@@ -221,15 +223,21 @@ def check_dtypes(source):
         report(source.path, number, what)
 
 
+def check_longest(source, most):
+    """No function has more lines."""
+    for name, first, last in functions(source):
+        if last - first + 1 > most:
+            report(source.path, first, "%s has %d lines (at most %d)"
+                   % (name, last - first + 1, most))
+
+
 def check_lengths(sources):
     long, total = [], 0
     for source in sources:
+        check_longest(source, FUNCTION_LINES)
         for name, first, last in functions(source):
             lines = last - first + 1
             total += 1
-            if lines > FUNCTION_LINES:
-                report(source.path, first, "%s has %d lines (at most %d)"
-                       % (name, lines, FUNCTION_LINES))
             if lines >= FUNCTION_AIM:
                 long.append((lines, name, source.path, first))
     if len(long) > (1 - FUNCTION_SHARE) * total:
@@ -406,7 +414,9 @@ def main():
     tests = [path for path in texts if not path.endswith(calls.PAGE)]  # that one names all of them
     texts += [os.path.join(TOP, "Makefile")] + glob.glob(os.path.join(TOP, "*", "rules.mk"))
     texts += glob.glob(os.path.join(TOP, "*", "*", "rules.mk"))
-    texts += glob.glob(os.path.join(TOP, "examples", "*.[ch]"))
+    shown = [path for path in glob.glob(os.path.join(TOP, "examples", "**", "*.[ch]"),
+                                        recursive=True) if not path.endswith(GENERATED)]
+    texts += shown
     texts += glob.glob(os.path.join(TOP, "examples", "*.cpp"))
     made.update((os.path.relpath(source.path, TOP), source) for source in headers
                 if os.path.relpath(source.path, TOP) in floors.LISTS.values())
@@ -421,6 +431,8 @@ def main():
         check_forward(source)
         check_streams(source)
     check_lengths(headers + programs)
+    for path in sorted(shown):
+        check_longest(Source(path), EXAMPLE_LINES)
     for source in headers + programs + [Source(path) for path in sorted(texts)]:
         check_columns(source)
     check_public(headers, tests)

@@ -100,9 +100,19 @@ static void a_folder_of_peft_is_read_and_written(void **state) {
 
 static void what_cannot_be_computed_is_refused(void **state) {
     static const char *const cases[][2] = {
-        {"[", "it is no JSON"},
+        {"[", "is no JSON: line 1, column 2: "},
         {"{\"peft_type\": \"IA3\"}", "peft_type is not \"LORA\""},
-        {"{\"peft_type\": \"LORA\", \"r\": 0}", "r is no rank"},
+        {"[1]", "it is no object"},
+        {"{\"peft_type\": \"LORA\", \"r\": 0}", "r is no number from 1 to 1048576"},
+        {"{\"peft_type\": \"LORA\", \"r\": \"8\"}", "r is no number from 1 to 1048576"},
+        {"{\"peft_type\": \"LORA\", \"r\": 8.5}", "r is no whole number"},
+        {"{\"peft_type\": \"LORA\", \"lora_alpha\": -1}", "lora_alpha is no number from 0 to"},
+        {"{\"peft_type\": \"LORA\", \"lora_alpha\": \"16\"}", "lora_alpha is no number from 0 to"},
+        {"{\"peft_type\": \"LORA\", \"use_rslora\": 1}", "use_rslora is not true or false"},
+        {"{\"peft_type\": \"LORA\", \"layers_to_transform\": 0}", "layers_to_transform changes"},
+        {"{\"peft_type\": \"LORA\", \"modules_to_save\": [\"h\"]}", "modules_to_save changes"},
+        {"{\"peft_type\": \"LORA\", \"some_day\\n\": 0.5}", "some_day? changes"},
+        {"{\"peft_type\": \"LORA\", \"r\": 2, \"r\": 3}", "r occurs twice"},
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"use_dora\": true}", "use_dora changes"},
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"bias\": \"all\"}", "bias changes"},
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"q\": 4}}",
@@ -112,6 +122,8 @@ static void what_cannot_be_computed_is_refused(void **state) {
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"init_lora_weights\": \"pissa\"}",
          "init_lora_weights"},
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"target_modules\": [1]}", "has an entry that is no"},
+        {"{\"peft_type\": \"LORA\", \"target_modules\": [\"q_*\"]}", "has an entry that is no"},
+        {"{\"peft_type\": \"LORA\", \"target_modules\": []}", "target_modules is no list"},
     };
     static llm_adapter a;
     tsh_error why;
@@ -124,6 +136,27 @@ static void what_cannot_be_computed_is_refused(void **state) {
     write_config("{\"peft_type\": \"LORA\", \"r\": 2, \"target_modules\": \"all-linear\"}");
     assert_true(llm_adapter_read(&a, files_here, &why));
     assert_int_equal(a.count, 0);
+}
+
+/* Targets that name the same layers give them one adapter. */
+static int adds_once(tsh_ctx *ctx, void *user) {
+    const llm_adapter a = {.lora = {.rank = 2},
+                           .targets = {"h.up", "up", "up"},
+                           .count = 3};
+    const tsh_linear_desc d = {.in = 4, .out = 4};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    (void)user;
+    (void)tsh_add_linear(h, "up", &d);
+    (void)tsh_add_linear(tsh_root(ctx), "up", &d);
+    CHECK_TRUE(llm_adapter_add(tsh_root(ctx), &a) == TSH_OK);
+    CHECK_TRUE(tsh_param(h, "up.lora_A.default.weight") != NULL);
+    CHECK_TRUE(tsh_param(tsh_root(ctx), "up.lora_A.default.weight") != NULL);
+    return 0;
+}
+
+static void targets_may_overlap(void **state) {
+    (void)state;
+    ranks_run(1, adds_once, NULL);
 }
 
 static int begin(void **state) {
@@ -140,6 +173,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(a_folder_of_peft_is_read_and_written, files_after),
         cmocka_unit_test_teardown(what_cannot_be_computed_is_refused, files_after),
+        cmocka_unit_test(targets_may_overlap),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

@@ -1,6 +1,6 @@
 /* examples/llm/data.h: tokens and losses of documents against TRL's (golden/data/trl.json, which
  * make_data.py writes), packing into rows, batches of steps and replicas, held-out documents, and
- * what is said of files that are wrong. */
+ * the errors for files that are malformed. */
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
@@ -547,7 +547,12 @@ static void lines_that_are_wrong(void **state) {
         {NULL, "{\"text\": \"a\" \"b\"}", "this line is not JSON: column 14: "},
         {NULL, "{\"text\": \"a\"", "this line is not JSON: column 13: "},
         {NULL, "{\"text\":\"a\"} {\"text\":\"b\"}", "is not JSON: column 14: something follows"},
-        {NULL, "{\"text\":\"\\ud800\"}", "this line is not JSON"},
+        {NULL, "{\"text\":\"\\ud800\"}", "column 10: this escape is half a character"},
+        {NULL, "{\"text\":\"\\udc00\\ud800\"}", "column 10: this escape is half a character"},
+        {NULL, "{\"text\":\"C:\\new\\x\"}", "column 16: this is no escape of JSON"},
+        {NULL, "{\"text\":\"\\u12g4\"}", "column 10: this is no escape of JSON"},
+        {NULL, CONVERSATION("{\"role\":\"user\",\"content\":\"a\",\"role\":\"assistant\"}"),
+         "the key \"role\" occurs twice"},
         {NULL, "[1, 2]", "this line is no object; each line is one {...}"},
         {NULL, "{\"text\":\"a\",\"text\":\"b\"}", "the key \"text\" occurs twice"},
         {NULL, "{\"txt\":\"a\"}", "none of these forms: {\"text\"}, {\"messages\"}, "},
@@ -617,11 +622,13 @@ static void files_that_are_wrong(void **state) {
     refuses_file("a.txt", "", 0, 0, "a.txt: the file is empty");
     refuses_file("a.txt", "\xEF\xBB\xBF", 3, 0, "a.txt: the file is empty");
     refuses_file("a.txt", "one\ntwo\nthr\xe9\xe8\n", 14, 0, "a.txt:3: this line is not UTF-8");
+    refuses_file("a.txt", "one\ntw\0o\n", 9, 0, "a.txt:2: this line has a byte that is 0");
     refuses_file("a.jsonl", "{\"text\":\"a\0\"}", 13, 0, "a.jsonl:1: byte 11 of the line is 0");
     refuses_file("a.json", "[\n{\"text\":\"a\"}]", 16, 0, "a.json:1: this line is not JSON");
     refuses_file("a.jsonl", "{\"text\":\"a b\"}", 14, 10,
                  "1 in 10 cannot be held out of so little");
     refuses_file("a.txt", "a b c", 5, 100, "1 in 100 cannot be held out of so little");
+    refuses_file("a.JSONL", "{\"text\"", 7, 0, "a.JSONL:1: this line is not JSON");
     open_model(&m, golden_model(0), NULL);
     desc = describe(&m, 40);
     desc.path = files_path("none.jsonl");
@@ -664,6 +671,33 @@ static void long_sequences_are_cut(void **state) {
     close_model(&m);
 }
 
+/* A context that is longer than all that was read takes no memory. */
+static void a_context_may_be_long(void **state) {
+    const llm_batch_of which = {.rows = 2}, last = {.step = INT64_MAX, .rows = 2},
+                       many = {.rows = INT32_MAX, .replicas = INT64_MAX};
+    llm_batch batch = {0};
+    llm_reader reader;
+    llm_data_desc desc;
+    llm_data data;
+    model m;
+    (void)state;
+    open_model(&m, golden_model(0), NULL);
+    write_text("data.jsonl", "{\"text\":\"a b\"}\n{\"text\":\"c d e\"}\n");
+    desc = describe(&m, INT32_MAX - 1);
+    open_data(&data, &desc);
+    assert_int_equal(data.train.rows, 1);
+    llm_reader_open(&reader, &data, NULL);
+    assert_true(llm_data_batch(&reader, &which, &batch, NULL));
+    assert_int_equal(batch.length, data.tokens);
+    assert_int_equal(batch.answers, 2 * data.train.answers);
+    assert_false(llm_data_batch(&reader, &last, &batch, NULL));
+    assert_false(llm_data_batch(&reader, &many, &batch, NULL));
+    llm_batch_free(&batch);
+    llm_reader_close(&reader);
+    llm_data_close(&data);
+    close_model(&m);
+}
+
 /* A line that is longer than what is read at once. */
 static void a_line_may_be_long(void **state) {
     FILE *file = fopen(files_path("data.jsonl"), "w");
@@ -696,6 +730,7 @@ int main(void) {
                                        cmocka_unit_test(lines_that_are_wrong),
                                        cmocka_unit_test(files_that_are_wrong),
                                        cmocka_unit_test(long_sequences_are_cut),
-                                       cmocka_unit_test(a_line_may_be_long)};
+                                       cmocka_unit_test(a_line_may_be_long),
+                                       cmocka_unit_test(a_context_may_be_long)};
     return cmocka_run_group_tests_name("data", tests, open_goldens, close_goldens);
 }

@@ -279,7 +279,7 @@ def what_is_found_instead_is_told(folder):
     refused(here, "folder of the hub's cache", snapshot)
     empty = os.path.join(folder, "empty")
     for name, *words in (("x-q4.gguf", "give that file itself"), ("params.json", "transformers"),
-                         ("adapter_config.json", "merge_and_unload")):
+                         ("adapter_config.json", "with --adapter")):
         os.makedirs(empty)
         save(empty, name, "{}")
         refused(empty, "has " + name, "no config.json", *words)
