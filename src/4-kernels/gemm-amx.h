@@ -28,7 +28,7 @@
 #define TSHI_AMX_LOAD(tile, from, row)   _tile_loadd(tile, from, (size_t)(row))
 #define TSHI_AMX_STORE(tile, to, row)    _tile_stored(tile, to, (size_t)(row))
 #define TSHI_AMX_BF16(sum, a, b)         _tile_dpbf16ps(sum, a, b)
-#define TSHI_AMX_INT8(sum, signeds, b)   _tile_dpbsud(sum, signeds, b)
+#define TSHI_AMX_INT8(sum, a, b)         _tile_dpbssd(sum, a, b)
 
 #endif
 

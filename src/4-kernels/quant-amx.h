@@ -13,6 +13,17 @@ TSHI_AMX static void tshi_quant_tiles_amx(int begin) {
         TSHI_AMX_RELEASE();
 }
 
+/* Implements tshi_quant_kernel.move. AMX multiplies signed bytes: its tiles hold weights as they
+ * are, without what other kernels' tiles add to them. */
+TSHI_AMX static void tshi_quant_move_amx(tshi_quant_tile *to, const tshi_quant_source *from) {
+    const int added = from->size == TSHI_QUANT_Q8 ? -128 : from->size == TSHI_QUANT_Q4 ? 8 : 0;
+    const __m512i offset = _mm512_set1_epi8((char)added); /* of signed bytes 128 is -128, too */
+    tshi_quant_move_vnni(to, from);
+    for (int b = 0; b < from->count; b++)
+        for (int i = 0; i < 8; i++)
+            _mm512_store_si512(to[b].w[i], _mm512_sub_epi8(_mm512_load_si512(to[b].w[i]), offset));
+}
+
 /* Multiplies block b, if there is one, with 8 rows of X to n[b], shape (8, 16). sum, left, right:
  * the tile registers to use. */
 #define TSHI_QUANT_BLOCK(b, sum, left, right)                                                      \
@@ -50,9 +61,8 @@ TSHI_AMX static void tshi_quant_dot_amx(const tshi_quant_tile *tile, const tshi_
             const tshi_quant_input *y = &x[TSHI_QUANT_FEW * b + r];
             const __m512 scale = _mm512_mul_ps(_mm512_load_ps(tile[b].scale),
                                                _mm512_set1_ps(y->scale));
-            const __m512i of = _mm512_add_epi32(_mm512_load_si512(&n[b][16 * r]),
-                                                _mm512_set1_epi32(y->offset));
-            sum = _mm512_add_ps(sum, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(of)));
+            const __m512 of = _mm512_cvtepi32_ps(_mm512_load_si512(&n[b][16 * r]));
+            sum = _mm512_add_ps(sum, _mm512_mul_ps(scale, of));
             if (has_min)
                 sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_load_ps(tile[b].min),
                                                        _mm512_set1_ps(y->sum)));

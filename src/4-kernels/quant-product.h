@@ -5,67 +5,66 @@
 /* ========================================================================== */
 
 /* The kernels of quantised products. >>isa says which one runs. */
-static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_move_c, tshi_quant_dot_c, 0,
-                                                      NULL};
+static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_block, tshi_quant_move_c,
+                                                      tshi_quant_dot_c, 0, NULL};
 #if TSHI_X86
-static const tshi_quant_kernel tshi_quant_kernel_avx2 = {"avx2", tshi_quant_move_avx2,
-                                                         tshi_quant_dot_avx2, 1, NULL};
-static const tshi_quant_kernel tshi_quant_kernel_vnni = {"vnni", tshi_quant_move_vnni,
-                                                         tshi_quant_dot_vnni, TSHI_QUANT_FEW, NULL};
+static const tshi_quant_kernel tshi_quant_kernel_avx2 = {"avx2", tshi_quant_block,
+                                                         tshi_quant_move_avx2, tshi_quant_dot_avx2,
+                                                         1, NULL};
+static const tshi_quant_kernel tshi_quant_kernel_vnni = {
+    "vnni", TSHI_QUANT_INPUT_VNNI, tshi_quant_move_vnni, tshi_quant_dot_vnni, TSHI_QUANT_FEW, NULL};
 #endif
 #if TSHI_GEMM_AMX
 static const tshi_quant_kernel tshi_quant_kernel_amx = {
-    "amx", tshi_quant_move_vnni, tshi_quant_dot_amx, TSHI_QUANT_FEW, tshi_quant_tiles_amx};
+    "amx",          TSHI_QUANT_INPUT_VNNI, tshi_quant_move_amx, tshi_quant_dot_amx,
+    TSHI_QUANT_FEW, tshi_quant_tiles_amx};
 #endif
 #if TSHI_NEON_DOT
-static const tshi_quant_kernel tshi_quant_kernel_dot = {"dotprod", tshi_quant_move_dot,
-                                                        tshi_quant_dot_dot, 4, NULL};
+static const tshi_quant_kernel tshi_quant_kernel_dot = {"dotprod", tshi_quant_block,
+                                                        tshi_quant_move_dot, tshi_quant_dot_dot, 4,
+                                                        NULL};
 #endif
 #if TSHI_NEON_MM
-static const tshi_quant_kernel tshi_quant_kernel_mm = {"i8mm", tshi_quant_move_mm,
-                                                       tshi_quant_dot_mm, 4, NULL};
+static const tshi_quant_kernel tshi_quant_kernel_mm = {"i8mm", tshi_quant_block,
+                                                       tshi_quant_move_mm, tshi_quant_dot_mm, 4,
+                                                       NULL};
 #endif
 
-/* -- the product Y = X W^T + b with a quantised W -------------------------- */
+#undef TSHI_QUANT_INPUT_VNNI
 
-/* Quantises a block of 32 elements of a row of X: scale is the largest magnitude / 127, and q is
- * x / scale, rounded to nearest, ties to even. (Adding 1.5 * 2^23 rounds: the low 8 bits of the sum
- * are q.) If an element is NaN or infinite, so is the scale. To find the largest magnitude, the
- * floats' bits are compared as integers. offset: what tiles of W add to each weight (128, 8 or
- * 0). */
-static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input *to) {
-    float y[TSHI_DTYPE_BLOCK], inverse;
-    int32_t most = 0, sum = 0, bits;
-    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) y[i] = (float)x[i];
-    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
-        memcpy(&bits, &y[i], sizeof bits);
-        bits &= 0x7FFFFFFF;
-        most = bits > most ? bits : most;
-    }
-    to->scale = tshi_dtype_float_of((uint32_t)most) / 127;
-    inverse = to->scale > FLT_MIN ? 1 / to->scale : 0;
-    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
-        const float rounded = y[i] * inverse + 12582912.0f;
-        memcpy(&bits, &rounded, sizeof bits);
-        to->q[i] = (signed char)(unsigned char)((uint32_t)bits & 0xFFu);
-    }
-    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) sum += to->q[i];
-    to->offset = -offset * sum;
-    to->sum = to->scale * (float)sum;
-}
+/* -- the product Y = X W^T + b with a quantised W -------------------------- */
 
 /* A product Y = X W^T + b, whose columns are divided among threads. */
 typedef struct tshi_quant_job {
     const tshi_quant_kernel *kernel;
-    const unsigned char *w;    /* W, shape (outs, blocks); a block has `size` bytes */
-    const tshi_quant_input *x; /* X quantised, shape (rows / 8 rounded up, blocks, 8) */
-    const tshi_matrix *bias;   /* b, broadcast to (rows, outs); NULL: there is none */
-    tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
+    const unsigned char *w;  /* W, shape (outs, blocks); a block has `size` bytes */
+    tshi_matrix from;        /* X, shape (rows, 32 * blocks) */
+    tshi_quant_input *x;     /* X quantised, shape (rows / 8 rounded up, blocks, 8) */
+    const tshi_matrix *bias; /* b, broadcast to (rows, outs); NULL: there is none */
+    tshi_matrix y;           /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
     int size, wide; /* size: bytes of a block of W; wide: number of tiles computed side by side */
     char *scratch;  /* for each piece of Y: tiles, then sums of shape (rows, 16 * wide) */
     size_t each;    /* bytes of scratch for a piece of Y */
 } tshi_quant_job;
+
+/* Quantises the rows [from, to) of X, on any thread (a tshi_team_fn). */
+static void tshi_quant_inputs(void *shared, int piece, int64_t from, int64_t to) {
+    const tshi_quant_job *job = (const tshi_quant_job *)shared;
+    const int32_t offset = job->size == TSHI_QUANT_Q8 ? 128 : job->size == TSHI_QUANT_Q4 ? 8 : 0;
+    const tshi_dtype *dtype = &tshi_dtypes[job->from.dtype];
+    const int direct = job->from.dtype == TSH_REAL && job->from.column == 1;
+    (void)piece;
+    for (int64_t i = from; i < to; i++)
+        for (int64_t b = 0; b < job->blocks; b++) {
+            const void *const x = tshi_gemm_from(job->from, i, b * TSHI_DTYPE_BLOCK).data;
+            const int64_t at = (i / TSHI_QUANT_FEW * job->blocks + b) * TSHI_QUANT_FEW;
+            tsh_real values[TSHI_DTYPE_BLOCK];
+            if (!direct) dtype->load(x, job->from.column, TSHI_DTYPE_BLOCK, values);
+            job->kernel->input(direct ? (const tsh_real *)x : values, offset,
+                               &job->x[at + i % TSHI_QUANT_FEW]);
+        }
+}
 
 /* Computes 16 * tiles columns of X W^T, from column `first` on, to `sums`. tile: scratch for tiles
  * of W. */
@@ -140,9 +139,9 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
  * contiguous. */
 static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
                                const tshi_matrix *bias, tshi_matrix y) {
-    enum { MIN_WORK = 1 << 18 }; /* min multiply-adds per thread: fewer would not pay */
+    /* min multiply-adds, and elements of X to quantise, per thread: fewer would not pay */
+    enum { MIN_WORK = 1 << 18, MIN_INPUTS = 1 << 14 };
     const int64_t outs = w->local[0], ins = w->local[1], blocks = ins / TSHI_DTYPE_BLOCK;
-    const tshi_dtype *from = &tshi_dtypes[x.dtype];
     const int pieces = (int)tshi_base_min(
         tshi_team_parts(w->ctx, rows * outs * ins, MIN_WORK),
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
@@ -155,38 +154,28 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
     tshi_block *block = tshi_mem_alloc(w->ctx, TSH_MEM_STEP,
                                        inputs + (size_t)pieces * (tiles + sums));
-    tshi_quant_input *to;
-    tsh_real values[TSHI_DTYPE_BLOCK];
     tshi_quant_job job;
     if (!block || !outs || w->ctx->dry) {
         tshi_mem_release(w->ctx, block);
         return;
     }
-    to = (tshi_quant_input *)tshi_mem_data(block);
     job.size = tshi_dtypes[w->dtype].size;
-    if (rows > 1) memset(to, 0, inputs); /* fills up the last group of 8 rows of X with zeros */
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t b = 0; b < blocks; b++) {
-            from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
-                       values);
-            tshi_quant_block(
-                values,
-                job.size == TSHI_QUANT_Q8   ? 128
-                : job.size == TSHI_QUANT_Q4 ? 8
-                                            : 0,
-                &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW + i % TSHI_QUANT_FEW]);
-        }
     job.kernel = w->ctx->quant_kernel;
     job.w = (const unsigned char *)tshi_tensor_at(w);
-    job.x = to;
+    job.from = x;
+    job.x = (tshi_quant_input *)tshi_mem_data(block);
     job.bias = bias;
     job.y = y;
     job.rows = rows;
     job.outs = outs;
     job.blocks = blocks;
     job.wide = wide;
-    job.scratch = (char *)to + inputs;
+    job.scratch = (char *)job.x + inputs;
     job.each = tiles + sums;
+    if (rows > 1 && rows % TSHI_QUANT_FEW) /* fills up the last group of 8 rows of X with zeros */
+        memset(job.x + (eights - 1) * blocks * TSHI_QUANT_FEW, 0, (size_t)blocks * each);
+    tshi_team_run(w->ctx, tshi_team_parts(w->ctx, rows * ins, MIN_INPUTS), rows, 1,
+                  tshi_quant_inputs, &job);
     if (w->ctx->trace) w->ctx->trace->flops += 2.0 * (double)rows * (double)outs * (double)ins;
     tshi_team_run(w->ctx, pieces, outs, TSHI_QUANT_COLUMNS, tshi_quant_piece, &job);
     tshi_mem_release(w->ctx, block);

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>quant-vnni                                  MARK: - quant-vnni (private) */
 /* Kernels of quantised weights with AVX-512 and VNNI.                        */
-/* Needs: >>quant-avx2.                                                       */
+/* Needs: >>gemm >>quant-avx2.                                                */
 /* ========================================================================== */
 
 #if TSHI_X86
@@ -92,6 +92,34 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_tiles(tshi_quant_tile *to,
         TSHI_QUANT_EACH(TSHI_QUANT_MOVE)
     }
 }
+
+#if TSHI_GEMM_FLOAT
+/* Implements tshi_quant_kernel.input, with the bits of tshi_quant_block: numbers are rounded to
+ * nearest, ties to even, and from NaN q is 0. */
+TSHI_QUANT_VNNI static void tshi_quant_block_vnni(const float *x, int32_t offset,
+                                                  tshi_quant_input *to) {
+    const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+    const __m512i size = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)),
+                                          _mm512_castps_si512(_mm512_abs_ps(b)));
+    const float scale = tshi_dtype_float_of((uint32_t)_mm512_reduce_max_epi32(size)) / 127;
+    const __m512 inverse = _mm512_set1_ps(scale > FLT_MIN ? 1 / scale : 0);
+    const __m128i low = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)));
+    const __m128i high = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(b, inverse)));
+    const __m128i one = _mm_set1_epi8(1);
+    __m128i sums = _mm_dpbusd_epi32(_mm_setzero_si128(), one, low);
+    sums = _mm_dpbusd_epi32(sums, one, high);
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0x4E));
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xB1));
+    _mm_storeu_si128((__m128i *)(void *)to->q, low);
+    _mm_storeu_si128((__m128i *)(void *)(to->q + 16), high);
+    to->scale = scale;
+    to->offset = -offset * _mm_cvtsi128_si32(sums);
+    to->sum = scale * (float)_mm_cvtsi128_si32(sums);
+}
+#define TSHI_QUANT_INPUT_VNNI tshi_quant_block_vnni
+#else
+#define TSHI_QUANT_INPUT_VNNI tshi_quant_block
+#endif
 
 TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
                                                  const tshi_quant_source *from) {

@@ -56,6 +56,8 @@ typedef struct tshi_quant_source {
     uintptr_t ahead;        /* address from which as many bytes are prefetched as are read */
 } tshi_quant_source;
 
+/* Quantises a block of 32 elements of a row of X; offset: what tiles of W add to each weight. */
+typedef void (*tshi_quant_input_fn)(const tsh_real *x, int32_t offset, tshi_quant_input *to);
 /* Moves from->count blocks of each of 16 rows of W to from->count tiles. */
 typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
 /* Adds products with from->count blocks of 16 rows of W to the sums of 16 columns of Y, for 1 to 8
@@ -66,6 +68,7 @@ typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, const tshi_quant_sou
 
 struct tshi_quant_kernel {
     const char *name;
+    tshi_quant_input_fn input;
     tshi_quant_move_fn move;
     tshi_quant_dot_fn dot;
     int direct; /* max rows of X for which dot reads 16 rows of W without tiles; 0: it never does */
@@ -75,6 +78,31 @@ struct tshi_quant_kernel {
 };
 
 /* -- the portable kernels for quantised weights ----------------------------- */
+
+/* Implements tshi_quant_kernel.input: scale is the largest magnitude / 127, and q is
+ * x / scale, rounded to nearest, ties to even. (Adding 1.5 * 2^23 rounds: the low 8 bits of the sum
+ * are q.) If an element is NaN or infinite, so is the scale. To find the largest magnitude, the
+ * floats' bits are compared as integers. */
+static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input *to) {
+    float y[TSHI_DTYPE_BLOCK], inverse;
+    int32_t most = 0, sum = 0, bits;
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) y[i] = (float)x[i];
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+        memcpy(&bits, &y[i], sizeof bits);
+        bits &= 0x7FFFFFFF;
+        most = bits > most ? bits : most;
+    }
+    to->scale = tshi_dtype_float_of((uint32_t)most) / 127;
+    inverse = to->scale > FLT_MIN ? 1 / to->scale : 0;
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+        const float rounded = y[i] * inverse + 12582912.0f;
+        memcpy(&bits, &rounded, sizeof bits);
+        to->q[i] = (signed char)(unsigned char)((uint32_t)bits & 0xFFu);
+    }
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) sum += to->q[i];
+    to->offset = -offset * sum;
+    to->sum = to->scale * (float)sum;
+}
 
 static void tshi_quant_move_c(tshi_quant_tile *to, const tshi_quant_source *from) {
     for (int b = 0; b < from->count; b++)

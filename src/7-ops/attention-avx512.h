@@ -57,23 +57,31 @@ TSHI_AVX512 static float tshi_attention_most_avx512(const float *x, int64_t n) {
     return nan ? NAN : _mm512_reduce_max_ps(most);
 }
 
-/* Returns e^v of 16 values v <= 0, as tshi_math_exp_below does for one. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp(__m512 v) {
-    const __m512i bits = _mm512_castps_si512(v), least = _mm512_set1_epi32((int)0xC2AE0000u);
+/* Returns e^r of 16 values v = n ln 2 + r with -87 <= v <= 0, as tshi_math_exp_whole does for one,
+ * and sets *shifted to n + 1.5 * 2^23. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_rest(__m512 v, __m512 *shifted) {
     const __m512 shift = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
-    const __m512 x = _mm512_castsi512_ps(_mm512_min_epu32(bits, least));
-    const __m512 n = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504f), shift);
+    const __m512 n = _mm512_fmadd_ps(v, _mm512_set1_ps(1.44269504f), shift);
     const __m512 whole = _mm512_sub_ps(n, shift);
-    __m512 r = _mm512_fmadd_ps(whole, _mm512_set1_ps(-0.693359375f), x), p;
+    __m512 r = _mm512_fmadd_ps(whole, _mm512_set1_ps(-0.693359375f), v), p;
     r = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), r);
     p = _mm512_fmadd_ps(_mm512_set1_ps(1.3814465e-3f), r, _mm512_set1_ps(8.3687805e-3f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1668394e-2f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666520e-1f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.9999993e-1f));
-    p = _mm512_fmadd_ps(_mm512_fmadd_ps(p, r, one), r, one);
-    return _mm512_castsi512_ps(
-        _mm512_maskz_add_epi32(_mm512_cmple_epu32_mask(bits, least), _mm512_castps_si512(p),
-                               _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+    *shifted = n;
+    return _mm512_fmadd_ps(_mm512_fmadd_ps(p, r, one), r, one);
+}
+
+/* Returns e^v of 16 values v <= 0, as tshi_math_exp_below does for one. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp(__m512 v) {
+    const __m512i least = _mm512_set1_epi32((int)0xC2AE0000u); /* the bits of -87 */
+    const __mmask16 normal = _mm512_cmple_epu32_mask(_mm512_castps_si512(v), least);
+    __m512 n;
+    const __m512 p = tshi_attention_exp_rest(v, &n);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(p),
+                                                      _mm512_slli_epi32(_mm512_castps_si512(n),
+                                                                        23)));
 }
 
 /* Returns e^v = 2^n 2^f for v <= 0, n = floor(v / ln 2); NaN for NaN. The error is 4e-6 of e^v:

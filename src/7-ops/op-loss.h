@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>op-loss                                        MARK: - op-loss (private) */
 /* Cross-entropy. If the classes are sharded, two collectives in forward.     */
-/* Needs: >>tape-leaf >>op-view >>redistribute.                               */
+/* Needs: >>tape-leaf >>op-view >>redistribute >>loss-avx512.                 */
 /* ========================================================================== */
 
 /* Row i of the logits x (rows, V) has classes c: w_c is the weight of class c (1 if none are
@@ -63,14 +63,14 @@ typedef struct tshi_loss_work {
     int which;
 } tshi_loss_work;
 
-/* Sets *m to the maximum of a row of n logits and returns S, the sum of e^(x - m), in one pass:
- * takes PART logits at a time, and scales the sum so far when m grows. */
+/* Returns S, the sum of e^(x - m), of a row of n logits in one pass, and sets *m to m, the larger
+ * of *m and the row's maximum: takes TSHI_LOSS_RUN logits at a time, and scales the sum so far
+ * when m grows. The result is NaN if m is not finite. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
-    enum { PART = 512 };                                /* logits per step */
-    tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY); /* lane: partial sums of S; max: m so far */
+    tsh_real lane[TSHI_BLOCK], max = *m; /* lane: partial sums of S; max: m so far */
     for (int i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (; n > 0; n -= PART, x += PART) {
-        const int64_t part = tshi_base_min(PART, n);
+    for (; n > 0; n -= TSHI_LOSS_RUN, x += TSHI_LOSS_RUN) {
+        const int64_t part = tshi_base_min(TSHI_LOSS_RUN, n);
         const tsh_real here = tshi_kernel_max(x, part); /* maximum of this part */
         if (!(here <= max) && max == max) {             /* m grows, or becomes NaN */
             const tsh_real scale = tshi_loss_padding(max) ? 0 : tshi_math_exp(max - here, fused);
@@ -80,26 +80,40 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
         if (!tshi_loss_padding(max)) tshi_kernel_add_exps(lane, x, part, max, NULL, fused);
     }
     *m = max;
-    return tshi_kernel_fold(lane) + (max - max); /* NaN if m is not finite */
+    return tshi_kernel_fold(lane) + (max - max);
 }
 
 /* Writes m, the maximum, or S, the sum of e^(x - m), or both of each of n rows of logits, as
- * work->which says. S alone is computed from the given m. */
+ * work->which says. S alone is computed from the given m. online: does what tshi_loss_online does,
+ * faster; NULL: there is no such function. */
 TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
-                                        const tshi_loss_work *work, int fused) {
+                                        const tshi_loss_work *work, int fused,
+                                        tsh_real (*online)(const tsh_real *x, int64_t n,
+                                                           tsh_real *m)) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* shape (n, classes) */
     tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* shape (n) */
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S, shape (n) */
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
-        if (work->which == TSHI_LOSS_BOTH)
-            sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
-        else if (work->which == TSHI_LOSS_S)
-            sum[i] = tshi_kernel_sum_exps(x, work->classes, m[i], NULL, fused);
-        else
+        if (work->which == TSHI_LOSS_BOTH) m[i] = -TSHI_R(INFINITY);
+        if (work->which == TSHI_LOSS_M)
             m[i] = work->classes ? tshi_kernel_max(x, work->classes) : -TSHI_R(INFINITY);
+        else if (online)
+            sum[i] = online(x, work->classes, m + i);
+        else if (work->which == TSHI_LOSS_BOTH)
+            sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
+        else
+            sum[i] = tshi_kernel_sum_exps(x, work->classes, m[i], NULL, fused);
     }
 }
-TSHI_KERNEL_FUSED(tshi_loss_softmax, tshi_loss_work);
+#define TSHI_LOSS_SOFTMAX(isa, TARGET, fused, online)                                              \
+    TSHI_KERNEL_ISA(tshi_loss_softmax, isa, TARGET, n, x, (const tshi_loss_work *)params, fused,   \
+                    online)
+TSHI_LOSS_SOFTMAX(portable, , TSHI_FUSED, NULL)
+TSHI_LOSS_SOFTMAX(avx2, TSHI_AVX2, TSHI_X86, NULL)
+TSHI_LOSS_SOFTMAX(avx512, TSHI_AVX512, TSHI_X86, TSHI_LOSS_ONLINE_AVX512)
+TSHI_KERNEL_TABLE(tshi_loss_softmax);
+#undef TSHI_LOSS_SOFTMAX
+#undef TSHI_LOSS_ONLINE_AVX512
 
 /* Writes one of the sums A, B, Q, V, W of the loss (work->which) for each of n rows, from the
  * logits x and their maximum m. The operands WEIGHT and TARGET may be NULL. */

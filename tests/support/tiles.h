@@ -85,7 +85,7 @@ TILES_TARGET static void tiles_real_multiply(int sum, int a, int b, int bf16) {
         if (bf16)                                                                                  \
             _tile_dpbf16ps(s, x, y);                                                               \
         else                                                                                       \
-            _tile_dpbsud(s, x, y);                                                                 \
+            _tile_dpbssd(s, x, y);                                                                 \
         return;                                                                                    \
     }
     TILES_MULTIPLY(0, 4, 6)
@@ -233,11 +233,11 @@ static void tiles_pairs_add(tiles_register *c, const tiles_register *a, const ti
     }
 }
 
-/* Row m of C += A B, of signed by unsigned bytes; sums wrap around at 32 bits. */
+/* Row m of C += A B, of signed bytes; sums wrap around at 32 bits. */
 static void tiles_row_int8(uint32_t *c, const unsigned char *a, const tiles_register *b) {
     for (int n = 0; n < b->bytes / 4; n++)
         for (int k = 0; k < 4 * b->rows; k++)
-            c[n] += (uint32_t)((signed char)a[k] * (int)b->data[k / 4][4 * n + k % 4]);
+            c[n] += (uint32_t)((signed char)a[k] * (signed char)b->data[k / 4][4 * n + k % 4]);
 }
 
 static void tiles_multiply(int sum, int i, int j, int bf16) {
