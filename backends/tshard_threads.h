@@ -22,7 +22,8 @@
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
  *   result into all of theirs. An all-reduce costs two barriers (all started, all finished); one of
  *   at most 480 bytes is copied when it is started and costs only the first, as does a barrier. A
- *   product of gathered rows does not wait for the second, but begins when this rank has them;
+ *   product of gathered rows does not wait for the second, but begins when this rank has them.
+ *   Where one copy of gathered rows is enough, they are gathered once, and all ranks read them there;
  * - poll briefly if every rank has a core of its own, then sleep: 64 ranks on 2 cores work well;
  * - report one error, the same on every rank, when ranks call different collectives, a rank closes
  *   its comm early, ranks wait for each other in a cycle (searched for after 20 ms of waiting), a
@@ -672,6 +673,8 @@ typedef struct tshi_threads_call {
                                * caller's own */
     int64_t deadline;         /* the time (tsh_now) at which it times out */
     int eager;                /* 1: no peer reads or writes the buffers of this rank */
+    int lent; /* of an all-gather with a root, atomic: 1: this rank reads the values; 2: it has
+               * waited for the request and reads them no more; 0: neither */
     tshi_threads_group *made; /* split: on the first rank of a color: the new group of this color */
 } tshi_threads_call;
 
@@ -732,6 +735,8 @@ struct TSHI_THREADS_APART tshi_threads_group {
 /* One rank of the world. */
 typedef struct TSHI_THREADS_APART tshi_threads_rank {
     int working; /* atomic: 1 while this rank may touch buffers of peers */
+    int reading; /* atomic, written by this rank only: number of all-gathers whose values it reads
+                  * in another rank's memory */
     int asleep;  /* atomic: 1 while this rank sleeps, or is about to */
     TSHI_THREADS_APART tshi_threads_monitor wake; /* mutex and condition variable on which this
                                                    * rank sleeps */
@@ -844,18 +849,22 @@ static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error)
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
 
-/* For use after the world has failed: returns 1 while any rank may still touch buffers of its
+/* For use after the world has failed, in a call that returns the error to this rank, which then
+ * reads no values that were lent to it: returns 1 while any rank may still touch buffers of its
  * peers. */
-static int tshi_threads_touched(const tsh_threads_world *world) {
+static int tshi_threads_touched(const tshi_threads_member *member) {
+    const tsh_threads_world *world = member->group->world;
+    TSHI_THREADS_PUT(&tshi_threads_self(member)->reading, 0);
     for (int r = 0; r < world->size; r++)
-        if (TSHI_THREADS_GET(&world->rank[r].working)) return 1;
+        if (TSHI_THREADS_GET(&world->rank[r].working) || TSHI_THREADS_GET(&world->rank[r].reading))
+            return 1;
     return 0;
 }
 
-static tsh_result tshi_threads_settle(const tsh_threads_world *world) {
+static tsh_result tshi_threads_settle(const tshi_threads_member *member) {
     /* waits for ranks that still touch buffers of peers; after an error no rank begins to */
-    while (tshi_threads_touched(world)) tshi_threads_yield();
-    return (tsh_result)TSHI_THREADS_GET(&world->failed);
+    while (tshi_threads_touched(member)) tshi_threads_yield();
+    return (tsh_result)TSHI_THREADS_GET(&member->group->world->failed);
 }
 
 /* Begins a section in which this rank may touch buffers of its peers; tshi_threads_leave ends it.
@@ -999,6 +1008,24 @@ static int tshi_threads_unequal(const tshi_threads_member *member, uint64_t numb
             return 1;
     }
     return 0;
+}
+
+/* Returns 1 for an all-gather that writes only to the recv of one rank, where all ranks read. */
+static int tshi_threads_lends(const tsh_coll *coll) {
+    return coll->kind == TSH_ALLGATHER && coll->root >= 0;
+}
+
+/* All-gather with a root: copies this rank's elements of every block to the root's recv. */
+static void tshi_threads_contribute(tshi_threads_member *member, uint64_t number,
+                                    const tsh_coll *coll) {
+    const size_t width = tsh_dtype_size(coll->dtype);
+    const size_t own = (size_t)coll->recv_counts[member->rank] * width; /* bytes per block */
+    const size_t row = (size_t)tshb_coll_before(coll->recv_counts, member->group->size) * width;
+    char *to = tshi_threads_slot_of(&member->group->member[coll->root], number)->recv;
+    if (own == 0) return; /* send may be NULL */
+    to += (size_t)tshb_coll_before(coll->recv_counts, member->rank) * width;
+    for (size_t b = 0; b < (size_t)coll->blocks && to != coll->send; b++)
+        memcpy(to + b * row, (const char *)coll->send + b * own, own);
 }
 
 /* All-gather, all-to-all: copies to recv what each peer sends to this rank: of every block of
@@ -1158,7 +1185,12 @@ static void tshi_threads_work(tshi_threads_member *member, uint64_t number) {
     case TSH_REDUCE_SCATTER: tshi_threads_reduce_scatter(member, number, coll); break;
     case TSH_BROADCAST: tshi_threads_broadcast(member, number, coll); break;
     case TSH_ALLGATHER:
-    case TSH_ALLTOALL: tshi_threads_collect(member, number, coll); break;
+    case TSH_ALLTOALL:
+        if (tshi_threads_lends(coll))
+            tshi_threads_contribute(member, number, coll);
+        else
+            tshi_threads_collect(member, number, coll);
+        break;
     case TSH_SPLIT: tshi_threads_split_work(member, number); break;
     default: break; /* a barrier */
     }
@@ -1268,13 +1300,26 @@ static const tshi_threads_call *tshi_threads_request(tshi_threads_member *member
     return pair ? &pair->call : tshi_threads_call_of(member, tshi_threads_number_of(req));
 }
 
-/* Returns 1 if req is complete: recv is filled, and no peer touches this rank's buffers any
+/* Returns 1 if no rank reads the values of collective `number`, an all-gather with a root, any
  * more. */
+static int tshi_threads_all_read(const tshi_threads_group *group, uint64_t number) {
+    for (int m = 0; m < group->size; m++)
+        if (TSHI_THREADS_GET(&tshi_threads_call_of(&group->member[m], number)->lent) < 2) return 0;
+    return 1;
+}
+
+/* Returns 1 if req is complete: recv is filled, and no peer touches this rank's buffers any more.
+ * If this rank is one to which the values were lent, until it has called wait: they are complete. */
 static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
+    const uint64_t number = tshi_threads_number_of(req);
+    const tshi_threads_call *call;
     if (pair) return !TSHI_THREADS_GET(&pair->receiving) && !TSHI_THREADS_GET(&pair->sending);
-    if (member->finished <= tshi_threads_number_of(req)) return 0;
-    return (req & 1) || tshi_threads_all_finished(member->group, tshi_threads_number_of(req));
+    if (member->finished <= number) return 0;
+    call = tshi_threads_call_of(member, number);
+    if (call->lent == 2)
+        return call->coll.root != member->rank || tshi_threads_all_read(member->group, number);
+    return (req & 1) || tshi_threads_all_finished(member->group, number);
 }
 
 /* Returns 0 if request req still waits for rank m of the group to start its part: to post the
@@ -1319,6 +1364,14 @@ static int tshi_threads_check_lost(tshi_threads_member *member, tsh_req req) {
     return 1;
 }
 
+/* Returns 1 if rank m has done its part of collective `number`, which this rank waits for. */
+static int tshi_threads_done(tshi_threads_member *member, uint64_t number, int m) {
+    tshi_threads_member *peer = &member->group->member[m];
+    const int reads = tshi_threads_call_of(member, number)->lent == 2; /* waits for readers */
+    return TSHI_THREADS_GET(&peer->finished) > number &&
+           !(reads && TSHI_THREADS_GET(&tshi_threads_call_of(peer, number)->lent) < 2);
+}
+
 /* Fails the world because req has timed out. The error lists the ranks that have not started their
  * part; if all have, those that have not finished. It blames the first rank of the list. */
 static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
@@ -1334,7 +1387,7 @@ static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
                         absent ? "absent ranks" : "ranks that have not finished");
     for (int m = 0; m < group->size; m++) {
         int late = absent ? !tshi_threads_came(member, req, m)
-                          : !pairwise && TSHI_THREADS_GET(&group->member[m].finished) <= number;
+                          : !pairwise && !tshi_threads_done(member, number, m);
         if (!late) continue;
         if (error.rank < 0) error.rank = group->ranks[m];
         tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[m]);
@@ -1460,6 +1513,7 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     call->coll = *coll;
     call->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     call->eager = eager;
+    call->lent = 0;
     call->made = NULL;
     slot->digest = tshb_coll_digest(coll, group->size);
     slot->send = (const char *)coll->send;
@@ -1528,10 +1582,9 @@ static tsh_result tshi_threads_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
     return TSH_OK;
 }
 
-static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
-    tshi_threads_member *member = tshi_threads_member_of(comm);
+/* Blocks until req is complete. */
+static tsh_result tshi_threads_await(tshi_threads_member *member, tsh_req req) {
     tsh_threads_world *world = member->group->world;
-    tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     int64_t patience = 20000000; /* max length of a sleep, in ns: see tshi_threads_sleep */
     int spins = 0, failed;
     while (!tshi_threads_ready(member, req)) {
@@ -1545,27 +1598,65 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     tshi_threads_unblock(world, tshi_threads_self(member));
     failed = TSHI_THREADS_GET(&world->failed);
     /* after an error, waits until no rank touches buffers of peers (rule 4 of >>comm-api) */
-    if (failed != TSH_OK) (void)tshi_threads_settle(world);
-    if (pair) pair->used = 0;
+    if (failed != TSH_OK) (void)tshi_threads_settle(member);
     return (tsh_result)failed;
+}
+
+/* Ends this rank's part of an all-gather with a root: its values are not read any more. */
+static void tshi_threads_return(tshi_threads_member *member, tsh_req req) {
+    const tshi_threads_group *group = member->group;
+    const uint64_t number = tshi_threads_number_of(req);
+    tshi_threads_call *call = tshi_threads_call_of(member, number);
+    tshi_threads_rank *self = tshi_threads_self(member);
+    (void)tshi_threads_await(member, req | 1); /* this rank has copied its elements */
+    if (call->lent == 1 && self->reading > 0) (void)TSHI_THREADS_ADD(&self->reading, -1);
+    TSHI_THREADS_PUT(&call->lent, 2);
+    if (TSHI_THREADS_GET(&group->world->sleepers) && tshi_threads_all_read(group, number))
+        tshi_threads_wake(&group->world->rank[group->ranks[call->coll.root]]);
+}
+
+static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
+    tshi_threads_member *member = tshi_threads_member_of(comm);
+    tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
+    tsh_result result;
+    if (tshi_threads_lends(&tshi_threads_request(member, req)->coll))
+        tshi_threads_return(member, req);
+    result = tshi_threads_await(member, req);
+    if (pair) pair->used = 0;
+    return result;
 }
 
 /* Waits until this rank has done its part, as for an eager collective: then its recv is filled,
  * unless peers write to it (an all-reduce). */
 static tsh_result tshi_threads_receive(tsh_comm *comm, tsh_req req) {
-    const tshi_threads_call *call = tshi_threads_request(tshi_threads_member_of(comm), req);
-    return tshi_threads_wait(comm, call->coll.kind == TSH_ALLREDUCE ? req : req | 1);
+    tshi_threads_member *member = tshi_threads_member_of(comm);
+    const tsh_coll_kind kind = tshi_threads_request(member, req)->coll.kind;
+    return tshi_threads_await(member, kind == TSH_ALLREDUCE ? req : req | 1);
+}
+
+/* Waits until all ranks have copied their elements to the root's recv, and outputs its address. */
+static tsh_result tshi_threads_lend(tsh_comm *comm, tsh_req req, const void **values) {
+    tshi_threads_member *member = tshi_threads_member_of(comm);
+    const uint64_t number = tshi_threads_number_of(req);
+    tshi_threads_call *call = tshi_threads_call_of(member, number);
+    tsh_result result = tshi_threads_await(member, req);
+    if (result != TSH_OK) return result;
+    *values = tshi_threads_slot_of(&member->group->member[call->coll.root], number)->recv;
+    /* as in tshi_threads_enter: if the world fails, no rank returns while this one reads */
+    (void)TSHI_THREADS_ADD(&tshi_threads_self(member)->reading, 1);
+    TSHI_THREADS_PUT(&call->lent, 1);
+    if (TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK) return TSH_OK;
+    return tshi_threads_settle(member);
 }
 
 static tsh_result tshi_threads_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_threads_member *member = tshi_threads_member_of(comm);
-    const tsh_threads_world *world = member->group->world;
     int failed;
     *done = tshi_threads_ready(member, req);
     if (!*done) (void)tshi_threads_hopeless(member, req, tsh_now());
-    failed = TSHI_THREADS_GET(&world->failed);
+    failed = TSHI_THREADS_GET(&member->group->world->failed);
     if (failed == TSH_OK) return TSH_OK;
-    *done = !tshi_threads_touched(world); /* the error is returned only once buffers are free */
+    *done = !tshi_threads_touched(member); /* the error is returned only once buffers are free */
     return *done ? (tsh_result)failed : TSH_OK;
 }
 
@@ -1612,7 +1703,7 @@ static void tshi_threads_close(tsh_comm *comm) {
                             tshb_group_text(group->id, name, sizeof name));
         tshi_threads_raise(world, &error);
     }
-    if (TSHI_THREADS_GET(&world->failed) != TSH_OK) (void)tshi_threads_settle(world);
+    if (TSHI_THREADS_GET(&world->failed) != TSH_OK) (void)tshi_threads_settle(member);
     /* removes member from the rank's list; at: the pointer to it */
     for (at = &self->members; *at != member;) at = &(*at)->next;
     *at = member->next;
@@ -1646,13 +1737,13 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     return TSH_OK;
 }
 
-/* TSH_COMM_OPS, and tshi_threads_receive. */
+/* TSH_COMM_OPS, and tshi_threads_receive and _lend. */
 static const tsh_comm_ops tshi_threads_ops = {
     (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI,          "threads",
     TSH_CAP_ORDERED,                tshi_threads_start,    tshi_threads_test,
     tshi_threads_wait,              tshi_threads_progress, tshi_threads_split,
     tshi_threads_status,            tshi_threads_abort,    tshi_threads_close,
-    NULL,                           tshi_threads_receive};
+    NULL,                           tshi_threads_receive,  tshi_threads_lend};
 
 /* ========================================================================== */
 /* >>threads-world                             MARK: - threads-world (private) */

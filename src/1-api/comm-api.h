@@ -82,7 +82,8 @@ typedef struct tsh_coll {
                      * sets it to 1 for other kinds */
     int root, send_to, recv_from, tag; /* ranks of the group; tag: any number, equal in SEND and its
                                         * RECV. -1: none. Of a collective, tsh_start sets the tag,
-                                        * by which tshb_coll_text names the caller, as tsh_save */
+                                        * by which tshb_coll_text names the caller, as tsh_save.
+                                        * The root of an ALLGATHER: see lend, below */
     uint64_t seq;                      /* set by tsh_start: number of the collective in its group */
     int64_t timeout_ns;                /* time limit in ns from tsh_start on; 0: the backend's
                                         * default */
@@ -119,6 +120,12 @@ typedef struct tsh_comm_ops {
      * not change until wait, which is called after this. Not for SEND, RECV and SENDRECV. NULL: the
      * core calls wait instead. */
     tsh_result (*receive)(tsh_comm *comm, tsh_req req);
+    /* For backends whose ranks share memory, so that one copy of gathered values is enough. An
+     * ALLGATHER with a root writes only to the root's recv. lend blocks until all values are there
+     * and outputs their address, where every rank may read them until it calls wait; on the root,
+     * wait returns when no rank reads them any more. After an error they must not be read. NULL:
+     * tsh_start sets the root of an ALLGATHER to -1, none. */
+    tsh_result (*lend)(tsh_comm *comm, tsh_req req, const void **values);
 } tsh_comm_ops;
 
 /* Initialises the tsh_comm_ops of a backend that does every kind of collective, with the functions
@@ -127,7 +134,7 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, prefix##_test,   \
             prefix##_wait, prefix##_progress, prefix##_split, prefix##_status, prefix##_abort,     \
-            prefix##_close, NULL, NULL                                                             \
+            prefix##_close, NULL, NULL, NULL                                                       \
     }
 /* Initialises the tsh_comm_ops of a backend that only sends messages (rule 9). It has no functions
  * test, wait and split. */
@@ -135,7 +142,7 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, NULL, NULL,      \
             prefix##_progress, NULL, prefix##_status, prefix##_abort, prefix##_close,              \
-            prefix##_idle, NULL                                                                    \
+            prefix##_idle, NULL, NULL                                                              \
     }
 
 /* Statistics of this rank and group, by kind of collective: how many were started, and the bytes
