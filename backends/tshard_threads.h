@@ -22,8 +22,8 @@
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
  *   result into all of theirs. An all-reduce costs two barriers (all started, all finished); one of
  *   at most 480 bytes is copied when it is started and costs only the first, as does a barrier. A
- *   product of gathered rows does not wait for the second, but begins when this rank has them.
- *   Where one copy of gathered rows is enough, they are gathered once, and all ranks read them there;
+ *   product of gathered rows does not wait for the second, but begins when this rank has them; or,
+ *   if they are many, all ranks write and read one copy of them;
  * - poll briefly if every rank has a core of its own, then sleep: 64 ranks on 2 cores work well;
  * - report one error, the same on every rank, when ranks call different collectives, a rank closes
  *   its comm early, ranks wait for each other in a cycle (searched for after 20 ms of waiting), a
@@ -1309,7 +1309,8 @@ static int tshi_threads_all_read(const tshi_threads_group *group, uint64_t numbe
 }
 
 /* Returns 1 if req is complete: recv is filled, and no peer touches this rank's buffers any more.
- * If this rank is one to which the values were lent, until it has called wait: they are complete. */
+ * The request of an all-gather with a root is complete twice: for lend, when the root's recv is
+ * filled, and for wait. */
 static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     const uint64_t number = tshi_threads_number_of(req);
