@@ -423,7 +423,6 @@ TSH_API uint64_t tshb_coll_digest(const tsh_coll *coll, int size) {
     kind |= (uint64_t)coll->dtype << 8;         /* the arguments, above the kind */
     if (tshi_coll_reduces(coll->kind)) kind |= (uint64_t)coll->redop << 16;
     if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
-    if (coll->kind == TSH_ALLGATHER) kind |= (uint64_t)(coll->root + 1) << 24; /* 0: no root */
     if (pairwise) kind |= (uint64_t)(uint32_t)coll->tag << 24;
     hash = tshi_coll_mix(1, kind);
     if (!tshi_coll_rows(coll->kind)) return tshi_coll_mix(hash, (uint64_t)coll->count);

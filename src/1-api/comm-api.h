@@ -82,8 +82,7 @@ typedef struct tsh_coll {
                      * sets it to 1 for other kinds */
     int root, send_to, recv_from, tag; /* ranks of the group; tag: any number, equal in SEND and its
                                         * RECV. -1: none. Of a collective, tsh_start sets the tag,
-                                        * by which tshb_coll_text names the caller, as tsh_save.
-                                        * The root of an ALLGATHER: see lend, below */
+                                        * by which tshb_coll_text names the caller, as tsh_save */
     uint64_t seq;                      /* set by tsh_start: number of the collective in its group */
     int64_t timeout_ns;                /* time limit in ns from tsh_start on; 0: the backend's
                                         * default */
@@ -120,11 +119,11 @@ typedef struct tsh_comm_ops {
      * not change until wait, which is called after this. Not for SEND, RECV and SENDRECV. NULL: the
      * core calls wait instead. */
     tsh_result (*receive)(tsh_comm *comm, tsh_req req);
-    /* For backends whose ranks share memory, so that one copy of gathered values is enough. An
-     * ALLGATHER with a root writes only to the root's recv. lend blocks until all values are there
-     * and outputs their address, where every rank may read them until it calls wait; on the root,
-     * wait returns when no rank reads them any more. After an error they must not be read. NULL:
-     * tsh_start sets the root of an ALLGATHER to -1, none. */
+    /* For backends whose ranks share memory. On these, all ranks may call an ALLGATHER with recv
+     * NULL: the backend gathers the values once, in memory of its own. lend blocks until they are
+     * complete and outputs their address; this rank may read them until it calls wait. At most 3 of
+     * a group are lent at a time: the 4th waits until all ranks have called wait for the first. An
+     * error outputs no values. NULL: ALLGATHER needs a recv. */
     tsh_result (*lend)(tsh_comm *comm, tsh_req req, const void **values);
 } tsh_comm_ops;
 

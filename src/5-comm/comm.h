@@ -45,9 +45,7 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
     case TSH_REDUCE_SCATTER:
         whole = tshi_comm_total(coll->recv_counts, n, coll->blocks); /* elements of all ranks */
         /* elements of this rank */
-        own = whole < 0 || (coll->kind == TSH_ALLGATHER && coll->root >= n)
-                  ? -1
-                  : coll->recv_counts[comm->rank] * coll->blocks;
+        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks;
         size.send = coll->kind == TSH_ALLGATHER ? own : whole;
         size.recv = coll->kind == TSH_ALLGATHER ? whole : own;
         break;
@@ -82,15 +80,15 @@ static int tshi_comm_usable(const tsh_comm *comm) {
 
 /* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
 static int tshi_comm_valid(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
-    /* 1: another rank's recv gets the values of an all-gather */
-    const int lent = coll->kind == TSH_ALLGATHER && coll->root >= 0 && coll->root != comm->rank;
+    /* 1: needs no recv */
+    const int lends = coll->kind == TSH_ALLGATHER && comm->ops && comm->ops->lend;
     if (!tshi_dtype_exists(coll->dtype) || tshi_dtype_in_blocks(coll->dtype)) return 0;
     if (size.send < 0 || size.recv < 0) return 0;
     if (tshi_coll_reduces(coll->kind) &&
         ((unsigned)coll->redop > TSH_AVG ||
          (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
         return 0;
-    return (!size.send || coll->send) && (!size.recv || lent || coll->recv) &&
+    return (!size.send || coll->send) && (!size.recv || lends || coll->recv) &&
            coll->timeout_ns >= 0;
 }
 
@@ -261,7 +259,6 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (!tshi_comm_usable(comm) || coll->size != sizeof *coll) return TSH_ERR_ARGUMENT;
     if ((unsigned)coll->kind >= (unsigned)TSH_COLL_KINDS) return TSH_ERR_ARGUMENT;
     if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
-    if (coll->kind == TSH_ALLGATHER && !(comm->ops && comm->ops->lend)) coll->root = -1;
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(comm, coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* too many requests */
@@ -317,8 +314,8 @@ static tsh_result tshi_comm_receive(tsh_comm *comm, tsh_req *req) {
     return result;
 }
 
-/* Waits until the values of an all-gather that has a root are complete, and outputs the address
- * where all ranks read them until the request is waited for. */
+/* Waits until the values of an all-gather without recv are complete, and outputs the address where
+ * this rank may read them until it waits for the request. */
 static tsh_result tshi_comm_lend(tsh_comm *comm, tsh_req req, const void **values) {
     const int64_t begin = tshi_trace_now(comm->trace);
     const tsh_result result = req ? comm->ops->lend(comm, req, values) : TSH_OK;

@@ -15,11 +15,10 @@ typedef struct tshi_linear {
     int regather; /* 1: column-parallel, sequence parallelism: X is gathered, in backward too */
 } tshi_linear;
 
-/* The all-gather of a matrix's rows from all ranks. Where ranks share memory, rank 0 has the only
- * copy of large matrices. Blocks are NULL if nothing is gathered. */
+/* The all-gather of a matrix's rows from all ranks. Blocks are NULL if nothing is gathered. */
 typedef struct tshi_gathering {
     tshi_moving move;  /* the all-gather */
-    tshi_block *whole; /* the rows of all ranks; NULL where rank 0 has them for all */
+    tshi_block *whole; /* the rows of all ranks; NULL if the backend lends them */
     tshi_block *sent;  /* this rank's rows, rounded to the dtype in which they are sent */
 } tshi_gathering;
 
@@ -41,7 +40,7 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
         if (all->sent) values = tshi_mem_data(all->sent);
     }
     if (gather) kind = tshi_redistribute_lends(&t->ctx->tp, &t->layout, dtype, tsh_numel(t));
-    if (gather && (kind == TSHI_MOVE_GATHER || t->ctx->tp.rank == 0)) {
+    if (gather && kind == TSHI_MOVE_GATHER) {
         all->whole = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)));
         gather = all->whole != NULL;
     }

@@ -90,7 +90,7 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
 typedef enum tshi_move_kind {
     TSHI_MOVE_SCATTER, /* a reduce-scatter */
     TSHI_MOVE_GATHER,  /* an all-gather */
-    TSHI_MOVE_LEND     /* an all-gather to memory of rank 0, where all ranks read the values */
+    TSHI_MOVE_LEND     /* an all-gather to memory of the backend, where all ranks read the values */
 } tshi_move_kind;
 
 /* An all-gather or a reduce-scatter that changes a layout, from its start until it is finished. */
@@ -112,11 +112,11 @@ static const char *const tshi_redistribute_kinds[] = {
     "tsh_redistribute: all-gather"};
 
 /* Returns how to gather `numel` elements, cut by a layout, that are only read by the op that
- * gathers them. Below 64 KiB, to wait for one more barrier takes longer than to copy them. */
+ * gathers them. Few of them are copied in less time than it takes to find memory for them. */
 static tshi_move_kind tshi_redistribute_lends(const tsh_comm *tp, const tsh_layout *layout,
                                               tsh_dtype dtype, int64_t numel) {
     return tp->ops && tp->ops->lend && layout->segments == 1 &&
-                   numel >= 65536 / (int64_t)tsh_dtype_size(dtype)
+                   numel >= 16384 / (int64_t)tsh_dtype_size(dtype)
                ? TSHI_MOVE_LEND
                : TSHI_MOVE_GATHER;
 }
@@ -124,9 +124,9 @@ static tshi_move_kind tshi_redistribute_lends(const tsh_comm *tp, const tsh_layo
 /* Starts to change a layout from sharded to replicated by an all-gather, or from a partial sum to
  * sharded by a reduce-scatter. form has the global shape; `layout` is the sharded one of the two
  * layouts. `in` must stay unchanged, and `out` is not to be touched, until
- * tshi_redistribute_finish, which the caller calls also after an error. TSHI_MOVE_LEND: the layout
- * has one segment; `out` is used on rank 0 only; the values are at move->out, to be read only, from
- * tshi_redistribute_arrive until tshi_redistribute_finish. */
+ * tshi_redistribute_finish, which the caller calls also after an error. TSHI_MOVE_LEND: `out` is
+ * NULL, and the values may be read at move->out from tshi_redistribute_arrive until
+ * tshi_redistribute_finish. */
 static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
                                     const tsh_layout *layout, tshi_move_kind kind, tsh_dtype dtype,
                                     const void *in, void *out) {
@@ -154,7 +154,6 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     coll.recv = gather ? move->ordered : out;
     coll.recv_counts = counts;
     coll.blocks = cut.outer;
-    if (kind == TSHI_MOVE_LEND) coll.root = 0;
     (void)tshi_error_comm(ctx, tshi_comm_begin(&ctx->tp, &coll, &move->req),
                           tshi_redistribute_kinds[kind]);
 }
@@ -170,7 +169,7 @@ static tsh_result tshi_redistribute_arrive(tsh_ctx *ctx, tshi_moving *move) {
                               : tshi_comm_receive(&ctx->tp, &move->req),
                           tshi_redistribute_kinds[move->kind]);
     if (move->kind == TSHI_MOVE_LEND)
-        move->out = tshi_kernel_unconst(values);
+        move->out = tshi_kernel_unconst(values); /* read only */
     else if (move->kind == TSHI_MOVE_GATHER && move->ordered != move->out)
         tshi_redistribute_order(&move->cut, move->out, (char *)move->ordered, 1, 0);
     return ctx->error.code;

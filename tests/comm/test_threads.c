@@ -105,28 +105,24 @@ static void test_receive_abort(void **state) {
 
 /* ------------------------------------------ values of which all ranks read one copy */
 
-enum { LENDING = 4, LENT_BLOCKS = 3, LENT_MOST = 700 };
+enum { LENDING = 4, LENT_BLOCKS = 3, LENT_MOST = 700, LENT_ROW = LENT_MOST + 0 + 1 + 350 };
 static const int64_t lent_counts[LENDING] = {LENT_MOST, 0, 1, 350};
-static const int64_t lent_row = LENT_MOST + 0 + 1 + 350;
-static int lent_back;                     /* atomic: number of ranks about to return the values */
 static const void *lent_address[LENDING]; /* what rank r got */
 
-/* Starts an all-gather to rank `root` of the values seed, seed + 1, ..., by rank, block and
- * element. recv: LENT_BLOCKS * lent_row floats, of the root. */
-static tsh_result lend_start(job *j, int root, float seed, float *send, float *recv, tsh_req *req) {
+/* Starts an all-gather of the values seed, seed + 1, ..., by rank, block and element. */
+static tsh_result lend_start(job *j, float seed, float *send, tsh_req *req) {
     tsh_coll coll = tsh_coll_make(TSH_ALLGATHER, TSH_F32);
     const int64_t n = lent_counts[j->rank];
     for (int64_t i = 0; i < LENT_BLOCKS * n; i++) send[i] = seed + (float)(j->rank * 10000 + i);
     coll.send = n ? send : NULL;
-    coll.recv = j->rank == root ? recv : NULL;
     coll.recv_counts = lent_counts;
     coll.blocks = LENT_BLOCKS;
-    coll.root = root;
     return tsh_start(&j->comm, &coll, req);
 }
 
-/* Returns 1 if `at` has the values of all ranks. */
-static int lend_holds(const float *at, float seed) {
+/* Returns 1 if `values` are those of all ranks. */
+static int lend_holds(const void *values, float seed) {
+    const float *at = (const float *)values;
     for (int64_t b = 0; b < LENT_BLOCKS; b++)
         for (int r = 0; r < LENDING; r++)
             for (int64_t i = 0; i < lent_counts[r]; i++)
@@ -134,64 +130,77 @@ static int lend_holds(const float *at, float seed) {
     return 1;
 }
 
+/* Two at a time, given back in either order; ranks differ in how long they read. */
 static void lend_rank(job *j) {
-    float send[2][LENT_BLOCKS * LENT_MOST];
-    float *recv[2];
-    for (int i = 0; i < 2; i++) CHECK(recv[i] = (float *)malloc(LENT_BLOCKS * lent_row * 4));
+    static float send[LENDING][LENT_BLOCKS * LENT_MOST];
     for (int turn = 0; turn < 60; turn++) {
-        const int root = turn % LENDING, first = turn / LENDING % 2; /* first: returned first */
+        const int first = turn % 2; /* which is given back first */
         const void *values[2] = {NULL, NULL};
         tsh_req req[2];
         float sum[200] = {1};
-        for (int i = 0; i < 2; i++)
-            CHECK(lend_start(j, root, (float)(turn + 7 * i), send[i], recv[i], &req[i]) == TSH_OK);
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < 2; i++) {
+            CHECK(lend_start(j, (float)(turn + 7 * i), send[j->rank], &req[i]) == TSH_OK);
             CHECK(j->comm.ops->lend(&j->comm, req[i], &values[i]) == TSH_OK);
+        }
         lent_address[j->rank] = values[1];
         /* another collective, while values are read */
         CHECK(tsh_allreduce(&j->comm, sum, 200, TSH_F32, TSH_SUM) == TSH_OK && sum[0] == LENDING);
         for (int r = 0; r < LENDING; r++) CHECK(lent_address[r] == values[1]);
-        CHECK(j->rank != root || (values[0] == recv[0] && values[1] == recv[1]));
-        for (int spin = 0; spin < 20 * j->rank; spin++) (void)sched_yield();
-        for (int i = 0; i < 2; i++)
-            CHECK(lend_holds((const float *)values[i], (float)(turn + 7 * i)));
+        for (int spin = 0; spin < 20 * ((j->rank + turn) % LENDING); spin++) (void)sched_yield();
+        for (int i = 0; i < 2; i++) CHECK(lend_holds(values[i], (float)(turn + 7 * i)));
         CHECK(tsh_wait(&j->comm, req[first]) == TSH_OK);
-        CHECK(lend_holds((const float *)values[!first], (float)(turn + 7 * !first)));
-        (void)__atomic_add_fetch(&lent_back, 1, __ATOMIC_SEQ_CST);
+        CHECK(lend_holds(values[!first], (float)(turn + 7 * !first)));
         CHECK(tsh_wait(&j->comm, req[!first]) == TSH_OK);
-        CHECK(j->rank != root || __atomic_load_n(&lent_back, __ATOMIC_SEQ_CST) >= LENDING);
-        if (j->rank == root)
-            for (int i = 0; i < 2; i++) memset(recv[i], 0, LENT_BLOCKS * (size_t)lent_row * 4);
-        CHECK(tsh_barrier(&j->comm) == TSH_OK);
-        if (j->rank == root) __atomic_store_n(&lent_back, 0, __ATOMIC_SEQ_CST);
-        CHECK(tsh_barrier(&j->comm) == TSH_OK);
     }
-    for (int i = 0; i < 2; i++) free(recv[i]);
 }
 
-/* The root's wait returns after all ranks' have been called. */
 static void test_lend(void **state) {
     (void)state;
-    lent_back = 0;
     world_run(LENDING, lend_rank, NULL);
 }
 
-/* Rank 2 aborts while its peers may read: no rank gets its memory back before they have ended. */
+/* More than 3 at a time: the values of the first stay until all ranks have waited for it. */
+static void lend_many_rank(job *j) {
+    enum { LENT = 8, LOANS = 3 };
+    static float send[LENDING][LENT][LENT_BLOCKS * LENT_MOST];
+    const void *values[LENT];
+    tsh_req req[LENT];
+    int done;
+    for (int i = 0; i < LENT; i++)
+        CHECK(lend_start(j, (float)i, send[j->rank][i], &req[i]) == TSH_OK);
+    for (int i = 0; i < LOANS; i++)
+        CHECK(j->comm.ops->lend(&j->comm, req[i], &values[i]) == TSH_OK);
+    CHECK(tsh_test(&j->comm, req[LOANS], &done) == TSH_OK && !done);
+    for (int i = 0; i < LENT; i++) {
+        if (i >= LOANS) CHECK(j->comm.ops->lend(&j->comm, req[i], &values[i]) == TSH_OK);
+        if (j->rank == 0)
+            for (int spin = 0; spin < 100; spin++) (void)sched_yield();
+        for (int k = i; k < LENT && k < LOANS; k++) CHECK(lend_holds(values[k], (float)k));
+        CHECK(lend_holds(values[i], (float)i));
+        CHECK(tsh_wait(&j->comm, req[i]) == TSH_OK);
+    }
+}
+
+static void test_lend_many(void **state) {
+    (void)state;
+    world_run(LENDING, lend_many_rank, NULL);
+}
+
+/* Rank 2 aborts while its peers may read, or before they have the values. */
 static void lend_abort_rank(job *j) {
-    float send[LENT_BLOCKS * LENT_MOST], *recv = (float *)malloc(LENT_BLOCKS * lent_row * 4);
+    static float send[LENDING][LENT_BLOCKS * LENT_MOST];
     const void *values;
     tsh_req req;
-    CHECK(recv);
-    if (lend_start(j, 0, 1, send, recv, &req) == TSH_OK) {
+    if (lend_start(j, 1, send[j->rank], &req) == TSH_OK) {
         const tsh_result result = j->comm.ops->lend(&j->comm, req, &values);
         if (j->rank == 2) tsh_comm_abort(&j->comm, TSH_ERR_ABORTED, "enough");
-        for (int i = 0; i < 20 && result == TSH_OK; i++)
-            CHECK(lend_holds((const float *)values, 1));
+        if (result == TSH_OK)
+            CHECK(lend_holds(values, 1));
+        else
+            CHECK(values == NULL);
         (void)tsh_wait(&j->comm, req);
     }
     CHECK(tsh_barrier(&j->comm) == TSH_ERR_ABORTED);
-    memset(recv, 0xff, LENT_BLOCKS * (size_t)lent_row * 4);
-    free(recv);
 }
 
 static void test_lend_abort(void **state) {
@@ -199,37 +208,47 @@ static void test_lend_abort(void **state) {
     for (int i = 0; i < 20; i++) world_run(LENDING, lend_abort_rank, NULL);
 }
 
-/* A root that is no rank, a root without a recv, ranks that do not agree on the root. */
-static void lend_wrong_rank(job *j) {
-    float send[LENT_BLOCKS * LENT_MOST], recv[1];
-    const tsh_comm_ops *const all = j->comm.ops;
-    tsh_comm_ops ops = *all;
-    float *whole = (float *)malloc(LENT_BLOCKS * lent_row * 4);
+/* Rank 1 has its own recv, or other counts. */
+static void lend_mismatch_rank(job *j) {
+    static float send[LENDING][LENT_BLOCKS * LENT_MOST], recv[LENT_BLOCKS * LENT_ROW];
+    const int64_t more[LENDING] = {LENT_MOST, 1, 1, LENT_MOST};
     tsh_coll coll = tsh_coll_make(TSH_ALLGATHER, TSH_F32);
     tsh_req req;
-    CHECK(whole);
-    CHECK(lend_start(j, LENDING, 0, send, recv, &req) == TSH_ERR_ARGUMENT);
-    if (j->rank == 1) CHECK(lend_start(j, 1, 0, send, NULL, &req) == TSH_ERR_ARGUMENT);
-    ops.lend = NULL; /* a backend that cannot lend gathers to all ranks */
-    j->comm.ops = &ops;
-    for (int i = 0; i < LENT_BLOCKS * LENT_MOST; i++)
-        send[i] = 5 + (float)(j->rank * 10000 + i);
-    coll.send = send;
-    coll.recv = whole;
-    coll.recv_counts = lent_counts;
+    coll.send = send[j->rank];
+    coll.recv = j->rank == 1 && !j->user ? recv : NULL;
+    coll.recv_counts = j->rank == 1 && j->user ? more : lent_counts;
     coll.blocks = LENT_BLOCKS;
-    coll.root = 2;
-    CHECK(tsh_start(&j->comm, &coll, &req) == TSH_OK && tsh_wait(&j->comm, req) == TSH_OK);
-    CHECK(lend_holds(whole, 5));
-    j->comm.ops = all;
-    if (lend_start(j, j->rank == 3, 0, send, whole, &req) == TSH_OK) (void)tsh_wait(&j->comm, req);
+    if (tsh_start(&j->comm, &coll, &req) == TSH_OK)
+        CHECK(tsh_wait(&j->comm, req) == TSH_ERR_MISMATCH);
     CHECK(tsh_barrier(&j->comm) == TSH_ERR_MISMATCH);
-    free(whole);
 }
 
-static void test_lend_wrong(void **state) {
+static void test_lend_mismatch(void **state) {
+    int counts = 1;
     (void)state;
-    world_run(LENDING, lend_wrong_rank, NULL);
+    world_run(LENDING, lend_mismatch_rank, NULL);
+    for (int i = 0; i < 10; i++) world_run(LENDING, lend_mismatch_rank, &counts);
+}
+
+/* A backend that does not lend, like a group of one, wants a recv; no values need none. */
+static void lend_none_rank(job *j) {
+    static float send[LENDING][LENT_BLOCKS * LENT_MOST];
+    static const int64_t none[LENDING] = {0, 0, 0, 0};
+    const tsh_comm_ops *const all = j->comm.ops;
+    tsh_comm_ops ops = *all;
+    tsh_req req;
+    ops.lend = NULL;
+    j->comm.ops = &ops;
+    CHECK(lend_start(j, 1, send[j->rank], &req) == TSH_ERR_ARGUMENT);
+    j->comm.ops = all;
+    CHECK(tsh_allgather(&j->comm, NULL, NULL, none, 2, TSH_F32) == TSH_OK);
+    CHECK(tsh_allgather(&j->comm, NULL, j->rank ? send[j->rank] : NULL, none, 2, TSH_F32) ==
+          TSH_OK);
+}
+
+static void test_lend_none(void **state) {
+    (void)state;
+    world_run(LENDING, lend_none_rank, NULL);
 }
 
 /* --------------------------------------------------------- front door, runner */
@@ -508,7 +527,7 @@ static void test_scarce(void **state) {
     if (code == 99) SKIP("this system does not limit a process's memory");
     assert_int_equal(code, 1);
     assert_string_equal(text, "tshard: tsh_threads_run: no memory for a world of 1000 ranks (about "
-                              "270 MiB) (TSH_ERR_MEMORY)\n");
+                              "272 MiB) (TSH_ERR_MEMORY)\n");
     code = run_and_read(60, 0, 65536, text, sizeof text);
     assert_int_equal(code, 1);
     assert_non_null(strstr(text, "tshard: tsh_threads_run: rank "));
@@ -522,8 +541,10 @@ int main(void) {
         cmocka_unit_test(test_receive),
         cmocka_unit_test(test_receive_abort),
         cmocka_unit_test(test_lend),
+        cmocka_unit_test(test_lend_many),
         cmocka_unit_test(test_lend_abort),
-        cmocka_unit_test(test_lend_wrong),
+        cmocka_unit_test(test_lend_mismatch),
+        cmocka_unit_test(test_lend_none),
         cmocka_unit_test(test_front_door),
         cmocka_unit_test(test_group_of_one),
         cmocka_unit_test(test_runner),
