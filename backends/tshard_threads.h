@@ -22,7 +22,8 @@
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
  *   result into all of theirs. An all-reduce costs two barriers (all started, all finished); one of
  *   at most 480 bytes is copied when it is started and costs only the first, as does a barrier. A
- *   product of gathered rows does not wait for the second, but begins when this rank has them;
+ *   product of gathered rows does not wait for the second, but begins when this rank has them; or,
+ *   if they are many, all ranks write and read one copy of them;
  * - poll briefly if every rank has a core of its own, then sleep: 64 ranks on 2 cores work well;
  * - report one error, the same on every rank, when ranks call different collectives, a rank closes
  *   its comm early, ranks wait for each other in a cycle (searched for after 20 ms of waiting), a
@@ -38,7 +39,8 @@
  *
  * COSTS
  *
- * About 89 KiB per rank and group, and 192 bytes per pair of ranks and group, from libc's malloc.
+ * About 90 KiB per rank and group, and 192 bytes per pair of ranks and group, from libc's malloc.
+ * With sequence parallelism, a group keeps up to 3 copies of the largest activations of a layer.
  *
  * CORES
  *
@@ -655,6 +657,8 @@ enum { TSHI_THREADS_TILE = 4096 };  /* bytes summed at once: they stay in the L1
 /* This bit is set in the requests of messages (SEND, RECV, SENDRECV). */
 #define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63)
 
+enum { TSHI_THREADS_LOANS = 3 }; /* all-gathers of a group whose values are lent at a time */
+
 /* What peers read of a posted collective; only the member that posts it writes here. */
 typedef struct TSHI_THREADS_APART tshi_threads_slot {
     uint64_t stamp;   /* atomic: the collective's number + 1, written last */
@@ -672,8 +676,21 @@ typedef struct tshi_threads_call {
                                * caller's own */
     int64_t deadline;         /* the time (tsh_now) at which it times out */
     int eager;                /* 1: no peer reads or writes the buffers of this rank */
+    int late;       /* 1: not posted yet, as the memory for its values is still read by a rank */
+    uint64_t round; /* of an all-gather whose values are lent: its number among these, from 1 on;
+                     * else, and once this rank has waited for it, 0 */
     tshi_threads_group *made; /* split: on the first rank of a color: the new group of this color */
 } tshi_threads_call;
+
+/* Memory for the values of an all-gather without recv. All ranks write to it before they post the
+ * collective, and read it until they wait for the request. All fields but the values themselves are
+ * protected by the world's lock. */
+typedef struct tshi_threads_loan {
+    char *values;   /* `size` bytes, allocated when they are needed */
+    size_t size;
+    uint64_t round; /* which all-gather uses it, or was the last to; 0: none yet */
+    int users;      /* number of ranks that have not waited for its request yet */
+} tshi_threads_loan;
 
 /* A pair record: a SEND, RECV or SENDRECV that was started. Its request holds the record's
  * index. */
@@ -711,6 +728,8 @@ typedef struct TSHI_THREADS_APART tshi_threads_member {
     int seen;        /* number of members known to have posted the collective with number
                       * `finished` */
     int receiving;   /* number of messages that this rank still has to receive */
+    int late;        /* number of its calls that are late */
+    uint64_t rounds; /* number of all-gathers that it has started whose values are lent */
     int rank;        /* rank in the group */
     uint64_t name;   /* name for groups that a split makes, as bits of their ids; 0: none */
     tshi_threads_group *group;
@@ -727,6 +746,7 @@ struct TSHI_THREADS_APART tshi_threads_group {
     int *ranks;                    /* the world rank of each member */
     tshi_threads_mailbox *mailbox; /* [i * size + j]: messages from rank i to rank j of the group */
     tshi_threads_member *member;   /* array of one member for each rank of the group */
+    tshi_threads_loan loan[TSHI_THREADS_LOANS]; /* [n % LOANS]: of the n-th all-gather that lends */
 };
 
 /* One rank of the world. */
@@ -1073,6 +1093,7 @@ static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group
     while (*at != group) at = &(*at)->next; /* at: the pointer to group in the list */
     *at = group->next;
     tshi_threads_unlock(&world->lock);
+    for (int i = 0; i < TSHI_THREADS_LOANS; i++) tshi_threads_free(group->loan[i].values);
     tshi_threads_free(group);
 }
 
@@ -1153,6 +1174,7 @@ static int tshi_threads_fits(tshi_threads_member *member, uint64_t number) {
 
 static void tshi_threads_work(tshi_threads_member *member, uint64_t number) {
     const tsh_coll *coll = &tshi_threads_call_of(member, number)->coll;
+    if (tshi_threads_call_of(member, number)->round) return; /* all values are in the loan */
     switch (coll->kind) {
     case TSH_ALLREDUCE: tshi_threads_allreduce(member, number, coll); break;
     case TSH_REDUCE_SCATTER: tshi_threads_reduce_scatter(member, number, coll); break;
@@ -1234,9 +1256,80 @@ static void tshi_threads_match(tshi_threads_member *member) {
     }
 }
 
+/* Finds the memory for the values of an all-gather that lends. Returns 0 if a rank still reads other
+ * values there. Outputs NULL if it has less than `bytes` bytes: either there is no memory, and the
+ * world fails; or ranks' counts differ, which is an error once all have posted. */
+static int tshi_threads_borrow(tshi_threads_group *group, uint64_t round, size_t bytes,
+                               char **values) {
+    tsh_threads_world *world = group->world;
+    tshi_threads_loan *loan = &group->loan[round % TSHI_THREADS_LOANS];
+    int found, refused = 0; /* refused: 1: there is no memory */
+    tshi_threads_lock(&world->lock);
+    if (loan->round != round && loan->users == 0) { /* this rank is the first to write to it */
+        loan->round = round;
+        loan->users = group->size;
+        if (loan->size < bytes) {
+            tshi_threads_free(loan->values);
+            loan->values = (char *)tshi_threads_alloc(bytes);
+            loan->size = loan->values ? bytes : 0;
+            refused = !loan->values;
+        }
+    }
+    found = loan->round == round;
+    *values = loan->size < bytes ? NULL : loan->values;
+    tshi_threads_unlock(&world->lock);
+    if (refused) {
+        tsh_error error;
+        (void)tsh_error_set(&error, TSH_ERR_MEMORY, -1, "no memory for %llu bytes of an all-gather",
+                            (unsigned long long)bytes);
+        tshi_threads_raise(world, &error);
+    }
+    return found;
+}
+
+/* Copies this rank's values to the loan of an all-gather that lends. Returns 0 if a rank still
+ * reads other values there. */
+static int tshi_threads_contribute(const tshi_threads_member *member,
+                                   const tshi_threads_call *call) {
+    const tsh_coll *coll = &call->coll;
+    const size_t width = tsh_dtype_size(coll->dtype);
+    const size_t own = (size_t)coll->recv_counts[member->rank] * width; /* bytes of a block */
+    const size_t row = (size_t)tshb_coll_before(coll->recv_counts, member->group->size) * width;
+    char *to;
+    if (!tshi_threads_borrow(member->group, call->round, row * (size_t)coll->blocks, &to)) return 0;
+    if (!to || !own) return 1; /* nothing to copy, or nowhere to copy it */
+    to += (size_t)tshb_coll_before(coll->recv_counts, member->rank) * width;
+    for (size_t b = 0; b < (size_t)coll->blocks; b++)
+        memcpy(to + b * row, (const char *)coll->send + b * own, own);
+    return 1;
+}
+
+/* Lets the peers read what this rank has posted as collective `number`. */
+static void tshi_threads_publish(tshi_threads_member *member, uint64_t number) {
+    const tshi_threads_group *group = member->group;
+    int m = 0;
+    TSHI_THREADS_PUT(&tshi_threads_slot_of(member, number)->stamp, number + 1);
+    if (!TSHI_THREADS_GET(&group->world->sleepers)) return;
+    while (m < group->size && tshi_threads_posted(group, m, number)) m++;
+    if (m == group->size) tshi_threads_wake_group(group);
+}
+
+/* Posts late calls, if their memory is free now. */
+static void tshi_threads_post_late(tshi_threads_member *member) {
+    for (uint64_t number = member->finished; number < member->started && member->late; number++) {
+        tshi_threads_call *call = tshi_threads_call_of(member, number);
+        if (!call->late) continue;
+        if (!tshi_threads_contribute(member, call)) return;
+        call->late = 0;
+        member->late--;
+        tshi_threads_publish(member, number);
+    }
+}
+
 /* Does everything that this rank can do now on any of its comms, without blocking. */
 static void tshi_threads_advance(tshi_threads_rank *self) {
     for (tshi_threads_member *member = self->members; member; member = member->next) {
+        if (member->late) tshi_threads_post_late(member);
         while (member->finished < member->started && tshi_threads_gathered(member))
             if (!tshi_threads_execute(member)) return;
         if (member->receiving) tshi_threads_match(member);
@@ -1449,6 +1542,12 @@ static tshi_threads_member *tshi_threads_member_of(const tsh_comm *comm) {
     return (tshi_threads_member *)comm->impl;
 }
 
+/* Returns 1 for an all-gather whose values are lent: it has no recv. */
+static int tshi_threads_lends(const tsh_coll *coll, int size) {
+    return coll->kind == TSH_ALLGATHER && !coll->recv &&
+           tshb_coll_before(coll->recv_counts, size) > 0 && coll->blocks > 0;
+}
+
 /* Posts a collective and returns its request. Copies `bytes` bytes of `load` into the slot: the
  * values of an eager all-reduce, or a split's ticket. */
 static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *coll,
@@ -1460,19 +1559,21 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     call->coll = *coll;
     call->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     call->eager = eager;
+    call->late = 0;
+    call->round = tshi_threads_lends(coll, group->size) ? ++member->rounds : 0;
     call->made = NULL;
-    slot->digest = tshb_coll_digest(coll, group->size);
+    slot->digest = tshb_coll_digest(coll, group->size) ^ (uint64_t)(call->round > 0);
     slot->send = (const char *)coll->send;
     slot->recv = (char *)coll->recv;
     if (bytes) memcpy(slot->eager, load, bytes);
     member->started = number + 1;
     /* if this rank closes the comm before all have finished this collective, the world fails */
     if (!eager) member->shared = number + 1;
-    TSHI_THREADS_PUT(&slot->stamp, number + 1); /* now peers may read the slot */
-    if (TSHI_THREADS_GET(&group->world->sleepers)) {
-        int m = 0;
-        while (m < group->size && tshi_threads_posted(group, m, number)) m++;
-        if (m == group->size) tshi_threads_wake_group(group);
+    if (call->round && !tshi_threads_contribute(member, call)) {
+        call->late = 1;
+        member->late++;
+    } else {
+        tshi_threads_publish(member, number);
     }
     return (tsh_req)(number + 1) << 1 | (tsh_req)eager;
 }
@@ -1524,14 +1625,26 @@ static tsh_result tshi_threads_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
         eager = 1;
         bytes = (size_t)coll->count * tsh_dtype_size(coll->dtype);
     }
+    if (tshi_threads_lends(coll, comm->size)) eager = 1; /* a loan is no rank's buffer */
     *req = tshi_threads_post(member, coll, coll->send, bytes, eager);
     return TSH_OK;
 }
 
-static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
-    tshi_threads_member *member = tshi_threads_member_of(comm);
+/* Ends this rank's use of the values that an all-gather has lent to it. */
+static void tshi_threads_give_back(tshi_threads_member *member, tshi_threads_call *call) {
+    tshi_threads_group *group = member->group;
+    tshi_threads_loan *loan = &group->loan[call->round % TSHI_THREADS_LOANS];
+    int used; /* 0: the memory is free for another all-gather */
+    tshi_threads_lock(&group->world->lock);
+    used = loan->round != call->round || --loan->users > 0;
+    tshi_threads_unlock(&group->world->lock);
+    call->round = 0;
+    if (!used && TSHI_THREADS_GET(&group->world->sleepers)) tshi_threads_wake_group(group);
+}
+
+/* Blocks until req is complete. */
+static tsh_result tshi_threads_await(tshi_threads_member *member, tsh_req req) {
     tsh_threads_world *world = member->group->world;
-    tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     int64_t patience = 20000000; /* max length of a sleep, in ns: see tshi_threads_sleep */
     int spins = 0, failed;
     while (!tshi_threads_ready(member, req)) {
@@ -1546,15 +1659,35 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     failed = TSHI_THREADS_GET(&world->failed);
     /* after an error, waits until no rank touches buffers of peers (rule 4 of >>comm-api) */
     if (failed != TSH_OK) (void)tshi_threads_settle(world);
-    if (pair) pair->used = 0;
     return (tsh_result)failed;
+}
+
+static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
+    tshi_threads_member *member = tshi_threads_member_of(comm);
+    tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
+    const tsh_result result = tshi_threads_await(member, req);
+    if (pair)
+        pair->used = 0;
+    else if (tshi_threads_request(member, req)->round)
+        tshi_threads_give_back(member, tshi_threads_call_of(member, tshi_threads_number_of(req)));
+    return result;
 }
 
 /* Waits until this rank has done its part, as for an eager collective: then its recv is filled,
  * unless peers write to it (an all-reduce). */
 static tsh_result tshi_threads_receive(tsh_comm *comm, tsh_req req) {
-    const tshi_threads_call *call = tshi_threads_request(tshi_threads_member_of(comm), req);
-    return tshi_threads_wait(comm, call->coll.kind == TSH_ALLREDUCE ? req : req | 1);
+    tshi_threads_member *member = tshi_threads_member_of(comm);
+    const tsh_coll_kind kind = tshi_threads_request(member, req)->coll.kind;
+    return tshi_threads_await(member, kind == TSH_ALLREDUCE ? req : req | 1);
+}
+
+/* Waits until all ranks have copied their values to the loan, and outputs its address. */
+static tsh_result tshi_threads_lend(tsh_comm *comm, tsh_req req, const void **values) {
+    tshi_threads_member *member = tshi_threads_member_of(comm);
+    const uint64_t round = tshi_threads_request(member, req)->round;
+    const tsh_result result = tshi_threads_await(member, req);
+    *values = result == TSH_OK ? member->group->loan[round % TSHI_THREADS_LOANS].values : NULL;
+    return result;
 }
 
 static tsh_result tshi_threads_test(tsh_comm *comm, tsh_req req, int *done) {
@@ -1646,13 +1779,13 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     return TSH_OK;
 }
 
-/* TSH_COMM_OPS, and tshi_threads_receive. */
+/* TSH_COMM_OPS, and tshi_threads_receive and tshi_threads_lend. */
 static const tsh_comm_ops tshi_threads_ops = {
     (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI,          "threads",
     TSH_CAP_ORDERED,                tshi_threads_start,    tshi_threads_test,
     tshi_threads_wait,              tshi_threads_progress, tshi_threads_split,
     tshi_threads_status,            tshi_threads_abort,    tshi_threads_close,
-    NULL,                           tshi_threads_receive};
+    NULL,                           tshi_threads_receive,  tshi_threads_lend};
 
 /* ========================================================================== */
 /* >>threads-world                             MARK: - threads-world (private) */

@@ -119,6 +119,12 @@ typedef struct tsh_comm_ops {
      * not change until wait, which is called after this. Not for SEND, RECV and SENDRECV. NULL: the
      * core calls wait instead. */
     tsh_result (*receive)(tsh_comm *comm, tsh_req req);
+    /* For backends whose ranks share memory. On these, all ranks may call an ALLGATHER with recv
+     * NULL: the backend gathers the values once, in memory of its own. lend blocks until they are
+     * complete and outputs their address; this rank may read them until it calls wait. At most 3 of
+     * a group are lent at a time: the 4th waits until all ranks have called wait for the first. An
+     * error outputs no values. NULL: ALLGATHER needs a recv. */
+    tsh_result (*lend)(tsh_comm *comm, tsh_req req, const void **values);
 } tsh_comm_ops;
 
 /* Initialises the tsh_comm_ops of a backend that does every kind of collective, with the functions
@@ -127,7 +133,7 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, prefix##_test,   \
             prefix##_wait, prefix##_progress, prefix##_split, prefix##_status, prefix##_abort,     \
-            prefix##_close, NULL, NULL                                                             \
+            prefix##_close, NULL, NULL, NULL                                                       \
     }
 /* Initialises the tsh_comm_ops of a backend that only sends messages (rule 9). It has no functions
  * test, wait and split. */
@@ -135,7 +141,7 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, NULL, NULL,      \
             prefix##_progress, NULL, prefix##_status, prefix##_abort, prefix##_close,              \
-            prefix##_idle, NULL                                                                    \
+            prefix##_idle, NULL, NULL                                                              \
     }
 
 /* Statistics of this rank and group, by kind of collective: how many were started, and the bytes

@@ -79,14 +79,17 @@ static int tshi_comm_usable(const tsh_comm *comm) {
 }
 
 /* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
-static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
+static int tshi_comm_valid(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
+    /* 1: needs no recv */
+    const int lends = coll->kind == TSH_ALLGATHER && comm->ops && comm->ops->lend;
     if (!tshi_dtype_exists(coll->dtype) || tshi_dtype_in_blocks(coll->dtype)) return 0;
     if (size.send < 0 || size.recv < 0) return 0;
     if (tshi_coll_reduces(coll->kind) &&
         ((unsigned)coll->redop > TSH_AVG ||
          (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
         return 0;
-    return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
+    return (!size.send || coll->send) && (!size.recv || lends || coll->recv) &&
+           coll->timeout_ns >= 0;
 }
 
 /* Returns n (P - 1) / P without overflow, P = size: n = q P + r gives q (P - 1) + r (P - 1) / P. */
@@ -257,7 +260,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if ((unsigned)coll->kind >= (unsigned)TSH_COLL_KINDS) return TSH_ERR_ARGUMENT;
     if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
     size = tshi_comm_measure(comm, coll);
-    if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
+    if (!tshi_comm_valid(comm, coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* too many requests */
     /* 1: a collective between two ranks; the backend numbers these */
     pairwise = tshi_coll_pairwise(coll->kind);
@@ -308,6 +311,15 @@ static tsh_result tshi_comm_receive(tsh_comm *comm, tsh_req *req) {
     }
     result = comm->ops->receive(comm, started);
     if (comm->trace) tshi_trace_waited(comm, started, begin);
+    return result;
+}
+
+/* Waits until the values of an all-gather without recv are complete, and outputs the address where
+ * this rank may read them until it waits for the request. */
+static tsh_result tshi_comm_lend(tsh_comm *comm, tsh_req req, const void **values) {
+    const int64_t begin = tshi_trace_now(comm->trace);
+    const tsh_result result = req ? comm->ops->lend(comm, req, values) : TSH_OK;
+    if (comm->trace) tshi_trace_waited(comm, req, begin);
     return result;
 }
 

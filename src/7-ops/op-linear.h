@@ -18,18 +18,19 @@ typedef struct tshi_linear {
 /* The all-gather of a matrix's rows from all ranks. Blocks are NULL if nothing is gathered. */
 typedef struct tshi_gathering {
     tshi_moving move;  /* the all-gather */
-    tshi_block *whole; /* the rows of all ranks */
+    tshi_block *whole; /* the rows of all ranks; NULL if the backend lends them */
     tshi_block *sent;  /* this rank's rows, rounded to the dtype in which they are sent */
 } tshi_gathering;
 
 /* Returns `values`, t's local values or its gradient (then dtype is TSH_REAL), as a matrix of shape
  * (*rows, features): in place or, if gather is 1, the matrix of all ranks' rows, whose all-gather
- * is started here: it may be read after tshi_redistribute_arrive(ctx, &all->move). The caller calls
+ * is started here: it has its values after tshi_linear_arrive. The caller calls
  * tshi_linear_release. The gradient of a step tensor of bf16 is gathered in bf16. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_gathering *all) {
     int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
     const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
+    tshi_move_kind kind = TSHI_MOVE_GATHER;
     all->whole = all->sent = NULL;
     all->move.scratch = NULL;
     if (rounds) {
@@ -38,15 +39,25 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
                                         dtype);
         if (all->sent) values = tshi_mem_data(all->sent);
     }
-    if (gather)
+    if (gather) kind = tshi_redistribute_lends(&t->ctx->tp, &t->layout, dtype, tsh_numel(t));
+    if (gather && kind == TSHI_MOVE_GATHER) {
         all->whole = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)));
-    if (!all->whole) {
+        gather = all->whole != NULL;
+    }
+    if (!gather) {
         (void)tshi_kernel_rows(t, rows, &step);
         return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
     }
     *rows = tshi_tensor_product(t->dim, t->ndim - 1);
-    tshi_redistribute_start(&all->move, t, &t->layout, 1, dtype, values, tshi_mem_data(all->whole));
-    return tshi_gemm_matrix_of(tshi_mem_data(all->whole), dtype, t->dim[last], 1);
+    tshi_redistribute_start(&all->move, t, &t->layout, kind, dtype, values,
+                            all->whole ? tshi_mem_data(all->whole) : NULL);
+    return tshi_gemm_matrix_of(NULL, dtype, t->dim[last], 1);
+}
+
+/* Waits until m, which tshi_linear_rows returned, has its values. */
+static void tshi_linear_arrive(tsh_ctx *ctx, tshi_gathering *all, tshi_matrix *m) {
+    (void)tshi_redistribute_arrive(ctx, &all->move);
+    if (all->move.scratch) m->data = all->move.out;
 }
 
 /* Waits for the all-gather of tshi_linear_rows, if there is one, and releases its memory. */
@@ -111,18 +122,18 @@ static void tshi_linear_backward(tshi_node *node) {
     const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
     /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
     tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &all_y);
-    const tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
-                                            saved && how->regather, &rows_x, &all_x);
+    tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
+                                      saved && how->regather, &rows_x, &all_x);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
-    (void)tshi_redistribute_arrive(ctx, &all_y.move);
+    tshi_linear_arrive(ctx, &all_y, &dy);
     if (ctx->error.code == TSH_OK && how->regather)
         tshi_linear_scatter(node, rows, dy, &back);
     else if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
         tshi_linear_dx(w, tshi_tape_saved(node, 1), rows, dy, TSHI_R(dest.add),
                        tshi_gemm_matrix(dest.data, mx.row, mx.column));
     if (!how->regather) tshi_tape_input_done(node, 0); /* starts the all-reduce of dX */
-    (void)tshi_redistribute_arrive(ctx, &all_x.move);
+    tshi_linear_arrive(ctx, &all_x, &mx);
     if (ctx->error.code == TSH_OK && saved && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
@@ -178,7 +189,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* b, shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
-    (void)tshi_redistribute_arrive(ctx, &all.move);
+    tshi_linear_arrive(ctx, &all, &mx);
     if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype) && ctx->tape.evaluating)
         tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, my);
     else if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))

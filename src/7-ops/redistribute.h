@@ -86,6 +86,13 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
     }
 }
 
+/* What a collective that changes a layout does. */
+typedef enum tshi_move_kind {
+    TSHI_MOVE_SCATTER, /* a reduce-scatter */
+    TSHI_MOVE_GATHER,  /* an all-gather */
+    TSHI_MOVE_LEND     /* an all-gather to memory of the backend, where all ranks read the values */
+} tshi_move_kind;
+
 /* An all-gather or a reduce-scatter that changes a layout, from its start until it is finished. */
 typedef struct tshi_moving {
     tshi_cut cut;        /* how the sharded one of the two layouts cuts the whole array */
@@ -93,24 +100,38 @@ typedef struct tshi_moving {
                           * collective was started */
     /* all values; in each outer row, the elements of rank 0 come first, then of rank 1, ... */
     void *ordered;
-    void *out;   /* where the values go */
-    int gather;  /* 1: an all-gather; 0: a reduce-scatter */
+    void *out; /* where the values go; TSHI_MOVE_LEND: where they are, once they have arrived */
+    tshi_move_kind kind;
     int arrived; /* 1 after tshi_redistribute_arrive */
     tsh_req req; /* the request of the collective; 0: it is complete */
 } tshi_moving;
 
-/* The collectives of tshi_moving, by its field `gather`, for errors. */
-static const char *const tshi_redistribute_kinds[] = {"tsh_redistribute: reduce-scatter",
-                                                      "tsh_redistribute: all-gather"};
+/* The collectives of tshi_moving, by its field `kind`, for errors. */
+static const char *const tshi_redistribute_kinds[] = {
+    "tsh_redistribute: reduce-scatter", "tsh_redistribute: all-gather",
+    "tsh_redistribute: all-gather"};
 
-/* Starts to change a layout from sharded to replicated by an all-gather (gather 1), or from a
- * partial sum to sharded by a reduce-scatter (gather 0). form has the global shape; `layout` is the
- * sharded one of the two layouts. `in` must stay unchanged, and `out` is not to be touched, until
- * tshi_redistribute_finish, which the caller calls also after an error. */
+/* Returns how to gather `numel` elements, cut by a layout, that are only read by the op that
+ * gathers them. Few of them are copied in less time than it takes to find memory for them. */
+static tshi_move_kind tshi_redistribute_lends(const tsh_comm *tp, const tsh_layout *layout,
+                                              tsh_dtype dtype, int64_t numel) {
+    return tp->ops && tp->ops->lend && layout->segments == 1 &&
+                   numel >= 16384 / (int64_t)tsh_dtype_size(dtype)
+               ? TSHI_MOVE_LEND
+               : TSHI_MOVE_GATHER;
+}
+
+/* Starts to change a layout from sharded to replicated by an all-gather, or from a partial sum to
+ * sharded by a reduce-scatter. form has the global shape; `layout` is the sharded one of the two
+ * layouts. `in` must stay unchanged, and `out` is not to be touched, until
+ * tshi_redistribute_finish, which the caller calls also after an error. TSHI_MOVE_LEND: `out` is
+ * NULL, and the values may be read at move->out from tshi_redistribute_arrive until
+ * tshi_redistribute_finish. */
 static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
-                                    const tsh_layout *layout, int gather, tsh_dtype dtype,
+                                    const tsh_layout *layout, tshi_move_kind kind, tsh_dtype dtype,
                                     const void *in, void *out) {
     tsh_ctx *ctx = form->ctx;
+    const int gather = kind != TSHI_MOVE_SCATTER;
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
     const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of the array `counts` */
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
@@ -118,7 +139,7 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     int64_t *counts; /* number of elements that each rank has in an outer row */
     move->cut = cut;
     move->out = out;
-    move->gather = gather;
+    move->kind = kind;
     move->arrived = 0;
     move->req = 0;
     move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
@@ -134,16 +155,22 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     coll.recv_counts = counts;
     coll.blocks = cut.outer;
     (void)tshi_error_comm(ctx, tshi_comm_begin(&ctx->tp, &coll, &move->req),
-                          tshi_redistribute_kinds[gather]);
+                          tshi_redistribute_kinds[kind]);
 }
 
 /* Waits until the values of `move` are in its `out`. Peers may still read its `in`. */
 static tsh_result tshi_redistribute_arrive(tsh_ctx *ctx, tshi_moving *move) {
+    const void *values = NULL; /* values that are lent to this rank */
     if (!move->scratch || move->arrived) return ctx->error.code;
     move->arrived = 1;
-    (void)tshi_error_comm(ctx, tshi_comm_receive(&ctx->tp, &move->req),
-                          tshi_redistribute_kinds[move->gather]);
-    if (move->gather && move->ordered != move->out)
+    (void)tshi_error_comm(ctx,
+                          move->kind == TSHI_MOVE_LEND
+                              ? tshi_comm_lend(&ctx->tp, move->req, &values)
+                              : tshi_comm_receive(&ctx->tp, &move->req),
+                          tshi_redistribute_kinds[move->kind]);
+    if (move->kind == TSHI_MOVE_LEND)
+        move->out = tshi_kernel_unconst(values); /* read only */
+    else if (move->kind == TSHI_MOVE_GATHER && move->ordered != move->out)
         tshi_redistribute_order(&move->cut, move->out, (char *)move->ordered, 1, 0);
     return ctx->error.code;
 }
@@ -153,7 +180,7 @@ static tsh_result tshi_redistribute_finish(tsh_ctx *ctx, tshi_moving *move) {
     if (!move->scratch) return ctx->error.code; /* nothing was started */
     (void)tshi_redistribute_arrive(ctx, move);
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->tp, move->req),
-                          tshi_redistribute_kinds[move->gather]);
+                          tshi_redistribute_kinds[move->kind]);
     tshi_mem_release(ctx, move->scratch);
     move->scratch = NULL;
     return ctx->error.code;
@@ -161,9 +188,10 @@ static tsh_result tshi_redistribute_finish(tsh_ctx *ctx, tshi_moving *move) {
 
 /* Starts such a change and waits for it. */
 static tsh_result tshi_redistribute_rows(const tsh_tensor *form, const tsh_layout *layout,
-                                         int gather, tsh_dtype dtype, const void *in, void *out) {
+                                         tshi_move_kind kind, tsh_dtype dtype, const void *in,
+                                         void *out) {
     tshi_moving move;
-    tshi_redistribute_start(&move, form, layout, gather, dtype, in, out);
+    tshi_redistribute_start(&move, form, layout, kind, dtype, in, out);
     return tshi_redistribute_finish(form->ctx, &move);
 }
 
@@ -217,9 +245,9 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
         return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out); /* S(i) to S(j) */
     } else if (from->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(form, from, 1, dtype, in, out); /* S to R */
+        return tshi_redistribute_rows(form, from, TSHI_MOVE_GATHER, dtype, in, out); /* S to R */
     } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(form, to, 0, dtype, in, out); /* P to S */
+        return tshi_redistribute_rows(form, to, TSHI_MOVE_SCATTER, dtype, in, out); /* P to S */
     } else if (to->kind == TSH_SHARDED) {
         const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype); /* R to S */
         tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_unconst(in), (char *)out,
@@ -285,7 +313,7 @@ static void tshi_redistribute_return(tshi_returning *back, tshi_node *node, tsh_
     if (!back->sent || ctx->error.code != TSH_OK || !tshi_tape_dest(node, 0, &back->dest)) return;
     back->dx = tshi_op_dense_dest(x, &back->dest, &back->scratch);
     if (back->dx)
-        tshi_redistribute_start(&back->move, x, &x->layout, 0, back->dtype,
+        tshi_redistribute_start(&back->move, x, &x->layout, TSHI_MOVE_SCATTER, back->dtype,
                                 tshi_mem_data(back->sent), back->dx);
 }
 

@@ -103,6 +103,154 @@ static void test_receive_abort(void **state) {
     for (int i = 0; i < 20; i++) world_run(3, receive_abort_rank, NULL);
 }
 
+/* ------------------------------------------ values of which all ranks read one copy */
+
+enum { LENDING = 4, LENT_BLOCKS = 3, LENT_MOST = 700, LENT_ROW = LENT_MOST + 0 + 1 + 350 };
+static const int64_t lent_counts[LENDING] = {LENT_MOST, 0, 1, 350};
+static const void *lent_address[LENDING]; /* what rank r got */
+
+/* Starts an all-gather of the values seed, seed + 1, ..., by rank, block and element. */
+static tsh_result lend_start(job *j, float seed, float *send, tsh_req *req) {
+    tsh_coll coll = tsh_coll_make(TSH_ALLGATHER, TSH_F32);
+    const int64_t n = lent_counts[j->rank];
+    for (int64_t i = 0; i < LENT_BLOCKS * n; i++) send[i] = seed + (float)(j->rank * 10000 + i);
+    coll.send = n ? send : NULL;
+    coll.recv_counts = lent_counts;
+    coll.blocks = LENT_BLOCKS;
+    return tsh_start(&j->comm, &coll, req);
+}
+
+/* Returns 1 if `values` are those of all ranks. */
+static int lend_holds(const void *values, float seed) {
+    const float *at = (const float *)values;
+    for (int64_t b = 0; b < LENT_BLOCKS; b++)
+        for (int r = 0; r < LENDING; r++)
+            for (int64_t i = 0; i < lent_counts[r]; i++)
+                if (*at++ != seed + (float)(r * 10000 + b * lent_counts[r] + i)) return 0;
+    return 1;
+}
+
+/* Two at a time, given back in either order; ranks differ in how long they read. */
+static void lend_rank(job *j) {
+    static float send[LENDING][LENT_BLOCKS * LENT_MOST];
+    for (int turn = 0; turn < 60; turn++) {
+        const int first = turn % 2; /* which is given back first */
+        const void *values[2] = {NULL, NULL};
+        tsh_req req[2];
+        float sum[200] = {1};
+        for (int i = 0; i < 2; i++) {
+            CHECK(lend_start(j, (float)(turn + 7 * i), send[j->rank], &req[i]) == TSH_OK);
+            CHECK(j->comm.ops->lend(&j->comm, req[i], &values[i]) == TSH_OK);
+        }
+        lent_address[j->rank] = values[1];
+        /* another collective, while values are read */
+        CHECK(tsh_allreduce(&j->comm, sum, 200, TSH_F32, TSH_SUM) == TSH_OK && sum[0] == LENDING);
+        for (int r = 0; r < LENDING; r++) CHECK(lent_address[r] == values[1]);
+        for (int spin = 0; spin < 20 * ((j->rank + turn) % LENDING); spin++) (void)sched_yield();
+        for (int i = 0; i < 2; i++) CHECK(lend_holds(values[i], (float)(turn + 7 * i)));
+        CHECK(tsh_wait(&j->comm, req[first]) == TSH_OK);
+        CHECK(lend_holds(values[!first], (float)(turn + 7 * !first)));
+        CHECK(tsh_wait(&j->comm, req[!first]) == TSH_OK);
+    }
+}
+
+static void test_lend(void **state) {
+    (void)state;
+    world_run(LENDING, lend_rank, NULL);
+}
+
+/* More than 3 at a time: the values of the first stay until all ranks have waited for it. */
+static void lend_many_rank(job *j) {
+    enum { LENT = 8, LOANS = 3 };
+    static float send[LENDING][LENT][LENT_BLOCKS * LENT_MOST];
+    const void *values[LENT];
+    tsh_req req[LENT];
+    int done;
+    for (int i = 0; i < LENT; i++)
+        CHECK(lend_start(j, (float)i, send[j->rank][i], &req[i]) == TSH_OK);
+    for (int i = 0; i < LOANS; i++)
+        CHECK(j->comm.ops->lend(&j->comm, req[i], &values[i]) == TSH_OK);
+    CHECK(tsh_test(&j->comm, req[LOANS], &done) == TSH_OK && !done);
+    for (int i = 0; i < LENT; i++) {
+        if (i >= LOANS) CHECK(j->comm.ops->lend(&j->comm, req[i], &values[i]) == TSH_OK);
+        if (j->rank == 0)
+            for (int spin = 0; spin < 100; spin++) (void)sched_yield();
+        for (int k = i; k < LENT && k < LOANS; k++) CHECK(lend_holds(values[k], (float)k));
+        CHECK(lend_holds(values[i], (float)i));
+        CHECK(tsh_wait(&j->comm, req[i]) == TSH_OK);
+    }
+}
+
+static void test_lend_many(void **state) {
+    (void)state;
+    world_run(LENDING, lend_many_rank, NULL);
+}
+
+/* Rank 2 aborts while its peers may read, or before they have the values. */
+static void lend_abort_rank(job *j) {
+    static float send[LENDING][LENT_BLOCKS * LENT_MOST];
+    const void *values;
+    tsh_req req;
+    if (lend_start(j, 1, send[j->rank], &req) == TSH_OK) {
+        const tsh_result result = j->comm.ops->lend(&j->comm, req, &values);
+        if (j->rank == 2) tsh_comm_abort(&j->comm, TSH_ERR_ABORTED, "enough");
+        if (result == TSH_OK)
+            CHECK(lend_holds(values, 1));
+        else
+            CHECK(values == NULL);
+        (void)tsh_wait(&j->comm, req);
+    }
+    CHECK(tsh_barrier(&j->comm) == TSH_ERR_ABORTED);
+}
+
+static void test_lend_abort(void **state) {
+    (void)state;
+    for (int i = 0; i < 20; i++) world_run(LENDING, lend_abort_rank, NULL);
+}
+
+/* Rank 1 has its own recv, or other counts. */
+static void lend_mismatch_rank(job *j) {
+    static float send[LENDING][LENT_BLOCKS * LENT_MOST], recv[LENT_BLOCKS * LENT_ROW];
+    const int64_t more[LENDING] = {LENT_MOST, 1, 1, LENT_MOST};
+    tsh_coll coll = tsh_coll_make(TSH_ALLGATHER, TSH_F32);
+    tsh_req req;
+    coll.send = send[j->rank];
+    coll.recv = j->rank == 1 && !j->user ? recv : NULL;
+    coll.recv_counts = j->rank == 1 && j->user ? more : lent_counts;
+    coll.blocks = LENT_BLOCKS;
+    if (tsh_start(&j->comm, &coll, &req) == TSH_OK)
+        CHECK(tsh_wait(&j->comm, req) == TSH_ERR_MISMATCH);
+    CHECK(tsh_barrier(&j->comm) == TSH_ERR_MISMATCH);
+}
+
+static void test_lend_mismatch(void **state) {
+    int counts = 1;
+    (void)state;
+    world_run(LENDING, lend_mismatch_rank, NULL);
+    for (int i = 0; i < 10; i++) world_run(LENDING, lend_mismatch_rank, &counts);
+}
+
+/* A backend that does not lend, like a group of one, wants a recv; no values need none. */
+static void lend_none_rank(job *j) {
+    static float send[LENDING][LENT_BLOCKS * LENT_MOST];
+    static const int64_t none[LENDING] = {0, 0, 0, 0};
+    const tsh_comm_ops *const all = j->comm.ops;
+    tsh_comm_ops ops = *all;
+    tsh_req req;
+    ops.lend = NULL;
+    j->comm.ops = &ops;
+    CHECK(lend_start(j, 1, send[j->rank], &req) == TSH_ERR_ARGUMENT);
+    j->comm.ops = all;
+    CHECK(tsh_allgather(&j->comm, NULL, NULL, none, 2, TSH_F32) == TSH_OK);
+    CHECK(tsh_allgather(&j->comm, NULL, j->rank ? send[j->rank] : NULL, none, 2, TSH_F32) ==
+          TSH_OK);
+}
+
+static void test_lend_none(void **state) {
+    (void)state;
+    world_run(LENDING, lend_none_rank, NULL);
+}
+
 /* --------------------------------------------------------- front door, runner */
 
 static void door_rank(job *j) {
@@ -379,7 +527,7 @@ static void test_scarce(void **state) {
     if (code == 99) SKIP("this system does not limit a process's memory");
     assert_int_equal(code, 1);
     assert_string_equal(text, "tshard: tsh_threads_run: no memory for a world of 1000 ranks (about "
-                              "270 MiB) (TSH_ERR_MEMORY)\n");
+                              "272 MiB) (TSH_ERR_MEMORY)\n");
     code = run_and_read(60, 0, 65536, text, sizeof text);
     assert_int_equal(code, 1);
     assert_non_null(strstr(text, "tshard: tsh_threads_run: rank "));
@@ -392,6 +540,11 @@ int main(void) {
         cmocka_unit_test(test_crowd),
         cmocka_unit_test(test_receive),
         cmocka_unit_test(test_receive_abort),
+        cmocka_unit_test(test_lend),
+        cmocka_unit_test(test_lend_many),
+        cmocka_unit_test(test_lend_abort),
+        cmocka_unit_test(test_lend_mismatch),
+        cmocka_unit_test(test_lend_none),
         cmocka_unit_test(test_front_door),
         cmocka_unit_test(test_group_of_one),
         cmocka_unit_test(test_runner),

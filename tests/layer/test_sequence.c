@@ -289,10 +289,90 @@ static void traffic_is_that_of_tensor_parallelism(void **state) {
     }
 }
 
+/* --------------------------------------------------- one copy of gathered rows */
+
+enum { LONG_TOKENS = 168, LONG_WIDTH = 128 }; /* more than 64 KiB */
+
+typedef struct lending {
+    int lends;     /* 0: hides the backend's `lend` */
+    int calls;     /* how often rank 0 called it */
+    uint64_t bits; /* hash of the output and of all gradients */
+} lending;
+
+static tsh_result (*backend_lend)(tsh_comm *comm, tsh_req req, const void **values);
+static int lent; /* calls of rank 0 */
+
+static tsh_result count_lend(tsh_comm *comm, tsh_req req, const void **values) {
+    lent += comm->rank == 0;
+    return backend_lend(comm, req, values);
+}
+
+static int train_block(tsh_ctx *ctx, void *user) {
+    lending *run = (lending *)user;
+    static const char *const params[] = {"up.weight",   "up.bias",     "down.weight",
+                                         "down.bias",   "norm.weight", "norm.bias"};
+    const tsh_layout sequence = tsh_sharded(1);
+    const tsh_plan_rule plan[] = {
+        {.path = "up", .style = TSH_COLWISE, .input = &sequence, .regather = 1},
+        {.path = "down", .style = TSH_ROWWISE, .output = &sequence},
+        {.path = "norm", .style = TSH_SEQUENCE, .input = &sequence},
+    };
+    const tsh_module_desc how = {mlp_forward, NULL};
+    const tsh_layer_norm_desc norm = {.dim = LONG_WIDTH};
+    const tsh_linear_desc up = {.in = LONG_WIDTH, .out = 2 * LONG_WIDTH},
+                          down = {.in = 2 * LONG_WIDTH, .out = LONG_WIDTH};
+    tsh_comm *tp = tsh_tp(ctx);
+    const tsh_comm_ops *const all = tp->ops;
+    tsh_comm_ops ops = *all;
+    tsh_module *self = tsh_add_module(tsh_root(ctx), "block", &how);
+    tsh_tensor *x, *y;
+    uint64_t bits;
+    int i;
+    backend_lend = all->lend;
+    ops.lend = run->lends && all->lend ? count_lend : NULL;
+    tsh_add_layer_norm(self, "norm", &norm);
+    tsh_add_linear(self, "up", &up);
+    tsh_add_linear(self, "down", &down);
+    CHECK(tsh_parallelize(self, plan, 3) == TSH_OK, "plan");
+    CHECK(tsh_materialize(self) == TSH_OK, "values");
+    x = tsh_keep(tsh_redistribute(tsh_randn(ctx, tsh_shape3(2, LONG_TOKENS / 2, LONG_WIDTH)),
+                                  sequence));
+    CHECK(tsh_requires_grad(x, 1) != NULL, "leaf");
+    tp->ops = &ops;
+    y = tsh_forward(self, x);
+    bits = tsh_hash(ctx, y);
+    CHECK(tsh_backward(ctx, tsh_full_tensor(tsh_sum(tsh_mul(y, y), TSH_ALL, 0))) == TSH_OK,
+          "backward");
+    tp->ops = all;
+    bits = bits * 31 + tsh_hash(ctx, tsh_grad(x));
+    for (i = 0; i < COUNT(params); i++)
+        bits = bits * 31 + tsh_hash(ctx, tsh_grad(tsh_param(self, params[i])));
+    CHECK_OK();
+    if (tp->rank == 0) run->bits = bits;
+    return 0;
+}
+
+/* Rows of which all ranks read one copy give the same bits as a copy for each. */
+static void lent_rows_are_gathered_rows(void **state) {
+    static const int degrees[] = {2, 3, 4, 8};
+    (void)state;
+    for (int i = 0; i < COUNT(degrees); i++) {
+        lending shared = {1, 0, 0}, copied = {0, 0, 0};
+        lent = 0;
+        ranks_run(degrees[i], train_block, &shared);
+        /* forward gathers x of "up"; backward gathers it again, and the gradient of y */
+        assert_int_equal(lent, backend_lend ? 3 : 0);
+        ranks_run(degrees[i], train_block, &copied);
+        assert_int_equal(lent, backend_lend ? 3 : 0);
+        assert_true(shared.bits == copied.bits);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layer_equals_the_dense_one),
         cmocka_unit_test(traffic_is_that_of_tensor_parallelism),
+        cmocka_unit_test(lent_rows_are_gathered_rows),
     };
     return cmocka_run_group_tests_name("layer/sequence", tests, NULL, NULL);
 }
