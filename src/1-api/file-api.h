@@ -188,11 +188,11 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
 /* Checks that ranks hold the same values where they should: replicated parameters below module over
  * tp, all parameters over dp, tied parameters over the pipeline stages that hold them, and the
  * moments that optimisers keep for them (over dp not those that .zero shards). While there is a
- * tsh_outer, its outer weights and their momentum are compared over dp, and nothing else. Returns 1 if so;
- * else 0, with TSH_ERR_STATE on every rank of the world: the error names the first such tensor and
- * the ranks that differ from the majority. It compares hashes: one all-gather over each axis of 8
- * bytes per tensor, one all-reduce over the world. Before that it compares the module trees (names,
- * kinds, dtypes, shapes, layouts): TSH_ERR_MISMATCH names the rank and the module. */
+ * tsh_outer, its outer weights and their momentum are compared over dp, and nothing else. Returns 1
+ * if so; else 0, with TSH_ERR_STATE on every rank of the world: the error names the first such
+ * tensor and the ranks that differ from the majority. It compares hashes: one all-gather over each
+ * axis of 8 bytes per tensor, one all-reduce over the world. Before that it compares the module
+ * trees (names, kinds, dtypes, shapes, layouts): TSH_ERR_MISMATCH names the rank and the module. */
 TSH_API int tsh_check_replicas(tsh_module *module);
 /* Returns a 64-bit hash of a tensor's global values, which is the same at every degree if the
  * values are. Collective if the tensor is sharded. */

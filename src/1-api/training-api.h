@@ -348,8 +348,8 @@ typedef struct tsh_outer_desc {
     int64_t every;   /* H: number of steps between two exchanges of a parameter; at least 1 */
     double lr;       /* learning rate of the outer step; 0: 0.7; TSH_ZERO: 0 */
     double momentum; /* its Nesterov momentum; 0: 0.9; TSH_ZERO: 0 */
-    tsh_dtype wire;  /* dtype in which changes are sent: TSH_F32, TSH_BF16, TSH_Q8_0 or TSH_Q4_0; 0:
-                      * TSH_REAL */
+    tsh_dtype wire;  /* dtype in which changes are sent: any floating one but TSH_F16, also those of
+                      * quantised weights, such as TSH_Q8_0; 0: TSH_REAL */
     int fragments;   /* F: the parameters are exchanged in so many parts, one every H / F steps, so
                       * that a message is shorter; at most 32 and H; 0: 1 */
     int64_t delay;   /* a fragment is sent while so many steps go on, and used after them; below H;

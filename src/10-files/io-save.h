@@ -210,7 +210,8 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
  * has no values for it. */
 static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
     if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
-    if (io->dtype && !item->moment && !item->replica && tshi_dtypes[item->dtype].floating) return io->dtype;
+    if (io->dtype && !item->moment && !item->replica && tshi_dtypes[item->dtype].floating)
+        return io->dtype;
     return tshi_io_own_dtype(item);
 }
 

@@ -526,8 +526,8 @@ struct tsh_ctx {
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx);
     tsh_optim *optims;      /* list of all optimisers, the newest first */
     tsh_ema *emas;          /* list of all averages of weights, the newest first */
-    tsh_outer *outers;      /* list of all tsh_outer, the newest first; while there is one, gradients
-                             * are not averaged over dp */
+    tsh_outer *outers;      /* list of all tsh_outer, the newest first; while it is not empty,
+                             * gradients are not averaged over dp */
     tshi_outer_request *outer_requests; /* list of all requests of any tsh_outer */
     tsh_pipeline *pipeline; /* the first pipeline; NULL: none */
     tsh_cache *caches;      /* list of all cache handles, freed ones included: they are reused */

@@ -85,11 +85,12 @@ static TSHI_COLD tsh_result tshi_outer_check(tsh_ctx *ctx, const tsh_outer_desc 
                         "tsh_outer_new: .lr is %g, .momentum %g, .mix %g; .lr is not below 0, "
                         ".momentum from 0 to below 1, .mix from 0 to 1 (0 itself: TSH_ZERO)",
                         d->lr, d->momentum, d->mix);
-    if (wire == TSH_REAL || wire == TSH_F32 || wire == TSH_BF16 || wire == TSH_Q8_0 ||
-        wire == TSH_Q4_0)
+    if (tshi_dtype_exists(wire) &&
+        (tshi_dtype_in_blocks(wire) || (tshi_dtypes[wire].floating && tshi_optim_trains(wire))))
         return TSH_OK;
     return tsh_fail(ctx, TSH_ERR_DTYPE,
-                    "tsh_outer_new: .wire is %s; it is TSH_F32, TSH_BF16, TSH_Q8_0 or TSH_Q4_0",
+                    "tsh_outer_new: .wire is %s; it is a quantised dtype, or a floating one with "
+                    "the range of a float, such as TSH_BF16",
                     tshi_dtype_exists(wire) ? tshi_dtype_name(wire) : "no dtype");
 }
 
