@@ -407,6 +407,8 @@ static void tshi_outer_sum(tsh_outer *outer, tshi_outer_fragment *fragment) {
     const tshi_outer_work work = {outer, NULL, fragment, 0, 0};
     if (!tshi_outer_await(outer, fragment)) return;
     tshi_outer_run(&work, fragment->width / TSHI_DTYPE_BLOCK, tshi_outer_sum_part);
+    tsh_tensor_free(fragment->in);
+    fragment->in = NULL;
     tshi_outer_start(outer, fragment, TSH_ALLGATHER);
 }
 
