@@ -233,6 +233,7 @@ typedef struct gpt_trainer {
     tsh_module *gpt;
     tsh_pipeline *training, *sampling;
     tsh_optim *optim;
+    tsh_outer *outer; /* of copies that seldom meet; NULL: they average all gradients */
     tsh_schedule schedule;
     int64_t first_row, rows;   /* texts of this replica: B / dp, or one more */
     tsh_tensor *ids, *targets; /* (rows, T), the same on every rank of tp and pp */
@@ -275,6 +276,21 @@ static void make_optimiser(gpt_trainer *t) {
                                  .total = set->steps};
 }
 
+/* With --outer, copies of the model take steps of their own. */
+static void make_outer(gpt_trainer *t) {
+    const gpt_settings *set = t->set;
+    const tsh_outer_desc desc = {.every = set->outer,
+                                 .wire = outer_wire(set),
+                                 .fragments = (int)set->outer_fragments,
+                                 .delay = set->outer_delay};
+    if (set->outer > 0) t->outer = tsh_outer_new(t->gpt, t->optim, &desc);
+}
+
+/* Whether copies meet after this many steps; without --outer they always do. */
+static int meets(const gpt_settings *set, int64_t steps) {
+    return set->outer == 0 || steps % set->outer == 0;
+}
+
 /* A model of GPT-2's size has GPT-2's vocabulary, whatever the text. */
 static int64_t vocabulary_of(const gpt_job *job) {
     return job->set.vocabulary ? job->set.vocabulary : job->text.vocabulary;
@@ -304,6 +320,7 @@ static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
     if (t->set->policy != NULL) tsh_parallelize_policy(t->gpt, tsh_policy_find(t->set->policy));
     tsh_each_param(t->gpt, count_all, &t->parameters);
     make_optimiser(t);
+    make_outer(t);
     t->ids = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
     t->targets = tsh_tensor_new(ctx, TSH_I32, shape, tsh_replicated());
 }
@@ -392,16 +409,20 @@ static double batch_weight(tsh_ctx *ctx, int micro_batch, void *user) {
     return (double)((t->evaluating ? t->rows : rows) * t->set->context);
 }
 
-/* One step of the optimiser; the loss is the mean over the replicas. */
+/* One step of the optimiser. Returns the mean loss of the replicas; where they do not meet, this
+ * replica's. */
 static double train_step(gpt_trainer *t, int64_t step) {
     double value;
     load_train_batch(t, step);
     tsh_pipeline_train(t->training, &value);
     tsh_optim_set_lr(t->optim, tsh_schedule_lr(&t->schedule, step));
-    tsh_optim_step(t->optim);
+    if (t->outer != NULL)
+        tsh_outer_step(t->outer);
+    else
+        tsh_optim_step(t->optim);
     tsh_zero_grads(t->gpt);
     tsh_step_end(t->ctx);
-    tsh_allreduce(tsh_dp(t->ctx), &value, 1, TSH_F64, TSH_AVG);
+    if (meets(t->set, step + 1)) tsh_allreduce(tsh_dp(t->ctx), &value, 1, TSH_F64, TSH_AVG);
     return value;
 }
 
@@ -446,9 +467,10 @@ static int save_state(gpt_trainer *t, int64_t step) {
     const gpt_settings *set = t->set;
     char path[STATE_PATH];
     int32_t asked = state_asked;
-    if (set->save == NULL) return 0;
+    int due = step % set->save_every == 0 || step == set->steps;
+    if (set->save == NULL || (!due && !meets(set, step))) return 0;
     tsh_allreduce(tsh_world(t->ctx), &asked, 1, TSH_I32, TSH_MAX);
-    if (!asked && step % set->save_every != 0 && step != set->steps) return 0;
+    if (!asked && !due) return 0;
     if (is_first(t)) report_sync(&t->job->report); /* before the state: no row is missing later */
     state_path(path, set->save, "state.safetensors");
     tsh_save(t->gpt, path, t->optim);
@@ -537,6 +559,8 @@ static void print_sample(gpt_trainer *t) {
     }
     for (int32_t i = 0; i < text->vocabulary; i++)
         if (text->byte_of[i] == '\n') tokens[0] = i; /* a line begins */
+    tsh_outer_free(t->outer); /* all copies get the same weights */
+    t->outer = NULL;
     tsh_train(t->gpt, 0);
     if (t->set->weights != NULL) quantise(t);
     if (is_first(t)) printf("\nsample, %lld characters:\n", (long long)t->set->sample);
@@ -623,6 +647,10 @@ static void print_intent(gpt_trainer *t) {
                r == 0 ? "memory" : "", r, report_commas(a, here[r]),
                mebibytes((2 * here[r] + 2 * here[r] / (set->zero ? tsh_dp(t->ctx)->size : 1)) *
                          (int64_t)sizeof(tsh_real))); /* bf16: an exact float weight, too */
+    if (t->outer != NULL)
+        printf("outer     copies meet every %lld steps, by %s, in %d parts, %lld steps later\n",
+               (long long)set->outer, set->outer_wire != NULL ? set->outer_wire : "f32",
+               (int)set->outer_fragments, (long long)set->outer_delay);
     printf("training  %s steps of %s tokens, AdamW, learning rate %g\n\n",
            report_commas(a, set->steps), report_commas(b, set->batch * set->context), set->lr);
     fflush(stdout);

@@ -35,6 +35,9 @@ typedef struct gpt_settings {
     int64_t ranks, tp, threads; /* tp 0: ranks / pp / dp; threads: of each rank */
     int64_t pp, dp, micro_batches;                   /* dp 0: what tp and pp leave of the ranks */
     int chosen;     /* 1: no flag says how many ranks there are */
+    int64_t outer, outer_fragments, outer_delay; /* of tsh_outer_desc; outer 0: replicas exchange
+                                                  * gradients in every step */
+    const char *outer_wire; /* NULL: f32 */
     int zero, pure; /* pure: nothing but bf16 is kept; no flag sets it */
     const char *stages;    /* layers of each stage, "2,3"; NULL: equally many */
     int counts[MAX_RANKS]; /* what stages says */
@@ -58,6 +61,7 @@ static const gpt_settings defaults = {
     .steps = 600,
     .eval_every = 100,
     .save_every = 100,
+    .outer_fragments = 1,
     .seed = 1337,
     .sample = 400,
     .lr = 1e-3,
@@ -76,7 +80,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 35 };
+enum { FLAGS = 39 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -110,6 +114,13 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"dp", "copies of the model, which share the texts of a batch; 0: what tp and pp leave",
          .whole = &s->dp, .high = MAX_RANKS},
         {"zero", "cut the optimiser's moments over these copies", .on = &s->zero},
+        {"outer", "steps that each copy takes by itself before copies meet (DiLoCo); 0: none",
+         .whole = &s->outer, .high = 1e9},
+        {"outer-wire", "what copies then send: f32, bf16, q8_0, q4_0", .string = &s->outer_wire},
+        {"outer-fragments", "parts of the model, which meet in turn", .whole = &s->outer_fragments,
+         .low = 1, .high = 32},
+        {"outer-delay", "steps that go on while a part is sent", .whole = &s->outer_delay,
+         .high = 1e9},
         {"micro-batches", "parts of a batch that go through the stages one after the other",
          .whole = &s->micro_batches, .low = 1, .high = 1e5},
         {"stages", "layers of each stage, such as 2,3; else equally many", .string = &s->stages},
@@ -267,6 +278,29 @@ static void choose_ranks(gpt_settings *s, int cores, int64_t others) {
     if (s->threads == 0) s->threads = s->chosen ? best.threads : 1;
 }
 
+/* The dtype that --outer-wire names; TSH_DTYPE_DEFAULT where it names none. */
+static tsh_dtype outer_wire(const gpt_settings *s) {
+    static const char *const names[] = {"f32", "bf16", "q8_0", "q4_0"};
+    static const tsh_dtype dtypes[] = {TSH_F32, TSH_BF16, TSH_Q8_0, TSH_Q4_0};
+    for (int i = 0; i < 4; i++)
+        if (s->outer_wire == NULL || strcmp(s->outer_wire, names[i]) == 0) return dtypes[i];
+    return TSH_DTYPE_DEFAULT;
+}
+
+static int check_outer(const gpt_settings *s) {
+    if (outer_wire(s) == TSH_DTYPE_DEFAULT)
+        return refuse("--outer-wire is f32, bf16, q8_0 or q4_0, not '%s'", s->outer_wire);
+    if (s->outer > 0 && s->zero)
+        return refuse("--outer gives each copy moments of its own, which --zero would cut; leave "
+                      "one of the two out");
+    if (s->outer > 0 && (s->outer_fragments > s->outer || s->outer_delay >= s->outer))
+        return refuse("--outer %lld is less than --outer-fragments %lld, or not above "
+                      "--outer-delay %lld",
+                      (long long)s->outer, (long long)s->outer_fragments,
+                      (long long)s->outer_delay);
+    return 0;
+}
+
 static int check_settings(gpt_settings *s, int cores) {
     int64_t others = s->pp * (s->dp > 0 ? s->dp : 1);
     if (check_dtype(s) != 0 || check_weights(s) != 0) return BAD_USE;
@@ -281,7 +315,7 @@ static int check_settings(gpt_settings *s, int cores) {
     if (s->batch < s->dp * s->micro_batches)
         return refuse("--batch %lld is less than --dp %lld times --micro-batches %lld",
                       (long long)s->batch, (long long)s->dp, (long long)s->micro_batches);
-    if (check_stages(s) != 0) return BAD_USE;
+    if (check_stages(s) != 0 || check_outer(s) != 0) return BAD_USE;
     if (s->policy != NULL && tsh_policy_find(s->policy) == NULL)
         return refuse("--policy '%s' is not a family that has one, such as gpt2", s->policy);
     if (s->policy != NULL && s->sequence_parallel)

@@ -18,6 +18,13 @@ static void gpt_describe(char text[STATE_SETTINGS], const gpt_settings *s, const
              (long long)(t->train_size + t->val_size), (unsigned long long)hash, s->chars,
              (long long)s->layers, (long long)s->heads, (long long)s->width, (long long)s->context,
              (long long)s->vocabulary, (long long)s->batch, (long long)s->seed, s->lr, s->dropout);
+    if (s->outer > 0) { /* without it there is no line, either */
+        const size_t used = strlen(text);
+        snprintf(text + used, STATE_SETTINGS - used,
+                 "outer %lld\nouter-wire %s\nouter-fragments %lld\nouter-delay %lld\n",
+                 (long long)s->outer, s->outer_wire != NULL ? s->outer_wire : "f32",
+                 (long long)s->outer_fragments, (long long)s->outer_delay);
+    }
     if (strcmp(s->dtype, "f32") != 0) { /* f32 has no line: earlier versions wrote none */
         const size_t used = strlen(text);
         snprintf(text + used, STATE_SETTINGS - used, "dtype %s\n", s->dtype);

@@ -6,9 +6,9 @@
 
 /* -- save and load ---------------------------------------------------------- */
 
-/* Writes every parameter below module, and with optim its moments, into one safetensors file of
- * whole tensors, with the same bytes at every degree of tp and pp; tsh_load reads it at any degree.
- * optim NULL: parameters only.
+/* Writes every parameter below module, and with optim its moments and what a tsh_outer of it keeps,
+ * into one safetensors file of whole tensors, with the same bytes at every degree of tp and pp;
+ * tsh_load reads it at any degree. optim NULL: parameters only.
  * Entries: parameters by their path below module (a tied one once; one that is tied to a parameter
  * outside module by its path from the root), moments as "optim.first.<path>",
  * "optim.second.<path>" and "optim.third.<path>". All are row-major and in their own dtype, except
@@ -16,11 +16,16 @@
  * are bytes (U8) in ggml's blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file
  * also has a hash of all values, the state of the random numbers (seed, counts of randn and of
  * every module's dropout calls) and of optim (kinds, steps, skipped).
+ * With a tsh_outer these are the parameters and moments of the first replica. Those of replica 1
+ * are "optim.replica.1.weight.<path>", "optim.replica.1.first.<path>" and so on; outer weights are
+ * "optim.outer_weight.<path>", their momentum "optim.outer_moment.<path>", and what was sent and is
+ * not used yet "optim.outer_change.<path>".
  * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces. Between them the tp ranks of the first replica (dp)
  * send blocks of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a
  * pipeline send through their own first ranks, after one more all-reduce over the world and one
- * over pp.
+ * over pp. With a tsh_outer, two more all-reduces over the world and an all-gather over dp come
+ * first, and the ranks of other replicas send their shards to those of the first one.
  * It writes a temporary file "<path>.tmp-...", syncs it on POSIX and Windows, and renames it, so
  * that path is the old file or the whole new one. On POSIX, the new file has the old one's mode,
  * and its owner if this process may set it; a symbolic link stays, and leads to the new file. A
@@ -95,8 +100,10 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * path: a file; an index (*.json, as transformers writes) of files beside it; or a folder with
  * model.safetensors, else model.safetensors.index.json, else (on POSIX) with other *.safetensors
  * files, which are all read. optim: an optimiser of the same kind, whose moments and number of
- * steps are restored; NULL: those in the file are skipped. The state of the random numbers is
- * restored if the file has it, so that training goes on with the same bits.
+ * steps are restored; NULL: those in the file are skipped. If it has a tsh_outer, replica r takes
+ * the state of replica r modulo the number of replicas in the file; after a file without a
+ * tsh_outer, outer steps begin anew. The state of the random numbers is restored if the file has
+ * it, so that training goes on with the same bits.
  * F32, F64, BF16 and F16 values are converted to the model's dtype of the parameter or moment,
  * rounded once, to nearest even; beyond its range a value becomes infinite. Quantised weights are
  * converted, too, in both directions: a model that was quantised before loading accepts any of
@@ -180,11 +187,12 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
                              double eps, int64_t samples);
 /* Checks that ranks hold the same values where they should: replicated parameters below module over
  * tp, all parameters over dp, tied parameters over the pipeline stages that hold them, and the
- * moments that optimisers keep for them (over dp not those that .zero shards). Returns 1 if so;
- * else 0, with TSH_ERR_STATE on every rank of the world: the error names the first such tensor and
- * the ranks that differ from the majority. It compares hashes: one all-gather over each axis of 8
- * bytes per tensor, one all-reduce over the world. Before that it compares the module trees (names,
- * kinds, dtypes, shapes, layouts): TSH_ERR_MISMATCH names the rank and the module. */
+ * moments that optimisers keep for them (over dp not those that .zero shards). While there is a
+ * tsh_outer, its outer weights and their momentum are compared over dp, and nothing else. Returns 1
+ * if so; else 0, with TSH_ERR_STATE on every rank of the world: the error names the first such
+ * tensor and the ranks that differ from the majority. It compares hashes: one all-gather over each
+ * axis of 8 bytes per tensor, one all-reduce over the world. Before that it compares the module
+ * trees (names, kinds, dtypes, shapes, layouts): TSH_ERR_MISMATCH names the rank and the module. */
 TSH_API int tsh_check_replicas(tsh_module *module);
 /* Returns a 64-bit hash of a tensor's global values, which is the same at every degree if the
  * values are. Collective if the tensor is sharded. */

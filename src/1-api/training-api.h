@@ -342,6 +342,57 @@ TSH_API tsh_result tsh_ema_swap(tsh_ema *ema);
 /* Returns the number of updates so far; 0 if ema is NULL. */
 TSH_API int64_t tsh_ema_updates(const tsh_ema *ema);
 
+/* -- replicas that seldom communicate ---------------------------------------- */
+
+typedef struct tsh_outer_desc {
+    int64_t every;   /* H: number of steps between two exchanges of a parameter; at least 1 */
+    double lr;       /* learning rate of the outer step; 0: 0.7; TSH_ZERO: 0 */
+    double momentum; /* its Nesterov momentum; 0: 0.9; TSH_ZERO: 0 */
+    tsh_dtype wire;  /* dtype in which changes are sent: any floating one but TSH_F16, also those of
+                      * quantised weights, such as TSH_Q8_0; 0: TSH_REAL */
+    int fragments;   /* F: the parameters are exchanged in so many parts, one every H / F steps, so
+                      * that a message is shorter; at most 32 and H; 0: 1 */
+    int64_t delay;   /* a fragment is sent while so many steps go on, and used after them; below H;
+                      * 0: a step waits for it */
+    double mix;      /* what a replica keeps of its own parameter when the new one arrives: it
+                      * becomes mix own + (1 - mix) new. 0: with a delay 0.5, without 0; TSH_ZERO:
+                      * 0 */
+} tsh_outer_desc;
+/* Lets replicas train apart (DiLoCo, Douillard et al. 2023; fragments, delay and mix: Streaming
+ * DiLoCo, Douillard et al. 2025): for slow links between the ranks of dp. While it exists, backward
+ * averages no gradient over dp, and each replica takes steps of its own with moments of its own.
+ * After every H steps, the mean over dp of what the parameters have changed since the last exchange
+ * is the gradient of an outer step, that of torch.optim.SGD with nesterov=True on the outer
+ * weights: floats that each rank keeps of its shards, as their momentum, the same bits on all
+ * replicas. Without .fragments and .delay, the parameters get these weights, so that replicas are
+ * equal then.
+ * What the replicas send is rounded to .wire, summed as tsh_real (rule 5 of >>comm-api, with
+ * chunks of blocks of 32 elements), and the mean is rounded once. An exchange of n bytes in .wire
+ * sends those of an all-reduce of n bytes.
+ * optim: an optimiser of module, without .zero. Frozen parameters take no part; one that is frozen
+ * later gets its value of the last exchange. tsh_save and tsh_load with this optimiser have the
+ * state of all replicas, too. Freed by tsh_outer_free or with the ctx. No collective. NULL and an
+ * error: TSH_ERR_ARGUMENT (a field out of range; another module's optimiser; .zero),
+ * TSH_ERR_DTYPE (.wire), TSH_ERR_STATE (the optimiser has a tsh_outer). */
+TSH_API tsh_outer *tsh_outer_new(tsh_module *module, tsh_optim *optim, const tsh_outer_desc *desc);
+/* Takes a step of the optimiser (tsh_optim_step), then what is due of the exchange. Call it in
+ * place of tsh_optim_step, on every rank. A step that one replica skips, for a gradient that is not
+ * finite, counts on all. Collectives over dp, in the steps that exchange a fragment: an all-to-all
+ * and an all-gather; with .delay they run during the steps between, the all-gather in the second
+ * half of them. Errors as of tsh_optim_step; TSH_ERR_STATE: the optimiser was freed; a parameter
+ * got another layout while its changes were on their way. */
+TSH_API tsh_result tsh_outer_step(tsh_outer *outer);
+typedef struct tsh_outer_info {
+    int64_t steps;     /* number of calls of tsh_outer_step */
+    int64_t exchanges; /* number of outer steps, of one fragment each */
+} tsh_outer_info;
+/* Returns the numbers of steps so far; all 0 if outer is NULL. */
+TSH_API tsh_outer_info tsh_outer_state(const tsh_outer *outer);
+/* Ends the outer steps: the parameters get the outer weights, and backward averages gradients
+ * again. The optimiser's moments still differ between replicas: go on with a new one. What was on
+ * its way is lost. Does nothing if outer is NULL. */
+TSH_API void tsh_outer_free(tsh_outer *outer);
+
 /* -- quantised weights ------------------------------------------------------ */
 
 /* Quantises the weights of the linear, classifier and embedding layers whose path below module

@@ -68,12 +68,13 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
-/* Lists a parameter, its moments in every optimiser that updates it, and averages of it. holds: see
- * tshi_replica. */
+/* Lists a parameter, its moments in every optimiser that updates it, averages of it, and its outer
+ * weights. holds: see tshi_replica. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
     static const char *const what[TSH_MAX_MOMENTS] = {
         "the first moments of ", "the second moments of ", "the third moments of "};
+    const int first = all->count;
     tshi_check_list(all, param, param, "", holds);
     for (const tsh_optim *optim = param->ctx->optims; optim; optim = optim->older)
         for (int i = 0; i < optim->count; i++) {
@@ -85,6 +86,14 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
         for (int i = 0; i < ema->count; i++)
             if (ema->each[i].param == param)
                 tshi_check_list(all, param, ema->each[i].average, "the average of ", holds);
+    for (int i = first; i < all->count && all->each && param->ctx->outers; i++)
+        all->each[i].over_dp = 0; /* replicas that train apart */
+    for (const tsh_outer *outer = param->ctx->outers; outer; outer = outer->older)
+        for (int i = 0; i < outer->count; i++) {
+            if (outer->each[i].param != param) continue;
+            tshi_check_list(all, param, outer->each[i].weight, "the outer weight of ", holds);
+            tshi_check_list(all, param, outer->each[i].moment, "the outer momentum of ", holds);
+        }
 }
 
 /* Callback of tshi_module_params, with a tshi_replicas as `user`: lists a parameter and its

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>io-name                                        MARK: - io-name (private) */
 /* Names of tensors in files and in the model: .ignore, .rename both ways.    */
-/* Needs: >>glob >>io.                                                        */
+/* Needs: >>io.                                                               */
 /* ========================================================================== */
 
 /* Copies a name from the file to `quote`, of TSHI_IO_QUOTE bytes, for an error: cut off there,

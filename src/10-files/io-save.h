@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>io-save                                        MARK: - io-save (private) */
 /* Saving a model as one safetensors file, or as several with an index.       */
-/* Needs: >>module-state >>optim >>io-name.                                   */
+/* Needs: >>module-state >>io-name.                                           */
 /* ========================================================================== */
 
 /* A text that is written to memory or, while `at` is NULL, only measured. */
@@ -210,7 +210,8 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
  * has no values for it. */
 static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
     if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
-    if (io->dtype && !item->moment && tshi_dtypes[item->dtype].floating) return io->dtype;
+    if (io->dtype && !item->moment && !item->replica && tshi_dtypes[item->dtype].floating)
+        return io->dtype;
     return tshi_io_own_dtype(item);
 }
 
@@ -226,14 +227,17 @@ static int tshi_io_set_name(tshi_io *io, tshi_io_item *item) {
     if (!name) return 0;
     (void)snprintf(name, size, "%s%s", item->prefix, item->path);
     item->name = tshi_io_rename_back(io, name);
-    return io->ctx->error.code == TSH_OK && (item->moment || tshi_io_check_name(io, item->name));
+    return io->ctx->error.code == TSH_OK &&
+           (item->moment || item->replica || tshi_io_check_name(io, item->name));
 }
 
 /* Lists and hashes the items to save, checks their names, and allocates what the collectives need.
  * Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    int64_t whole = 0; /* 1 + elements of the largest moment held in chunks (.zero); 0: none */
+    /* 1 + elements of the largest moment held in chunks (.zero), or tensor of another replica; 0:
+     * none */
+    int64_t whole = 0;
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
         (void)tsh_fail(
@@ -248,7 +252,7 @@ static void tshi_io_prepare(tshi_io *io) {
         const tsh_tensor *t = io->item[i].form;
         io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
         if (!tshi_io_set_name(io, &io->item[i])) return;
-        if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
+        if ((tshi_io_in_chunks(&io->item[i]) || io->item[i].replica) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
         tshi_io_hash(io, io->item[i].path, strlen(io->item[i].path));
@@ -259,6 +263,26 @@ static void tshi_io_prepare(tshi_io *io) {
     if (ctx->pp.size > 1)
         io->known = (int64_t *)tshi_mem_arena_alloc(
             ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
+}
+
+/* Collective over dp: gathers the counters of steps of all replicas of a tsh_outer. */
+static void tshi_io_gather_steps(const tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const int n = io->optim->count + 2;
+    int64_t *mine = io->each_steps + (int64_t)ctx->dp.rank * n;
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_BOOKS,
+                                       (size_t)io->replicas * sizeof(int64_t));
+    int64_t *counts; /* shape (replicas): number of counters of each */
+    if (!block) {
+        tshi_error_report(ctx); /* makes the other ranks leave the all-gather */
+        return;
+    }
+    counts = (int64_t *)tshi_mem_data(block);
+    for (int r = 0; r < io->replicas; r++) counts[r] = n;
+    for (int i = 0; i < n; i++) mine[i] = (int64_t)*io->count[io->generators + i].value;
+    (void)tshi_error_comm(ctx, tsh_allgather(&ctx->dp, mine, io->each_steps, counts, 1, TSH_I64),
+                          io->op);
+    tshi_mem_release(ctx, block);
 }
 
 /* Combines what pipeline stages know by one all-reduce (MAX) over pp: which moments exist, the
@@ -521,16 +545,41 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     return TSH_OK;
 }
 
+/* Sends t, a parameter or moment of another replica of a tsh_outer, to the first one, where *whole
+ * becomes the tensor that has arrived. */
+static tsh_result tshi_io_fetch(const tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
+                                tsh_tensor *whole) {
+    tsh_comm *dp = &io->ctx->dp;
+    const int64_t n = tsh_local_numel(t);
+    char *values = (char *)tshi_mem_data(io->whole_block);
+    tsh_result result = TSH_OK;
+    *whole = *t;
+    whole->block = io->whole_block;
+    whole->low = NULL;
+    whole->dtype = item->file;
+    if (dp->rank == item->replica) {
+        tshi_io_convert(t, 0, n, item->file, values);
+        result = tsh_send(dp, values, n, item->file, 0);
+    } else if (dp->rank == 0) {
+        result = tsh_recv(dp, values, n, item->file, item->replica);
+    }
+    return tshi_error_comm(io->ctx, result, io->op);
+}
+
 /* Writes a parameter or moment from the first replica. A moment of which each rank of dp has a
- * chunk (.zero) is gathered over dp first. */
+ * chunk (.zero) is gathered over dp first; what another replica has is sent to the first one. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
-    tsh_tensor whole; /* the gathered moment */
+    tsh_tensor whole; /* the moment that was gathered, or the tensor that was sent */
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
         whole.block = io->whole_block;
         if (tshi_optim_gather(t, tshi_mem_data(whole.block), io->op) != TSH_OK)
             return TSH_ERR_IO;
+        t = &whole;
+    }
+    if (t && item->file && item->replica) {
+        if (tshi_io_fetch(io, item, t, &whole) != TSH_OK) return TSH_ERR_IO;
         t = &whole;
     }
     if (!item->file || io->ctx->dp.rank > 0) return TSH_OK;
@@ -587,8 +636,13 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim, desc);
     tshi_comm_set_caller(ctx, TSHI_CALLER_SAVE);
+    io.replicas = optim && optim->outer ? ctx->dp.size : 0;
+    if (io.replicas && tshi_io_agree(&io) == TSH_OK) (void)tshi_outer_settle(optim->outer);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: lists and checks */
-    if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
+    if ((ctx->pp.size > 1 || io.replicas > 1) && tshi_io_agree(&io) == TSH_OK) {
+        if (io.replicas > 1) tshi_io_gather_steps(&io);
+        if (ctx->pp.size > 1 && ctx->error.code == TSH_OK) tshi_io_merge_stages(&io);
+    }
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_file_close(&io.writer); /* removes the temporary file */
     if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: values */

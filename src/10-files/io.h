@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>io                                                  MARK: - io (private) */
 /* What saving and loading share: the tensors of a file, agreeing on errors.  */
-/* Needs: >>adapter >>optim-table >>ema >>file.                               */
+/* Needs: >>adapter >>outer >>file.                                           */
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
@@ -18,7 +18,7 @@ enum {
     TSHI_IO_BUFFER = 1 << 20,   /* bytes of a buffer for tensors' values */
     TSHI_IO_HEADER = 100000000, /* max bytes of a header, and of an index */
     /* max bytes of a tensor's name in a file: prefixes, path and NUL */
-    TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 32,
+    TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 48,
     TSHI_IO_QUOTE = 96,   /* max bytes of a name from a file when an error quotes it */
     TSHI_IO_HASHES = 4,   /* number of interleaved hashes that make the hash of all values */
     TSHI_IO_SAMPLE = 64,  /* bytes of each tensor that tshi_load_sample hashes */
@@ -82,6 +82,7 @@ typedef struct tshi_io_item {
                                  * no stage has values, so it is not written */
     const tshi_io_entry *entry; /* loading: the tensor of the files that matches; NULL: none */
     const char *of; /* the name of the adapter whose A or B it is; NULL: another parameter */
+    int replica;    /* saving: the replica whose values these are, of a tsh_outer; else 0 */
 } tshi_io_item;
 
 /* The state of one save or load. */
@@ -124,6 +125,10 @@ typedef struct tshi_io {
      * on; done: how many are complete, and the index */
     int shards, shard, done;
     int64_t *known;                  /* dtypes of items, then counters, merged from all stages */
+    /* replicas: number of replicas of a tsh_outer whose state is saved; 0: the optimiser has none.
+     * each_steps: shape (replicas, optim->count + 2): their counters of steps */
+    int replicas;
+    int64_t *each_steps;
     tshi_block *whole_block;         /* memory for a whole moment, gathered from dp's chunks */
     int64_t bytes;                   /* bytes of all values in the file (loading: in all files) */
     int64_t hash_at;                 /* position of the hash of all values in the file */
@@ -156,15 +161,25 @@ typedef struct tshi_io {
     int unreadable; /* 1: the last read failed for another reason than the end of the file */
 } tshi_io;
 
-/* Prefixes of the names of moments in a file, by the moment's number; the last is that of averages
- * of weights. */
-enum { TSHI_IO_AVERAGE = TSH_MAX_MOMENTS };
-static const char *const tshi_io_moments[TSHI_IO_AVERAGE + 1] = {"optim.first.", "optim.second.",
-                                                                 "optim.third.", "optim.average."};
+/* Prefixes of the names of moments in a file, by the moment's number; then those of averages of
+ * weights, and of what a tsh_outer keeps. A parameter or moment of replica 2 of a tsh_outer is
+ * "optim.replica.2.weight.<path>", "optim.replica.2.first.<path>" and so on; replica 0 has the
+ * names that a file without a tsh_outer has. */
+enum {
+    TSHI_IO_AVERAGE = TSH_MAX_MOMENTS,
+    TSHI_IO_OUTER_WEIGHT,
+    TSHI_IO_OUTER_MOMENT,
+    TSHI_IO_OUTER_CHANGE,
+    TSHI_IO_REPLICA,
+    TSHI_IO_PREFIXES
+};
+static const char *const tshi_io_moments[TSHI_IO_PREFIXES] = {
+    "optim.first.",        "optim.second.",       "optim.third.",        "optim.average.",
+    "optim.outer_weight.", "optim.outer_moment.", "optim.outer_change.", "optim.replica."};
 
 /* Returns which of tshi_io_moments the name begins with; -1: none. */
 static int tshi_io_moment_of(const char *name) {
-    int i = TSHI_IO_AVERAGE;
+    int i = TSHI_IO_PREFIXES - 1;
     while (i >= 0 && strncmp(name, tshi_io_moments[i], strlen(tshi_io_moments[i])) != 0) i--;
     return i;
 }
@@ -417,6 +432,68 @@ static void tshi_io_list_averages(tshi_io *io, const tsh_ema *ema) {
     }
 }
 
+/* Appends what a tsh_outer keeps of parameters to io->item, and its counters to io->count. steps:
+ * the counters of the parameters' updates. */
+static void tshi_io_list_outer(tshi_io *io, tsh_outer *outer, const tshi_io_count *steps) {
+    static const char *const settings[4] = {"every", "fragments", "delay", "replicas"};
+    tshi_io_add_count(io, "tshard.outer.", "steps", &outer->info.steps)->optional = 1;
+    tshi_io_add_count(io, "tshard.outer.", "exchanges", &outer->info.exchanges)->optional = 1;
+    for (int i = 0; i < 4; i++)
+        tshi_io_add_count(io, "tshard.outer.", settings[i], &outer->saved[i])->optional = 1;
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < outer->count; i++) {
+            tshi_outer_param *each = &outer->each[i];
+            const tsh_tensor form = tshi_ema_form(each->param);
+            tshi_io_item *item = tshi_io_add(io, tshi_io_moments[TSHI_IO_OUTER_WEIGHT + k],
+                                             each->param,
+                                             k == 0   ? &each->weight
+                                             : k == 1 ? &each->moment
+                                                      : &each->change,
+                                             &form, TSH_REAL);
+            item->steps = &steps[i];
+            item->optional = 1; /* but see tshi_load_check_outer */
+        }
+}
+
+/* Returns a text like "optim.replica.2.first." Returns "" and sets an error if there is no
+ * memory. */
+static const char *tshi_io_replica_prefix(tshi_io *io, const char *before, int replica,
+                                          const char *after) {
+    const size_t size = strlen(before) + strlen(after) + 16;
+    char *text = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    if (!text) return "";
+    (void)snprintf(text, size, "%s%d.%s", before, replica, after);
+    return text;
+}
+
+/* Saving: appends the parameters, the moments and the counters of the other replicas of a
+ * tsh_outer, whose first one has those that are listed already, from io->item[0] on and from
+ * io->count[io->generators] on. items, counts: how many these are. */
+static void tshi_io_list_replicas(tshi_io *io, int items, int counts) {
+    const size_t skipped = strlen("optim."); /* of the name of a moment */
+    for (int r = 1; r < io->replicas; r++) {
+        const char *steps = tshi_io_replica_prefix(io, "tshard.replica.", r, "optim.steps.");
+        const char *total = tshi_io_replica_prefix(io, "tshard.replica.", r, "optim.");
+        for (int i = 0; i < counts; i++) {
+            const tshi_io_count *first = &io->count[io->generators + i];
+            tshi_io_add_count(io, i < 2 ? total : steps, first->name,
+                              &io->each_steps[r * counts + i])
+                ->staged = first->staged;
+        }
+        for (int i = 0; i < items; i++) {
+            const tshi_io_item *first = &io->item[i];
+            tshi_io_item *item = &io->item[io->items];
+            if (!first->param->requires_grad) continue;
+            *item = *first;
+            item->prefix = tshi_io_replica_prefix(
+                io, tshi_io_moments[TSHI_IO_REPLICA], r,
+                !first->moment ? "weight." : first->prefix + skipped);
+            item->replica = r;
+            io->items++;
+        }
+    }
+}
+
 /* Fills io->item and io->count in the order of the file. Returns 0 and sets an error if there is no
  * memory. */
 static int tshi_io_list(tshi_io *io) {
@@ -426,15 +503,22 @@ static int tshi_io_list(tshi_io *io) {
     const int updated = optim ? optim->count : 0;
     const size_t modules = (size_t)tshi_module_count(ctx);
     /* upper limit of the number of items */
-    const size_t items = modules * TSHI_MODULE_PARAMS + TSH_MAX_MOMENTS * (size_t)updated +
+    const size_t state = modules * TSHI_MODULE_PARAMS + TSH_MAX_MOMENTS * (size_t)updated;
+    const size_t replicas = io->replicas > 1 ? (size_t)io->replicas : 1;
+    const size_t items = state * replicas + 3 * (size_t)updated +
                          (size_t)(io->ema ? io->ema->count : 0);
-    const size_t counts = modules + (size_t)updated + 6;
+    const size_t counts = modules + ((size_t)updated + 2) * replicas + 10;
     int first; /* index of the counter of the first parameter's updates */
     tsh_module *m;
     int i;
     io->item = (tshi_io_item *)tshi_mem_arena_alloc(ctx, &io->arena, items * sizeof *io->item);
     io->count = (tshi_io_count *)tshi_mem_arena_alloc(ctx, &io->arena, counts * sizeof *io->count);
     if (!io->item || !io->count) return 0;
+    if (io->replicas > 1) {
+        const size_t bytes = ((size_t)updated + 2) * replicas * sizeof *io->each_steps;
+        io->each_steps = (int64_t *)tshi_mem_arena_alloc(ctx, &io->arena, bytes);
+        if (!io->each_steps) return 0;
+    }
     if (io->adapter) {
         tshi_io_list_adapters(io);
         return ctx->error.code == TSH_OK;
@@ -459,6 +543,8 @@ static int tshi_io_list(tshi_io *io) {
         steps->staged = 1; /* only the stage that holds the parameter counts its steps */
     }
     if (optim) tshi_io_list_moments(io, optim, &io->count[first]);
+    if (io->replicas > 1) tshi_io_list_replicas(io, io->items, updated + 2);
+    if (optim && optim->outer) tshi_io_list_outer(io, optim->outer, &io->count[first]);
     if (io->ema) tshi_io_list_averages(io, io->ema);
     return ctx->error.code == TSH_OK; /* an error: there was no memory for a name */
 }

@@ -38,9 +38,60 @@ static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
                         count->name);
 }
 
+/* Returns the replica of the files whose state this rank takes: its own or, if the files have fewer
+ * replicas, that of the one which its own number leaves as a remainder. 0 without a tsh_outer. */
+static int tshi_load_replica(const tshi_io *io) {
+    const char *text = io->optim && io->optim->outer
+                           ? tshi_load_metadata(io, "tshard.outer.", "replicas")
+                           : NULL;
+    uint64_t replicas = 0;
+    if (text) (void)tshi_io_digits(text, INT_MAX, &replicas);
+    return replicas ? io->ctx->dp.rank % (int)replicas : 0;
+}
+
+/* Replaces the counters of the optimiser by those of this rank's replica. Returns 0 and sets an
+ * error if the files lack one. */
+static int tshi_load_replica_counts(const tshi_io *io) {
+    const int replica = tshi_load_replica(io);
+    char prefix[96];
+    for (int i = io->generators; replica && i < io->counts; i++) {
+        tshi_io_count own = io->count[i];
+        if (strncmp(own.prefix, "tshard.optim.", 13) != 0) continue;
+        (void)snprintf(prefix, sizeof prefix, "tshard.replica.%d.%s", replica, own.prefix + 7);
+        own.prefix = prefix;
+        if (!tshi_load_count(io, &own)) return 0;
+        io->count[i].read = own.read;
+    }
+    return 1;
+}
+
+/* Returns 1 if a tsh_outer can go on with the counters read, which may be those of a file without
+ * one: it then begins anew. Else 0 and an error. With .delay, what is on its way must be due at the
+ * same steps as before. */
+static int tshi_load_check_outer(tshi_io *io) {
+    const tsh_outer *outer = io->optim ? io->optim->outer : NULL;
+    const tshi_io_count *count = io->count;
+    if (!outer) return 1;
+    while (count->value != (const uint64_t *)(const void *)&outer->saved[0]) count++;
+    for (int i = 0; i < io->items; i++) /* of a file without a tsh_outer, all remain optional */
+        if (io->item[i].prefix == tshi_io_moments[TSHI_IO_OUTER_WEIGHT] ||
+            io->item[i].prefix == tshi_io_moments[TSHI_IO_OUTER_MOMENT])
+            io->item[i].optional = !count[0].read;
+    if (!count[0].read || (!count[2].read && !outer->desc.delay)) return 1;
+    for (int i = 0; i < 3; i++)
+        if (count[i].read != (uint64_t)outer->saved[i])
+            return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                                "has changes on their way, sent with .every %lld, .fragments %lld, "
+                                ".delay %lld; the tsh_outer has %lld, %lld and %lld",
+                                (long long)count[0].read, (long long)count[1].read,
+                                (long long)count[2].read, (long long)outer->saved[0],
+                                (long long)outer->saved[1], (long long)outer->saved[2]);
+    return 1;
+}
+
 /* Reads the counters of the random generators, which files of other programs lack, and those of the
  * optimiser if there is one. Returns 0 and sets an error if something is wrong. */
-static int tshi_load_counts(const tshi_io *io) {
+static int tshi_load_counts(tshi_io *io) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
     char own[TSHI_TEXT_SIZE]; /* the kinds of the optimiser */
@@ -58,7 +109,7 @@ static int tshi_load_counts(const tshi_io *io) {
                             "alone, of which tsh_ema_update then makes the first averages");
     for (; i < io->counts; i++)
         if (!tshi_load_count(io, &io->count[i])) return 0;
-    return 1;
+    return tshi_load_replica_counts(io) && tshi_load_check_outer(io);
 }
 
 /* Returns 1 if the files must hold this tensor of the model: a parameter, unless it is A or B of
@@ -175,20 +226,30 @@ static int tshi_load_under(const tshi_io *io, const char *name, size_t moment) {
     return strncmp(name + moment, io->prefix, n) == 0 && (!n || name[moment + n] == '.');
 }
 
-/* Returns the length of "optim.first.", or whichever of tshi_io_moments the name begins with; else
- * 0. */
+/* Returns the length of "optim.first.", or whichever of tshi_io_moments the name begins with, as
+ * "optim.replica.2.first."; else 0. */
 static size_t tshi_load_moment(const char *name) {
     const int i = tshi_io_moment_of(name);
-    return i < 0 ? 0 : strlen(tshi_io_moments[i]);
+    size_t n = i < 0 ? 0 : strlen(tshi_io_moments[i]);
+    for (int words = 0; i == TSHI_IO_REPLICA && words < 2; words++) {
+        n += strcspn(name + n, ".");
+        n += name[n] == '.';
+    }
+    return n;
 }
 
 /* Returns 1 if a tensor of the files is to be skipped: a moment if no optimiser is loaded, an
- * average if no averages are, or,
- * without .strict_names, a tensor whose name does not begin with .prefix if others do. */
+ * average if no averages are, what a tsh_outer keeps if there is none; what another replica has
+ * (tshi_load_match_replica takes this one's); or, without .strict_names, a tensor whose name does
+ * not begin with .prefix if others do. */
 static int tshi_load_skips(const tshi_io *io, const char *name) {
     const size_t moment = tshi_load_moment(name);
-    const int average = tshi_io_moment_of(name) == TSHI_IO_AVERAGE;
-    return (moment && (average ? !io->ema : !io->optim)) ||
+    const int kind = tshi_io_moment_of(name);
+    const int wanted = kind == TSHI_IO_AVERAGE   ? io->ema != NULL
+                       : kind == TSHI_IO_REPLICA ? 0
+                       : kind < TSHI_IO_AVERAGE  ? io->optim != NULL
+                                                 : io->optim && io->optim->outer;
+    return (moment && !wanted) ||
            (io->prefixed && !io->strict_names && !tshi_load_under(io, name, moment));
 }
 
@@ -381,6 +442,30 @@ static void tshi_load_sort_items(tshi_io *io) {
     qsort(io->order, (size_t)io->items, sizeof *io->order, tshi_load_by_place);
 }
 
+/* Replaces the tensors of the files that parameters and moments are matched with, those of the
+ * first replica of a tsh_outer, by those of this rank's replica. Returns 0 and sets an error if
+ * they do not fit. */
+static int tshi_load_match_replica(tshi_io *io) {
+    const int replica = tshi_load_replica(io);
+    char prefix[64];
+    for (int i = 0; replica && i < io->items; i++) {
+        tshi_io_item *item = &io->item[i];
+        const char *name = item->entry ? item->entry->name : NULL, *point;
+        const tshi_io_entry *own;
+        if (!name) continue;
+        point = item->moment ? strchr(name, '.') + 1 : name; /* after "optim." */
+        (void)snprintf(prefix, sizeof prefix, "%s%d.%s", tshi_io_moments[TSHI_IO_REPLICA], replica,
+                       item->moment ? "" : "weight.");
+        own = (const tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *own, prefix,
+                                                    point);
+        if (!own) continue; /* what replicas have in common, such as a frozen parameter */
+        item->entry = own;
+        if (!tshi_load_check_item(io, item)) return 0;
+    }
+    tshi_load_sort_items(io);
+    return 1;
+}
+
 /* Allocates io->buffer: with .broadcast one buffer, two on rank 0; else a smaller one if values
  * must be converted. On rank 0 with .broadcast also allocates io->ahead, unless the user's .read_at
  * is used. Returns 0 and sets an error if there is no memory. */
@@ -477,7 +562,7 @@ static int tshi_load_check_files(tshi_io *io) {
                             "is of tshard's format %.16s, this version reads 1", format);
     if (!tshi_load_counts(io) || !tshi_load_match_all(io) || !tshi_load_check_ties(io)) return 0;
     tshi_load_sort_items(io);
-    return tshi_load_sample(io);
+    return tshi_load_sample(io) && tshi_load_match_replica(io);
 }
 
 /* Does all that can fail before values change. Returns 0 and sets an error if something is
@@ -495,6 +580,10 @@ static int tshi_load_check(tshi_io *io) {
                                    "%s: an adapter is merged into \"%s\"; first call "
                                    "tsh_lora_unmerge",
                                    io->op, io->item[i].param->path);
+    if (io->broadcast && io->optim && io->optim->outer && io->ctx->dp.size > 1)
+        return tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
+                            "is not loaded by .broadcast: it sends one state to all replicas, but "
+                            "each replica of a tsh_outer has its own; let every rank read it");
     io->order = (tshi_io_item **)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                       (size_t)io->items * sizeof *io->order);
     if (!io->order) return 0;

@@ -233,6 +233,7 @@ static tsh_result tshi_load_all(tshi_io *io) {
     if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
     io->path = io->given;
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* the model is unchanged */
+    if (io->optim && io->optim->outer) tshi_outer_reset(io->optim->outer);
     if (io->broadcast && tshi_load_share(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->items && (io->broadcast || ctx->error.code == TSH_OK); i++)
         if (tshi_load_item(io, io->order[i]) != TSH_OK) break;
@@ -244,6 +245,7 @@ static tsh_result tshi_load_all(tshi_io *io) {
     (void)tshi_load_leave(io);
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->counts; i++) *io->count[i].value = io->count[i].read;
+    if (io->optim && io->optim->outer) tshi_outer_resume(io->optim->outer);
     return TSH_OK;
 }
 

@@ -420,6 +420,12 @@ typedef struct tshi_buckets {
     tsh_req weight_req; /* request of the all-reduce of weight */
 } tshi_buckets;
 
+/* A collective over dp that a tsh_outer has started; tsh_close waits for it. */
+typedef struct tshi_outer_request {
+    struct tshi_outer_request *next; /* the next one in the ctx's list */
+    tsh_req req;              /* 0: none runs */
+} tshi_outer_request;
+
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
 typedef struct tshi_micro {
     struct tshi_micro *next; /* next micro-batch in the ctx's list */
@@ -520,6 +526,9 @@ struct tsh_ctx {
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx);
     tsh_optim *optims;      /* list of all optimisers, the newest first */
     tsh_ema *emas;          /* list of all averages of weights, the newest first */
+    tsh_outer *outers;      /* list of all tsh_outer, the newest first; while it is not empty,
+                             * gradients are not averaged over dp */
+    tshi_outer_request *outer_requests; /* list of all requests of any tsh_outer */
     tsh_pipeline *pipeline; /* the first pipeline; NULL: none */
     tsh_cache *caches;      /* list of all cache handles, freed ones included: they are reused */
     tshi_micro *micros;     /* list of the micro-batches of all pipelines */

@@ -201,6 +201,8 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (ctx->trace && ctx->trace->profile) tshi_profile_end(ctx);
     tshi_error_report(ctx);  /* needs the comms, which are closed below */
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
+    for (const tshi_outer_request *r = ctx->outer_requests; r; r = r->next)
+        (void)tsh_wait(&ctx->dp, r->req);
     while (ctx->handles.owned.next != &ctx->handles.owned)
         tshi_tensor_release(ctx->handles.owned.next);
     tshi_trace_drop(ctx); /* releases a trace that tsh_trace_end has not */

@@ -176,11 +176,17 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
+/* Returns 1 if gradients are averaged over dp: there are replicas, and no tsh_outer lets them train
+ * apart. */
+static int tshi_tape_averages(const tsh_ctx *ctx) {
+    return ctx->dp.size > 1 && !ctx->outers;
+}
+
 /* Completes the gradients of leaves: first over tp, then over dp, where backward has sent some
  * buckets already. Divides the gradients of summed losses by the sum of their weights. */
 static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    const int replicas = ctx->dp.size > 1; /* 1: gradients are also summed over dp */
+    const int replicas = tshi_tape_averages(ctx); /* 1: gradients are also summed over dp */
     const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     if (replicas) tshi_bucket_sum_weights(ctx, ctx->tape.weight);
@@ -214,8 +220,8 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
 
 /* Empties the list of buckets; from now on tshi_tape_deliver fills buckets and sends them. */
 static void tshi_tape_sync_begin(tsh_ctx *ctx) {
-    if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed);
-    ctx->tape.syncing = ctx->dp.size > 1;
+    ctx->tape.syncing = tshi_tape_averages(ctx);
+    if (ctx->tape.syncing) tshi_bucket_begin(ctx, ctx->tape.summed);
 }
 
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
@@ -347,7 +353,7 @@ TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
  * number of terms. */
 static int tshi_tape_pending(const tsh_tensor *leaf) {
     const tsh_ctx *ctx = leaf->ctx;
-    const int averaged = ctx->dp.size > 1 && (leaf->flags & TSHI_AVERAGED);
+    const int averaged = tshi_tape_averages(ctx) && (leaf->flags & TSHI_AVERAGED);
     return leaf->gp.live || (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending &&
                              (averaged || ctx->tape.summed));
 }

@@ -36,6 +36,7 @@ struct tsh_optim {
      * called; -1: never */
     int changes;
     tsh_optim *older;    /* the optimiser of the ctx created before this one; NULL: none */
+    tsh_outer *outer;    /* takes outer steps for it; NULL: none */
 };
 
 /* -- the global norm of gradients, and clipping ----------------------------- */

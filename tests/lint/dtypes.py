@@ -51,6 +51,7 @@ ALLOWED = {
     "optim-update": {"TSH_BF16": TRAINED},
     "optim-table": {"TSH_BF16": TRAINED},
     "ema": {"TSH_BF16": TRAINED},
+    "outer": {"TSH_BF16": "blocks of quantised values are sent as 16-bit elements"},
     "optim": {"TSH_BF16": TRAINED},
     "pipeline": {"TSH_I64": BOOKKEEPING, "TSH_F64": BOOKKEEPING},
     "io": {"TSH_F32": TRAINED, "TSH_I32": BOOKKEEPING, "TSH_I64": BOOKKEEPING},

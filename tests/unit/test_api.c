@@ -51,6 +51,7 @@ typedef enum api_kind {
     MODULE,
     OPTIM,
     EMA,
+    OUTER,
     CACHE,
     PIPELINE,
     COMM,
@@ -106,6 +107,7 @@ typedef struct world {
     tsh_tensor *tensor[TENSOR_KINDS];
     tsh_optim *optim, *freed_optim, *other_optim;
     tsh_ema *ema, *freed_ema, *other_ema;
+    tsh_outer *outer, *freed_outer, *other_outer;
     tsh_cache *cache, *freed_cache;
     tsh_pipeline *pipeline;
     tsh_comm split, closed;
@@ -291,6 +293,7 @@ static void make_tensors(world *w) {
  * pipeline. */
 static void begin(world *w, int variant) {
     tsh_pipeline_desc desc;
+    tsh_outer_desc outer;
     memset(w, 0, sizeof *w);
     w->ctx = open_ctx();
     w->other = open_ctx();
@@ -306,6 +309,12 @@ static void begin(world *w, int variant) {
         w->ema = tsh_ema_new(tsh_root(w->ctx), 0.9);
         (void)tsh_ema_update(w->ema);
         w->other_ema = tsh_ema_new(tsh_root(w->other), 0.9);
+        memset(&outer, 0, sizeof outer);
+        outer.every = 2;
+        w->freed_outer = tsh_outer_new(tsh_root(w->ctx), w->optim, &outer);
+        tsh_outer_free(w->freed_outer);
+        w->outer = tsh_outer_new(tsh_root(w->ctx), w->optim, &outer);
+        w->other_outer = tsh_outer_new(tsh_root(w->other), w->other_optim, &outer);
     } else if (variant == 2) {
         w->freed_cache = tsh_cache_new(tsh_root(w->ctx), 2, 8, TSH_DTYPE_DEFAULT);
         tsh_cache_free(w->freed_cache);
@@ -426,6 +435,7 @@ static int values_of(const api_value *value) {
     case MODULE: return 6;
     case OPTIM:
     case EMA:
+    case OUTER:
     case CACHE: return 4;
     case PIPELINE: return 2;
     case COMM: return 4;
@@ -517,6 +527,9 @@ static const void *pointer_of(world *w, const api_value *value, int pick) {
     case EMA:
         if (pick == 1) return w->freed_ema;
         return pick == 0 ? w->ema : pick == 2 ? w->other_ema : NULL;
+    case OUTER:
+        if (pick == 1) return w->freed_outer;
+        return pick == 0 ? w->outer : pick == 2 ? w->other_outer : NULL;
     case CACHE: return pick == 0 ? w->cache : pick == 1 ? w->freed_cache : NULL;
     case PIPELINE: return pick ? NULL : w->pipeline;
     case COMM:
@@ -628,7 +641,9 @@ static const char *only; /* the function that is called alone; NULL: all */
 /* A world in which the function has what it is about. */
 static int variant_of(const api_call *call, int number) {
     for (int i = 0; i < call->count; i++) {
-        if (call->argument[i].kind == OPTIM || call->argument[i].kind == EMA) return 1;
+        if (call->argument[i].kind == OPTIM || call->argument[i].kind == EMA ||
+            call->argument[i].kind == OUTER)
+            return 1;
         if (call->argument[i].kind == CACHE) return 2;
         if (call->argument[i].kind == PIPELINE) return 3;
     }
