@@ -146,7 +146,7 @@ static ssize_t tshi_uv_receive_sealed(tshi_uv_link *link, void *head, size_t lef
     if (!left)
         n = tshi_uv_unseal_piece(link, op, s, at, piece);
     else
-        n = tshi_uv_unseal(&channel->in, at, left, head) ? (ssize_t)left : TSHI_UV_BAD_TAG;
+        n = tshi_uv_unseal(&channel->in, at, left, head) ? (ssize_t)left : (ssize_t)TSHI_UV_BAD_TAG;
     if (n <= 0) return n;
     channel->opened += first + TSHI_UV_TAG;
     if (channel->opened == from->used) from->used = channel->opened = 0;

@@ -50,7 +50,8 @@ static void tshi_uv_new_share(const unsigned char secret[32], unsigned char scal
     unsigned char generator[32];
     tshi_uv_generator(secret, generator);
     crypto_core_ristretto255_scalar_random(scalar);
-    (void)crypto_scalarmult_ristretto255(share, scalar, generator);
+    /* fails only for a scalar of 0, which is never drawn; a share of zeros would be refused */
+    if (crypto_scalarmult_ristretto255(share, scalar, generator) != 0) memset(share, 0, 32);
     sodium_memzero(generator, sizeof generator);
 }
 

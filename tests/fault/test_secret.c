@@ -154,7 +154,7 @@ static void test_exchange_refuses(void **state) {
 
 /* What the two ends want, and what a connection has. */
 static void test_options(void **state) {
-    static tsh_uv_world world;
+    static tsh_uv_world on;
     const int aes = TSHI_UV_AES, sealed = TSHI_UV_SEALED, checked = TSHI_UV_CHECKED;
     (void)state;
     assert_int_equal(tshi_uv_agreed(0, aes), 0);
@@ -163,14 +163,14 @@ static void test_options(void **state) {
     assert_int_equal(tshi_uv_agreed(aes, sealed | aes), sealed | aes);
     /* no socket: an address that is not loopback */
     has_aes = 0;
-    assert_int_equal(tshi_uv_wants(&world, -1), checked);
-    world.keyed = 1;
-    assert_int_equal(tshi_uv_wants(&world, -1), checked | sealed);
-    world.encrypt = world.checksum = -1;
-    assert_int_equal(tshi_uv_wants(&world, -1), 0);
-    world.keyed = 0;
-    world.encrypt = 1;
-    assert_int_equal(tshi_uv_wants(&world, -1), sealed);
+    assert_int_equal(tshi_uv_wants(&on, -1), checked);
+    on.keyed = 1;
+    assert_int_equal(tshi_uv_wants(&on, -1), checked | sealed);
+    on.encrypt = on.checksum = -1;
+    assert_int_equal(tshi_uv_wants(&on, -1), 0);
+    on.keyed = 0;
+    on.encrypt = 1;
+    assert_int_equal(tshi_uv_wants(&on, -1), sealed);
     has_aes = 1;
 }
 

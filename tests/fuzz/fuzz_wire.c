@@ -64,8 +64,11 @@ static uint32_t wire_random(void) {
 }
 
 static void wire_random_bytes(void *bytes, size_t size) {
-    static unsigned char next;
-    for (size_t i = 0; i < size; i++) ((unsigned char *)bytes)[i] = (unsigned char)(next++ * 29u);
+    static uint32_t next;
+    for (size_t i = 0; i < size; i++) {
+        next = next * 1664525u + 1013904223u;
+        ((unsigned char *)bytes)[i] = (unsigned char)(next >> 24);
+    }
 }
 
 static const char *wire_random_name(void) {

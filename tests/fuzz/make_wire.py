@@ -294,7 +294,7 @@ def seeds():
     yield "sealed_data_damaged", running + start(RECV, SOME, 1, sealed=True) + data(5) + \
         bytes_of(6, b"1" * 300) + bytes([TEST])
     yield "sealed_ended", running + start(ALLREDUCE, THREE, sealed=True) + bytes_of(3, b"1") + \
-        end(3) + bytes([TEST])
+        end(3) + bytes([TEST, TEST])
 
 
 def main():
