@@ -8,7 +8,8 @@
 
 /* Makes fd the control connection to world rank `rank`. Returns 0 if memory is lacking, which it
  * reports. */
-static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
+static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, tshi_uv_channel *channel,
+                          const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
 #ifdef TCP_THIN_LINEAR_TIMEOUTS
     /* Switches on that TCP, after a short break of the network, resends at even intervals, not at
@@ -22,7 +23,8 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
         return 0;
     }
     peer->fd = fd;
-    peer->used = peer->deaf = 0;
+    peer->channel = channel;
+    peer->used = peer->deaf = peer->opened = 0;
     peer->events = UV_READABLE; /* the events that peer->poll watches now */
     peer->state = TSHI_UV_THERE;
     /* the peer's silence is counted from here on */
@@ -45,7 +47,8 @@ static int tshi_uv_is_local(int fd) {
 
 /* Assigns a data connection to its tshi_uv_link; returns 0 if no link needs it. Between ranks of
  * one host a small send buffer lets the receiver read bytes while they are in the cache. */
-static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
+static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd,
+                              tshi_uv_channel *channel) {
     tshi_uv_link *link = tshi_uv_meant(world, hello, rank);
     int near = TSHI_UV_NEAR; /* size of the send buffer in bytes */
     if (!link) return 0;     /* no group needs this connection any more */
@@ -53,7 +56,9 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
     if (link->fd < 0) link->group->missing--; /* the group lacks one connection less */
     tshi_uv_close_fd(&link->fd);              /* the connection of an earlier attempt, if any */
     link->fd = fd;
-    link->checks = hello->checks;
+    link->checks = (hello->options & TSHI_UV_CHECKED) != 0;
+    tshi_uv_channel_free(&link->channel);
+    link->channel = channel;
     return 1;
 }
 
@@ -71,23 +76,33 @@ static void tshi_uv_tell_linked(tsh_uv_world *world, int rank) {
 static void tshi_uv_proven(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int rank = conn->dialled ? conn->hello.server : conn->hello.client, kept;
+    tshi_uv_channel *channel = NULL;
     tshi_uv_unwatch(&conn->poll);
+    if (conn->hello.options & TSHI_UV_SEALED) {
+        channel = tshi_uv_channel_new(conn->session, conn->dialled, conn->hello.options);
+        if (!channel) {
+            tshi_uv_lacks_memory(world, rank);
+            tshi_uv_conn_end(conn);
+            return;
+        }
+    }
     if (!conn->dialled) world->peer[rank].process = conn->hello.process;
     if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* TSHI_UV_JOIN or TSHI_UV_CONTROL */
         /* closes the connection of an earlier attempt, if any */
         tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT);
-        kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
+        kept = tshi_uv_attach(world, rank, conn->fd, channel, conn->name);
         if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
         /* sends all ranks the list of absent ranks, which has changed */
         if (kept && world->rank == 0) tshi_uv_tell_absent(world);
     } else {
-        kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
+        kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd, channel);
         if (kept && conn->dialled) tshi_uv_tell_linked(world, rank);
     }
     if (kept) {
         conn->fd = -1; /* the peer or the link owns the socket now */
         tshi_uv_conn_free(conn);
     } else {
+        tshi_uv_channel_free(&channel);
         tshi_uv_conn_end(conn); /* if this rank dialled, it dials again */
     }
 }
@@ -127,8 +142,8 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
         tshi_uv_conn_end(conn); /* there is no memory to watch the socket */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
-        randombytes_buf(conn->hello.server_nonce, 32); /* so no client hello can be replayed */
-        (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_nonce);
+        tshi_uv_new_share(conn->world->secret, conn->scalar, conn->hello.server_share);
+        (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_share);
         conn->out_used = TSHI_UV_SERVER_HELLO;
         conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the client hello, to be read */
         tshi_uv_conn_event(conn->poll, 0, 0); /* writes the server hello at once */

@@ -70,6 +70,7 @@ static void tshi_uv_conn_free(tshi_uv_conn *conn) {
     tshi_uv_unwatch(&conn->poll);
     tshi_uv_close_fd(&conn->fd);
     tshi_uv_close_fd(&conn->earlier);
+    sodium_memzero(conn, sizeof *conn); /* the session's secrets are in it */
     free(conn);
 }
 
@@ -104,9 +105,14 @@ TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *f
     va_end(list);
 }
 
-/* Returns the key (32 bytes) for the handshake of a connection with this purpose. */
-static const unsigned char *tshi_uv_secret(const tsh_uv_world *world, uint32_t purpose) {
-    return purpose == TSHI_UV_JOIN ? world->secret : world->mesh;
+/* Computes conn->session, from this end's private key and the other end's share. Returns 0 if that
+ * is not a valid one. */
+static int tshi_uv_set_session(tshi_uv_conn *conn) {
+    const tsh_uv_world *world = conn->world;
+    const tshi_uv_hello *hello = &conn->hello;
+    return tshi_uv_agree(hello->purpose == TSHI_UV_JOIN ? world->secret : world->mesh, conn->scalar,
+                         conn->dialled ? hello->server_share : hello->client_share, hello,
+                         conn->session);
 }
 
 /* Returns the data connection to `peer`, a rank of the group: for SEND and RECV if `messages` is 1,
@@ -172,11 +178,21 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
     return link->fd < 0 || same ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
 }
 
-/* Returns 1 if this rank wants checksums on the data connection fd. */
-static int tshi_uv_wants_checks(const tsh_uv_world *world, int fd) {
+/* Returns what this rank wants of the connection fd, and can: bits of tshi_uv_option. */
+static int tshi_uv_wants(const tsh_uv_world *world, int fd) {
     tshi_uv_address own;
-    if (world->checksum) return world->checksum > 0;
-    return !tshi_uv_end_of(fd, 0, &own) || !tshi_uv_loopback(&own);
+    int far = !tshi_uv_end_of(fd, 0, &own) || !tshi_uv_loopback(&own);
+    int options = crypto_aead_aes256gcm_is_available() ? TSHI_UV_AES : 0;
+    if (world->checksum ? world->checksum > 0 : far) options |= TSHI_UV_CHECKED;
+    if (world->encrypt ? world->encrypt > 0 : far && world->keyed) options |= TSHI_UV_SEALED;
+    return options;
+}
+
+/* Returns the options of a connection whose ends want `a` and `b`: checksums, or encryption, if
+ * either end wants it. */
+static int tshi_uv_agreed(int a, int b) {
+    if ((a | b) & TSHI_UV_SEALED) return TSHI_UV_SEALED | (a & b & TSHI_UV_AES);
+    return (a | b) & TSHI_UV_CHECKED;
 }
 
 static const char *tshi_uv_status_text(uint32_t status) {
@@ -205,8 +221,9 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     if (hello->version != TSHI_UV_VERSION) {
         status = TSHI_UV_OTHER_VERSION;
     } else {
-        tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, 0, hello, expected);
-        status = sodium_memcmp(proof, expected, 32) != 0
+        int valid = tshi_uv_set_session(conn);
+        tshi_uv_proof(conn->session, 'C', 0, 0, hello, expected);
+        status = !valid || sodium_memcmp(proof, expected, 32) != 0
                      ? TSHI_UV_OTHER_KEY
                      : tshi_uv_check_hello(world, hello, &value);
     }
@@ -217,9 +234,10 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
         tshi_uv_note(world, TSHI_UV_OF_KEY_HOLDERS,
                      "rank %d refused %s, which says that it is rank %d of %d: %s", world->rank,
                      conn->name, hello->client, hello->size, tshi_uv_status_text(status));
-    if (status == TSHI_UV_WELCOME) value = hello->checks || tshi_uv_wants_checks(world, conn->fd);
-    tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
-    hello->checks = value != 0; /* matters only if the reply is a welcome */
+    if (status == TSHI_UV_WELCOME)
+        value = tshi_uv_agreed(hello->options, tshi_uv_wants(world, conn->fd));
+    tshi_uv_put_reply(conn->out, status, value, hello, conn->session);
+    hello->options = (int)value; /* matters only if the reply is a welcome */
     conn->out_used = TSHI_UV_REPLY;
     conn->welcome = status == TSHI_UV_WELCOME;
     conn->phase = TSHI_UV_REPLIES;
@@ -246,7 +264,7 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     unsigned char proof[32];
-    if (!tshi_uv_server_hello(conn->in, 0, &hello->version, hello->server_nonce)) {
+    if (!tshi_uv_server_hello(conn->in, 0, &hello->version, hello->server_share)) {
         tshi_uv_hindered(world, "something else than tshard answers at %s", conn->name);
         return 0;
     }
@@ -258,9 +276,13 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     hello->size = world->size;
     hello->job = world->job;
     hello->process = world->process;
-    hello->checks = tshi_uv_wants_checks(world, conn->fd);
-    randombytes_buf(hello->client_nonce, sizeof hello->client_nonce);
-    tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, 0, hello, proof);
+    hello->options = tshi_uv_wants(world, conn->fd);
+    tshi_uv_new_share(world->secret, conn->scalar, hello->client_share);
+    if (!tshi_uv_set_session(conn)) {
+        tshi_uv_unproven(conn, "it sent a share that is not valid");
+        return 0;
+    }
+    tshi_uv_proof(conn->session, 'C', 0, 0, hello, proof);
     tshi_uv_client_hello(conn->out, 1, hello, proof);
     conn->out_used = TSHI_UV_CLIENT_HELLO;
     conn->in_used = 0;
@@ -309,13 +331,13 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
 /* Checks the server's reply in conn->in. Returns 1 if it is a welcome: both ends are
  * authenticated. */
 static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
-    const unsigned char *secret = tshi_uv_secret(conn->world, conn->hello.purpose);
     uint32_t status;
     int64_t value;
-    if (!tshi_uv_get_reply(conn->in, &conn->hello, secret, &status, &value))
+    if (!tshi_uv_get_reply(conn->in, &conn->hello, conn->session, &status, &value))
         status = TSHI_UV_OTHER_KEY;
     if (status != TSHI_UV_WELCOME) tshi_uv_refused(conn, status, value);
-    conn->hello.checks = value != 0;
+    /* AES-256-GCM only if this rank has it; matters only if the reply is a welcome */
+    conn->hello.options = (int)value & (conn->hello.options | TSHI_UV_SEALED | TSHI_UV_CHECKED);
     return status == TSHI_UV_WELCOME;
 }
 

@@ -67,11 +67,14 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
     return tshi_uv_failed(world);
 }
 
-/* Format of the error for a wrong checksum. Arguments: "data" or "control"; this rank and its
- * host:port; the peer and its host:port; what was damaged; "" or " of all-reduce ...". */
+/* Format of the error for a wrong checksum or tag. Arguments: "data" or "control"; this rank and its
+ * host:port; the peer and its host:port; TSHI_UV_CHECK_OF; what was damaged; "" or " of all-reduce
+ * ...". */
 #define TSHI_UV_DAMAGED_TEXT                                                                       \
-    "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the checksum of %s%s is "   \
-    "wrong; is a network card, cable or switch between them faulty?"
+    "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the %s of %s%s is wrong; "  \
+    "is a network card, cable or switch between them faulty?"
+/* What shows damage on a connection; channel NULL: it is not encrypted. */
+#define TSHI_UV_CHECK_OF(channel) ((channel) ? "tag" : "checksum")
 
 /* Returns the group with this id; NULL: none. The caller must hold the lock. */
 static tshi_uv_group *tshi_uv_find_group(const tsh_uv_world *world, uint64_t id) {

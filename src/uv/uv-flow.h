@@ -5,7 +5,7 @@
 /* connection for messages also has a queue of clears. A clear is a frame     */
 /* without a payload, by which the receiver of a message tells the sender     */
 /* that it may send it.                                                       */
-/* Needs: >>uv-algorithm.                                                     */
+/* Needs: >>uv-sealed.                                                        */
 /* ========================================================================== */
 
 /* Returns 1 if the connection is for SEND and RECV, 0 if it is for collectives. */
@@ -96,7 +96,7 @@ static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
         tshi_uv_direct_sums(op);
 }
 
-/* Reports that a checksum of received bytes is wrong. what: "the header" or "the payload". */
+/* Reports that a checksum, or tag, of received bytes is wrong. what: "the header" or "the payload". */
 static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
     const tshi_uv_group *group = link->group;
     const tshi_uv_fifo *fifo = tshi_uv_in_use(link);
@@ -109,7 +109,8 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
     }
     tshi_uv_op_text(group, tshi_uv_first(link->group, fifo), text + 4, sizeof text - 4);
     tshi_uv_report_error(group->world, TSHI_UV_DAMAGED, 0, 0, TSH_ERR_LOST, tshb_blamed(a, b),
-                         TSHI_UV_DAMAGED_TEXT, "data", a, texts[0], b, texts[1], what, text);
+                         TSHI_UV_DAMAGED_TEXT, "data", a, texts[0], b, texts[1],
+                         TSHI_UV_CHECK_OF(link->channel), what, text);
 }
 
 /* Checks the header of a frame that is being received. Returns 0 after reporting an error, else 1.
@@ -208,6 +209,22 @@ static void tshi_uv_batch_sum(const tshi_uv_batch *batch, const tsh_uv_world *wo
     }
 }
 
+/* Same as tshi_uv_transfer, for an encrypted connection. */
+static size_t tshi_uv_transfer_sealed(tshi_uv_link *link, const tshi_uv_fifo *fifo, void *head,
+                                      size_t left, const tshi_uv_op *op, tshi_uv_stream *s,
+                                      int out) {
+    tsh_uv_world *world = link->group->world;
+    ssize_t n = out ? tshi_uv_send_sealed(link, head, left, op, s)
+                    : tshi_uv_receive_sealed(link, head, left, op, s);
+    if (n == TSHI_UV_IO_FAILED) tshi_uv_broke(link, fifo, "lost its connection");
+    if (n == TSHI_UV_IO_CLOSED) tshi_uv_broke(link, fifo, "closed its connection");
+    if (n == TSHI_UV_BAD_TAG) tshi_uv_damaged(link, left ? "the header" : "the payload");
+    if (n == TSHI_UV_NO_ROOM)
+        tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
+                             "rank %d: no memory to encrypt what it sends", world->rank);
+    return n > 0 ? (size_t)n : 0;
+}
+
 /* Sends (out = 1) or receives, in one system call, `left` bytes of a header and then payload of op
  * (NULL: none). Returns how many bytes were moved; if that was not all, link->want has the event to
  * wait for. */
@@ -219,6 +236,7 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
     /* counts the bytes sent, or received, on this connection, so that a dead one is noticed */
     uint64_t *count = out ? &link->wrote : &link->got;
     ssize_t n;
+    if (link->channel) return tshi_uv_transfer_sealed(link, fifo, head, left, op, s, out);
     batch.used = 0;
     batch.payload = batch.asked = 0;
     tshi_uv_batch_add(&batch, head, left);

@@ -12,6 +12,7 @@ static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a gro
     for (int i = 0; group->link && i < 2 * group->size; i++) {
         tshi_uv_unwatch(&group->link[i].poll);
         tshi_uv_close_fd(&group->link[i].fd);
+        tshi_uv_channel_free(&group->link[i].channel);
     }
     for (int i = 0; i < TSHI_UV_OPS; i++) free(group->op[i].scratch);
     tshi_uv_close_fd(&group->listener);

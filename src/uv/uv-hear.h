@@ -10,6 +10,7 @@
 static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
     tshi_uv_unwatch(&peer->poll);
     tshi_uv_close_fd(&peer->fd);
+    tshi_uv_channel_free(&peer->channel);
     peer->in.used = peer->out.used = 0; /* discards unread and unsent bytes */
     peer->state = state;                /* why the connection ended */
 }
@@ -213,13 +214,17 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     }
 }
 
-/* Reads a checksum and compares it with that of the n bytes before it. Returns 0 if it is wrong. */
-static int tshi_uv_check_field(const tshi_uv_peer *peer, tshi_uv_cursor *c, size_t n) {
-    uint32_t check = tshi_uv_crc(peer->world, 0, c->at - n, n);
-    return tshi_uv_field(c, 0, TSHI_UV_MESSAGE_TAIL) == check;
+/* Checks n bytes of the first message in peer->in, from byte `from` on, by the checksum after them,
+ * which covers all of the message so far; or decrypts them, where they are. Returns 0 if the
+ * checksum, or the tag, is wrong. */
+static int tshi_uv_intact(const tshi_uv_peer *peer, size_t from, size_t n) {
+    char *message = peer->in.data, *at = message + from;
+    tshi_uv_cursor c = tshi_uv_cursor_over(at + n, TSHI_UV_MESSAGE_TAIL, 0);
+    if (peer->channel) return tshi_uv_unseal(&peer->channel->in, at, n, at);
+    return tshi_uv_field(&c, 0, 4) == tshi_uv_crc(peer->world, 0, message, from + n);
 }
 
-/* Handles a wrong checksum of a control message: what follows on this connection cannot be read.
+/* Handles a wrong checksum or tag of a control message: what follows on this connection cannot be read.
  * The connection stays open, so that the peer still gets this rank's report and decision. */
 static void tshi_uv_deafen(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
@@ -233,34 +238,39 @@ static void tshi_uv_deafen(tshi_uv_peer *peer) {
     if (world->parting) return; /* this rank shuts down: no error */
     tshi_uv_suspect(world, TSHI_UV_DAMAGED, TSH_ERR_LOST, tshb_blamed(world->rank, peer->rank),
                     TSHI_UV_DAMAGED_TEXT, "control", world->rank, texts[0], peer->rank, texts[1],
-                    "a control message", "");
+                    TSHI_UV_CHECK_OF(peer->channel), "a control message", "");
 }
 
 /* Handles the first message in peer->in. Returns 1: handled, or it is damaged; 0: incomplete;
  * -1: malformed. */
 static int tshi_uv_next_message(tshi_uv_peer *peer) {
+    const size_t tail = peer->channel ? (size_t)TSHI_UV_TAG : (size_t)TSHI_UV_MESSAGE_TAIL;
+    const size_t head = 5 + tail; /* length and type, then their checksum or tag */
     tshi_uv_cursor c = tshi_uv_cursor_over(peer->in.data, peer->in.used, 0);
-    size_t n = (size_t)tshi_uv_field(&c, 0, 4); /* length of the payload */
-    unsigned type = (unsigned)tshi_uv_field(&c, 0, 1);
-    int right = peer->in.used < TSHI_UV_MESSAGE_HEAD || tshi_uv_check_field(peer, &c, 5);
-    if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD) return 0; /* the head is incomplete */
-    /* the payload is too long, or the type unknown */
-    if (right && (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES)) return -1;
-    if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL) return 0;
-    if (right) { /* the whole message has arrived */
-        tshi_uv_cursor end = c;
-        end.at += n;
-        right = tshi_uv_check_field(peer, &end, TSHI_UV_MESSAGE_HEAD + n);
-    }
-    if (!right) {
+    size_t n; /* length of the payload */
+    unsigned type;
+    if (peer->in.used < head) return 0; /* the head is incomplete */
+    if (!peer->opened && !tshi_uv_intact(peer, 0, 5)) {
         tshi_uv_deafen(peer);
         return 1;
     }
+    peer->opened = 1; /* a head is decrypted only once, also if its payload arrives later */
+    n = (size_t)tshi_uv_field(&c, 0, 4);
+    type = (unsigned)tshi_uv_field(&c, 0, 1);
+    /* the payload is too long, or the type unknown */
+    if (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES) return -1;
+    if (peer->in.used < head + n + tail) return 0;
+    peer->opened = 0;
+    if (!tshi_uv_intact(peer, head, n)) {
+        tshi_uv_deafen(peer);
+        return 1;
+    }
+    c.at += tail;
     c.end = c.at + n; /* the message's handler reads no further */
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
     if (peer->fd >= 0) /* unless a handler closed the connection: removes the message */
-        tshi_uv_drop(&peer->in, TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL);
+        tshi_uv_drop(&peer->in, head + n + tail);
     return 1;
 }
 

@@ -41,6 +41,7 @@
  *   each 256 KiB of data at most, has a CRC32C, on connections between other addresses than
  *   loopback (TSHARD_CHECKSUM). No byte is summed or sent on before it is checked; the error names
  *   both ends of the connection. A damaged handshake is repeated;
+ * - encrypt what ranks of several hosts send, if there is a key (SECURITY);
  * - open /dev/null where stdin, stdout or stderr is closed, as daemons have them, and leave it so;
  * - tell the logger which ranks are absent if the world is not complete after 10 s: rank 0 says
  *   it, other ranks only what it cannot know. Joining goes on until TSHARD_TIMEOUT.
@@ -72,7 +73,7 @@
  * - move data in the background: bytes move only during calls of start, test, wait and progress;
  * - limit the time of a host name lookup: it takes as long as the system's resolver takes;
  * - continue without a lost rank: the world fails. tshard-run --max-restarts starts it again;
- * - protect what is sent (SECURITY), use shared memory within a host, or use several networks;
+ * - use shared memory within a host, or use several networks;
  * - connect more than 1,024 ranks, or machines of different byte orders;
  * - survive if another thread takes the last memory between tshard's test (64 KiB while a world
  *   opens, later 16 bytes for each descriptor) and libuv's own allocation: libuv 1.44 then aborts
@@ -85,8 +86,9 @@
  *
  * Descriptors: 3 (P-1) connections and 10; a group of p ranks 2 (p-1) more. Memory from libc's
  * malloc: about 160 KiB, and 20 KiB per rank, for the world; 65 KiB, and 10 KiB per member, for a
- * group; 1 MiB, kept until its group is closed, for each long sum that is in flight at once; and
- * the system's socket buffers. Heartbeats: a packet to each rank every 250 ms.
+ * group; 1 MiB, kept until its group is closed, for each long sum that is in flight at once; 2 KiB
+ * per encrypted connection, and up to 256 KiB once it has carried long arrays; and the system's
+ * socket buffers. Heartbeats: a packet to each rank every 250 ms.
  *
  * ENVIRONMENT: read for each setting that the tsh_uv_desc leaves out. An empty variable counts as
  * unset. Rank and size come from the first family that sets them: TSHARD_, torchrun's, Slurm's. If
@@ -114,6 +116,9 @@
  *     TSHARD_CHECKSUM            1: check the bytes of all data connections of this rank, 0: of
  *                                none on which the other end does not ask for it; default: of
  *                                those that are not loopback. Control messages are always checked
+ *     TSHARD_ENCRYPT             1: encrypt all connections of this rank, 0: none on which the other
+ *                                end does not ask for it; default: with a key, those that are not
+ *                                loopback. An encrypted connection has tags in place of checksums
  *     TSHARD_TIMEOUT             seconds after which joining, or a collective without timeout_ns,
  *                                fails; default 300; 0: never
  *     TSHARD_HEARTBEAT           seconds of silence after which a rank counts as lost, 1 or more;
@@ -123,14 +128,23 @@
  *
  * Protected: who can join. On loopback no key is needed; any other address needs a key, or
  * TSHARD_INSECURE. Both ends of every connection prove that they know the key, the client first, by
- * HMAC-SHA256 over two random nonces, both ranks, the connection's purpose, job, world size and
- * version; so neither a replayed nor a reflected handshake is accepted.
+ * HMAC-SHA256 over both ends' ephemeral public keys, both ranks, the connection's purpose, job,
+ * world size and version; so neither a replayed nor a reflected handshake is accepted. The key of
+ * that HMAC comes from CPace, a key exchange (on ristretto255) in which each attempt to join tests
+ * one guess of the key at most, and a recorded handshake tests none.
  *
- * Not protected: the bytes sent after the handshake (backends/README.md, Security); checksums find
- * accidents, not attacks. Whoever knows
- * the key is trusted: a rank can make the world fail, and blame any rank for it. Without a key any
- * local user may join a loopback job (tshard-run -n makes a random key), and with TSHARD_INSECURE
- * anybody who can connect.
+ * Protected: what is sent after the handshake, on connections that are encrypted (TSHARD_ENCRYPT):
+ * control messages, headers and data, by AES-256-GCM where both processors compute it, else by
+ * ChaCha20-Poly1305. Each connection has its own two keys, from its handshake's ephemeral keys: who
+ * learns TSHARD_KEY later cannot read what was recorded before. Whoever is on the path learns how
+ * many bytes are sent when, and can end connections. Bytes that are changed, repeated, left out or
+ * moved have a wrong tag: one error, which names both ends of the connection, and no wrong number.
+ *
+ * Not protected: connections that are not encrypted: anybody on the path can read and change them;
+ * checksums find accidents, not attacks. Whoever knows the key is trusted: a rank can make the world
+ * fail, and blame any rank for it. Without a key any local user may join a loopback job (tshard-run
+ * -n makes a random key), and with TSHARD_INSECURE anybody who can connect, also in between two
+ * ranks whose connection is encrypted.
  *
  * UNAUTHENTICATED CONNECTIONS, FIREWALLS
  *
@@ -138,10 +152,10 @@
  * system picks (net.ipv4.ip_local_port_range). While a group is set up, its members listen on other
  * such ports. Firewalls between hosts must let these through. Once connected, no rank listens.
  *
- * To a connection that is not authenticated yet, a rank sends the protocol version and a nonce, and
- * it reads 116 bytes from it, within 5 s. At most half of the descriptors that `ulimit -n` allows
- * beyond tshard's own need, 8 to 1,024, are used for such connections; when they are in use, each
- * new connection replaces one chosen at random. Scanners, browsers, wrong keys and other jobs are
- * refused; once a second the logger gets their number and the address of the last one. Ranks that
- * were replaced connect again. A rank that is refused by a server without a proof that it has the
- * key logs that, and connects again until the timeout. */
+ * To a connection that is not authenticated yet, a rank sends the protocol version and an ephemeral
+ * public key, and it reads 116 bytes from it, within 5 s. At most half of the descriptors that
+ * `ulimit -n` allows beyond tshard's own need, 8 to 1,024, are used for such connections; when they
+ * are in use, each new connection replaces one chosen at random. Scanners, browsers, wrong keys and
+ * other jobs are refused; once a second the logger gets their number and the address of the last
+ * one. Ranks that were replaced connect again. A rank that is refused by a server without a proof
+ * that it has the key logs that, and connects again until the timeout. */

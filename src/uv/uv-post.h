@@ -2,7 +2,7 @@
 /* >>uv-post                                        MARK: - uv-post (private) */
 /* Sends control messages. tshi_uv_write begins one, in world->outgoing.      */
 /* The *_field functions append fields to it; tshi_uv_post sends it.          */
-/* Needs: >>uv-check >>uv-wire >>uv-socket.                                   */
+/* Needs: >>uv-check >>uv-secret >>uv-socket.                                 */
 /* ========================================================================== */
 
 /* limit of unsent bytes to one peer: above it, new messages to that peer are discarded */
@@ -54,6 +54,20 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
+/* Sends world->outgoing, n bytes with the place of a checksum after length and type, as two records.
+ */
+static void tshi_uv_post_sealed(tshi_uv_peer *peer, size_t n) {
+    const unsigned char *bytes = peer->world->outgoing.bytes;
+    const size_t head = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL; /* length and type */
+    const size_t payload = n - TSHI_UV_MESSAGE_HEAD;
+    char *to = peer->out.data + peer->out.used;
+    tshi_uv_seal(&peer->channel->out, bytes, head, to);
+    tshi_uv_seal(&peer->channel->out, bytes + TSHI_UV_MESSAGE_HEAD, payload,
+                 to + head + TSHI_UV_TAG);
+    peer->out.used += head + payload + 2 * TSHI_UV_TAG;
+    tshi_uv_flush(peer);
+}
+
 /* Sends world->outgoing, the message that tshi_uv_write began, to the peer. No-op if there is no
  * connection to it (the peer may be this rank), if too much is unsent (a peer that does not read
  * will be found silent), or if memory is lacking. */
@@ -66,9 +80,13 @@ static void tshi_uv_post(tshi_uv_peer *peer) {
     size_t before = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL;
     tshi_uv_cursor c = tshi_uv_cursor_over(outgoing->bytes, n + TSHI_UV_MESSAGE_TAIL, 1);
     if (peer->fd < 0 || outgoing->c.bad || n > TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD ||
-        peer->out.used > TSHI_UV_BACKLOG || !tshi_uv_reserve(&peer->out, n + TSHI_UV_MESSAGE_TAIL))
+        peer->out.used > TSHI_UV_BACKLOG || !tshi_uv_reserve(&peer->out, n + 2 * TSHI_UV_TAG))
         return;
     (void)tshi_uv_field(&c, n - TSHI_UV_MESSAGE_HEAD, 4);
+    if (peer->channel) {
+        tshi_uv_post_sealed(peer, n);
+        return;
+    }
     c.at = outgoing->bytes + before;
     (void)tshi_uv_field(&c, tshi_uv_crc(world, 0, outgoing->bytes, before), 4);
     c.at = outgoing->bytes + n;

@@ -265,6 +265,17 @@ static tsh_result tshi_uv_set_checksum(const tsh_uv_desc *desc, tsh_uv_world *wo
     return has < 0 ? error->code : TSH_OK;
 }
 
+/* Sets world->encrypt: 1: all connections are encrypted, -1: none unless the peer wants it, 0: with
+ * a key, those that are not loopback. */
+static tsh_result tshi_uv_set_encrypt(const tsh_uv_desc *desc, tsh_uv_world *world,
+                                      tsh_error *error) {
+    int on = 0, has = 0;
+    world->encrypt = desc->encrypt > 0 ? 1 : desc->encrypt < 0 ? -1 : 0;
+    if (!world->encrypt) has = tshb_env_int("TSHARD_ENCRYPT", 0, 1, &on, error);
+    if (has > 0) world->encrypt = on ? 1 : -1;
+    return has < 0 ? error->code : TSH_OK;
+}
+
 /* Reads and checks all settings of the world; opens no socket. */
 static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     unsigned char hash[32];
@@ -283,7 +294,9 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
         tshi_uv_text(desc->job, "TSHARD_JOB", world->jobname, sizeof world->jobname, error) < 0 ||
         tshi_uv_set_key(desc, world, error) != TSH_OK)
         return error->code;
-    if (tshi_uv_set_checksum(desc, world, error) != TSH_OK) return error->code;
+    if (tshi_uv_set_checksum(desc, world, error) != TSH_OK ||
+        tshi_uv_set_encrypt(desc, world, error) != TSH_OK)
+        return error->code;
     if (world->heartbeat < TSHI_UV_SECOND)
         return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
                              "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least "

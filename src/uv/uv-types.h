@@ -42,7 +42,7 @@
 #error "tshard_uv.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
 #endif
 
-#include <sodium.h> /* HMAC-SHA256, random nonces */
+#include <sodium.h> /* HMAC-SHA256, ristretto255, AES-256-GCM, ChaCha20-Poly1305 */
 #include <uv.h>
 
 #if defined(__ARM_FEATURE_CRC32)
@@ -143,6 +143,7 @@ typedef enum tshi_uv_algorithm {
 } tshi_uv_algorithm;
 
 typedef struct tshi_uv_group tshi_uv_group;
+typedef struct tshi_uv_channel tshi_uv_channel; /* the ciphers of a connection (>>uv-secret) */
 
 /* A slot for an operation (collective or message) in flight. Used by the caller's thread only. */
 typedef struct tshi_uv_op {
@@ -180,6 +181,7 @@ typedef struct tshi_uv_link {
     /* fd: socket, -1: not connected, or peer is this rank; peer: the peer's rank in the group */
     int fd, peer;
     int checks;    /* 1: headers and payload have checksums */
+    tshi_uv_channel *channel; /* NULL: the connection is not encrypted */
     int confirmed; /* control thread: 1 once the peer has sent LINKED (it has both connections) */
     /* queues of operations that are to receive (in), to send (out), to send a clear (clears) */
     tshi_uv_fifo in, out, clears;
@@ -237,11 +239,19 @@ typedef struct tshi_uv_hello {
     uint32_t purpose;         /* what the connection is for: a tshi_uv_purpose */
     uint64_t group, job;      /* group: id of a group, 0: none; job: hash of the job's name */
     uint64_t process;         /* random number of the client's process, not 0 */
-    /* 1: the client wants checksums on this data connection. After the handshake: 1 if either end
-     * does */
-    int checks;
-    unsigned char client_nonce[32], server_nonce[32]; /* random: a handshake cannot be replayed */
+    /* bits of tshi_uv_option: what the client wants of this connection, or can. After the handshake:
+     * what both ends have agreed on (tshi_uv_agreed) */
+    int options;
+    /* ephemeral public keys of both ends, new for each connection: a handshake cannot be replayed */
+    unsigned char client_share[32], server_share[32];
 } tshi_uv_hello;
+
+/* Bits of tshi_uv_hello.options. */
+typedef enum tshi_uv_option {
+    TSHI_UV_CHECKED = 1, /* a data connection has checksums */
+    TSHI_UV_SEALED = 2,  /* the connection is encrypted; it has tags in place of checksums */
+    TSHI_UV_AES = 4      /* by AES-256-GCM, which both processors compute; else by ChaCha20-Poly1305 */
+} tshi_uv_option;
 
 enum { TSHI_UV_ADDRESSES = 8 }; /* most addresses of one host that are tried */
 
@@ -260,7 +270,7 @@ typedef enum tshi_uv_error_kind {
     TSHI_UV_CROSSED,  /* ranks wait for each other in a cycle */
     TSHI_UV_MISMATCH, /* ranks called different collectives */
     TSHI_UV_GONE,     /* a connection ended */
-    TSHI_UV_DAMAGED,  /* a checksum is wrong */
+    TSHI_UV_DAMAGED,  /* a checksum or tag is wrong */
     TSHI_UV_ABORT     /* a rank reports that it cannot continue (no memory, tsh_comm_abort, ...) */
 } tshi_uv_error_kind;
 
@@ -368,6 +378,8 @@ typedef struct tshi_uv_peer {
     /* used: 1: the peer has sent something on its control connection; deaf: 1: one of its messages
      * was damaged: this rank reads nothing more from it, but still sends to it */
     int used, deaf;
+    tshi_uv_channel *channel; /* NULL: the control connection is not encrypted */
+    int opened;               /* 1: the head of the first message in `in` is checked and decrypted */
     uint64_t process;        /* random number of the peer's process; 0: it has not dialled */
     tshi_uv_address address; /* address on which the peer listens */
     int placed, ready;       /* on rank 0: placed: address is known; ready: the peer sent READY */
@@ -418,6 +430,8 @@ typedef struct tshi_uv_conn {
      * `out` that are not sent yet */
     size_t in_used, in_need, out_used;
     int welcome;   /* server: 1 if the reply accepts the client */
+    unsigned char scalar[32]; /* this end's ephemeral private key, until session is computed */
+    unsigned char session[32]; /* the key of both proofs, and of what the connection carries then */
     char name[80]; /* host:port of the other end */
 } tshi_uv_conn;
 
@@ -438,6 +452,7 @@ struct tsh_uv_world {
     int64_t timeout, heartbeat; /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
     int64_t notice;             /* tsh_uv_desc.notice, in ns */
     int checksum; /* checksums on data connections: 1: on all, -1: on none, 0: if not loopback */
+    int encrypt;  /* encrypted connections: 1: all, -1: none, 0: with a key, those not loopback */
     int crc_wide; /* 1: CRC32C is computed by the processor's instruction for it */
     /* if crc_wide is 0: [k][b]: CRC32C of byte b followed by k zero bytes */
     uint32_t crc_table[8][256];

@@ -83,12 +83,13 @@ static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
 /* ---- the three messages of the handshake ---- */
 
 /* The handshake:
- * 1. Server hello: "tshd", version, nonce.
- * 2. Client hello: "TSHD", version, nonce, the fields of tshi_uv_hello, proof.
- * 3. Server reply: status, value, proof. If the client is accepted, value is 1 if the connection
- *    has checksums; if it is refused, value is what the server has in the field that differs.
- * A proof is an HMAC over both hellos (tshi_uv_proof) under a key that both ends have. */
-#define TSHI_UV_VERSION UINT32_C(0x74730002) /* "ts", then the version of the protocol, 2 */
+ * 1. Server hello: "tshd", version, share (the server's ephemeral public key).
+ * 2. Client hello: "TSHD", version, share, the fields of tshi_uv_hello, proof.
+ * 3. Server reply: status, value, proof. If the client is accepted, value is what both ends have
+ *    agreed on (tshi_uv_option); if it is refused, what the server has in the field that differs.
+ * A proof is an HMAC over both hellos (tshi_uv_proof) under the session secret, which both ends
+ * compute if they have the same key (>>uv-secret). */
+#define TSHI_UV_VERSION UINT32_C(0x74730003) /* "ts", then the version of the protocol, 3 */
 
 /* sizes of the three handshake messages in bytes */
 enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 116, TSHI_UV_REPLY = 44 };
@@ -112,15 +113,15 @@ static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
     hello->group = tshi_uv_field(c, hello->group, 8);
     hello->job = tshi_uv_field(c, hello->job, 8);
     hello->process = tshi_uv_field(c, hello->process, 8);
-    hello->checks = tshi_uv_int_field(c, hello->checks);
+    hello->options = tshi_uv_int_field(c, hello->options);
 }
 
 /* Computes a proof, HMAC-SHA256 (RFC 2104) over: who proves ('C'lient or 'S'erver), the reply's
- * status and value (client: 0, 0), and the fields of hello. */
-static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status, int64_t value,
+ * status and value (client: 0, 0), and the fields of hello. session: the session secret. */
+static void tshi_uv_proof(const unsigned char session[32], char who, uint32_t status, int64_t value,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
     /* bytes of: who (1), status (4), value (8); then of hello: its version and 5 ints (4 each), its
-     * group, job and process (8 each), its client_nonce and server_nonce (32 each) */
+     * group, job and process (8 each), its client_share and server_share (32 each) */
     unsigned char bytes[13 + 4 * 6 + 24 + 64];
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
     tshi_uv_hello all = *hello;
@@ -129,36 +130,36 @@ static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t sta
     (void)tshi_uv_i64_field(&c, value);
     (void)tshi_uv_field(&c, all.version, 4);
     tshi_uv_hello_fields(&c, &all);
-    tshi_uv_bytes_field(&c, all.client_nonce, 32);
-    tshi_uv_bytes_field(&c, all.server_nonce, 32);
-    (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, secret);
+    tshi_uv_bytes_field(&c, all.client_share, 32);
+    tshi_uv_bytes_field(&c, all.server_share, 32);
+    (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, session);
 }
 
-/* Writes or reads the beginning of a hello: `word` (4 bytes), the version and the nonce of the end
+/* Writes or reads the beginning of a hello: `word` (4 bytes), the version and the share of the end
  * that wrote it. Returns 0 if it read another word. */
 static int tshi_uv_hello_start(tshi_uv_cursor *c, const char *word, uint32_t *version,
-                               unsigned char nonce[32]) {
+                               unsigned char share[32]) {
     char magic[4];
     memcpy(magic, word, 4);
     tshi_uv_bytes_field(c, magic, 4);
     *version = (uint32_t)tshi_uv_field(c, *version, 4);
-    tshi_uv_bytes_field(c, nonce, 32);
+    tshi_uv_bytes_field(c, share, 32);
     return memcmp(magic, word, 4) == 0;
 }
 
 /* Writes or reads the server hello. Returns 0 if the bytes that it read are no server hello. */
 static int tshi_uv_server_hello(unsigned char bytes[TSHI_UV_SERVER_HELLO], int writes,
-                                uint32_t *version, unsigned char nonce[32]) {
+                                uint32_t *version, unsigned char share[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_SERVER_HELLO, writes);
-    return tshi_uv_hello_start(&c, "tshd", version, nonce);
+    return tshi_uv_hello_start(&c, "tshd", version, share);
 }
 
-/* Writes or reads the client hello, which has all fields but the server's nonce. Reading does not
+/* Writes or reads the client hello, which has all fields but the server's share. Reading does not
  * check "TSHD": tshi_uv_server_step does that as soon as these bytes arrive. */
 static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int writes,
                                  tshi_uv_hello *hello, unsigned char proof[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, writes);
-    (void)tshi_uv_hello_start(&c, "TSHD", &hello->version, hello->client_nonce);
+    (void)tshi_uv_hello_start(&c, "TSHD", &hello->version, hello->client_share);
     tshi_uv_hello_fields(&c, hello);
     tshi_uv_bytes_field(&c, proof, 32);
 }
@@ -169,15 +170,15 @@ static int tshi_uv_is_proven(uint32_t status) {
     return status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
 }
 
-/* Writes the server's reply. value: for TSHI_UV_WELCOME, 1 if the connection has checksums; for a
+/* Writes the server's reply. value: for TSHI_UV_WELCOME, what both ends have agreed on; for a
  * refusal, what the server has in the field that differs. */
 static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply status,
                               int64_t value, const tshi_uv_hello *hello,
-                              const unsigned char secret[32]) {
+                              const unsigned char session[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 1);
     unsigned char proof[32] = {0};
     int proven = tshi_uv_is_proven(status);
-    if (proven) tshi_uv_proof(secret, 'S', status, value, hello, proof);
+    if (proven) tshi_uv_proof(session, 'S', status, value, hello, proof);
     (void)tshi_uv_field(&c, status, 4);
     (void)tshi_uv_i64_field(&c, proven ? value : 0);
     tshi_uv_bytes_field(&c, proof, 32);
@@ -185,7 +186,7 @@ static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply 
 
 /* Reads the server's reply. Returns 0 if the bytes are not a reply, or its proof is wrong. */
 static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_hello *hello,
-                             const unsigned char secret[32], uint32_t *status, int64_t *value) {
+                             const unsigned char session[32], uint32_t *status, int64_t *value) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 0);
     unsigned char proof[32], expected[32];
     *status = (uint32_t)tshi_uv_field(&c, 0, 4);
@@ -193,7 +194,7 @@ static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_h
     tshi_uv_bytes_field(&c, proof, 32);
     if (*status > TSHI_UV_UNKNOWN) return 0;
     if (!tshi_uv_is_proven(*status)) return 1;
-    tshi_uv_proof(secret, 'S', *status, *value, hello, expected);
+    tshi_uv_proof(session, 'S', *status, *value, hello, expected);
     return sodium_memcmp(proof, expected, 32) == 0;
 }
 
@@ -201,7 +202,8 @@ static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_h
 
 /* A control message is: length of the payload (4 bytes), type (1), checksum of these 5 bytes (4);
  * payload; checksum of all bytes before it (4). Control messages always have checksums: they are
- * few. */
+ * few. On an encrypted connection a message is two records (>>uv-secret): length and type; the
+ * payload. */
 
 typedef enum tshi_uv_type {
     TSHI_UV_BEAT,    /* heartbeat, to all */

@@ -289,4 +289,5 @@ TSH_API int(tsh_uv_run)(const tsh_uv_desc *uv, const tsh_desc *desc,
 #undef TSHI_UV_NOSIGNAL
 #undef TSHI_UV_VERSION
 #undef TSHI_UV_DAMAGED_TEXT
+#undef TSHI_UV_CHECK_OF
 #undef TSHI_UV_WIDE

@@ -504,7 +504,12 @@ static void impostor_answers(int listener, const char *greeting, int status) {
 }
 
 static void test_impostor(void **state) {
-    static const char right[40] = "tshd\x02\x00\x73\x74", other[40] = "tshd\x01\x00\x73\x74";
+    /* the version, then a share: the standard generator of ristretto255 (RFC 9496, A.1) */
+    static const char right[41] =
+        "tshd\x03\x00\x73\x74"
+        "\xe2\xf2\xae\x0a\x6a\xbc\x4e\x71\xa8\x84\xa9\x61\xc5\x00\x51\x5f"
+        "\x58\xe3\x0b\x6a\xa5\x82\xdd\x8d\xb6\xa6\x59\x45\xe0\x8d\x2d\x76";
+    static const char other[40] = "tshd\x01\x00\x73\x74";
     world_desc desc = tcp_desc(2, barrier_rank, NULL);
     struct timeval limit = {10, 0};
     struct sockaddr_in address;
@@ -890,6 +895,7 @@ static void test_variables(void **state) {
         {"TSHARD_TIMEOUT", seconds, all, {"5 min", "1.", "1e3", "1000000001"}},
         {"TSHARD_HEARTBEAT", seconds, all, {"10s", ".5", "0,5", "1000000001"}},
         {"TSHARD_CHECKSUM", "0 or 1", all, {"no", "false", "off", "2"}},
+        {"TSHARD_ENCRYPT", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", first, {"yes", "true", "11", "1 0"}},
     };

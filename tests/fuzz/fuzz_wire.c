@@ -27,7 +27,10 @@ typedef struct wire {
     const uint8_t *at, *end; /* what is left of the input */
     tsh_uv_world *world;
     tsh_comm comm;
-    unsigned char nonce[SOCKETS][32]; /* of the side that greeted on a connection */
+    /* by connection: the share of the side that greeted; the private key of one that greeted or
+     * claimed here; the ciphers of the other end, NULL: not encrypted */
+    unsigned char share[SOCKETS][32], scalar[SOCKETS][32];
+    tshi_uv_channel *twin[SOCKETS];
     int data[2 * RANKS];              /* which connection that is; -1: none */
     request requests[REQUESTS];
     int started, linked;
@@ -61,8 +64,11 @@ static uint32_t wire_random(void) {
 }
 
 static void wire_random_bytes(void *bytes, size_t size) {
-    static unsigned char next;
-    for (size_t i = 0; i < size; i++) ((unsigned char *)bytes)[i] = (unsigned char)(next++ * 29u);
+    static uint32_t next;
+    for (size_t i = 0; i < size; i++) {
+        next = next * 1664525u + 1013904223u;
+        ((unsigned char *)bytes)[i] = (unsigned char)(next >> 24);
+    }
 }
 
 static const char *wire_random_name(void) {
@@ -86,25 +92,52 @@ static void wire_log(const char *text, void *user) {
 
 /* ---- a world ---- */
 
-/* The data connections of the world: collectives, then messages. Made when they are needed. */
-static void wire_link(wire *w, int checks) {
+/* The ciphers of a connection, and their twins of its other end. */
+static tshi_uv_channel *wire_seal(wire *w, int fd, int agreed) {
+    static const unsigned char session[32] = {'e'};
+    tshi_uv_channel *channel = tshi_uv_channel_new(session, 1, agreed);
+    w->twin[fd - FIRST_FD] = tshi_uv_channel_new(session, 0, agreed);
+    must(channel != NULL && w->twin[fd - FIRST_FD] != NULL);
+    return channel;
+}
+
+/* A handshake has agreed on these options: from here on the other end encrypts, or does not. */
+static void wire_agree(wire *w, int which, const unsigned char session[32], int client,
+                       int options) {
+    tshi_uv_channel_free(&w->twin[which]);
+    if (!(options & TSHI_UV_SEALED)) return;
+    w->twin[which] = tshi_uv_channel_new(session, client, options);
+    must(w->twin[which] != NULL);
+}
+
+static int wire_aes(void) {
+    return crypto_aead_aes256gcm_is_available() ? TSHI_UV_AES : 0;
+}
+
+/* The data connections of the world: collectives, then messages. Made when they are needed.
+ * options: bits of tshi_uv_option. */
+static void wire_link(wire *w, int options) {
     tshi_uv_group *group = w->world->world_group;
     if (w->world->forming || w->linked || pretend.sockets + 2 * RANKS > SOCKETS) return;
     w->linked = 1;
     for (int i = 0; i < 2 * RANKS; i++) {
         if (i % RANKS == w->world->rank || group->link[i].fd >= 0) continue;
         group->link[i].fd = wire_connection();
-        group->link[i].checks = checks;
+        group->link[i].checks = (options & TSHI_UV_CHECKED) != 0;
+        if (options & TSHI_UV_SEALED)
+            group->link[i].channel = wire_seal(w, group->link[i].fd, options & ~TSHI_UV_CHECKED);
         w->data[i] = group->link[i].fd - FIRST_FD;
         w->links--;
     }
 }
 
-/* peers: bit r: rank r's control connection is there. */
-static void wire_attach(wire *w, unsigned peers) {
+/* peers: bit r: rank r's control connection is there. sealed: it is encrypted. */
+static void wire_attach(wire *w, unsigned peers, int sealed) {
     for (int r = 0; r < RANKS; r++)
         if (r != w->world->rank && peers >> r & 1) {
-            must(tshi_uv_attach(w->world, r, wire_connection(), "a peer"));
+            int fd = wire_connection();
+            tshi_uv_channel *channel = sealed ? wire_seal(w, fd, TSHI_UV_SEALED) : NULL;
+            must(tshi_uv_attach(w->world, r, fd, channel, "a peer"));
             w->peers--;
         }
 }
@@ -115,7 +148,7 @@ static void wire_begin(wire *w, unsigned how) {
     int complete = how >> 2 & 1, tabled = how >> 3 & 1;
     world->forming = !complete;
     if (complete || tabled) tshi_uv_set_mesh(world);
-    wire_attach(w, complete ? ~0u : how >> 4);
+    wire_attach(w, complete ? ~0u : how >> 4, complete && how >> 4 & 1);
     if (complete) world->world_group->missing = 0;
     world->told_ready = complete;
     if (!complete && (world->rank == 0 || world->peer[0].state != TSHI_UV_ABSENT))
@@ -135,7 +168,7 @@ static void wire_address(tshi_uv_address *address) {
 }
 
 /* how: bits 0, 1 the rank; 2 the world is complete; 3 the table is here; 4 to 7 the ranks that are
- * there while it forms. */
+ * there while it forms; 4 if it is complete: control connections are encrypted. */
 static void wire_open(wire *w, unsigned how) {
     tsh_uv_world *world = (tsh_uv_world *)calloc(1, sizeof *world);
     tsh_error error;
@@ -186,6 +219,7 @@ static void wire_close(wire *w) {
         free(world->peer[r].in.data);
         free(world->peer[r].out.data);
     }
+    for (int i = 0; i < SOCKETS; i++) tshi_uv_channel_free(&w->twin[i]);
     tshi_uv_close_listener(world);
     while (world->groups) {
         tshi_uv_group *group = world->groups;
@@ -210,6 +244,18 @@ static int take_connection(wire *w) {
     return (int)take(w) % (pretend.sockets + !pretend.sockets);
 }
 
+/* Bytes that the other end of a connection sends: as a record, if that is encrypted. */
+static void say_record(wire *w, int which, const void *bytes, size_t n) {
+    static unsigned char record[OUT_ROOM + TSHI_UV_TAG];
+    tshi_uv_channel *twin = w->twin[which];
+    if (!twin) {
+        pretend_say(which, bytes, n);
+        return;
+    }
+    tshi_uv_seal(&twin->out, bytes, n, record);
+    pretend_say(which, record, n + TSHI_UV_TAG);
+}
+
 /* Bytes of the input as they are. */
 static void happens_bytes(wire *w) {
     int which = take_connection(w);
@@ -231,6 +277,12 @@ static void happens_message(wire *w) {
     n = n < left ? n : left;
     (void)tshi_uv_field(&c, n, 4);
     (void)tshi_uv_field(&c, type, 1);
+    if (w->twin[which]) {
+        say_record(w, which, head, 5);
+        say_record(w, which, w->at, n);
+        w->at += n;
+        return;
+    }
     (void)tshi_uv_field(&c, tshi_uv_crc(w->world, 0, head, 5), 4);
     check = tshi_uv_crc(w->world, tshi_uv_crc(w->world, 0, head, sizeof head), w->at, n);
     (void)tshi_uv_field(&end, check, 4);
@@ -253,33 +305,39 @@ static void tamper(wire *w, void *bytes, size_t size) {
     }
 }
 
-/* The proof fits what was sent (0), is taken over from elsewhere (1, 2), or made of nothing. */
-static int take_proof(wire *w, const tshi_uv_hello *hello, char who, uint32_t status,
-                      int64_t value, unsigned char proof[32]) {
+/* The proof fits what was sent (0), is taken over from elsewhere (1, 2), or made of nothing.
+ * session: the secret that it is made with, by the private key of this side of the connection. */
+static int take_proof(wire *w, int which, const tshi_uv_hello *hello, char who, uint32_t status,
+                      int64_t value, unsigned char proof[32], unsigned char session[32]) {
     const tsh_uv_world *world = w->world;
     unsigned how = take(w) % 4;
-    unsigned char secret[32];
+    unsigned char secret[32], scalar[32];
     tshi_uv_hello other = *hello;
+    int valid;
     memcpy(secret, world->secret, sizeof secret);
     if (hello->purpose != TSHI_UV_JOIN) /* also before the table has come */
         (void)crypto_auth_hmacsha256(secret, world->token, sizeof world->token, world->secret);
-    if (how == 1) memset(other.server_nonce, 0, sizeof other.server_nonce);
+    if (how == 1) memset(other.server_share, 0, sizeof other.server_share);
+    memcpy(scalar, w->scalar[which], sizeof scalar);
+    valid = tshi_uv_agree(secret, scalar, who == 'C' ? hello->server_share : hello->client_share,
+                          &other, session);
     if (how == 2) who = who == 'C' ? 'S' : 'C';
     if (how == 3)
         memset(proof, 0, 32);
     else
-        tshi_uv_proof(secret, who, status, value, &other, proof);
-    return how == 0;
+        tshi_uv_proof(session, who, status, value, &other, proof);
+    return how == 0 && valid;
 }
 
 /* A stranger claims to be a rank. */
 static void happens_claim(wire *w) {
     int which = take_connection(w);
     unsigned char greeting[TSHI_UV_SERVER_HELLO], bytes[TSHI_UV_CLIENT_HELLO], proof[32] = {0};
+    unsigned char session[32];
     tshi_uv_hello hello;
     uint32_t version;
     memset(&hello, 0, sizeof hello);
-    hello.version = 0x74730002;
+    hello.version = 0x74730003;
     hello.client = (int)(take(w) % RANKS);
     hello.server = w->world->rank;
     hello.size = RANKS;
@@ -288,44 +346,48 @@ static void happens_claim(wire *w) {
     hello.job = w->world->job;
     hello.process = 1 + (uint64_t)hello.client;
     if (pretend_hear(which, greeting, sizeof greeting))
-        (void)tshi_uv_server_hello(greeting, 0, &version, w->nonce[which]);
-    memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
+        (void)tshi_uv_server_hello(greeting, 0, &version, w->share[which]);
+    memcpy(hello.server_share, w->share[which], sizeof hello.server_share);
+    tshi_uv_new_share(w->world->secret, w->scalar[which], hello.client_share);
     tshi_uv_client_hello(bytes, 1, &hello, proof);
     tamper(w, bytes, TSHI_UV_CLIENT_HELLO - 32);
     tshi_uv_client_hello(bytes, 0, &hello, proof);
-    w->proofs += take_proof(w, &hello, 'C', 0, 0, bytes + TSHI_UV_CLIENT_HELLO - 32);
+    w->proofs += take_proof(w, which, &hello, 'C', 0, 0, bytes + TSHI_UV_CLIENT_HELLO - 32,
+                            session);
     pretend_say(which, bytes, sizeof bytes);
+    wire_agree(w, which, session, 1, tshi_uv_agreed(hello.options, wire_aes()));
 }
 
 /* Who was called greets. */
 static void happens_greeting(wire *w) {
-    unsigned char bytes[TSHI_UV_SERVER_HELLO], nonce[32];
+    unsigned char bytes[TSHI_UV_SERVER_HELLO], share[32];
     int which = take_connection(w);
-    uint32_t version = 0x74730002;
-    memset(nonce, 'n', sizeof nonce);
-    (void)tshi_uv_server_hello(bytes, 1, &version, nonce);
+    uint32_t version = 0x74730003;
+    tshi_uv_new_share(w->world->secret, w->scalar[which], share);
+    (void)tshi_uv_server_hello(bytes, 1, &version, share);
     tamper(w, bytes, sizeof bytes);
     if (!pretend.socket[which].called) return;
-    (void)tshi_uv_server_hello(bytes, 0, &version, w->nonce[which]);
+    (void)tshi_uv_server_hello(bytes, 0, &version, w->share[which]);
     pretend_say(which, bytes, sizeof bytes);
 }
 
 /* Who was called answers the claim that has come. */
 static void happens_answer(wire *w) {
-    unsigned char claim[TSHI_UV_CLIENT_HELLO], bytes[TSHI_UV_REPLY], proof[32];
+    unsigned char claim[TSHI_UV_CLIENT_HELLO], bytes[TSHI_UV_REPLY], proof[32], session[32];
     int which = take_connection(w);
     unsigned status = take(w) % (TSHI_UV_UNKNOWN + 2);
     int64_t value;
     tshi_uv_hello hello;
     if (!pretend.socket[which].called || !pretend_hear(which, claim, sizeof claim)) return;
     tshi_uv_client_hello(claim, 0, &hello, proof);
-    memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
+    memcpy(hello.server_share, w->share[which], sizeof hello.server_share);
     value = take(w);
-    tshi_uv_put_reply(bytes, (tshi_uv_reply)status, value, &hello, w->world->secret);
-    w->proofs += take_proof(w, &hello, 'S', status, value, proof);
+    w->proofs += take_proof(w, which, &hello, 'S', status, value, proof, session);
+    tshi_uv_put_reply(bytes, (tshi_uv_reply)status, value, &hello, session);
     memcpy(bytes + TSHI_UV_REPLY - 32, proof, 32);
     tamper(w, bytes, TSHI_UV_REPLY - 32);
     pretend_say(which, bytes, sizeof bytes);
+    if (status == TSHI_UV_WELCOME) wire_agree(w, which, session, 0, (int)value & (2 | wire_aes()));
 }
 
 /* The caller's thread starts a collective; its buffers are hardly too long. */
@@ -337,7 +399,8 @@ static void happens_start(wire *w) {
     int64_t n = sizes[take(w) % (alone ? 6 : 5)];
     unsigned more = take(w);
     int peer = (int)(more % RANKS);
-    wire_link(w, (int)(more >> 7));
+    wire_link(w, (int)(more >> 7) | (int)(more >> 6 & 1) * TSHI_UV_SEALED |
+                     ((int)(more >> 5 & 1) * wire_aes()));
     if (w->started == REQUESTS || !w->linked) return;
     r->send = calloc((size_t)n + 1, all || coll.kind == TSH_REDUCE_SCATTER ? 4 * RANKS : 4);
     r->recv = calloc((size_t)n + 1, all || coll.kind == TSH_ALLGATHER ? 4 * RANKS : 4);
@@ -354,18 +417,19 @@ static void happens_start(wire *w) {
     w->started++;
 }
 
-/* Payload of zeros, n bytes, with the checksums that belong to it. op NULL: of no call. */
-static void say_payload(const wire *w, int which, const tshi_uv_link *link, const tshi_uv_op *op,
+/* Payload of zeros, n bytes, with the checksums or tags that belong to it. op NULL: of no call. */
+static void say_payload(wire *w, int which, const tshi_uv_link *link, const tshi_uv_op *op,
                         size_t n) {
     static const char payload[OUT_ROOM] = {0};
     int64_t total = op ? op->in[link->peer].total : 0, at = 0;
     uint32_t check = 0;
-    while (link->checks && at < total && at < (int64_t)n) {
+    while ((link->checks || link->channel) && at < total && at < (int64_t)n) {
         int64_t end = tshi_uv_block(op, link->peer, at, total, 0);
+        if (link->channel) end = tshi_uv_min(end, at + TSHI_UV_PIECE);
         end = end < (int64_t)n ? end : (int64_t)n;
         check = tshi_uv_crc(w->world, check, payload, (size_t)(end - at));
-        pretend_say(which, payload, (size_t)(end - at));
-        pretend_say(which, &check, sizeof check);
+        say_record(w, which, payload, (size_t)(end - at));
+        if (link->checks) pretend_say(which, &check, sizeof check);
         at = end;
     }
     pretend_say(which, payload, n - (size_t)at);
@@ -391,7 +455,7 @@ static void happens_data(wire *w) {
     tamper(w, &head, sizeof head);
     if (link->checks) head.check ^= tshi_uv_head_check(w->world, &head); /* right, or changed */
     if (w->data[i] < 0) return;
-    pretend_say(w->data[i], &head, sizeof head);
+    say_record(w, w->data[i], &head, sizeof head);
     length = take2(w);
     n = length < 65535 ? length : n < OUT_ROOM ? n : OUT_ROOM;
     say_payload(w, w->data[i], link, fifo == &link->in ? op : NULL, n);

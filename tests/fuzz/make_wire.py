@@ -21,11 +21,13 @@ NOTHING, ONE, THREE, SOME, RING, LONG = range(6)  # sizes of a collective
 ALL = 65535  # of a payload: as much as the collective takes
 
 
-def state(rank, complete=False, table=False, peers=()):
+def state(rank, complete=False, table=False, peers=(), sealed=False):
     """Connections are numbered as they come: those of the peers that are there, by rank; a
     listener (in a world that forms, once rank 0 is known); calls and those who come. At the first
-    collective data connections by rank, then those for messages."""
-    return bytes([rank | complete << 2 | table << 3 | sum(16 << peer for peer in peers)])
+    collective data connections by rank, then those for messages. sealed: the control connections
+    of a complete world are encrypted."""
+    return bytes([rank | complete << 2 | table << 3 | sealed << 4 |
+                  sum(16 << peer for peer in peers)])
 
 
 def crc32c(data):
@@ -78,9 +80,10 @@ def here(which, port):
     return message(which, HERE, text("127.0.0.1") + struct.pack("<H", port))
 
 
-def start(kind, size, peer=0, checks=False):
-    """checks: the data connections, which the first collective makes, have checksums."""
-    return bytes([START, kind, size, peer | checks << 7])
+def start(kind, size, peer=0, checks=False, sealed=False, aes=False):
+    """checks: the data connections, which the first collective makes, have checksums; sealed: they
+    are encrypted, by AES or by ChaCha20."""
+    return bytes([START, kind, size, peer | checks << 7 | sealed << 6 | aes << 5])
 
 
 def data(link, payload=0, *pairs):
@@ -182,7 +185,7 @@ def seeds():
                          (OTHER_RANK, "rank"), (TAKEN, "taken"), (UNKNOWN, "unknown")):
         yield "refused_" + name, state(1) + greet(0) + answer(0, status, 5)
     yield "greeted_by_another", state(1) + bytes_of(0, b"220 mail.example ESMTP ready to serve you")
-    yield "greeted_by_version_3", state(1) + greet(0, (4, 1))
+    yield "greeted_by_version_2", state(1) + greet(0, (4, 1))
     yield "answered_without_proof", state(1) + greet(0) + answer(0, WELCOME, proof=NONE)
     yield "never_answered", state(1) + later(12) + later(15)
     # while it forms
@@ -263,6 +266,35 @@ def seeds():
     yield "late_in_a_send", running + start(SEND, LONG, 1) + data(5) + bytes([TEST]) + later(15) + \
         bytes([TEST])
     yield "split", running + split()
+    # encrypted connections
+    sealed, wants_sealed, wants_aes = state(0, complete=True, sealed=True), (80, 2), (80, 6)
+    yield "sealed_join", zero + comes(1, 1, JOIN, wants_sealed) + message(1, BYE)
+    yield "sealed_join_by_aes", zero + comes(1, 1, JOIN, wants_aes) + message(1, BYE)
+    yield "sealed_call", state(1) + greet(0) + answer(0, WELCOME, 2) + \
+        message(0, MISSING, text(" 2 3")) + later(15)
+    yield "sealed_without_a_key", zero + comes(1, 1, JOIN, wants_sealed, proof=NONE)
+    yield "sealed_share_changed", zero + comes(1, 1, JOIN, wants_sealed, (9, 1))
+    yield "sealed_share_of_zeros", state(1) + bytes_of(0, b"tshd\3\0st" + bytes(32))
+    yield "sealed_verdict", state(3, complete=True, sealed=True) + \
+        message(0, VERDICT, error(ERR_LOST, 1, "gone"))
+    yield "sealed_message_damaged", sealed + bytes_of(0, b"1" * 40)
+    yield "sealed_message_in_the_clear", sealed + bytes_of(0, head + struct.pack("<I", crc32c(head)) +
+                                                            bytes(12))
+    for aes in (False, True):
+        by = "_by_aes" if aes else ""
+        yield "sealed_direct" + by, running + start(ALLREDUCE, THREE, sealed=True, aes=aes) + \
+            direct + bytes([TEST])
+        yield "sealed_ring" + by, running + start(ALLREDUCE, RING, sealed=True, aes=aes) + \
+            data(3, ALL) + bytes([TEST])
+        yield "sealed_received" + by, running + start(RECV, SOME, 1, sealed=True, aes=aes) + \
+            data(5, 256) + bytes([TEST])
+    yield "sealed_sent", running + start(SEND, SOME, 1, sealed=True) + data(5) + bytes([TEST])
+    yield "sealed_header_damaged", running + start(ALLREDUCE, THREE, sealed=True) + \
+        bytes_of(3, b"1" * 100) + bytes([TEST])
+    yield "sealed_data_damaged", running + start(RECV, SOME, 1, sealed=True) + data(5) + \
+        bytes_of(6, b"1" * 300) + bytes([TEST])
+    yield "sealed_ended", running + start(ALLREDUCE, THREE, sealed=True) + bytes_of(3, b"1") + \
+        end(3) + bytes([TEST, TEST])
 
 
 def main():

@@ -49,7 +49,7 @@ static const seed seeds[] = {
     {"refused_rank", TSH_OK, -1, 0, 0, 0, "where rank 0 was expected"},
     {"refused_unknown", TSH_OK, -1, 0, 0, 0, "no such group is being made"},
     {"greeted_by_another", TSH_OK, -1, 0, 0, 0, "something else than tshard answers"},
-    {"greeted_by_version_3", TSH_OK, -1, 0, 0, 0, "another version of the protocol"},
+    {"greeted_by_version_2", TSH_OK, -1, 0, 0, 0, "another version of the protocol"},
     {"answered_without_proof", TSH_OK, -1, 0, 0, 0, "do not have the same key"},
     /* Control messages. */
     {"asked", TSH_OK, -1, 0, 0, 0, ""},
@@ -106,6 +106,28 @@ static const seed seeds[] = {
     {"late", TSH_ERR_TIMEOUT, 1, 0, 0, 0, "absent ranks: 1 2 3"},
     {"late_in_a_send", TSH_ERR_TIMEOUT, 1, 0, 0, 0, "to rank 1 of world; absent ranks: 1"},
     {"split", TSH_OK, -1, 0, 6, 0, ""},
+    /* Encrypted connections. */
+    {"sealed_join", TSH_ERR_LOST, 1, 1, 0, 0, "left while its connections were made"},
+    {"sealed_join_by_aes", TSH_ERR_LOST, 1, 1, 0, 0, "left while its connections were made"},
+    {"sealed_call", TSH_ERR_TIMEOUT, 2, 1, 0, 0, "absent ranks: 2 3"},
+    {"sealed_without_a_key", TSH_OK, -1, 0, 0, 0, "it has another key"},
+    {"sealed_share_changed", TSH_OK, -1, 0, 0, 0, "it has another key"},
+    {"sealed_share_of_zeros", TSH_OK, -1, 0, 0, 0, "a share that is not valid"},
+    {"sealed_verdict", TSH_ERR_LOST, 1, 0, 0, 0, "gone"},
+    {"sealed_message_damaged", TSH_ERR_LOST, 1, 0, 0, 0, "the tag of a control message is wrong"},
+    {"sealed_message_in_the_clear", TSH_ERR_LOST, 1, 0, 0, 0,
+     "the tag of a control message is wrong"},
+    {"sealed_direct", TSH_OK, -1, 0, 0, 1, ""},
+    {"sealed_direct_by_aes", TSH_OK, -1, 0, 0, 1, ""},
+    {"sealed_ring", TSH_OK, -1, 0, 0, 1, ""},
+    {"sealed_ring_by_aes", TSH_OK, -1, 0, 0, 1, ""},
+    {"sealed_received", TSH_OK, -1, 0, 0, 1, ""},
+    {"sealed_received_by_aes", TSH_OK, -1, 0, 0, 1, ""},
+    {"sealed_sent", TSH_OK, -1, 0, 0, 1, ""},
+    {"sealed_header_damaged", TSH_ERR_LOST, 1, 0, 0, 0,
+     "the tag of the header of all-reduce of 3 f32"},
+    {"sealed_data_damaged", TSH_ERR_LOST, 1, 0, 0, 0, "the tag of the payload of receive of 64 f32"},
+    {"sealed_ended", TSH_ERR_LOST, 1, 0, 0, 0, "closed its connection"},
 };
 
 enum { SEEDS = sizeof seeds / sizeof seeds[0] };

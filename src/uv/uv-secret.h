@@ -1,0 +1,182 @@
+/* ========================================================================== */
+/* >>uv-secret                                    MARK: - uv-secret (private) */
+/* Keys of a connection, and the ciphers that encrypt what it carries.        */
+/* A handshake gives both ends a session secret, by CPace: ephemeral keys of  */
+/* a group (ristretto255) whose generator is a hash of the shared key. Who    */
+/* records a handshake cannot test guesses of the key; who takes part in it   */
+/* can test one. Who learns the key later cannot read what was recorded.      */
+/* Bytes are sealed in records: the encrypted bytes, then a tag of 16 bytes.  */
+/* Records are numbered, so a record that is changed, repeated, left out or   */
+/* moved has a wrong tag. Each direction of each connection has its own key.  */
+/* Needs: >>uv-wire.                                                          */
+/* ========================================================================== */
+
+/* TAG: bytes that a record is longer than what it holds. RECORDS: records after which a direction
+ * takes its next key. */
+enum { TSHI_UV_TAG = 16, TSHI_UV_RECORDS_PER_KEY = 1 << 24 };
+
+/* ---- CPace (draft-irtf-cfrg-cpace, CPaceRistretto255 with SHA-512) ---- */
+
+/* Hashes a text of less than 128 bytes with its length before it. */
+static void tshi_uv_hash_part(crypto_hash_sha512_state *hash, const void *text, size_t n) {
+    unsigned char length = (unsigned char)n;
+    (void)crypto_hash_sha512_update(hash, &length, 1);
+    (void)crypto_hash_sha512_update(hash, (const unsigned char *)text, n);
+}
+
+/* Computes the generator of the group that belongs to the shared key. The server greets before it
+ * knows who the client is, so the ranks and the other fields of the hello are not in here, but in
+ * the session secret. */
+static void tshi_uv_generator(const unsigned char secret[32], unsigned char generator[32]) {
+    static const char suite[] = "CPaceRistretto255", channel[] = "tshard 3";
+    /* zeros after suite and key, with their lengths (1 byte each), fill a block of SHA-512 */
+    static const unsigned char zeros[128 - 1 - sizeof suite - 33] = {0};
+    crypto_hash_sha512_state hash;
+    unsigned char digest[64];
+    (void)crypto_hash_sha512_init(&hash);
+    tshi_uv_hash_part(&hash, suite, sizeof suite - 1);
+    tshi_uv_hash_part(&hash, secret, 32);
+    tshi_uv_hash_part(&hash, zeros, sizeof zeros);
+    tshi_uv_hash_part(&hash, channel, sizeof channel - 1);
+    tshi_uv_hash_part(&hash, "", 0); /* no id of the session: shares of both ends are new each time */
+    (void)crypto_hash_sha512_final(&hash, digest);
+    (void)crypto_core_ristretto255_from_hash(generator, digest);
+}
+
+/* Draws an ephemeral private key (scalar), and computes the public one (share), which the hello
+ * carries to the other end. secret: hash of the shared key. */
+static void tshi_uv_new_share(const unsigned char secret[32], unsigned char scalar[32],
+                              unsigned char share[32]) {
+    unsigned char generator[32];
+    tshi_uv_generator(secret, generator);
+    crypto_core_ristretto255_scalar_random(scalar);
+    /* fails only for a scalar of 0, which is never drawn; a share of zeros would be refused */
+    if (crypto_scalarmult_ristretto255(share, scalar, generator) != 0) memset(share, 0, 32);
+    sodium_memzero(generator, sizeof generator);
+}
+
+/* Computes the session secret from this end's private key and the other end's share, and erases the
+ * private key. It depends on all fields of hello, and on `base`: world->secret, or world->mesh.
+ * Returns 0 if the share is not a valid point. */
+static int tshi_uv_agree(const unsigned char base[32], unsigned char scalar[32],
+                         const unsigned char share[32], const tshi_uv_hello *hello,
+                         unsigned char session[32]) {
+    static const char suite[] = "CPaceRistretto255_ISK";
+    unsigned char point[32], fields[44], key[64];
+    tshi_uv_cursor c = tshi_uv_cursor_over(fields, sizeof fields, 1);
+    tshi_uv_hello all = *hello;
+    crypto_hash_sha512_state hash;
+    int valid = crypto_scalarmult_ristretto255(point, scalar, share) == 0;
+    tshi_uv_hello_fields(&c, &all);
+    (void)crypto_hash_sha512_init(&hash);
+    tshi_uv_hash_part(&hash, suite, sizeof suite - 1);
+    tshi_uv_hash_part(&hash, "", 0);
+    tshi_uv_hash_part(&hash, point, sizeof point);
+    tshi_uv_hash_part(&hash, hello->client_share, 32);
+    tshi_uv_hash_part(&hash, fields, sizeof fields);
+    tshi_uv_hash_part(&hash, hello->server_share, 32);
+    tshi_uv_hash_part(&hash, "", 0);
+    (void)crypto_hash_sha512_final(&hash, key);
+    (void)crypto_auth_hmacsha256(session, key, sizeof key, base);
+    sodium_memzero(scalar, 32);
+    sodium_memzero(point, sizeof point);
+    sodium_memzero(key, sizeof key);
+    sodium_memzero(&hash, sizeof hash);
+    return valid;
+}
+
+/* ---- records ---- */
+
+/* Encrypts, or decrypts, the records of one direction of a connection. */
+typedef struct tshi_uv_cipher {
+    crypto_aead_aes256gcm_state state; /* AES-256-GCM: the expanded key */
+    unsigned char key[32];             /* ChaCha20-Poly1305: the key */
+    unsigned char chain[32];           /* secret from which this key was made, and the next one is */
+    uint64_t count;                    /* number of records under this key, the next one's nonce */
+    int aes;                           /* 1: AES-256-GCM, 0: ChaCha20-Poly1305 */
+} tshi_uv_cipher;
+
+/* What an encrypted connection has beside its socket. A control connection uses the ciphers alone.
+ */
+struct tshi_uv_channel {
+    tshi_uv_cipher out, in; /* this end's key, and the other end's */
+    /* records of a data connection that are to be sent, and that have arrived */
+    tshi_uv_buffer outgoing, incoming;
+    size_t sent;   /* bytes of `outgoing` that are sent */
+    size_t sealed; /* bytes of header and payload that are in `outgoing` */
+    size_t opened; /* bytes of `incoming` whose records are decrypted */
+};
+
+/* Makes the key of the cipher's next records from its chain. */
+static void tshi_uv_cipher_key(tshi_uv_cipher *cipher) {
+    (void)crypto_auth_hmacsha256(cipher->key, (const unsigned char *)"key", 3, cipher->chain);
+    (void)crypto_auth_hmacsha256(cipher->chain, (const unsigned char *)"next", 4, cipher->chain);
+    cipher->count = 0;
+    if (!cipher->aes) return;
+    (void)crypto_aead_aes256gcm_beforenm(&cipher->state, cipher->key);
+    sodium_memzero(cipher->key, sizeof cipher->key);
+}
+
+/* who: whose records the cipher is for, 'C' for the client's or 'S' for the server's. agreed: what
+ * the handshake has agreed on (TSHI_UV_SEALED, ...). */
+static void tshi_uv_cipher_begin(tshi_uv_cipher *cipher, const unsigned char session[32], char who,
+                                 int agreed) {
+    unsigned char label[3] = {'k', (unsigned char)who, (unsigned char)agreed};
+    cipher->aes = (agreed & TSHI_UV_AES) != 0;
+    (void)crypto_auth_hmacsha256(cipher->chain, label, sizeof label, session);
+    tshi_uv_cipher_key(cipher);
+}
+
+/* Returns the ciphers of a connection whose handshake gave `session`. NULL: no memory. */
+static tshi_uv_channel *tshi_uv_channel_new(const unsigned char session[32], int client,
+                                            int agreed) {
+    tshi_uv_channel *channel = (tshi_uv_channel *)calloc(1, sizeof *channel);
+    if (!channel) return NULL;
+    tshi_uv_cipher_begin(&channel->out, session, client ? 'C' : 'S', agreed);
+    tshi_uv_cipher_begin(&channel->in, session, client ? 'S' : 'C', agreed);
+    return channel;
+}
+
+static void tshi_uv_channel_free(tshi_uv_channel **channel) { /* Erases the keys. */
+    if (!*channel) return;
+    free((*channel)->outgoing.data);
+    free((*channel)->incoming.data);
+    sodium_memzero(*channel, sizeof **channel);
+    free(*channel);
+    *channel = NULL;
+}
+
+/* Writes the nonce of the cipher's next record, after a change of the key if that is due. Both ends
+ * count alike, so no nonce is sent. */
+static void tshi_uv_cipher_nonce(tshi_uv_cipher *cipher, unsigned char nonce[12]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(nonce, 12, 1);
+    if (cipher->count == TSHI_UV_RECORDS_PER_KEY) tshi_uv_cipher_key(cipher);
+    (void)tshi_uv_field(&c, cipher->count++, 8);
+    (void)tshi_uv_field(&c, 0, 4);
+}
+
+/* Encrypts n bytes into `record`, n + TSHI_UV_TAG bytes, which may begin where the bytes do. */
+static void tshi_uv_seal(tshi_uv_cipher *cipher, const void *bytes, size_t n, void *record) {
+    const unsigned char *from = (const unsigned char *)bytes;
+    unsigned char *to = (unsigned char *)record, nonce[12];
+    tshi_uv_cipher_nonce(cipher, nonce);
+    if (cipher->aes)
+        (void)crypto_aead_aes256gcm_encrypt_detached_afternm(
+            to, to + n, NULL, from, n, NULL, 0, NULL, nonce, &cipher->state);
+    else
+        (void)crypto_aead_chacha20poly1305_ietf_encrypt_detached(to, to + n, NULL, from, n, NULL,
+                                                                 0, NULL, nonce, cipher->key);
+}
+
+/* Decrypts a record of n bytes and a tag into `bytes`, which may begin where the record does.
+ * Returns 0 if the tag is wrong; what `bytes` has then is not to be used. */
+static int tshi_uv_unseal(tshi_uv_cipher *cipher, const void *record, size_t n, void *bytes) {
+    const unsigned char *from = (const unsigned char *)record;
+    unsigned char *to = (unsigned char *)bytes, nonce[12];
+    tshi_uv_cipher_nonce(cipher, nonce);
+    if (cipher->aes)
+        return crypto_aead_aes256gcm_decrypt_detached_afternm(
+                   to, NULL, from, n, from + n, NULL, 0, nonce, &cipher->state) == 0;
+    return crypto_aead_chacha20poly1305_ietf_decrypt_detached(to, NULL, from, n, from + n, NULL, 0,
+                                                              nonce, cipher->key) == 0;
+}
