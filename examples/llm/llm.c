@@ -1022,7 +1022,8 @@ static int join_tcp(llm_job *job) {
 /* Returns how many groups of ranks there are that share a layer (tp): stages times replicas. */
 static int count_groups(const llm_job *job) {
     const tune_settings *s = &job->tune.set;
-    return (int)((s->pp ? s->pp : 1) * (s->dp ? s->dp : 1));
+    const int64_t groups = (s->pp ? s->pp : 1) * (s->dp ? s->dp : 1);
+    return groups < INT_MAX ? (int)groups : INT_MAX;
 }
 
 /* Sets how many ranks there are, as threads of this process, and how many threads each has. */
