@@ -1323,6 +1323,8 @@ static int plan_batch(llm_job *job, llm_plan *p) {
     const char *why = "";
     const int64_t most = llm_longest(&job->config, &why);
     p->train = tune->set.finetune != NULL || tune->set.lora > 0;
+    if (!p->train && p->pp > 1)
+        return !refuse(job, "--pp is for --finetune; share the layers by --tp to generate");
     if (!p->train) {
         p->rows = tune->set.batch ? tune->set.batch : 1;
         p->length = job->context ? job->context : most && most < LLM_CONTEXT ? most : LLM_CONTEXT;
@@ -1346,14 +1348,14 @@ static int plan_run(llm_job *job) {
     tsh_desc desc = {.threads = job->threads ? (int)job->threads : 1};
     tsh_threads_desc ranks = {0};
     llm_plan p = {.zero = s->zero, .recompute = s->recompute, .lora = (int)s->lora,
-                  .dp = s->dp ? (int)s->dp : 1, .weights = weights_of(job)};
+                  .pp = (int)s->pp, .dp = s->dp ? (int)s->dp : 1, .weights = weights_of(job)};
     if (!llm_config_read_with(c, job->model, &job->family, &options))
         return refuse(job, "%s", c->error);
     fill_tune(job);
     if (!plan_batch(job, &p)) return 1;
     choose_ranks(job, &ranks, &desc);
     p.dtype = p.train ? job->tune.dtype : job->dtype ? llm_dtype_named(job->dtype) : c->dtype;
-    p.tp = ranks.ranks / p.dp;
+    p.tp = ranks.ranks / count_groups(job);
     p.threads = desc.threads;
     if (!llm_plan_run(&p, c, job->family)) return refuse(job, "%s", p.error);
     llm_plan_print(stdout, &p);
